@@ -3,15 +3,15 @@
  *
  * The checksum of a *step* (a token, a state) is the sum modulo 2^64 of one 64-bit hash for each of its cells, and a
  * cell's hash depends on its bytes and on its coordinates in the model: the names of its group and part, layer, row,
- * unit and step. Block sizes, orders, who holds what and in how many pieces do not come in, so a rank of P at TP 4
- * and a rank of D at TP 2 compare what they have in common:
+ * unit and step. It does not depend on block sizes, orders, the ranks that hold a cell, or the pieces it is kept in, so
+ * a rank of P at TP 4 and a rank of D at TP 2 can compare what they have in common:
  *
  *    P rank 0: heads 0..1  --- sum a ---.
  *                                        +-- a + b  ==  sum of heads 0..3 on D rank 0
  *    P rank 1: heads 2..3  --- sum b ---'
  *
- * Sums of areas that share no cell add up. They find corruption and mistakes; they are no protection against
- * somebody who means to deceive.
+ * Sums of areas that share no cell can be added. They detect corruption and mistakes; they do not protect against an
+ * attacker.
  *
  * These functions only read memory. Any thread may call them.
  */
@@ -25,14 +25,14 @@ extern "C" {
 #endif
 
 /**
- * Sums the cells of each step of [begin, end) in an area of one part. What the arguments name may come from a
- * peer: it is checked before any memory is read.
+ * Sums the cells of each step of [begin, end) in an area of one part. The arguments may come from a peer: they are
+ * checked before any memory is read.
  *
- * @param shard    of this rank
+ * @param shard    this rank's
  * @param regions  the memory of each region of the shard, as given to kvf_transport_register()
  * @param layers   indices into kvf_group_desc.layers; all must be held here
  * @param units    of the whole model's units; all must be held here
- * @param table    where the steps are on this rank; needs blocks only for those that this rank keeps
+ * @param table    where the steps are on this rank; needs blocks only for the steps that this rank keeps
  * @param sums     [end - begin] receives the sum of each step; 0 for steps that this rank does not keep, see
  *                 kvf_token_share
  * @return KVF_OK; KVF_E_RANGE (no such group, part, layer, unit or block, a table that does not reach, a
@@ -46,7 +46,7 @@ KVF_API kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *
                                       uint64_t *sums);
 
 /**
- * Takes the sum of one step apart, so that two sides whose sums differ can find where.
+ * Splits the sum of one step by layer and unit, so that two sides whose sums differ can find out where.
  *
  * @param sums  [layer - layers.begin][unit - units.begin] receives a sum over the rows of the step; they add
  *              up to the step's sum, and are 0 when this rank does not keep the step

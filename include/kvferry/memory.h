@@ -1,5 +1,5 @@
 /*
- * Where memory is: the words that everything which takes memory shares.
+ * Where memory is: shared by all functions that take memory.
  */
 #ifndef KVFERRY_MEMORY_H
 #define KVFERRY_MEMORY_H
@@ -7,7 +7,7 @@
 /** Where a region's bytes are. */
 typedef enum kvf_memory_kind {
     KVF_MEMORY_HOST = 0,
-    /** A device's: the transport "cuda" takes it, a UCX with CUDA support too, and a stage whatever the transport is
+    /** A device's: served by the transport "cuda", by a UCX with CUDA support, and by a stage over any transport
      * (`kvf_memory.withheld`). */
     KVF_MEMORY_CUDA = 1,
 } kvf_memory_kind;

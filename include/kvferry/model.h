@@ -10,9 +10,9 @@
  *   conv state, one part per projection   a step of the window  a channel       one element
  *   recurrent state (Mamba, delta rule)   one                 a head            head_dim x d_state elements
  *
- * An element is thus one of a cell, of a unit, of a row, of a part by its name, in a group by its name and a layer by
- * its number: what two engines compare before they exchange any. How a rank cuts and spreads cells is no matter of
- * the model but of its shard.
+ * So an element is identified by group name, layer number, part name, row, unit, and its index in the cell; engines
+ * compare these before they exchange anything. How a rank cuts and spreads cells is described by its shard, not by the
+ * model.
  *
  * A block table counts blocks, and a block holds *steps*. In a token group a step is one token; in a state
  * group it is one whole state (the only one of the sequence, or one per checkpoint), and a block holds
@@ -56,7 +56,7 @@ typedef enum kvf_dtype {
 /** Bits of one element; 0 for a number that is not a kvf_dtype. */
 KVF_API uint32_t kvf_dtype_bits(kvf_dtype dtype);
 
-/** "f32", "bf16", "f8_e4m3" ...; "invalid" for a number that is not a kvf_dtype. */
+/** The name of a dtype: "f32", "bf16", "f8_e4m3" ...; "invalid" for a number that is not a kvf_dtype. */
 KVF_API const char *kvf_dtype_name(kvf_dtype dtype);
 
 /**
@@ -70,16 +70,16 @@ KVF_API kvf_status kvf_dtype_by_name(const char *name, kvf_dtype *out);
 /** What one entry of a group's block table holds. */
 typedef enum kvf_group_kind {
     KVF_GROUP_TOKENS = 0, /**< a block of tokens, trimmed and clipped by token */
-    KVF_GROUP_STATE = 1,  /**< one whole state, copied entire, never trimmed */
+    KVF_GROUP_STATE = 1,  /**< one whole state, always copied whole */
 } kvf_group_kind;
 
-/** How a part's units spread over tensor-parallel ranks. */
+/** How a part's units are spread over tensor-parallel ranks. */
 typedef enum kvf_tp_rule {
     KVF_TP_SPLIT = 0,     /**< contiguous shares; replicated where there are more ranks than granules */
     KVF_TP_REPLICATE = 1, /**< every rank keeps all units (a latent) */
 } kvf_tp_rule;
 
-/** One part of a layer's cache. Zeroed fields mean what their comment says; names are copied with the model. */
+/** One part of a layer's cache. The comment of a field says what zero means; names are copied with the model. */
 typedef struct kvf_part_desc {
     const char *name;       /**< unique in its group: "k", "v", "latent", "indexer", "conv.x", "ssm" ... */
     kvf_dtype dtype;        /**< of one element */
@@ -87,7 +87,8 @@ typedef struct kvf_part_desc {
     uint32_t granule_units; /**< units that tensor parallelism never separates (0 means 1); divides `units` */
     uint32_t cell_elements; /**< elements of one cell; must fill whole bytes; at least 1 */
     uint32_t rows_per_step; /**< rows for each token or state (0 means 1) */
-    uint32_t tensor; /**< parts of one tensor number share a buffer (conv.x, conv.B, conv.C); see layouts */
+    /** Parts with the same number share a buffer (conv.x, conv.B, conv.C); see kvf_group_spec */
+    uint32_t tensor;
     kvf_tp_rule tp_rule;
     uint64_t reserved[2]; /**< 0 */
 } kvf_part_desc;
@@ -96,7 +97,7 @@ typedef struct kvf_part_desc {
 typedef struct kvf_group_desc {
     const char *name; /**< "full", "swa", "mla", "chunked", "ssm" ...; unique in the model */
     kvf_group_kind kind;
-    uint32_t window_tokens; /**< sliding window: tokens a query can see, with itself; 0: all */
+    uint32_t window_tokens; /**< sliding window: tokens a query can see, including itself; 0: all */
     uint32_t chunk_tokens;  /**< chunked attention: tokens before the current chunk are never read; 0: all */
     const uint32_t *layers; /**< model layer indices, ascending */
     uint32_t layer_count;
@@ -138,15 +139,15 @@ typedef struct kvf_config_options {
  * Makes a model from the text of a Hugging Face `config.json`.
  *
  * Reads multi-head, grouped and multi-query attention, latent attention (with or without a sparse indexer),
- * sliding-window and chunked layers, and models whose layers differ in heads and head size. A family that is
- * not known, a field that is missing and has no default in its family, and fields that contradict each other are
- * errors that name the field. A field that by its name may decide a size, and that is not read for this family, is
- * not an error: kvf_model_note() names it.
+ * sliding-window and chunked layers, and models whose layers differ in heads and head size. A family that is not known,
+ * a field that is missing and has no default in its family, and fields that contradict each other are errors that name
+ * the field. A field that is not read for this family but may, judging by its name, decide a size is not an error:
+ * kvf_model_note() names it.
  *
  * @param json     the text; need not end in a zero byte
  * @param options  NULL for the defaults
  * @param out      receives a model owned by the caller
- * @return KVF_OK, KVF_E_PARSE (not JSON; the detail has the offset), KVF_E_INVALID, KVF_E_RANGE,
+ * @return KVF_OK, KVF_E_PARSE (not JSON; the detail names the offset), KVF_E_INVALID, KVF_E_RANGE,
  *         KVF_E_UNSUPPORTED (the family), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_model_from_config(const char *json, size_t bytes, const kvf_config_options *options,
@@ -165,26 +166,26 @@ KVF_API kvf_status kvf_model_load(const char *path_or_name, const kvf_config_opt
 KVF_API const char *kvf_builtin_model_name(uint32_t i);
 
 /**
- * The values of `model_type` that name the i-th family whose configurations are read, with a space between them; NULL
- * past the last. What is of none of them can be described by hand, see kvf_model_create().
+ * The values of `model_type` of the i-th family whose configurations can be read, separated by spaces; NULL past the
+ * last. Other models can be described by hand, see kvf_model_create().
  */
 KVF_API const char *kvf_config_family(uint32_t i);
 
-/** Adds an owner. Each owner calls kvf_model_free() once. Any thread. */
+/** Adds an owner. Each owner must call kvf_model_free() once. Any thread. */
 KVF_API kvf_model *kvf_model_retain(const kvf_model *model);
 
 /** Gives up one ownership; NULL is accepted. Any thread. */
 KVF_API void kvf_model_free(kvf_model *model);
 
-/* What follows reads a model. The descriptions returned have their zero defaults filled in (granule_units,
+/* The functions below read a model. The descriptions they return have their zero defaults filled in (granule_units,
  * rows_per_step), are owned by the model, and live as long as it does. */
 
 KVF_API const char *kvf_model_name(const kvf_model *model);
 
 /**
- * The i-th thing that somebody should know of how the model was read, as a sentence without its full stop; NULL
- * past the last. Each names a field of the configuration that may decide a size and was not read: the model may
- * then be another one than the engines run. There are at most 16. A model made from a description has none.
+ * The i-th note about how the model was read, a sentence without its full stop; NULL past the last. Each names a field
+ * of the configuration that may decide a size and was not read: the model may then differ from the one that the engines
+ * run. There are at most 16. A model made from a description has none.
  */
 KVF_API const char *kvf_model_note(const kvf_model *model, uint32_t i);
 
@@ -207,36 +208,36 @@ KVF_API uint64_t kvf_group_step_bytes(const kvf_group_desc *group);
  */
 KVF_API uint64_t kvf_group_first_needed(const kvf_group_desc *group, uint64_t end);
 
-/** How the groups of one name of two models stand to each other. */
+/** Whether two models agree on the groups that have the same name. */
 typedef enum kvf_agreement {
-    KVF_AGREE_SAME = 0,    /**< what both have of it are the same elements of the same types */
+    KVF_AGREE_SAME = 0,    /**< what both have of the group are the same elements of the same types */
     KVF_AGREE_CONVERT = 1, /**< the same elements of other types, which both sides allow to be converted */
     KVF_AGREE_DIFFER = 2,  /**< other elements: never moved */
     KVF_AGREE_MISSING = 3, /**< only one side has the group */
 } kvf_agreement;
 
-/** A set of element types: the bit of one. Types that can be converted on the way are f32, f16 and bf16. */
+/** The bit of one element type, for sets of them. The types that can be converted on the way are f32, f16 and bf16. */
 #define KVF_DTYPE_BIT(dtype) (1u << (dtype))
 
-/** What two models have in common of one group, seen from one of them. */
+/** What two models have in common in one group, as seen from one of them. */
 typedef struct kvf_group_match {
     size_t struct_size;    /**< sizeof(kvf_group_match) */
-    uint32_t ours, theirs; /**< its number in either model; UINT32_MAX: that model lacks it */
+    uint32_t ours, theirs; /**< the group's number in either model; UINT32_MAX: that model lacks it */
     kvf_agreement agreement;
     uint32_t layers_both;   /**< how many layers both models have in the group */
-    uint32_t layers_ours;   /**< and how many only ours has */
-    uint32_t layers_theirs; /**< and only theirs */
+    uint32_t layers_ours;   /**< how many only ours has */
+    uint32_t layers_theirs; /**< how many only theirs has */
     char name[128];         /**< of the group */
-    char detail[512]; /**< what differs or is missing, with both values, cut short; "" where nothing does */
+    char detail[512];       /**< what differs or is missing, with both values, cut to fit; "" if nothing */
 } kvf_group_match;
 
 /**
- * Whether two models cache the same cells: same layers, groups, parts and dtypes, in the same order. The models'
- * own names are not compared, nor is what an engine may choose: granule_units, tensor and tp_rule.
+ * Checks that two models cache the same cells: same layers, groups, parts and dtypes, in the same order. The names of
+ * the models are not compared, nor are the fields that an engine may choose: granule_units, tensor and tp_rule.
  *
  * Models that are not the same may still have groups in common: see kvf_plan_build().
  *
- * @return KVF_OK, or KVF_E_MISMATCH and a detail that names the first field that differs and both values
+ * @return KVF_OK, or KVF_E_MISMATCH, whose detail names the first field that differs and both values
  */
 KVF_API kvf_status kvf_model_compare(const kvf_model *a, const kvf_model *b);
 

@@ -1,10 +1,10 @@
 /*
- * Which bytes move for one request: block tables of both sides and a token range, turned into copy runs.
+ * Which bytes move for one request: the copy runs that follow from the block tables of both sides and a token range.
  *
- * Both sides are paired by token position, never by position in a block list: a table says with which block
- * of the sequence it begins. The token range is walked in pieces that end at either side's block boundary,
- * and each piece gives the longest runs that are contiguous on both sides; runs that touch are merged, over
- * units, rows, blocks, parts and layers, wherever memory allows.
+ * Both sides are paired by token position, never by position in a block list: a table says with which block of the
+ * sequence it begins. The token range is walked in pieces that end at the block boundaries of either side, and each
+ * piece gives the longest runs that are contiguous on both sides. Runs that touch are merged, across units, rows,
+ * blocks, parts and layers.
  *
  *    local blocks of 4    |0 1 2 3|4 5 6 7|8 9 . .|
  *    remote blocks of 6   |0 1 2 3 4 5|6 7 8 9 . .|
@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-/** What a request is called: any bytes. This struct stays as it is. */
+/** The id of a request: any bytes. This struct stays as it is. */
 typedef struct kvf_request_id {
     const void *data; /**< may be NULL where size is 0 */
     size_t size;
@@ -35,12 +35,12 @@ typedef struct kvf_request_id {
 typedef struct kvf_block_table {
     const uint32_t *ids; /**< logical block ids, in sequence order; KVF_NO_BLOCK where there is none */
     uint32_t count;
-    uint32_t first_block; /**< which block of the sequence ids[0] is: blocks before it are not in the table */
+    uint32_t first_block; /**< number of ids[0] in the sequence; earlier blocks are not in the table */
 } kvf_block_table;
 
 /**
- * A table that ends where a sequence of `tokens` tokens ends: what an engine hands over after a prefix hit,
- * when it lists only the blocks still to fill, or only those inside a sliding window.
+ * Makes a table that ends where a sequence of `tokens` tokens ends, from the list that an engine gives when it has only
+ * the blocks still to fill after a prefix hit, or only those inside a sliding window.
  *
  * @param tokens_per_block  of a logical block, on the side the table belongs to
  * @return KVF_OK; KVF_E_RANGE when the list is longer than the sequence; KVF_E_INVALID
@@ -49,26 +49,25 @@ KVF_API kvf_status kvf_block_table_tail(const uint32_t *ids, uint32_t count, uin
                                         uint32_t tokens_per_block, kvf_block_table *out);
 
 /**
- * The blocks of one sequence in one group on one side, and which steps they hold or shall receive: tokens; in state
- * groups, states. This struct stays as it is.
+ * The blocks of one sequence in one group on one side, and the steps (tokens, or states in state groups) that they hold
+ * or shall receive. This struct stays as it is.
  */
 typedef struct kvf_group_steps {
     kvf_block_table table;
     uint64_t begin; /**< the first step */
-    uint64_t end;   /**< one past the last; equal to `begin`: nothing */
+    uint64_t end;   /**< one past the last; equal to `begin`: no steps */
 } kvf_group_steps;
 
 /**
- * One group of a request. Steps are tokens; in state groups, states.
+ * One group of a request. Steps are tokens, or states in state groups.
  *
- * `begin == end` moves nothing (everything is cached here already). Steps before the group's sliding window
- * or attention chunk are left out by kvf_request_set(), so tables need not have blocks for them. This struct stays
- * as it is.
+ * `begin == end` moves nothing (everything is cached here already). kvf_request_set() leaves out steps before the
+ * group's sliding window or attention chunk, so tables need no blocks for them. This struct stays as it is.
  */
 typedef struct kvf_group_request {
     kvf_block_table local;
     kvf_block_table remote;
-    uint64_t begin; /**< the first step wanted: tokens before it are here already */
+    uint64_t begin; /**< the first step wanted; earlier ones are here already */
     uint64_t end;   /**< one past the last */
 } kvf_group_request;
 
@@ -99,14 +98,15 @@ KVF_API const kvf_plan *kvf_request_plan(const kvf_request *request);
 KVF_API kvf_status kvf_request_set(kvf_request *request, const kvf_group_request *groups,
                                    uint32_t group_count);
 
-/** The steps of a group that the request really moves, after clipping to the window. */
+/** The steps of a group that the request moves, after clipping to the window. */
 KVF_API void kvf_request_steps(const kvf_request *request, uint32_t group, uint64_t *begin, uint64_t *end);
 
-/** Bytes the request moves from one source (an index of the plan), of what is converted in the shorter type; 0 when
- * there is no such source. */
+/** Bytes that the request moves from one source (an index of the plan), with converted elements counted in the shorter
+ * type; 0 when there is no such source. */
 KVF_API uint64_t kvf_request_bytes(const kvf_request *request, uint32_t source);
 
-/** Runs the request has for one source, after merging; 0 where its plan converts. Walks them: O(runs). */
+/** Number of runs that the request has for one source, after merging; 0 where its plan converts. Walks them:
+ * O(runs). */
 KVF_API uint64_t kvf_request_run_count(const kvf_request *request, uint32_t source);
 
 /**
@@ -129,8 +129,8 @@ typedef struct kvf_run_cursor {
 /**
  * Puts a cursor before the first run of a source; a source that does not exist has no runs.
  *
- * @return KVF_OK; KVF_E_UNSUPPORTED (the plan converts: the detail names what, and both types), and the cursor is at
- *         its end
+ * @return KVF_OK; KVF_E_UNSUPPORTED (the plan converts: the detail names the group and both types), and the cursor is
+ *         at its end
  */
 KVF_API kvf_status kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source);
 

@@ -1,5 +1,5 @@
 /*
- * Who holds which cells, and where: the shard of one rank, and the engine as the set of its ranks.
+ * Which rank holds which cells, and where: the shard of one rank, and the engine as the set of its ranks.
  *
  * A shard says, for each group, which layers, units and tokens a rank keeps, and for each (layer, part) a
  * placement: the address of every cell as a sum of strides inside one of the rank's memory regions,
@@ -7,15 +7,15 @@
  *   offset(block, row, unit) = offset + block * block_stride + row * row_stride
  *                                     + (unit - unit_begin) * unit_stride
  *
- * A rank may keep its cells in pieces, each a stride after the one before: keys channel by channel are cells
- * whose elements lie apart. The model says what a cell is, the placement how the rank cuts it, so that ranks
- * which cut unlike still hold the same cells:
+ * A rank may keep its cells in pieces, each a stride after the one before: if keys are stored channel by channel, the
+ * elements of a cell lie apart. The model says what a cell is, the placement how the rank cuts it, so ranks that cut
+ * cells differently still hold the same cells:
  *
  *   whole cells           t0: | c0 c1 c2 c3 |  t1: | c0 c1 c2 c3 |  ...
  *   in pieces of one      c0: | t0 t1 ... |    c1: | t0 t1 ... |    ...       a piece's row_stride is one element
  *
- * Offsets count from the start of a region; base addresses come in only when memory is registered with a
- * transport. So a shard can be sent to a peer, and nothing in it can name memory outside a region.
+ * Offsets count from the start of a region; base addresses are known only when memory is registered with a transport.
+ * So a shard can be sent to a peer, and nothing in it can name memory outside a region.
  *
  * Shards and engines are immutable once made; any thread may read them.
  */
@@ -31,8 +31,8 @@ extern "C" {
 #endif
 
 /**
- * Which tokens a rank keeps (decode context parallelism): token t when (t / width) % count == index. It
- * stores them densely, in order. A zeroed struct means all tokens. This struct stays as it is.
+ * Which tokens a rank keeps (decode context parallelism): token t when (t / width) % count == index. The rank stores
+ * them densely, in order. A zeroed struct means all tokens. This struct stays as it is.
  */
 typedef struct kvf_token_share {
     uint32_t index; /**< less than count */
@@ -43,8 +43,8 @@ typedef struct kvf_token_share {
 /**
  * Where a rank keeps the cells of one (layer, part). Strides are in bytes.
  *
- * A cell is kept in `pieces` pieces of as many elements each, in order: piece i begins i * piece_stride after
- * the first. A piece must fill whole bytes. This struct stays as it is.
+ * A cell is kept in `pieces` pieces of equally many elements, in order: piece i begins i * piece_stride after the
+ * first. A piece must fill whole bytes. This struct stays as it is.
  */
 typedef struct kvf_placement {
     uint32_t region;       /**< index into the shard's regions */
@@ -52,23 +52,23 @@ typedef struct kvf_placement {
     uint64_t block_stride; /**< between kernel blocks */
     uint64_t row_stride;
     uint64_t unit_stride;
-    uint64_t piece_stride; /**< not used where a cell is one piece */
+    uint64_t piece_stride; /**< not used if a cell is one piece */
     uint32_t pieces;       /**< divides the cell's elements; 0 means 1: cells are whole */
 } kvf_placement;
 
 /** What a rank holds of one part, in every layer of the group. This struct stays as it is. */
 typedef struct kvf_part_share {
     kvf_range units;        /**< of the whole model's units; empty: none */
-    uint32_t replica;       /**< which of the ranks with the same units and tokens this is */
-    uint32_t replica_count; /**< how many there are; 0 means 1 */
+    uint32_t replica;       /**< number of this rank among those with the same units and tokens */
+    uint32_t replica_count; /**< how many such ranks there are; 0 means 1 */
 } kvf_part_share;
 
 /**
  * What a rank holds of one group.
  *
- * Two sizes of block: block tables count *logical* blocks; the memory may be cut into smaller *kernel*
- * blocks, `kernel_blocks_per_block` for each, numbered logical * kernel_blocks_per_block + k. Strides are
- * between kernel blocks.
+ * There are two sizes of block. Block tables count *logical* blocks; memory may be cut into smaller *kernel* blocks,
+ * `kernel_blocks_per_block` for each logical block, numbered logical * kernel_blocks_per_block + k. Strides are between
+ * kernel blocks.
  */
 typedef struct kvf_group_shard_desc {
     uint32_t tokens_per_block;        /**< of a logical block; 1 for state groups */
@@ -86,17 +86,18 @@ typedef struct kvf_shard_desc {
     kvf_range layers;             /**< model layers this rank holds */
     const uint64_t *region_bytes; /**< size of each memory region */
     uint32_t region_count;
-    const kvf_group_shard_desc *groups; /**< one for each group of the model, also where no layer is held */
+    /** One for each group of the model, even if no layer of it is held */
+    const kvf_group_shard_desc *groups;
     uint32_t tp_rank, tp_size, pp_rank, pp_size; /**< for messages and named quantities; sizes of 0 mean 1 */
 } kvf_shard_desc;
 
 typedef struct kvf_shard kvf_shard;
 
 /**
- * Makes one rank's shard from explicit placements: for memory that something else laid out. The model is retained.
+ * Makes one rank's shard from explicit placements, for memory that another program laid out. The model is retained.
  *
- * Every cell of every block is checked to lie inside its region and to share no byte with another cell of its
- * group. Different groups may share memory: hybrid engines do, with different block ids.
+ * Checks that every cell of every block lies inside its region and shares no byte with another cell of its group.
+ * Different groups may share memory: hybrid engines do, with different block ids.
  *
  * @param desc  copied
  * @param out   receives a shard owned by the caller, see kvf_shard_free()
@@ -126,33 +127,34 @@ KVF_API const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_
 
 #define KVF_REGION_AXES_MAX 8
 
-/** An axis of an array: so many steps, so many bytes from one to the next. This struct stays as it is. */
+/** An axis of an array: `length` steps, `stride` bytes apart. This struct stays as it is. */
 typedef struct kvf_region_axis {
     char letter; /**< as in kvf_group_spec: L, B (kernel blocks), P, H, N (rows); D: the elements of a cell */
     uint64_t length;
     uint64_t stride;
 } kvf_region_axis;
 
-/** What one group keeps in a region, of parts whose cells are alike: an array, where it is regular. */
+/** What one group keeps in a region, for neighbouring parts whose cells have the same type and size: an array, if it is
+ * regular. */
 typedef struct kvf_region_view {
     size_t struct_size; /**< sizeof(kvf_region_view), set by the caller */
     uint64_t region_bytes;
     uint32_t group;
-    kvf_range parts;      /**< of the group */
-    kvf_range layers;     /**< indices into kvf_group_desc.layers, from the first to the last that are here */
-    uint32_t layer_count; /**< less than the range where some between are elsewhere */
+    kvf_range parts; /**< of the group */
+    /** Indices into kvf_group_desc.layers, from the first to the last layer in this region */
+    kvf_range layers;
+    uint32_t layer_count; /**< layers in this region: fewer than the range if some between are elsewhere */
     kvf_dtype dtype;
     uint64_t offset;     /**< in the region, of the first cell of the first layer and part */
-    bool regular;        /**< axes describe it; otherwise only placements do */
-    uint32_t axis_count; /**< of `axes`: those with two steps and more */
-    kvf_region_axis
-        axes[KVF_REGION_AXES_MAX]; /**< outermost first. D twice: cells kept in pieces. D counts bytes
-                                                    where elements are smaller */
+    bool regular;        /**< `axes` describe the view; otherwise only placements do */
+    uint32_t axis_count; /**< of `axes`: those with two or more steps */
+    /** Outermost first. D appears twice if cells are kept in pieces. D counts bytes if elements are smaller than one */
+    kvf_region_axis axes[KVF_REGION_AXES_MAX];
 } kvf_region_view;
 
 /**
- * Says what a region holds. A region has several views where groups share it, or where parts are unlike or at uneven
- * distances.
+ * Says what a region holds. A region has several views if groups share it, or if its parts differ in type or size or
+ * lie at uneven distances.
  *
  * @param region  of the shard
  * @param i       which view, from 0 on: by group, then by part
@@ -168,17 +170,17 @@ typedef struct kvf_cell_location {
     uint32_t region;
     uint64_t offset;       /**< of the first piece */
     uint64_t bytes;        /**< of the whole cell; each piece has bytes / pieces */
-    uint64_t piece_stride; /**< from the beginning of a piece to that of the next; 0 where there is one */
+    uint64_t piece_stride; /**< from the beginning of a piece to that of the next; 0 for a single piece */
     uint32_t pieces;       /**< at least 1 */
 } kvf_cell_location;
 
 /**
- * Finds one cell by its place in the block table's terms.
+ * Finds one cell by its logical block, row and unit.
  *
  * @param layer  index into kvf_group_desc.layers
  * @param block  logical block
  * @param row    row in the logical block: token * rows_per_step + row of the step
- * @param unit   unit of the whole model
+ * @param unit   counted over the whole model
  * @param out    struct_size is set by the caller; the rest is filled in
  * @return KVF_OK, KVF_E_RANGE (this rank does not hold it), KVF_E_INVALID
  */
@@ -202,7 +204,7 @@ KVF_API kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint
  *   "BLHNP"    one buffer, blocks outermost, all layers of a block in one row
  *   "L|BTNPH"  conv state step by step, its projections side by side (SD); the recurrent state after it
  *
- * An axis outside P (or T) needs the same number of steps in all the parts it spans.
+ * An axis outside P (or T) needs the same number of steps in all parts that it spans.
  */
 typedef struct kvf_group_spec {
     uint32_t tokens_per_block;        /**< 0: 16; state groups: always 1 */
@@ -215,19 +217,20 @@ typedef struct kvf_group_spec {
 } kvf_group_spec;
 
 typedef struct kvf_engine_spec {
-    size_t struct_size;           /**< sizeof(kvf_engine_spec) */
-    const char *name;             /**< for messages; NULL means "engine" */
-    uint32_t tp_size;             /**< 0 means 1 */
-    uint32_t pp_size;             /**< 0 means 1 */
-    const uint32_t *pp_layers;    /**< of each stage, all of the model's; NULL: split as evenly as possible */
+    size_t struct_size; /**< sizeof(kvf_engine_spec) */
+    const char *name;   /**< for messages; NULL means "engine" */
+    uint32_t tp_size;   /**< 0 means 1 */
+    uint32_t pp_size;   /**< 0 means 1 */
+    /** Layers of each stage, which add up to the model's; NULL: split as evenly as possible */
+    const uint32_t *pp_layers;
     uint32_t dcp_size;            /**< ranks that share the tokens of a sequence; 0 means 1 */
     uint32_t dcp_width;           /**< neighbouring tokens kept together; 0 means 1 */
-    kvf_group_spec all;           /**< for every token group, unless `groups` says otherwise */
-    kvf_group_spec state;         /**< the same for state groups; a block_count of 0 means that of `all` */
+    kvf_group_spec all;           /**< of every token group, unless `groups` is given */
+    kvf_group_spec state;         /**< of every state group; a block_count of 0 means that of `all` */
     const kvf_group_spec *groups; /**< NULL, or one for each group of the model */
-    bool share_pages; /**< groups use the same buffers: the i-th buffer of each group is one memory. Different
-                         block ids are then different bytes only where the groups' logical blocks are equally
-                         large and equally many: see page_bytes */
+    /** Groups share buffers: the i-th buffers of all groups are the same memory. Different block ids are then different
+     * bytes only if the logical blocks of all groups are equally large and equally many: see page_bytes */
+    bool share_pages;
 } kvf_engine_spec;
 
 typedef struct kvf_engine kvf_engine;
@@ -244,7 +247,7 @@ typedef struct kvf_engine kvf_engine;
 KVF_API kvf_status kvf_engine_build(const kvf_model *model, const kvf_engine_spec *spec, kvf_engine **out);
 
 /**
- * Makes an engine from shards that came from somewhere else. The shards become the engine's own on success.
+ * Makes an engine from existing shards, such as those received from peers. On success the engine owns the shards.
  *
  * @param shards  shards of models that compare equal to `model`; shards[i] has rank i
  * @return KVF_OK, KVF_E_MISMATCH (a shard of another model, or ranks that share tokens differently),
@@ -264,12 +267,12 @@ KVF_API uint32_t kvf_engine_rank_count(const kvf_engine *engine);
 KVF_API const kvf_shard *kvf_engine_shard(const kvf_engine *engine, uint32_t rank);
 
 /**
- * Says in words what shape an engine has: a line with its name, ranks and parallel sizes, then a line for each
- * group with its layers, parts, blocks and order. Ranks that differ only in which layers, units or tokens they
- * hold share a line.
+ * Describes the shape of an engine in words: a line with its name, ranks and parallel sizes, then a line for each group
+ * with its layers, parts, blocks and order. Ranks that differ only in the layers, units or tokens that they hold share
+ * a line.
  *
- * The order is read off the placements of the first rank that holds the group, in the letters of
- * kvf_group_spec, without the axes that have one step there; "irregular" where no order describes them.
+ * The order is derived from the placements of the first rank that holds the group, in the letters of kvf_group_spec,
+ * without axes of a single step; "irregular" if no order describes them.
  *
  * @param text        receives the lines, each ended by a newline, cut to fit and ended by a zero byte; may be
  *                    NULL where text_bytes is 0

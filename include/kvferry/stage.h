@@ -1,26 +1,26 @@
 /*
  * Fewer, longer operations: requests through an arena.
  *
- * Between machines an operation costs microseconds whatever its size, and a head slice in token-major order is a run
- * of some hundred bytes for each token, layer and part. So what flows from one rank to another can go two ways:
+ * Between machines an operation costs microseconds whatever its size, and a head slice in token-major order is a run of
+ * some hundred bytes for each token, layer and part. So the bytes from one rank to another can go two ways:
  *
  *   direct   one operation for each run of the request, as kvf_transfer_start() does it
  *   packed   the rank that holds the cells gathers them into a slot of an arena, one operation moves the slot, and
- *            the rank that reads them scatters it. Between ranks of one host slots are mapped, and nothing moves them
+ *            the reading rank scatters it. Between ranks of one host slots are mapped, and no operation is needed
  *
  * A stage belongs to one transport. It registers an arena, memory of bounded size cut into slots, as one more region
- * behind the shard's. It speaks with the stages of its peers through notifications of the transport: the user hands it
- * what comes, and says which peers have a stage.
+ * behind the shard's. It talks to the stages of its peers through notifications of the transport: the user passes
+ * notifications to it, and says which peers have a stage.
  *
  *     on_notify:  if (!kvf_stage_notice(stage, sender, data, bytes)) ... the user's own message
  *     the loop:   kvf_transport_progress(transport, &busy); kvf_stage_progress(stage, &more);
  *                 sleep on kvf_transport_event_fd(transport) unless busy or more
  *
- * What flows is a sequence of bytes that both ranks find in their own memory by themselves (docs/protocol.md), so they
- * need neither cut cells nor order them alike. Nothing is allocated that grows with bytes or runs: what is larger than
- * the arena streams through it.
+ * A flow is a sequence of bytes that each rank finds in its own memory (docs/protocol.md), so the two sides may cut and
+ * order cells differently. No allocation grows with bytes or runs: a flow that is larger than the arena streams through
+ * it.
  *
- * A stage is used by the thread that uses its transport. None of its functions may be called from its own callbacks.
+ * Only the thread that uses its transport may use a stage. Its own callbacks may call none of its functions.
  */
 #ifndef KVFERRY_STAGE_H
 #define KVFERRY_STAGE_H
@@ -34,79 +34,79 @@ extern "C" {
 typedef struct kvf_stage kvf_stage;
 
 typedef enum kvf_way {
-    /** What is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx" do), unless
-     * it is memory of this host that cannot be mapped, that of callers, or memory that is withheld from peers (by
-     * `kvf_memory.withheld`; and all but the arena of an agent that names a "ucx" without RDMA), or the two sides keep
-     * cells in other pieces, as keys channel by channel beside whole ones. */
+    /** The way that is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx"
+     * do), except for memory of this host that cannot be mapped (memory that callers brought), for memory that is
+     * withheld from peers (by `kvf_memory.withheld`; and, in an agent that names a "ucx" without RDMA, all memory but
+     * the arena), and where the two sides cut cells into different pieces, as when one keeps keys channel by
+     * channel. */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,
 } kvf_way;
 
-/** What a peer asks for that begins a flow. */
+/** What a peer asks for when it begins a flow. */
 typedef struct kvf_flow_request {
     size_t struct_size;      /**< sizeof(kvf_flow_request) of the library */
     kvf_direction direction; /**< KVF_READ: it reads from here; KVF_WRITE: it writes here */
-    uint64_t permission;     /**< the number by which it says it may, see kvf_move_options; 0: none */
-    uint64_t bytes;          /**< of the flow, as it says */
-    /** Steps and blocks of this rank, one for each group of the model, of which nothing is checked yet. Valid during
-     * the call. */
+    uint64_t permission;     /**< the number that entitles it, see kvf_move_options; 0: none */
+    uint64_t bytes;          /**< of the flow, as the peer says */
+    /** Steps and blocks of this rank, one for each group of the model, not checked yet. Valid during the call. */
     const kvf_group_steps *groups;
     uint32_t group_count;
 } kvf_flow_request;
 
-/** Zeroed fields mean what their comment says. */
+/** The comment of a field says what zero means. */
 typedef struct kvf_stage_options {
     size_t struct_size;   /**< sizeof(kvf_stage_options) */
     uint64_t arena_bytes; /**< 0: 64 MiB; at least 4 slots */
-    uint32_t slot_bytes;  /**< most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
-    uint32_t window;      /**< slots lent for one flow at once; 0: 8; up to 16 */
-    /** Flows open with one peer at once, each way; 0: 64. The smaller number of both sides counts: a stage is told the
-     * peer's with the first flow that it takes, and opens one until then. Those of this side beyond it wait. */
+    uint32_t slot_bytes;  /**< the most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
+    uint32_t window;      /**< slots that one flow may have at once; 0: 8; up to 16 */
+    /** Flows open with one peer at once, each way; 0: 64. The smaller number of both sides counts: a stage learns the
+     * peer's with the first flow that it takes, and opens one flow until then. Further flows of this side wait. */
     uint32_t flows;
     /** Threads that gather and scatter while the transport moves other slots; 0: kvf_stage_progress() does it itself;
-     * up to 16. They need processors that would be idle otherwise. */
+     * up to 16. They help only where processors would be idle otherwise. */
     uint32_t workers;
-    uint64_t stall_ns; /**< a flow whose peer says nothing for so long, where it should, is ended; 0: 30 s */
-    /** Slots that a lost peer may still touch are kept so long. And where all are lent and a peer has waited so long for
-     * its first one, flows that have given none back meanwhile are ended, and their slots are free after as long again.
-     * 0: 30 s */
+    uint64_t stall_ns; /**< a flow ends if its peer is silent for this long when it should answer; 0: 30 s */
+    /** How long slots are kept that a lost peer may still touch. And if all slots are lent and a peer has waited this
+     * long for its first one, flows that have given none back meanwhile are ended, and their slots are free after the
+     * same time again. 0: 30 s */
     uint64_t doubt_ns;
-    /** Whether this peer may begin this flow; a reason goes into kvf_error_detail() by what is refused. NULL: all may
-     * who have joined. */
+    /** Whether this peer may begin this flow. If not, the peer is told what kvf_error_detail() says after the call.
+     * NULL: all peers that have joined may. */
     bool (*permit)(void *context, const char *peer, const kvf_flow_request *request);
-    /** A peer did what it must not; what it harms is at most its own flow. `text` is valid during the call. */
+    /** A peer broke the protocol, which harms at most its own flow. `text` is valid during the call. */
     void (*on_event)(void *context, const char *peer, kvf_status status, const char *text);
     void *context;
-    /** For each group of the shard's model, the types that flows of peers may be converted between, as of
+    /** For each group of the shard's model, the types between which flows of peers may be converted, as `convert` of
      * kvf_plan_options; NULL: none, and a flow of other types than the shard's is refused. Copied. */
     const uint32_t *convert;
-    /** Begins with the costs that are assumed: kvf_stage_open() does not call kvf_cost_calibrate(), which takes some
-     * milliseconds the first time in a process, and seldom more than 30. */
+    /** Begin with assumed costs: kvf_stage_open() does not call kvf_cost_calibrate(), which takes some milliseconds the
+     * first time in a process, and seldom more than 30. */
     bool assumed_costs;
 } kvf_stage_options;
 
 /**
  * Opens a stage: allocates the arena from the transport, which keeps it until it is closed, and registers it under the
- * number behind the last region. Cards that are to reach the arena are exported afterwards.
+ * number after the last region. Cards that reach the arena must be exported afterwards.
  *
  * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
- *               outlive the stage. Of a device the regions are `withheld`, and the device itself gathers and scatters
- * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (the shard's regions are not, or are smaller than it
- *         says), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device),
- *         KVF_E_EXISTS (workers or a device, and another stage of this transport has some), and what
- *         kvf_transport_allocate() and kvf_transport_register_region() refuse
+ *               outlive the stage. Regions of a device must be `withheld`, and the device itself gathers and scatters
+ * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (regions of the shard are not registered, or too
+ *         small), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device),
+ *         KVF_E_EXISTS (this stage needs workers or a device, and another stage of this transport has some), and the
+ *         errors of kvf_transport_allocate() and kvf_transport_register_region()
  */
 KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard,
                                   const kvf_stage_options *options, kvf_stage **out);
 
-/** Ends all flows, without a word to the peers. Before the transport is closed; moves may be freed before or after it.
- * NULL is accepted. */
+/** Ends all flows without telling the peers, and frees the stage. Call it before the transport is closed; moves may be
+ * freed before or after. NULL is accepted. */
 KVF_API void kvf_stage_close(kvf_stage *stage);
 
 /**
- * Names a peer that has a stage too: messages from the endpoint that calls itself by the name in its card are answered
- * by this connection. Both sides do so before either begins a flow.
+ * Names a peer that has a stage too: messages from the endpoint with the name in the peer's card are answered by this
+ * connection. Both sides must do so before either begins a flow.
  *
  * @param peer  of the stage's transport; must stay open until kvf_stage_leave()
  * @return KVF_OK, KVF_E_EXISTS (a peer of that name, or this one, has joined), KVF_E_INVALID, KVF_E_NOMEM
@@ -114,27 +114,27 @@ KVF_API void kvf_stage_close(kvf_stage *stage);
 KVF_API kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer);
 
 /**
- * Ends all flows with a peer that is lost, or about to be closed, with KVF_E_PEER_LOST. Slots that it may still read or
- * write are in doubt: kept, and counted against its share, until kvf_stage_quiet() or for doubt_ns.
+ * Ends all flows with a peer that is lost or about to be closed, with KVF_E_PEER_LOST. Slots that the peer may still
+ * read or write are in doubt: they are kept, and count against its share, until kvf_stage_quiet() or for doubt_ns.
  */
 KVF_API void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer);
 
-/** It is known that nobody of that name, who has left, touches our memory any more: it was shut out, or has ended. */
+/** Says that a peer of this name that has left no longer touches our memory: it was shut out, or has ended. */
 KVF_API void kvf_stage_quiet(kvf_stage *stage, const char *name);
 
-/** Ends what this peer has opened, with KVF_E_CANCELLED there. */
+/** Ends the flows that this peer has opened, with KVF_E_CANCELLED on its side. */
 KVF_API void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer);
 
-/** Ends what peers have opened by a permission, with KVF_E_CANCELLED there: once this has returned, no flow of it
- * touches the shard's memory any more. */
+/** Ends the flows that peers have opened by a permission, with KVF_E_CANCELLED on their side: once this has returned,
+ * none of them touches the shard's memory any more. */
 KVF_API void kvf_stage_revoke(kvf_stage *stage, uint64_t permission);
 
-/** Takes a notification; false where it is none of a stage. From on_notify. */
+/** Takes a notification; returns false if it is not from a stage. Call it from on_notify. */
 KVF_API bool kvf_stage_notice(kvf_stage *stage, const char *sender, const void *data, size_t bytes);
 
 /**
- * Does a bounded amount of work: copies some slots, and says what is to be said. Call it after
- * kvf_transport_progress(), and now and then where nothing happens: it also notices what takes too long.
+ * Does a bounded amount of work: copies some slots and sends messages that are due. Call it after
+ * kvf_transport_progress(), and now and then when nothing happens, so that it notices flows that take too long.
  *
  * @param busy  receives whether there is more to do at once; may be NULL
  * @return KVF_OK, KVF_E_INVALID
@@ -143,14 +143,15 @@ KVF_API kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy);
 
 /* ---- a whole request ------------------------------------------------------------------------- */
 
-/** One request on its way, or what one source gives of it. */
+/** One request on its way, or the part of it that one source gives. */
 typedef struct kvf_move kvf_move;
 
 typedef struct kvf_move_options {
     size_t struct_size; /**< sizeof(kvf_move_options) */
-    kvf_way way;        /**< of all its sources; KVF_WAY_AUTO chooses for each */
+    kvf_way way;        /**< for all sources; KVF_WAY_AUTO chooses for each */
     uint32_t priority;  /**< 0 to 255: packed flows of a higher one go first, at both ends */
-    /** For each source, a number that its peer gave and hands to its `permit`; NULL: 0 for all. Read by the call. */
+    /** For each source, a number that its peer gave, and that the peer passes to its `permit`; NULL: 0 for all. Read
+     * during the call. */
     const uint64_t *permissions;
 } kvf_move_options;
 
@@ -158,20 +159,19 @@ typedef struct kvf_move_options {
  * Reads a request from all its sources.
  *
  * @param request  over a plan whose local shard is the stage's; must stay unchanged until the move is freed
- * @param peers    the peer of each source, by source index. Where the way is chosen, those that have not joined are
- *                 read directly
+ * @param peers    the peer of each source, by source index. KVF_WAY_AUTO reads peers that have not joined directly
  * @param options  NULL: the defaults
  * @param out      receives a move owned by the caller, see kvf_move_free()
- * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (packed, and the two models have not the same groups; direct,
- *         and the plan converts), KVF_E_NOT_FOUND (packed, or the plan converts, and a peer has not joined),
- *         KVF_E_PEER_LOST, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (packed, and the groups of the two models differ; direct, and the
+ *         plan converts), KVF_E_NOT_FOUND (packed, or the plan converts, and a peer has not joined), KVF_E_PEER_LOST,
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                                   const kvf_move_options *options, kvf_move **out);
 
 /**
- * Writes what one source of a plan gives, at the source itself: this process is that remote rank, and the request
- * names its blocks and those of the rank that the plan calls local. Otherwise as kvf_stage_pull().
+ * Writes the part of a request that one source of its plan gives, called by the source itself: this process is that
+ * remote rank, and `peer` the rank that the plan calls local. Otherwise as kvf_stage_pull().
  *
  * @return as kvf_stage_pull(), KVF_E_RANGE (no such source)
  */
@@ -191,8 +191,8 @@ typedef struct kvf_move_info {
     size_t struct_size; /**< sizeof(kvf_move_info), set by the caller */
     uint64_t bytes;     /**< moved so far */
     uint32_t sources;   /**< of the move */
-    uint32_t packed;    /**< of them, those that go packed */
-    double direct_ns;   /**< predicted, of all sources one after another; 0 where it was not */
+    uint32_t packed;    /**< of these, how many go packed */
+    double direct_ns;   /**< predicted, for all sources one after another; 0 if not predicted */
     double packed_ns;   /**< likewise */
 } kvf_move_info;
 
@@ -202,8 +202,8 @@ KVF_API kvf_status kvf_move_get_info(const kvf_move *move, kvf_move_info *out);
 /** Stops a move; its status becomes KVF_E_CANCELLED once nothing of this side touches its memory any more. */
 KVF_API void kvf_move_cancel(kvf_move *move);
 
-/** Frees a move that is over; one that is not gets cancelled, and its request must stay until the stage or the peers
- * are closed. NULL is accepted. */
+/** Frees a move. One that has not ended is cancelled, and its request must stay until the stage or the peers are
+ * closed. NULL is accepted. */
 KVF_API void kvf_move_free(kvf_move *move);
 
 /* ---- seen from outside ----------------------------------------------------------------------- */
@@ -214,50 +214,51 @@ typedef struct kvf_stage_info {
     uint32_t slots;
     uint32_t slots_free;
     uint32_t slots_lent;  /**< granted to a peer, or full for one to read */
-    uint32_t slots_doubt; /**< that a peer may touch though its flow is over */
+    uint32_t slots_doubt; /**< slots that a peer may touch though its flow is over */
     uint32_t flows;       /**< not over yet, begun by either side */
-    uint64_t
-        moves[3]; /**< sources of moves that were begun, by kvf_way; [KVF_WAY_AUTO]: those that were chosen */
-    uint64_t bytes[3];      /**< of sources of moves that ended well, by kvf_way */
-    uint64_t lent_bytes;    /**< of flows of peers that ended well */
-    uint64_t failed;        /**< flows that ended in another way, of either side */
-    uint64_t refused;       /**< messages that a peer must not have sent */
-    uint64_t worker_copies; /**< slots that workers were given to gather or to scatter */
+    /** Sources of moves that were begun, by kvf_way; [KVF_WAY_AUTO]: those for which the stage chose the way. */
+    uint64_t moves[3];
+    uint64_t bytes[3];      /**< of sources of moves that succeeded, by kvf_way */
+    uint64_t lent_bytes;    /**< of flows of peers that succeeded */
+    uint64_t failed;        /**< flows of either side that did not succeed */
+    uint64_t refused;       /**< messages that broke the protocol */
+    uint64_t worker_copies; /**< slots that workers gathered or scattered */
 } kvf_stage_info;
 
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out);
 
-/** The prices of the two ways to one peer in one direction: assumed or calibrated at first, then moved towards the
- * transfers that ended, of all peers on its machine that are reached in the same way, where that is known. They predict transfers that are unlike all before; the stage predicts others from transfers with runs of similar
- * length and of similar size. */
+/** The costs of the two ways to one peer in one direction: assumed or calibrated at first, then learned from the
+ * transfers that ended, of all peers on the same machine (where that is known) that are reached in the same way. They
+ * predict transfers that are unlike all before; the stage predicts others from transfers of similar size with runs of
+ * similar length. */
 typedef struct kvf_stage_cost {
     size_t struct_size; /**< sizeof(kvf_stage_cost), set by the caller */
     kvf_cost_model direct;
-    kvf_cost_model
-        packed; /**< ns_per_run: of a piece that is contiguous in this rank's memory and in the stream */
-    uint64_t direct_seen; /**< from how many flows it was learned; 0: assumed */
+    /** ns_per_run: for a piece that is contiguous in this rank's memory and in the stream */
+    kvf_cost_model packed;
+    uint64_t direct_seen; /**< how many flows it was learned from; 0: assumed */
     uint64_t packed_seen;
 } kvf_stage_cost;
 
-/** @return KVF_OK, KVF_E_NOT_FOUND (it has not joined), KVF_E_INVALID */
+/** @return KVF_OK, KVF_E_NOT_FOUND (the peer has not joined), KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction,
                                       kvf_stage_cost *out);
 
-/** The times that both ways are assumed to take. A plan that converts goes packed only. */
+/** The times that both ways are predicted to take. A plan that converts goes packed only. */
 typedef struct kvf_way_prediction {
     size_t struct_size; /**< sizeof(kvf_way_prediction), set by the caller */
     kvf_way way;        /**< the cheaper; KVF_WAY_DIRECT where nothing moves */
     uint64_t bytes;
     uint64_t runs;    /**< operations, direct */
-    uint64_t pieces;  /**< of the local rank's memory that are contiguous in the packed stream too */
+    uint64_t pieces;  /**< pieces of the local rank's memory that are contiguous in the packed stream too */
     double direct_ns; /**< 0 where the plan converts */
-    double packed_ns; /**< 0 where the two models have not the same groups: nothing goes packed then */
+    double packed_ns; /**< 0 where the groups of the two models differ: nothing goes packed then */
 } kvf_way_prediction;
 
 /**
- * Predicts one request of `tokens` tokens (and one state for each state group) from one source, by each way, blocks
- * scattered, with the costs that are assumed at first.
+ * Predicts one request of `tokens` tokens (and one state for each state group) from one source, by each way, with
+ * blocks scattered over memory and the costs that a stage begins with.
  *
  * @param kind  as in kvf_cost_assumed()
  * @param out   struct_size is set by the caller; the rest is filled in
@@ -267,9 +268,9 @@ KVF_API kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64
                                    kvf_way_prediction *out);
 
 /**
- * The same of caches that lie in memory of these kinds. What devices gather and scatter is assumed to cost what others
- * published of theirs; nothing of it was measured. Where one side's memory is none that the kind of transport serves,
- * nothing goes direct, and direct_ns is 0.
+ * Predicts the same for caches in memory of these kinds. The costs of gathering and scattering by devices are taken
+ * from publications; none was measured. If the kind of transport does not serve one side's memory, nothing goes direct,
+ * and direct_ns is 0.
  *
  * @param local   where the cache of the plan's local rank is
  * @param remote  where the source's is

@@ -1,18 +1,18 @@
 /*
  * Status codes, error text, the version, and the memory allocator: what every other header needs.
  *
- * Every kvferry function that can fail returns a kvf_status. Success is 0. When it is not, the calling
- * thread can read one sentence with the field, the value and the allowed range from kvf_error_detail().
+ * Every kvferry function that can fail returns a kvf_status. Success is 0. After a failure the calling thread can read
+ * one sentence with the field, the value and the allowed range from kvf_error_detail().
  *
- * Of pointers: what an argument points to is read during the call, and copied where it is needed longer; what must
- * live longer, or is retained, is said at the function. `context` pointers are handed back and never read. A pointer
- * that a function gives belongs to the object it was asked of and is valid as long as that, unless the function says
- * that the caller owns it, or until when it is valid. `out` arguments are written only where a function returns
- * KVF_OK, unless it says otherwise.
+ * Pointers: memory that an argument points to is read during the call, and copied where it is needed longer, unless the
+ * function says that it must live longer or is retained. `context` pointers are handed back and never read. A pointer
+ * that a function returns belongs to the object that it was asked of and is valid as long as that object, unless the
+ * function says that the caller owns it, or how long it is valid. `out` arguments are written only when a function
+ * returns KVF_OK, unless it says otherwise.
  *
- * Of structs: one that may grow begins with its size, `struct_size`, which the caller sets, or, where it stands in
- * arrays or in other structs, has numbers `reserved` that are 0. Fields are added at the end, and 0 means what it was
- * before them, so programs go on with a newer library. Every other struct stays as it is.
+ * Structs: a struct that may grow begins with its size, `struct_size`, which the caller sets; one that stands in arrays
+ * or in other structs has `reserved` fields instead, which must be 0. New fields are added at the end, and 0 in them
+ * means the earlier behaviour, so programs keep working with a newer library. Every other struct stays as it is.
  */
 #ifndef KVFERRY_STATUS_H
 #define KVFERRY_STATUS_H
@@ -38,7 +38,7 @@ typedef enum kvf_status {
     KVF_E_OVERFLOW = 3,  /**< an address or size does not fit in 64 bits, or in what holds it */
     KVF_E_OVERLAP = 4,   /**< two cells would share a byte */
     KVF_E_MISMATCH = 5,  /**< two sides describe different models */
-    KVF_E_UNCOVERED = 6, /**< cells that are wanted, and nobody holds */
+    KVF_E_UNCOVERED = 6, /**< wanted cells that no rank holds */
     KVF_E_NOT_FOUND = 7, /**< no such name, rank, engine, file */
     KVF_E_EXISTS = 8,    /**< the name is taken */
     KVF_E_NOT_EXPRESSIBLE = 9, /**< this named quantity has no value for this shape; a plan may still exist */
@@ -50,11 +50,11 @@ typedef enum kvf_status {
     KVF_E_NOT_REGISTERED = 15, /**< memory that no registration covers */
     KVF_E_PEER_LOST = 16,      /**< the peer died, closed, or was replaced */
     KVF_E_CANCELLED = 17,      /**< cancelled by its owner */
-    KVF_E_AGAIN = 18,          /**< not now; make progress, then call again: nothing has been changed */
+    KVF_E_AGAIN = 18,          /**< not possible now; make progress, then call again: nothing was changed */
     KVF_E_TIMEOUT = 19,        /**< a deadline the caller gave has passed */
-    KVF_E_EMPTY = 20,          /**< nothing is there to be taken */
-    KVF_E_LIMIT = 21,     /**< as many as an option allows are there already; the detail names the limit */
-    KVF_IN_PROGRESS = 22, /**< no failure: what was asked about has not ended yet */
+    KVF_E_EMPTY = 20,          /**< there is nothing to take */
+    KVF_E_LIMIT = 21,          /**< the most that an option allows is reached; the detail names the limit */
+    KVF_IN_PROGRESS = 22,      /**< not a failure: the operation has not ended yet */
 } kvf_status;
 
 /** The length of arrays by kvf_status, with room for statuses to come. */
@@ -66,7 +66,7 @@ KVF_API const char *kvf_status_name(kvf_status status);
 /**
  * One sentence about the last failure on this thread: which field, which value, what was allowed.
  *
- * @return text owned by the library, valid until the next failing call on the same thread; "" if none failed
+ * @return text owned by the library, valid until the next failing call on the same thread; "" if no call has failed
  */
 KVF_API const char *kvf_error_detail(void);
 
@@ -75,14 +75,14 @@ KVF_API const char *kvf_error_detail(void);
 #define KVF_VERSION_MINOR 1
 #define KVF_VERSION_PATCH 0
 
-/** The same as one number that grows with the version, for `#if`: 0.1.0 is 100, and 1.2.3 is 10203. */
+/** The version as one number that grows with it, for `#if`: 0.1.0 is 100, and 1.2.3 is 10203. */
 #define KVF_VERSION_NUMBER (KVF_VERSION_MAJOR * 10000 + KVF_VERSION_MINOR * 100 + KVF_VERSION_PATCH)
 
 /** The version of the loaded library, such as "0.1.0", which may be newer than the headers. Any thread. */
 KVF_API const char *kvf_version(void);
 
 /**
- * Where kvferry takes memory from. All three are needed; they may be called from any thread.
+ * Where kvferry takes memory from. All three functions are needed; they may be called from any thread.
  * `resize` follows realloc(), `release` accepts NULL.
  */
 typedef struct kvf_allocator {
@@ -95,7 +95,7 @@ typedef struct kvf_allocator {
 /**
  * Replaces the allocator (malloc by default) for the whole process; NULL restores the default.
  *
- * Call it before anything else: objects made with one allocator must be freed with the same one.
+ * Call it before any other function: objects made with one allocator must be freed with the same one.
  *
  * @return KVF_OK, or KVF_E_INVALID when one of the three functions is missing
  */

@@ -3,35 +3,37 @@
  *
  * A transport is one endpoint of a rank: it registers the rank's memory regions (in the order of its shard's
  * regions), exports a *card* (address and memory keys, a few bytes for each region), and connects to peers by
- * their cards. Reads and writes name memory by region and offset; every run is checked against both sides'
- * registered sizes before a byte moves, so no peer can make us touch anything else.
+ * their cards. Reads and writes name memory by region and offset; every run is checked against the registered sizes of
+ * both sides before a byte moves, so no peer can make us touch other memory.
  *
- * Kinds, best first; "auto" takes for each peer the first by which it can be reached, and goes without a "ucx" that
- * finds no RDMA (see the setting "ucx.emulated"): other machines are then reached by "messages". What a build has, can
- * do and assumes of costs says kvf_transport_describe():
+ * These are the kinds, best first. "auto" takes for each peer the first kind that reaches it, and does not use a "ucx"
+ * that finds no RDMA (see the setting "ucx.emulated"): other machines are then reached by "messages".
+ * kvf_transport_describe() tells which kinds a build has, what they can do and what they are assumed to cost.
  *
  *   "inproc"  the peer is in this process: plain copies
- *   "cuda"    the peer is on this host, and the memory of both is CUDA devices': kernels of who reads copy from mapped
- *             memory of the owner's. What is written is read by the owner, when it makes progress: only an owner's own
- *             kernels write its memory, for one that is stopped could not be shut out. Memory must be of cuMemAlloc() or one of its like, wherever in an
- *             allocation it lies. Has run over a stand-in for the driver, and on no device yet; see docs/devices.md
+ *   "cuda"    the peer is on this host, and both sides' memory is of CUDA devices: the reader's kernels copy from
+ *             memory of the owner that it has mapped. The owner of written memory itself reads what is written, when
+ *             it makes progress: only its own kernels write its memory, because a peer that is stopped in the middle
+ *             of a kernel could not be shut out. Memory must be from cuMemAlloc() or a similar function; regions may
+ *             begin anywhere in an allocation. Tested with a stand-in for the driver, on no device yet; see
+ *             docs/devices.md
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
- *             shared buffer that the peer fills as far as it has time. With a stage (stage.h) such memory goes packed
- *             where that is predicted to be faster
- *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. UCX is a library of the
- *             machine's, from version 1.13 on, loaded when the first endpoint that may use it is opened; kvferry itself
- *             does without. kvf_transport_find() says what was found. Peers need the same version (1.22 and later ones
- *             go together); others are refused by name
+ *             shared buffer that the peer fills when it has time. With a stage (stage.h) such memory goes packed where
+ *             that is predicted to be faster
+ *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. The machine's UCX, from
+ *             version 1.13 on, is loaded when the first endpoint that may use it is opened; kvferry is not linked
+ *             against it. kvf_transport_find() says what was found. Peers need the same version (1.22 and all later
+ *             versions count as one); other versions are refused, and the detail names them
  *   "messages"  messages of ZeroMQ over TCP, encrypted where there are keys: the owner of the memory gathers and
  *             scatters while it makes progress
  *
  * A transport and its peers may be used by one thread at a time; different transports are independent. All
- * callbacks run inside the transport functions, on the thread that calls them; a callback may call any
- * function of the transport but kvf_transport_progress() and kvf_transport_close().
+ * callbacks run inside the transport functions, on the thread that calls them; a callback may call any function of the
+ * transport except kvf_transport_progress() and kvf_transport_close().
  *
  * After fork(), only the process that opened a transport may use it: in a child every function that returns a status
- * says KVF_E_INVALID, and those that close or free do nothing.
+ * returns KVF_E_INVALID, and those that close or free do nothing.
  */
 #ifndef KVFERRY_TRANSPORT_H
 #define KVFERRY_TRANSPORT_H
@@ -51,37 +53,38 @@ typedef struct kvf_peer kvf_peer;
 
 /**
  * A setting of one kind of transport, such as {"ucx.tls", "tcp,self"}; the kind stands before the dot. Settings of
- * kinds that are not opened, or not in this build, do nothing. This struct stays as it is.
+ * kinds that are not opened, or not in this build, are ignored. This struct stays as it is.
  *
  *   "shm.direct"  how memory that the caller brought is reached: "auto" (default): read by this side with
  *                 process_vm_readv and at the same time through a shared buffer that its owner fills, unless this
  *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
- *   "cuda.patience_ms"  how long a copy may take, 30000 by default: while one takes longer, others to the same peer fail
- *   "ucx.tls"     value for UCX_TLS; without it, as the environment says
- *   "ucx.library" the UCX to load: files of libucp, ':' between them, of which the first that can be used is; one
- *                 without a slash is looked for as the system's loader does. Without it: "libucp.so.0". A process may
- *                 use several, unless their files have the same names
- *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; without it, as the environment says. For
- *                 hosts with interfaces that others do not reach, such as bridges for containers
- *   "ucx.emulated" whether a UCX that finds no RDMA, and would emulate one-sided operations, is to be trusted with
- *                 all memory: such a UCX serves peers whatever address of the process they name, and what is on its
- *                 way cannot be kept out. "off" (default): "auto" goes without it, for messages are as fast or faster;
- *                 where it knows CUDA memory "auto" has it for that, and for no memory of the host; and an agent with a
- *                 stage that names "ucx" gives peers no key but to its arena, so that all goes packed. "on": "auto"
- *                 takes it, and prefers it to messages; all memory is registered
- *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, or an interface's name be the address; by default
+ *   "cuda.patience_ms"  how long a copy may take, 30000 by default. While one takes longer, others to the same peer
+ *                 fail
+ *   "ucx.tls"     value for UCX_TLS; default: that of the environment
+ *   "ucx.library" the UCX to load: files of libucp, separated by ':'; the first usable one is loaded. The system's
+ *                 loader finds a name without a slash. Default: "libucp.so.0". A process may use several, unless
+ *                 their files have the same names
+ *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; default: that of the environment. For hosts
+ *                 with interfaces that peers cannot reach, such as bridges for containers
+ *   "ucx.emulated" whether to trust a UCX that finds no RDMA, and would emulate one-sided operations, with all
+ *                 memory. Such a UCX lets peers access any address of the process, and operations on their way
+ *                 cannot be kept out. "off" (default): "auto" does not use it for memory of the host, because messages
+ *                 are as fast or faster, but uses it for CUDA memory if it supports that; and an agent with a stage
+ *                 that names "ucx" gives peers a key to its arena only, so that everything goes packed. "on": "auto"
+ *                 prefers it to messages; all memory is registered
+ *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, and ADDRESS may be an interface's name; default:
  *                          all interfaces, and any free port. An agent's listens where the agent does
- *   "messages.advertise"   the host names or addresses, with commas between, under which peers find it; by default
- *                          those it listens on. An agent's are found where the agent is
- *   "messages.secret_key"  Z85 CurveZMQ key: encrypts, and then only peers with keys are talked to. An agent's is the
- *                          agent's own
- *   "messages.max_connections"  how many may be connected to it [16384], but never more than half of the descriptors
- *                          that the process may have. An agent's are the agent's own, but never more than a quarter.
- *                          Where there are more, those go that have not shown its card, first who has been silent for
- *                          longest; and those go in any case after 15 s. Counted in kvf_transport_info
- *   "messages.max_connections_per_address"  of them, from one address of the network [three quarters]
- *   "messages.max_strangers"  of them, that have not shown its card [half]
+ *   "messages.advertise"   the host names or addresses, separated by commas, under which peers find it; default:
+ *                          those it listens on. For an agent: those of the agent
+ *   "messages.secret_key"  Z85 CurveZMQ key: encrypts, and refuses peers without keys. For an agent: the agent's own
+ *   "messages.max_connections"  connections to it at once [16384], but never more than half of the descriptors that the
+ *                          process may have. For an agent: the agent's own, but never more than a quarter. Beyond
+ *                          that it closes connections that have not shown its card, the one that was silent for
+ *                          longest first; such connections are closed after 15 s in any case. Counted in
+ *                          kvf_transport_info
+ *   "messages.max_connections_per_address"  of these, from one network address [three quarters]
+ *   "messages.max_strangers"  of these, without having shown its card [half]
  */
 typedef struct kvf_setting {
     const char *key;
@@ -91,16 +94,16 @@ typedef struct kvf_setting {
 typedef struct kvf_transport_options {
     size_t struct_size;          /**< sizeof(kvf_transport_options) */
     const char *name;            /**< for messages and for peers' logs; NULL: made from the process id */
-    uint32_t max_in_flight;      /**< operations posted to the fabric at once, for each peer; 0: a default */
+    uint32_t max_in_flight;      /**< operations posted at once for each peer; 0: the kind's default */
     uint32_t setting_count;      /**< of `settings` */
     const kvf_setting *settings; /**< read while opening; NULL: none */
 
-    /** A peer sent a notification. `sender` is the name that its endpoint was opened with: what it calls
-     * itself, proved by nothing and not unique. Both texts are valid during the call. */
+    /** A peer sent a notification. `sender` is the name that its endpoint was opened with, neither verified nor unique.
+     * `sender` and `data` are valid during the call. */
     void (*on_notify)(void *context, kvf_transport *transport, const char *sender, const void *data,
                       size_t bytes);
-    /** A peer is gone, and `detail` says why; its operations have failed with KVF_E_PEER_LOST before this
-     * call. `detail` is valid during the call. Close the peer at any time. */
+    /** A peer is gone, and `detail` says why; its operations have failed with KVF_E_PEER_LOST before this call.
+     * `detail` is valid during the call. The peer may be closed at any time. */
     void (*on_peer_lost)(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail);
     void *context;
 } kvf_transport_options;
@@ -108,7 +111,7 @@ typedef struct kvf_transport_options {
 /**
  * Opens an endpoint.
  *
- * @param kind  "auto" (or NULL) or one of the kinds above, which is then the only one used
+ * @param kind  "auto" (or NULL), or one of the kinds above, which is then the only one
  * @return KVF_OK, KVF_E_NOT_FOUND (no such kind or setting), KVF_E_UNSUPPORTED (not in this build),
  *         KVF_E_INVALID (options, or the value of a setting), KVF_E_IO, KVF_E_NOMEM
  */
@@ -127,77 +130,78 @@ typedef enum kvf_reach {
     KVF_REACH_NETWORK = 2,
 } kvf_reach;
 
-/** What a kind of transport can do, and what it is assumed to cost. Sets have a bit, 1 << value, for each. */
+/** What a kind of transport can do, and what it is assumed to cost. Sets have the bit 1 << value for each member. */
 typedef struct kvf_transport_kind {
     size_t struct_size; /**< sizeof(kvf_transport_kind), set by the caller */
     const char *name;
     kvf_reach reach;
-    /** Set of kvf_memory_kind that it may serve; what a machine lacks is refused later. */
+    /** Set of kvf_memory_kind that it can serve; memory that the machine does not support is refused later. */
     uint32_t memory_kinds;
     uint32_t allocates;  /**< set of kvf_memory_kind: kvf_transport_allocate() gives memory peers can map */
     uint32_t directions; /**< set of kvf_direction */
-    bool one_sided;      /**< some memory moves while its owner makes no progress */
-    bool served;         /**< some memory moves only while its owner makes progress */
-    bool lists;          /**< many runs are one operation of the machine */
+    bool one_sided;      /**< some memory moves without progress of its owner */
+    bool served;         /**< some memory moves only with progress of its owner */
+    bool lists;          /**< one operation moves many runs */
     bool fences;         /**< kvf_transport_fence() can shut a peer out */
-    uint32_t in_flight;  /**< operations posted at once for each peer, by default */
+    uint32_t in_flight;  /**< default of max_in_flight */
     kvf_cost_model cost; /**< orders of magnitude on one core of a current server */
-    const char *const *settings; /**< the keys of its settings, NULL after the last */
+    const char *const *settings; /**< the keys of its settings, ended by NULL */
 } kvf_transport_kind;
 
 /**
  * Describes a kind of this build.
  *
- * @param i    its place, best first
- * @param out  struct_size is set; receives texts owned by the library
+ * @param i    its number, best first
+ * @param out  struct_size is set by the caller; its texts are owned by the library
  * @return KVF_OK, KVF_E_NOT_FOUND (there are fewer), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_transport_describe(uint32_t i, kvf_transport_kind *out);
 
-/** What an endpoint found of one kind of transport on this machine. Texts are cut to fit. */
+/** What an endpoint found about one kind of transport on this machine. Texts are cut to fit. */
 typedef struct kvf_transport_finding {
     size_t struct_size; /**< sizeof(kvf_transport_finding), set by the caller */
     char kind[32];
-    bool asked;         /**< the endpoint was to have it if it works here */
+    bool asked;         /**< the endpoint was opened with a kind that includes it */
     bool works;         /**< the endpoint has it */
     char why_not[1024]; /**< the reason why it does not work; "" otherwise */
-    char library[512];  /**< the file that was loaded for it, "ucx"'s libucp; "": none */
+    char library[512];  /**< the file that was loaded for it, such as libucp; "": none */
     char version[32];   /**< of that library */
-    char ways
-        [1024]; /**< what it found to move bytes by, in its own words: UCX's "tcp/eth0 cma/memory"; "": nothing
-                             to say */
+    /** The ways it found to move bytes, in its own words, such as UCX's "tcp/eth0 cma/memory"; "": none */
+    char ways[1024];
 } kvf_transport_finding;
 
 /**
- * Says what an endpoint found of a kind of this build: with "auto", which kinds work on this machine, and why others
+ * Says what an endpoint found about a kind of this build: with "auto", which kinds work on this machine, and why others
  * do not.
  *
- * @param i    its place, as in kvf_transport_describe()
- * @param out  struct_size is set
+ * @param i    its number, as in kvf_transport_describe()
+ * @param out  struct_size is set by the caller
  * @return KVF_OK, KVF_E_NOT_FOUND (there are fewer kinds), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_transport_find(kvf_transport *transport, uint32_t i, kvf_transport_finding *out);
 
 /**
- * The costs that predictions assume for a kind of transport. They are orders of magnitude on a current server, and what
- * kvf_cost_calibrate() could measure, if it was called: whoever shows a prediction says with it what was assumed.
+ * The costs that predictions assume for a kind of transport: orders of magnitude on a current server, replaced by what
+ * kvf_cost_calibrate() measured if it was called. A program that shows a prediction should show the assumed costs with
+ * it.
  *
- * @param kind  a kind of kvf_transport_open(); or "shm/brought", memory of callers on one host, that cannot be mapped; or
- *              "ucx/emulated", UCX without RDMA. NULL, "auto" and unknown ones: the best that reaches peers on one host
+ * @param kind  a kind of kvf_transport_open(); or "shm/brought": memory on one host that callers brought and that
+ *              cannot be mapped; or "ucx/emulated": UCX without RDMA. NULL, "auto" and unknown kinds: the best that
+ *              reaches peers on one host
  * @param out   receives the costs
- * @return the kind that the costs are of, owned by the library
+ * @return the kind whose costs these are, owned by the library
  */
 KVF_API const char *kvf_cost_assumed(const char *kind, kvf_cost_model *out);
 
 /**
- * Measures what of these costs can be known without a peer, once in a process: what one thread takes to copy runs between
- * mapped memory ("inproc", "shm"), to read them by a system call ("shm/brought"), and to gather and scatter. It uses 4 MiB
- * meanwhile and some 5 to 9 ms of one processor. It begins nothing more after 30 ms, as where others keep the processors
- * busy: what was not measured by then stays as it is assumed. kvf_stage_open() calls it unless its options say otherwise.
+ * Measures those of these costs that need no peer, once in a process: how long one thread takes to copy runs between
+ * mapped memory ("inproc", "shm"), to read them by a system call ("shm/brought"), and to gather and scatter. It needs 4
+ * MiB and some 5 to 9 ms of one processor. After 30 ms, as on a busy machine, it begins no further measurement: what
+ * was not measured by then stays as assumed. kvf_stage_open() calls it unless its options say otherwise.
  *
- * Thread safety: any thread; who comes while another measures waits for it.
+ * Thread safety: any thread; a call waits while another thread measures.
  *
- * @return how many nanoseconds it took, the first time
+ * @return how many nanoseconds the measurement took
  */
 KVF_API uint64_t kvf_cost_calibrate(void);
 
@@ -209,80 +213,79 @@ KVF_API const char *kvf_transport_kind_name(uint32_t i);
  *
  * @param device  of the kind; 0 for the host
  * @return KVF_OK, KVF_E_INVALID (0 bytes, no such kind, a device of the host), KVF_E_UNSUPPORTED (no transport here
- *         allocates this kind, as "cuda" does CUDA memory where there is a driver), KVF_E_NOMEM, KVF_E_IO
+ *         allocates this kind; CUDA memory needs "cuda" and a driver), KVF_E_NOMEM, KVF_E_IO
  */
 KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
                                           uint64_t bytes, void **out);
 
-/** A region. In an array all have the same struct_size, which is also how far apart they are. */
+/** A region. In an array all have the same struct_size, which is also the distance between them. */
 typedef struct kvf_memory {
     size_t struct_size; /**< sizeof(kvf_memory) */
     void *address;
     uint64_t bytes;
     kvf_memory_kind kind;
-    uint32_t device; /**< of its kind: a CUDA device's number; 0 for the host */
-    /** No peer is given a way to it, and no run may name it: what it holds moves packed, through a stage (stage.h). So
-     * memory that no kind of transport here serves, as a device's mostly is, can be registered all the same. */
+    uint32_t device; /**< number of the CUDA device; 0 for the host */
+    /** Peers get no access to it, and no run may name it: its contents move packed, through a stage (stage.h). So
+     * memory that no transport here serves, as is usual for a device's, can be registered all the same. */
     bool withheld;
 } kvf_memory;
 
 /**
- * Registers the memory regions of this rank: regions[i] is region i of the shard. Once; single regions come and go
- * with the two functions below. The memory stays the caller's and must stay valid until it is unregistered or the
- * transport is closed: this process reads it for peers ("shm.direct"), so memory that was unmapped before it was
- * unregistered ends the process with SIGSEGV, as any use of it would.
+ * Registers the memory regions of this rank, once: regions[i] is region i of the shard. The two functions below add and
+ * remove single regions. The memory stays the caller's and must stay valid until it is unregistered or the transport is
+ * closed: this process reads it for peers ("shm.direct"), so memory that is unmapped before it is unregistered ends the
+ * process with SIGSEGV, as any use of it would.
  *
- * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes, struct_size), KVF_E_OVERFLOW, KVF_E_EXISTS (some memory is
- *         registered already),
- *         KVF_E_UNSUPPORTED (memory kind), KVF_E_IO, KVF_E_NOMEM; after an error nothing is registered
+ * @return KVF_OK, KVF_E_INVALID (NULL, 0 bytes, struct_size), KVF_E_OVERFLOW, KVF_E_EXISTS (some memory is registered
+ *         already), KVF_E_UNSUPPORTED (memory kind), KVF_E_IO, KVF_E_NOMEM; after an error nothing is registered
  */
 KVF_API kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions,
                                           uint32_t count);
 
 /**
- * Registers one region, at any time. Peers that are connected go on with the regions they know; to reach this one
- * they connect by a new card.
+ * Registers one region, at any time. Connected peers go on with the regions they know; to reach this one they must
+ * connect by a new card.
  *
- * @param region  the number of one that was unregistered, or the next new one
+ * @param region  the number of a region that was unregistered, or the next new number
  * @return as kvf_transport_register(), KVF_E_EXISTS (this region is registered), KVF_E_RANGE (numbers left out)
  */
 KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t region,
                                                  const kvf_memory *memory);
 
 /**
- * Takes one region back, at any time, as an engine does whose cache moves. From then on cards that were exported
- * before are refused: memory has *generations*, and a card says of which one it speaks. Connections to us by such
- * cards are ended, with KVF_E_PEER_LOST at the peers, which connect anew by a new card. Once this has returned
- * KVF_OK, nobody touches the memory any more, except UCX where it emulates one-sided operations: peers that are
- * connected by it must have stopped before.
+ * Takes one region back, at any time, for engines that move their cache. From then on cards that were exported before
+ * are refused: memory has *generations*, and a card names the one it is for. Connections to us by such cards are ended,
+ * with KVF_E_PEER_LOST at the peers, which must connect again by a new card. Once this has returned KVF_OK, nobody
+ * touches the memory any more, except UCX where it emulates one-sided operations: peers that are connected by it must
+ * have stopped before.
  *
- * A process that is stopped in the middle of a write, or that only says so, cannot be kept from the memory by anything
- * but its end: KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and for how
- * long it has been waited for. End that process, or go on without the memory.
+ * Only the end of a process that is stopped in the middle of a write, or claims to be, keeps it from the memory:
+ * KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and how long we have
+ * waited for it. End that process, or do not reuse the memory.
  *
- * @return KVF_OK, KVF_E_NOT_REGISTERED, KVF_E_AGAIN (operations of ours use it, or a peer is in the middle of a
- *         write: progress and call again; the region is still there), KVF_E_INVALID
+ * @return KVF_OK, KVF_E_NOT_REGISTERED, KVF_E_AGAIN (our own operations use it, or a peer is in the middle of a write:
+ *         make progress and call again; the region is still registered), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t region);
 
 /**
- * The card that lets a peer connect and access the registered memory. Whoever has it can read the cache: give
- * it only to peers that may.
+ * Returns the card that lets a peer connect and access the registered memory. Anyone who has it can read the cache:
+ * give it only to peers that may.
  *
  * @param card   receives a pointer owned by the transport, valid until it is closed or its memory changes
  */
 KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **card, size_t *bytes);
 
 /**
- * Connects to the endpoint that exported `card`. May return before the peer has answered, for which it must
- * progress too: operations submitted meanwhile wait. A peer may refuse a connection later, as one that has as many as
- * it takes (by "shm": 64 of one process, and half of its descriptors in all): the connection is lost then, and the
- * reason names the limit.
+ * Connects to the endpoint that exported `card`. May return before the peer has answered, which needs progress on both
+ * sides: operations submitted meanwhile wait. The peer may still refuse the connection later, for example because a
+ * limit is reached (by "shm": 64 from one process, and half of its descriptors in all): the connection is then lost,
+ * and the reason names the limit.
  *
  * @return KVF_OK, KVF_E_PARSE (not a card, or damaged), KVF_E_UNSUPPORTED (no kind in common; the detail
- *         lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_NOT_REGISTERED (a card of an older
- *         generation of the peer's memory; where only the peer sees that, the connection is lost with those
- *         words), KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM
+ *         lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_NOT_REGISTERED (a card of an older generation
+ *         of the peer's memory; if only the peer can tell, the connection is lost with that reason), KVF_E_PERMISSION,
+ *         KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, size_t bytes,
                                          kvf_peer **out);
@@ -290,54 +293,54 @@ KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *c
 /** The kind that serves this peer, such as "shm"; owned by the library. */
 KVF_API const char *kvf_peer_kind(const kvf_peer *peer);
 
-/** What serves a peer, and what has moved. Its texts are cut to fit. */
+/** Which transport serves a peer, and what has moved. Texts are cut to fit. */
 typedef struct kvf_peer_info {
-    size_t struct_size;    /**< sizeof(kvf_peer_info); set by the caller */
-    char kind[32];         /**< of the fabric that serves it */
-    char way[128];         /**< how that reaches its memory, as "mapped memory"; "" before that is known */
-    char passed_over[256]; /**< better fabrics of both sides that cannot, and why, as "shm: ..."; "": none */
-    uint64_t bytes_read, bytes_written; /**< by this side, in operations that ended well */
+    size_t struct_size; /**< sizeof(kvf_peer_info); set by the caller */
+    char kind[32];      /**< of the transport that serves it */
+    char way[128];      /**< how it reaches the peer's memory, as "mapped memory"; "" before that is known */
+    /** Better kinds that both sides have and cannot use, and why, as "shm: ..."; "": none */
+    char passed_over[256];
+    uint64_t bytes_read, bytes_written; /**< by this side, in operations that succeeded */
 } kvf_peer_info;
 
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *info);
 
-/** Sizes of the peer's regions, by region, 0 for one that was unregistered or is withheld; owned by the peer. */
+/** Sizes of the peer's regions, by region; 0 for a region that was unregistered or is withheld. Owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
 /**
- * Ends a connection. Operations in flight end first, with KVF_E_CANCELLED, and so do transfers that had more to
- * move over it; NULL is accepted.
+ * Ends a connection. Operations in flight, and transfers that still had to use it, end first, with KVF_E_CANCELLED.
+ * NULL is accepted.
  */
 KVF_API void kvf_peer_close(kvf_peer *peer);
 
 /**
  * Shuts out the endpoint that exported `card`: its connections to us are ended and new ones refused. Once
- * this has returned KVF_OK, nothing that it has under way or starts later writes to our memory, even if its
- * process is stopped in the middle of a write and resumed much later. For owners who want to use memory again
- * that a peer was writing to when it fell silent.
+ * this has returned KVF_OK, no operation that it has under way or starts later writes to our memory, even if its
+ * process is stopped in the middle of a write and resumed much later. For owners that want to reuse memory to which a
+ * peer was writing when it fell silent.
  *
- * @return KVF_OK; KVF_E_AGAIN (it is in the middle of a write: progress and call again; it stays there while
- *         its process is stopped, and is out when that dies; the detail names the peer, its process, and for how
- *         long it has been waited for); KVF_E_UNSUPPORTED (it may be connected in a way
- *         that cannot be shut, such as "ucx"); KVF_E_PARSE (not a card), KVF_E_INVALID, KVF_E_NOMEM. It is
- *         kept from connecting anew in all of these cases but the last three
+ * @return KVF_OK; KVF_E_AGAIN (the peer is in the middle of a write, for as long as its process is stopped: make
+ *         progress and call again; the detail names the peer, its process, and how long we have waited for it);
+ *         KVF_E_UNSUPPORTED (it may be connected by a kind that cannot shut it out, such as "ucx"); KVF_E_PARSE (not a
+ *         card), KVF_E_INVALID, KVF_E_NOMEM. Except with the last three, it cannot connect again
  */
 KVF_API kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_t bytes);
 
 /**
- * Lets an endpoint that was shut out connect again: when it is known to have given up what it did before.
+ * Lets an endpoint that was shut out connect again. For use when it is known to have given up its earlier operations.
  *
  * @return KVF_OK, also when it was not shut out; KVF_E_PARSE, KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_admit(kvf_transport *transport, const void *card, size_t bytes);
 
-/** Names one submitted batch; never used again by the same transport. 0 names none. */
+/** The number of a submitted batch; never used again by the same transport. 0: none. */
 typedef uint64_t kvf_operation;
 
 /**
- * Called once for every submitted batch. Bytes have moved only if status is KVF_OK. Otherwise nothing touches this
- * side's memory any more; of a write that ended with KVF_E_PEER_LOST, or because the peer was closed, what was sent
+ * Called once for every submitted batch. All bytes have moved only if status is KVF_OK. Otherwise nothing touches this
+ * side's memory any more. After a write that ended with KVF_E_PEER_LOST, or because the peer was closed, bytes sent
  * over a network before may still arrive, until the owner of that memory has called kvf_transport_fence().
  *
  * @param detail  one sentence about a failure: the kind of transport, the peer, how far the batch came, and the
@@ -346,9 +349,9 @@ typedef uint64_t kvf_operation;
 typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
 /**
- * Submits a batch of runs. All of it is checked first: either the whole batch is accepted or none of it.
+ * Submits a batch of runs. All runs are checked first: either the whole batch is accepted or none of it.
  *
- * @param runs  must stay unchanged until `done` was called
+ * @param runs  must stay unchanged until `done` is called
  * @param done  called from kvf_transport_progress(), or when the peer or the transport is closed; never from
  *              inside this function
  * @param out   receives the operation; may be NULL
@@ -367,15 +370,16 @@ KVF_API kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction,
 KVF_API kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operation);
 
 /**
- * Sends a small message that arrives whole, once, in order, after everything this side has completed before.
+ * Sends a small message that arrives whole, once, in order, and after everything that this side completed before.
  *
  * @param bytes  1 to 4096
- * @return KVF_OK, KVF_E_RANGE, KVF_E_AGAIN (the peer does not drain; progress and repeat), KVF_E_PEER_LOST
+ * @return KVF_OK, KVF_E_RANGE, KVF_E_AGAIN (the peer does not take messages now: make progress and repeat),
+ *         KVF_E_PEER_LOST
  */
 KVF_API kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes);
 
 /**
- * Does a bounded amount of work (some megabytes of copying at the most) and calls what callbacks are due.
+ * Does a bounded amount of work (at most some megabytes of copying) and calls the callbacks that are due.
  * Never blocks.
  *
  * @param busy  receives whether there is more to do at once; may be NULL
@@ -384,19 +388,19 @@ KVF_API kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t
 KVF_API kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy);
 
 /**
- * What peers take of an endpoint, as far as its kinds of transport count it: "shm" does. What one process may take is
- * bounded, however many connections it opens.
+ * What peers take of an endpoint, as far as its kinds of transport count it. What one process may take is bounded,
+ * however many connections it opens.
  */
 typedef struct kvf_transport_info {
     size_t struct_size;   /**< sizeof(kvf_transport_info); set by the caller */
-    uint32_t clients;     /**< connections of peers to us now */
-    uint32_t clients_max; /**< that there may be; 0: nothing here counts them */
-    uint32_t processes;   /**< that they, and connections that have not shown a card yet, are of */
-    uint32_t stuck; /**< peers that were to stop writing and have not yet: kvf_transport_fence() says which */
-    uint64_t buffer_bytes; /**< memory of peers that is mapped here now, to copy through */
-    uint64_t
-        cut_buffers; /**< so far: of which only a little is mapped, for the budget of their process or of all is
-                              spent; these peers are served more slowly */
+    uint32_t clients;     /**< connections that peers have made to us, now */
+    uint32_t clients_max; /**< how many there may be; 0: not counted here */
+    uint32_t processes; /**< processes that own these connections, and those that have not shown a card yet */
+    uint32_t stuck; /**< peers that should stop writing and have not yet: kvf_transport_fence() names them */
+    uint64_t buffer_bytes; /**< memory of peers that is mapped here now as shared buffers */
+    /** so far: shared buffers of which only a part is mapped, because the budget of one process or of all is spent;
+     * their peers are served more slowly */
+    uint64_t cut_buffers;
     uint64_t refused; /**< so far: connections refused or ended because a limit was reached */
 } kvf_transport_info;
 
@@ -415,7 +419,7 @@ KVF_API void kvf_transport_close(kvf_transport *transport);
 typedef struct kvf_transfer kvf_transfer;
 
 /**
- * Starts moving a request: its runs go out in batches, a bounded number of them for each source.
+ * Starts moving a request: its runs are submitted in batches, a bounded number at once for each source.
  *
  * @param request  must stay unchanged until the transfer is freed
  * @param peers    the peer of each source, by source index; all of one transport
@@ -427,15 +431,15 @@ KVF_API kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction 
                                       kvf_peer *const *peers, kvf_transfer **out);
 
 /**
- * Starts moving what one source of a plan gives, at the source itself: this process is that remote rank, and
- * writes the runs to the rank the plan calls local. For producers that write; the other sources of the plan
- * do the same for themselves.
+ * Starts moving the part of a request that one source of its plan gives, called by the source itself: this process is
+ * that remote rank, and writes the runs to the rank that the plan calls local. For producers that write; the other
+ * sources of the plan do the same.
  *
  * @param request  over a plan to fill the peer's shard; must stay unchanged until the transfer is freed
  * @param source   which source of the plan this rank is
  * @param peer     the rank the plan calls local
  * @param out      receives a transfer owned by the caller, see kvf_transfer_free()
- * @return as kvf_transfer_start(), KVF_E_RANGE (no such source), and what kvf_transport_submit() refuses
+ * @return as kvf_transfer_start(), KVF_E_RANGE (no such source), and the errors of kvf_transport_submit()
  */
 KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
                                      kvf_transfer **out);
@@ -444,13 +448,13 @@ KVF_API kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source
  * How a transfer stands. It moves while its transport progresses.
  *
  * @return KVF_OK when every byte is there, KVF_IN_PROGRESS while it moves (kvf_error_detail() then stays as it
- *         is), otherwise the first failure, with its sentence in kvf_error_detail(); by then nothing touches
- *         its memory any more
+ *         is), otherwise the first failure, with its sentence in kvf_error_detail(); nothing touches its memory any
+ *         more then
  */
 KVF_API kvf_status kvf_transfer_status(const kvf_transfer *transfer);
 
 /**
- * One sentence about the first failure of a transfer: which source, which peer, how far, and why.
+ * One sentence about the first failure of a transfer: source, peer, how far it came, and why.
  *
  * @return text owned by the transfer; "" while nothing has failed
  */
@@ -462,7 +466,7 @@ KVF_API void kvf_transfer_counts(const kvf_transfer *transfer, uint64_t *bytes, 
 /** Stops a transfer; its status becomes KVF_E_CANCELLED once nothing touches its memory any more. */
 KVF_API void kvf_transfer_cancel(kvf_transfer *transfer);
 
-/** Frees a transfer that is no longer moving; one that is gets cancelled, and freed when it has ended. */
+/** Frees a transfer. One that is still moving is cancelled, and freed when it has ended. */
 KVF_API void kvf_transfer_free(kvf_transfer *transfer);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 /*
- * Looking at a running engine from outside: who it is, and in what shape.
+ * Looking at a running engine from outside: its name, its model and its shape.
  *
- * A visitor is no engine. It learns what every engine that meets this one learns first: the facts of the model,
- * and the introductions of all ranks (names, endpoints, public keys, shards). It opens no session, gets no card,
- * and can touch no memory. With two visits, or one and a shape, plans can be made as the engines would make them:
+ * A visitor is not an engine. It learns what an engine learns first when it meets another: the facts of the model, and
+ * the introductions of all ranks (names, endpoints, public keys, shards). It opens no session, gets no card, and can
+ * touch no memory. With two visits, or one visit and a shape, a program can make the plans that the engines would make:
  *
  *   kvf_visit(&producer, NULL, &p);
  *   kvf_visit(&consumer, NULL, &d);
@@ -18,53 +18,54 @@
 extern "C" {
 #endif
 
-/** What was learnt of an engine. Immutable; any thread may read it. */
+/** What a visit learned about an engine. Immutable; any thread may read it. */
 typedef struct kvf_visited kvf_visited;
 
 typedef struct kvf_visit_options {
     size_t struct_size;     /**< sizeof(kvf_visit_options) */
     const char *public_key; /**< the visitor's own Z85 keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
-    uint64_t timeout_ns; /**< gives up after so long; 0: 5 s */
-    /** Further greetings once the engine is known, one after the other, to measure how far it is: 0 to 1000. See
+    uint64_t timeout_ns; /**< gives up after this time; 0: 5 s */
+    /** Further greetings once the engine is known, one after the other, to measure round trips: 0 to 1000. See
      * kvf_visited_round_trips(). */
     uint32_t greetings;
 } kvf_visit_options;
 
 /**
- * Visits an engine at its contact, and waits until it is known. An agent that waits for its siblings'
- * introductions, or a directory that knows none yet, is asked again until the time is over.
+ * Visits an engine at its contact, and waits until the introductions of all ranks are known. An agent that waits for
+ * its siblings' introductions, or a directory that has none yet, is asked again until the time is over.
  *
- * @param contact  `engine` may be NULL: whoever answers there
+ * @param contact  `engine` may be NULL: any engine that answers there
  * @param options  NULL for the defaults
- * @param out      receives what was learnt, owned by the caller, see kvf_visited_free()
+ * @param out      receives the result, owned by the caller, see kvf_visited_free()
  * @return KVF_OK; KVF_E_TIMEOUT (the detail has the last reason), KVF_E_PERMISSION (our key is not allowed, or
  *         only one side encrypts), KVF_E_MISMATCH (another engine answers, or its ranks contradict each
- *         other), KVF_E_UNSUPPORTED (another version of the protocol), KVF_E_PARSE (what came makes no sense),
+ *         other), KVF_E_UNSUPPORTED (another version of the protocol), KVF_E_PARSE (a malformed answer),
  *         KVF_E_INVALID and KVF_E_RANGE (the contact or a key), KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_visit(const kvf_contact *contact, const kvf_visit_options *options, kvf_visited **out);
 
-/** Frees it, and its engine; NULL is accepted. */
+/** Frees the result and its engine; NULL is accepted. */
 KVF_API void kvf_visited_free(kvf_visited *visited);
 
 /**
- * The engine, owned by `visited`. Its model has all that engines must agree on, and not what each may choose:
- * its parts have granules of one unit and tensors of their own (see kvf_part_desc), whatever they have there.
+ * The engine, owned by `visited`. Its model has the fields that engines must agree on, but not those that each may
+ * choose: every part has granules of one unit and a tensor of its own (see kvf_part_desc), whatever the engine itself
+ * has.
  */
 KVF_API const kvf_engine *kvf_visited_engine(const kvf_visited *visited);
 
-/** The text of facts that engines must share to meet this one, `name: value` lines; owned by `visited`. */
+/** The facts that another engine must share to meet this one, as `name: value` lines; owned by `visited`. */
 KVF_API const char *kvf_visited_facts(const kvf_visited *visited);
 
 /** The version of the protocol that the engine's agents speak. */
 KVF_API uint32_t kvf_visited_protocol(const kvf_visited *visited);
 
 /**
- * How long greetings took to be answered, in nanoseconds, in the order of asking. Only those whose answer is surely
- * theirs: messages that were lost, and their repetitions, leave gaps.
+ * The round trips of the greetings, in nanoseconds, in order. A greeting that was lost or repeated is left out, because
+ * its answer cannot be matched with certainty.
  *
- * @param count  receives how many there are: at most the `greetings` that were asked for
+ * @param count  receives how many there are: at most `greetings` of the options
  * @return an array owned by `visited`
  */
 KVF_API const uint64_t *kvf_visited_round_trips(const kvf_visited *visited, uint32_t *count);

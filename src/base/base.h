@@ -1,5 +1,6 @@
 /*
- * What every room uses: failing with words, stating invariants, checked arithmetic, memory, and a growing text.
+ * What every room uses: failing with a detail text, asserting invariants, checked arithmetic, memory, and a growing
+ * text.
  */
 #ifndef KVF_BASE_H
 #define KVF_BASE_H
@@ -15,24 +16,24 @@
 /** Records the detail text of this thread and returns `status`: return kvf_fail(KVF_E_RANGE, "...", ...). */
 kvf_status kvf_fail(kvf_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** Puts words before the detail that is there ("group 2: ") and returns `status`. */
+/** Puts a prefix ("group 2: ") before the current detail text and returns `status`. */
 kvf_status kvf_fail_in(kvf_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** A detail text is cut to this: room for a dozen differing fields of two engines, with both values. */
+/** The most bytes of a detail text: room for a dozen differing fields of two engines, with both values. */
 #define KVF_DETAIL_BYTES 2048
 
 /** Empties the detail text of this thread. */
 void kvf_error_clear(void);
 
-/** Puts back a detail text that was copied before somebody else was called. */
+/** Restores a detail text that was copied before a call that may have changed it. */
 void kvf_error_restore(const char *text);
 
 /**
- * States what holds inside the library whatever callers and peers do. Never about an argument or bytes from outside:
- * those are answered with kvf_fail().
+ * Asserts an invariant of the library, which holds whatever callers and peers do. Not for arguments or bytes from
+ * outside: those fail with kvf_fail().
  *
- * Builds with KVF_ASSERTIONS (debug, sanitizers, fault harness) print the condition and its place when it does not
- * hold, and abort. Others do not evaluate it.
+ * Builds with KVF_ASSERTIONS (debug, sanitizers, fault harness) print the condition and its place when it is false, and
+ * abort. Other builds do not evaluate it.
  */
 #ifdef KVF_ASSERTIONS
 #define KVF_ASSERT(condition)                                                                                \
@@ -43,7 +44,7 @@ void kvf_error_restore(const char *text);
 
 _Noreturn void kvf_assertion_failed(const char *condition, const char *file, int line, const char *function);
 
-/** Whether so many bytes from an offset on lie inside of something; nothing lies inside of what is empty. */
+/** Whether `bytes` bytes from `offset` on lie inside `all` bytes; nothing lies inside 0 bytes. */
 static inline bool kvf_lies_inside(uint64_t offset, uint64_t bytes, uint64_t all) {
     return all > 0 && offset <= all && bytes <= all - offset;
 }
@@ -71,8 +72,8 @@ static inline uint64_t kvf_max_u64(uint64_t a, uint64_t b) {
 
 uint64_t kvf_gcd(uint64_t a, uint64_t b);
 
-/* Memory from the process's allocator. NULL (and KVF_E_NOMEM from the caller) when there is none; a count
- * whose bytes overflow is treated as none. Zero elements give a valid pointer. */
+/* Memory from the process's allocator. NULL when there is none, or when the size overflows; the caller then returns
+ * KVF_E_NOMEM. Zero elements give a valid pointer. */
 void *kvf_alloc(size_t count, size_t element_bytes);  /**< uninitialised */
 void *kvf_alloc0(size_t count, size_t element_bytes); /**< zeroed */
 void *kvf_resize(void *memory, size_t count, size_t element_bytes);
@@ -80,13 +81,13 @@ void *kvf_copy(const void *memory, size_t count, size_t element_bytes);
 char *kvf_strdup(const char *text);
 void kvf_free(void *memory);
 
-/** KVF_E_NOMEM with the words for it. */
+/** Returns KVF_E_NOMEM, and says in the detail what the memory was for. */
 kvf_status kvf_nomem(const char *what);
 
-/** What it means that an address cannot be listened on, by its errno: it is taken, forbidden, or none of here. */
+/** The status for an errno of bind() or listen(): the address is taken, forbidden, or not of this machine. */
 kvf_status kvf_status_of_listening(int error);
 
-/* A static analyser sees one file at a time: it must be told what a failure returns. */
+/* A static analyser sees one file at a time, so it is told here what these functions return. */
 #ifdef __clang_analyzer__
 static inline kvf_status kvf_returned(kvf_status status, kvf_status recorded) {
     (void)recorded;
@@ -97,7 +98,8 @@ static inline kvf_status kvf_returned(kvf_status status, kvf_status recorded) {
 #define kvf_nomem(what) kvf_returned(KVF_E_NOMEM, (kvf_nomem)(what))
 #endif
 
-/** A text that grows. Zeroed means empty; after a failed append `failed` stays set and appends do nothing. */
+/** A text that grows. A zeroed one is empty; after a failed append `failed` stays set and further appends do
+ * nothing. */
 typedef struct kvf_text {
     char *data;
     size_t length;
@@ -109,10 +111,10 @@ void kvf_text_add(kvf_text *text, const char *format, ...) __attribute__((format
 void kvf_text_free(kvf_text *text);
 
 /**
- * Gives a text to a caller's buffer, cut to fit and ended by a zero byte, and its whole length as snprintf()
- * does; frees it. `out` may be NULL where out_bytes is 0, and `length` may be NULL.
+ * Copies a text to a caller's buffer, cut to fit and ended by a zero byte, returns its whole length in `length`, and
+ * frees it. `out` may be NULL where out_bytes is 0, and `length` may be NULL.
  *
- * @return KVF_OK, also for a text that was cut; KVF_E_NOMEM for one with a failed append: nothing is given
+ * @return KVF_OK, also for a text that was cut; KVF_E_NOMEM after a failed append: nothing is copied
  */
 kvf_status kvf_text_give(kvf_text *text, char *out, size_t out_bytes, size_t *length);
 
@@ -124,7 +126,8 @@ kvf_status kvf_text_give(kvf_text *text, char *out, size_t out_bytes, size_t *le
  */
 kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name);
 
-/** KVF_E_INVALID unless `out`, a struct of the caller that is to be filled in, is there and says its size. */
+/** KVF_E_INVALID unless `out`, a struct of the caller that is to be filled in, is not NULL and has its struct_size
+ * set. */
 kvf_status kvf_check_out(const void *out, const char *name);
 
 /**
@@ -133,7 +136,7 @@ kvf_status kvf_check_out(const void *out, const char *name);
  */
 void kvf_fill_out(void *out, const void *found, size_t found_bytes);
 
-/** KVF_E_INVALID unless all `count` numbers that are reserved in a struct are 0. `name` is the struct's. */
+/** KVF_E_INVALID unless all `count` reserved fields of the struct `name` are 0. */
 kvf_status kvf_check_reserved(const uint64_t *reserved, size_t count, const char *name);
 
 #endif

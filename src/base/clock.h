@@ -1,6 +1,6 @@
 /*
- * Time, which is given to whoever needs it: production gives the machine's clock, tests and simulations one
- * of their own, which stands still until they move it.
+ * Clocks, which are passed to the code that needs time: production passes the machine's clock, tests and simulations
+ * one that stands still until they move it.
  */
 #ifndef KVF_CLOCK_H
 #define KVF_CLOCK_H
@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct kvf_clock {
-    uint64_t (*now)(void *context); /* nanoseconds since some moment; never goes back */
+    uint64_t (*now)(void *context); /* nanoseconds since an arbitrary moment; never decreases */
     void *context;
 } kvf_clock;
 

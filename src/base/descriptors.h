@@ -1,5 +1,5 @@
 /*
- * Whether there are file descriptors left for libraries that abort when there are none.
+ * Checks that enough file descriptors are left, for libraries that abort without.
  */
 #ifndef KVF_BASE_DESCRIPTORS_H
 #define KVF_BASE_DESCRIPTORS_H
@@ -7,9 +7,9 @@
 #include "base/base.h"
 
 /**
- * Whether this process can open so many file descriptors now: it opens and closes them.
+ * Checks whether this process can open `needed` file descriptors now, by opening and closing them.
  *
- * @param who     who needs them, for the message
+ * @param who     what needs them, for the message
  * @param needed  at most 256
  * @return KVF_OK or KVF_E_IO
  */

@@ -30,7 +30,7 @@ kvf_status(kvf_fail_in)(kvf_status status, const char *format, ...) {
 }
 
 void kvf_assertion_failed(const char *condition, const char *file, int line, const char *function) {
-    (void)fprintf(stderr, "%s:%d: %s(): this does not hold: %s\n", file, line, function, condition);
+    (void)fprintf(stderr, "%s:%d: %s(): assertion failed: %s\n", file, line, function, condition);
     abort();
 }
 

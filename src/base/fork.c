@@ -3,13 +3,13 @@
 #include <pthread.h>
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static uint32_t forks; /* changed in a child only, where there is one thread */
+static uint32_t forks; /* changed only in a child of fork(), which has one thread */
 
 static void count_child(void) {
     forks++;
 }
 
-/* Without memory for it nothing is counted, and a child is not told apart. */
+/* If there is no memory for the handler, nothing is counted and a child is not detected. */
 static void watch_forks(void) {
     (void)pthread_atfork(NULL, NULL, count_child);
 }

@@ -1,5 +1,6 @@
 /*
- * Whether this process is a child of fork(): what its parent opened is in its memory, too, but not its own.
+ * Whether this process is a child of fork(): its memory then contains objects that its parent opened, which it must not
+ * use.
  */
 #ifndef KVF_BASE_FORK_H
 #define KVF_BASE_FORK_H
@@ -7,8 +8,8 @@
 #include <stdint.h>
 
 /**
- * How many times fork() has made a child on the way to this process, since the first call anywhere on it. Costs no
- * system call: who keeps the number sees by another one later that it was inherited.
+ * How many forks lie between the first call of this function, here or in an ancestor, and this process. Costs no system
+ * call. An object that keeps the number of its opener was inherited if the number differs now.
  */
 uint32_t kvf_fork_count(void);
 

@@ -1,13 +1,13 @@
 /*
- * Lists of structs with the members `previous` and `following`, known by their first one; and queues, which are known
- * by their last one too.
+ * Lists of structs with the members `previous` and `following`, held by a pointer to the first; and queues, which have
+ * a pointer to the last as well.
  */
 #ifndef KVF_LIST_H
 #define KVF_LIST_H
 
 #include "base/base.h"
 
-/** Puts `node`, which is in no list, before the others. */
+/** Puts `node`, which must be in no list, before the others. */
 #define KVF_LIST_ADD(first, node)                                                                            \
     do {                                                                                                     \
         (node)->previous = NULL;                                                                             \
@@ -28,7 +28,7 @@
             (node)->following->previous = (node)->previous;                                                  \
     } while (0)
 
-/** Puts `node`, which is in no queue, behind the others. */
+/** Puts `node`, which must be in no queue, behind the others. */
 #define KVF_QUEUE_ADD(first, last, node)                                                                     \
     do {                                                                                                     \
         (node)->previous = (last);                                                                           \

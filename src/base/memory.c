@@ -28,7 +28,7 @@ kvf_status kvf_set_allocator(const kvf_allocator *allocator) {
     return KVF_OK;
 }
 
-/* malloc(0) may be NULL, which we keep for failure. */
+/* malloc(0) may return NULL, which here means failure. */
 static bool total_bytes(size_t count, size_t element_bytes, size_t *out) {
     if (__builtin_mul_overflow(count, element_bytes, out))
         return false;

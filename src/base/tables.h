@@ -1,6 +1,6 @@
 /*
- * Hash tables and lists: uthash and utlist, with kvferry's allocator, and an insertion that can fail instead
- * of ending the process.
+ * Hash tables and lists: uthash and utlist with kvferry's allocator, and an insertion that can fail instead of ending
+ * the process.
  */
 #ifndef KVF_TABLES_H
 #define KVF_TABLES_H

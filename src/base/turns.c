@@ -2,17 +2,17 @@
 
 #include "base/list.h"
 
-/* What it did not use of its last turn is gone, what it had beyond is not. */
+/* Work that the party did not use in its last turn is forfeited; work beyond the turn stays owed. */
 static void begin_turn(kvf_turn_party *party) {
     party->credit = (party->credit < 0 ? party->credit : 0) + party->turn_work;
 }
 
-/* More than a turn. */
+/* Whether the party owes more than a turn. */
 static bool owes(const kvf_turn_party *party) {
     return party->credit + party->turn_work <= 0;
 }
 
-/* One that owes has paid in this round, and others that owe are not to. */
+/* Whether one of the parties that owe has paid in this round already; the others then must wait for the next. */
 static bool was_paid(const kvf_turns *turns) {
     return turns->round && turns->paid_in == turns->round;
 }
@@ -42,7 +42,8 @@ void kvf_turns_stop_waiting(kvf_turn_seat *seat) {
 }
 
 kvf_turn_seat *kvf_turns_next(kvf_turns *turns, kvf_turn_party **whose) {
-    const kvf_turn_party *passed = NULL; /* the first that was passed over: where it comes again, all were */
+    const kvf_turn_party *passed =
+        NULL; /* the first that was passed over: when it comes again, all were passed over */
     for (kvf_turn_party *party; (party = turns->first) && party != passed;) {
         kvf_turn_seat *seat = party->first;
         if (seat && party->credit > 0) {

@@ -1,5 +1,5 @@
 /*
- * A descriptor that is readable exactly while its owner wants to be called, for poll and epoll.
+ * A descriptor for poll and epoll that is readable exactly while its owner wants to be called.
  */
 #ifndef KVF_WAKE_H
 #define KVF_WAKE_H
@@ -15,7 +15,7 @@ typedef struct kvf_wake {
 /** @return KVF_OK; KVF_E_IO when the process has too many descriptors */
 kvf_status kvf_wake_open(kvf_wake *wake);
 
-/** Makes it readable, or not; nothing happens when it is so already, or not open. */
+/** Makes it readable or not readable; does nothing if it is so already, or is not open. */
 void kvf_wake_set(kvf_wake *wake, bool on);
 
 /** Closes it; one that is not open is accepted. */

@@ -86,7 +86,7 @@ kvf_status kvf_model_load(const char *path_or_name, const kvf_config_options *op
     if (!path_or_name || !out)
         return kvf_fail(KVF_E_INVALID, "model: %s is NULL", path_or_name ? "out" : "path_or_name");
     const kvf_builtin_model *builtin = find_builtin(path_or_name);
-    /* Without O_NONBLOCK a named pipe would block here, before it can be refused. */
+    /* Without O_NONBLOCK, open() would block on a named pipe before it can be refused. */
     int file = open(path_or_name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0 && builtin)
         return load_builtin(builtin, options, out);

@@ -1,8 +1,8 @@
 /*
  * Whether two models cache the same cells.
  *
- * Not compared: the model's own name (a label), granule_units, tensor and tp_rule (they say how an engine spreads
- * and stores cells, not which cells there are).
+ * Not compared: the model's name, which is a label, and granule_units, tensor and tp_rule, which say how an engine
+ * spreads and stores cells, not which cells there are.
  */
 #include "model/model.h"
 

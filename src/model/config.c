@@ -39,7 +39,7 @@ static kvf_status find_text_model(const kvf_fields *root, kvf_fields *out) {
     return KVF_OK;
 }
 
-/* The inner configuration names its own type, or is of its wrapper's. */
+/* The inner configuration names its own type, or has that of its wrapper. */
 static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
     const char *outer;
     const char *inner;
@@ -64,7 +64,7 @@ static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
     return KVF_OK;
 }
 
-/* The model's type: of the language model, or of the whole, or the family's. */
+/* The model's element type: the language model's, or that of the whole configuration, or the family's. */
 static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
     static const char names[] = "dtype|torch_dtype";
     const char *text;
@@ -80,7 +80,7 @@ static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
         return KVF_OK;
     bool only_attention = !kvf_config_has(config, KVF_KEEPS_STATE);
     if (config->options.cache_dtype && only_attention)
-        return KVF_OK; /* nothing is kept in the model's own type */
+        return KVF_OK; /* nothing is cached in the model's own type */
     return kvf_fail(KVF_E_INVALID, "%sdtype (or torch_dtype) is missing%s", config->fields.prefix,
                     only_attention ? ", and no cache_dtype is given" : "");
 }

@@ -5,7 +5,7 @@
  *     fields + family --config_layers--> what each layer keeps
  *     fields + family --config_attention, config_overrides, config_state--> the parts of each kind of layer
  *     all of it --config--> a kvf_model_desc
- *     fields + family --config_notes--> what may decide sizes and was not read
+ *     fields + family --config_notes--> notes on fields that may decide sizes and were not read
  */
 #ifndef KVF_MODEL_CONFIG_H
 #define KVF_MODEL_CONFIG_H
@@ -23,7 +23,7 @@
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-/** One JSON object, and what stands before its fields' names in messages: "text_config.". */
+/** One JSON object, and the prefix of its fields' names in messages: "text_config.". */
 typedef struct kvf_fields {
     struct json_object *object; /**< borrowed from the tree */
     const char *family;         /**< the model_type, for messages; NULL while it is not known */
@@ -31,20 +31,19 @@ typedef struct kvf_fields {
 } kvf_fields;
 
 /**
- * Parses a text strictly: one object, no field twice, bounded depth and size.
+ * Parses a text strictly: a single object, no field twice, bounded depth and size.
  *
  * @param tree  receives the tree; the caller gives it back with json_object_put()
  */
 kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object **tree);
 
 /*
- * Readers. `names` is one name or several with '|' between: the same thing under different names, of which at
- * most one may be given, or all alike. A name with a '.' is that of a field of an object inside this one. A
- * field that is null counts as not given. A field of another type, or outside the bounds, is an error that
- * names the field, its value and what is allowed.
+ * Readers. `names` is one name, or several alternative names separated by '|': at most one may be given, or all with
+ * the same value. A name with a '.' is the path to a field of an inner object. A field that is null counts as not
+ * given. A field of another type, or out of bounds, is an error that names the field, its value and the allowed values.
  */
 
-/** Whether one of the names is there at all, even as null. */
+/** Whether a field with one of the names exists, even as null. */
 bool kvf_field_exists(const kvf_fields *fields, const char *names);
 
 /** The value, or NULL when not given; `name` (may be NULL) receives the name it was found under. */
@@ -59,13 +58,13 @@ kvf_status kvf_field_number(const kvf_fields *fields, const char *names, uint32_
 kvf_status kvf_field_need(const kvf_fields *fields, const char *names, uint32_t least, uint32_t most,
                           uint32_t fallback, uint32_t *out);
 
-/** When not given, `out` stays as it was. */
+/** A flag. When not given, `out` stays as it was. */
 kvf_status kvf_field_flag(const kvf_fields *fields, const char *names, bool *out);
 
-/** NULL when not given. The text lives as long as the tree. */
+/** A text, NULL when not given. It lives as long as the tree. */
 kvf_status kvf_field_text(const kvf_fields *fields, const char *names, const char **out);
 
-/** NULL when not given; an error when not a list. `name` as in kvf_field_find(). */
+/** A list, NULL when not given. `name` as in kvf_field_find(). */
 kvf_status kvf_field_list(const kvf_fields *fields, const char *names, struct json_object **out,
                           const char **name);
 
@@ -76,12 +75,13 @@ kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fiel
 kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct json_object *list, size_t i,
                               uint32_t least, uint32_t most, uint32_t *out);
 
-/** The failure of a field that must be there: it names the field and the family, which has no default. */
+/** Fails because a required field is missing: the detail names the field and the family, which has no default for
+ * it. */
 kvf_status kvf_field_missing(const kvf_fields *fields, const char *names);
 
 /* ---- families -------------------------------------------------------------------------------- */
 
-/** What a layer keeps: a set, for layers with attention and state side by side. */
+/** What a layer keeps. A set, because a layer may have both attention and state. */
 enum {
     KVF_KEEPS_NOTHING = 0,
     KVF_KEEPS_FULL = 1,
@@ -93,7 +93,7 @@ enum {
 
 /** How a configuration says what each layer keeps. The first rule that applies decides. */
 typedef enum kvf_rule_kind {
-    KVF_RULE_END = 0, /**< none applied: an error that names the first rule's field */
+    KVF_RULE_END = 0, /**< no rule applied: an error that names the first rule's field */
     KVF_RULE_ALL,     /**< every layer is `picked` */
     KVF_RULE_WINDOW,  /**< every layer is `picked`, when there is a window */
     KVF_RULE_WORDS,   /**< `field` lists a word for each layer */
@@ -118,7 +118,7 @@ typedef struct kvf_layer_rule {
 
 typedef enum kvf_attention_kind {
     KVF_ATTENTION_NONE = 0,
-    KVF_ATTENTION_HEADS,  /**< K and V for each KV head */
+    KVF_ATTENTION_HEADS,  /**< K and V of each KV head */
     KVF_ATTENTION_LATENT, /**< one latent for all heads, perhaps with an indexer key */
 } kvf_attention_kind;
 
@@ -130,50 +130,50 @@ typedef enum kvf_state_kind {
     KVF_STATE_KDA, /**< Kimi delta attention */
 } kvf_state_kind;
 
-/** Names of the fields that size a recurrent state. Those a kind does not use are NULL. */
+/** Names of the fields that decide the size of a recurrent state. Those that a kind does not use are NULL. */
 typedef struct kvf_state_fields {
     kvf_state_kind kind;
-    const char *conv;       /**< taps of the convolution, the state keeps one less */
+    const char *conv;       /**< taps of the convolution; the state keeps one fewer */
     const char *expand;     /**< inner width as a multiple of the hidden size */
-    const char *inner;      /**< inner width; where it is null, `expand` says it */
-    uint32_t inner_or;      /**< the default of `inner`, where it is not there at all; 0: must be there */
+    const char *inner;      /**< inner width; if it is null, `expand` gives it */
+    uint32_t inner_or;      /**< the default of `inner` if it is missing; 0: it is required */
     const char *heads;      /**< value heads */
     const char *head_dim;   /**< of a value head; may be the text "auto" */
     const char *groups;     /**< Mamba 2: groups of B and C; delta rule: key heads */
     const char *state_size; /**< Mamba: of each channel; delta rule: of a key head */
-    kvf_dtype dtype;        /**< of the recurrent state, unless a field says it; 0: as the model's */
+    kvf_dtype dtype;        /**< of the recurrent state, unless a field gives it; 0: the model's */
 } kvf_state_fields;
 
 #define KVF_AS_MANY_AS_HEADS UINT32_MAX
 
 /**
- * A family of models as data. Numbers are the family's own defaults of fields that its published
- * configurations leave out; 0: the field must be given.
+ * A family of models as data. Numbers are the family's defaults of fields that its published configurations leave out;
+ * 0: the field is required.
  */
 typedef struct kvf_family {
-    const char *model_types;       /**< with spaces between */
+    const char *model_types;       /**< separated by spaces */
     const kvf_layer_rule *layers;  /**< tried in order */
     const kvf_state_fields *state; /**< NULL: none */
     const char *window_switch;     /**< the window counts only where this flag is true */
-    const char *full_head_dim;     /**< head size of full layers, where it is another one */
-    const char *full_kv_heads;     /**< KV heads of full layers, where there are others */
-    const char *full_kv_heads_if;  /**< and this flag is true */
-    const char *shared_layers;     /**< how many of the last layers use another layer's cache */
+    const char *full_head_dim;     /**< head size of full layers, if they differ */
+    const char *full_kv_heads;     /**< KV heads of full layers, if they differ */
+    const char *full_kv_heads_if;  /**< and only where this flag is true */
+    const char *shared_layers;     /**< number of last layers that use the cache of another layer */
     bool last_is_full;             /**< the last layer has full attention, whatever the rules say */
-    bool null_kv_heads;            /**< a number of KV heads that is null means as many as heads */
+    bool null_kv_heads;            /**< null as the number of KV heads means as many as heads */
 
     kvf_attention_kind attention;
     kvf_dtype dtype;
     uint32_t heads;
     uint32_t kv_heads;       /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
     uint32_t head_dim;       /**< 0: when not given, the hidden size divided by the heads */
-    uint32_t index_head_dim; /**< of the indexer that a latent has beside it; 0: none when not given */
+    uint32_t index_head_dim; /**< of the indexer beside a latent; 0: none if not given */
     uint32_t window, chunk;
     uint32_t full_head_dim_or; /**< the default of `full_head_dim` */
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
 } kvf_family;
 
-/** Whether `word` is one of `words`, which have spaces or '|' between them. */
+/** Whether `word` is one of `words`, which are separated by spaces or '|'. */
 bool kvf_config_is_among(const char *word, const char *words);
 
 /** The family of a model_type; NULL when it is not known. */
@@ -181,18 +181,18 @@ const kvf_family *kvf_family_find(const char *model_type);
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-#define KVF_CONFIG_MAX_GROUPS 16u /**< one for each thing a layer can keep, in each of its shapes */
+#define KVF_CONFIG_MAX_GROUPS 16u /**< one for each kind of cache in each of its shapes */
 #define KVF_CONFIG_MAX_PARTS 4u
 #define KVF_CONFIG_GROUP_NAME_BYTES 16u
 
 /** The heads of an attention layer. */
 typedef struct kvf_heads {
-    uint32_t query_heads; /**< they bound and divide the KV heads */
+    uint32_t query_heads; /**< the KV heads must divide them */
     uint32_t kv_heads;
     uint32_t head_dim;
 } kvf_heads;
 
-/** What is known of a model while its description is put together. */
+/** What is known about a model while its description is built. */
 typedef struct kvf_config {
     kvf_fields fields;
     struct json_object *root; /**< the whole configuration; `fields` may be an object inside it */
@@ -233,12 +233,12 @@ kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dty
 bool kvf_config_has(const kvf_config *config, uint8_t what);
 
 /**
- * Reads what `per_layer_config` says of single layers, over what holds for all of them. `heads` may be NULL,
- * where the family's attention has none; then nothing may differ that decides sizes.
+ * Applies `per_layer_config`, which overrides fields for single layers. `heads` may be NULL if the family's attention
+ * has none; then no field that decides a size may differ.
  */
 kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads);
 
-/** Checks that `kv_heads`, which `prefix` and `field` gave, divide the query heads. */
+/** Checks that `kv_heads` divide the query heads; `prefix` and `field` name their field in the message. */
 kvf_status kvf_config_check_kv_heads(const char *prefix, const char *field, const kvf_heads *heads);
 
 /** Add the groups of all attention layers, and of all state layers. */
@@ -250,18 +250,19 @@ kvf_status kvf_config_add_state(kvf_config *config);
 /** What this reader does with a field, judged by its name. */
 typedef enum kvf_field_use {
     KVF_FIELD_NO_SIZE = 0, /**< it decides no size of a cache */
-    KVF_FIELD_READ,        /**< it may decide one, and is read for this family */
-    KVF_FIELD_UNREAD,      /**< it may decide one, and is not read for this family */
+    KVF_FIELD_READ,        /**< it may decide a size, and is read for this family */
+    KVF_FIELD_UNREAD,      /**< it may decide a size, and is not read for this family */
 } kvf_field_use;
 
-/** `name` is that of a field of the configuration, or a path with '.' to one inside. */
+/** `name` is the name of a field, or a path with '.' to a field of an inner object. */
 kvf_field_use kvf_config_field_use(const kvf_config *config, const char *name);
 
 /** Notes that a field is not read. More notes than there is room for are left out. */
 void kvf_config_note_unread(kvf_config *config, const char *prefix, const char *name,
                             struct json_object *value);
 
-/** Notes every field that may decide a size and is not read for this family. All layers have been read. */
+/** Notes every field that may decide a size and is not read for this family. Call it after all layers have been
+ * read. */
 void kvf_config_note_unread_fields(kvf_config *config);
 
 /* ---- the models that come with the library --------------------------------------------------- */

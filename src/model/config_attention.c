@@ -5,8 +5,8 @@
 
 #include "model/config.h"
 
-/* Elements that share one scale in an indexer key, and the types of both. Engines store this key quantised
- * whatever the cache's type: 128 bytes and a 4-byte scale for each token, values first, scales after them. */
+/* How many elements of an indexer key share one scale, and the types of both. Engines store this key quantised whatever
+ * the cache's type is: 128 bytes and a 4-byte scale for each token, values first, then scales. */
 #define INDEXER_SCALE_ELEMENTS 128u
 #define INDEXER_DTYPE KVF_DTYPE_F8_E4M3
 #define INDEXER_SCALE_DTYPE KVF_DTYPE_F32
@@ -62,13 +62,13 @@ static kvf_status read_head_dim(const kvf_config *config, kvf_heads *heads) {
     return KVF_OK;
 }
 
-/* Fields that say the heads of all full layers, in families where those have heads of their own. */
+/* The heads of all full layers, in families whose full layers have other heads than the rest. */
 typedef struct full_heads {
     kvf_heads heads;
     bool head_dim_given, kv_heads_given;
 } full_heads;
 
-/* Where single layers are described, the fields for all full layers have no default: `all` holds for them. */
+/* If single layers are described, the fields for all full layers have no default, and `all` applies to them. */
 static kvf_status read_full_heads(const kvf_config *config, const kvf_heads *all, full_heads *full) {
     const kvf_family *family = config->family;
     bool by_layer = kvf_field_exists(&config->fields, "per_layer_config");
@@ -97,7 +97,7 @@ static kvf_status differ(const kvf_config *config, const char *field, uint32_t s
                     config->fields.prefix, field, said, is, layer);
 }
 
-/* Both ways to say it may be there, and must then say the same. */
+/* A configuration may give the heads of full layers in both ways, which must then agree. */
 static kvf_status check_full_heads(const kvf_config *config, const full_heads *full) {
     for (uint32_t i = 0; i < config->layer_count; i++) {
         if (!(config->keeps[i] & KVF_KEEPS_FULL))
@@ -160,7 +160,7 @@ static bool same_heads(const kvf_heads *a, const kvf_heads *b) {
     return a->kv_heads == b->kv_heads && a->head_dim == b->head_dim;
 }
 
-/* The first layer that keeps `what` in heads that no group of `what` has yet; layer_count when there is none. */
+/* The next layer after `after` that keeps `what` with heads that no group of `what` has yet; layer_count if none. */
 static uint32_t next_shape(const kvf_config *config, uint8_t what, uint32_t after) {
     for (uint32_t i = after; i < config->layer_count; i++) {
         if (!(config->keeps[i] & what))
@@ -175,14 +175,14 @@ static uint32_t next_shape(const kvf_config *config, uint8_t what, uint32_t afte
     return config->layer_count;
 }
 
-/* Adds a group for each shape of the layers that keep `what`: "full", and where they differ "full.2" ... */
+/* Adds a group for each shape of the layers that keep `what`: "full", and if they differ "full.2" ... */
 static kvf_status add_heads(kvf_config *config, const char *name, uint8_t what) {
     uint32_t number = 1;
     for (uint32_t first = next_shape(config, what, 0); first < config->layer_count;
          first = next_shape(config, what, first + 1), number++) {
         char numbered[KVF_CONFIG_GROUP_NAME_BYTES];
         (void)snprintf(numbered, sizeof numbered, number > 1 ? "%s.%u" : "%s", name, number);
-        if (config->group_count == KVF_CONFIG_MAX_GROUPS - 1) /* one is left for a state */
+        if (config->group_count == KVF_CONFIG_MAX_GROUPS - 1) /* one is reserved for a state */
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "%sper_layer_config makes more than %u groups of layers with the same heads",
                             config->fields.prefix, KVF_CONFIG_MAX_GROUPS - 1);
@@ -208,7 +208,8 @@ static kvf_status add_head_groups(kvf_config *config) {
 
 /* ---- latents --------------------------------------------------------------------------------- */
 
-/* Layers may share an indexer; then some keep no key of their own, and the group would have to be cut. */
+/* Layers that share an indexer are refused: some of them keep no key of their own, so the group would have to be
+ * split. */
 static kvf_status check_own_indexers(const kvf_config *config) {
     struct json_object *types;
     const char *name;
@@ -223,7 +224,7 @@ static kvf_status check_own_indexers(const kvf_config *config) {
     }
     if (status || types)
         return status;
-    /* without that list, two other fields may give it */
+    /* without that list, one of two other fields may say which layers share an indexer */
     bool given;
     uint32_t every = 1;
     struct json_object *pattern;

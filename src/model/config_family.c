@@ -1,8 +1,8 @@
 /*
  * The families of models, as data.
  *
- * A row says which fields size a family's cache and how its configuration tells the layers apart. Defaults
- * are those of the families' own public configuration classes; they are here because published configurations
+ * A row says which fields decide the sizes of a family's cache and how its configuration tells the layers apart.
+ * Defaults are those of the families' public configuration classes; they are needed because published configurations
  * leave those fields out.
  */
 #include "model/config.h"
@@ -59,7 +59,7 @@ static const kvf_layer_rule window_but_every_6th[] = {
     END,
 };
 
-/* A layer without rotary positions sees everything; the others see their chunk. */
+/* A layer without rotary positions attends to everything; the others attend to their chunk. */
 static const kvf_layer_rule chunks_with_rope[] = {
     LAYER_TYPES,
     {.kind = KVF_RULE_FLAGS, .field = "no_rope_layers", .picked = KVF_KEEPS_FULL, .others = KVF_KEEPS_CHUNK},

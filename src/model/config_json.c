@@ -1,9 +1,9 @@
 /*
  * A configuration's text, and typed access to its fields.
  *
- * json-c is strict about syntax but keeps the last of two fields of one name; two programs that read the same
- * file may then see different models, so we refuse such a file. Infinity and NaN are not JSON, but published
- * configurations contain them, and json-c reads them.
+ * json-c is strict about syntax, but of two fields with the same name it keeps the last; two programs that read the
+ * same file might then see different models, so such a file is refused. Infinity and NaN are not JSON, but published
+ * configurations contain them, and json-c accepts them.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,9 +17,9 @@ static bool is_space(char c) {
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* A field's name where it stands in the text. */
+/* The position of a field's name in the text. */
 typedef struct field_site {
-    uint32_t object; /* number of the object it is in */
+    uint32_t object; /* number of the object that contains it */
     uint32_t length;
     const char *name;
 } field_site;
@@ -30,7 +30,7 @@ typedef struct field_sites {
     uint32_t capacity;
 } field_sites;
 
-/* A field takes at least four bytes of text, so the bound on those bounds these. */
+/* A field takes at least four bytes of text, so the bound on the text bounds the number of fields. */
 static kvf_status add_site(field_sites *sites, field_site site) {
     if (sites->count == sites->capacity) {
         uint32_t capacity = sites->capacity ? sites->capacity * 2 : 256;
@@ -55,7 +55,8 @@ static int compare_sites(const void *left, const void *right) {
     return order ? order : (a->name > b->name) - (a->name < b->name);
 }
 
-/* Steps over a string from its first character to its closing mark. json-c lets control characters pass. */
+/* Skips a string from its first character to its closing quotation mark. Refuses control characters, which json-c
+ * accepts. */
 static kvf_status skip_string(const char *json, const char *end, const char **at) {
     const char *p = *at;
     while (p < end && *p != '"') {
@@ -77,7 +78,7 @@ static bool is_name(const char *mark, const char *end) {
     return p < end && *p == ':';
 }
 
-/* Lists the fields of a text. It has parsed, so strings end and brackets match. */
+/* Lists the fields of a text that has been parsed, so strings end and brackets match. */
 static kvf_status collect_sites(const char *json, size_t bytes, field_sites *sites) {
     uint32_t inside[KVF_CONFIG_MAX_DEPTH + 1] = {0};
     uint32_t depth = 0;
@@ -92,7 +93,7 @@ static kvf_status collect_sites(const char *json, size_t bytes, field_sites *sit
         } else if ((*p == '}' || *p == ']') && depth > 0) {
             depth--;
         } else if (*p == '\'') {
-            /* json-c lets these stand for quotation marks, and then this scan would not know its place. */
+            /* json-c accepts these as quotation marks, which this scan does not recognise. */
             status = kvf_fail(KVF_E_PARSE, "configuration is not JSON at byte %zu: single quotation mark",
                               (size_t)(p - json));
         } else if (*p == '"') {
@@ -174,7 +175,7 @@ kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object *
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-/* The value as it is written, short enough for a message. */
+/* The value as written in the text, for a message. */
 static const char *written(struct json_object *value) {
     const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
     return text ? text : "?";
@@ -190,11 +191,11 @@ static bool next_name(const char **names, char *name, size_t room) {
     return true;
 }
 
-/* How messages name a field: a name inside `names` ends at '|'. */
+/* Prints a field's name in messages: a name in `names` ends at '|'. */
 #define NAMED "%s%.*s"
 #define NAME_OF(fields, name) (fields)->prefix, (int)strcspn(name, "|"), name
 
-/* Follows a path such as "a.b". `value` is NULL where it ends early, or where there is a null. */
+/* Follows a path such as "a.b". `value` is NULL if the path ends early or leads to null. */
 static kvf_status follow(const kvf_fields *fields, const char *path, bool *exists,
                          struct json_object **value) {
     *value = fields->object;
@@ -265,7 +266,7 @@ static kvf_status number_of(const kvf_fields *fields, const char *name, struct j
     if (!json_object_is_type(value, json_type_int))
         return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a whole number from %u to %u",
                         NAME_OF(fields, name), written(value), least, most);
-    int64_t number = json_object_get_int64(value); /* one that does not fit becomes the nearest that does */
+    int64_t number = json_object_get_int64(value); /* saturates if the number does not fit */
     if (number < (int64_t)least || number > (int64_t)most)
         return kvf_fail(KVF_E_RANGE, NAMED " is %.40s; allowed %u to %u", NAME_OF(fields, name),
                         written(value), least, most);

@@ -35,13 +35,13 @@ static const struct {
 
 /* ---- how many layers ------------------------------------------------------------------------- */
 
-/* Makes room for `count` layers, or checks that they are as many as there already are. */
+/* Makes room for `count` layers, or checks that `count` is the number already known. */
 static kvf_status settle_count(kvf_config *config, const char *field, size_t count) {
     if (config->layer_count && count != config->layer_count)
-        return kvf_fail(KVF_E_INVALID, "%s%.*s speaks of %zu layers, but num_hidden_layers is %u",
+        return kvf_fail(KVF_E_INVALID, "%s%.*s describes %zu layers, but num_hidden_layers is %u",
                         config->fields.prefix, (int)strcspn(field, "|"), field, count, config->layer_count);
     if (count == 0 || count > KVF_MODEL_MAX_LAYERS)
-        return kvf_fail(KVF_E_RANGE, "%s%.*s speaks of %zu layers; allowed 1 to %u", config->fields.prefix,
+        return kvf_fail(KVF_E_RANGE, "%s%.*s describes %zu layers; allowed 1 to %u", config->fields.prefix,
                         (int)strcspn(field, "|"), field, count, KVF_MODEL_MAX_LAYERS);
     config->layer_count = (uint32_t)count;
     if (!config->keeps)
@@ -49,14 +49,14 @@ static kvf_status settle_count(kvf_config *config, const char *field, size_t cou
     return config->keeps ? KVF_OK : kvf_nomem("the layers of a configuration");
 }
 
-/* A rule that does not itself say how many layers there are needs the field that does. */
+/* A rule that does not imply the number of layers needs num_hidden_layers. */
 static kvf_status need_count(const kvf_config *config) {
     return config->layer_count ? KVF_OK : kvf_field_missing(&config->fields, "num_hidden_layers");
 }
 
 /* ---- rules ----------------------------------------------------------------------------------- */
 
-/* Each sets `applied` when it has decided about all layers. */
+/* Each function sets `applied` when it has decided about all layers. */
 
 static kvf_status keep_word(kvf_config *config, const char *field, struct json_object *list, uint32_t i) {
     struct json_object *element = json_object_array_get_idx(list, i);
@@ -110,7 +110,9 @@ static kvf_status apply_flags(kvf_config *config, const kvf_layer_rule *rule, bo
     struct json_object *list;
     const char *field;
     kvf_status status = kvf_field_list(&config->fields, rule->field, &list, &field);
-    if (status || !list || json_object_array_length(list) == 0) /* published as [] where it is not used */
+    if (status || !list ||
+        json_object_array_length(list) == 0) /* published configurations have [] where it is not
+                                                                   used */
         return status;
     *applied = true;
     status = settle_count(config, field, json_object_array_length(list));
@@ -179,7 +181,7 @@ static kvf_status apply_all(kvf_config *config, const kvf_layer_rule *rule, bool
     return KVF_OK;
 }
 
-/* A layer of a list, that no list has named before (`unset` marks those). */
+/* Takes a layer from a list; no list may have named it before (`unset` marks such layers). */
 static const uint8_t unset = UINT8_MAX;
 
 static kvf_status keep_numbered(kvf_config *config, const char *field, const kvf_layer_rule *rule,
@@ -254,7 +256,7 @@ static kvf_status apply_rule(kvf_config *config, const kvf_layer_rule *rule, boo
     return kvf_field_missing(&config->fields, config->family->layers[0].field);
 }
 
-/* A default stands for a field that is not there; one that is null means that there is none. */
+/* The default applies to a field that is missing; a field that is null means that there is no window or chunk. */
 static kvf_status read_span(const kvf_config *config, const char *field, uint32_t fallback, uint32_t *out) {
     bool given;
     *out = kvf_field_exists(&config->fields, field) ? 0 : fallback;
@@ -275,7 +277,8 @@ static kvf_status read_spans(kvf_config *config) {
     return status;
 }
 
-/* A pattern whose window or chunk is null means full attention; a layer that is named one contradicts it. */
+/* If the window or chunk is null, layers of a pattern have full attention; a layer that is explicitly named as windowed
+ * or chunked is then a contradiction. */
 static kvf_status settle_spans(kvf_config *config, bool named) {
     static const struct {
         uint8_t keeps;
@@ -300,7 +303,7 @@ static kvf_status settle_spans(kvf_config *config, bool named) {
     return KVF_OK;
 }
 
-/* The last layers of some families read what an earlier layer of their kind has cached. */
+/* In some families the last layers read the cache of an earlier layer of their kind. */
 static kvf_status drop_shared(kvf_config *config) {
     const char *field = config->family->shared_layers;
     if (!field)
@@ -328,12 +331,13 @@ static kvf_status check_known(const kvf_config *config) {
     for (uint32_t i = 0; i < config->layer_count; i++) {
         uint8_t keeps = config->keeps[i];
         if ((keeps & KVF_KEEPS_ATTENTION) && config->family->attention == KVF_ATTENTION_NONE)
-            return kvf_fail(KVF_E_INVALID, "layer %u has attention, which this family has not", i);
+            return kvf_fail(KVF_E_INVALID, "layer %u has attention, but this family has none", i);
         if ((keeps & (KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)) &&
             config->family->attention == KVF_ATTENTION_LATENT)
-            return kvf_fail(KVF_E_UNSUPPORTED, "layer %u has a window or chunks over latents", i);
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "layer %u has a window or chunks, which are not supported with latents", i);
         if ((keeps & KVF_KEEPS_STATE) && !config->family->state)
-            return kvf_fail(KVF_E_INVALID, "layer %u has a recurrent state, which this family has not", i);
+            return kvf_fail(KVF_E_INVALID, "layer %u has a recurrent state, but this family has none", i);
     }
     return KVF_OK;
 }

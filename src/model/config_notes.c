@@ -1,9 +1,9 @@
 /*
- * Fields that may decide a size and are not read: a newer writer of configurations, or a family that has learnt
- * something, would otherwise be read wrongly without a word.
+ * Notes on fields that may decide a size and are not read: otherwise a configuration by a newer writer, or of a family
+ * with a new feature, would be misread silently.
  *
- * A field is judged by its name. What is read for the family, and what is known to decide no size, are told
- * apart here; of the rest, a name with one of a few words in it is noted.
+ * A field is judged by its name. Fields that are read for the family, and fields known to decide no size, are listed
+ * here; any other field is noted if its name contains one of a few words.
  */
 #include <stdio.h>
 
@@ -11,14 +11,14 @@
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Where a row of names holds. */
+/* The condition under which a row of names applies. */
 typedef enum condition {
     ALWAYS,
-    LATENT,    /* attention with latents */
-    STATE,     /* a recurrent state */
-    WINDOWS,   /* windows in some layers, or in some models of the family */
-    CHUNKS,    /* the same of chunks */
-    NO_WINDOW, /* no layer of this model has one */
+    LATENT,    /* the model has attention with latents */
+    STATE,     /* the model has a recurrent state */
+    WINDOWS,   /* the family has windows in some layers, or in some models */
+    CHUNKS,    /* the same for chunks */
+    NO_WINDOW, /* no layer of this model has a window */
 } condition;
 
 typedef struct name_row {
@@ -26,7 +26,7 @@ typedef struct name_row {
     const char *names;
 } name_row;
 
-/* What the reader asks of every family. The family's own fields are in its row. */
+/* The fields that are read for every family. A family's own fields are in its row. */
 static const name_row read_names[] = {
     {ALWAYS,
      "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim attention_head_dim"},
@@ -49,7 +49,7 @@ static const name_row harmless_names[] = {
     {NO_WINDOW, "max_window_layers use_sliding_window sliding_window_pattern _sliding_window_pattern"},
 };
 
-/* What a name has in it that decides no size, whatever else is in it. */
+/* A field whose name contains one of these decides no size, whatever else its name contains. */
 static const char *const harmless_words[] = {
     "intermediate_size", "vocab_size", "norm",    "mlp",     "moe",         "expert", "bias",
     "multiplier",        "mtp",        "lm_head", "dropout", "initializer",
@@ -60,7 +60,7 @@ static const char *const size_words[] = {
     "key_value", "expand", "chunk", "group", "mamba",  "ssm",   "width", "pattern", "interval",
 };
 
-/* Objects inside that are about something else. */
+/* Inner objects that do not describe the cache. */
 static const char *const other_objects[] = {"vision", "audio", "rope", "quantization", "label", "generation"};
 
 static bool has_word(const char *name, const char *const *words, size_t count) {
@@ -73,7 +73,7 @@ static bool has_word(const char *name, const char *const *words, size_t count) {
 
 /* ---- what a field is ------------------------------------------------------------------------- */
 
-/* Whether the family's rules give some layer `what`. */
+/* Whether the family's rules can give a layer `what`. */
 static bool rules_give(const kvf_family *family, uint8_t what) {
     for (const kvf_layer_rule *rule = family->layers; rule->kind != KVF_RULE_END; rule++)
         if ((rule->picked | rule->others) & what)
@@ -138,7 +138,7 @@ kvf_field_use kvf_config_field_use(const kvf_config *config, const char *name) {
 
 /* ---- notes ----------------------------------------------------------------------------------- */
 
-/* null, false, 0 and what is empty say that a model has no such thing. */
+/* null, false, 0 and empty values say that the model does not have the feature. */
 static bool says_nothing(struct json_object *value) {
     switch (json_object_get_type(value)) {
     case json_type_null:
@@ -157,7 +157,7 @@ static bool says_nothing(struct json_object *value) {
     return false;
 }
 
-/* A name from outside may hold anything but a zero byte; a note is one line. */
+/* A name from outside may contain any character but a zero byte; a note must be one line. */
 static void make_printable(char *text) {
     for (; *text; text++)
         if ((unsigned char)*text < ' ' || (unsigned char)*text > '~')
@@ -204,7 +204,7 @@ static void note_object(kvf_config *config, struct json_object *object, const ch
     }
 }
 
-/* A quantised checkpoint may ask for a quantised cache. */
+/* Notes if a quantised checkpoint asks for a quantised cache. */
 static void note_quantised_cache(kvf_config *config, const kvf_fields *fields) {
     struct json_object *quantisation = NULL;
     if (config->options.cache_dtype ||

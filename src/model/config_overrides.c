@@ -1,9 +1,9 @@
 /*
- * What a configuration says of single layers, over what holds for all: per_layer_config, which has an object
- * for each layer that differs, such as {"05": {"head_dim": 512, "num_key_value_heads": 2}}.
+ * Overrides for single layers: per_layer_config, which has an object for each layer that differs, such as {"05":
+ * {"head_dim": 512, "num_key_value_heads": 2}}.
  *
- * Layers may differ in KV heads and in head size. Any other field that decides a size is refused by name where
- * it says something else than the whole configuration does.
+ * Layers may differ in KV heads and in head size. Any other field that decides a size is refused if its value differs
+ * from that of the whole configuration.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ static const char *written(struct json_object *value) {
     return text ? text : "?";
 }
 
-/* A number of one layer. null would mean that the layer has no such number, which cannot be. */
+/* Reads a number of one layer, which must not be null. */
 static kvf_status read_number(const kvf_fields *layer, const char *field, uint32_t most, uint32_t *out) {
     bool given;
     kvf_status status = kvf_field_number(layer, field, 1, most, &given, out);
@@ -42,7 +42,7 @@ static kvf_status read_heads(const kvf_fields *layer, kvf_heads *heads) {
     return status ? status : kvf_config_check_kv_heads(layer->prefix, kv_heads_field, heads);
 }
 
-/* A part of the layer that is left out: then it keeps nothing, or something else. */
+/* Refuses layers without some of their parts, which cache nothing or something else. */
 static kvf_status check_skip(const kvf_fields *layer, struct json_object *value) {
     if (json_object_is_type(value, json_type_array) && json_object_array_length(value) == 0)
         return KVF_OK;
@@ -51,7 +51,7 @@ static kvf_status check_skip(const kvf_fields *layer, struct json_object *value)
                     written(value));
 }
 
-/* A field of a layer that is neither KV heads nor head size. */
+/* Checks a field of a layer that is neither KV heads nor head size. */
 static kvf_status check_other(kvf_config *config, const kvf_fields *layer, const char *name,
                               struct json_object *value) {
     if (strcmp(name, "skip") == 0)
@@ -90,7 +90,7 @@ static kvf_status override_layer(kvf_config *config, const kvf_fields *layer, kv
     return heads ? read_heads(layer, heads) : KVF_OK;
 }
 
-/* The layer that a field's name stands for: its number, perhaps with zeros before it. */
+/* The layer that a field's name stands for: its number, perhaps with leading zeros. */
 static kvf_status layer_of(const kvf_config *config, const kvf_fields *layers, const char *name,
                            uint32_t *out) {
     size_t digits = strspn(name, "0123456789");

@@ -7,12 +7,12 @@
  *   Mamba 2      x: heads x head_dim | B, C: groups x state_size     unit: head, cell: head_dim x state_size
  *   delta rule   Q, K: key heads x key dim | V: heads x head_dim     unit: head, cell: head_dim x key dim
  *
- * Granules are what tensor parallelism keeps together: the channels of a head, or of a group; where several
- * value heads share a key head, all of them, so that a rank's heads always match its keys.
+ * A granule is a set of units that tensor parallelism keeps together: the channels of a head or of a group; if several
+ * value heads share a key head, all of these, so that a rank's heads always match its keys.
  */
 #include "model/config.h"
 
-/* Sizes of a state, whichever family they come from. */
+/* Sizes of a state of any family. */
 typedef struct state_shape {
     uint32_t conv_rows;
     uint32_t heads;      /* Mamba 1: channels */
@@ -30,14 +30,15 @@ static kvf_status read_expanded(const kvf_config *config, uint32_t *inner) {
     kvf_status status = kvf_field_need(fields, "hidden_size", 1, KVF_CONFIG_MAX_WIDTH, 0, &hidden);
     if (!status)
         status = kvf_field_need(fields, config->family->state->expand, 1, 256, 0, &expand);
-    *inner = hidden * expand; /* at most 2^24 x 2^8: it wraps to 0 only there */
+    *inner = hidden *
+             expand; /* both factors are bounded, so the product wraps only at 2^24 x 2^8, and then to 0 */
     if (!status && *inner == 0)
         status = kvf_fail(KVF_E_RANGE, "%s%s is %u, times hidden_size, %u, is beyond 32 bits", fields->prefix,
                           config->family->state->expand, expand, hidden);
     return status;
 }
 
-/* The inner width of the layer, where the family's fields say one; 0 where only heads do. */
+/* The inner width of the layer if the family has a field for it; 0 if only heads give it. */
 static kvf_status read_inner(const kvf_config *config, uint32_t *inner) {
     const kvf_state_fields *names = config->family->state;
     *inner = 0;
@@ -86,7 +87,7 @@ static kvf_status read_heads(const kvf_config *config, state_shape *shape) {
 static kvf_status read_groups(const kvf_config *config, state_shape *shape) {
     const kvf_fields *fields = &config->fields;
     const kvf_state_fields *names = config->family->state;
-    if (!names->groups) { /* keys are as many and as wide as values */
+    if (!names->groups) { /* keys and values have the same number and width */
         shape->groups = shape->heads;
         shape->group_size = shape->head_dim;
         return KVF_OK;
@@ -95,7 +96,7 @@ static kvf_status read_groups(const kvf_config *config, state_shape *shape) {
     if (!status)
         status = kvf_field_need(fields, names->state_size, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->group_size);
     struct json_object *value;
-    const char *given = names->groups; /* the one of its names that is there */
+    const char *given = names->groups; /* the one of its names that is given */
     if (!status)
         status = kvf_field_find(fields, names->groups, &value, &given);
     if (!status && shape->heads % shape->groups)
@@ -124,7 +125,7 @@ static kvf_status read_shape(const kvf_config *config, state_shape *shape) {
     return status;
 }
 
-/* Products that do not fit in a part's 32 bits are refused here, by the names of what is multiplied. */
+/* Multiplies into 32 bits; the message of an overflow names the product. */
 static kvf_status multiply(const char *what, uint32_t a, uint32_t b, uint32_t *out) {
     uint64_t wide = (uint64_t)a * b;
     *out = (uint32_t)wide;
@@ -133,7 +134,7 @@ static kvf_status multiply(const char *what, uint32_t a, uint32_t b, uint32_t *o
     return KVF_OK;
 }
 
-/* The recurrent state's type: asked for, or said by the configuration, or the family's, or the model's. */
+/* The recurrent state's type: that of the options, or the configuration's, or the family's, or the model's. */
 static kvf_status read_dtype(const kvf_config *config, kvf_dtype *out) {
     static const char names[] = "mamba_ssm_cache_dtype|mamba_ssm_dtype";
     const char *text;

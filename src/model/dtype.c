@@ -1,5 +1,5 @@
 /*
- * Element types: their sizes, and the names they go by.
+ * Element types: their sizes and names.
  */
 #include "model/model.h"
 
@@ -17,8 +17,8 @@ static const struct {
     [KVF_DTYPE_I4] = {"i4", 4},
 };
 
-/* Names other programs write for the same bits. "fp8" alone is e4m3, as in every engine. The "fnuz" forms
- * have another exponent bias and are not listed: taking one for the other would corrupt silently. */
+/* Names that other programs use for the same bits. "fp8" alone is e4m3, as in every engine. The "fnuz" forms have
+ * another exponent bias and are not listed: mistaking one for the other would silently corrupt data. */
 static const struct {
     const char *name;
     kvf_dtype dtype;

@@ -2,7 +2,7 @@
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-/* What differs in one group, in words. */
+/* The differences in one group, in words. */
 typedef struct differences {
     kvf_text text;
     uint32_t count;
@@ -57,7 +57,7 @@ static bool converts(kvf_dtype a, kvf_dtype b) {
     return is_in(KVF_CONVERTED_DTYPES, a) && is_in(KVF_CONVERTED_DTYPES, b);
 }
 
-/* Fields of two parts; types that can be converted are `conversions`, everything else `d`. */
+/* Compares two parts; differing types that can be converted go into `conversions`, all other differences into `d`. */
 static void compare_part(const kvf_group_desc *group, const kvf_part_desc *ours, const kvf_part_desc *theirs,
                          differences *d, differences *conversions) {
     if (ours->dtype != theirs->dtype)
@@ -124,7 +124,7 @@ static void tell_layers(layer_list *list, const char *group, bool here, differen
     kvf_text_free(&list->text);
 }
 
-/* Which layers both have. They must lie side by side in the group of either, so that ranges stay ranges. */
+/* Finds the layers that both groups have. They must lie side by side in both groups, so that ranges stay ranges. */
 static void compare_layers(kvf_match_group *m, const kvf_group_desc *ours, const kvf_group_desc *theirs,
                            differences *d, differences *told) {
     layer_list not_there = {0}, not_here = {0};
@@ -154,14 +154,14 @@ static void compare_layers(kvf_match_group *m, const kvf_group_desc *ours, const
     tell_layers(&not_here, ours->name, true, told);
     if (m->layers_both == 0 || apart) {
         next(d);
-        kvf_text_add(&d->text, "%s: the layers that both have %s", ours->name,
+        kvf_text_add(&d->text, "%s: the layers in common %s", ours->name,
                      apart ? "do not lie side by side" : "are none");
     }
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-/* Both texts become one. */
+/* Appends the text of `from` to `to`. */
 static void append(differences *to, differences *from) {
     if (from->count) {
         next(to);
@@ -208,7 +208,7 @@ static kvf_status only_one(kvf_match_group *m, const kvf_group_desc *group, bool
     return keep_detail(m, &d);
 }
 
-/* The types that both sides let be converted into each other. */
+/* The types that both sides allow to be converted into each other. */
 static uint32_t both_convert(const uint32_t *ours, uint32_t g, const uint32_t *theirs, uint32_t h) {
     return ours && theirs ? ours[g] & theirs[h] & KVF_CONVERTED_DTYPES : 0;
 }
@@ -235,7 +235,7 @@ static kvf_status fill(kvf_match *match, const uint32_t *our_convert, const uint
     return status;
 }
 
-/* Our model with their types, where they are converted. */
+/* Makes our model with their types in groups that are converted. */
 static kvf_status retype(kvf_match *match) {
     bool any = false;
     uint32_t at = 0;
@@ -305,7 +305,7 @@ kvf_status kvf_match_reverse(const kvf_match *match, kvf_match **out) {
         if (m->theirs != KVF_NO_GROUP)
             m->only_types = match->groups[m->theirs].only_types;
     }
-    if (!status) { /* by the agreements that it has now */
+    if (!status) { /* from the agreements as they are now */
         kvf_model_free((*out)->retyped);
         (*out)->retyped = NULL;
         status = retype(*out);

@@ -1,10 +1,9 @@
 /*
  * What two models have in common, group by group.
  *
- * Groups and parts are the same when they have the same name, layers when they have the same number. What is
- * compared says what an element is: the kind of its group, which tokens are seen, which row, unit and element of
- * a cell it is, and its type. What an engine may choose is not: how it spreads units, shares tokens, cuts cells
- * and orders groups, parts and layers.
+ * Groups and parts are matched by name, layers by number. The fields that say what an element is are compared: the kind
+ * of its group, the tokens that are seen, its row, unit and index in the cell, and its type. The fields that an engine
+ * may choose are not: how it spreads units, shares tokens, cuts cells and orders groups, parts and layers.
  */
 #ifndef KVF_MODEL_MATCH_H
 #define KVF_MODEL_MATCH_H
@@ -17,23 +16,23 @@
 #define KVF_CONVERTED_DTYPES                                                                                 \
     (KVF_DTYPE_BIT(KVF_DTYPE_F32) | KVF_DTYPE_BIT(KVF_DTYPE_F16) | KVF_DTYPE_BIT(KVF_DTYPE_BF16))
 
-/** One of our groups, or one that we lack: as in kvf_group_match. */
+/** One of our groups, or one that we lack, as in kvf_group_match. */
 typedef struct kvf_match_group {
     const char *name; /* the model's */
     uint32_t ours, theirs;
     kvf_agreement agreement;
-    bool only_types; /* differ, and could be converted: not both sides allow it */
+    bool only_types; /* only the types differ, and not both sides allow their conversion */
     uint32_t layers_both, layers_ours, layers_theirs;
     char *detail;
-    kvf_range layers;      /* that both have: indices into our group's layers */
-    uint32_t first_theirs; /* index of the first of them into their group's: the others follow it */
+    kvf_range layers;      /* layers that both have, as indices into our group's layers */
+    uint32_t first_theirs; /* index of the first of these in their group; the others follow it */
     uint32_t *parts;       /* [our part]: theirs */
 } kvf_match_group;
 
 typedef struct kvf_match {
     kvf_model *ours, *theirs;
-    kvf_model *retyped;      /* ours, with the types that theirs has in groups that are converted */
-    kvf_match_group *groups; /* by our groups, and then those that we lack */
+    kvf_model *retyped;      /* our model, with the types of theirs in groups that are converted */
+    kvf_match_group *groups; /* our groups, then those that we lack */
     uint32_t our_count;      /* of our groups */
     uint32_t count;
 } kvf_match;
@@ -41,7 +40,7 @@ typedef struct kvf_match {
 /**
  * Compares two models.
  *
- * @param our_convert  for each of our groups, the types that we let be converted into each other: a set, see
+ * @param our_convert  for each of our groups, the set of types that we allow to be converted into each other, see
  *                     KVF_DTYPE_BIT(). NULL: none
  * @param out          receives a match, see kvf_match_free()
  * @return KVF_OK (also when they have nothing in common) or KVF_E_NOMEM
@@ -49,25 +48,25 @@ typedef struct kvf_match {
 kvf_status kvf_match_build(const kvf_model *ours, const uint32_t *our_convert, const kvf_model *theirs,
                            const uint32_t *their_convert, kvf_match **out);
 
-/** For each group of a model the same set, to be freed with kvf_free(); NULL: no memory. */
+/** Makes an array with the same set for each group of a model, to be freed with kvf_free(); NULL: no memory. */
 uint32_t *kvf_convert_sets(const kvf_model *model, uint32_t set);
 
-/** The same seen from the other side. What was said by kvf_match_differ() is said there too. */
+/** Makes the match as seen from the other side, including the reasons given to kvf_match_differ(). */
 kvf_status kvf_match_reverse(const kvf_match *match, kvf_match **out);
 
 /** Frees a match; NULL is accepted. */
 void kvf_match_free(kvf_match *match);
 
-/** Marks a group as different, for a reason that is not the model's. Adds to its detail. */
+/** Marks a group as different, for a reason that is not in the models, and adds the reason to its detail. */
 kvf_status kvf_match_differ(kvf_match *match, uint32_t group, const char *reason);
 
 /**
- * Whether layers of our group can be filled from theirs: the same elements, of the same types or of types that both
- * sides let be converted, and none of these layers missing there.
+ * Checks that layers of our group can be filled from theirs: that these have the same elements, of the same types or of
+ * types that both sides allow to be converted, and that no layer is missing there.
  *
  * @param layers  indices into our group's layers
- * @return KVF_OK; KVF_E_MISMATCH or, where types would have to be converted, and not both sides allow it,
- *         KVF_E_UNSUPPORTED: the detail names the group and what differs
+ * @return KVF_OK; KVF_E_MISMATCH; or KVF_E_UNSUPPORTED if types would have to be converted and not both sides allow it:
+ *         the detail names the group and the difference
  */
 kvf_status kvf_match_check(const kvf_match *match, uint32_t group, kvf_range layers);
 

@@ -6,7 +6,7 @@
 
 #include "model/model.h"
 
-/* One allocation holds everything, each kind of thing together and in an order that keeps them aligned:
+/* One allocation holds everything, sorted by kind, in an order that keeps all of it aligned:
  *
  *   | kvf_model | groups ... | parts of all groups ... | layers of all groups ... | names and notes ... |
  */
@@ -54,7 +54,7 @@ static kvf_status check_count(const char *field, uint32_t count, uint32_t most) 
     return KVF_OK;
 }
 
-/* Everything about one part but its name and its place among its neighbours. */
+/* Checks one part, except its name and its place among the other parts. */
 static kvf_status check_part_cells(const kvf_part_desc *part) {
     uint32_t bits = kvf_dtype_bits(part->dtype);
     if (bits == 0)
@@ -209,11 +209,11 @@ static kvf_status check_model(const kvf_model_desc *desc) {
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-/* What a checked description needs, by kind. */
+/* How much room a checked description needs, by kind. */
 struct content {
     size_t parts;
     size_t layers;
-    size_t name_bytes; /* and those of notes */
+    size_t name_bytes; /* including those of notes */
 };
 
 static struct content measure(const kvf_model_desc *desc, const kvf_notes *notes) {
@@ -308,7 +308,7 @@ kvf_status kvf_model_create_noted(const kvf_model_desc *given, const kvf_notes *
 }
 
 kvf_model *kvf_model_retain(const kvf_model *model) {
-    /* The count is the one thing in a model that changes, so `const` ends here. */
+    /* The count of owners is the only field of a model that changes, so `const` is cast away here. */
     kvf_model *owned = (kvf_model *)model;
     if (owned)
         atomic_fetch_add_explicit(&owned->owners, 1, memory_order_relaxed);
@@ -316,7 +316,7 @@ kvf_model *kvf_model_retain(const kvf_model *model) {
 }
 
 void kvf_model_free(kvf_model *model) {
-    /* Release and acquire: what other owners read from the model happens before it is given back. */
+    /* Release and acquire: reads by other owners happen before the memory is freed. */
     if (model && atomic_fetch_sub_explicit(&model->owners, 1, memory_order_acq_rel) == 1)
         kvf_free(model);
 }

@@ -8,14 +8,14 @@
 
 #include <kvferry/model.h>
 
-/* Bounds on what a description may hold, far beyond any published model. With them, counts of layers times
- * parts and indices into such tables stay well inside 32 bits. */
+/* Bounds on a description, far beyond any published model. They keep layers times parts, and indices into such tables,
+ * well inside 32 bits. */
 #define KVF_MODEL_MAX_LAYERS 65536u
 #define KVF_MODEL_MAX_GROUPS 256u
 #define KVF_MODEL_MAX_PARTS 64u
 #define KVF_MODEL_MAX_NAME_BYTES 127u
 
-/* What is said of a model beside its description. */
+/* Bounds on the notes of a model. */
 #define KVF_MODEL_MAX_NOTES 16u
 #define KVF_MODEL_NOTE_BYTES 256u
 
@@ -29,18 +29,18 @@ typedef struct kvf_notes {
 kvf_status kvf_model_create_noted(const kvf_model_desc *given, const kvf_notes *notes, kvf_model **out);
 
 /**
- * The same model with elements of other types.
+ * Makes the same model with elements of other types.
  *
- * @param types  of each part, in order, of each group
- * @return KVF_OK, what kvf_model_create() says, KVF_E_NOMEM
+ * @param types  of each part of each group, in order
+ * @return KVF_OK, or an error of kvf_model_create()
  */
 kvf_status kvf_model_retype(const kvf_model *model, const kvf_dtype *types, kvf_model **out);
 
 /** How many parts all groups have. */
 uint32_t kvf_model_part_count(const kvf_model *model);
 
-/** The first of the steps [begin, end) of a request that moves: those before the group's window are left out. `end`
- * where none does. */
+/** The first of the steps [begin, end) of a request that moves: steps before the group's window are left out. `end` if
+ * none moves. */
 uint64_t kvf_first_moved(const kvf_group_desc *group, uint64_t begin, uint64_t end);
 
 /** "tokens" or "state". */

@@ -1,5 +1,5 @@
 /*
- * A model as an engine has it that keeps the same elements in other types.
+ * The model of an engine that keeps the same elements in other types.
  */
 #include "model/model.h"
 

@@ -1,35 +1,37 @@
 /*
- * Who is read: the wanted cells of the local shard, cut at the boundaries of the remote ranks.
+ * Chooses the ranks that are read: cuts the wanted cells of the local shard at the boundaries of the remote ranks.
  *
- * One part of one group at a time: the layers are cut where remote pipeline stages begin, the units where
- * remote shares begin, and each resulting box is given to one of the ranks that hold all of it, once for each
- * remote token share that has tokens we keep.
+ * It works on one part of one group at a time: layers are cut where remote pipeline stages begin, units where remote
+ * shares begin, and each resulting box is assigned to one of the ranks that hold all of it, once for each remote token
+ * share that has tokens we keep.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "plan/plan.h"
 
-/* A remote rank, as one part of one group sees it. */
+/* What a remote rank holds of one part of one group. */
 typedef struct holder {
-    uint32_t rank, share; /* of tokens */
+    uint32_t rank, share; /* `share` is its token share */
     kvf_range layers, units;
 } holder;
 
 typedef struct cover {
     kvf_plan *plan;
     uint32_t group, part;
-    uint32_t *order; /* ranks whose share has tokens we keep, by share, and then by their number */
-    holder *holders; /* in this order */
+    uint32_t *order; /* ranks whose share has tokens we keep, ordered by share, then by rank */
+    holder *holders; /* in the same order */
     uint32_t holder_count;
-    holder *near; /* of them, those that hold the layers at hand */
+    holder *near; /* those of them that hold the current layers */
     uint32_t near_count;
     uint32_t *shares; /* remote token shares that have tokens we keep, ascending */
     uint32_t share_count;
     uint32_t *bounds[2]; /* scratch, for layers and for units: two entries more than twice the ranks, each */
-    uint32_t *last_cuts; /* [of shares]: its last cut in these layers of this part; UINT32_MAX: none */
+    uint32_t
+        *last_cuts; /* [index in shares]: the share's last cut in the current layers of this part; UINT32_MAX:
+                            none */
     uint32_t *counts;    /* scratch, two entries more than ranks */
-    uint32_t *cut_ranks; /* [cut]: the rank it is read from; sources are numbered when all are known */
+    uint32_t *cut_ranks; /* [cut]: the rank it is read from; sources are numbered once all are known */
     uint32_t cut_capacity;
 } cover;
 
@@ -38,7 +40,7 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Sorts and removes repetitions. */
+/* Sorts values and removes duplicates. */
 static uint32_t sort_unique(uint32_t *values, uint32_t count) {
     qsort(values, count, sizeof *values, by_value);
     uint32_t n = 0;
@@ -48,7 +50,7 @@ static uint32_t sort_unique(uint32_t *values, uint32_t count) {
     return n;
 }
 
-/* The ends of `wanted` and every boundary of a remote range strictly inside it. */
+/* Adds the boundaries of a remote range that lie strictly inside `wanted`. */
 static uint32_t add_bounds(uint32_t *bounds, uint32_t n, kvf_range wanted, kvf_range remote) {
     if (remote.begin == remote.end)
         return n;
@@ -82,7 +84,7 @@ static kvf_token_share share_of(const cover *c, uint32_t index) {
 static kvf_status add_cut(cover *c, uint32_t rank, uint32_t share, kvf_plan_cut cut) {
     kvf_plan *plan = c->plan;
     KVF_ASSERT(cut.layers.begin < cut.layers.end && cut.units.begin < cut.units.end);
-    /* The same holder goes on where its last cut ended: cuts of other token shares may stand between. */
+    /* Extends the holder's last cut if this box continues it; cuts of other token shares may stand between. */
     uint32_t last = c->last_cuts[share];
     if (last != UINT32_MAX && c->cut_ranks[last] == rank && plan->cuts[last].units.end == cut.units.begin) {
         plan->cuts[last].units.end = cut.units.end;
@@ -104,7 +106,7 @@ static kvf_status add_cut(cover *c, uint32_t rank, uint32_t share, kvf_plan_cut 
     return KVF_OK;
 }
 
-/* Which of `n` holders reads: local replicas 0 .. m-1 of the same cells take holders 0 .. n-1 in equal shares. */
+/* Which of `n` holders is read: local replicas 0 .. m-1 of the same cells are spread evenly over holders 0 .. n-1. */
 static uint32_t choose(const cover *c, uint32_t n) {
     const kvf_plan *plan = c->plan;
     const kvf_part_share *share = &plan->local->groups[c->group].parts[c->part];
@@ -114,7 +116,7 @@ static uint32_t choose(const cover *c, uint32_t n) {
     return (uint32_t)((uint64_t)share->replica * n / share->replica_count);
 }
 
-/* Gives one box to a holder of each remote token share. */
+/* Assigns one box to a holder of each remote token share. */
 static kvf_status cover_box(cover *c, kvf_range layers, kvf_range units) {
     uint32_t at = 0;
     for (uint32_t s = 0; s < c->share_count; s++) {
@@ -171,14 +173,14 @@ static kvf_status cover_units(cover *c, kvf_range layers) {
     return KVF_OK;
 }
 
-/* Where among the shares at hand a rank's is; UINT32_MAX: it has no tokens we keep. */
+/* The index in `shares` of a rank's share; UINT32_MAX: the rank has no tokens we keep. */
 static uint32_t share_at(const cover *c, uint32_t rank) {
     uint32_t held = c->plan->remote->shards[rank]->groups[c->group].tokens.index;
     const uint32_t *found = bsearch(&held, c->shares, c->share_count, sizeof held, by_value);
     return found ? (uint32_t)(found - c->shares) : UINT32_MAX;
 }
 
-/* How many ranks have each of the shares at hand: counts[1 + share]. */
+/* Counts the ranks of each share in `shares`: counts[1 + index]. */
 static void count_ranks(const cover *c) {
     memset(c->counts, 0, (c->share_count + 1) * sizeof *c->counts);
     for (uint32_t rank = 0; rank < c->plan->remote->shard_count; rank++)
@@ -187,9 +189,9 @@ static void count_ranks(const cover *c) {
 }
 
 /*
- * The shares that have tokens we keep. Where there are more of them than ranks, nobody has one of the first, and it is
- * the only one to be looked at. (So this takes no longer than ranks and our own shares say, however many the remote
- * engine claims to have: in as many as our tokens repeat after, one is met.)
+ * Lists the shares that have tokens we keep. If there are more of them than ranks, no rank has one of them, and that
+ * one alone is kept, for it makes the cover fail. (So the time is bounded by the ranks and by our own shares, however
+ * many shares the remote engine claims to have: within one period of our shares at least one is found.)
  */
 static void list_shares(cover *c) {
     const uint32_t ranks = c->plan->remote->shard_count, count = share_of(c, 0).count;
@@ -209,7 +211,7 @@ static void list_shares(cover *c) {
     count_ranks(c);
 }
 
-/* The ranks that have these shares, by share, and then by their number. */
+/* Sorts the ranks that have these shares by share, then by rank. */
 static void sort_ranks(cover *c) {
     uint32_t *ends = c->counts;
     list_shares(c);
@@ -258,11 +260,11 @@ static kvf_status cover_group(cover *c) {
     return status;
 }
 
-/* The ranks that are read, in ascending order, are the sources. */
+/* Numbers the ranks that are read as sources, in ascending order. */
 static kvf_status number_sources(const cover *c) {
     kvf_plan *plan = c->plan;
     if (!c->cut_ranks)
-        return KVF_OK; /* nothing is read */
+        return KVF_OK; /* no rank is read */
     plan->source_ranks = kvf_copy(c->cut_ranks, plan->cut_count, sizeof *plan->source_ranks);
     if (!plan->source_ranks)
         return kvf_nomem("a plan");

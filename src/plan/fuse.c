@@ -3,12 +3,12 @@
  *
  * Each cut gives one *lane* for each of its layers: where its cells start on both sides, how wide they are, and the
  * *nest* of loops over rows and units that visits them. Where a side keeps its cells in pieces, the nest goes over
- * *grains* instead of cells, see split_cell(). Lanes are then made fewer, and their cells wider:
+ * *grains* instead of cells, see split_cell(). Then lanes are made fewer and their cells wider, until nothing changes:
  *
  *   widen  units that are neighbours on both sides become one cell, and so do the rows of a step
  *   join   two lanes with the same nest, one starting where the cells of the other end, on both sides, become one
  *
- * until nothing changes. Lanes with the same nest and as wide cells are a *rule*. K and V of one layer, two tokens
+ * Lanes with the same nest and equally wide cells form a *rule*. K and V of one layer, two tokens
  * and two heads in a page, in the same order on both sides:
  *
  *             |K t0 h0|K t0 h1|K t1 h0|K t1 h1|V t0 h0|V t0 h1|V t1 h0|V t1 h1|
@@ -24,17 +24,19 @@
  *   join      |                            K and V                            |    cells of 8 heads
  *   rule      one lane a layer; if layers lie behind one another in a block, they join too
  *
- * Nothing here asks what a part is: state with convolution, layer with layer, whatever touches joins.
+ * Nothing here depends on what a part is: any lanes that touch are joined, such as state with convolution, or layer
+ * with layer.
  */
 #include <stdlib.h>
 
 #include "plan/plan.h"
 
-/* Shards come from other machines too, and say in how many pieces cells are: what they make us allocate has an
- * end. 80 layers of 128 heads in 128 pieces on both sides, unlike, are 2^20. */
+/* A bound on what shards from other machines, which say how many pieces cells have, can make us allocate. 80 layers of
+ * 128 heads in 128 pieces on both sides, cut differently, need 2^20 lanes. */
 #define MAX_LANES (1u << 22)
 
-/* The loops of a rule, without its cells and lanes. Interned: lanes with equal nests have equal numbers. */
+/* The loops of a rule, without its cells and lanes. Nests are interned: lanes with equal nests have the same nest
+ * number. */
 typedef struct nest {
     uint32_t source, walk, group;
     uint32_t units, rows_per_step;
@@ -53,9 +55,9 @@ typedef struct fusion {
     kvf_plan *plan;
     nest *nests;
     uint32_t nest_count, nest_capacity;
-    uint32_t *table; /* of nests, see place_of(): two places for each of the capacity */
-    uint32_t
-        *first_walks; /* [remote share % ranks]: the first walk of a cut's group with it, if there is one */
+    uint32_t *table; /* hash table of nests, see place_of(): two slots for each nest of the capacity */
+    uint32_t *
+        first_walks; /* [remote share % ranks]: the first walk of the current group with this share, if any */
     uint32_t walk_capacity;
     lane *lanes;
     uint32_t lane_count, lane_capacity;
@@ -71,7 +73,7 @@ static bool same_nest(const nest *a, const nest *b) {
            same_strides(&a->remote, &b->remote);
 }
 
-/* Mixes the numbers that tell nests apart. */
+/* Hashes the fields that distinguish nests. */
 static uint64_t hash_nest(const nest *n) {
     const uint64_t numbers[] = {n->source,      n->walk,       n->units,      n->rows_per_step,
                                 n->local.block, n->local.row,  n->local.unit, n->remote.block,
@@ -84,7 +86,7 @@ static uint64_t hash_nest(const nest *n) {
     return hash;
 }
 
-/* Where a nest stands in the table, or would: its number and one more, or 0. */
+/* The slot of a nest in the table: its number plus one, or 0 if it is not there yet. */
 static uint32_t *place_of(fusion *f, const nest *wanted) {
     uint64_t at = hash_nest(wanted);
     for (;; at++) {
@@ -95,7 +97,7 @@ static uint32_t *place_of(fusion *f, const nest *wanted) {
     }
 }
 
-/* Twice as many nests, and a table with two places for each. */
+/* Doubles the capacity for nests, and makes a table with two slots for each. */
 static kvf_status grow_nests(fusion *f) {
     uint32_t capacity = f->nest_capacity ? 2 * f->nest_capacity : 16;
     nest *nests = kvf_resize(f->nests, capacity, sizeof *nests);
@@ -147,7 +149,7 @@ static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
             changed = true;
         }
     }
-    /* Strides that no loop uses are made equal, so that they keep no two nests apart. */
+    /* Strides that no loop uses are made equal, so that they do not make nests differ. */
     if (n->units == 1)
         n->local.unit = n->remote.unit = 0;
     if (n->rows_per_step == 1 && one_step)
@@ -157,9 +159,9 @@ static void widen(nest *n, uint64_t *cell_bytes, bool one_step) {
 /* ---- cells in pieces ------------------------------------------------------------------------- */
 
 /*
- * How the cells of a cut fall apart where a side keeps them in pieces. A grain is a number of bytes that lie
- * together on both sides; within a stretch both sides step evenly from grain to grain. So a stretch of a cell
- * is to the planner what a range of units is otherwise.
+ * How the cells of a cut are split if a side keeps them in pieces. A grain is a run of bytes that is contiguous on both
+ * sides; within a stretch both sides step evenly from grain to grain. So the planner treats a stretch of a cell as it
+ * treats a range of units otherwise.
  *
  *   local     |  0   1   2   3  |  4   5   6   7  |      two pieces
  *   remote    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |          eight
@@ -186,30 +188,31 @@ static cell_split split_cell(const kvf_part_desc *part, const kvf_placement *loc
     uint64_t cell = kvf_part_cell_bytes(part);
     cell_split split = {.local_piece = cell / local->pieces, .remote_piece = cell / remote->pieces};
     split.grain_bytes = greatest_divisor(split.local_piece, split.remote_piece);
-    /* A side whose pieces are grains steps evenly through the whole cell, another only inside a piece. */
+    /* If a side's pieces are grains, it steps evenly through the whole cell, otherwise only inside a piece. */
     uint64_t local_reach = split.local_piece == split.grain_bytes ? cell : split.local_piece;
     uint64_t remote_reach = split.remote_piece == split.grain_bytes ? cell : split.remote_piece;
     split.stretch_bytes = local_reach < remote_reach ? local_reach : remote_reach;
     if (local_reach != cell && remote_reach != cell)
-        split.stretch_bytes = split.grain_bytes; /* neither is: their pieces end in different places */
+        split.stretch_bytes =
+            split.grain_bytes; /* neither side's pieces are grains: they end in different places */
     split.stretches = (uint32_t)(cell / split.stretch_bytes);
     return split;
 }
 
-/* From one grain of a stretch to the next. */
+/* The stride from one grain of a stretch to the next. */
 static uint64_t grain_step(const cell_split *split, const kvf_placement *placement, uint64_t piece_bytes) {
     return piece_bytes == split->grain_bytes ? placement->piece_stride : split->grain_bytes;
 }
 
-/* Where byte `at` of a cell lies, counted from its first. */
+/* The offset of byte `at` of a cell from the cell's first byte. */
 static uint64_t place_in_cell(const kvf_placement *placement, uint64_t piece_bytes, uint64_t at) {
     return at / piece_bytes * placement->piece_stride + at % piece_bytes;
 }
 
 /* ---- lanes ----------------------------------------------------------------------------------- */
 
-/* Blocks that can be whole on both sides: as many tokens, no token missing in between, and rows that can be
- * counted. */
+/* Whether blocks can be whole on both sides: both have the same number of tokens, none missing in between, and the rows
+ * fit in 32 bits. */
 static bool has_whole_blocks(const kvf_plan_walk *walk, const kvf_group_desc *group) {
     uint32_t tokens = walk->local.kernel_tokens;
     for (uint32_t p = 0; p < group->part_count; p++)
@@ -235,8 +238,8 @@ static bool is_walk_of(const kvf_plan *plan, uint32_t walk, const kvf_plan_cut *
 }
 
 /*
- * The first walk of a cut; the number of walks where there is none. Shares are seldom more than ranks, and then each
- * has a place of its own. Otherwise the walks of the group are looked through, which are the last.
+ * The first walk of a cut, or the number of walks if there is none. There are seldom more shares than ranks, and then
+ * each share has a place of its own. Otherwise the walks of the group, which are the last ones, are searched.
  */
 static uint32_t find_walk(const kvf_plan *plan, uint32_t known, const kvf_plan_cut *cut) {
     if (is_walk_of(plan, known, cut))
@@ -251,7 +254,7 @@ static uint32_t find_walk(const kvf_plan *plan, uint32_t known, const kvf_plan_c
     return walk;
 }
 
-/* The walks of a cut, made when there are none: `count` of them from `first` on. Cuts are in order of group. */
+/* The walks of a cut, `count` of them from `first` on; makes them if there are none. Cuts are ordered by group. */
 static kvf_status walks_of(fusion *f, const kvf_plan_cut *cut, uint32_t *first, uint32_t *count) {
     kvf_plan *plan = f->plan;
     const kvf_group_shard_desc *local = &plan->local->groups[cut->group];
@@ -299,7 +302,7 @@ static kvf_status grow_lanes(fusion *f) {
     return KVF_OK;
 }
 
-/* Adds a lane with this nest, both made as wide as they go. */
+/* Adds a lane with this nest, after widening it as far as possible. */
 static kvf_status add_lane(fusion *f, nest *n, lane *s) {
     if (f->lane_count == f->lane_capacity) {
         kvf_status grown = grow_lanes(f);
@@ -314,9 +317,9 @@ static kvf_status add_lane(fusion *f, nest *n, lane *s) {
     return status;
 }
 
-/* One lane for each stretch of each unit's cell; `n` and `s` are those of whole cells. Where rows fill the room
- * between the pieces on both sides, as in whole blocks of two engines that cut alike, the cells of a unit become
- * one again, and units are what is left to go over. */
+/* Adds one lane for each stretch of each unit's cell; `n` and `s` are those of whole cells. If rows fill the gap
+ * between pieces on both sides, as in whole blocks of two engines that cut alike, the cells of a unit become one again,
+ * and only the loop over units remains. */
 static kvf_status add_stretches(fusion *f, const kvf_part_desc *part, const kvf_placement *local,
                                 const kvf_placement *remote, const nest *n, const lane *whole) {
     const cell_split split = split_cell(part, local, remote);
@@ -380,7 +383,7 @@ static kvf_status add_layer(fusion *f, const kvf_plan_cut *cut, uint32_t walk, u
 static kvf_status make_lanes(fusion *f) {
     kvf_plan *plan = f->plan;
     size_t total = 0;
-    for (uint32_t i = 0; i < plan->cut_count; i++) /* where cells are whole; pieces make more */
+    for (uint32_t i = 0; i < plan->cut_count; i++) /* a lower bound: cells in pieces need more lanes */
         total += 2 * (size_t)(plan->cuts[i].layers.end - plan->cuts[i].layers.begin);
     if (total > MAX_LANES)
         return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, MAX_LANES);
@@ -405,7 +408,7 @@ static kvf_status make_lanes(fusion *f) {
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* Lanes of one nest stand in the order of memory. */
+/* Orders lanes by nest, then by place in memory. */
 static int by_nest_and_place(const void *a, const void *b) {
     const lane *x = a, *y = b;
     const kvf_copy_lane *p = &x->place, *q = &y->place;
@@ -437,7 +440,7 @@ static bool touch(const lane *a, const lane *b) {
            a->place.remote_offset + a->cell_bytes == b->place.remote_offset;
 }
 
-/* Joins touching lanes; returns whether there were any. */
+/* Joins touching lanes; returns whether any were joined. */
 static bool join(fusion *f) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < f->lane_count; i++) {
@@ -457,8 +460,8 @@ static bool join(fusion *f) {
     return joined;
 }
 
-/* Bytes that one step of every walk moves, by the cuts and by the lanes: joining and widening change how, never how
- * many. */
+/* Bytes that one step of every walk moves, computed from the cuts and from the lanes: joining and widening must not
+ * change their number. */
 static inline uint64_t bytes_of_cuts(const kvf_plan *plan) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < plan->cut_count; i++) {
@@ -508,7 +511,7 @@ static kvf_status join_and_widen(fusion *f) {
 
 /* ---- rules ----------------------------------------------------------------------------------- */
 
-/* Rules in order of source; `nest` was renumbered in that order. */
+/* Orders rules by source; `nest` was renumbered in that order. */
 static int by_rule(const void *a, const void *b) {
     const lane *x = a, *y = b;
     if (x->nest != y->nest)
@@ -549,8 +552,8 @@ static bool same_rule(const lane *a, const lane *b) {
 }
 
 /*
- * How many lanes from `first` on lie in one page on both sides, one after another: their runs can touch
- * only when a block is visited whole.
+ * How many lanes from `first` on lie one after another in one page on both sides. Their runs can touch only if a block
+ * is visited as a whole.
  */
 static uint32_t lanes_of_page(const fusion *f, uint32_t first) {
     const nest *n = &f->nests[f->lanes[first].nest];
@@ -566,7 +569,8 @@ static uint32_t lanes_of_page(const fusion *f, uint32_t first) {
     return i - first;
 }
 
-/* One past the last lane of the rule that begins at `first`: same nest and cell, pages of as many lanes.
+/* One past the last lane of the rule that begins at `first`: its lanes have the same nest and cell, and the same number
+ * of lanes in a page.
  */
 static uint32_t end_of_rule(const fusion *f, uint32_t first, uint32_t per_page) {
     uint32_t i = first + per_page;
@@ -627,7 +631,7 @@ static kvf_status make_rules(fusion *f) {
     return KVF_OK;
 }
 
-/* Cells that are converted have other bytes on either side: only which steps they are of is worked out. */
+/* Makes only the walks of a plan that converts: its cells have other bytes on either side, so there are no rules. */
 static kvf_status make_walks(fusion *f) {
     kvf_plan *plan = f->plan;
     kvf_status status = KVF_OK;

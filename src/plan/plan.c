@@ -38,7 +38,7 @@ static kvf_status take_groups(kvf_plan *plan) {
     return KVF_OK;
 }
 
-/* Where the remote engine has another model, its shards are taken in terms of ours, if it has what is asked for.
+/* If the remote engine has another model with all groups that are asked for, adapts its shards to our model.
  */
 static kvf_status meet(kvf_plan *plan, const kvf_engine *remote) {
     const kvf_model *ours = plan->local->model;
@@ -79,7 +79,7 @@ kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group) {
     return (kvf_range){begin, end > begin ? end : begin};
 }
 
-/* The first cut whose elements are of other types on the two sides; NULL: none. */
+/* The first cut whose elements have different types on the two sides; NULL: none. */
 static const kvf_plan_cut *first_converted(const kvf_plan *plan) {
     for (uint32_t i = 0; i < plan->cut_count; i++) {
         const kvf_plan_cut *cut = &plan->cuts[i];

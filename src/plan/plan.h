@@ -1,5 +1,5 @@
 /*
- * The inside of a plan, for the request room and for the files of this one.
+ * The inside of a plan, for the files of this room and the rooms below.
  */
 #ifndef KVF_PLAN_ROOM_H
 #define KVF_PLAN_ROOM_H
@@ -13,19 +13,19 @@
 /**
  * A way to walk the steps of a group: rules that share it share the pieces of a request.
  *
- * Where kernel blocks hold as many tokens on both sides there are two walks. One takes the pieces that are
- * whole blocks, and counts each as one step: its rules see a block as they see a state, one thing with
- * nothing to step over, and so may join all that touches in it. The other takes the rest.
+ * If kernel blocks hold the same number of tokens on both sides there are two walks. One takes the pieces that are
+ * whole blocks, and counts each as one step: its rules treat a block as a single step, like a state, and so can join
+ * everything that touches in it. The other takes the remaining pieces.
  */
 typedef struct kvf_plan_walk {
     uint32_t group;
     kvf_walk_side local, remote;
-    /* Steps of a whole block, where there are two walks; 0: this walk takes all pieces. */
+    /* Steps of a whole block if there are two walks; 0: this walk takes all pieces. */
     uint32_t whole_steps;
     bool takes_whole;
 } kvf_plan_walk;
 
-/** Whether a walk takes a piece, and as how many steps of its rules. */
+/** Whether a walk takes a piece, and how many steps of its rules the piece is. */
 static inline bool kvf_plan_walk_takes(const kvf_plan_walk *walk, const kvf_walk_piece *piece,
                                        uint32_t *steps) {
     bool whole = piece->steps == walk->whole_steps;
@@ -36,11 +36,12 @@ static inline bool kvf_plan_walk_takes(const kvf_plan_walk *walk, const kvf_walk
 struct kvf_plan {
     const kvf_shard *local;
     const kvf_engine *remote;
-    kvf_engine *adapted; /* `remote` in terms of the local model, where theirs is another; NULL: it is not */
-    const kvf_engine *given; /* what the caller gave */
-    bool *asked;             /* [group]: whether the plan is to fill it */
-    bool converts;           /* some of it is of another type there: then there are walks, and no rules */
-    bool cuts_cells; /* of some cells the two sides keep other pieces: their runs are parts of a cell */
+    kvf_engine *adapted;     /* `remote` in terms of the local model if its model differs; NULL otherwise */
+    const kvf_engine *given; /* the engine that the caller gave */
+    bool *asked;             /* [group]: whether the plan fills it */
+    bool converts;           /* some elements have another type there: the plan has walks, but no rules */
+    bool
+        cuts_cells; /* the two sides cut some cells into different pieces, so that runs are parts of a cell */
     kvf_plan_options options;
     uint32_t *source_ranks; /* ascending */
     kvf_range *source_rules;
@@ -54,48 +55,48 @@ struct kvf_plan {
     uint32_t lane_count;
     kvf_plan_walk *walks;
     uint32_t walk_count;
-    uint64_t steps; /* that finding out who is read took: ranks that were looked at */
+    uint64_t steps; /* cost of the cover: how many ranks were visited */
 };
 
-/** The layers of a group the plan fills, as indices into the group's layers: held here, and in
+/** The layers of a group that the plan fills, as indices into the group's layers: those held here and in
  * options.layers. */
 kvf_range kvf_plan_wanted_layers(const kvf_plan *plan, uint32_t group);
 
 /**
- * kvf_plan_build() without rules: the plan says who is read for what, and moves nothing. For those who only ask that.
+ * kvf_plan_build() without rules, for callers that only need the cover: which rank is read for which cells.
  */
 kvf_status kvf_plan_build_cover(const kvf_shard *local, const kvf_engine *remote,
                                 const kvf_plan_options *options, kvf_plan **out);
 
 /**
- * Chooses who is read for every wanted unit, layer and token: fills cuts and sources.
- * After an error the plan's fields are whatever they are; kvf_plan_free() takes care of them.
+ * Chooses the rank that is read for every wanted unit, layer and token: fills cuts and sources. After an error the plan
+ * is incomplete, and kvf_plan_free() frees it.
  */
 kvf_status kvf_plan_cover(kvf_plan *plan);
 
-/** The type in which elements of a part move: the shorter of the two; of two as short, the local one. */
+/** The type in which elements of a part move: the shorter of the two, or the local one if both are equally short. */
 kvf_dtype kvf_plan_stream_type(const kvf_plan *plan, uint32_t group, uint32_t part);
 
-/** Bytes of each step of a cut, all its layers, as they move. */
+/** Bytes of one step of a cut, over all its layers, in the type in which they move. */
 uint64_t kvf_plan_step_bytes(const kvf_plan *plan, const kvf_plan_cut *cut);
 
-/** Where the plan converts: the only walk of a cut. */
+/** The only walk of a cut, in a plan that converts. */
 uint32_t kvf_plan_walk_of(const kvf_plan *plan, const kvf_plan_cut *cut);
 
-/** KVF_OK; KVF_E_UNSUPPORTED where the plan converts, and so nothing of it moves in runs: the detail names what. */
+/** KVF_OK; KVF_E_UNSUPPORTED if the plan converts and so has no runs: the detail names the part and its types. */
 kvf_status kvf_plan_check_runs(const kvf_plan *plan);
 
-/** Turns the cuts into copy rules: fills rules, lanes and walks; where the plan converts, only the last. */
+/** Turns the cuts into copy rules: fills rules, lanes and walks; if the plan converts, only walks. */
 kvf_status kvf_plan_fuse(kvf_plan *plan);
 
-/** Steps [begin, end) of a group; none where they are equal. */
+/** The steps [begin, end) of a group; none if both are equal. */
 typedef struct kvf_step_span {
     uint64_t begin, end;
 } kvf_step_span;
 
 /**
- * Counts what a request of these steps has from one source, clipped to windows, from the rules: exactly what the request
- * would have if no two of its logical blocks were neighbours in memory.
+ * Counts, from the rules, what one source gives to a request of these steps, clipped to windows: exactly the bytes and
+ * runs that the request would have if no two of its logical blocks were neighbours in memory.
  *
  * @param source  of the plan
  * @param spans   one for each group of the model
@@ -105,24 +106,24 @@ typedef struct kvf_step_span {
 void kvf_plan_count(const kvf_plan *plan, uint32_t source, const kvf_step_span *spans, uint64_t *bytes,
                     uint64_t *runs);
 
-/** How kvf_say_plan() speaks of a plan. */
+/** How kvf_say_plan() describes a plan. */
 typedef struct kvf_plan_words {
     uint64_t tokens;     /* of the request that is predicted */
-    kvf_cost_model cost; /* that is assumed */
-    const char *kind;    /* of the transport that it is the cost of */
-    uint32_t most_lines; /* for the sources; 0: every source has lines of its own, whatever their number */
+    kvf_cost_model cost; /* assumed */
+    const char *kind;    /* kind of transport that the cost is for */
+    uint32_t most_lines; /* for the sources; 0: each source has its own lines, whatever their number */
     const char *indent;  /* before each line */
 } kvf_plan_words;
 
 /**
- * Adds who is read for what, and what a request is predicted to cost: lines for each source, then one for all.
- * With `most_lines`, neighbouring sources that give as much of everything share lines.
+ * Adds a description of a plan: lines for each source that say what is read from it and what a request is predicted to
+ * cost, then a line for all together. With `most_lines`, neighbouring sources that give equally much share lines.
  *
  * @return KVF_OK, KVF_E_NOMEM
  */
 kvf_status kvf_say_plan(kvf_text *text, const kvf_plan *plan, const kvf_plan_words *how);
 
-/** How the cells of one piece of a block pair fall into runs. */
+/** How the cells of one piece of a block pair form runs. */
 typedef struct kvf_run_shape {
     uint64_t bytes;                                  /* of each run */
     uint64_t outer_count, outer_local, outer_remote; /* count and strides of the outer loop */
@@ -130,8 +131,8 @@ typedef struct kvf_run_shape {
 } kvf_run_shape;
 
 /**
- * The runs of `rows` rows of one block pair under a rule. Fused cells already hold neighbouring units, so
- * what is left to join are rows of one unit, and then units whose rows are whole on both sides.
+ * The runs of `rows` rows of one block pair under a rule. Fused cells already contain neighbouring units, so only rows
+ * of one unit remain to be joined, and then units whose rows are whole on both sides.
  */
 static inline kvf_run_shape kvf_rule_shape(const kvf_copy_rule *rule, uint64_t rows) {
     kvf_run_shape s = {rule->cell_bytes, rows,        rule->local.row,
@@ -145,7 +146,7 @@ static inline kvf_run_shape kvf_rule_shape(const kvf_copy_rule *rule, uint64_t r
             s.inner_count = 1;
         }
     } else if (rule->local.unit > rule->local.row) {
-        /* Local memory is written in ascending order. */
+        /* The outer loop is over rows, so that local memory is written in ascending order. */
         s = (kvf_run_shape){rule->cell_bytes, rule->units,     rule->local.unit, rule->remote.unit, rows,
                             rule->local.row,  rule->remote.row};
     }

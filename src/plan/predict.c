@@ -1,18 +1,18 @@
 /*
- * What a request would cost, from the plan alone.
+ * Predicts the cost of a request from the plan alone.
  */
 #include "plan/plan.h"
 
-/* Where a run begins or ends on both sides. */
+/* The beginning or end of a run on both sides. */
 typedef struct run_edge {
     uint64_t local, remote;
     uint32_t local_region, remote_region;
 } run_edge;
 
-/* What the lanes of one page give, with every logical block far from the others. */
+/* The runs and bytes that the lanes of one page give if every logical block is far from the others. */
 typedef struct tally {
     uint64_t rows, runs;
-    run_edge begin, end; /* of the first run and of the last; not set when there are none */
+    run_edge begin, end; /* of the first and of the last run; not set if there are none */
 } tally;
 
 static bool same_edge(const run_edge *a, const run_edge *b) {
@@ -20,7 +20,8 @@ static bool same_edge(const run_edge *a, const run_edge *b) {
            a->remote_region == b->remote_region;
 }
 
-/* Where a piece begins if logical block b of the sequence lies at 2b: kernel blocks of one stay neighbours.
+/* The place of a piece if logical block b of the sequence lies at 2b: only kernel blocks of the same logical block are
+ * neighbours.
  */
 static uint64_t scattered_place(const kvf_walk_side *side, uint32_t kernel_blocks_per_block,
                                 uint64_t position, const kvf_strides *strides, uint32_t rows_per_step) {
@@ -44,7 +45,7 @@ static void add_piece(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint
     t->end = end;
 }
 
-/* The lanes of one page go through all pieces together, as kvf_run_cursor_next() lets them. */
+/* Counts the lanes of one page over all pieces, in the order of kvf_run_cursor_next(). */
 static tally tally_page(const kvf_plan *plan, uint32_t index, const kvf_copy_lane *lanes,
                         const kvf_step_span *spans) {
     const kvf_copy_rule *rule = &plan->rules[index];
@@ -72,10 +73,10 @@ static tally tally_page(const kvf_plan *plan, uint32_t index, const kvf_copy_lan
     return t;
 }
 
-/* Whether the page of lanes before gives the same tally, at another place. */
+/* Whether the previous page of lanes gives the same tally, at another place. */
 static bool like_page_before(const kvf_copy_rule *rule, const kvf_copy_lane *lanes) {
     const kvf_copy_lane *before = lanes - rule->lanes_per_page;
-    for (uint32_t l = 1; l < rule->lanes_per_page; l++) /* remote distances in a page are the local ones */
+    for (uint32_t l = 1; l < rule->lanes_per_page; l++) /* in a page remote distances equal local ones */
         if (lanes[l].local_offset - lanes[0].local_offset != before[l].local_offset - before[0].local_offset)
             return false;
     return true;
@@ -88,7 +89,7 @@ static void move_edge(run_edge *edge, const kvf_copy_lane *from, const kvf_copy_
     edge->remote_region = to->remote_region;
 }
 
-/* The runs of one source so far, and the last of them. */
+/* The runs of one source so far, and the end of the last one. */
 typedef struct forecast {
     const kvf_plan *plan;
     const kvf_step_span *spans;
@@ -96,7 +97,7 @@ typedef struct forecast {
     run_edge last;
 } forecast;
 
-/* As in kvf_run_cursor_next(), runs merge over pages and rules. */
+/* Adds the tally of a page. As in kvf_run_cursor_next(), runs merge across pages and rules. */
 static void add_page(forecast *f, const tally *t) {
     bool merges = f->runs && same_edge(&f->last, &t->begin);
     KVF_ASSERT(t->runs > 0);
@@ -122,7 +123,7 @@ static void add_rule(forecast *f, uint32_t index) {
     f->bytes += t.rows * rule->units * rule->cell_bytes * rule->lane_count;
 }
 
-/* A cut of a plan that converts: its bytes, in no run. */
+/* Adds a cut of a plan that converts: it has bytes, but no runs. */
 static void add_cut(forecast *f, const kvf_plan_cut *cut) {
     const kvf_plan_walk *sides = &f->plan->walks[kvf_plan_walk_of(f->plan, cut)];
     const kvf_group_desc *group = kvf_model_group(f->plan->local->model, cut->group);

@@ -1,23 +1,22 @@
 /*
  * Proving a plan on addresses.
  *
- * For every cell of one step that the local shard wants, all lanes of all rules are asked where they read its bytes
- * from: each remote token share that has tokens for us must answer exactly once, with the address of the same cell in
- * the remote rank's own placement, and with strides that keep this true in every block and step. A cell that the
- * local shard keeps in pieces is asked for piece by piece, and one that the remote rank keeps in smaller ones in as
- * many parts as lie together on both sides. Where whole blocks have rules of their own, these are asked again for
- * every cell of one block.
+ * For every cell of one step that the local shard wants, the proof finds all lanes of all rules that write its bytes.
+ * Each remote token share that has tokens for us must have exactly one such lane, which must read from the address of
+ * the same cell in the remote rank's own placement, with strides that keep this true in every block and step. A cell
+ * that is kept in pieces is checked in parts that are contiguous on both sides. If whole blocks have rules of their
+ * own, these are checked in the same way for every cell of one block.
  */
 #include "plan/plan.h"
 
 typedef struct proof {
     const kvf_plan *plan;
     uint32_t group, layer, part, row, unit; /* the cell */
-    bool whole;                             /* whether rules of whole blocks are asked, or those of steps */
+    bool whole;                             /* whether rules of whole blocks are checked, or those of steps */
     kvf_cell_location local;
-    uint64_t at;       /* the byte of the cell that is asked for, and those behind it */
-    uint64_t bytes;    /* that lie together on both sides: as far as is known */
-    uint32_t *answers; /* by remote token share */
+    uint64_t at;       /* the first byte of the cell that is checked */
+    uint64_t bytes;    /* bytes from there on that are contiguous on both sides, as far as is known */
+    uint32_t *answers; /* [remote token share]: lanes found */
 } proof;
 
 static kvf_status cell_fault(const proof *p, kvf_status status, const char *what, uint32_t rank) {
@@ -26,14 +25,15 @@ static kvf_status cell_fault(const proof *p, kvf_status status, const char *what
                     group->layers[p->layer], group->parts[p->part].name, p->row, p->unit, what, rank);
 }
 
-/* The address of byte `at` of a cell; `together` receives how many bytes lie together from there on. */
+/* The address of byte `at` of a cell; `together` receives how many bytes are contiguous from there on. */
 static uint64_t address_in(const kvf_cell_location *cell, uint64_t at, uint64_t *together) {
     uint64_t piece = cell->bytes / cell->pieces;
     *together = piece - at % piece;
     return cell->offset + at / piece * cell->piece_stride + at % piece;
 }
 
-/* Where a lane of a rule reads `offset` of step 0 of block 0 from; false when it does not write there. */
+/* Finds the remote offset from which a lane of a rule reads local `offset` of step 0 of block 0; false if the lane does
+ * not write there. */
 static bool read_from(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint64_t offset, uint64_t *remote,
                       uint64_t *room) {
     if (offset < lane->local_offset)
@@ -63,7 +63,7 @@ static bool same_steps(const kvf_copy_rule *rule, kvf_strides strides, const kvf
             strides.row * rule->rows_per_step == placement->row_stride * part->rows_per_step);
 }
 
-/* Whether the steps of a group are walked as the shard stores them. */
+/* Whether a side of a walk has the block size and token share of its shard. */
 static bool same_tokens(const kvf_walk_side *side, const kvf_group_shard_desc *held) {
     return side->kernel_tokens == held->tokens_per_block / held->kernel_blocks_per_block &&
            side->share.index == held->tokens.index && side->share.count == held->tokens.count &&
@@ -95,13 +95,13 @@ static kvf_status check_answer(proof *p, uint32_t index, const kvf_copy_lane *la
                     walk->local.kernel_tokens) ||
         !same_steps(rule, rule->remote, kvf_shard_placement(shard, p->group, p->layer, p->part), part,
                     walk->remote.kernel_tokens))
-        return cell_fault(p, KVF_E_MISMATCH, "it is right in the first block only", rank);
+        return cell_fault(p, KVF_E_MISMATCH, "its address is right in the first block only", rank);
     if (p->answers[rule->remote_tokens.index]++)
         return cell_fault(p, KVF_E_OVERLAP, "it is written twice", rank);
     return KVF_OK;
 }
 
-/* Byte p->at of the cell, and p->bytes in all. */
+/* Checks bytes from p->at on, and sets p->bytes to how many were checked. */
 static kvf_status check_bytes(proof *p) {
     const kvf_plan *plan = p->plan;
     const kvf_engine_group *remote = &plan->remote->groups[p->group];
@@ -122,7 +122,7 @@ static kvf_status check_bytes(proof *p) {
     kvf_token_share share = {0, remote->share_count, remote->share_width};
     for (; share.index < share.count && !status; share.index++)
         if (!p->answers[share.index] && kvf_shares_meet(share, plan->local->groups[p->group].tokens))
-            status = cell_fault(p, KVF_E_UNCOVERED, "nobody writes it", UINT32_MAX);
+            status = cell_fault(p, KVF_E_UNCOVERED, "no rule writes it", UINT32_MAX);
     return status;
 }
 
@@ -134,8 +134,8 @@ static kvf_status check_cell(proof *p) {
     return status;
 }
 
-/* Bytes the rules of a group write for one step, or one block, over all remote token shares: what its cells
- * have. */
+/* Checks that the bytes that the rules of a group write for one step, or one block, over all remote token shares, are
+ * as many as its cells have. */
 static kvf_status check_totals(const kvf_plan *plan, uint32_t group, bool whole, uint32_t steps) {
     const kvf_group_desc *desc = kvf_model_group(plan->local->model, group);
     const kvf_group_shard_desc *held = &plan->local->groups[group];
@@ -161,7 +161,7 @@ static kvf_status check_totals(const kvf_plan *plan, uint32_t group, bool whole,
     return KVF_OK;
 }
 
-/* Every cell of `steps` steps of one block. */
+/* Checks every cell of `steps` steps of one block. */
 static kvf_status check_cells(proof *p, uint32_t steps) {
     const kvf_shard *local = p->plan->local;
     const kvf_group_desc *group = kvf_model_group(local->model, p->group);

@@ -1,13 +1,13 @@
 #include "plan/walk.h"
 
-/* The first step at or after `step` that the side keeps; UINT64_MAX when there is none below 2^64. */
+/* The first step at or after `step` that the side keeps; UINT64_MAX if there is none below 2^64. */
 static uint64_t first_kept(const kvf_walk_side *side, uint64_t step) {
     const kvf_token_share *s = &side->share;
     if (s->count == 1)
         return step;
     KVF_ASSERT(s->index < s->count && s->width > 0);
     uint64_t period = (uint64_t)s->width * s->count;
-    uint64_t begin = (uint64_t)s->width * s->index; /* of the kept steps in a period */
+    uint64_t begin = (uint64_t)s->width * s->index; /* of the kept steps in each period */
     uint64_t in_period = step % period;
     if (in_period >= begin && in_period < begin + s->width)
         return step;
@@ -16,7 +16,7 @@ static uint64_t first_kept(const kvf_walk_side *side, uint64_t step) {
     return kvf_add(step, skip, &kept) ? kept : UINT64_MAX;
 }
 
-/* Steps from `step`, which is kept, on that are neighbours in one kernel block. */
+/* How many steps from `step` on, which is kept, are neighbours in one kernel block. */
 static uint64_t contiguous_steps(const kvf_walk_side *side, uint64_t step, uint64_t position) {
     uint64_t in_block = side->kernel_tokens - position % side->kernel_tokens;
     if (side->share.count == 1)

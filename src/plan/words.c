@@ -1,8 +1,8 @@
 /*
- * A plan in words: who is read for what, and what it is predicted to cost.
+ * A plan in words: which rank is read for what, and the predicted cost.
  *
- * Large engines repeat themselves: of 64 ranks each gives another head of the same layers. Neighbouring sources
- * that give as much of everything are *alike* and are said once, with the range of what they give together.
+ * Large engines are repetitive: each of 64 ranks gives another head of the same layers. Neighbouring sources that give
+ * equally much are *alike* and share a line, with the range of what they give together.
  */
 #include "plan/plan.h"
 
@@ -36,7 +36,7 @@ static bool same_range(kvf_range a, kvf_range b) {
     return a.begin == b.begin && a.end == b.end;
 }
 
-/* Cuts of one source that differ in their part only. */
+/* Whether cuts of one source differ only in their part. */
 static bool same_cells(const kvf_plan_cut *a, const kvf_plan_cut *b) {
     return a->group == b->group && same_range(a->layers, b->layers) && same_range(a->units, b->units) &&
            a->tokens.index == b->tokens.index;
@@ -78,7 +78,8 @@ static void say_ranks(said *s, uint32_t begin, uint32_t end) {
         kvf_text_add(s->text, " by %u", step);
 }
 
-/* What all of [begin, end) give as their i-th cut: the smallest ranges around it, and how much each gives. */
+/* Describes the i-th cuts of the sources [begin, end): the smallest ranges that contain them, and how much each source
+ * gives. */
 static void say_cut(said *s, uint32_t begin, uint32_t end, uint32_t i) {
     const kvf_plan_cut *cut = cut_of(s, begin, i);
     const kvf_group_desc *group = group_of(s, cut);
@@ -119,7 +120,7 @@ static void say_cut(said *s, uint32_t begin, uint32_t end, uint32_t i) {
         kvf_text_add(s->text, " by %u", cut->tokens.width);
 }
 
-/* Whether an earlier cut of the source, of another part, stands for its i-th. */
+/* Whether the i-th cut of the source is covered by the line of an earlier cut, of another part. */
 static bool is_said(const said *s, uint32_t source, uint32_t i) {
     for (uint32_t j = 0; j < i; j++)
         if (same_cells(cut_of(s, source, i), cut_of(s, source, j)))
@@ -208,14 +209,14 @@ static void say_total(said *s) {
     kvf_text_add(s->text, " a rank\n");
 }
 
-/* Counts the cuts of each source, and puts each behind those before it. */
+/* Sorts the cuts by source, by counting. */
 static void sort_cuts(said *s) {
     const kvf_plan *plan = s->plan;
     for (uint32_t i = 0; i < plan->cut_count; i++)
         s->first[plan->cuts[i].source + 1]++;
     for (uint32_t source = 0; source < plan->source_count; source++)
         s->first[source + 1] += s->first[source];
-    for (uint32_t i = plan->cut_count; i-- > 0;) /* leaves in first[source] where its cuts begin, shifted */
+    for (uint32_t i = plan->cut_count; i-- > 0;) /* afterwards first[source] is where its cuts begin */
         s->cuts[--s->first[plan->cuts[i].source + 1]] = &plan->cuts[i];
     for (uint32_t source = 0; source < plan->source_count; source++)
         s->first[source] = s->first[source + 1];

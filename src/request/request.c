@@ -1,5 +1,5 @@
 /*
- * Setting a request: tables and token ranges become pieces.
+ * Sets a request: turns tables and token ranges into pieces.
  */
 #include "request/request.h"
 
@@ -108,7 +108,7 @@ static kvf_status add_piece(kvf_walk_pieces *walk, kvf_piece piece) {
     return KVF_OK;
 }
 
-/* Kernel block ids fit in 32 bits: shards bound the number of kernel blocks. */
+/* Looks up the blocks of a walk. Kernel block ids fit in 32 bits, because shards bound the number of kernel blocks. */
 static kvf_status walk_tables(const kvf_plan_walk *sides, const kvf_table_side *local,
                               const kvf_table_side *remote, uint64_t begin, uint64_t end,
                               kvf_walk_pieces *out) {
@@ -183,7 +183,7 @@ static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_gro
     return status;
 }
 
-/* Both sets of pieces grow together, so that a request no larger than one before allocates nothing. */
+/* Makes both sets of pieces equally large, so that a request no larger than an earlier one allocates nothing. */
 static kvf_status match_capacity(const kvf_request *request) {
     for (uint32_t w = 0; w < request->plan->walk_count; w++) {
         kvf_walk_pieces *current = &request->walks[w];
@@ -206,7 +206,7 @@ const kvf_group_request *kvf_request_groups(const kvf_request *request) {
 static kvf_status make_room_for_ids(kvf_request *request, size_t count) {
     if (count <= request->id_capacity)
         return KVF_OK;
-    /* The tables that are set lie in `ids`: they move with it. */
+    /* The tables that are set point into `ids`, so they move with it. */
     uint32_t *ids = kvf_alloc(count, sizeof *ids), *next = kvf_alloc(count, sizeof *next);
     if (!ids || !next) {
         kvf_free(ids);
@@ -231,7 +231,7 @@ static kvf_status make_room_for_ids(kvf_request *request, size_t count) {
     return KVF_OK;
 }
 
-/* Copies what is asked for beside what is set. */
+/* Copies the new groups beside those that are set. */
 static kvf_status keep_groups(kvf_request *request, const kvf_group_request *groups, uint32_t count) {
     size_t ids = 0;
     for (uint32_t g = 0; g < count; g++)

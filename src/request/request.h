@@ -1,5 +1,5 @@
 /*
- * The inside of a request: the pieces of each walk of its plan, with block ids looked up.
+ * The inside of a request: the pieces of each walk of its plan, with their block ids.
  */
 #ifndef KVF_REQUEST_ROOM_H
 #define KVF_REQUEST_ROOM_H
@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "plan/plan.h"
 
-/** Steps that are neighbours in one kernel block of both sides. */
+/** Steps that are neighbours in one kernel block of either side. */
 typedef struct kvf_piece {
     uint32_t local_block; /* kernel block ids */
     uint32_t remote_block;
@@ -28,10 +28,10 @@ typedef struct kvf_walk_pieces {
 struct kvf_request {
     const kvf_plan *plan;
     kvf_walk_pieces *walks;                /* by walk of the plan */
-    kvf_walk_pieces *next;                 /* being filled: becomes `walks` if all goes well */
+    kvf_walk_pieces *next;                 /* being filled; becomes `walks` on success */
     uint64_t *begin, *end;                 /* by group: the steps moved */
-    kvf_group_request *asked, *asked_next; /* by group: what was set, with tables of its own */
-    uint32_t *ids, *ids_next;              /* of those tables */
+    kvf_group_request *asked, *asked_next; /* by group: what was set, with tables that the request owns */
+    uint32_t *ids, *ids_next;              /* block ids of those tables */
     size_t id_capacity;                    /* of either */
 };
 
@@ -48,14 +48,14 @@ typedef struct kvf_table_side {
 } kvf_table_side;
 
 /**
- * Finds the kernel block of a position, see plan/walk.h. `step` is the one that is there, for messages.
+ * Finds the kernel block of a position, see plan/walk.h. `step` is the step at that position, for messages.
  *
- * @return KVF_OK; KVF_E_RANGE where the table has no block for it, or one that the cache has not
+ * @return KVF_OK; KVF_E_RANGE if the table has no block for it, or one beyond the cache
  */
 kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint64_t step,
                              uint32_t *kernel_block);
 
-/** Whether a range of steps can be asked for: KVF_OK, KVF_E_INVALID or KVF_E_RANGE. */
+/** Checks a range of steps: KVF_OK, KVF_E_INVALID or KVF_E_RANGE. */
 kvf_status kvf_check_steps(uint64_t begin, uint64_t end);
 
 #endif

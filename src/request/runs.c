@@ -1,12 +1,12 @@
 /*
  * Emitting runs: rules x lanes x pieces, each piece a small loop nest, touching runs merged.
  *
- * Only the first run of a piece can touch the last run before it: inside a piece kvf_rule_shape() has already
- * joined all that touches.
+ * Only the first run of a piece can touch the run before it: inside a piece kvf_rule_shape() has already joined all
+ * runs that touch.
  */
 #include "request/request.h"
 
-/* What a kvf_run_cursor has inside. */
+/* The contents of a kvf_run_cursor. */
 typedef struct place {
     const kvf_request *request;
     uint32_t rule, rule_end;
@@ -24,13 +24,13 @@ kvf_status kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *reque
     return kvf_plan_check_runs(request->plan);
 }
 
-/* Where runs go. */
+/* The array that receives runs. */
 typedef struct emitter {
     kvf_run *runs;
     size_t count, capacity;
 } emitter;
 
-/* The first byte of a piece on one side. No overflow: the last cell of the last block lies in a region. */
+/* The first byte of a piece on one side. Cannot overflow, because the last cell of the last block lies in a region. */
 static inline uint64_t first_byte(uint64_t offset, uint32_t block, uint32_t step, const kvf_strides *strides,
                                   const kvf_copy_rule *rule) {
     return offset + block * strides->block + (uint64_t)step * rule->rows_per_step * strides->row;
@@ -42,8 +42,8 @@ static inline bool touches(const kvf_run *last, uint64_t local, uint64_t remote,
 }
 
 /*
- * Emits the runs of one piece in one lane, from run number *at on. Returns false when the array is full
- * first; *at then says where to go on.
+ * Emits the runs of one piece in one lane, from run number *at on. Returns false if the array is full before the end;
+ * *at is then the run to continue with.
  */
 static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *lane, const kvf_piece *piece,
                               uint64_t *at, emitter *out) {
@@ -82,15 +82,15 @@ static inline bool emit_piece(const kvf_copy_rule *rule, const kvf_copy_lane *la
     return true;
 }
 
-/* Both regions as one number; UINT64_MAX is no pair of them. */
+/* Both regions as one number, which is never UINT64_MAX. */
 static inline uint64_t regions_of(uint32_t local, uint32_t remote) {
     return (uint64_t)local << 32 | remote;
 }
 
 /*
- * Emits whole pieces of one page of lanes as fast as they can be stored, until one does not fit: *piece and
- * *lane say where that is. The rule is a copy so that stores to runs cannot change it. Most pieces have as
- * many rows as the one before, and so the same shape, and most shapes are a single run.
+ * Emits whole pieces of one page of lanes until one does not fit, which *piece and *lane then name. The fast path: the
+ * rule is a copy, so that the compiler knows that stores to runs cannot change it; most pieces have as many rows as the
+ * one before, and so the same shape, and most shapes are a single run.
  */
 static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule *shared_rule, bool one_run,
                                                              uint32_t lanes_per_page,
@@ -106,7 +106,7 @@ static inline __attribute__((always_inline)) void emit_pages(const kvf_copy_rule
     uint64_t shape_rows = 0, shape_runs = 1;
     kvf_run *restrict run = out->runs + out->count;
     const kvf_run *const full = out->runs + out->capacity;
-    /* Where the last run ends, kept at hand; in a region that does not exist when there is none. */
+    /* The end of the last run, in local variables; in a region that does not exist if there is no run yet. */
     uint64_t local_end = 0, remote_end = 0, regions_end = UINT64_MAX;
     if (out->count > 0) {
         local_end = run[-1].local_offset + run[-1].bytes;
@@ -161,13 +161,13 @@ stop:
     KVF_ASSERT(out->count <= out->capacity && l < lanes_per_page);
 }
 
-/* Whether any piece is a single run: its rows are neighbours on both sides, or it has one. */
+/* Whether every piece is a single run, because its rows are neighbours on both sides or there is only one. */
 static bool is_straight(const kvf_copy_rule *rule) {
     bool rows_join = rule->local.row == rule->cell_bytes && rule->remote.row == rule->cell_bytes;
     return rule->units == 1 && (rows_join || (rule->whole_blocks && rule->rows_per_step == 1));
 }
 
-/* The commonest rules are compiled for: one lane a page, a single run each piece. */
+/* Has compiled variants for the most common rules: one lane in a page, one run for each piece. */
 static void emit_whole(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, const kvf_walk_pieces *walk,
                        uint32_t *piece, uint32_t *lane, emitter *out) {
     bool one_run = is_straight(rule);
@@ -180,7 +180,8 @@ static void emit_whole(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, co
         emit_pages(rule, false, 1, &first, walk, piece, lane, out);
 }
 
-/* The lanes of one page go together through all pieces, page after page. False when the array is full first.
+/* Emits the runs of a rule page by page; the lanes of one page go together through all pieces. False if the array is
+ * full before the end.
  */
 static bool emit_rule(place *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk, emitter *out) {
     for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0) {

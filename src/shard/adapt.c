@@ -1,10 +1,10 @@
 /*
- * A shard in terms of another model. Nothing about its memory changes, only the numbers of groups, parts and
- * layers by which its cells are named.
+ * A shard in terms of another model. Its memory does not change, only the numbers of groups, parts and layers by which
+ * its cells are named.
  */
 #include "shard/shard.h"
 
-/* What one rank holds of a group that is the same in both models, but perhaps for types. */
+/* What one rank holds of a group that is the same in both models, except perhaps for types. */
 static kvf_status adapt_group(const kvf_shard *shard, const kvf_match *match, uint32_t g,
                               kvf_group_shard_desc *out, kvf_range *layers) {
     const kvf_match_group *m = &match->groups[g];

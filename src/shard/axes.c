@@ -9,7 +9,7 @@ static void nest(kvf_axes *to, char letter, uint64_t length, uint64_t stride) {
     to->nested[i] = (kvf_region_axis){letter, length, stride};
 }
 
-/* An axis whose first two steps are at a and b. */
+/* Adds an axis whose first two steps are at a and b. */
 static void add_distance(kvf_axes *to, char letter, uint64_t length, const kvf_placement *a,
                          const kvf_placement *b) {
     if (a->region != b->region)
@@ -37,7 +37,7 @@ static bool are_even(const kvf_shard *shard, uint32_t group, kvf_range layers, k
     return true;
 }
 
-/* The elements of a cell: counted in bytes where they are smaller than that. */
+/* Adds the elements of a cell, counted in bytes if an element is smaller than a byte. */
 static void nest_cell(kvf_axes *to, const kvf_part_desc *part, const kvf_placement *placement) {
     uint64_t piece = kvf_piece_bytes(part, placement);
     uint64_t element = kvf_part_cell_bytes(part) / part->cell_elements;

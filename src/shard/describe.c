@@ -1,6 +1,5 @@
 /*
- * The shape of an engine in words. The order of axes is read off the strides: whoever laid the memory out, and
- * whatever it was called there, the letters say how it lies.
+ * The shape of an engine in words. The order of axes is derived from the strides, not from the name of a layout.
  */
 #include "shard/axes.h"
 
@@ -24,7 +23,7 @@ static void say_order(kvf_text *text, const kvf_shard *shard, uint32_t g) {
 
 /* ---- what the ranks hold --------------------------------------------------------------------- */
 
-/* The fewest and most of something that ranks hold. */
+/* The fewest and the most that any rank holds. */
 typedef struct extent {
     uint32_t fewest, most;
 } extent;
@@ -34,7 +33,7 @@ static void widen(extent *e, uint32_t count) {
     e->most = count > e->most ? count : e->most;
 }
 
-/* "2 a rank", where ranks hold less than all. */
+/* Adds "2 a rank" if ranks hold less than all. */
 static void say_share(kvf_text *text, extent e, uint32_t all) {
     if (e.fewest == all || e.most == 0)
         return;

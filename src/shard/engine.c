@@ -1,5 +1,5 @@
 /*
- * An engine: every rank's shard, from parallel sizes and layouts, or from shards that came from elsewhere.
+ * An engine: the shards of all ranks, made from parallel sizes and layouts, or from existing shards.
  */
 #include "base/share.h"
 #include "shard/shard.h"
@@ -67,7 +67,7 @@ static kvf_status share_tokens(const engine_builder *b, const kvf_part_desc *par
     return KVF_OK;
 }
 
-/* Joins the group's regions to the rank's: after those of other groups, or on top of them. */
+/* Adds the group's regions to the rank's: after those of other groups, or shared with them. */
 static kvf_status add_regions(engine_builder *b, const uint64_t *bytes, uint32_t count, uint32_t *first) {
     *first = b->spec.share_pages ? 0 : b->region_count;
     uint32_t total = *first + count;
@@ -84,7 +84,7 @@ static kvf_status add_regions(engine_builder *b, const uint64_t *bytes, uint32_t
     return KVF_OK;
 }
 
-/* What the sizes below are computed from; kvf_shard_make() checks the rest. */
+/* Checks the fields from which the sizes below are computed; kvf_shard_make() checks the rest. */
 static kvf_status check_blocks(const kvf_group_shard_desc *group) {
     if (group->block_count == 0)
         return kvf_fail(KVF_E_INVALID, "block_count is 0; allowed is 1 to %u", UINT32_MAX - 1);
@@ -239,7 +239,7 @@ kvf_status kvf_engine_build(const kvf_model *model, const kvf_engine_spec *spec,
     return status;
 }
 
-/* All ranks that hold layers of a group must read its block tables the same way. */
+/* Checks that all ranks that hold layers of a group read its block tables in the same way. */
 static kvf_status agree(kvf_engine *engine, uint32_t g) {
     const char *name = kvf_model_group(engine->model, g)->name;
     kvf_engine_group *agreed = &engine->groups[g];
@@ -271,7 +271,7 @@ static kvf_status agree(kvf_engine *engine, uint32_t g) {
         agreed->block_count = kvf_min_u64(agreed->block_count, own.block_count);
     }
     if (from == UINT32_MAX)
-        *agreed = (kvf_engine_group){1, 1, 1, 1, 1}; /* nobody holds this group */
+        *agreed = (kvf_engine_group){1, 1, 1, 1, 1}; /* no rank holds this group */
     return KVF_OK;
 }
 

@@ -1,9 +1,9 @@
 /*
  * From an axis order such as "L|BPHN" to strides.
  *
- * The order is walked from outside in; each axis asks what is inside it for its size. Tensor and part axes
- * lay different things after one another, so inside them the walk goes on with fewer parts; the other axes
- * repeat one thing, so all parts they span must agree on how often. Before the '|' the same walk counts
+ * The order is walked from outside in; the size of a step of an axis is that of everything inside it. Tensor and part
+ * axes put different parts after one another, so inside them the walk goes on with fewer parts. The other axes repeat
+ * their content, so all parts that they span must have the same number of steps. Before the '|' the same walk counts
  * regions instead of bytes.
  */
 #include "shard/shard.h"
@@ -12,12 +12,12 @@
 
 typedef struct layout {
     const kvf_layout_request *request;
-    char axes[MAX_AXES + 1]; /* without the bar, with T */
+    char axes[MAX_AXES + 1]; /* the order without the bar and with T */
     uint32_t bar;            /* axes before it have regions of their own */
     kvf_placement *parts;    /* [part]: the placement in layer 0 */
     uint64_t *layer_stride;  /* [part]: bytes */
     uint64_t *layer_regions; /* [part] */
-    uint64_t *region_bytes;  /* [part]: of the regions this part is in */
+    uint64_t *region_bytes;  /* [part]: size of the regions of this part */
 } layout;
 
 /* The parts an axis spans. */
@@ -41,7 +41,7 @@ static uint64_t row_count(const layout *l, uint32_t part) {
     return (uint64_t)l->request->kernel_tokens * l->request->group->parts[part].rows_per_step;
 }
 
-/* Axes that repeat what is inside them. */
+/* Places an axis that repeats what is inside it. */
 static kvf_status place_repeated(layout *l, uint32_t axis, span parts, uint64_t region, uint64_t offset,
                                  uint64_t *size) {
     const kvf_group_desc *group = l->request->group;
@@ -93,7 +93,7 @@ static kvf_status place_repeated(layout *l, uint32_t axis, span parts, uint64_t 
     return KVF_OK;
 }
 
-/* The parts that share the tensor number of part `begin`: a model has parts of a tensor side by side. */
+/* One past the parts that share the tensor number of part `begin`: in a model the parts of a tensor are neighbours. */
 static uint32_t tensor_end(const kvf_group_desc *group, uint32_t begin, uint32_t end) {
     uint32_t p = begin;
     while (p < end && group->parts[p].tensor == group->parts[begin].tensor)
@@ -101,7 +101,7 @@ static uint32_t tensor_end(const kvf_group_desc *group, uint32_t begin, uint32_t
     return p;
 }
 
-/* Axes that lay different things after one another. */
+/* Places an axis that puts different parts after one another. */
 static kvf_status place_sequence(layout *l, uint32_t axis, span parts, uint64_t region, uint64_t offset,
                                  uint64_t *size) {
     uint64_t *position = is_region(l, axis) ? &region : &offset;
@@ -136,12 +136,12 @@ static kvf_status place(layout *l, uint32_t axis, span parts, uint64_t region, u
     if (!status && first_in_region) {
         for (uint32_t p = parts.begin; p < parts.end; p++)
             l->region_bytes[p] = *size;
-        *size = 1; /* from here outwards regions are counted */
+        *size = 1; /* from here outwards the unit is regions */
     }
     return status;
 }
 
-/* Every letter exactly once; T goes just outside P unless it is given. */
+/* Parses an order: every letter exactly once; T goes just outside P unless it is given. */
 static kvf_status parse_order(const char *order, layout *l) {
     static const char known[] = "LBTPHN";
     uint32_t n = 0;
@@ -185,7 +185,8 @@ static kvf_status spread_over_layers(const layout *l, uint64_t regions, kvf_plac
             kvf_placement *placement = &placements[(size_t)layer * parts + p];
             *placement = l->parts[p];
             placement->region += (uint32_t)(layer * l->layer_regions[p]);
-            placement->offset += layer * l->layer_stride[p]; /* fits: the region's size did */
+            placement->offset +=
+                layer * l->layer_stride[p]; /* cannot overflow, as the region's size did not */
             if (placement->region >= regions)
                 return kvf_fail(KVF_E_RANGE, "layer %u lies in region %u of %llu", layer, placement->region,
                                 (unsigned long long)regions);

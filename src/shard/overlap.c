@@ -1,9 +1,9 @@
 /*
- * Do two cells of a group share a byte?
+ * Checks that no two cells of a group share a byte.
  *
- * First each placement alone: sorted by stride, every axis must step over all that lies inside it. Then
- * placements against each other: those whose address ranges meet must repeat with the same block stride, and
- * then their intervals inside one period must be disjoint.
+ * First each placement is checked alone: with axes sorted by stride, every axis must step over all that lies inside it.
+ * Then placements whose address ranges meet are checked against each other: they must have the same block stride, and
+ * their intervals inside one period must be disjoint.
  */
 #include <stdlib.h>
 
@@ -17,13 +17,13 @@ typedef struct axis {
     uint64_t stride;
 } axis;
 
-/* One placement, with the range of bytes from its first cell to its last. */
+/* One placement, and the range of bytes from its first cell to its last. */
 typedef struct extent {
     const kvf_placement *placement;
     const kvf_part_desc *part;
     uint32_t layer;
     uint64_t rows, units;
-    uint64_t period; /* its block stride; 0 where there is a single block, which steps over nothing */
+    uint64_t period; /* its block stride; 0 if there is only one block */
     uint64_t begin, end;
 } extent;
 
@@ -77,15 +77,15 @@ static int by_begin(const void *a, const void *b) {
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* The cells of one block of a placement, as intervals: cells that touch are joined. */
+/* The cells of one block of a placement, as intervals in which cells that touch are joined. */
 typedef struct pattern {
     uint64_t bytes; /* of one interval */
     uint64_t rows, units, pieces;
 } pattern;
 
-/* An axis whose steps touch, be it the inner or the outer one, only makes the interval longer. It stays
- * inside one block stride: check_alone() has seen that a step over blocks clears all that is inside it, and a
- * longer step clears the blocks, so that nothing touches. */
+/* An axis whose steps touch, inner or outer, only makes the interval longer. The interval stays inside one block
+ * stride: check_alone() has made sure that a step between blocks clears everything inside a block, and that a longer
+ * step clears all blocks, so that its steps do not touch. */
 static pattern join_cells(const extent *e) {
     pattern joined = {kvf_piece_bytes(e->part, e->placement), e->rows, e->units, e->placement->pieces};
     for (int turn = 0; turn < AXES - 1; turn++) {
@@ -124,7 +124,7 @@ static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
     return n;
 }
 
-/* `left` is how many intervals may still be looked at. */
+/* `left` is how many intervals may still be checked. */
 static kvf_status check_together(const extent *extents, size_t count, uint64_t *left) {
     const uint64_t most = *left;
     uint64_t period = extents[0].period;
@@ -138,7 +138,7 @@ static kvf_status check_together(const extent *extents, size_t count, uint64_t *
                 extents[0].layer, extents[0].part->name, extents[i].layer, extents[i].part->name,
                 (unsigned long long)period, (unsigned long long)extents[i].period);
         pattern joined = join_cells(&extents[i]);
-        /* Each may be cut in two where the block stride ends. */
+        /* Each interval may be split in two at the end of the block stride. */
         uint64_t intervals;
         if (!kvf_mul(joined.rows, joined.units, &intervals) ||
             !kvf_mul(intervals, joined.pieces, &intervals) || intervals > most)

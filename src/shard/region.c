@@ -1,5 +1,5 @@
 /*
- * What a region holds: its views, one for each group and run of parts whose cells lie alike in it.
+ * The views of a region: one for each group and each run of parts whose cells lie alike in it.
  */
 #include "shard/axes.h"
 
@@ -21,7 +21,7 @@ static found find_layers(const kvf_shard *shard, uint32_t group, uint32_t part, 
     return out;
 }
 
-/* Whether the part after `parts` is another step of the same view: as far on as those before. */
+/* Whether the part after `parts` continues the same view, at the same distance as those before. */
 static bool goes_on(const kvf_shard *shard, uint32_t group, found in, kvf_range parts, uint32_t region) {
     const kvf_group_desc *desc = kvf_model_group(shard->model, group);
     uint32_t next = parts.end;

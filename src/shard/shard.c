@@ -9,7 +9,7 @@ static uint32_t or_one(uint32_t value) {
     return value ? value : 1;
 }
 
-/* The list of layers is ascending. */
+/* The list of layers is ascending, so the held ones are a range of it. */
 kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers) {
     kvf_range held = {0, 0};
     while (held.begin < group->layer_count && group->layers[held.begin] < layers.begin)
@@ -60,7 +60,7 @@ static kvf_status check_share(const kvf_part_desc *part, const kvf_part_share *s
     return KVF_OK;
 }
 
-/* Pieces are of as many elements each, and of whole bytes. */
+/* Checks that all pieces have equally many elements and fill whole bytes. */
 static kvf_status check_pieces(const kvf_part_desc *part, const kvf_placement *placement) {
     uint32_t pieces = placement->pieces, elements = part->cell_elements / pieces;
     if (part->cell_elements % pieces != 0)
@@ -72,7 +72,7 @@ static kvf_status check_pieces(const kvf_part_desc *part, const kvf_placement *p
     return KVF_OK;
 }
 
-/* The last byte of the last cell must lie in the region; all arithmetic is checked here, once. */
+/* Checks that the last byte of the last cell lies in the region. All arithmetic is checked here, once. */
 static kvf_status check_placement(const kvf_shard *shard, uint32_t group, uint32_t part,
                                   const kvf_placement *placement) {
     const kvf_part_desc *desc = &kvf_model_group(shard->model, group)->parts[part];
@@ -149,7 +149,7 @@ static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given
     for (size_t i = 0; i < placements; i++) {
         places[i].pieces = or_one(places[i].pieces);
         if (places[i].pieces == 1)
-            places[i].piece_stride = 0; /* of no meaning: shards that say the same are the same */
+            places[i].piece_stride = 0; /* meaningless, and set so that equal shards compare equal */
     }
     for (uint32_t p = 0; p < group->part_count; p++) {
         parts[p].replica_count = or_one(parts[p].replica_count);
@@ -175,7 +175,7 @@ static kvf_status check_desc(const kvf_model *model, kvf_shard_desc *desc) {
     return KVF_OK;
 }
 
-/* What is held of a group: what the rank's layers say, or less. */
+/* Sets the held layers of a group: those in the rank's layers, or fewer. */
 static kvf_status take_layers(kvf_shard *shard, uint32_t g, const kvf_range *less) {
     kvf_range held = kvf_held_layers(kvf_model_group(shard->model, g), shard->desc.layers);
     shard->group_layers[g] = less && less->begin == less->end ? (kvf_range){held.begin, held.begin} : held;
@@ -290,7 +290,7 @@ kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t lay
         return kvf_fail(KVF_E_RANGE, "unit is %u; rank %u holds [%u, %u)", unit, shard->desc.rank,
                         units.begin, units.end);
     uint64_t kernel_block = block * held->kernel_blocks_per_block + row / rows;
-    /* No overflow: check_placement() bounded the last cell. */
+    /* Cannot overflow: check_placement() bounded the last cell. */
     const kvf_cell_location found = {
         .region = placement->region,
         .offset = placement->offset + kernel_block * placement->block_stride +

@@ -1,5 +1,5 @@
 /*
- * The inside of shards and engines, for the rooms that compute on them.
+ * The inside of shards and engines, for the rooms that compute with them.
  */
 #ifndef KVF_SHARD_ROOM_H
 #define KVF_SHARD_ROOM_H
@@ -20,7 +20,7 @@ struct kvf_shard {
 typedef struct kvf_engine_group {
     uint32_t tokens_per_block;
     uint32_t kernel_blocks_per_block;
-    uint64_t block_count; /* the smallest of all ranks */
+    uint64_t block_count; /* the smallest of any rank */
     uint32_t share_count; /* token shares */
     uint32_t share_width;
 } kvf_engine_group;
@@ -33,60 +33,59 @@ struct kvf_engine {
     kvf_engine_group *groups;
 };
 
-/** The group's layers inside [layers.begin, layers.end), as indices into its list. */
+/** The group's layers inside `layers`, as indices into the group's list. */
 kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers);
 
 /** What one rank of a tensor-parallel engine holds of a part. */
 kvf_part_share kvf_tp_share(const kvf_part_desc *part, uint32_t tp_rank, uint32_t tp_size);
 
-/* Looking at 2^24 pieces takes some seconds: K and V side by side of 64 layers, 128 heads and 1024 tokens a block. A
- * shard that comes from elsewhere is looked at while others wait: 2^18 take some 50 ms and 12 MiB. */
+/* How many pieces may be checked for overlap. 2^24 take some seconds: K and V side by side of 64 layers, 128 heads and
+ * 1024 tokens a block. A shard from a peer is checked while others wait: 2^18 take some 50 ms and 12 MiB. */
 #define KVF_OVERLAP_OWN (1ull << 24)
 #define KVF_OVERLAP_FOREIGN (1ull << 18)
 
 /**
- * kvf_shard_create(), and more to say.
+ * kvf_shard_create() with more parameters.
  *
- * @param group_layers      what is held of each group, as indices into its layers, where that is less than what
- *                          desc->layers says; NULL: it is not
- * @param overlap_intervals  how many pieces a block may have, over all groups, that lie between those of others, for
- *                           looking whether they overlap: KVF_OVERLAP_OWN or KVF_OVERLAP_FOREIGN; NULL for placements
- *                           that kvferry computed or checked itself. What was looked at is taken off, also where the
- *                           shard is refused
+ * @param group_layers      what is held of each group, as indices into its layers, if that is less than desc->layers;
+ *                          NULL: all of those
+ * @param overlap_intervals  how many interleaved pieces of a block may be checked for overlap, over all groups:
+ *                           KVF_OVERLAP_OWN or KVF_OVERLAP_FOREIGN; the number checked is subtracted, even if the shard
+ *                           is refused. NULL: no check, for placements that kvferry computed or has checked
  */
 kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, const kvf_range *group_layers,
                           uint64_t *overlap_intervals, kvf_shard **out);
 
 /**
- * The same shard in terms of another model: its groups, parts and layers are those of `match->ours`, and what is
- * held is what a shard of `match->theirs` holds of the groups that are the same in both, or are converted: those keep
- * their types. Of all other groups nothing is held.
+ * Makes the same shard in terms of another model: its groups, parts and layers are those of `match->ours`. It holds
+ * what `shard` holds of the groups that are the same in both models or are converted (these keep their types), and
+ * nothing of other groups.
  *
  * @param shard  of match->theirs
  * @param out    receives a shard of match->retyped
  */
 kvf_status kvf_shard_adapt(const kvf_shard *shard, const kvf_match *match, kvf_shard **out);
 
-/** All shards of an engine in terms of another model. */
+/** Adapts all shards of an engine to another model. */
 kvf_status kvf_engine_adapt(const kvf_engine *engine, const kvf_match *match, kvf_engine **out);
 
 /** Checks that no two cells of a group of a shard share a byte. All cells must lie inside their regions. */
 kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left);
 
-/** Bytes of each piece of a cell of `part` under a placement, whose defaults are filled in. */
+/** Bytes of each piece of a cell of `part` under a placement with its defaults filled in. */
 static inline uint64_t kvf_piece_bytes(const kvf_part_desc *part, const kvf_placement *placement) {
     return kvf_part_cell_bytes(part) / placement->pieces;
 }
 
 /* ---- words (words.c) -------------------------------------------------------------------------- */
 
-/** Adds a half-open range as it is spoken of: "0-7", "3". */
+/** Adds a half-open range as people write it: "0-7", "3". */
 void kvf_say_range(kvf_text *text, kvf_range range);
 
 /** Adds the model layers of a range, which is not empty, of a group's layers: "0-31", "5-59 by 6", "12 of 0-40". */
 void kvf_say_layers(kvf_text *text, const kvf_group_desc *group, kvf_range layers);
 
-/** Adds "head" or "heads", "channels", "latent", "units": what so many units of a part are called. */
+/** Adds the word for `count` units of a part: "head", "heads", "channels", "latent", "units". */
 void kvf_say_units(kvf_text *text, const kvf_group_desc *group, const kvf_part_desc *part, uint32_t count);
 
 /** Adds the lines of kvf_engine_describe(), each with `indent` before it. */
@@ -102,7 +101,7 @@ static inline uint64_t kvf_kernel_rows(const kvf_group_shard_desc *group, const 
     return (uint64_t)(group->tokens_per_block / group->kernel_blocks_per_block) * part->rows_per_step;
 }
 
-/** What kvf_layout_place() needs to know of one group on one rank. */
+/** What kvf_layout_place() needs to know about one group on one rank. */
 typedef struct kvf_layout_request {
     const kvf_group_desc *group;
     const kvf_group_spec *spec;
@@ -115,7 +114,7 @@ typedef struct kvf_layout_request {
 /**
  * Computes the placements of one group from its axis order.
  *
- * @param placements    [layer][part], written; regions count from 0
+ * @param placements    [layer][part], receives the placements; regions count from 0
  * @param region_bytes  receives an array with the size of each region, to be freed with kvf_free()
  */
 kvf_status kvf_layout_place(const kvf_layout_request *request, kvf_placement *placements,

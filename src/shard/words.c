@@ -1,5 +1,5 @@
 /*
- * Ranges, layers and units as people speak of them.
+ * Ranges, layers and units in words.
  */
 #include "shard/shard.h"
 

@@ -2,7 +2,7 @@
  * Block tables as bytes. Ids are little endian, four bytes each, in one of two forms, whichever is shorter:
  *
  *   ids    every id
- *   runs   pairs of a first id and a count: ids that go up by one, or KVF_NO_BLOCK again and again
+ *   runs   pairs of a first id and a count: ids that ascend by one, or repetitions of KVF_NO_BLOCK
  */
 #include "model/model.h"
 #include "wire/fields.h"
@@ -93,7 +93,8 @@ kvf_status kvf_wire_groups_write(kvf_packing *packing, const char *key, const kv
 /* ---- parts ----------------------------------------------------------------------------------- */
 
 bool kvf_wire_part(const kvf_wire_group *groups, uint32_t count, uint32_t first_id, kvf_wire_group *part) {
-    uint32_t room = KVF_WIRE_MAX_BLOCKS, passed = first_id; /* ids that were told before, from here on */
+    uint32_t room = KVF_WIRE_MAX_BLOCKS,
+             passed = first_id; /* ids still to skip, because an earlier message had them */
     bool more = false;
     for (uint32_t g = 0; g < count; g++) {
         const kvf_block_table *table = &groups[g].table;
@@ -110,14 +111,14 @@ bool kvf_wire_part(const kvf_wire_group *groups, uint32_t count, uint32_t first_
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Of a group that is being read. */
+/* The ids of a group that is being read, still encoded. */
 typedef struct coded_table {
     const uint8_t *data;
     size_t bytes;
     bool folded;
 } coded_table;
 
-/* Finds the form the ids have, and how many there are. */
+/* Finds the form of the ids, and their number. */
 static kvf_status find_ids(const msgpack_object *map, coded_table *out, uint64_t *count) {
     const msgpack_object *ids;
     *out = (coded_table){0};
@@ -128,7 +129,7 @@ static kvf_status find_ids(const msgpack_object *map, coded_table *out, uint64_t
     if (status)
         return status;
     if (ids->type != MSGPACK_OBJECT_BIN)
-        return kvf_fail(KVF_E_PARSE, "%s is no bin", key);
+        return kvf_fail(KVF_E_PARSE, "%s is not a msgpack bin", key);
     out->data = (const uint8_t *)ids->via.bin.ptr;
     out->bytes = ids->via.bin.size;
     size_t entry = out->folded ? 8 : 4;
@@ -144,7 +145,7 @@ static kvf_status find_ids(const msgpack_object *map, coded_table *out, uint64_t
         if (n == 0 || (first != KVF_NO_BLOCK && first + n > KVF_NO_BLOCK))
             return kvf_fail(KVF_E_PARSE, "runs has %llu ids from %llu on; block ids are below %u",
                             (unsigned long long)n, (unsigned long long)first, KVF_NO_BLOCK);
-        *count += n; /* fewer than 2^32 times fewer than 2^32 */
+        *count += n; /* cannot overflow: fewer than 2^32 runs of fewer than 2^32 ids */
     }
     return KVF_OK;
 }
@@ -163,7 +164,7 @@ static void read_ids(const coded_table *from, uint32_t *ids) {
     }
 }
 
-/* `room` is how many ids this group and those after it may have. */
+/* `room` is how many ids this group and later ones may have. */
 static kvf_status read_group(const msgpack_object *map, kvf_wire_group *out, uint64_t *room, void **storage) {
     kvf_status status = kvf_wire_fields_read(map, &form, 0, out, storage);
     coded_table coded;

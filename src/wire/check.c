@@ -1,13 +1,13 @@
 /*
- * The walk before unpacking. msgpack's own unpacker allocates what an array's header claims, so whether the
- * bytes can hold what is claimed has to be known before.
+ * The check before unpacking. msgpack's own unpacker allocates what an array's header claims, so first it must be known
+ * that the bytes can hold that.
  */
 #include "wire/check.h"
 
-/* What the first byte of an object says: how many bytes follow of which a length is read, how many after
- * those, and whether the length counts bytes or objects. */
+/* What the first byte of an object tells: how many bytes of length follow, how many plain bytes after them, and whether
+ * the length counts bytes or objects. */
 typedef struct head {
-    uint32_t length_bytes; /* 0, 1, 2 or 4: a big endian length behind the first byte */
+    uint32_t length_bytes; /* 0, 1, 2 or 4: a big-endian length after the first byte */
     uint32_t plain_bytes;  /* after the length, before what the length counts */
     uint32_t length;       /* where length_bytes is 0 */
     uint32_t objects;      /* the length counts: 0 bytes, 1 objects, 2 pairs of objects */
@@ -55,7 +55,7 @@ kvf_status kvf_wire_check(kvf_bytes bytes) {
     uint64_t pending = 1, seen = 0;
     while (pending) {
         while (open[depth] == 0)
-            depth--; /* not below 0: something is pending */
+            depth--; /* cannot go below 0, because an object is pending */
         open[depth]--;
         pending--;
         size_t start = at;

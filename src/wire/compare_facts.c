@@ -1,6 +1,6 @@
 /*
- * How the facts of two engines differ, in words. The other side's text may be anything, so whatever of it is shown
- * is cut short and has its control characters written out.
+ * Describes how the facts of two engines differ. The other side's text may be anything, so what is shown of it is cut
+ * short and its control characters are escaped.
  */
 #include "wire/show.h"
 
@@ -17,10 +17,10 @@ typedef struct fact {
     span name, value;
 } fact;
 
-/* Takes the next line off a text. */
+/* Takes the next line from a text. */
 static bool next_fact(span *text, fact *out) {
     while (text->bytes && *text->at == '\n') {
-        text->at++; /* empty lines say nothing */
+        text->at++; /* empty lines are skipped */
         text->bytes--;
     }
     if (text->bytes == 0)
@@ -45,7 +45,8 @@ static bool same(span a, span b) {
     return a.bytes == b.bytes && memcmp(a.at, b.at, a.bytes) == 0;
 }
 
-/* Looks from `*from` on, where the last one was found, and then from the start: facts have a fixed order. */
+/* Searches from `*from` on, where the last fact was found, and then from the start, because facts have a fixed
+ * order. */
 static bool find_fact(span text, const char **from, span name, fact *out) {
     size_t passed = (size_t)(*from - text.at);
     span later = {*from, text.bytes - passed}, earlier = {text.at, passed};
@@ -78,7 +79,7 @@ static const char *show(kvf_shown *out, span shown, size_t skip) {
     return kvf_wire_show(out, shown.at, shown.bytes, skip);
 }
 
-/* Where values begin to differ, less a few bytes, when that is too far in to be shown from the start. */
+/* The first byte to show: 0, or a few bytes before the first difference if that is too far from the start. */
 static size_t first_shown(span a, span b) {
     size_t i = 0;
     while (i < a.bytes && i < b.bytes && a.at[i] == b.at[i])
@@ -86,15 +87,15 @@ static size_t first_shown(span a, span b) {
     return i > KVF_SHOWN_BYTES / 2 ? i - KVF_SHOWN_BYTES / 4 : 0;
 }
 
-/* The differences, in words: of groups in a match, where there is one, and all others here. */
+/* The differences in words. Those of groups go into the match, if there is one, all others into `text`. */
 typedef struct differences {
     kvf_match *match;
     kvf_text text;
     size_t count;
-    kvf_status status; /* of telling the match */
+    kvf_status status; /* of kvf_match_differ() */
 } differences;
 
-/* The group whose name and a dot a fact's name begins with; KVF_NO_GROUP where there is none. */
+/* The group whose name, followed by a dot, begins a fact's name; KVF_NO_GROUP if none. */
 static uint32_t group_of(const differences *found, span name) {
     for (uint32_t g = 0; found->match && g < found->match->count; g++) {
         const char *group = found->match->groups[g].name;
@@ -105,7 +106,7 @@ static uint32_t group_of(const differences *found, span name) {
     return KVF_NO_GROUP;
 }
 
-/* Keeps a sentence; its text is given up. */
+/* Keeps a sentence, and frees its text. */
 static void keep(differences *found, span name, kvf_text *sentence) {
     uint32_t group = group_of(found, name);
     if (sentence->failed)
@@ -151,7 +152,7 @@ static void find_differences(span ours, span theirs, differences *found) {
             add_missing(found, &other, "there", "here");
 }
 
-/* Where there are any, fills `found`; fails only where theirs cannot be looked through. */
+/* Fills `found` with the differences; fails only if their facts cannot be searched. */
 static kvf_status compare(const char *ours, const char *theirs, const char *their_name, differences *found) {
     span own = {ours, strlen(ours)}, other = {theirs, strlen(theirs)};
     if (count_lines(other) > MAX_LINES)
@@ -176,7 +177,7 @@ kvf_status kvf_wire_compare_own(const char *ours, const char *theirs, const char
     return status;
 }
 
-/* Everything that differs, of groups and of the engine. */
+/* Fails with all differences, of groups and of the engine. */
 static kvf_status refuse(const kvf_match *match, const char *their_name, differences *found) {
     kvf_text text = {0};
     const char *between = "";

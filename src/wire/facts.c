@@ -26,7 +26,7 @@ static void add_part(kvf_text *text, const kvf_part_desc *part) {
                  kvf_dtype_name(part->dtype), part->units, part->cell_elements, part->rows_per_step);
 }
 
-/* Nothing, where none is. */
+/* Adds the types that may be converted; nothing if there are none. */
 static void add_converted(kvf_text *text, uint32_t convert) {
     const char *before = "convert: ";
     for (uint32_t dtype = 0; dtype < 32; dtype++) {
@@ -73,7 +73,7 @@ kvf_status kvf_wire_facts(const kvf_model *model, const uint32_t *convert, const
 }
 
 void kvf_wire_digest(const char *facts, uint8_t digest[KVF_WIRE_DIGEST_BYTES]) {
-    int ready = sodium_init(); /* lets it choose the fastest code; without, the sum is as right */
+    int ready = sodium_init(); /* lets libsodium choose the fastest code; the digest is correct without it */
     (void)ready;
     (void)crypto_hash_sha256(digest, (const unsigned char *)facts, strlen(facts));
 }

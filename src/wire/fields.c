@@ -1,5 +1,5 @@
 /*
- * Which values a field may have, for writing and reading alike.
+ * The values that a field may have, for both writing and reading.
  */
 #include "wire/fields.h"
 
@@ -22,7 +22,7 @@ kvf_status kvf_wire_field_check_size(const char *key, const char *unit, uint64_t
 kvf_status kvf_wire_field_check_status(const char *key, uint64_t value, kvf_status bad) {
     if (value < KVF_IN_PROGRESS && strcmp(kvf_status_name((kvf_status)value), "unknown status") != 0)
         return KVF_OK;
-    return kvf_fail(bad, "%s is %llu, which is no status", key, (unsigned long long)value);
+    return kvf_fail(bad, "%s is %llu, which is not a kvf_status", key, (unsigned long long)value);
 }
 
 kvf_status kvf_wire_field_check_range(const char *key, uint64_t begin, uint64_t end, kvf_status bad) {
@@ -46,7 +46,7 @@ static kvf_status check_key(const char *key, const char *text, size_t bytes, kvf
     return KVF_OK;
 }
 
-/* Names end up in log lines and on terminals. */
+/* Names appear in log lines and on terminals, so control characters are refused. */
 static kvf_status check_name(const char *key, const char *text, size_t bytes, kvf_status bad) {
     for (size_t i = 0; i < bytes; i++)
         if ((uint8_t)text[i] < ' ' || text[i] == 0x7f)
@@ -66,6 +66,6 @@ kvf_status kvf_wire_field_check_text(const kvf_wire_field *field, const char *te
         return check_name(field->key, text, bytes, bad);
     const char *zero = bytes ? memchr(text, '\0', bytes) : NULL;
     if (zero)
-        return kvf_fail(bad, "%s has a zero at byte %zu", field->key, (size_t)(zero - text));
+        return kvf_fail(bad, "%s has a zero byte at byte %zu", field->key, (size_t)(zero - text));
     return KVF_OK;
 }

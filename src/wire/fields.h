@@ -1,7 +1,6 @@
 /*
- * Structs as msgpack maps. A table says of each field its key, its type, where it is in the struct and which
- * values it may have; writing and reading go by the same table, so what is sent is checked as it will be when
- * it is received.
+ * Structs as msgpack maps. A table gives each field's key, type, offset in the struct and allowed values. Writing and
+ * reading use the same table, so a sender checks a message as its receiver will.
  */
 #ifndef KVF_WIRE_FIELDS_H
 #define KVF_WIRE_FIELDS_H
@@ -14,15 +13,16 @@
 
 /* ---- memory behind a message ----------------------------------------------------------------- */
 
-/** Memory that lives until kvf_wire_discard(); NULL when there is none. `*storage` is NULL at first. */
+/** Allocates memory that lives until kvf_wire_discard(); returns NULL if there is none. `*storage` must be NULL at
+ * first. */
 void *kvf_wire_keep(void **storage, size_t count, size_t element_bytes);
 
 /**
- * Makes sure that so many bytes of texts will be in one piece: kvf_free(*storage) then frees them all.
+ * Reserves `bytes` bytes for texts in one piece, so that kvf_free(*storage) frees them all.
  */
 kvf_status kvf_wire_keep_room(void **storage, size_t bytes);
 
-/** How many bytes that is. */
+/** How many bytes `storage` has allocated. */
 uint64_t kvf_wire_kept(const void *storage);
 
 void kvf_wire_discard(void **storage);
@@ -34,12 +34,12 @@ typedef struct kvf_packing {
     kvf_wire_buffer bytes;
     size_t capacity;
     kvf_status status;
-    msgpack_packer packer; /* its functions may be called without looking at what they return */
+    msgpack_packer packer; /* the results of its functions need not be checked: failures go to `status` */
 } kvf_packing;
 
 void kvf_packing_start(kvf_packing *packing);
 
-/** Hands the bytes over, or frees them and says what went wrong. */
+/** Hands over the bytes, or frees them and returns the first failure. */
 kvf_status kvf_packing_end(kvf_packing *packing, kvf_wire_buffer *out);
 
 void kvf_pack_key(kvf_packing *packing, const char *key);
@@ -47,7 +47,7 @@ void kvf_pack_key(kvf_packing *packing, const char *key);
 /* ---- fields ---------------------------------------------------------------------------------- */
 
 typedef enum kvf_wire_field_type {
-    KVF_FIELD_U32, /* least to most; a most of 0 means all there are */
+    KVF_FIELD_U32, /* least to most; a most of 0 means no upper bound */
     KVF_FIELD_U64, /* the same */
     KVF_FIELD_BOOL,
     KVF_FIELD_STATUS,  /* kvf_status */
@@ -72,11 +72,11 @@ typedef struct kvf_wire_field {
     uint32_t kinds; /* bits: the field is there in bodies of these kinds; 0 means in all */
 } kvf_wire_field;
 
-/** A body: its fields, and what must hold between them. */
+/** A body: its fields, and a check across them. */
 typedef struct kvf_body_form {
     const kvf_wire_field *fields;
     size_t field_count;
-    /** Fails with `bad` and says why; may be NULL. */
+    /** Checks conditions across fields; fails with `bad` and a reason. May be NULL. */
     kvf_status (*check)(const void *body, kvf_status bad);
 } kvf_body_form;
 
@@ -90,18 +90,18 @@ static inline uint64_t kvf_wire_field_most(const kvf_wire_field *field) {
     return field->most ? field->most : field->type == KVF_FIELD_U32 ? UINT32_MAX : UINT64_MAX;
 }
 
-/** Writes the fields that bodies of this kind have as a map, or, where the map's head is written already and
- * counts more than them, as pairs. */
+/** Writes the fields that bodies of this kind have, as a map, or only as pairs for a map whose head is written
+ * already. */
 void kvf_wire_fields_write_map(kvf_packing *packing, const kvf_body_form *form, uint32_t kind,
                                const void *body);
 uint32_t kvf_wire_fields_count(const kvf_body_form *form, uint32_t kind);
 void kvf_wire_fields_write(kvf_packing *packing, const kvf_body_form *form, uint32_t kind, const void *body);
 
-/** Reads them into a zeroed `body`. What they point to goes into `storage`. */
+/** Reads the fields into a zeroed `body`. Memory that they point to goes into `storage`. */
 kvf_status kvf_wire_fields_read(const msgpack_object *map, const kvf_body_form *form, uint32_t kind,
                                 void *body, void **storage);
 
-/** One value of a map by its key: KVF_E_PARSE when it is missing or there twice. */
+/** Finds a value of a map by its key: KVF_E_PARSE if the key is missing or occurs twice. */
 kvf_status kvf_wire_field_find(const msgpack_object *map, const char *key, const msgpack_object **out);
 
 bool kvf_wire_field_has(const msgpack_object *map, const char *key);
@@ -110,7 +110,7 @@ bool kvf_wire_field_has(const msgpack_object *map, const char *key);
 kvf_status kvf_wire_field_number(const msgpack_object *object, const char *key, uint64_t least, uint64_t most,
                                  uint64_t *out);
 
-/** The elements of an array that has least to most of them. */
+/** The elements of an array, which must have least to most of them. */
 kvf_status kvf_wire_field_array(const msgpack_object *object, const char *key, uint64_t least, uint64_t most,
                                 const msgpack_object **elements, uint32_t *count);
 

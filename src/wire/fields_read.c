@@ -61,7 +61,7 @@ kvf_status kvf_wire_field_find(const msgpack_object *map, const char *key, const
         if (!is_named(&map->via.map.ptr[i], key, bytes))
             continue;
         if (*out)
-            return kvf_fail(KVF_E_PARSE, "%s is there twice", key);
+            return kvf_fail(KVF_E_PARSE, "%s is given twice", key);
         *out = &map->via.map.ptr[i].val;
     }
     return *out ? KVF_OK : kvf_fail(KVF_E_PARSE, "%s is missing", key);

@@ -23,7 +23,7 @@ static kvf_status write_status(kvf_packing *packing, const kvf_wire_field *field
     return kvf_wire_field_check_status(field->key, value, KVF_E_RANGE);
 }
 
-/* No text is the empty text. */
+/* NULL is written as the empty text. */
 static kvf_status write_text(kvf_packing *packing, const kvf_wire_field *field, const char *text) {
     if (!text)
         text = "";
@@ -49,7 +49,7 @@ static kvf_status write_range(kvf_packing *packing, const kvf_wire_field *field,
     return kvf_wire_field_check_range(field->key, range->begin, range->end, KVF_E_RANGE);
 }
 
-/* Little endian, eight bytes each: a table of numbers costs one object, however long it is. */
+/* Little endian, eight bytes each, so that a table of numbers is one msgpack object, however long it is. */
 static kvf_status write_numbers(kvf_packing *packing, const kvf_wire_field *field, const uint64_t *numbers,
                                 uint32_t count) {
     kvf_status status = kvf_wire_field_check_size(field->key, "entries", count, 0, field->most, KVF_E_RANGE);

@@ -6,8 +6,8 @@
 
 #include "wire/fields.h"
 
-/* Rows of tables of fields, `struct_type` being the body: FIELD(U64, struct_type, member) or, with more to
- * say, FIELD(NAME, struct_type, member, .least = 1). The key is the member's name. */
+/* Rows of the tables of fields, where `struct_type` is the body: FIELD(U64, struct_type, member) or, with further
+ * attributes, FIELD(NAME, struct_type, member, .least = 1). The key is the member's name. */
 #define KVF_FIELD(kind, struct_type, member, ...)                                                            \
     { .key = #member, .type = KVF_FIELD_##kind, .offset = offsetof(struct_type, member), __VA_ARGS__ }
 
@@ -24,7 +24,7 @@ extern const kvf_body_form kvf_answer_form; /* kinds are kvf_call_kind */
 /** Whether a number is a kvf_call_kind. */
 bool kvf_call_kind_is_known(uint64_t kind);
 
-/** A rank that is below its engine's count. */
+/** Checks that a rank is below its engine's count. */
 kvf_status kvf_check_rank(uint32_t rank, uint32_t rank_count, kvf_status bad);
 
 #endif

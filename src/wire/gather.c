@@ -1,6 +1,6 @@
 #include "wire/gather.h"
 
-/* Of the introductions in one message, which also has facts. */
+/* The most bytes of introductions in one message, which also has facts. */
 #define PART_BYTES (512u << 10)
 
 uint32_t kvf_gather_end(const kvf_wire_buffer *introductions, uint32_t first, uint32_t count) {
@@ -60,7 +60,7 @@ kvf_status kvf_gather(kvf_gathering *gathering, const uint8_t *digest, const kvf
     if (!same && welcome->first_rank == 0)
         status = begin(gathering, digest, welcome);
     else if (!same)
-        kvf_gather_free(gathering); /* asked for from the first on */
+        kvf_gather_free(gathering); /* begin again with the first */
     if (status || !gathering->introductions || welcome->first_rank != gathering->count)
         return status;
     for (uint32_t i = 0; i < welcome->introduction_count && !status; i++)

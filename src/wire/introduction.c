@@ -1,5 +1,5 @@
 /*
- * How one rank of an engine introduces itself: a map by itself, which is passed on as bytes.
+ * The introduction of one rank of an engine: a msgpack map of its own, which others pass on as bytes.
  */
 #include "wire/check.h"
 #include "wire/forms.h"
@@ -38,7 +38,8 @@ kvf_status kvf_wire_decode_introduction(kvf_bytes bytes, kvf_introduction *out, 
     msgpack_object map;
     kvf_status status = kvf_wire_unpack(bytes, &zone, &map);
     if (!status) {
-        /* One piece, for one kvf_free(): all texts, each with a zero behind it in place of its head here. */
+        /* One piece, for one kvf_free(): all texts, each with a zero byte after it, which needs no more room than its
+         * head in `bytes`. */
         status = kvf_wire_keep_room(storage, bytes.size);
         if (!status)
             status = kvf_wire_fields_read(&map, &form, 0, out, storage);

@@ -1,5 +1,5 @@
 /*
- * Bytes being written, and memory behind what was read.
+ * Bytes being written, and memory for what was read.
  */
 #include "wire/fields.h"
 

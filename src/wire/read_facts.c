@@ -1,10 +1,10 @@
 /*
- * Facts of a peer, from text to a model. The lines have one order and one form, so that reading is a walk over
- * them; kvf_model_create() checks what they say.
+ * Reads the facts of a peer: from text to a model. The lines have a fixed order and form, so they are read in one pass;
+ * kvf_model_create() checks the values.
  */
 #include "wire/show.h"
 
-/* Layers over all groups: what a text of some bytes can make us allocate has an end. */
+/* The most layers over all groups: a bound on what a short text can make us allocate. */
 #define MAX_LAYERS (1u << 20)
 
 typedef struct reader {
@@ -48,7 +48,7 @@ static kvf_status take(reader *r, const char *name, char **value) {
     return KVF_OK;
 }
 
-/* A decimal number at *at, and what stands behind it. */
+/* Reads a decimal number at *at, and moves *at behind it. */
 static bool read_digits(char **at, uint32_t *out) {
     uint64_t number = 0;
     char *end = *at;
@@ -146,7 +146,7 @@ static kvf_status take_part(reader *r) {
     return status;
 }
 
-/* Types that are not known here are converted by nobody here. */
+/* Types that are not known here are ignored: this side cannot convert them. */
 static kvf_status take_converted(reader *r, uint32_t *out) {
     char *at;
     kvf_status status = take(r, "convert", &at);
@@ -223,7 +223,7 @@ static kvf_status read_lines(reader *r, const char *text, kvf_facts *out) {
     if (!status && *r->next)
         status = take(r, "own", &rest);
     if (!status && *rest)
-        status = wrong(r, "something stands behind own:");
+        status = wrong(r, "there is text after own:");
     if (status)
         return status;
     size_t at = (size_t)(r->next - r->text), bytes = strlen(text);
@@ -239,7 +239,7 @@ kvf_status kvf_wire_read_facts(const char *text, kvf_facts *out) {
     reader r = {.text = kvf_alloc(bytes + 2, 1)};
     if (!r.text)
         return kvf_nomem("facts");
-    /* Two zeros at the end: behind the last line there is an empty one. */
+    /* Two zero bytes at the end make an empty line after the last one. */
     memcpy(r.text, text, bytes);
     r.text[bytes] = r.text[bytes + 1] = '\0';
     for (size_t i = 0; i < bytes; i++)

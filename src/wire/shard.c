@@ -1,6 +1,6 @@
 /*
- * A shard as bytes. Layouts are regular: from layer to layer the region or the offset of a part goes on by a
- * fixed step. So the placements of a part are runs over layers, each ten numbers,
+ * A shard as bytes. Layouts are regular: from layer to layer the region or the offset of a part grows by a fixed step.
+ * So the placements of a part are runs over layers, each ten numbers,
  *
  *   [count, region, offset, block_stride, row_stride, unit_stride, piece_stride, pieces, region_step,
  *    offset_step]
@@ -63,14 +63,14 @@ static bool same_strides(const kvf_placement *a, const kvf_placement *b) {
            a->unit_stride == b->unit_stride && a->piece_stride == b->piece_stride && a->pieces == b->pieces;
 }
 
-/* b - a, where it fits in an int64_t. */
+/* b - a; false if it does not fit in an int64_t. */
 static bool step_between(uint64_t a, uint64_t b, int64_t *out) {
     uint64_t distance = a < b ? b - a : a - b;
     *out = a < b ? (int64_t)distance : -(int64_t)distance;
     return distance <= INT64_MAX;
 }
 
-/* How many placements from `first` on go on evenly, and by which steps. */
+/* How many placements from `first` on are evenly spaced, and their steps. */
 static uint32_t run_length(const sequence *s, uint32_t first, int64_t *region_step, int64_t *offset_step) {
     *region_step = *offset_step = 0;
     uint32_t n = 1;
@@ -182,7 +182,7 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, 
         write_group(&packing, shard, told ? told : shard->model, g);
     kvf_wire_buffer made = {0};
     kvf_status status = kvf_packing_end(&packing, &made);
-    /* A layout with no order in it may have more placements than a reader takes in. */
+    /* An irregular layout may need more runs than a reader accepts. */
     if (!status && kvf_wire_check((kvf_bytes){made.data, made.size}) != KVF_OK)
         status = kvf_fail(KVF_E_RANGE, "%s", kvf_error_detail());
     if (status) {
@@ -235,7 +235,7 @@ static kvf_status read_step(const msgpack_object *object, const char *key, int64
     return status;
 }
 
-/* first + times * step, from 0 to most. */
+/* first + times * step; false if it is not within 0 to most. */
 static bool go_on(uint64_t first, int64_t step, uint64_t times, uint64_t most, uint64_t *out) {
     uint64_t size = step < 0 ? 0 - (uint64_t)step : (uint64_t)step, way;
     if (!kvf_mul(size, times, &way))
@@ -246,7 +246,7 @@ static bool go_on(uint64_t first, int64_t step, uint64_t times, uint64_t most, u
     return true;
 }
 
-/* The numbers of one run, and that its last placement has numbers too; those between then have. */
+/* Reads the numbers of one run, and checks that those of its last placement are in range; then so are those between. */
 static kvf_status read_run(const msgpack_object *object, uint64_t left, uint64_t *count, kvf_placement *first,
                            int64_t *region_step, int64_t *offset_step) {
     static const char *const keys[RUN_NUMBERS] = {
@@ -274,7 +274,7 @@ static kvf_status read_run(const msgpack_object *object, uint64_t left, uint64_t
         !go_on(first->offset, *offset_step, *count - 1, UINT64_MAX, &last))
         return kvf_fail(KVF_E_PARSE,
                         "%llu placements from region %u, offset %llu on, by steps of %lld and %lld, "
-                        "leave the range of such numbers",
+                        "leave the range of these numbers",
                         (unsigned long long)*count, first->region, (unsigned long long)first->offset,
                         (long long)*region_step, (long long)*offset_step);
     return KVF_OK;
@@ -304,7 +304,7 @@ static kvf_status read_placements(const msgpack_object *map, uint32_t layers, ui
         }
     }
     if (filled != layers)
-        return kvf_fail(KVF_E_PARSE, "placements are of %u layers; %u are held", filled, layers);
+        return kvf_fail(KVF_E_PARSE, "placements are for %u layers, but the rank holds %u", filled, layers);
     return KVF_OK;
 }
 
@@ -324,7 +324,7 @@ static kvf_status read_layers(const msgpack_object *map, const kvf_group_desc *g
     return status;
 }
 
-/* The type of a part's elements, where the sender has another one than the model says. */
+/* Reads the type of a part's elements, if the sender's differs from the model's. */
 static kvf_status read_dtype(const msgpack_object *map, uint32_t convert, kvf_dtype *dtype) {
     const msgpack_object *object;
     if (!kvf_wire_field_has(map, "dtype"))
@@ -340,13 +340,13 @@ static kvf_status read_dtype(const msgpack_object *map, uint32_t convert, kvf_dt
         return kvf_fail(KVF_E_PARSE, "dtype is not one that is known here");
     const uint32_t both = KVF_DTYPE_BIT(said) | KVF_DTYPE_BIT(*dtype);
     if (said != *dtype && (convert & both) != both)
-        return kvf_fail(KVF_E_UNSUPPORTED, "dtype is %s, and %s here, which is not let be converted",
+        return kvf_fail(KVF_E_UNSUPPORTED, "dtype is %s, and %s here; this conversion is not allowed",
                         kvf_dtype_name(said), kvf_dtype_name(*dtype));
     *dtype = said;
     return KVF_OK;
 }
 
-/* `types` has those of the group's parts, and is changed where the sender has others. */
+/* `types` has those of the group's parts, and is changed for parts whose type differs at the sender. */
 static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group, uint32_t convert,
                              kvf_dtype *types, kvf_group_shard_desc *out, kvf_range *held, void **storage) {
     kvf_status status = kvf_wire_fields_read(map, &group_form, 0, out, storage);
@@ -380,12 +380,12 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
     return status;
 }
 
-/* What a shard is read into. */
+/* The parts of a shard that is being read. */
 typedef struct read_shard {
     kvf_shard_desc desc;
     kvf_range *layers; /* by group */
     kvf_dtype *types;  /* of all parts, group by group */
-    bool retyped;      /* some are not the model's */
+    bool retyped;      /* some types differ from the model's */
 } read_shard;
 
 static kvf_status read_groups(const msgpack_object *map, const kvf_model *model, const uint32_t *convert,

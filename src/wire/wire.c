@@ -1,5 +1,5 @@
 /*
- * Messages: the envelope, and the way from it to the body's table.
+ * Messages: the envelope, and finding the body's table from it.
  *
  *   [ "kvf", version, kind, digest, body ]      digest: 32 bytes, or none; body: bytes, msgpack in themselves
  */
@@ -26,7 +26,7 @@ const char *kvf_message_kind_name(kvf_message_kind kind) {
     return "unknown";
 }
 
-/* Of a message whose kind is known. */
+/* Whether messages of a known kind have a digest. */
 static bool has_digest(kvf_message_kind kind) {
     return kind <= KVF_MESSAGE_REFUSED;
 }
@@ -40,7 +40,7 @@ static const kvf_body_form *form_of(kvf_message_kind kind) {
     return kind >= KVF_MESSAGE_HELLO && kind <= KVF_MESSAGE_ANSWER ? forms[kind] : NULL;
 }
 
-/* "HELLO", "call ACQUIRE", "answer to ACQUIRE": what a detail begins with. */
+/* Prefixes the detail with the message: "HELLO", "call ACQUIRE", "answer to ACQUIRE". */
 static kvf_status fail_in_message(kvf_status status, kvf_message_kind kind, uint32_t call) {
     if (kind == KVF_MESSAGE_CALL || kind == KVF_MESSAGE_ANSWER)
         return kvf_fail_in(status, "%s %s: ", kind == KVF_MESSAGE_CALL ? "call" : "answer to",
@@ -106,7 +106,7 @@ kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out) {
     return status ? kvf_fail_in(status, "%s: ", kvf_message_kind_name(message->kind)) : KVF_OK;
 }
 
-/* The session is the first field of both bodies: a short text, and bytes whose number fits in one. */
+/* The session is the first field of both bodies: its key is a short text, and its length fits in one byte. */
 void kvf_wire_set_session(kvf_wire_buffer *message, const uint8_t session[KVF_WIRE_SESSION_BYTES]) {
     static const uint8_t key[] = {0xa7, 's', 'e', 's', 's', 'i', 'o', 'n', 0xc4, KVF_WIRE_SESSION_BYTES};
     uint8_t *at = memmem(message->data, message->size, key, sizeof key);
@@ -119,7 +119,7 @@ void kvf_wire_set_session(kvf_wire_buffer *message, const uint8_t session[KVF_WI
 
 static kvf_status take_digest(const msgpack_object *field, kvf_message *out) {
     if (field->type != MSGPACK_OBJECT_BIN)
-        return kvf_fail(KVF_E_PARSE, "digest is no bin");
+        return kvf_fail(KVF_E_PARSE, "digest is not a msgpack bin");
     uint32_t size = field->via.bin.size;
     bool ours = out->version == KVF_WIRE_VERSION;
     uint32_t wanted = ours && !has_digest(out->kind) ? 0 : KVF_WIRE_DIGEST_BYTES;
@@ -130,7 +130,7 @@ static kvf_status take_digest(const msgpack_object *field, kvf_message *out) {
     return KVF_OK;
 }
 
-/* Envelopes of other versions look the same; the kinds they have are theirs. */
+/* Envelopes of other versions have the same form, but may have other kinds. */
 static kvf_status read_envelope(const msgpack_object *envelope, kvf_message *out) {
     const msgpack_object *fields;
     uint32_t count;
@@ -154,7 +154,7 @@ static kvf_status read_envelope(const msgpack_object *envelope, kvf_message *out
     if ((status = take_digest(&fields[3], out)))
         return status;
     if (fields[4].type != MSGPACK_OBJECT_BIN)
-        return kvf_fail(KVF_E_PARSE, "body is no bin");
+        return kvf_fail(KVF_E_PARSE, "body is not a msgpack bin");
     out->body = (kvf_bytes){fields[4].via.bin.ptr, fields[4].via.bin.size};
     return KVF_OK;
 }
@@ -192,7 +192,7 @@ static kvf_status read_kind(const msgpack_object *map, kvf_message_kind kind, ui
     return status;
 }
 
-/* Whatever an earlier read left in the union. */
+/* Clears what an earlier read left in the union. */
 static void clear_body(kvf_message *message) {
     kvf_message_free(message);
     size_t begin = offsetof(kvf_message, hello);

@@ -181,7 +181,7 @@ static void compare_layers(const world *w, uint32_t g, layer_span wanted, refusa
     }
     bool none = first == NO_ID;
     if (none || apart) {
-        refuse(out, "g%u: the layers that both have %s", g, none ? "are none" : "do not lie side by side");
+        refuse(out, "g%u: the layers in common %s", g, none ? "are none" : "do not lie side by side");
     } else if (!out->status && (wanted.begin < common.begin || wanted.end > common.end)) {
         out->common = common;
         refuse(out, "g%u.layers ", g);

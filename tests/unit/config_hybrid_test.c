@@ -103,16 +103,16 @@ static void a_field_that_another_could_give_is_missed_together_with_it(void **st
 static void layers_that_are_told_apart_in_two_ways_must_agree(void **state) {
     (void)state;
     assert_refused("nemotron-3-nano-30b", "\"num_hidden_layers\": 52", "\"num_hidden_layers\": 51",
-                   KVF_E_INVALID, "hybrid_override_pattern speaks of 52 layers, but num_hidden_layers is 51");
+                   KVF_E_INVALID, "hybrid_override_pattern describes 52 layers, but num_hidden_layers is 51");
     assert_refused("nemotron-3-nano-30b", "MEMEM*", "MEMEMQ", KVF_E_INVALID,
                    "hybrid_override_pattern has 'Q' for layer 5");
     assert_refused("qwen3-next-80b-a3b", "\"full_attention_interval\": 4",
                    "\"layer_types\": [\"linear_attention\", \"full_attention\"]", KVF_E_INVALID,
-                   "layer_types speaks of 2 layers, but num_hidden_layers is 48");
+                   "layer_types describes 2 layers, but num_hidden_layers is 48");
     assert_refused("qwen3-next-80b-a3b", "\"full_attention_interval\": 4", "\"full_attention_interval\": 0",
                    KVF_E_RANGE, "full_attention_interval is 0; allowed 1 to 65536");
     assert_refused("granite-4.0-h-small", "\"num_hidden_layers\": 40", "\"num_hidden_layers\": 36",
-                   KVF_E_INVALID, "layer_types speaks of 40 layers, but num_hidden_layers is 36");
+                   KVF_E_INVALID, "layer_types describes 40 layers, but num_hidden_layers is 36");
     assert_refused("granite-4.0-h-small", "\"attention\"", "\"sliding_attention\"", KVF_E_INVALID,
                    "layer 5 is sliding_attention, but sliding_window is missing");
     assert_refused("jamba-1.5-mini", "\"attn_layer_offset\": 4", "\"attn_layer_offset\": 8", KVF_E_RANGE,
@@ -125,7 +125,7 @@ static void layers_that_are_told_apart_in_two_ways_must_agree(void **state) {
     assert_refused("kimi-linear-48b-a3b", "[4, 8, 12,", "[4, 28, 12,", KVF_E_RANGE,
                    "linear_attn_config.full_attn_layers[1] is 28; allowed 1 to 27");
     assert_refused("gemma-4-31b", "\"num_hidden_layers\": 60", "\"num_hidden_layers\": 59", KVF_E_INVALID,
-                   "text_config.layer_types speaks of 60 layers, but num_hidden_layers is 59");
+                   "text_config.layer_types describes 60 layers, but num_hidden_layers is 59");
     assert_refused("gemma-4-31b", "\"sliding_window\": 1024", "\"sliding_window\": null", KVF_E_INVALID,
                    "layer 0 is sliding_attention, but text_config.sliding_window is missing");
     assert_refused("gemma-4-31b", "\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 59",

@@ -623,12 +623,12 @@ static void a_pattern_of_letters_says_what_each_layer_keeps(void **state) {
         {"\"hybrid_override_pattern\": \"MM*\"", KVF_OK, "SSF"},
         {"\"layers_block_type\": [\"mamba\", \"moe\", \"attention\", \"mlp\"]", KVF_OK, "S-F-"},
         {"\"num_hidden_layers\": 4, \"hybrid_override_pattern\": \"M*-\"", KVF_E_INVALID,
-         "hybrid_override_pattern speaks of 3 layers, but num_hidden_layers is 4"},
+         "hybrid_override_pattern describes 3 layers, but num_hidden_layers is 4"},
         {"\"num_hidden_layers\": 2, \"hybrid_override_pattern\": \"Mx\"", KVF_E_INVALID,
          "hybrid_override_pattern has 'x' for layer 1"},
         {"\"num_hidden_layers\": 2, \"hybrid_override_pattern\": \"--\"", KVF_E_INVALID,
          "none of them keeps a cache"},
-        {"\"hybrid_override_pattern\": \"\"", KVF_E_RANGE, "hybrid_override_pattern speaks of 0 layers"},
+        {"\"hybrid_override_pattern\": \"\"", KVF_E_RANGE, "hybrid_override_pattern describes 0 layers"},
         {"\"num_hidden_layers\": 2", KVF_E_INVALID, "hybrid_override_pattern is missing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

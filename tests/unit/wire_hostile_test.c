@@ -104,7 +104,7 @@ static void check_changed(const kvf_message *message, const msgpack_object_map *
     const msgpack_object_str *key = &map->ptr[field].key.via.str;
     (void)snprintf(name, sizeof name, ": %.*s %s", (int)key->size, key->ptr,
                    how == LEFT_OUT ? "is missing"
-                   : how == TWICE  ? "is there twice"
+                   : how == TWICE  ? "is given twice"
                                    : "is ");
     assert_fails(status, KVF_E_PARSE, name);
 }
@@ -397,7 +397,7 @@ static void an_envelope_that_is_none_is_refused_in_words(void **state) {
         KVF_E_PARSE, "digest has 1 bytes; allowed is 0");
     assert_fails(
         kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', KVF_WIRE_VERSION, 4, 0xc4, 0, 0xa0), &message),
-        KVF_E_PARSE, "body is no bin");
+        KVF_E_PARSE, "body is not a msgpack bin");
 }
 
 static void a_message_of_another_version_is_opened_but_not_read(void **state) {
@@ -649,7 +649,7 @@ static void values_out_of_their_range_are_refused(void **state) {
     assert_fails(read_refused(KVF_IN_PROGRESS, "", 0), KVF_E_PARSE, "REFUSED: status is 22");
     assert_fails(read_refused(UINT64_MAX, "", 0), KVF_E_PARSE, "status is 18446744073709551615");
     assert_fails(read_refused(1ull << 32, "", 0), KVF_E_PARSE, "status is 4294967296");
-    assert_fails(read_refused(0, "a\0b", 3), KVF_E_PARSE, "detail has a zero at byte 1");
+    assert_fails(read_refused(0, "a\0b", 3), KVF_E_PARSE, "detail has a zero byte at byte 1");
     char *longest = calloc(KVF_WIRE_MAX_DETAIL + 1, 1);
     assert_non_null(longest);
     memset(longest, 'x', KVF_WIRE_MAX_DETAIL + 1);

@@ -1,10 +1,10 @@
 /*
- * Block lists, descriptor tables and reads as vLLM's connector (PR 40731 and later) speaks of them.
+ * Block lists, descriptor tables and reads in the terms of vLLM's connector (PR 40731 and later).
  *
- * A descriptor is a run of bytes of one block in one region; a table lists the descriptors of one region
- * after another, and a descriptor's id is its index. A request's read is then two equally long lists of ids.
- * kvferry's own transfers need no tables (plan.h, request.h): these are for comparing, explaining and
- * migrating. A table costs memory for every block of the cache.
+ * A descriptor is a run of bytes of one block in one region. A table lists the descriptors of all regions, one region
+ * after another, and a descriptor's id is its index. A request's read is then two equally long lists of ids. kvferry's
+ * own transfers need no tables (plan.h, request.h): these are for comparing, explaining and migrating. A table costs
+ * memory for every block of the cache.
  *
  * Ownership, errors and threads are as in topology.h.
  */
@@ -35,7 +35,7 @@ KVF_API kvf_status kvf_mapped_blocks(const kvf_ids *blocks, uint32_t ratio, kvf_
 
 /**
  * Maps the local blocks of attention groups to the remote block size and cuts each list to the remote one's
- * length, for the last local block may be filled in part. When nothing is left to read, `out` has no groups.
+ * length, because the last local block may be filled only in part. If nothing is left to read, `out` has no groups.
  *
  * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_NOMEM
  */
@@ -45,14 +45,14 @@ KVF_API kvf_status kvf_map_block_size(const kvf_cache_kind *kinds, const kvf_blo
 /**
  * Pairs the blocks still to be filled with the blocks that fill them.
  *
- * Attention keeps the tail of the prefill list, for what decode lacks is at the end; an empty decode list
- * means that the group is cached and leaves nothing on either side. Where the two engines cut logical blocks
- * into different numbers of kernel blocks, both lists begin at the same token and are cut to the shorter one.
- * Where prefill has more state slots, its last ones pair: the earlier ones are positions that decode has. Where
- * decode has more (the position that it computes again itself, scratch slots of speculative decoding), its first
- * slots pair, and the others stay as they are.
+ * Attention keeps the tail of the prefill list, because the blocks that decode lacks are at the end; an empty decode
+ * list means that the group is cached, and leaves both lists empty. Where the two engines cut logical blocks into
+ * different numbers of kernel blocks, both lists begin at the same token and are cut to the shorter one. Where prefill
+ * has more state slots, its last ones pair: decode already has the positions of the earlier ones. Where decode has more
+ * (the position that it computes again itself, scratch slots of speculative decoding), its first slots pair, and the
+ * others stay as they are.
  *
- * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (more decode than prefill blocks; two state slots or more of which
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE (more decode than prefill blocks; two or more state slots for which
  *         prefill has none; lists that differ by more than padding explains), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_prefix_trim(const kvf_cache_kind *kinds, const kvf_block_lists *decode,
@@ -77,8 +77,8 @@ typedef struct kvf_dcp_pair {
  * Pairs blocks where either side deals the blocks of a sequence out to its ranks: block g of the sequence is
  * entry g / size of rank g % size.
  *
- * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_RANGE (the remote list ends before what it should
- *         fill), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_RANGE (the remote list is too short for the blocks to fill),
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_dcp_prefix_trim(const kvf_dcp_pair *pair, const kvf_ids *local, const kvf_ids *remote,
                                        kvf_ids *local_out, kvf_ids *remote_out);
@@ -87,7 +87,7 @@ KVF_API kvf_status kvf_dcp_prefix_trim(const kvf_dcp_pair *pair, const kvf_ids *
 #define KVF_ALL_GROUPS (-1)
 
 /**
- * The blocks that each region is read for: those of its group, or of all groups in order.
+ * Lists the blocks to read from each region: those of its group, or of all groups in order.
  *
  * @return KVF_OK, KVF_E_RANGE (a group that does not exist), KVF_E_NOMEM
  */
@@ -98,7 +98,7 @@ KVF_API kvf_status kvf_block_ids_by_region(const kvf_block_lists *lists, const i
 typedef struct kvf_exchange_group {
     kvf_cache_kind kind;
     uint32_t window_tokens; /**< sliding window; 0: none */
-    uint32_t spec_blocks;   /**< state: speculative slots after the one that counts */
+    uint32_t spec_blocks;   /**< state: speculative slots after the slot of the state */
 } kvf_exchange_group;
 
 /** Blocks that a sliding window can reach: ceil(window / block size) + 1; 0 without a window. */
@@ -114,7 +114,7 @@ KVF_API kvf_status kvf_exchange_clip(const kvf_exchange_group *groups, size_t gr
                                      uint32_t block_size, bool clip_state, const kvf_block_lists *lists,
                                      kvf_block_lists *out);
 
-/** The one block that bears the state: the last before the speculative ones. KVF_OK, KVF_E_NOMEM. */
+/** Finds the one block that has the state: the last before the speculative ones. KVF_OK, KVF_E_NOMEM. */
 KVF_API kvf_status kvf_ssm_state_clip(const kvf_ids *blocks, uint32_t spec_blocks, kvf_ids *out);
 
 /* ---- descriptor ids -------------------------------------------------------------------------- */
@@ -174,7 +174,7 @@ typedef struct kvf_descriptor {
 typedef struct kvf_descriptor_table {
     kvf_descriptor *at;
     size_t count;
-    size_t attention_count; /**< so many come first; the rest are state */
+    size_t attention_count; /**< attention descriptors, which come first; the rest are state */
 } kvf_descriptor_table;
 
 KVF_API void kvf_descriptor_table_free(kvf_descriptor_table *table);
@@ -187,7 +187,7 @@ typedef enum kvf_region_layout {
     KVF_LAYOUT_LATENT = 3,       /**< no heads */
 } kvf_region_layout;
 
-/** The registered memory of one rank. Without a region it is refused (KVF_REFUSAL_NO_LAYERS). */
+/** The registered memory of one rank. It needs at least one region (KVF_REFUSAL_NO_LAYERS). */
 typedef struct kvf_cache_memory {
     size_t struct_size;                 /**< sizeof(kvf_cache_memory) */
     const uint64_t *region_base;        /**< address of each region */
@@ -219,7 +219,7 @@ typedef struct kvf_remote_view {
 } kvf_remote_view;
 
 /**
- * The descriptors of one remote rank: of each block, the bytes that hold heads (or channels) of ours.
+ * The descriptors of one remote rank: for each block, the bytes that hold our heads (or channels).
  *
  * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_NOMEM, KVF_E_NOT_EXPRESSIBLE (shapes that do not
  *         divide; block lengths of the two sides that no whole head explains)
@@ -246,8 +246,7 @@ typedef struct kvf_replicated_regions {
 } kvf_replicated_regions;
 
 /**
- * The local descriptors to use with one source rank: of attention the heads that
- * rank holds, of state its channels.
+ * The local descriptors to use with one source rank: the attention heads and the state channels that the rank holds.
  *
  * @param replicated  NULL for none
  * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_OVERFLOW, KVF_E_NOMEM, KVF_E_NOT_EXPRESSIBLE (a length
@@ -259,7 +258,7 @@ KVF_API kvf_status kvf_split_descriptors(const kvf_topology *topology, const kvf
 
 /**
  * The local descriptors to use with one source rank, as PR 39529 makes them: as kvf_split_descriptors(), but
- * a rank that brings state only names the first piece of attention, which is not read from it.
+ * a rank from which only state is read names the first piece of attention, which is not read.
  *
  * @return as kvf_split_descriptors()
  */

@@ -1,9 +1,9 @@
 /*
- * What is left to do on blocks after their bytes have arrived: bringing them into this engine's block size
- * and layout, zeroing what was not transferred, and copying blocks between two buffers.
+ * Work on blocks after their bytes have arrived: converting them to this engine's block size and layout, zeroing cells
+ * that were not transferred, and copying blocks between two buffers.
  *
- * A plan (plan.h) puts every cell where it belongs while it moves, and needs none of this. It is for caches
- * that were received as whole blocks in the form the sender keeps them:
+ * A plan (plan.h) puts every cell in its place while it moves, and needs none of this. These functions are for caches
+ * that were received as whole blocks in the sender's form:
  *
  *     received as 2 pages of 2 tokens, HND        wanted: 1 block of 4 tokens, HND
  *     | h0: t0 t1 | h1: t0 t1 |                   | h0: t0 t1 t2 t3 | h1: t0 t1 t2 t3 |
@@ -19,12 +19,12 @@
  * and so are their reverses: NHD to HND, and received pages that are longer than a block. The receive step
  * of release 0.32 is kvf_finish_received(), copy_kv_blocks is kvf_copy_blocks().
  *
- * All of it is done by the processor in host memory. A region may say that it lies in a device's memory;
- * today every function refuses that by name (KVF_E_UNSUPPORTED).
+ * The processor does all of this, in host memory. A region may be declared to lie in a device's memory; today every
+ * function refuses such a region (KVF_E_UNSUPPORTED, and the detail names it).
  *
  * Every argument is checked before the first byte is changed: on an error nothing is changed. No byte outside
  * the regions is read or written. Calls on different blocks may run at the same time in different threads; a
- * block may be in one call at a time, and nobody else may read or write it during the call.
+ * block may be in only one call at a time, and nothing else may read or write it during the call.
  */
 #ifndef KVFERRY_CONNECTOR_POSTPROCESS_H
 #define KVFERRY_CONNECTOR_POSTPROCESS_H
@@ -42,7 +42,7 @@ extern "C" {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /**
- * Blocks of equal size in one piece of memory: a layer, or one of several things a layer keeps.
+ * Blocks of equal size in one piece of memory: a layer, or one of several tensors of a layer.
  *
  *     byte x of part p of block b = base + b*block_stride_bytes + p*part_stride_bytes + x
  *
@@ -51,7 +51,7 @@ extern "C" {
  * part_stride_bytes where all of K comes before all of V. Bytes between parts and blocks are left alone.
  */
 typedef struct kvf_block_region {
-    const char *layer; /**< its name; only kvf_copy_blocks() needs it */
+    const char *layer; /**< the layer's name; only kvf_copy_blocks() needs it */
     void *base;
     uint64_t bytes;       /**< from base: nothing beyond is touched */
     uint64_t block_count; /**< at most 2^32 - 1 */
@@ -60,10 +60,10 @@ typedef struct kvf_block_region {
     uint64_t part_stride_bytes;
     uint64_t part_bytes;
     kvf_memory_kind kind; /**< 0: host memory, the only kind that is not refused */
-    uint32_t device;      /**< which device of that kind; not looked at in host memory */
+    uint32_t device;      /**< number of the device; not used for host memory */
 } kvf_block_region;
 
-/** Working memory of the host that the caller brings; aligned for uint64_t, of one call at a time. */
+/** Working memory in host memory that the caller provides; aligned for uint64_t, used by one call at a time. */
 typedef struct kvf_scratch {
     void *memory;
     uint64_t bytes;
@@ -71,7 +71,7 @@ typedef struct kvf_scratch {
 
 /* ---- bringing received blocks into another form ---------------------------------------------- */
 
-/** What runs slowest through a page. */
+/** The order of axes in a page, outermost first. */
 typedef enum kvf_page_order {
     KVF_PAGE_HND = 0, /**< head, token, element */
     KVF_PAGE_NHD = 1, /**< token, head, element */
@@ -86,7 +86,7 @@ typedef struct kvf_page_form {
  * How blocks were received and how they are wanted. One number of tokens must divide the other.
  *
  * A block holds one wanted page in each part. Received pages that are shorter lie one after another in it. A
- * received page that is `n` times as long lies in `n` blocks: its first n-th in the first of them, and so on.
+ * received page that is `n` times as long lies in `n` blocks, one n-th in each, in order.
  */
 typedef struct kvf_received_shape {
     size_t struct_size; /**< sizeof(kvf_received_shape) */
@@ -98,7 +98,7 @@ typedef struct kvf_received_shape {
 } kvf_received_shape;
 
 /**
- * Permutes blocks in place from the received into the wanted form: the same blocks in every region.
+ * Permutes blocks in place from the received into the wanted form, with the same block ids in every region.
  *
  * @param shape         see there; part_bytes of every region is heads * wanted.tokens * cell_bytes
  * @param regions       those that share the block list: the layers of a group
@@ -137,9 +137,9 @@ typedef struct kvf_received_request {
 
 /**
  * Finishes requests: permutes their blocks as kvf_permute_received() does, and zeroes the cells of every
- * token past the covered ones, so that nothing another request left there is ever read.
+ * token after the covered ones, so that remains of other requests are never read.
  *
- * Where the blocks arrived in the wanted form already, say so in `shape`: then only zeroing is left.
+ * If the blocks arrived in the wanted form already, `shape` should say so: then only zeroing is left.
  *
  * @param requests  of one group; no two share a block. A request without blocks is allowed.
  * @return as kvf_permute_received(); KVF_E_RANGE also for more covered tokens than the blocks hold
@@ -159,18 +159,17 @@ typedef enum kvf_copy_direction {
 /**
  * Copies blocks, in every layer of the source, to the destination's layer of the same name.
  *
- * The source is what is read, in either direction: from a staging buffer into the cache, "h2d", and back.
- * Where both sides are host memory, as today they have to be, both directions do the same. Pairs are copied
- * in the order of the lists; a destination that is named twice keeps the later one.
+ * The source is read in either direction: "h2d" from a staging buffer into the cache, and "d2h" back. With both sides
+ * in host memory, as is required today, both directions do the same. Pairs are copied in the order of the lists; a
+ * destination block that is listed twice keeps the later copy.
  *
- * As in the public function, nothing happens and KVF_OK is returned when there are no source layers, no
- * destination layers or no block ids on one side, or when the lists differ in length, so that there are no
- * pairs; `copied` tells.
+ * As in vLLM's function, nothing is copied and KVF_OK is returned if there are no source layers, no destination layers
+ * or no block ids on one side, or if the lists differ in length; `copied` tells.
  *
  * @param source       layers with their names; every one is copied
  * @param destination  layers with their names, each with the parts of the source's; others are left alone
  * @param source_ids, destination_ids  pairs of blocks
- * @param direction    the side that it says is host memory has to be
+ * @param direction    the side that it names as host memory must be host memory
  * @param copied       receives the pairs copied in each layer; may be NULL
  * @return KVF_OK; KVF_E_NOT_FOUND (the destination has no layer of that name); KVF_E_RANGE (a block id that
  *         one side does not have, a region that is longer than its bytes); KVF_E_MISMATCH (number or size of

@@ -34,7 +34,7 @@ typedef struct kvf_state_model {
     uint32_t key_head_size;     /**< gdn */
     uint32_t state_size;        /**< mamba */
     uint32_t conv_kernel;       /**< taps; the conv state keeps one step fewer */
-    uint32_t spec_steps;        /**< further steps, for tokens that may be taken back */
+    uint32_t spec_steps;        /**< further steps, for speculative tokens that may be rejected */
 } kvf_state_model;
 
 /** The shapes of one rank's state tensors. */
@@ -45,8 +45,8 @@ typedef struct kvf_state_shape {
 } kvf_state_shape;
 
 /**
- * The shapes of the state on each rank of an engine of `tp_size` ranks. Mamba2 groups that do not divide over
- * the ranks are repeated until there is one a rank.
+ * The shapes of the state on each rank of an engine of `tp_size` ranks. Mamba2 groups that do not divide over the ranks
+ * are replicated, so that each rank has one.
  *
  * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOT_EXPRESSIBLE (something does not divide by tp_size)
  */
@@ -65,8 +65,8 @@ typedef struct kvf_state_layout {
 /**
  * Finds the projections of a conv state from the shapes of the two tensors alone.
  *
- * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_UNSUPPORTED (the type), KVF_E_NOT_EXPRESSIBLE (the
- *         channels do not come apart into the type's projections)
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_UNSUPPORTED (the type), KVF_E_NOT_EXPRESSIBLE (the channels
+ *         cannot be split into the type's projections)
  */
 KVF_API kvf_status kvf_conv_split(kvf_state_type type, const kvf_state_shape *shape, uint32_t conv_elem_bytes,
                                   uint32_t ssm_elem_bytes, kvf_state_layout *out);
@@ -81,10 +81,10 @@ typedef struct kvf_byte_run {
 KVF_API void kvf_local_projection_runs(const kvf_state_layout *local, kvf_byte_run *out);
 
 /**
- * Which bytes of the remote conv state fill the local projections: of each remote projection, our share.
+ * Finds the bytes of the remote conv state that fill the local projections: our share of each remote projection.
  *
  * @param tp_ratio      as kvf_tp_ratio()
- * @param local_offset  which share of a remote rank is ours: tp_rank modulo tp_ratio; not used below 0
+ * @param local_offset  which share of a remote rank is ours: tp_rank modulo tp_ratio; not used if tp_ratio is negative
  * @param out           room for KVF_MAX_PROJECTIONS
  * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_OVERFLOW, KVF_E_NOT_EXPRESSIBLE (a projection does not
  *         divide by the ratio)

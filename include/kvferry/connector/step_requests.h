@@ -1,7 +1,7 @@
 /*
- * A scheduler's step, request by request: what vLLM's connectors call yield_req_data.
+ * The requests of one scheduler step, as vLLM's yield_req_data() gives them.
  *
- * Any thread may call; a call touches nothing but its arguments.
+ * Any thread may call; a call uses only its arguments.
  */
 #ifndef KVFERRY_CONNECTOR_STEP_REQUESTS_H
 #define KVFERRY_CONNECTOR_STEP_REQUESTS_H
@@ -14,12 +14,13 @@
 extern "C" {
 #endif
 
-/** A request of one step, and the blocks it got in it. */
+/** A request of one step, and the blocks it got in this step. */
 typedef struct kvf_step_request {
     kvf_request_id id;
     const kvf_block_table *groups; /**< new blocks of each group; NULL: none */
     uint32_t group_count;
-    bool resumed; /**< was preempted: `groups` replaces what it had. Not read from the caller */
+    /** Was preempted: `groups` replaces its earlier blocks. Set by kvf_step_requests(), ignored in a kvf_step */
+    bool resumed;
 } kvf_step_request;
 
 /** What a scheduler decided for one step. */

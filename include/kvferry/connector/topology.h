@@ -1,21 +1,21 @@
 /*
- * The quantities that engineers of vLLM's KV connector name, for one rank of a local (decode) engine and the
- * remote (prefill) engines it reads from: tp_ratio, handshake target ranks, source ranks, head slots ...
+ * The quantities that vLLM's KV connectors define, for one rank of a local (decode) engine and the remote (prefill)
+ * engines it reads from: tp_ratio, handshake target ranks, source ranks, head slots ...
  *
  * They all follow from one rule about who holds what. An axis of U units (KV heads; the shares of a state)
  * spread over n ranks gives rank r the units [rU/n, (r+1)U/n); with more ranks than units rank r holds unit
  * rU/n, which neighbours then share. Source ranks, slots and offsets are intersections of such ranges.
  *
- * These quantities describe shapes that divide. Where a shape does not, they answer KVF_E_NOT_EXPRESSIBLE
- * and never a rounded number; a plan (plan.h) needs none of this and still works. Lengths, addresses and ids
- * come from peers: where the public connector asserts, a function here returns an error with the values.
+ * These quantities are defined for shapes that divide. For others the functions return KVF_E_NOT_EXPRESSIBLE and never
+ * a rounded number; a plan (plan.h) needs none of them and still works. Lengths, addresses and ids come from peers:
+ * where vLLM's connector asserts, a function here returns an error with the values.
  *
- * Lists that a function makes (kvf_ids, kvf_block_lists, ...) belong to the caller, who frees them with the
- * function named beside the type; what they held before the call is not freed, and on an error they are left
- * as they were. A zeroed list is empty.
+ * Lists that a function makes (kvf_ids, kvf_block_lists, ...) belong to the caller, who frees them with the function
+ * named beside the type; their contents before the call are not freed, and after an error they are unchanged. A zeroed
+ * list is empty.
  *
- * A kvf_topology may be read by any thread as long as no thread registers or unregisters an engine. The other
- * functions touch nothing but their arguments.
+ * A kvf_topology may be read by any thread as long as no thread registers or unregisters an engine. The other functions
+ * use only their arguments.
  */
 #ifndef KVFERRY_CONNECTOR_TOPOLOGY_H
 #define KVFERRY_CONNECTOR_TOPOLOGY_H
@@ -30,9 +30,9 @@ extern "C" {
 
 /* ---- why a question was refused -------------------------------------------------------------- */
 
-/** The reason behind an error of these headers, finer than its status. The numbers are stable. */
+/** The reason of an error of these headers, more precise than its status. The numbers are stable. */
 typedef enum kvf_refusal {
-    KVF_REFUSAL_NONE = 0, /**< the last error has no reason of this list: a NULL, a zero, no memory ... */
+    KVF_REFUSAL_NONE = 0, /**< the last error has none of these reasons: a NULL, a zero, no memory ... */
     KVF_REFUSAL_TP_NOT_DIVISIBLE = 1,
     KVF_REFUSAL_BLOCK_SIZE_NOT_DIVISIBLE = 2,
     KVF_REFUSAL_HEADS_NOT_DIVISIBLE = 3,
@@ -51,10 +51,11 @@ typedef enum kvf_refusal {
     KVF_REFUSAL_BLOCK_SIZE_WITH_HYBRID = 16,
     KVF_REFUSAL_STATE_TYPE_NOT_SUPPORTED = 17,
     KVF_REFUSAL_CONV_NOT_DECOMPOSABLE = 18,
-    KVF_REFUSAL_GROUP_NOT_SPLIT_PURELY = 19, /**< page groups: neither by heads alone nor by tokens alone */
-    KVF_REFUSAL_DCP_NOT_LATENT = 20,         /**< token shares of a cache that has heads */
-    KVF_REFUSAL_NOT_HYBRID = 21,             /**< a question about state, of a model that has none */
-    KVF_REFUSAL_NO_LAYERS = 22,              /**< an engine is described without a layer or region */
+    KVF_REFUSAL_GROUP_NOT_SPLIT_PURELY =
+        19,                          /**< page groups split neither by heads alone nor by tokens alone */
+    KVF_REFUSAL_DCP_NOT_LATENT = 20, /**< token shares of a cache that has heads */
+    KVF_REFUSAL_NOT_HYBRID = 21,     /**< a question about state for a model that has none */
+    KVF_REFUSAL_NO_LAYERS = 22,      /**< an engine was described without a layer or region */
 } kvf_refusal;
 
 /** The reason of this thread's last failing call to a function of these headers. */
@@ -96,7 +97,7 @@ typedef enum kvf_cache_kind {
     KVF_CACHE_SSM = 3,  /**< recurrent state: a block is a whole state */
 } kvf_cache_kind;
 
-/** Which connector's conventions to follow, where two releases differ in something a peer or a log sees. */
+/** Which version's conventions to follow, where versions of the connector differ in what a peer or a log sees. */
 typedef enum kvf_dialect {
     KVF_DIALECT_V0_32 = 0,   /**< vLLM 0.32 */
     KVF_DIALECT_PR_40731 = 1 /**< as merged in pull requests 39529 and 40731 */
@@ -146,8 +147,7 @@ typedef struct kvf_engine_transfer_info {
 } kvf_engine_transfer_info;
 
 /**
- * Says whether the local rank can pair with an engine, before anything is asked: the first of these rules
- * that does not hold is the refusal.
+ * Checks whether the local rank can be paired with an engine. The first of these rules that is broken is the refusal:
  *
  *     one tp_size divides the other                               tp_not_divisible
  *     token shares only of a latent                               dcp_not_latent
@@ -156,8 +156,7 @@ typedef struct kvf_engine_transfer_info {
  *     a token of a head has as many bytes on both sides,          block_len_mismatch
  *     where both block lengths are known
  *
- * That a source rank belongs to the group of ranks to shake hands with is no rule of its own: sources are
- * chosen among those ranks.
+ * No rule says that a source rank must be a handshake target, because sources are chosen among the targets.
  *
  * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOT_EXPRESSIBLE, KVF_E_MISMATCH (block lengths),
  *         KVF_E_OVERFLOW
@@ -168,14 +167,14 @@ KVF_API kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_en
  * Registers a remote engine. The first registration of an id stays: a second one changes nothing and returns
  * the facts of the first.
  *
- * A hybrid checks the engine first, as kvf_topology_check() does, and registers nothing that it refuses. A
- * dense model registers any engine whose facts are numbers in range, as the public connector does, which
- * asserts at the first question instead: such an engine may be one that a plan (plan.h) still reads from.
- * Call kvf_topology_check() to know at once.
+ * A topology of a hybrid checks the engine first, as kvf_topology_check() does, and registers none that is refused. One
+ * of a dense model registers any engine whose facts are in range, as vLLM's connector does, which asserts at the first
+ * question instead: a plan (plan.h) may still be able to read from such an engine. Call kvf_topology_check() to find
+ * out at once.
  *
  * @param stored  receives the facts on record; NULL if not wanted
- * @return KVF_OK, KVF_E_EXISTS (the local engine's own id), KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOMEM; of a
- *         hybrid also as kvf_topology_check()
+ * @return KVF_OK, KVF_E_EXISTS (the local engine's own id), KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOMEM; for a hybrid also
+ *         as kvf_topology_check()
  */
 KVF_API kvf_status kvf_topology_register(kvf_topology *topology, const char *engine_id,
                                          const kvf_engine_transfer_info *remote,
@@ -189,7 +188,7 @@ KVF_API kvf_status kvf_topology_register(kvf_topology *topology, const char *eng
 KVF_API kvf_status kvf_topology_get(const kvf_topology *topology, const char *engine_id,
                                     kvf_engine_transfer_info *out);
 
-/** Forgets an engine; an id that is not registered is no error. */
+/** Forgets an engine; an id that is not registered is ignored. */
 KVF_API void kvf_topology_unregister(kvf_topology *topology, const char *engine_id);
 
 /* ---- ratios and flags ------------------------------------------------------------------------ */
@@ -220,8 +219,8 @@ KVF_API bool kvf_replicates_kv_cache(const kvf_topology *topology, const kvf_eng
 KVF_API bool kvf_local_replicates_kv_cache(const kvf_topology *topology);
 
 /**
- * The KV heads that every rank of an engine of `tp_size` ranks stores at least: max(1, heads / tp_size).
- * Where heads do not divide, some ranks store one more; ask kvf_physical_head_range().
+ * The least number of KV heads that a rank of an engine of `tp_size` ranks stores: max(1, heads / tp_size). If heads do
+ * not divide, some ranks store one more: see kvf_physical_head_range().
  */
 KVF_API uint32_t kvf_physical_heads(uint32_t total_kv_heads, uint32_t tp_size);
 
@@ -237,27 +236,27 @@ KVF_API kvf_status kvf_physical_head_range(uint32_t tp_size, uint32_t total_kv_h
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
 /**
- * The remote ranks to shake hands with, ascending: those whose share of the model overlaps ours, and with
- * decode context parallelism every rank that keeps tokens of ours.
+ * The remote ranks to shake hands with, ascending: those whose share of the model overlaps ours, and with decode
+ * context parallelism every rank that keeps tokens that we need.
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_handshake_target_ranks(const kvf_topology *topology,
                                               const kvf_engine_transfer_info *remote, kvf_ids *out);
 
-/** The remote ranks that hold anything this rank could read; the ranks of the handshake. */
+/** The remote ranks that hold anything this rank could read: those of kvf_handshake_target_ranks(). */
 KVF_API kvf_status kvf_target_remote_ranks(const kvf_topology *topology,
                                            const kvf_engine_transfer_info *remote, kvf_ids *out);
 
 /** Which share of the tokens this rank keeps: tp_rank modulo dcp_size. */
 KVF_API uint32_t kvf_dcp_rank(const kvf_topology *topology);
 
-/** The remote ranks that keep tokens of ours when the remote engine shards tokens; empty when it does not. */
+/** The remote ranks that keep tokens that we need, if the remote engine shards tokens; otherwise empty. */
 KVF_API kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                         kvf_ids *out);
 
 /**
- * How many local ranks read, or at least notify, a remote rank that this rank reads: what it waits for.
+ * How many local ranks read, or at least notify, a remote rank that this rank reads: it waits for that many.
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE
  */
@@ -272,19 +271,20 @@ KVF_API kvf_status kvf_consumers_per_source(const kvf_topology *topology,
 /** From which remote ranks each group is read. Owned; kvf_tp_mapping_free(). */
 typedef struct kvf_tp_mapping {
     size_t group_count;
-    kvf_ids *source_ranks;       /**< one list for each group, ascending */
-    kvf_ids all_source_ranks;    /**< their union, ascending */
-    uint64_t *attention_slot;    /**< beside all_source_ranks: which piece of the local heads that rank has */
-    uint64_t rank_offset_factor; /**< times the local block length: byte offset into the remote block */
-    uint32_t local_consumers;    /**< kvf_consumers_per_source() */
+    kvf_ids *source_ranks;    /**< one list for each group, ascending */
+    kvf_ids all_source_ranks; /**< their union, ascending */
+    /** Parallel to all_source_ranks: the piece of the local heads that the rank has */
+    uint64_t *attention_slot;
+    /** This times the local block length is the byte offset in the remote block */
+    uint64_t rank_offset_factor;
+    uint32_t local_consumers; /**< kvf_consumers_per_source() */
 } kvf_tp_mapping;
 
 /**
- * Works out the source ranks of every group. The kinds say which groups keep state; is_mamba of the topology
- * is not looked at.
+ * Finds the source ranks of every group. The kinds say which groups keep state; is_mamba of the topology is not used.
  *
  * Attention reads each local head once, from the first target rank that holds it; a latent is read from the
- * first target rank; state is sharded whatever attention does, and is read from every target rank.
+ * first target rank; state is always sharded, and is read from every target rank.
  *
  * @param kinds  one for each group
  * @return KVF_OK, KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
@@ -298,14 +298,14 @@ KVF_API void kvf_tp_mapping_free(kvf_tp_mapping *mapping);
 /** Finds the slot of one of all_source_ranks: KVF_OK, KVF_E_NOT_FOUND. */
 KVF_API kvf_status kvf_tp_mapping_slot(const kvf_tp_mapping *mapping, uint64_t rank, uint64_t *out);
 
-/** Whether local blocks have to be cut into one piece a source: more prefill ranks, and not one latent. */
+/** Whether local blocks must be cut into one piece for each source: more prefill ranks, and not a latent. */
 KVF_API bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_count);
 
 /* ---- the quantities of PR 39529 for hybrids --------------------------------------------------
  *
  * They describe models that keep attention and recurrent state. A topology that is not is_mamba refuses
  * every question of this section and kvf_compute_split_handle_data(): KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID.
- * Of a dense model kvf_tp_mapping_build() answers what there is to answer.
+ * For a dense model use kvf_tp_mapping_build().
  */
 
 /** The remote ranks that attention is read from. Errors as kvf_tp_mapping_build(). */
@@ -321,14 +321,14 @@ KVF_API kvf_status kvf_all_source_ranks(const kvf_topology *topology, const kvf_
                                         kvf_ids *out);
 
 /**
- * Which piece of the local heads a remote rank holds, counted among the attention source ranks.
+ * The piece of the local heads that a remote rank holds, numbered by attention source rank.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (that rank holds no head of ours), KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_fa_head_slot(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                     uint32_t remote_rank, uint64_t *out);
 
-/** Whether a remote rank brings state only: another source rank has the same heads. */
+/** Whether only state is read from a remote rank, because another source rank has the same heads. */
 KVF_API kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                       uint32_t remote_rank, bool *out);
 
@@ -341,7 +341,7 @@ KVF_API kvf_status kvf_should_skip_fa(const kvf_topology *topology, const kvf_en
 KVF_API kvf_status kvf_fa_rank_offset(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                       uint64_t kv_block_bytes, uint64_t *out);
 
-/** Whether the local blocks are read in pieces from several ranks. */
+/** Whether local blocks are read in pieces from several ranks. */
 KVF_API kvf_status kvf_needs_split_handles(const kvf_topology *topology,
                                            const kvf_engine_transfer_info *remote, bool *out);
 
@@ -355,8 +355,8 @@ KVF_API kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology,
                                            const kvf_engine_transfer_info *remote, uint64_t *out);
 
 /**
- * The block lists to use with one source rank: attention groups are emptied on both sides when another rank
- * brings those heads.
+ * The block lists to use with one source rank: the lists of attention groups are empty on both sides if those heads are
+ * read from another rank.
  *
  * @return KVF_OK, KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
@@ -380,15 +380,15 @@ typedef struct kvf_layout_flags {
  * Detects the layout from the shape a backend gives to a cache of 1 block, 16 tokens, 1 head of size 1.
  *
  * @param probe_shape            that shape
- * @param registered_dimensions  dimensions of the tensor registered over all layers; 0: none is given
+ * @param registered_dimensions  dimensions of the tensor that is registered for all layers together; 0: there is none
  * @return KVF_OK, KVF_E_INVALID, KVF_E_NOT_EXPRESSIBLE (models with state have no tensor over all layers)
  */
 KVF_API kvf_status kvf_detect_layout(const uint64_t *probe_shape, size_t probe_dimensions, bool is_mla,
                                      bool is_mamba, size_t registered_dimensions, kvf_layout_flags *out);
 
 /**
- * A one-line summary of the local rank and one remote engine, in the connector's words. Lengths that are not
- * known are 0 there: remote_block_len, and of a hybrid fa_desc_bytes where either block length is missing.
+ * A one-line summary of the local rank and one remote engine, in the connector's words. Unknown lengths are 0:
+ * remote_block_len, and for a hybrid fa_desc_bytes if either block length is missing.
  *
  * @param text  receives a text owned by the caller; kvf_topology_free_text()
  */
@@ -396,14 +396,14 @@ KVF_API kvf_status kvf_topology_describe(const kvf_topology *topology, const kvf
                                          char **text);
 
 /**
- * The text a consumer sends to a producer rank when it is done: the request's id at the producer, a colon,
- * and a number: how many consumers that rank waits for (PR 40731: the consumers' tp_size).
+ * The text that a consumer sends to a producer rank when it is done: the request's id at the producer, a colon, and the
+ * number of consumers that the rank waits for (PR 40731: the consumers' tp_size).
  */
 KVF_API kvf_status kvf_completion_notice(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                          const char *remote_request_id, char **text);
 
 /**
- * Sorts layer names as regions are registered: runs of digits compare as numbers, the rest as text.
+ * Sorts layer names in the order in which regions are registered: runs of digits compare as numbers, the rest as text.
  *
  * @param names  sorted in place
  * @return KVF_OK, KVF_E_NOMEM

@@ -1,7 +1,7 @@
 /*
- * What operators read of transfers, summed up as vLLM's connector does in its log.
+ * A summary of transfers for operators, as vLLM's connector writes it to its log.
  *
- * An agent's own statistics are in agent.h. Any thread may call; a call touches nothing but its arguments.
+ * An agent's own statistics are in agent.h. Any thread may call; a call uses only its arguments.
  */
 #ifndef KVFERRY_CONNECTOR_TRANSFER_SUMMARY_H
 #define KVFERRY_CONNECTOR_TRANSFER_SUMMARY_H
@@ -24,20 +24,20 @@ typedef struct kvf_transfer_samples {
     const double *descriptors;
     size_t count;
     uint64_t failed_transfers, failed_handshakes, failed_notifications;
-    uint64_t expired; /**< requests whose blocks nobody came for in time */
-    uint64_t late;    /**< notifications that came after that */
+    uint64_t expired; /**< requests whose blocks no consumer read in time */
+    uint64_t late;    /**< notifications that came after their request had expired */
 } kvf_transfer_samples;
 
-/** What operators read. Rounded to three decimals, descriptors to one; MB are 2^20 bytes. */
+/** The summary. Rounded to three decimals, descriptors to one; 1 MB is 2^20 bytes. */
 typedef struct kvf_transfer_summary {
     uint64_t transfers;
     double average_transfer_ms, p90_transfer_ms; /**< 90th percentile, interpolated between samples */
     double average_post_ms, p90_post_ms;
     double average_mb, throughput_mb_per_s; /**< bytes over the sum of transfer times; 0 when that is 0 */
     double average_descriptors;
-    uint64_t failed; /**< transfers, handshakes and notifications together, as the public connector counts */
+    uint64_t failed; /**< transfers, handshakes and notifications together, as vLLM's connector counts them */
     uint64_t expired, late;
-    bool empty; /**< nothing was counted at all */
+    bool empty; /**< nothing was counted */
 } kvf_transfer_summary;
 
 /**
