@@ -290,8 +290,8 @@ static bool waits_to_join(kvf_pull *pull) {
         if (source->target->source == UINT32_MAX || session->join_failed ||
             !kvf_way_uses_stage(session, way, remote->plan))
             continue;
-        session->join_failed = kvf_session_join(session, true) != KVF_OK;
-        waits = waits || session->joining || session->join_wanted;
+        if (!kvf_session_join(session, true))
+            waits = waits || session->joining || session->join_wanted;
     }
     return waits;
 }
