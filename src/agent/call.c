@@ -132,6 +132,14 @@ void kvf_calls_bind(kvf_session *session) {
     }
 }
 
+void kvf_calls_repeat(kvf_session *session, uint64_t now) {
+    kvf_call *call, *next;
+    HASH_ITER(hh, session->calls, call, next) {
+        call->next_send = now;
+    }
+    kvf_agent_due(session->agent, now);
+}
+
 void kvf_calls_end(kvf_session *session, kvf_status status) {
     while (session->calls) {
         (void)kvf_fail(status, "%s rank %u is gone", session->engine, session->rank);
