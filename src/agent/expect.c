@@ -88,9 +88,7 @@ static kvf_status check_way(const kvf_asker *expect) {
         return KVF_OK;
     if (!expect->base.agent->stage)
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage");
-    if (!expect->remote->alike)
-        return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and the two models are not the same");
-    return KVF_OK;
+    return expect->remote->alike ? KVF_OK : kvf_way_unlike(expect->remote->name);
 }
 
 /* Whatever its writers still have under way, it does not reach the blocks. */

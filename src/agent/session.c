@@ -18,6 +18,7 @@
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
+#define SILENCE (2 * KVF_SECOND) /* after which it is no matter of how busy a peer is */
 /* So often what a message holds is copied: when it is read, kept, and put together. New pages cost more than that. */
 #define COPIES 4u
 /* How far two clocks may run apart, relative to the time since they were compared. */
@@ -376,7 +377,10 @@ static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
 }
 
 static void heard(kvf_session *session, kvf_route route) {
-    session->last_heard = kvf_agent_now(session->agent);
+    const uint64_t now = kvf_agent_now(session->agent);
+    if (session->asked_ns && now - session->asked_ns >= SILENCE)
+        kvf_calls_repeat(session, now); /* what it did not hear, or we not the answer to, waits no longer */
+    session->last_heard = now;
     session->asked_ns = 0;
     session->beat_for_life = false;
     kvf_peer_heard(session);
