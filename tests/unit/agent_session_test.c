@@ -202,6 +202,33 @@ static void what_ends_an_earlier_call_cannot_use_up_numbers(void **state) {
     rights_close(&s);
 }
 
+/* ---- work ------------------------------------------------------------------------------------- */
+
+/* Whose turn it is to be heard depends on it. */
+static void a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    kvf_wire_buffer bytes;
+    kvf_message read;
+    uint64_t work = 0;
+    rights_open(&s);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    kvf_message message = {.kind = KVF_MESSAGE_CALL,
+                           .call = rights_expect("a", 1 | KVF_EXPECTATION, &wanted)};
+    message.call.number = 7; /* in a session that there is not */
+    assert_ok(kvf_wire_encode(&message, &bytes));
+    assert_ok(kvf_wire_open((kvf_bytes){bytes.data, bytes.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    const uint64_t unpacked = kvf_message_kept(&read);
+    assert_true(unpacked > 0);
+    kvf_message_free(&read);
+    kvf_on_message(s.p, &(const kvf_letter){.data = bytes.data, .bytes = bytes.size, .work = &work});
+    assert_true(work >= bytes.size + unpacked);
+    kvf_wire_buffer_free(&bytes);
+    rights_close(&s);
+}
+
 /* ---- clocks ----------------------------------------------------------------------------------- */
 
 static uint64_t time_of_day(void *context) {
@@ -259,6 +286,7 @@ int main(void) {
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
         cmocka_unit_test(what_ends_an_earlier_call_cannot_use_up_numbers),
+        cmocka_unit_test(a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
