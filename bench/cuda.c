@@ -5,13 +5,14 @@
  *
  * Where each case puts bytes is compared by token and head with what must be there, and cleared memory before, which must
  * be found wrong. KVF_BENCH_BYTES and KVF_BENCH_ROUNDS say how much is moved at once (256 MiB), and how often (7).
- * Ends with 77, and says so, where there is no device.
+ * Ends with 77, and says so, where there is no device, or this build has no code for any.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/copier.h"
+#include "cuda/device_image.h"
 #include "report.h"
 
 #define HEADS 8ull
@@ -384,6 +385,10 @@ int main(int argc, char **argv) {
     const kvf_cuda *cuda;
     if (kvf_cuda_find(&cuda)) {
         (void)printf("skipped: no GPU (%s)\n", kvf_error_detail());
+        return SKIPPED;
+    }
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
         return SKIPPED;
     }
     bench_report *report = bench_report_start("cuda", argc, argv);
