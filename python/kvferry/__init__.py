@@ -16,7 +16,7 @@ from kvferry.agent import Agent
 from kvferry.buffers import Buffer
 from kvferry.checksum import checksum_cells, checksum_steps
 from kvferry.contact import Contact, KeyGrant, KeyPair, make_keys
-from kvferry.device import Device, DeviceArray, devices
+from kvferry.device import CudaEvent, Device, DeviceArray, devices
 from kvferry.errors import (
     AgainError,
     CancelledError,
@@ -122,6 +122,7 @@ __all__ = [
     "CopyLane",
     "CopyRule",
     "CostModel",
+    "CudaEvent",
     "Cut",
     "DeadlineError",
     "Device",

@@ -31,7 +31,7 @@ from kvferry.buffers import (
     regions_of,
 )
 from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
-from kvferry.device import DeviceArray, device_array, place_of
+from kvferry.device import CudaEvent, DeviceArray, device_array, place_of
 from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, Status, check
 from kvferry.events import (
     AgentStats,
@@ -69,14 +69,36 @@ class HasFileno(Protocol):
         """The descriptor."""
 
 
-# A file descriptor that becomes readable when memory is ready to be read, and stays so.
-Readable = int | HasFileno
+class HasCudaEvent(Protocol):
+    """What torch.cuda.Event is."""
+
+    @property
+    def cuda_event(self) -> int:
+        """The handle; 0 before the event was recorded."""
+
+    @property
+    def device(self) -> Any:
+        """Whose event it is: something with an `index`."""
+
+
+# A file descriptor that becomes readable when memory is ready to be read, and stays so; or an event of a CUDA
+# stream.
+Readable = int | HasFileno | CudaEvent | HasCudaEvent
 
 
 def _ready_event(after: Readable | None, arena: Arena) -> Any:
     """A kvf_ready_event; NULL for None."""
     if after is None:
         return ffi.NULL
+    if not isinstance(after, int | CudaEvent) and hasattr(after, "cuda_event"):
+        after = CudaEvent(after.cuda_event, getattr(after.device, "index", None) or 0)
+    if isinstance(after, CudaEvent):
+        return arena.new(
+            "kvf_ready_event",
+            kind=lib.KVF_READY_CUDA_EVENT,
+            device_event=ffi.cast("void *", after.handle),
+            device=after.device,
+        )
     descriptor = after if isinstance(after, int) else after.fileno()
     return arena.new("kvf_ready_event", kind=lib.KVF_READY_FD, fd=descriptor)
 
@@ -566,7 +588,9 @@ class Agent:
             lease: seconds without a sign of life after which the blocks are free; None: the agent's
             after: a file descriptor that is readable when the blocks are written, such as an eventfd; not
                 before that are they read, or does a consumer learn of them, and then the lease begins. It is
-                duplicated, so it may be closed; nobody may read it before the request's event
+                duplicated, so it may be closed; nobody may read it before the request's event. Or an event of a
+                CUDA stream: a torch.cuda.Event that was recorded, or a CudaEvent; what it stands for during the
+                call counts
 
         Event: DONE (all have them), or FAILED with TIMEOUT (the lease ran out) or CANCELLED.
         Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
