@@ -99,10 +99,20 @@ static bool goes_on(const kvf_source *source, const kvf_answer *answer) {
            (source->parts.ids == 0 || answer->generation == source->generation);
 }
 
+/* They come with the first part, and anew where that does. */
+static kvf_status take_records(kvf_source *source, const kvf_answer *answer) {
+    if (answer->first_id > 0)
+        return KVF_OK;
+    kvf_records_free(&source->records);
+    return kvf_records_add(&source->records, answer->records, answer->record_count, source->session->rank);
+}
+
 /* Takes what came, and asks for what is missing; `complete` receives whether nothing is. */
 static kvf_status take_answer(kvf_source *source, const kvf_answer *answer, bool *complete) {
     bool fits = goes_on(source, answer);
-    kvf_status status = fits ? take_tables(source, answer) : KVF_OK;
+    kvf_status status = take_records(source, answer);
+    if (!status && fits)
+        status = take_tables(source, answer);
     if (!fits)
         kvf_parts_free(&source->parts);
     source->generation = answer->generation;
@@ -175,11 +185,21 @@ static void release_all(kvf_pull *pull, kvf_status outcome) {
     }
 }
 
+/* Everything that was wanted is there, with the records. */
+static void finish(kvf_pull *pull) {
+    kvf_status status = kvf_ticket_gather(&pull->asker);
+    if (status) {
+        kvf_ticket_fail(&pull->base, status, kvf_error_detail(), NULL);
+        return;
+    }
+    release_all(pull, KVF_OK);
+    kvf_ticket_done(&pull->base);
+}
+
 static void pull_met(kvf_ticket *ticket) {
     kvf_pull *pull = pull_of(ticket);
     if (pull->base.groups && pull->base.empty) {
-        release_all(pull, KVF_OK);
-        kvf_ticket_done(&pull->base);
+        finish(pull);
         return;
     }
     bool asked = false;
@@ -302,8 +322,7 @@ static void pull_move(kvf_pull *pull) {
         return; /* goes on with kvf_pull_joined() */
     pull->base.state = KVF_TICKET_MOVING;
     if (pull->base.empty) {
-        release_all(pull, KVF_OK);
-        kvf_ticket_done(&pull->base);
+        finish(pull);
         return;
     }
     kvf_status status = start_carry(pull);
@@ -361,10 +380,9 @@ static void arrived(kvf_pull *pull) {
                         late->session);
         return;
     }
-    release_all(pull, KVF_OK);
     kvf_histogram_add(&agent->stats.transfer, now - pull->asker.posted);
     kvf_histogram_add(&agent->stats.total, now - pull->base.created);
-    kvf_ticket_done(&pull->base);
+    finish(pull);
 }
 
 static void pull_verified(kvf_ticket *ticket) {

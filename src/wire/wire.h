@@ -23,6 +23,7 @@
 #ifndef KVF_WIRE_H
 #define KVF_WIRE_H
 
+#include <kvferry/record.h>
 #include <kvferry/request.h>
 
 #include "base/base.h"
@@ -241,6 +242,8 @@ typedef struct kvf_call_body {
     kvf_status status;   /* RELEASE, WRITTEN: KVF_OK, or why not */
     const char *detail;  /* WRITTEN */
     uint64_t bytes;      /* WRITTEN */
+    const kvf_record *records; /* WRITTEN: what travels with the cache; `rank` is not told */
+    uint32_t record_count;
     const kvf_wire_group *groups; /* EXPECT; one for each group of the model, or none: nothing to write */
     uint32_t group_count;
     /* Tables larger than a message. EXPECT: the first id of `groups`, counted over all groups, and whether others
@@ -272,8 +275,11 @@ typedef struct kvf_answer {
     uint64_t time_ns;             /* ACQUIRE, BEAT: how long a lease lasts from now */
     const kvf_wire_group *groups; /* ACQUIRE */
     uint32_t group_count;
-    uint32_t first_id;    /* ACQUIRE: of `groups`, */
-    bool more;            /* and whether others follow it: another ACQUIRE asks for them */
+    uint32_t first_id; /* ACQUIRE: of `groups`, */
+    bool more;         /* and whether others follow it: another ACQUIRE asks for them */
+    const kvf_record
+        *records; /* ACQUIRE, with the first id 0: what travels with the cache; `rank` is not told */
+    uint32_t record_count;
     uint32_t stage;       /* JOIN: 1: the sender of the answer takes flows that the caller opens */
     const uint64_t *gone; /* BEAT: leases and expectations that are no more */
     uint32_t gone_count;
@@ -334,6 +340,13 @@ uint64_t kvf_message_kept(const kvf_message *message);
 
 /** Frees what kvf_wire_read() allocated; a zeroed message is accepted. */
 void kvf_message_free(kvf_message *message);
+
+/**
+ * What holds of records wherever they come from: how many, how large, their names and ranges.
+ *
+ * @return KVF_OK, `bad`, or KVF_E_INVALID for a NULL with a size or a count
+ */
+kvf_status kvf_wire_check_records(const kvf_record *records, uint32_t count, kvf_status bad);
 
 kvf_status kvf_wire_encode_introduction(const kvf_introduction *introduction, kvf_wire_buffer *out);
 
