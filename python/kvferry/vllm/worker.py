@@ -35,6 +35,7 @@ from kvferry.vllm.settings import read_settings
 from kvferry.vllm.sleeping import Caches
 from kvferry.vllm.statistics import KvferryStats, counted
 from kvferry.vllm.tensors import describe
+from kvferry.vllm.tickets import cancel
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -243,8 +244,9 @@ class Worker:
             self._early.pop(name, None)
             ticket = self._tickets.get((InstructionKind.PUSH, name))
             if ticket is not None:
+                assert self._agent is not None
                 self._jobs[ticket].lost = True
-                self._cancel(ticket)
+                cancel(self._agent, ticket)
 
     def start(self, step: KvferryStep) -> None:
         """Does what the scheduler's half said."""
@@ -276,7 +278,7 @@ class Worker:
             assert item.cancels is not None
             running = self._tickets.get((item.cancels, request))
             if running is not None:
-                self._cancel(running)
+                cancel(agent, running)
             return
         if kind == InstructionKind.HOLD:
             ticket = agent.hold(item.transfer_id, item.groups, consumers=item.consumers, lease=item.deadline)
@@ -293,13 +295,6 @@ class Worker:
                 agent.push_ready(ticket)  # all of it: the request has finished
             except NotFoundError:  # nobody wants any of it; its event says so
                 pass
-
-    def _cancel(self, ticket: int) -> None:
-        assert self._agent is not None
-        try:
-            self._agent.cancel(ticket)
-        except NotFoundError:  # it has ended, and its event says so
-            pass
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
