@@ -19,7 +19,7 @@ from aiohttp import web
 
 from fake_vllm import WORDS, Does, FakeServer, running
 from kvferry.vllm.proxy import Proxy, main, why_not_handed_over
-from kvferry.vllm.proxy_servers import CHUNK_BYTES, MOST_CHUNKS, Servers, read_prompt
+from kvferry.vllm.proxy_servers import CHUNK_BYTES, MOST_CHUNKS, SETTLED_ANSWERS, Servers, read_prompt
 
 PATIENCE = 30.0
 QUESTION = {"model": "tiny", "prompt": "what moves?", "max_tokens": 12, "temperature": 0}
@@ -195,6 +195,30 @@ async def test_several_engines_behind_one_url_are_asked_in_turn(scene: Scene) ->
     # The second; the third's engine was another.
     assert await scene.metric('handed_over_total{way="at_once"}') == 1
     assert await scene.metric('handed_over_total{way="in_turn"}') == 5
+
+
+@in_scene()
+async def test_an_engine_that_has_slept_is_the_same_one(scene: Scene) -> None:
+    writing(scene)
+    server = scene.proxy.prefill.all[0]
+    await scene.ask()
+    assert server.engine is not None
+    awake = {**server.engine, "remote_registration_generation": 1, "kvferry_transfer_id": "00"}
+    server.learn(awake)
+    assert server.engine is not None and server.engine["remote_registration_generation"] == 1
+    server.learn({**awake, "remote_engine_id": "another"})
+    assert server.engine is None
+
+
+def test_an_engine_that_is_left_alone_behind_its_url_is_known_again() -> None:
+    server = Servers("prefill", ["http://p"]).all[0]
+    one = {"transfer_mode": "push", "kvferry_transfer_id": "00", "remote_engine_id": "p_dp0"}
+    for engine in ("p_dp0", "p_dp1"):
+        server.learn({**one, "remote_engine_id": engine})
+    for _ in range(SETTLED_ANSWERS - 1):
+        assert server.engine is None
+        server.learn({**one, "remote_engine_id": "p_dp1"})
+    assert server.engine is not None and server.engine["remote_engine_id"] == "p_dp1"
 
 
 @in_scene()

@@ -72,6 +72,12 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
     return Prompt(len(content), tuple(beginnings))
 
 
+#: Of these, what changes while an engine goes on: how often its caches have come back after a sleep.
+OF_TIME = frozenset({"remote_registration_generation"})
+#: So many answers in a row of one engine: no others take turns with it behind its URL any more.
+SETTLED_ANSWERS = 32
+
+
 class Server:
     """One server of vLLM.
 
@@ -89,18 +95,26 @@ class Server:
         self.up = True
         self.load = self.now = self.total = self.failed = 0
         self.engine: dict[str, Any] | None = None
-        self._several = False
+        self._latest: dict[str, Any] | None = None  # who answered
+        self._unsettled = 0  # answers to wait for until it is believed that nobody else does
 
     def learn(self, params: dict[str, Any]) -> None:
-        """From the parameters of an answer. Where several engines take turns, who is next is not known."""
+        """From the parameters of an answer. Where several engines take turns, who is next is not known.
+
+        Engines may come and go behind one URL, as data-parallel ones do.
+        """
         engine = {name: value for name, value in params.items() if name not in OF_REQUEST}
-        self._several |= self.engine is not None and self.engine != engine
+        latest = {name: value for name, value in engine.items() if name not in OF_TIME}
+        if self._latest not in (None, latest):
+            self._unsettled = SETTLED_ANSWERS
+        self._unsettled = max(0, self._unsettled - 1)
+        self._latest = latest
         writes = params.get("transfer_mode") == "push" and params.get("kvferry_transfer_id")
-        self.engine = engine if writes and not self._several else None
+        self.engine = engine if writes and not self._unsettled else None
 
     def forget(self) -> None:
         """It was down: what comes back may be another engine."""
-        self.engine, self._several = None, False
+        self.engine, self._latest, self._unsettled = None, None, 0
 
     @contextlib.contextmanager
     def busy(self, prompt: Prompt) -> Iterator[None]:

@@ -21,7 +21,6 @@ from kvferry.vllm.compat import (
     get_pcp_group,
     get_pp_group,
     get_tp_group,
-    get_world_group,
     init_logger,
 )
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
@@ -98,14 +97,19 @@ def find_ranks(parallel: ParallelConfig) -> Ranks:
     return ranks
 
 
-def gather(own: Gathered) -> list[Gathered]:
-    """What every rank says, by their numbers. All call it at the same time."""
-    world = get_world_group()
-    if world.world_size == 1:
-        return [own]
-    found: list[Any] = [None] * world.world_size
-    torch.distributed.all_gather_object(found, own, group=world.cpu_group)
-    return found
+def gather(own: Gathered, pcp_size: int) -> list[Gathered]:
+    """What every rank of this engine says, by their numbers. All of them call it at the same time.
+
+    vLLM's world group may hold other engines' ranks too: those of the data-parallel replicas, which come and go
+    by themselves. So what is said goes through the groups that one engine has, from the inner to the outer.
+    """
+    said = [own]
+    for group in (get_tp_group(), *([get_pcp_group()] if pcp_size > 1 else []), get_pp_group()):
+        if group.world_size > 1:
+            found: list[Any] = [None] * group.world_size
+            torch.distributed.all_gather_object(found, said, group=group.cpu_group)
+            said = [one for each in found for one in each]
+    return said
 
 
 class Worker:
@@ -141,7 +145,7 @@ class Worker:
         """
         ranks = find_ranks(self._config.parallel_config)
         described, memory = describe(self._config, self._cache, caches, ranks)
-        everyone = number_groups(gather(described))
+        everyone = number_groups(gather(described, ranks.pcp_size))
         (geometry,) = (rank for rank in everyone if rank.rank == described.rank)
         if self._caches is not None:
             if geometry != self._geometry:
@@ -180,7 +184,8 @@ class Worker:
                 None if device == "cpu" else DeviceMarks(torch.get_device_module(device)),
             )
         if ranks.pcp_size > 1:
-            self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry, self._weights)))
+            said = KvferryHandshake(self._agent.introduction, geometry, self._weights)
+            self._others = tuple(gather(said, ranks.pcp_size))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
 
     def sleep(self) -> None:
