@@ -72,6 +72,7 @@ from kvferry.model import (
 )
 from kvferry.peers import AgentPeer, PeerRole, PeerState
 from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
+from kvferry.records import Record
 from kvferry.region import MemoryKind
 from kvferry.request import NO_BLOCK, RUN_DTYPE, BlockTable, GroupRequest, GroupSteps, Request
 from kvferry.shard import (
@@ -176,6 +177,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Prediction",
+    "Record",
     "RegionAxis",
     "RegionView",
     "ReplicaChoice",

@@ -49,6 +49,7 @@ from kvferry.events import (
 )
 from kvferry.model import Agreement, DtypeLike, GroupMatch, dtype_set
 from kvferry.peers import AgentPeer, read_peer
+from kvferry.records import Record, records_in
 from kvferry.region import MemoryKind, Region
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
@@ -546,6 +547,7 @@ class Agent:
         bytes_per_second: int | None = None,
         after: Readable | None = None,
         way: Way = Way.AUTO,
+        records: Sequence[Record] = (),
     ) -> int:
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise OutOfRangeError(
@@ -564,6 +566,7 @@ class Agent:
             bytes_per_second=bytes_per_second or 0,
             after=_ready_event(after, arena),
             way=way,
+            **records_in(records, arena),
         )
         if contact is not None:
             fill(request.contact, **contact_fields(contact, arena))
@@ -578,6 +581,7 @@ class Agent:
         consumers: int = 1,
         lease: float | None = None,
         after: Readable | None = None,
+        records: Sequence[Record] = (),
     ) -> int:
         """Producer: keeps blocks for consumers to read; returns a ticket.
 
@@ -591,11 +595,15 @@ class Agent:
                 duplicated, so it may be closed; nobody may read it before the request's event. Or an event of a
                 CUDA stream: a torch.cuda.Event that was recorded, or a CudaEvent; what it stands for during the
                 call counts
+            records: what travels with the cache, under the same lease. Each consumer rank gets those of the
+                ranks that it reads from, with its DONE event
 
         Event: DONE (all have them), or FAILED with TIMEOUT (the lease ran out) or CANCELLED.
         Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
         """
-        return self._submit(lib.kvf_agent_hold, request_id, groups, lease, consumers, after=after)
+        return self._submit(
+            lib.kvf_agent_hold, request_id, groups, lease, consumers, after=after, records=records
+        )
 
     def pull(
         self,
@@ -672,6 +680,7 @@ class Agent:
         bytes_per_second: int | None = None,
         after: Readable | None = None,
         way: Way = Way.AUTO,
+        records: Sequence[Record] = (),
     ) -> int:
         """Producer: opens the writing of a request to those who expect it; push_ready() says what is ready.
 
@@ -679,7 +688,7 @@ class Agent:
             groups: one for each group of the model. Their `end` says how long the request will be; blocks that
                 their tables do not have yet come with push_ready()
             priority, bytes_per_second, way: as of pull()
-            after: as of hold(): nothing is written before
+            after, records: as of hold(): nothing is written before; records come with the last byte
 
         Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
         Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError,
@@ -695,6 +704,7 @@ class Agent:
             bytes_per_second=bytes_per_second,
             after=after,
             way=way,
+            records=records,
         )
 
     def push_ready(
@@ -705,6 +715,7 @@ class Agent:
         *,
         blocks: Sequence[Blocks] | None = None,
         after: Readable | None = None,
+        records: Sequence[Record] = (),
     ) -> None:
         """Says how much of a push is ready; with the ticket alone, all of it.
 
@@ -714,6 +725,7 @@ class Agent:
             blocks: those that the push does not have yet, one table for each group of the model, each with its
                 place in the sequence: BlockTable(ids, first_block). They are claimed by this call
             after: as of hold(): the chunk is ready then, and what is said later waits behind it
+            records: further ones of the push
 
         Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, or blocks that do not reach
         over the chunk), ExistsError (a block is being filled).
@@ -728,6 +740,7 @@ class Agent:
                 tables=tables_in(blocks, arena),
                 table_count=0 if blocks is None else len(blocks),
                 after=_ready_event(after, arena),
+                **records_in(records, arena),
             )
             call(lib.kvf_agent_push_ready, pointer, ticket, said)
 

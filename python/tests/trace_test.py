@@ -151,7 +151,7 @@ def test_clocks_that_differ_are_joined_by_what_agents_say_of_them(traces: tuple[
     there, here = join([read(skewed[1]), read(skewed[0])]), join([read(prefill), read(decode)])
     assert moments(there, "pulled") == pytest.approx(moments(here, "pulled"), abs=0.01)
     assert all(order(there, sure_to(*traces)))
-    # Where nobody says anything of the other's clock, only wall clocks are left, and these may be wrong.
+    # Agents that have not measured each other's clock are joined by their wall clocks, which may be wrong.
     wrong = on_another_clock(without_clocks(decode), ahead, -ahead, 0)
     blind = join([read(without_clocks(prefill)), read(wrong)])
     assert "wall clocks" in blind.notes[0]

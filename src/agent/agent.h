@@ -12,6 +12,7 @@
  *   greet.h    being greeted                                     greet.c
  *   budget.h   what peers may make us keep                       budget.c
  *   parts.h    block tables in several messages                  parts.c
+ *   records.h  what travels with a cache                         records.c
  *   past.h     what was held or pushed, and is no more           past.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c

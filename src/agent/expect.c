@@ -181,6 +181,11 @@ static void expect_verified(kvf_ticket *ticket) {
     uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
     end_flows(expect);
+    kvf_status status = kvf_ticket_gather(expect);
+    if (status) {
+        kvf_ticket_fail(&expect->base, status, kvf_error_detail(), NULL);
+        return;
+    }
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
     kvf_histogram_add(&agent->stats.total, now - expect->base.created);
     kvf_ticket_done(&expect->base);
@@ -257,6 +262,11 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     }
     if (!news)
         return;
+    kvf_status status = kvf_records_add(&source->records, call->records, call->record_count, session->rank);
+    if (status) {
+        kvf_ticket_fail(&expect->base, status, kvf_error_detail(), session);
+        return;
+    }
     kvf_call_drop(source->call); /* EXPECT, if its answer was lost: it has been heard */
     source->call = NULL;
     source->written = true;

@@ -499,6 +499,10 @@ static void tell(kvf_flow *flow) {
                           .status = flow->status,
                           .detail = flow->detail ? flow->detail : "",
                           .bytes = flow->bytes};
+    if (flow->push && !flow->status) {
+        body.records = flow->push->base.records.all;
+        body.record_count = flow->push->base.records.count;
+    }
     uint64_t deadline = kvf_agent_now(session->agent) + session->agent->options.lease_ns;
     if (kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told))
         flow->heard = true; /* nobody is there to hear it */

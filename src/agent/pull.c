@@ -90,10 +90,20 @@ static bool goes_on(const kvf_source *source, const kvf_answer *answer) {
            (source->parts.ids == 0 || answer->generation == source->generation);
 }
 
+/* They come with the first part, and anew where that does. */
+static kvf_status take_records(kvf_source *source, const kvf_answer *answer) {
+    if (answer->first_id > 0)
+        return KVF_OK;
+    kvf_records_free(&source->records);
+    return kvf_records_add(&source->records, answer->records, answer->record_count, source->session->rank);
+}
+
 /* Takes what came, and asks for what is missing; `complete` receives whether nothing is. */
 static kvf_status take_answer(kvf_source *source, const kvf_answer *answer, bool *complete) {
     bool fits = goes_on(source, answer);
-    kvf_status status = fits ? take_tables(source, answer) : KVF_OK;
+    kvf_status status = take_records(source, answer);
+    if (!status && fits)
+        status = take_tables(source, answer);
     if (!fits)
         kvf_parts_free(&source->parts);
     source->generation = answer->generation;
@@ -151,8 +161,7 @@ static kvf_status ask(kvf_source *source) {
 static void pull_met(kvf_ticket *ticket) {
     kvf_pull *pull = kvf_pull_of(ticket);
     if (pull->base.groups && pull->base.empty) {
-        kvf_pull_release(pull, KVF_OK);
-        kvf_ticket_done(&pull->base);
+        kvf_pull_finish(pull);
         return;
     }
     bool asked = false;

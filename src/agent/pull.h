@@ -42,4 +42,7 @@ kvf_source *kvf_pull_expired(const kvf_pull *pull, uint64_t now);
 /** Tells each rank of the producer that waits for us that it need not. Answers are not waited for. */
 void kvf_pull_release(kvf_pull *pull, kvf_status outcome);
 
+/** Everything that was wanted is there, with the records: done. */
+void kvf_pull_finish(kvf_pull *pull);
+
 #endif

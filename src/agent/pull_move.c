@@ -32,6 +32,16 @@ void kvf_pull_release(kvf_pull *pull, kvf_status outcome) {
     }
 }
 
+void kvf_pull_finish(kvf_pull *pull) {
+    kvf_status status = kvf_ticket_gather(&pull->asker);
+    if (status) {
+        kvf_ticket_fail(&pull->base, status, kvf_error_detail(), NULL);
+        return;
+    }
+    kvf_pull_release(pull, KVF_OK);
+    kvf_ticket_done(&pull->base);
+}
+
 /* ---- moving ---------------------------------------------------------------------------------- */
 
 static kvf_status check_held(const kvf_pull *pull, uint32_t g) {
@@ -134,8 +144,7 @@ void kvf_pull_move(kvf_pull *pull) {
         return; /* goes on with kvf_pull_joined() */
     pull->base.state = KVF_TICKET_MOVING;
     if (pull->base.empty) {
-        kvf_pull_release(pull, KVF_OK);
-        kvf_ticket_done(&pull->base);
+        kvf_pull_finish(pull);
         return;
     }
     kvf_status status = start_carry(pull);
@@ -192,10 +201,9 @@ void kvf_pull_arrived(kvf_pull *pull) {
                         late->session);
         return;
     }
-    kvf_pull_release(pull, KVF_OK);
     kvf_histogram_add(&agent->stats.transfer, now - pull->asker.posted);
     kvf_histogram_add(&agent->stats.total, now - pull->base.created);
-    kvf_ticket_done(&pull->base);
+    kvf_pull_finish(pull);
 }
 
 void kvf_pull_poll(kvf_pull *pull) {

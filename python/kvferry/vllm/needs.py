@@ -156,7 +156,6 @@ NEEDS = (
     Need(f"{_GROUPS}:get_pp_group", "the rank's place in the engine"),
     Need(f"{_GROUPS}:get_dcp_group", "which tokens the rank keeps"),
     Need(f"{_GROUPS}:get_pcp_group", "the rank's place in the engine"),
-    Need(f"{_GROUPS}:get_world_group", "telling all ranks of each other"),
     Need(f"{_GROUPS}:GroupCoordinator.rank_in_group", "the rank's place in the engine"),
     Need(f"{_GROUPS}:GroupCoordinator.world_size", "the rank's place in the engine"),
     Need(f"{_GROUPS}:GroupCoordinator.cpu_group", "telling all ranks of each other"),

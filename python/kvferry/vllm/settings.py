@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A host may be busy for seconds; where a wrong address is given, somebody waits as long as this.
 PATIENCE = 30.0
-# What is under way mostly takes less than this.
+# Most transfers end within this time.
 DRAIN = 5.0
 LONGEST_NAME = 200
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -34,7 +34,7 @@ class Settings:
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
         patience: seconds after which it fails when nobody is met who has the request
-        drain: seconds for which what is under way may go on when the caches' memory goes
+        drain: seconds for which a worker waits for its transfers to end before the memory of the caches goes
         convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption

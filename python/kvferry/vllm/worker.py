@@ -21,7 +21,6 @@ from kvferry.vllm.compat import (
     get_pcp_group,
     get_pp_group,
     get_tp_group,
-    get_world_group,
     init_logger,
 )
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
@@ -35,6 +34,7 @@ from kvferry.vllm.settings import read_settings
 from kvferry.vllm.sleeping import Caches
 from kvferry.vllm.statistics import KvferryStats, counted
 from kvferry.vllm.tensors import describe
+from kvferry.vllm.tickets import cancel
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -97,14 +97,19 @@ def find_ranks(parallel: ParallelConfig) -> Ranks:
     return ranks
 
 
-def gather(own: Gathered) -> list[Gathered]:
-    """What every rank says, by their numbers. All call it at the same time."""
-    world = get_world_group()
-    if world.world_size == 1:
-        return [own]
-    found: list[Any] = [None] * world.world_size
-    torch.distributed.all_gather_object(found, own, group=world.cpu_group)
-    return found
+def gather(own: Gathered, pcp_size: int) -> list[Gathered]:
+    """What every rank of this engine says, by their numbers. All of them call it at the same time.
+
+    vLLM's world group may hold other engines' ranks too: those of the data-parallel replicas, which come and go
+    by themselves. So what is said goes through the groups that one engine has, from the inner to the outer.
+    """
+    said = [own]
+    for group in (get_tp_group(), *([get_pcp_group()] if pcp_size > 1 else []), get_pp_group()):
+        if group.world_size > 1:
+            found: list[Any] = [None] * group.world_size
+            torch.distributed.all_gather_object(found, said, group=group.cpu_group)
+            said = [one for each in found for one in each]
+    return said
 
 
 class Worker:
@@ -140,7 +145,7 @@ class Worker:
         """
         ranks = find_ranks(self._config.parallel_config)
         described, memory = describe(self._config, self._cache, caches, ranks)
-        everyone = number_groups(gather(described))
+        everyone = number_groups(gather(described, ranks.pcp_size))
         (geometry,) = (rank for rank in everyone if rank.rank == described.rank)
         if self._caches is not None:
             if geometry != self._geometry:
@@ -179,7 +184,8 @@ class Worker:
                 None if device == "cpu" else DeviceMarks(torch.get_device_module(device)),
             )
         if ranks.pcp_size > 1:
-            self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry, self._weights)))
+            said = KvferryHandshake(self._agent.introduction, geometry, self._weights)
+            self._others = tuple(gather(said, ranks.pcp_size))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
 
     def sleep(self) -> None:
@@ -243,8 +249,9 @@ class Worker:
             self._early.pop(name, None)
             ticket = self._tickets.get((InstructionKind.PUSH, name))
             if ticket is not None:
+                assert self._agent is not None
                 self._jobs[ticket].lost = True
-                self._cancel(ticket)
+                cancel(self._agent, ticket)
 
     def start(self, step: KvferryStep) -> None:
         """Does what the scheduler's half said."""
@@ -276,7 +283,7 @@ class Worker:
             assert item.cancels is not None
             running = self._tickets.get((item.cancels, request))
             if running is not None:
-                self._cancel(running)
+                cancel(agent, running)
             return
         if kind == InstructionKind.HOLD:
             ticket = agent.hold(item.transfer_id, item.groups, consumers=item.consumers, lease=item.deadline)
@@ -293,13 +300,6 @@ class Worker:
                 agent.push_ready(ticket)  # all of it: the request has finished
             except NotFoundError:  # nobody wants any of it; its event says so
                 pass
-
-    def _cancel(self, ticket: int) -> None:
-        assert self._agent is not None
-        try:
-            self._agent.cancel(ticket)
-        except NotFoundError:  # it has ended, and its event says so
-            pass
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
