@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -179,6 +180,38 @@ def test_spans_are_those_of_otlp(traces: tuple[str, str]) -> None:
             assert parent["traceId"] == span["traceId"]
             assert int(parent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
             assert int(span["endTimeUnixNano"]) <= int(parent["endTimeUnixNano"])
+
+
+def test_the_file_is_read_by_the_definition_of_otlp(traces: tuple[str, str]) -> None:
+    definition = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    form = pytest.importorskip("google.protobuf.json_format")
+    failed = json.loads(traces[1])
+    for event in failed["traceEvents"]:
+        if event.get("cat") == "request" and event["args"]["request"] == "pulled":
+            event["args"].update(status="KVF_E_TIMEOUT", detail="the deadline has passed")
+    text = otlp(join([read(traces[0]), read(json.dumps(failed))]))
+    told = form.Parse(text, definition.ExportTraceServiceRequest())
+    names = [
+        {pair.key: pair.value.string_value or pair.value.int_value for pair in resource.resource.attributes}
+        for resource in told.resource_spans
+    ]
+    assert [name["kvferry.engine"] for name in names] == ["prefill", "decode"]
+    for resource, written in zip(told.resource_spans, json.loads(text)["resourceSpans"], strict=True):
+        pairs = zip(resource.scope_spans[0].spans, written["scopeSpans"][0]["spans"], strict=True)
+        for span, said in pairs:
+            # OTLP's JSON has ids in hexadecimal digits, which the reader of any protobuf takes for base 64.
+            assert base64.b64encode(span.trace_id).decode() == said["traceId"] and len(said["traceId"]) == 32
+            assert span.kind == span.SPAN_KIND_INTERNAL
+            assert span.start_time_unix_nano == int(said["startTimeUnixNano"]) <= span.end_time_unix_nano
+            attributes = {pair.key: pair.value for pair in span.attributes}
+            if span.name == "pull":
+                assert attributes["kvferry.request"].string_value == "pulled"
+                assert [event.name for event in span.events if event.name == "granted"]
+                assert (span.status.code, span.status.message) == (2, "the deadline has passed")
+            else:
+                assert span.status.code == 0
+    with pytest.raises(form.ParseError, match="parentId"):  # what is no field is noticed
+        form.Parse(text.replace("parentSpanId", "parentId"), definition.ExportTraceServiceRequest())
 
 
 def test_spans_go_to_the_opentelemetry_of_the_process(traces: tuple[str, str]) -> None:
