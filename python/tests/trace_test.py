@@ -145,6 +145,30 @@ def test_a_joined_trace_has_what_perfetto_needs(traces: tuple[str, str], tmp_pat
         )
 
 
+def test_a_joined_trace_keeps_the_rules_of_its_form(traces: tuple[str, str]) -> None:
+    """Of Chrome's trace event format: spans of a thread nest, and ends of arrows lie in spans."""
+    joined = join([read(trace) for trace in traces])
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in joined.events:
+        if event["ph"] == "X":
+            spans = threads.setdefault((event["pid"], event["tid"]), [])
+            spans.append((event["ts"], event["ts"] + event["dur"]))
+    assert len(threads) == 4
+    off = 0.002  # of two numbers that were rounded to the nanosecond
+    for spans in threads.values():
+        for one in spans:
+            for other in spans:
+                apart = one[1] <= other[0] + off or other[1] <= one[0] + off
+                inside = one[0] + off >= other[0] and one[1] <= other[1] + off
+                assert apart or inside or (other[0] + off >= one[0] and other[1] <= one[1] + off)
+    for event in joined.events:
+        if event["ph"] in "sf":
+            spans = threads[event["pid"], event["tid"]]
+            assert any(begin - off <= event["ts"] <= end + off for begin, end in spans), event
+            assert event["ph"] == "s" or event["bp"] == "e"
+        assert event["ph"] != "i" or event["s"] == "t"
+
+
 def test_clocks_that_differ_are_joined_by_what_agents_say_of_them(traces: tuple[str, str]) -> None:
     prefill, decode = traces
     ahead = 3600 * SECOND
