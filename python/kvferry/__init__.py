@@ -69,6 +69,7 @@ from kvferry.model import (
     Part,
     TpRule,
     builtin_models,
+    config_families,
 )
 from kvferry.peers import AgentPeer, PeerRole, PeerState
 from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
@@ -202,6 +203,7 @@ __all__ = [
     "builtin_models",
     "checksum_cells",
     "checksum_steps",
+    "config_families",
     "devices",
     "make_keys",
     "transport_kinds",
