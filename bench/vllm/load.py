@@ -193,7 +193,8 @@ async def run_level(
         while time.monotonic() - begun < seconds:
             prompt, wanted = chance.choice(pool)
             try:
-                level.wrong += tuple(await ask(session, setup.port, prompt, level)) != wanted
+                tokens = await ask(session, setup.port, prompt, level)
+                level.wrong += tuple(tokens) != wanted
             except (OSError, ValueError, aiohttp.ClientError, asyncio.TimeoutError) as error:
                 level.errors.append(f"{type(error).__name__}: {error}"[:160])
 
