@@ -31,7 +31,7 @@ help:
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
 	@echo 'make bench-hosts      the benchmark "network" between two hosts over links of 1, 2.5 and 10 Gbit/s; as root; ARGS="10000"'
-	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB)'
+	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB); ARGS=--layers, ARGS=--load'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
 	@echo 'make mutate           which changes of single operators no test notices; ARGS="--count 50 src/agent"'
 	@echo 'make abi-record       after a change of the public interface that is meant: record what make check compares with'

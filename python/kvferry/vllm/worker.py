@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -32,7 +33,7 @@ from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
 from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.settings import read_settings
 from kvferry.vllm.sleeping import Caches
-from kvferry.vllm.statistics import KvferryStats, counted
+from kvferry.vllm.statistics import SPREADS, KvferryStats, counted
 from kvferry.vllm.tensors import describe
 from kvferry.vllm.tickets import cancel
 
@@ -69,6 +70,7 @@ class _Job:
     failed: bool = False
     named: bool = False  # what failed was named block by block
     lost: bool = False  # its blocks are vLLM's already: nobody waits for its end
+    begun: float = field(default_factory=time.monotonic)
 
 
 def find_ranks(parallel: ParallelConfig) -> Ranks:
@@ -131,6 +133,7 @@ class Worker:
         self._idle = False
         self._ended = dict.fromkeys(("loads", "failed_loads", "handed_over", "failed_handovers"), 0)
         self._counted: dict[str, float] = {}
+        self._each: dict[str, list[float]] = {name: [] for name in SPREADS}
         self._news = False
         self._layers: LayerPushes | None = None
         self._begun: KvferryStep | None = None  # the step whose pushes are open
@@ -369,7 +372,8 @@ class Worker:
         self._news = False
         now = self._ended | counted(self._agent.stats)
         before, self._counted = self._counted, now
-        return KvferryStats({name: value - before.get(name, 0) for name, value in now.items()})
+        each, self._each = self._each, {name: [] for name in SPREADS}
+        return KvferryStats({name: value - before.get(name, 0) for name, value in now.items()} | each)
 
     def _note(self, event: Event) -> None:
         self._news = True
@@ -379,6 +383,12 @@ class Worker:
         if event.kind == EventKind.DONE:
             self._ended["loads"] += job.kind in LOADS
             self._ended["handed_over"] += job.kind in SENDS
+            seconds = time.monotonic() - job.begun
+            if job.kind in LOADS:
+                self._each["load_time_seconds"].append(seconds)
+                self._each["load_size_bytes"].append(event.bytes)
+            elif job.kind in SENDS:
+                self._each["handover_time_seconds"].append(seconds)
         if event.kind == EventKind.FAILED:
             self._ended["failed_loads"] += job.kind in LOADS
             self._ended["failed_handovers"] += job.kind in SENDS
