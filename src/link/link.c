@@ -1,4 +1,4 @@
-/* The front of a link: whoever carries the messages, what holds for all is checked here. */
+/* The front of a link, with the checks that hold for every carrier of messages. */
 #include "link/link.h"
 
 #include "base/base.h"
@@ -48,7 +48,7 @@ bool kvf_link_pending(kvf_link *link) {
 
 kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed) {
     if (!link->table->allow)
-        return kvf_fail(KVF_E_UNSUPPORTED, "this link knows no keys");
+        return kvf_fail(KVF_E_UNSUPPORTED, "this link has no keys");
     return link->table->allow(link, public_key, allowed);
 }
 

@@ -1,13 +1,13 @@
 /*
- * The messages' way between agents: by ZeroMQ, one socket that listens and one that calls, with CurveZMQ and
- * an allow-list where keys are given. What is sent here may be lost, or arrive twice or late (connections
- * break and come back): the calls above it repeat what was not answered.
+ * Carries messages between agents: by ZeroMQ, with one socket that listens and one that calls, and with CurveZMQ and an
+ * allow-list if keys are given. Messages may be lost, or arrive twice or late, because connections break and come back;
+ * the layer above repeats calls that were not answered.
  *
  * A *route* names the other end. Outgoing routes are made by kvf_link_connect(); incoming ones appear with
  * the first message from a peer and are good for answering until that peer's connection breaks.
  *
- * One thread at a time may use a link. Who sleeps until it has something to do polls its descriptors, which
- * may be done while another thread uses it.
+ * One thread at a time may use a link. A thread that waits for work polls its descriptors, which is allowed while
+ * another thread uses the link.
  */
 #ifndef KVF_LINK_H
 #define KVF_LINK_H
@@ -21,7 +21,7 @@ typedef uint64_t kvf_route; /* 0 names none */
 #define KVF_KEY_CHARACTERS 40u /* of a Z85 key */
 #define KVF_KEY_BYTES 32u      /* of the key itself */
 
-/** A message that came. All of it is valid during the call that brings it. */
+/** A received message, valid during the callback. */
 typedef struct kvf_letter {
     kvf_route route;
     /** KVF_KEY_BYTES of the public key that the sender has proved to hold; NULL: the link has no keys. */
@@ -29,15 +29,15 @@ typedef struct kvf_letter {
     bool called; /* it came over a connection that we made */
     const void *data;
     size_t bytes;
-    /** Receives how much work it was, in bytes as if all of it were copying (base/turns.h): of those who have connected
-     * to us, who makes much waits longer for the next turn. NULL: nobody counts it. */
+    /** Receives how much work the message caused, in bytes as if all of it were copying (base/turns.h): a client that
+     * causes much work waits longer for its next turn. NULL: not counted. */
     uint64_t *work;
 } kvf_letter;
 
 typedef struct kvf_link_table kvf_link_table;
 
 typedef struct kvf_link_options {
-    const kvf_link_table *table;     /* who carries the messages; NULL: kvf_link_zmq */
+    const kvf_link_table *table;     /* the carrier; NULL: kvf_link_zmq */
     const kvf_clock *clock;          /* NULL: kvf_monotonic; outlives the link */
     const char *listen;              /* "tcp://127.0.0.1:*", the default when NULL */
     const char *public_key;          /* Z85; NULL: no encryption */
@@ -47,23 +47,23 @@ typedef struct kvf_link_options {
     bool insecure;                   /* allows to listen beyond loopback without keys */
 
     /** Connections that others may make to us, in all and from one address; 0: half of the process's descriptors, and
-     * three quarters of that. See port/guests.h for who goes where there are more. */
+     * three quarters of that. See port/guests.h for which are closed beyond that. */
     uint32_t max_connections, max_connections_per_address;
-    /** Whether somebody is met over an incoming route: who is not goes first. NULL: nobody is. */
+    /** Whether an incoming route belongs to a known peer: others are closed first. NULL: no peer is known. */
     bool (*is_known)(void *context, kvf_route route);
-    /** Somebody was hung up, or not listened to, for want of room; NULL: nobody wants to know. */
+    /** A connection was closed, or its messages dropped, for lack of room; may be NULL. */
     void (*on_crowded)(void *context, const char *detail);
 
     /** A message came. */
     void (*on_message)(void *context, const kvf_letter *letter);
     /**
-     * An outgoing connection broke, or could not be made (`detail` says why). It is tried again by itself,
-     * with pauses that grow from 20 ms to 1 s, until kvf_link_disconnect(); each try that fails is told.
+     * An outgoing connection broke, or could not be made (`detail` says why). The link retries by itself, with pauses
+     * that grow from 20 ms to 1 s, until kvf_link_disconnect(); each failed try is reported.
      *
-     * `status` is KVF_E_IO (no connection), KVF_E_TIMEOUT (no connection: nobody answered, who may be there all the
-     * same), KVF_E_PEER_LOST (it broke, perhaps in the handshake),
-     * KVF_E_PERMISSION (our key is not allowed, or only one side encrypts), KVF_E_PARSE (the other end speaks
-     * something else). What the peer said before the break has been given to on_message.
+     * `status` is KVF_E_IO (no connection), KVF_E_TIMEOUT (no connection, because nobody answered; the peer may still
+     * exist), KVF_E_PEER_LOST (it broke, perhaps in the handshake), KVF_E_PERMISSION (our key is not allowed, or only
+     * one side encrypts), KVF_E_PARSE (the other end speaks another protocol). Messages from before the break have been
+     * given to on_message.
      */
     void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
     void *context;
@@ -84,7 +84,7 @@ kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out);
 /** Closes it without waiting for unsent messages; NULL is accepted. */
 void kvf_link_close(kvf_link *link);
 
-/** The endpoint that is listened on, with the port that was chosen; "" when it listens nowhere. */
+/** The endpoint that the link listens on, with the chosen port; "" if it listens nowhere. */
 const char *kvf_link_endpoint(const kvf_link *link);
 
 /**
@@ -107,7 +107,7 @@ kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *se
 void kvf_link_disconnect(kvf_link *link, kvf_route route);
 
 /**
- * Sends. A message that cannot be sent now (no connection any more, a peer that takes none) is dropped.
+ * Sends a message. It is dropped if it cannot be sent now (the connection has ended, or the peer takes none).
  *
  * @return KVF_OK also when it was dropped; KVF_E_NOT_FOUND when there is no such outgoing route, or the connection of
  *         an incoming one has ended; KVF_E_RANGE (more than KVF_WIRE_MAX_BYTES), KVF_E_NOMEM
@@ -115,20 +115,20 @@ void kvf_link_disconnect(kvf_link *link, kvf_route route);
 kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size_t bytes);
 
 /**
- * Takes a bounded number of messages and events in, calling back for each; never blocks. A callback may call
- * anything but this and kvf_link_close().
+ * Handles a bounded number of messages and events, with a callback for each; never blocks. A callback may call any
+ * function except this one and kvf_link_close().
  *
  * @param more  receives whether there is more to take in at once
  */
 void kvf_link_progress(kvf_link *link, bool *more);
 
-/** Whether there is something to take in that neither the descriptors nor kvf_link_due() need show: sending can swallow
- * the signal on them. Ask before sleeping. Costs nothing where the link was not used since it last said no. */
+/** Whether there is something to read that neither the descriptors nor kvf_link_due() show, because sending can consume
+ * the signal. Ask before sleeping. Costs nothing if the link was not used since it last returned false. */
 bool kvf_link_pending(kvf_link *link);
 
 /**
- * Lets the holder of another key connect, or no longer: then what comes over connections that it has is
- * dropped. Needs allowed keys from the beginning, and afterwards the list may become empty: then nobody may.
+ * Lets the holder of another key connect, or no longer: messages from its connections are then dropped. Needs allowed
+ * keys from the beginning; the list may become empty later, and then nobody may connect.
  *
  * @return KVF_OK, also for a key that is on the list already; KVF_E_INVALID (not a key, or everyone may
  *         connect), KVF_E_NOT_FOUND (one to be withdrawn that is not on the list), KVF_E_UNSUPPORTED, KVF_E_NOMEM
@@ -140,15 +140,15 @@ kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
 /** The descriptors that poll readable when something arrives; do not read them. Returns their number. */
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
 
-/** When kvf_link_progress() has something to do that no descriptor shows; UINT64_MAX: never. */
+/** The time when kvf_link_progress() next has something to do that no descriptor shows; UINT64_MAX: never. */
 uint64_t kvf_link_due(const kvf_link *link);
 
 /** Connections that others made to us. */
 typedef struct kvf_link_counts {
     uint64_t now;     /* there are */
-    uint64_t closed;  /* were closed by us: they said nothing, or there was no room */
+    uint64_t closed;  /* closed by us: silent, or no room */
     uint64_t refused; /* of these, for want of room */
-    uint64_t dropped; /* messages, for more came than their senders have turns */
+    uint64_t dropped; /* messages dropped, because their senders sent more than they had turns for */
 } kvf_link_counts;
 
 kvf_link_counts kvf_link_count(const kvf_link *link);
@@ -157,9 +157,8 @@ kvf_link_counts kvf_link_count(const kvf_link *link);
 bool kvf_link_has_ended(const kvf_link *link, kvf_route route);
 
 /**
- * A way to carry messages: ZeroMQ, and what tests and simulations put in its place. Each function does what
- * that of its name above says, for links that begin with a kvf_link. open() need not set the table, and is
- * given all options.
+ * A carrier of messages: ZeroMQ, or a substitute in tests and simulations. Each function does what the one of the same
+ * name above does, for links that begin with a kvf_link. open() need not set the table, and gets all options.
  */
 struct kvf_link_table {
     kvf_status (*open)(const kvf_link_options *options, kvf_link **out);

@@ -1,8 +1,8 @@
 /*
  * One outgoing connection.
  *
- * ZeroMQ's events name a connection by its endpoint text, and it disconnects by that text too. So each connection has
- * a text of its own: zeros before the port ("tcp://10.0.0.1:005555") mean the same, and differ.
+ * ZeroMQ's events name a connection by its endpoint text, and it disconnects by that text too. So each connection gets
+ * a text of its own: zeros before the port ("tcp://10.0.0.1:005555") make texts differ without changing their meaning.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -116,10 +116,10 @@ static bool has_name(const kvf_endpoint *endpoint) {
     return endpoint->port_at && !endpoint->ipv6 && !dotted;
 }
 
-/* ZeroMQ's events bring no reason, but their order tells some: it has a socket, and closes it, only once it knows an
- * address to connect to. A port of this machine that nobody listens at refuses at once: where that took as long as a
- * try may, somebody listens, and has more who want to connect than it has room for; or we have looked late, and the next
- * try tells. */
+/* ZeroMQ's events give no reason, but their order allows conclusions: ZeroMQ opens and closes a socket only once it
+ * knows an address to connect to. A port of this machine without a listener refuses at once; if the try lasted as long
+ * as a try may, there is a listener whose queue of connections is full, or we have looked late, and the next try will
+ * tell. */
 kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words) {
     const kvf_endpoint *endpoint = &dial->line->endpoint;
     bool waited =

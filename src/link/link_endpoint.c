@@ -1,4 +1,4 @@
-/* Reads endpoints and tells which of them only this machine reaches. */
+/* Reads endpoints, and finds which of them only this machine can reach. */
 #include "link/link_endpoint.h"
 
 #include <arpa/inet.h>
@@ -8,7 +8,7 @@
 
 #define PRINTED_BYTES 128
 
-/* What may be printed of a text that came from anywhere. */
+/* The printable form of a text that may be anything. */
 static const char *printable(const char *text, char out[PRINTED_BYTES]) {
     size_t length = 0;
     for (; length < PRINTED_BYTES - 1 && text[length]; length++)
@@ -128,7 +128,8 @@ static kvf_status read_ipc(const char *text, const char *path, kvf_endpoint *out
     const size_t longest = sizeof((struct sockaddr_un *)0)->sun_path - 1;
     if (path[0] == '\0' || strcmp(path, "@") == 0)
         return refuse(text, "has no path");
-    if (path[0] == '*') /* ZeroMQ would make one up, relative to the current folder: of no use to a peer */
+    if (path[0] ==
+        '*') /* ZeroMQ would make up a path relative to the current folder, which is useless to a peer */
         return refuse(text, "has * in place of a path");
     if (strlen(path) > longest)
         return kvf_fail(KVF_E_RANGE, "an ipc endpoint's path has %zu bytes; allowed 1 to %zu", strlen(path),

@@ -1,9 +1,9 @@
 /*
  * Endpoints as people and peers write them: "tcp://host:port", "tcp://[v6]:port", "ipc://path".
  *
- * They come from outside and end in a library that trusts its caller, so only these forms pass. inproc://
- * does not: it stays inside one ZeroMQ context, which each link has of its own, and there it could name only
- * what the link itself is made of.
+ * They come from outside and are passed to a library that trusts its caller, so only these forms are accepted.
+ * inproc:// is not: each link has a ZeroMQ context of its own, in which inproc:// could only name the link's own
+ * sockets.
  */
 #ifndef KVF_LINK_ENDPOINT_H
 #define KVF_LINK_ENDPOINT_H

@@ -1,4 +1,4 @@
-/* File descriptors: those a link needs, those that a sleeper polls, and which sockets have something to be read. */
+/* File descriptors: those a link needs, those that a sleeper polls, and which sockets have unread messages. */
 #include "base/descriptors.h"
 #include "link/link_inside.h"
 
@@ -12,9 +12,9 @@ kvf_status kvf_link_check_descriptors(void) {
 /* ---- what is unread --------------------------------------------------------------------------- */
 
 /*
- * Asking a ZeroMQ socket costs two system calls even where nothing came, so all descriptors are asked at once. A
- * descriptor becomes readable when something comes for a socket that was read until nothing was left. Any other call
- * may take that in unseen: after it the socket itself is asked.
+ * Asking a ZeroMQ socket costs two system calls even if nothing came, so all descriptors are polled at once. A
+ * descriptor becomes readable when something comes for a socket that was read until empty. Any other call on a socket
+ * may consume that signal, so after it the socket itself is asked.
  */
 kvf_status kvf_link_note_fds(kvf_zmq_link *link) {
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door.monitor};

@@ -1,12 +1,13 @@
 /*
- * The allow-list. ZeroMQ asks, for each connection that has proved to hold a key, whether to let it in: a
- * request of the ZeroMQ Authentication Protocol (RFC 27) on an address inside our context,
+ * The allow-list. For each connection that has proved to hold a key, ZeroMQ asks whether to accept it, by a request of
+ * the ZeroMQ Authentication Protocol (RFC 27) on an address inside our context:
  *
  *   asked     version | request id | domain | address | routing id | mechanism | public key
  *   answered  version | request id | status | its text | user | metadata
  *
- * The user is the key, as text: every message of the connection carries it. It tells who has sent the message, and
- * whether that key is still on the list. Without a list everyone is let in, but asked for all the same.
+ * The user is the key, as text, which every message of the connection then carries. It identifies the sender of a
+ * message, and shows whether its key is still on the list. Without a list everyone is accepted, but the request still
+ * comes.
  */
 #include "link/link_inside.h"
 
@@ -41,7 +42,7 @@ static bool holds(const zmq_msg_t *frame, const char *text) {
            memcmp(zmq_msg_data((zmq_msg_t *)frame), text, strlen(text)) == 0;
 }
 
-/* Its place on the list; `allowed_count` when it is not there. */
+/* The index of a key in the list; `allowed_count` if it is not there. */
 static uint32_t place_of(const kvf_zmq_link *link, const void *key) {
     uint32_t place = 0;
     while (place < link->allowed_count && memcmp(key, link->allowed[place], KVF_KEY_BYTES) != 0)
@@ -95,7 +96,7 @@ kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allo
     return KVF_OK;
 }
 
-/* `key`: of the one that asks; NULL: it is not let in. */
+/* `key` is that of the connection; NULL: it is refused. */
 static void answer(const kvf_zmq_link *link, const zmq_msg_t *request_id, const zmq_msg_t *key) {
     char user[KVF_KEY_CHARACTERS + 1] = "";
     bool allowed = key != NULL;
@@ -113,7 +114,7 @@ static void answer(const kvf_zmq_link *link, const zmq_msg_t *request_id, const 
         {"", 0},
     };
     for (uint32_t i = 0; i < ANSWER_FRAMES; i++) {
-        /* Without memory for an answer the connection is not let in: its handshake runs out of time. */
+        /* If there is no memory for an answer, the handshake times out and the connection is not accepted. */
         if (zmq_send(link->guard, frames[i].data, frames[i].bytes,
                      ZMQ_DONTWAIT | (i + 1 < ANSWER_FRAMES ? ZMQ_SNDMORE : 0)) < 0)
             return;

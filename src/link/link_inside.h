@@ -6,7 +6,7 @@
  *   link_socket.c    sockets with our options, keys
  *   link_line.c      outgoing connections: dialling, and dialling again
  *   link_guard.c     the allow-list
- *   link_mail.c      what they sent, and whose turn it is
+ *   link_mail.c      received messages, and whose turn it is
  *   link_fds.c       file descriptors, and which sockets have something to be read
  */
 #ifndef KVF_LINK_INSIDE_H
@@ -24,24 +24,25 @@
 
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
 #define KVF_LINK_NEVER UINT64_MAX
-/* After which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
+/* The time after which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
 #define KVF_CONNECT_MS 1500
-/* Of the descriptors that this process may have, for connections that others make, and as many for ours. */
+/* The share of this process's descriptors, in sixteenths, for connections that others make; as many again are for
+ * ours. */
 #define KVF_LINK_SIXTEENTHS 8u
 
-/* How much one round of progress takes in from one socket: messages, and bytes of them. */
+/* The most that one round of progress reads from one socket: messages, and bytes of them. */
 #define KVF_LINK_BATCH 64u
 #define KVF_LINK_BATCH_BYTES (2u << 20)
 
-/* So long after something was said over a connection by TCP, and nothing heard, another is made beside it: where a link
- * was down, TCP waits longer and longer before it tries again, up to two minutes. Doubled while nothing is heard, for
- * what is silent may just be busy. */
+/* If nothing is heard for this time after something was sent over a TCP connection, a second connection is made beside
+ * it: after a link was down, TCP waits longer and longer before it retries, up to two minutes. Doubled while nothing is
+ * heard, because a silent peer may just be busy. */
 #define KVF_SILENCE_NS UINT64_C(2000000000)
 #define KVF_SILENCE_MAX_NS UINT64_C(30000000000)
 
 typedef enum kvf_line_state {
     KVF_LINE_DIALLED, /* connected, or trying to be */
-    KVF_LINE_BROKEN,  /* ended, but what came in over it before may still be unread */
+    KVF_LINE_BROKEN,  /* ended, but messages from before may still be unread */
     KVF_LINE_RESTING  /* waits until `due_ns`, to be dialled again */
 } kvf_line_state;
 
@@ -53,19 +54,20 @@ typedef enum kvf_line_state {
  */
 typedef struct kvf_dial {
     struct kvf_line *line;
-    bool there;                    /* ZeroMQ has it: connected, or trying to */
-    uint64_t attempt;              /* which connection under its line's route; part of the routing id */
+    bool there;       /* ZeroMQ has it: connected, or trying to */
+    uint64_t attempt; /* number of the connection under its line's route; part of the routing id */
     char text[KVF_ENDPOINT_BYTES]; /* the endpoint text that ZeroMQ has */
-    kvf_status why;                /* what the handshake failed for; KVF_OK: it did not */
+    kvf_status why;                /* why the handshake failed; KVF_OK: it did not */
     const char *what;              /* words for it */
-    bool closed;                   /* the try that is under way had a socket, which was closed */
+    bool closed;                   /* the current try had a socket, which was closed */
     uint64_t tried_ns;             /* when that try began */
     bool made;                     /* the handshake is done: there is a connection */
-    bool heard;                    /* something came over it while there were two */
+    bool heard;                    /* a message came over it while there were two connections */
     UT_hash_handle by_text;
 } kvf_dial;
 
-/** What the calling socket knows a connection by. Its first byte is not 0: those ids are ZeroMQ's own. */
+/** The routing id by which the calling socket knows a connection. Its first byte is not 0, which marks ZeroMQ's own
+ * ids. */
 typedef struct kvf_dial_id {
     char mark[8];
     uint64_t route;
@@ -86,12 +88,12 @@ typedef struct kvf_line {
     kvf_line_state state; /* of the first connection */
     uint64_t attempts;
     kvf_dial dials[2];
-    kvf_dial *first;  /* what is said goes by it, */
-    kvf_dial *second; /* and by this, where it is there: nothing is heard over the first */
+    kvf_dial *first;  /* messages go by this one, */
+    kvf_dial *second; /* and also by this one, which exists while nothing is heard over the first */
     uint64_t pause_ns, due_ns;
-    bool asking;         /* in the list of those that something was said over, and nothing heard since */
-    uint64_t asked_ns;   /* when that was, or when the connection was made */
-    uint64_t silence_ns; /* how long that may last */
+    bool asking;         /* in the list of lines over which something was sent, and nothing heard since */
+    uint64_t asked_ns;   /* when something was sent, or the connection was made */
+    uint64_t silence_ns; /* how long silence may last */
     UT_hash_handle by_route, by_name;
     struct kvf_line *next, *prev;         /* in the list of its state, of broken, resting or asking ones */
     struct kvf_line *two_next, *two_prev; /* among those that have a second connection */
@@ -188,7 +190,7 @@ void kvf_lines_free(kvf_zmq_link *link);
 /** Takes in what happened to connections, at most a batch. */
 void kvf_lines_take_events(kvf_zmq_link *link);
 
-/** Hangs up what broke, once everything that came in over it has been read, and tells. */
+/** Closes broken connections once all their messages have been read, and reports them. */
 void kvf_lines_hang_up(kvf_zmq_link *link);
 
 /** Dials the lines whose pause is over. If all that came in has been read, dials a second connection beside those that
@@ -197,8 +199,7 @@ void kvf_lines_redial(kvf_zmq_link *link, bool all_read);
 
 kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route);
 
-/** Takes note that a message came to the calling socket; the line that it came over, NULL: over a connection of the
- * past. */
+/** Notes that a message came to the calling socket, and returns its line; NULL: it came over an earlier connection. */
 kvf_line *kvf_line_hear(kvf_zmq_link *link, const void *id, size_t bytes);
 
 /** Sends over a line; drops what cannot be sent. KVF_OK or KVF_E_NOMEM. */
@@ -206,7 +207,7 @@ kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, s
 
 /* ---- link_guard.c ---------------------------------------------------------------------------- */
 
-/** Makes the socket that ZeroMQ asks whom to let in. Must be there before the listener. */
+/** Makes the socket by which ZeroMQ asks whom to accept. Must exist before the listener. */
 kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options);
 
 /** Answers those who ask, at most a batch. */
@@ -238,7 +239,7 @@ void kvf_link_note(kvf_zmq_link *link, const void *socket, bool unread);
 /** Whether a socket has something to be read that its descriptor need not show. */
 bool kvf_link_has_unread(kvf_zmq_link *link);
 
-/** Whether this process can still open the file descriptors a link needs: ZeroMQ aborts when it cannot. */
+/** Checks that this process can open the file descriptors a link needs, because ZeroMQ aborts when it cannot. */
 kvf_status kvf_link_check_descriptors(void);
 
 #endif

@@ -8,9 +8,9 @@
  *                              └──────────────────────── RESTING ◄────────────────┘
  *                                         pause over
  *
- * Where nothing is heard over the first connection a second one is made beside it, and all is said over both until
- * something is heard over one: that stays. Not before: who is only busy would be left for a connection that it need
- * not accept, and to which it would be a stranger.
+ * If nothing is heard over the first connection, a second one is made beside it, and everything is sent over both until
+ * something is heard over one, which then stays. The first is not closed earlier: a peer that is only busy need not
+ * accept a new connection, over which we would be strangers to it.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /*
- * The door: who has connected to us, as ZeroMQ tells it, and hanging up.
+ * The door: the connections made to us, as ZeroMQ reports them, and closing them.
  *
- * ZeroMQ has no limit of connections and no call that ends one: it tells of descriptors that it has accepted, and takes
- * the end of a stream for what it is. So a connection is ended by shutting its socket down. The descriptor is ZeroMQ's,
- * which may have closed it by then, and its number may be that of something else: so a duplicate is looked at first.
- * That takes the place of a descriptor that is kept for this, and so needs no free one.
+ * ZeroMQ has no limit on connections and no call that ends one: it reports descriptors that it has accepted, and
+ * handles the end of a stream. So a connection is ended by shutting its socket down. The descriptor belongs to ZeroMQ,
+ * which may have closed it meanwhile, and its number may have been reused: so a duplicate is checked first. The
+ * duplicate takes the place of a reserved descriptor, so no free one is needed.
  */
 #include "port/door.h"
 
@@ -65,7 +65,8 @@ static void name_guest(int fd, char name[KVF_GUEST_ADDRESS_BYTES]) {
         (void)inet_ntop(AF_INET6, &peer.v6.sin6_addr, name, KVF_GUEST_ADDRESS_BYTES);
 }
 
-/* Takes a duplicate of a descriptor that may be anybody's by now; the kernel's number of the file behind it. */
+/* Duplicates a descriptor whose number may have been reused; `file` receives the kernel's number of the file behind
+ * it. */
 static bool look_at(const kvf_door *door, int fd, uint64_t *file) {
     struct stat found;
     if (dup3(fd, door->spare_fd, O_CLOEXEC) < 0 || fstat(door->spare_fd, &found))
@@ -88,7 +89,7 @@ static void hang_up(void *owner, kvf_guest *guest) {
 
 /* ---- what ZeroMQ tells ----------------------------------------------------------------------- */
 
-/* False: there is no memory to watch it with now. */
+/* False: there is no memory now to watch the connection. */
 static bool arrived(kvf_door *door, int fd, uint64_t now) {
     char name[KVF_GUEST_ADDRESS_BYTES];
     uint64_t file;
@@ -123,7 +124,7 @@ bool kvf_door_take_events(kvf_door *door, uint64_t now) {
 bool kvf_door_hear(kvf_door *door, uint64_t route, zmq_msg_t *message, uint64_t now) {
     if (kvf_guests_hear(&door->guests, route, now))
         return false;
-    (void)kvf_door_take_events(door, now); /* it may have come since they were looked at */
+    (void)kvf_door_take_events(door, now); /* it may have come since they were last read */
     kvf_guests_name(&door->guests, (uint64_t)zmq_msg_get(message, ZMQ_SRCFD), route, now);
     return true;
 }
@@ -134,7 +135,7 @@ uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths) {
     struct rlimit limit;
     uint64_t most = UINT32_MAX;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
-        most = kvf_min_u64(most, limit.rlim_cur); /* without a limit it is the largest number */
+        most = kvf_min_u64(most, limit.rlim_cur); /* without a limit rlim_cur is the largest number */
     most = kvf_max_u64(most * sixteenths / 16, 1);
     return wanted && wanted < most ? wanted : (uint32_t)most;
 }

@@ -1,5 +1,5 @@
 /*
- * The door of a socket that listens: who is connected to it, as ZeroMQ tells it, and hanging up.
+ * The door of a listening socket: the connections made to it, as ZeroMQ reports them, and closing them.
  */
 #ifndef KVF_PORT_DOOR_H
 #define KVF_PORT_DOOR_H
@@ -9,14 +9,14 @@
 #include "port/guests.h"
 #include "port/sockets.h"
 
-/** Zeroed but for the descriptors, which are -1, it is closed: then nobody is connected. */
+/** All zero, except for the descriptors, which are -1, means closed: nothing is connected. */
 typedef struct kvf_door {
     kvf_guests guests;
     void *monitor; /* PAIR: what happens to the listener's connections. Its owner polls it, and closes it */
-    uint16_t port; /* that is listened at; 0: at the path */
-    char path[sizeof((struct sockaddr_un *)NULL)->sun_path]; /* '@' before a name that is no file's */
-    bool tries_often;       /* its owner sets it: kvf_tcp_try_often() for who comes */
-    bool waits;             /* one that was accepted is not listed yet */
+    uint16_t port; /* port that is listened on; 0: the path */
+    char path[sizeof((struct sockaddr_un *)NULL)->sun_path]; /* begins with '@' for an abstract name */
+    bool tries_often;       /* set by its owner: call kvf_tcp_try_often() for new connections */
+    bool waits;             /* an accepted connection is not listed yet */
     int waiting;            /* its descriptor */
     int empty_fd, spare_fd; /* see door.c */
 } kvf_door;
@@ -24,7 +24,7 @@ typedef struct kvf_door {
 /**
  * Begins to watch a listener that is not bound yet.
  *
- * @param limits  what the owner sets of its guests; hang_up is the door's
+ * @param limits  the owner's settings for its guests; the door sets hang_up
  * @return KVF_OK, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits);
@@ -32,21 +32,22 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
 /** Where the listener was bound, as ZeroMQ says it: "tcp://127.0.0.1:4711", "ipc://PATH". */
 void kvf_door_bound(kvf_door *door, const char *endpoint);
 
-/** Takes in who has come and gone, a bounded number, and hangs up where there are too many; whether there may be more. */
+/** Reads a bounded number of events of connections that came and went, and closes some if there are too many; returns
+ * whether there may be more events. */
 bool kvf_door_take_events(kvf_door *door, uint64_t now);
 
 /**
  * A message came over a connection that its socket has a route for.
  *
- * @return whether events were taken in, too: the monitor's descriptor may be silent now though there are more
+ * @return whether events were read, too: then the monitor's descriptor may be silent although there are more
  */
 bool kvf_door_hear(kvf_door *door, uint64_t route, zmq_msg_t *message, uint64_t now);
 
 /** Frees what is known of connections. The listener and the monitor are closed already. */
 void kvf_door_close(kvf_door *door);
 
-/** How many connections may be made: as many as wanted (0: any number), but no more than this part of the descriptors
- * that this process may have, in sixteenths, and at least one. */
+/** How many connections may be made: as many as wanted (0: any number), but at most this part, in sixteenths, of the
+ * descriptors that this process may have, and at least one. */
 uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths);
 
 #endif

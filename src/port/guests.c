@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-/* Guests that one call looks at, at most. */
+/* The most guests that one call checks. */
 #define LOOKED_AT 64u
 #define SECOND UINT64_C(1000000000)
 
@@ -47,7 +47,7 @@ static void unlist(kvf_guests *guests, kvf_guest *guest) {
     DL_DELETE2(guest->host->present, guest, host_prev, host_next);
 }
 
-/* It counts no more, but has its place until its owner says that it is gone. */
+/* The guest no longer counts, but is listed until its owner says that it is gone. */
 static void stop_counting(kvf_guests *guests, kvf_guest *guest) {
     if (!guest->host)
         return;
@@ -108,7 +108,7 @@ static void dismiss(kvf_guests *guests, kvf_guest *guest) {
     guests->hang_up(guests->owner, guest);
 }
 
-/* Those that stay are looked at again when all others were. */
+/* Guests that stay are checked again after all others. */
 static void put_last(kvf_guests *guests, kvf_guest *guest, uint64_t now) {
     unlist(guests, guest);
     list(guests, guest);
@@ -117,7 +117,7 @@ static void put_last(kvf_guests *guests, kvf_guest *guest, uint64_t now) {
 
 typedef enum crowd { CROWD_NONE, CROWD_ADDRESS, CROWD_ALL, CROWD_STRANGERS } crowd;
 
-/* What there are too many of, since `newest` has come. */
+/* Which limit `newest` has exceeded. */
 static crowd crowd_with(const kvf_guests *guests, const kvf_guest *newest) {
     if (guests->most_of_address && newest->host->count > guests->most_of_address)
         return CROWD_ADDRESS;
@@ -127,8 +127,8 @@ static crowd crowd_with(const kvf_guests *guests, const kvf_guest *newest) {
     return guests->most_strangers && strangers > guests->most_strangers ? CROWD_STRANGERS : CROWD_NONE;
 }
 
-/* The stranger that has been silent for longest, in all or from the address of `newest`; that itself where nobody else
- * was found; NULL: so many turned out to be known that there is room. */
+/* The guest to close: the stranger that has been silent for longest, of all or from the address of `newest`; `newest`
+ * itself if no other was found; NULL: so many turned out to be known that there is room. */
 static kvf_guest *who_goes(kvf_guests *guests, kvf_guest *newest, crowd why, uint64_t now) {
     for (uint32_t i = 0; i < LOOKED_AT; i++) {
         kvf_guest *first = why == CROWD_ADDRESS ? newest->host->present : guests->present;
@@ -169,7 +169,7 @@ static void make_room(kvf_guests *guests, kvf_guest *newest, uint64_t now) {
 
 kvf_status kvf_guests_arrive(kvf_guests *guests, uint64_t id, uint64_t mark, const char *address,
                              uint64_t now) {
-    kvf_guests_leave(guests, id); /* its end was not told */
+    kvf_guests_leave(guests, id); /* its end was not reported */
     kvf_guest *guest = kvf_alloc0(1, sizeof *guest);
     kvf_guest_host *host = guest ? host_of(guests, address) : NULL;
     if (host) {
@@ -256,7 +256,7 @@ void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t n
     put_last(guests, guest, now);
 }
 
-/* At whole seconds, so that not each message moves it. */
+/* In whole seconds, so that not every message changes it. */
 uint64_t kvf_guests_due(const kvf_guests *guests) {
     if (!guests->present)
         return UINT64_MAX;

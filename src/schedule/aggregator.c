@@ -11,15 +11,15 @@
 
 enum { MAX_WORKERS = 1 << 20, DEFAULT_MAX_PENDING = 65536, PACKED_BYTES = 8 + KVF_REQUEST_ID_BYTES };
 
-/* A request that has been named. */
+/* A request that a report has named. */
 typedef struct entry {
     UT_hash_handle hh;
     struct entry *next;  /* among the fresh ones, later among the old */
     kvf_request_key key; /* data points behind the struct */
-    uint32_t needed;     /* as expected when it was reported first */
+    uint32_t needed;     /* the expected number when it was first reported */
     uint32_t seen;       /* 0: not reported yet, or completed in this step */
     bool failed, done;   /* done: completed in this step */
-    uint64_t workers[];  /* a bit for each that has reported it; behind them, the packed key */
+    uint64_t workers[];  /* a bit for each worker that has reported it, followed by the packed key */
 } entry;
 
 struct kvf_aggregator {
@@ -35,7 +35,7 @@ struct kvf_aggregator {
     uint32_t *riders; /* three lists of worker_count */
 };
 
-/* Numbers of things in all outputs of a step. */
+/* The sizes of all lists of a step. */
 typedef struct totals {
     uint64_t sent, received, failed, invalid;
 } totals;
@@ -128,7 +128,7 @@ static entry *find(entry *table, const kvf_request_key *key) {
     return found;
 }
 
-/* Makes sure that there is an entry; new ones are put on the list of fresh ones. */
+/* Makes sure that there is an entry; a new one is added to the list of fresh ones. */
 static bool ensure(kvf_aggregator *a, entry **table, const kvf_request_key *key) {
     if (find(*table, key))
         return true;
@@ -219,7 +219,7 @@ static kvf_status check_outputs(const kvf_aggregator *a, const kvf_worker_output
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* Makes room for `count` elements; what was in there is of no more use. */
+/* Makes room for `count` elements; the old content may be lost. */
 static bool make_room(void *list, uint64_t count, size_t element_bytes) {
     void *old, *bigger;
     memcpy(&old, list, sizeof old);
@@ -295,7 +295,7 @@ static void count_output(kvf_aggregator *a, const kvf_worker_output *o, uint32_t
             a->riders[i * a->worker_count + (*counts[i])++] = w;
 }
 
-/* Takes what is done out of a table, unless it has begun anew in the same step. */
+/* Removes completed entries from a table, unless they were reported again in the same step. */
 static void settle(kvf_aggregator *a, entry **table, const kvf_request_key *keys, size_t count) {
     for (size_t i = 0; i < count; i++) {
         entry *e = find(*table, &keys[i]);

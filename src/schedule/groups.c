@@ -1,4 +1,4 @@
-/* The groups of an instruction: block tables, and which steps are in them. */
+/* The groups of an instruction: block tables, and the steps in them. */
 #include "schedule/schedule.h"
 
 kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count) {
@@ -21,7 +21,7 @@ kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count) 
     return copy;
 }
 
-/* Which steps of a group are needed after `end`. */
+/* The steps of a group that are needed after `end`. */
 static kvf_group_steps needed_steps(const kvf_group_desc *group, uint64_t begin, uint64_t end) {
     if (group->kind == KVF_GROUP_STATE)
         return (kvf_group_steps){.begin = 0, .end = 1};

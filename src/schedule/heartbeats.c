@@ -1,4 +1,4 @@
-/* Signs of life for requests that wait: their producers must not free what they wait for. */
+/* Heartbeats for waiting requests, so that their producers do not free the blocks. */
 #include <stdlib.h>
 
 #include "schedule/schedule.h"

@@ -1,5 +1,5 @@
 /*
- * What the files of this room share: names of requests.
+ * What the files of this room share: checking, printing and comparing keys of requests and blocks.
  */
 #ifndef KVF_SCHEDULE_KEYS_H
 #define KVF_SCHEDULE_KEYS_H
@@ -8,21 +8,21 @@
 
 #include "base/tables.h"
 
-/** KVF_E_RANGE or KVF_E_INVALID when these bytes cannot be an id; `what` and `index` are for the words. */
+/** KVF_E_RANGE or KVF_E_INVALID if these bytes cannot be an id; `what` and `index` are for the message. */
 kvf_status kvf_check_request_id(kvf_request_id id, const char *what, size_t index);
 
 #define KVF_ID_TEXT_BYTES 64u
 
-/** An id for a message: its first bytes, those that cannot be printed as question marks. */
+/** An id for a message: its first bytes, with question marks for those that cannot be printed. */
 void kvf_request_id_text(kvf_request_id id, char text[KVF_ID_TEXT_BYTES]);
 
-/** By the bytes of the id, then by generation: less than, equal to or greater than 0. */
+/** Compares by the bytes of the id, then by generation, as memcmp() does. */
 int kvf_compare_request_keys(const void *a, const void *b);
 
-/** By group, then by block. */
+/** Compares by group, then by block. */
 int kvf_compare_group_blocks(const void *a, const void *b);
 
-/** Sorts and leaves each block once; returns how many are left. */
+/** Sorts and removes duplicates; returns how many are left. */
 size_t kvf_sort_group_blocks(kvf_group_block *blocks, size_t count);
 
 #endif

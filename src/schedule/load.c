@@ -1,4 +1,4 @@
-/* What a request loads: how much, into which blocks, and how it is stopped. */
+/* The load of a request: how much, into which blocks, and how it is stopped. */
 #include "schedule/schedule.h"
 
 kvf_status kvf_reserve_source(kvf_schedule *s, record *r) {
@@ -12,7 +12,7 @@ kvf_status kvf_reserve_source(kvf_schedule *s, record *r) {
     return KVF_OK;
 }
 
-/* Lets go of a source that waits; the workers stop what keeps it alive. */
+/* Drops the source of a waiting load; the workers stop keeping it alive. */
 static kvf_status drop_source(kvf_schedule *s, record *r) {
     if (r->load.reserved) {
         order *o = kvf_make_order(s, r, KVF_INSTRUCT_CANCEL, KVF_INSTRUCT_RESERVE, NULL);
@@ -27,7 +27,7 @@ static kvf_status drop_source(kvf_schedule *s, record *r) {
 
 kvf_status kvf_check_lease(kvf_schedule *s, record *r, uint64_t now_ns, bool *over) {
     const load_part *load = &r->load;
-    /* A push has no lease, and one that signs of life were sent for ends later than it said at first. */
+    /* A push has no lease, and a lease for which heartbeats were sent ends later than it first said. */
     *over = load->state == PART_WAITING && !load->push && !load->alive &&
             kvf_lease_expired(now_ns, load->expiry_ns, load->clock_offset_ns, s->options.margin_ns);
     return *over ? drop_source(s, r) : KVF_OK;
@@ -49,7 +49,7 @@ kvf_status kvf_schedule_match(kvf_schedule *s, const kvf_request_key *request, u
     return KVF_OK;
 }
 
-/* Everything is here, or the request is gone: the producer need not keep anything. */
+/* Tells the producer that it need not keep anything, because everything is here or the request is gone. */
 static kvf_status notify(kvf_schedule *s, record *r) {
     order *o = kvf_make_order(s, r, KVF_INSTRUCT_NOTIFY, 0, NULL);
     if (!o)
@@ -86,7 +86,7 @@ static kvf_status plan_load(kvf_schedule *s, record *r, const kvf_block_table *t
         kvf_free(groups);
         return kvf_nomem("an instruction");
     }
-    kvf_withdraw_order(s, &r->load.order); /* a RESERVE that nobody has seen */
+    kvf_withdraw_order(s, &r->load.order); /* a RESERVE that no worker has seen */
     kvf_queue_order(s, o, r, &r->load.order);
     kvf_free(r->load.groups);
     r->load.groups = groups;
@@ -111,7 +111,7 @@ kvf_status kvf_schedule_allocated(kvf_schedule *s, const kvf_request_key *reques
     if (status)
         return status;
     if (over && load_tokens)
-        return kvf_fail(KVF_E_TIMEOUT, "the lease of %s on what was to be loaded is over", r->load.engine);
+        return kvf_fail(KVF_E_TIMEOUT, "the lease from %s on the blocks to load has ended", r->load.engine);
     bool under_way = r->load.state == PART_PLANNED || r->load.state == PART_ACTIVE;
     if (!starts && !under_way && load_tokens)
         return kvf_fail(KVF_E_RANGE, "load_tokens is %llu, but there is nothing to load",
@@ -126,17 +126,17 @@ kvf_status kvf_schedule_allocated(kvf_schedule *s, const kvf_request_key *reques
 
 /* ---- stopping -------------------------------------------------------------------------------- */
 
-/* A request that never had blocks for its load. */
+/* Stops a request that never had blocks for its load. */
 static kvf_status leave_queue(kvf_schedule *s, record *r, bool gone) {
     if (!gone)
-        return KVF_OK; /* it goes on waiting */
+        return KVF_OK; /* the request goes on waiting */
     return r->load.reserved ? drop_source(s, r) : notify(s, r);
 }
 
-/* Workers have not seen it: back to the queue, or out of it. */
+/* Stops a load that workers have not seen: it goes back to the queue, or leaves it. */
 static kvf_status unplan(kvf_schedule *s, record *r, bool gone) {
     order *planned = r->load.order;
-    r->load.order = NULL; /* another takes its slot first, because that can fail */
+    r->load.order = NULL; /* the new order takes the slot first, because that can fail */
     r->load.state = PART_WAITING;
     kvf_status status = gone ? leave_queue(s, r, true) : kvf_reserve_source(s, r);
     if (status) {

@@ -1,4 +1,4 @@
-/* Names of requests and blocks: what they may be, and their order. */
+/* Keys of requests and blocks: allowed values, and order. */
 #include <stdlib.h>
 
 #include "schedule/keys.h"

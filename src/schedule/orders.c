@@ -1,7 +1,7 @@
-/* What workers will be told: a queue, from which what was not taken can be withdrawn. */
+/* The queue of orders for workers, from which those not yet taken can be withdrawn. */
 #include "schedule/schedule.h"
 
-/* Copies bytes to the end of an order, with a zero behind them. */
+/* Copies bytes to the end of an order, followed by a zero byte. */
 static const void *append(order *o, size_t *used, const void *bytes, size_t size) {
     unsigned char *at = o->bytes + *used;
     if (size)
@@ -40,7 +40,9 @@ order *kvf_make_order(const kvf_schedule *s, const record *r, kvf_instruction_ki
     kvf_request_id id = serves ? r->serve.id : r->load.id;
     const char *texts[] = {serves ? "" : r->load.engine, serves ? "" : r->load.endpoint,
                            serves ? "" : r->load.public_key};
-    size_t bytes = r->key.id.size + 1 + id.size + 1, used = 0; /* ids are short, and texts are in memory */
+    size_t bytes = r->key.id.size + 1 + id.size + 1,
+           used = 0; /* cannot overflow: ids are short, and texts are in
+                                                                  memory */
     for (unsigned i = 0; i < 3; i++)
         bytes += strlen(texts[i]) + 1;
     order *o = kvf_alloc0(1, sizeof *o + bytes);
@@ -69,7 +71,7 @@ order *kvf_make_order(const kvf_schedule *s, const record *r, kvf_instruction_ki
 }
 
 void kvf_queue_order(kvf_schedule *s, order *o, record *r, order **slot) {
-    KVF_ASSERT(!slot || !*slot); /* a part has one order that was not taken, at most */
+    KVF_ASSERT(!slot || !*slot); /* a part has at most one order that was not taken */
     o->record = slot ? r : NULL;
     if (slot)
         *slot = o;
@@ -112,7 +114,7 @@ void kvf_free_orders(order **list) {
     }
 }
 
-/* The part of the record that waited for this order goes on. */
+/* The part of the record that waited for this order becomes active. */
 static void begin(order *o) {
     record *r = o->record;
     if (!r)

@@ -1,4 +1,4 @@
-/* The life of a schedule and of its records: made, found, gone. */
+/* Making, finding and freeing a schedule and its records. */
 #include "schedule/schedule.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -27,7 +27,7 @@ static void fill_defaults(kvf_schedule_options *o) {
     o->max_requests = o->max_requests ? o->max_requests : DEFAULT_MAX_REQUESTS;
 }
 
-/* Everything the options point to becomes our own. */
+/* Copies everything that the options point to. */
 static bool own_options(kvf_schedule *s) {
     kvf_schedule_options *o = &s->options;
     uint32_t *tokens = kvf_copy(o->tokens_per_block, s->group_count, sizeof *tokens);
@@ -167,7 +167,7 @@ void kvf_settle_record(kvf_schedule *s, record *r) {
     kvf_withdraw_order(s, &r->serve.order);
     record **link = &r->name->newest;
     while (*link != r) {
-        KVF_ASSERT(*link); /* every record is a life of its name */
+        KVF_ASSERT(*link); /* every record is in the list of its name */
         link = &(*link)->older;
     }
     *link = r->older;
@@ -202,15 +202,16 @@ static kvf_status check_request(const kvf_schedule_request *q) {
     return status;
 }
 
-/* What can be loaded of a prompt: not more than the source has, nor than leaves the consumer its part. */
+/* How many tokens of a prompt can be loaded: at most those of the source, and few enough to leave the consumer its
+ * part. */
 static kvf_status loadable_tokens(const kvf_schedule *s, uint64_t prompt_tokens, uint64_t source_tokens,
                                   uint64_t *out) {
     uint64_t useful = kvf_prefill_token_count(prompt_tokens, s->has_state, s->options.lookahead_tokens);
     if (s->has_state && source_tokens > useful)
         return kvf_fail(
             KVF_E_RANGE,
-            "source.tokens is %llu, and a state after so many cannot be stepped back; of a prompt of "
-            "%llu tokens, %llu at most",
+            "source.tokens is %llu, and a state after these cannot be stepped back; allowed of a prompt of "
+            "%llu tokens: up to %llu",
             (unsigned long long)source_tokens, (unsigned long long)prompt_tokens, (unsigned long long)useful);
     *out = source_tokens ? kvf_min_u64(source_tokens, useful) : useful;
     return KVF_OK;
@@ -239,7 +240,7 @@ static kvf_status take_source(const kvf_schedule *s, const kvf_schedule_request 
                                                                                : kvf_nomem("a source");
 }
 
-/* What is pushed is called by the name that both engines know: the id without what a front end added. */
+/* A push has the name that both engines know: the id without the suffix that a front end added. */
 static kvf_status take_serving(const kvf_schedule_request *q, serve_part *serve) {
     if (!q->serves)
         return KVF_OK;

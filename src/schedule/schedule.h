@@ -1,10 +1,10 @@
 /*
- * A schedule from within. Each request in each of its lives is a *record* with two parts, the one it loads
- * and the one it serves; what workers will be told is a queue of *orders*. A part has at most one order that
- * was not taken, and points to it, so that it can be withdrawn.
+ * The inside of a schedule. Each generation of a request is a *record* with two parts, the one it loads and the one it
+ * serves; instructions for workers are a queue of *orders*. A part has at most one order that was not taken, and points
+ * to it, so that it can be withdrawn.
  *
- * A record is settled, and out of every list of living ones, as soon as nothing of it is pending. Results of the call
- * that settles it point to it, so it is freed with the next call (kvf_schedule_release_results).
+ * A record is settled, and removed from every list of live ones, as soon as none of its parts is pending. Results of
+ * the call that settles it point to it, so it is freed with the next call (kvf_schedule_release_results).
  */
 #ifndef KVF_SCHEDULE_SCHEDULE_H
 #define KVF_SCHEDULE_SCHEDULE_H
@@ -13,12 +13,12 @@
 
 #define KVF_TRANSFER_ID_BYTES 1024u
 
-/** How far a part of a request is. */
+/** The state of a part of a request. */
 typedef enum part_state {
     PART_NONE = 0, /* nothing to do, or over */
-    PART_WAITING,  /* load: a source is known. serve: will be, when finished */
+    PART_WAITING,  /* load: a source is known. serve: until the request has finished */
     PART_PLANNED,  /* the order is not taken yet */
-    PART_ACTIVE,   /* workers are at it */
+    PART_ACTIVE,   /* workers carry it out */
     PART_STOPPING, /* workers were told to stop */
     PART_DONE,     /* serve: pushed, but the request has not finished */
 } part_state;
@@ -34,14 +34,14 @@ typedef struct load_part {
     kvf_request_id id;                    /* owned */
     uint64_t expiry_ns;
     int64_t clock_offset_ns;
-    uint64_t tokens; /* that can be loaded, from the first of the prompt */
+    uint64_t tokens; /* leading tokens of the prompt that can be loaded */
     bool push;
     bool reserved; /* workers keep the source alive */
-    bool alive;    /* a sign of life has been sent: expiry_ns means nothing any more */
+    bool alive;    /* a heartbeat has been sent, so expiry_ns is no longer valid */
     uint64_t next_beat_ns;
-    uint64_t computed, end;   /* tokens cached here before; with those to be loaded */
-    kvf_group_steps *groups;  /* what is loaded into which blocks; of kvf_copy_groups() */
-    kvf_group_block *invalid; /* of its blocks, sorted, each once */
+    uint64_t computed, end;   /* tokens cached before the load; and with the load */
+    kvf_group_steps *groups;  /* steps to load, and their blocks; of kvf_copy_groups() */
+    kvf_group_block *invalid; /* those of its blocks, sorted, without duplicates */
     size_t invalid_count;
 } load_part;
 
@@ -54,7 +54,7 @@ typedef struct serve_part {
     kvf_request_id id; /* owned */
 } serve_part;
 
-/** All lives of one id, the newest first. */
+/** All generations of one id, the newest first. */
 typedef struct name {
     UT_hash_handle hh;
     record *newest;
@@ -63,19 +63,19 @@ typedef struct name {
 } name;
 
 struct record {
-    record *prev, *next; /* all records, or those settled */
+    record *prev, *next; /* in the list of all records, or of settled ones */
     record *older;       /* of the same name */
     name *name;
     kvf_request_key key; /* data points behind the struct */
     load_part load;
     serve_part serve;
-    bool ended; /* for the engine: only its blocks are still of interest */
+    bool ended; /* ended for the engine: only its blocks still matter */
     unsigned char id[];
 };
 
 struct order {
     order *prev, *next;
-    record *record;              /* NULL: nothing hangs on it */
+    record *record;              /* NULL: no record depends on it */
     kvf_instruction instruction; /* everything in it is owned; groups of kvf_copy_groups() */
     unsigned char bytes[];
 };
@@ -91,8 +91,8 @@ struct kvf_schedule {
     size_t record_count;
     order *queue, *taken;
     size_t queue_length;
-    kvf_instruction *instructions; /* of what was taken */
-    kvf_transfer_params params;    /* of the request that finished last; its id is in the bytes below */
+    kvf_instruction *instructions; /* the instructions that were taken */
+    kvf_transfer_params params;    /* of the request that finished last; its id is in params_id */
     unsigned char params_id[KVF_TRANSFER_ID_BYTES];
     /* results */
     kvf_loaded *loaded;
@@ -108,13 +108,13 @@ void kvf_schedule_release_results(kvf_schedule *s);
 /** The record of a key: the newest for generation 0, ended or not. NULL: unknown. */
 record *kvf_find_record(const kvf_schedule *s, const kvf_request_key *key);
 
-/** KVF_E_NOT_FOUND in words; `r` is what was found all the same, or NULL. */
+/** Fails with KVF_E_NOT_FOUND; `r` is the record that has ended, or NULL. */
 kvf_status kvf_unknown_request(const kvf_request_key *key, const record *r);
 
 /** kvf_find_record() for a call of the engine: KVF_E_NOT_FOUND also when the request has ended. */
 kvf_status kvf_live_record(kvf_schedule *s, const kvf_request_key *key, record **out);
 
-/** Takes a record out when it has ended and no part is pending. */
+/** Settles a record if it has ended and no part is pending. */
 void kvf_settle_record(kvf_schedule *s, record *r);
 
 static inline bool kvf_part_is_pending(part_state state) {
@@ -133,14 +133,14 @@ kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count);
 kvf_status kvf_make_groups(const kvf_schedule *s, const kvf_block_table *tables, uint32_t count,
                            uint64_t begin, uint64_t end, kvf_group_steps **out);
 
-/** The same of the first `tokens` tokens, without blocks. */
+/** Makes the groups of the first `tokens` tokens, without blocks. */
 kvf_status kvf_make_steps(const kvf_schedule *s, uint64_t tokens, kvf_group_steps **out);
 
 /* ---- orders (orders.c) */
 
 /**
- * Makes an order about a record's load, or serve (HOLD, PUSH, and CANCEL of those). It is not in the queue
- * yet: whoever makes it can still fail.
+ * Makes an order about a record's load, or serve (HOLD, PUSH, and CANCEL of those). It is not queued yet, so that the
+ * caller can still fail.
  *
  * @param groups  copied; NULL: none
  * @return NULL: no memory
@@ -148,13 +148,13 @@ kvf_status kvf_make_steps(const kvf_schedule *s, uint64_t tokens, kvf_group_step
 order *kvf_make_order(const kvf_schedule *s, const record *r, kvf_instruction_kind kind,
                       kvf_instruction_kind cancels, const kvf_group_steps *groups);
 
-/** Appends an order; `slot` (of a part, may be NULL) then points to it until it is taken or withdrawn. */
+/** Queues an order; `slot` (of a part, may be NULL) then points to it until it is taken or withdrawn. */
 void kvf_queue_order(kvf_schedule *s, order *o, record *r, order **slot);
 
 /** Takes an order out of the queue and frees it; a NULL in the slot is accepted. */
 void kvf_withdraw_order(kvf_schedule *s, order **slot);
 
-/** Orders an active part to be cancelled, unless that is under way: KVF_OK or KVF_E_NOMEM. */
+/** Queues the cancellation of an active part, unless it is being cancelled already: KVF_OK or KVF_E_NOMEM. */
 kvf_status kvf_cancel_part(kvf_schedule *s, const record *r, kvf_instruction_kind cancels, part_state *state);
 
 void kvf_free_orders(order **list);
@@ -162,19 +162,19 @@ void kvf_free_orders(order **list);
 /* ---- ending a part (load.c, serve.c) */
 
 /**
- * Stops a load: the request is gone (`gone`), or comes again without blocks.
+ * Stops a load, because the request is gone (`gone`), or will come again without blocks.
  *
- * @param kept  set when blocks stay with the workers for now
+ * @param kept  set if workers still use the blocks
  */
 kvf_status kvf_stop_load(kvf_schedule *s, record *r, bool gone, bool *kept);
 
-/** The same for what is served. */
+/** Stops serving, likewise. */
 kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept);
 
-/** Queues a RESERVE for a load that waits, where that is how its source is kept alive. */
+/** Queues a RESERVE for a waiting load, unless the engine sends heartbeats itself. */
 kvf_status kvf_reserve_source(kvf_schedule *s, record *r);
 
-/** Lets go of a source whose lease is over. True when it was. */
+/** Drops a source whose lease has ended; `over` receives whether it had. */
 kvf_status kvf_check_lease(kvf_schedule *s, record *r, uint64_t now_ns, bool *over);
 
 #endif

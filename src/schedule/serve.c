@@ -1,12 +1,12 @@
-/* What a request serves to others, and how requests end. */
+/* Serving requests to consumers, and the end of requests. */
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "schedule/schedule.h"
 
 /*
- * The name under which consumers read what a request has left behind: its id, and which life of which process
- * it was, so that a consumer that comes late never reads blocks of another life.
+ * The name under which consumers read the blocks of a finished request: its id, the incarnation of this process and the
+ * generation, so that a late consumer never reads blocks of another request.
  */
 static kvf_status name_transfer(const kvf_schedule *s, record *r) {
     char suffix[48];
@@ -23,7 +23,7 @@ static kvf_status name_transfer(const kvf_schedule *s, record *r) {
     return KVF_OK;
 }
 
-/* Takes groups, also when it fails. */
+/* Takes ownership of `groups`, even if it fails. */
 static kvf_status order_serving(kvf_schedule *s, record *r, kvf_group_steps *groups) {
     order *o = kvf_make_order(s, r, r->serve.push ? KVF_INSTRUCT_PUSH : KVF_INSTRUCT_HOLD, 0, groups);
     kvf_free(groups);
@@ -43,7 +43,7 @@ static kvf_status plan_serving(kvf_schedule *s, record *r, const kvf_block_table
     return status ? status : order_serving(s, r, groups);
 }
 
-/* A push whose blocks come chunk by chunk; its name is that of the consumers. */
+/* Plans a push whose blocks come chunk by chunk, under the consumers' name for it. */
 static kvf_status plan_growing(kvf_schedule *s, record *r, uint64_t tokens) {
     kvf_group_steps *groups = NULL;
     kvf_status status = kvf_make_steps(s, tokens, &groups);
@@ -57,7 +57,7 @@ kvf_status kvf_schedule_push(kvf_schedule *s, const kvf_request_key *request, co
     if (status)
         return status;
     if (!r->serve.push || r->serve.state != PART_WAITING)
-        return kvf_fail(KVF_E_INVALID, "the request is not one to be pushed, or is being pushed already");
+        return kvf_fail(KVF_E_INVALID, "the request was not added with `push`, or is being pushed already");
     if (r->load.state != PART_NONE && r->load.state != PART_STOPPING)
         return kvf_fail(KVF_E_INVALID, "the request is not loaded yet, so it cannot be pushed");
     if (tokens == 0)
@@ -94,7 +94,8 @@ static const kvf_transfer_params *tell_params(kvf_schedule *s, const record *r, 
     uint64_t expiry;
     if (!kvf_add(now_ns, s->options.lease_ns, &expiry))
         expiry = UINT64_MAX;
-    memcpy(s->params_id, r->serve.id.data, r->serve.id.size); /* the record may leave before it is read */
+    memcpy(s->params_id, r->serve.id.data,
+           r->serve.id.size); /* the record may be freed before the id is read */
     s->params = (kvf_transfer_params){.struct_size = sizeof s->params,
                                       .engine = s->options.engine,
                                       .endpoint = s->options.endpoint,
@@ -142,7 +143,8 @@ kvf_status kvf_schedule_finished(kvf_schedule *s, const kvf_request_key *request
     return KVF_OK;
 }
 
-/* Not both parts need an order to stop: what loads is not pushed yet. So nothing is half done when one fails.
+/* At most one part needs an order to stop, because a request that loads is not pushed yet. So a failure leaves nothing
+ * half done.
  */
 static kvf_status stop(kvf_schedule *s, record *r, bool gone, bool *blocks_free) {
     bool kept = false;

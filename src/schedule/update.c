@@ -1,8 +1,8 @@
 /*
- * What workers have reported: loads that are over, blocks that are free.
+ * Takes in the reports of workers: loads that have ended, blocks that are free.
  *
- * First everything that needs memory is done: which blocks of which load are invalid. Doing that twice
- * changes nothing, so a call that fails can be made again. Then parts move on, which cannot fail.
+ * First comes the work that needs memory: marking invalid blocks of loads. Repeating it changes nothing, so a call that
+ * failed can be made again. Then parts change their state, which cannot fail.
  */
 #include <stdlib.h>
 
@@ -16,8 +16,8 @@ static bool is_listed(const kvf_aggregate *a, uint32_t group, uint32_t block) {
            bsearch(&key, a->invalid, a->invalid_count, sizeof key, kvf_compare_group_blocks) != NULL;
 }
 
-/* The entries of a group's table that the load fills: [first, end). A load has steps in every group: of windows and
- * chunks too the last token is one. */
+/* The entries of a group's table that the load fills: [first, end). A load has steps in every group, because windows
+ * and chunks include at least the last token. */
 static kvf_range loaded_entries(const kvf_schedule *s, const load_part *load, uint32_t group) {
     const kvf_group_steps *g = &load->groups[group];
     KVF_ASSERT(g->begin < g->end);
@@ -29,7 +29,7 @@ static kvf_range loaded_entries(const kvf_schedule *s, const load_part *load, ui
                        (uint32_t)((g->end - 1) / tokens + 1 - g->table.first_block)};
 }
 
-/* Puts blocks of a load on its list: those that the workers name, or `all`. */
+/* Adds blocks of a load to its list of invalid ones: those that workers name, or `all`. */
 static kvf_status mark_invalid(const kvf_schedule *s, record *r, const kvf_aggregate *a, bool all) {
     load_part *load = &r->load;
     size_t most = load->invalid_count;
@@ -66,13 +66,14 @@ static kvf_status mark_all_invalid(kvf_schedule *s, const kvf_aggregate *a) {
     return status;
 }
 
-/* How many tokens from the first can be gone on from. */
+/* How many leading tokens are valid, so that computing can continue after them. */
 static uint64_t valid_tokens(const kvf_schedule *s, const load_part *load) {
     uint64_t valid = load->end;
     for (uint32_t g = 0; g < s->group_count; g++) {
         const kvf_group_steps *group = &load->groups[g];
         bool is_state = kvf_model_group(s->model, g)->kind == KVF_GROUP_STATE;
-        /* What a window leaves out, and a state before the last, are nowhere: only the start is left. */
+        /* Tokens before a window, and states before the last, exist nowhere, so computing must continue after the
+         * tokens that were cached before. */
         if (is_state || (group->begin > load->computed && group->begin < group->end))
             return load->computed;
         uint64_t tokens = s->options.tokens_per_block[g];
