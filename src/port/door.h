@@ -24,7 +24,7 @@ typedef struct kvf_door {
 /**
  * Begins to watch a listener that is not bound yet.
  *
- * @param limits  what the owner sets of its guests; hang_up is the door's
+ * @param limits  what the owner sets of its guests; hang_up and mute are the door's
  * @return KVF_OK, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits);

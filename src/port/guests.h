@@ -28,6 +28,7 @@ typedef struct kvf_guest {
     bool known;   /* when it was last looked at */
     bool parting; /* see kvf_guests_part() */
     bool met;     /* parting: it was known until then */
+    bool muted;   /* nothing more is taken in over it */
     bool leaving; /* its owner was told to close it */
     UT_hash_handle by_id, by_route;
     struct kvf_guest *prev, *next;           /* guests->present: who has been silent for longest is first */
@@ -41,6 +42,8 @@ typedef struct kvf_guests {
     bool (*is_known)(void *context, uint64_t route);
     /** Closes the connection of a guest, for kvf_guests_leave() some time later. It may be gone already. */
     void (*hang_up)(void *owner, kvf_guest *guest);
+    /** Takes nothing more in over the connection of a guest; false: that cannot be, and it is hung up. */
+    bool (*mute)(void *owner, const kvf_guest *guest);
     /** A connection has ended over which something was heard. NULL: nobody wants to know. */
     void (*on_left)(void *context, uint64_t route);
     /** There was no room: tells who did not get it. NULL: nobody wants to know. */
@@ -71,6 +74,11 @@ void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t n
 
 /** What came over the connection that has a route is nothing for us: it goes at once. */
 void kvf_guests_dismiss(kvf_guests *guests, uint64_t route);
+/** What came over the connection that has a route was large, and nothing for us: nothing more is taken in over it, and it
+ * goes as one that is silent does. Hung up at once it would come back at once, with as much. */
+void kvf_guests_mute(kvf_guests *guests, uint64_t route);
+/** Whether that was said of it: what is still read is of before. */
+bool kvf_guests_is_muted(const kvf_guests *guests, uint64_t route);
 /** Who has come over the connection that has a route was refused: it is the first to go, and goes when it has had some
  * time to read why (KVF_GUEST_PARTING_NS, and up to a second more); and at once where it was refused before. */
 void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now);
