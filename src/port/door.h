@@ -15,10 +15,9 @@ typedef struct kvf_door {
     void *monitor; /* PAIR: what happens to the listener's connections. Its owner polls it, and closes it */
     uint16_t port; /* that is listened at; 0: at the path */
     char path[sizeof((struct sockaddr_un *)NULL)->sun_path]; /* '@' before a name that is no file's */
-    bool tries_often;       /* its owner sets it: kvf_tcp_try_often() for who comes */
-    bool waits;             /* one that was accepted is not listed yet */
-    int waiting;            /* its descriptor */
-    int empty_fd, spare_fd; /* see door.c */
+    bool waits;                                              /* one that was accepted is not listed yet */
+    int waiting;                                             /* its descriptor */
+    int empty_fd, spare_fd;                                  /* see door.c */
 } kvf_door;
 
 /**
