@@ -33,11 +33,23 @@ static const uint64_t sizes[] = {64u << 10, 1u << 20, 8u << 20};
 #define SIZES (sizeof sizes / sizeof *sizes)
 
 static const bench_route routes[] = {
-    {"Pulled on one host: memory that the library allocated", "shm", NULL, false, false, SPINS},
-    {"Pulled on one host: memory that was brought", "shm", NULL, true, false, SPINS},
-    {"Pulled by messages on loopback", "messages", NULL, false, false, SPINS},
-    {"Pulled by UCX over TCP on loopback", "ucx", "tcp,self", false, false, SPINS},
-    {"Pushed by UCX over TCP on loopback", "ucx", "tcp,self", false, true, SPINS},
+    {.title = "Pulled on one host: memory that the library allocated", .kind = "shm", .spins = SPINS},
+    {.title = "Pulled on one host: memory that was brought", .kind = "shm", .brought = true, .spins = SPINS},
+    {.title = "Pulled by messages on loopback", .kind = "messages", .spins = SPINS},
+    {.title = "Pulled by UCX over TCP on loopback", .kind = "ucx", .tls = "tcp,self", .spins = SPINS},
+    {.title = "Pushed by UCX over TCP on loopback",
+     .kind = "ucx",
+     .tls = "tcp,self",
+     .push = true,
+     .spins = SPINS},
+    {.title = "Pulled on one host: keys channel by channel, memory that the library allocated",
+     .kind = "shm",
+     .spins = SPINS,
+     .channels = true},
+    {.title = "Pulled by messages on loopback: keys channel by channel",
+     .kind = "messages",
+     .spins = SPINS,
+     .channels = true},
 };
 #define ROUTES (sizeof routes / sizeof *routes)
 

@@ -20,16 +20,18 @@
 #define SPINS 2000
 
 static const bench_route routes[] = {
-    {"Pulled by UCX over TCP on loopback", "ucx", "tcp,self", false, false, SPINS},
-    {"Pushed by UCX over TCP on loopback", "ucx", "tcp,self", false, true, SPINS},
-    {"Pulled on the same host: memory that the library allocated", "shm", NULL, false, false, SPINS},
+    {.title = "Pulled by UCX over TCP on loopback", .kind = "ucx", .tls = "tcp,self", .spins = SPINS},
+    {.title = "Pushed by UCX over TCP on loopback",
+     .kind = "ucx",
+     .tls = "tcp,self",
+     .push = true,
+     .spins = SPINS},
+    {.title = "Pulled on the same host: memory that the library allocated", .kind = "shm", .spins = SPINS},
 };
-static const bench_route brought = {"Pulled on the same host: memory that the callers brought",
-                                    "shm",
-                                    NULL,
-                                    true,
-                                    false,
-                                    100}; /* what waits spends little */
+static const bench_route brought = {.title = "Pulled on the same host: memory that the callers brought",
+                                    .kind = "shm",
+                                    .brought = true,
+                                    .spins = 100}; /* what waits spends little */
 
 #define ROUTES (sizeof routes / sizeof *routes)
 

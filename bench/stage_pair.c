@@ -46,7 +46,36 @@ static uint32_t block_of(const bench_cells *cells, uint32_t group, uint64_t toke
     return block_count(cells, group) - 1 - (uint32_t)(token / BENCH_BLOCK_TOKENS);
 }
 
-static kvf_engine *make_engine(const bench_cells *cells, bool holds) {
+/* The same rank, whose keys are kept channel by channel where they lay token by token. Takes the engine over. */
+static kvf_engine *by_channels(kvf_engine *engine) {
+    const kvf_shard_desc *built = kvf_shard_get(kvf_engine_shard(engine, 0));
+    const kvf_model *model = kvf_engine_model(engine);
+    const uint32_t count = kvf_model_group_count(model);
+    kvf_group_shard_desc groups[BENCH_PAIR_GROUPS];
+    kvf_placement places[BENCH_PAIR_GROUPS][BENCH_PAIR_REGIONS * 2];
+    for (uint32_t g = 0; g < count; g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        groups[g] = built->groups[g];
+        memcpy(places[g], groups[g].placements, group->layer_count * 2 * sizeof *places[g]);
+        groups[g].placements = places[g];
+        for (uint32_t layer = 0; layer < group->layer_count; layer++) {
+            kvf_placement *key = &places[g][(size_t)layer * 2];
+            key->pieces = group->parts[0].cell_elements;
+            key->row_stride = sizeof(uint16_t);
+            key->piece_stride = BENCH_BLOCK_TOKENS * sizeof(uint16_t);
+        }
+    }
+    kvf_shard_desc desc = *built;
+    kvf_shard *shard = NULL;
+    kvf_engine *out = NULL;
+    desc.groups = groups;
+    bench_must(kvf_shard_create(model, &desc, &shard));
+    bench_must(kvf_engine_from_shards(model, kvf_engine_name(engine), &shard, 1, &out));
+    kvf_engine_free(engine);
+    return out;
+}
+
+static kvf_engine *make_engine(const bench_cells *cells, const bench_route *route, bool holds) {
     kvf_part_desc parts[BENCH_PAIR_GROUPS][2];
     kvf_group_desc groups[BENCH_PAIR_GROUPS];
     kvf_group_spec specs[BENCH_PAIR_GROUPS];
@@ -80,7 +109,7 @@ static kvf_engine *make_engine(const bench_cells *cells, bool holds) {
     bench_must(kvf_model_create(&desc, &model));
     bench_must(kvf_engine_build(model, &spec, &engine));
     kvf_model_free(model);
-    return engine;
+    return holds && route->channels ? by_channels(engine) : engine;
 }
 
 static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
@@ -119,7 +148,7 @@ static void open_end(bench_end *end, const bench_route *route, const bench_cells
                                            .context = end};
     const kvf_stage_options stage = {.struct_size = sizeof stage, .on_event = on_event};
     end->spins = route->spins;
-    end->engine = make_engine(cells, holds);
+    end->engine = make_engine(cells, route, holds);
     bench_must(kvf_transport_open(route->kind, &options, &end->transport));
     const kvf_shard_desc *shard = shard_of(end);
     bench_require(shard->region_count == cells->groups * cells->layers, "one region a layer");
@@ -175,13 +204,16 @@ static bool nap(const bench_end *end, unsigned idle, int line) {
 /* ---- cells ----------------------------------------------------------------------------------- */
 
 /* Fills a cell with what follows from its coordinates, or says whether that is in it. */
-static bool cell_is(unsigned char *cell, uint64_t bytes, uint64_t coordinates, bool fill) {
-    const uint64_t seed = coordinates * 0x9e3779b97f4a7c15u;
-    for (uint64_t i = 0; i < bytes; i += 8) {
-        const uint64_t word = (seed ^ i) * 0xbf58476d1ce4e5b9u;
+static bool cell_is(unsigned char *memory, const kvf_cell_location *at, uint64_t coordinates, bool fill) {
+    const uint64_t seed = coordinates * 0x9e3779b97f4a7c15u, piece = at->bytes / at->pieces;
+    const uint64_t step = piece < 8 ? piece : 8;
+    for (uint64_t i = 0; i < at->bytes; i += step) {
+        const uint64_t word = (seed ^ (i & ~UINT64_C(7))) * 0xbf58476d1ce4e5b9u;
+        const unsigned char *part = (const unsigned char *)&word + i % 8;
+        unsigned char *cell = memory + at->offset + i / piece * at->piece_stride + i % piece;
         if (fill)
-            memcpy(cell + i, &word, 8);
-        else if (memcmp(cell + i, &word, 8) != 0)
+            memcpy(cell, part, step);
+        else if (memcmp(cell, part, step) != 0)
             return false;
     }
     return true;
@@ -198,7 +230,7 @@ static bool cells_are(const bench_end *end, const bench_cells *cells, bool fill)
                                             block_of(cells, g, token), (uint32_t)(token % BENCH_BLOCK_TOKENS),
                                             head, &found));
                 const uint64_t coordinates = (token * BENCH_PAIR_GROUPS + g) * 64 + at;
-                if (!cell_is(end->memory[found.region] + found.offset, found.bytes, coordinates, fill))
+                if (!cell_is(end->memory[found.region], &found, coordinates, fill))
                     return false;
             }
     return true;
@@ -299,7 +331,7 @@ void bench_pair_open(bench_pair *pair) {
     if (push)
         (void)cells_are(&pair->end, cells, true);
     pair->card = exchange_cards(&pair->end, pair->line, &pair->card_bytes);
-    pair->theirs = make_engine(cells, !push);
+    pair->theirs = make_engine(cells, pair->route, !push);
     bench_must(kvf_plan_build(kvf_engine_shard(push ? pair->theirs : pair->end.engine, 0),
                               push ? pair->end.engine : pair->theirs, NULL, &pair->plan));
     bench_must(kvf_request_create(pair->plan, &pair->request));

@@ -31,6 +31,7 @@ typedef struct bench_route {
     bool brought;                   /**< memory that the library did not allocate */
     bool push;                      /**< this process holds the cells and writes; else it reads */
     unsigned spins;                 /**< rounds without work before an end sleeps */
+    bool channels;                  /**< who holds the cells keeps keys channel by channel */
 } bench_route;
 
 /** What they cache: groups of K and V, each with as many layers, each layer a region. */

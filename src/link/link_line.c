@@ -18,17 +18,22 @@
 #include "link/link_inside.h"
 
 #define SEND_LIMIT 16384 /* messages that wait on one outgoing connection */
+/* About as long as TCP tries by itself: how long a link may be down is said by leases. */
+#define UNACKNOWLEDGED_MS 900000
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS UINT64_C(1000000000)
 
 #define MONITOR_ADDRESS "inproc://caller"
 #define MONITORED                                                                                            \
-    (ZMQ_EVENT_CLOSED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | \
-     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |                            \
-     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
+    (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CLOSED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED |           \
+     ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |                                  \
+     ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 
 kvf_status kvf_lines_open(kvf_zmq_link *link, const kvf_link_options *options) {
+    const int longest = UNACKNOWLEDGED_MS;
     kvf_status status = kvf_link_make_router(link, options, SEND_LIMIT, &link->caller);
+    if (!status && zmq_setsockopt(link->caller, ZMQ_TCP_MAXRT, &longest, sizeof longest))
+        status = kvf_zmq_fail("ZMQ_TCP_MAXRT");
     return status ? status
                   : kvf_zmq_monitor(link->zmq, link->caller, MONITOR_ADDRESS, MONITORED, &link->monitor);
 }
@@ -187,7 +192,22 @@ static void missed(kvf_zmq_link *link, kvf_dial *dial, uint32_t pause_ms) {
         report_break(link, line->route, status, line->endpoint.text, words); /* may free the line */
 }
 
+/* At the end of an endpoint by TCP. */
+static uint16_t port_of(const char *text, size_t bytes) {
+    size_t at = bytes;
+    uint32_t port = 0;
+    while (at > 0 && text[at - 1] >= '0' && text[at - 1] <= '9')
+        at--;
+    for (; at < bytes && port <= UINT16_MAX; at++)
+        port = port * 10 + (uint32_t)(text[at] - '0');
+    return port <= UINT16_MAX ? (uint16_t)port : 0;
+}
+
 static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const void *text, size_t bytes) {
+    if (event == ZMQ_EVENT_CONNECTED) {
+        kvf_tcp_try_often_at((int)value, port_of(text, bytes));
+        return;
+    }
     kvf_dial *dial = kvf_dial_of_text(link, text, bytes);
     if (!dial)
         return; /* hung up already */

@@ -23,6 +23,8 @@
 #define KEEPALIVE_IDLE_S 30
 #define KEEPALIVE_INTERVAL_S 10
 #define KEEPALIVE_COUNT 3
+/* As long as keepalive would take, which this rules too. */
+#define UNACKNOWLEDGED_MS 60000
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
@@ -95,6 +97,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
         {ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S},
         {ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S},
         {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
+        {ZMQ_TCP_MAXRT, UNACKNOWLEDGED_MS},
     };
     const int64_t longest = KVF_WIRE_MAX_BYTES + SEALED_BYTES;
     void *router = zmq_socket(link->zmq, ZMQ_ROUTER);

@@ -113,7 +113,7 @@ static bool arrived(kvf_door *door, int fd, uint64_t now) {
     kvf_status status = KVF_OK;
     if (look_at(door, fd, &file)) {
         name_guest(door->spare_fd, name);
-        if (door->tries_often && door->port)
+        if (door->port)
             kvf_tcp_try_often(door->spare_fd);
         status = kvf_guests_arrive(&door->guests, (uint64_t)fd, file, name, now);
     }

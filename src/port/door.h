@@ -15,10 +15,9 @@ typedef struct kvf_door {
     void *monitor; /* PAIR: what happens to the listener's connections. Its owner polls it, and closes it */
     uint16_t port; /* port that is listened on; 0: the path */
     char path[sizeof((struct sockaddr_un *)NULL)->sun_path]; /* begins with '@' for an abstract name */
-    bool tries_often;       /* set by its owner: call kvf_tcp_try_often() for new connections */
-    bool waits;             /* an accepted connection is not listed yet */
-    int waiting;            /* its descriptor */
-    int empty_fd, spare_fd; /* see door.c */
+    bool waits;                                              /* an accepted connection is not listed yet */
+    int waiting;                                             /* its descriptor */
+    int empty_fd, spare_fd;                                  /* see door.c */
 } kvf_door;
 
 /**

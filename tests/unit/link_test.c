@@ -1,4 +1,6 @@
 /* Links: messages there and back, connections that break and come back, what is refused, waiting. */
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,6 +32,40 @@ static void a_message_arrives_and_its_route_is_good_for_an_answer(void **state) 
     assert_string_equal(server.messages[0].text, "question");
     assert_string_equal(client.messages[0].text, "answer");
     assert_int_equal(client.messages[0].route, route);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+#ifndef TCP_RTO_MAX_MS /* of Linux 6.15 */
+#define TCP_RTO_MAX_MS 44
+#endif
+
+static int of_tcp(int fd, int option) {
+    int value = -1;
+    socklen_t bytes = sizeof value;
+    return getsockopt(fd, IPPROTO_TCP, option, &value, &bytes) ? -1 : value;
+}
+
+/* Ends of connections in this process that try again each second, for so long. */
+static uint32_t trying_often(int for_ms) {
+    uint32_t count = 0;
+    for (int fd = 0; fd < 256; fd++)
+        count += of_tcp(fd, TCP_RTO_MAX_MS) == 1000 && of_tcp(fd, TCP_USER_TIMEOUT) == for_ms;
+    return count;
+}
+
+static void what_is_under_way_when_a_link_goes_down_is_tried_again_each_second(void **state) {
+    (void)state;
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    const int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool can = of_tcp(one, TCP_RTO_MAX_MS) > 0;
+    (void)close(one);
+    open_end(&client, (kvf_link_options){.listen = ""});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    send_text(&client, route, "question");
+    work_until(server.message_count == 1 && (!can || (trying_often(900000) > 0 && trying_often(60000) > 0)),
+               &server, &client);
     kvf_link_close(client.link);
     kvf_link_close(server.link);
 }
@@ -679,6 +715,7 @@ static void a_link_serves_hundreds_of_outgoing_and_incoming_connections(void **s
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_message_arrives_and_its_route_is_good_for_an_answer),
+        cmocka_unit_test(what_is_under_way_when_a_link_goes_down_is_tried_again_each_second),
         cmocka_unit_test(both_sides_of_a_pair_may_call_and_routes_in_and_out_never_clash),
         cmocka_unit_test(messages_keep_their_order_and_empty_ones_arrive),
         cmocka_unit_test(a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error),

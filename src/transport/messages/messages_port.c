@@ -180,7 +180,6 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     limits.is_known = is_known;
     limits.on_left = on_left;
     limits.context = endpoint;
-    endpoint->door.tries_often = true;
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
     if (!status)
         status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
