@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -70,6 +70,7 @@ class HasFileno(Protocol):
         """The descriptor."""
 
 
+@runtime_checkable
 class HasCudaEvent(Protocol):
     """What torch.cuda.Event is."""
 
@@ -91,7 +92,7 @@ def _ready_event(after: Readable | None, arena: Arena) -> Any:
     """A kvf_ready_event; NULL for None."""
     if after is None:
         return ffi.NULL
-    if not isinstance(after, int | CudaEvent) and hasattr(after, "cuda_event"):
+    if isinstance(after, HasCudaEvent):
         after = CudaEvent(after.cuda_event, getattr(after.device, "index", None) or 0)
     if isinstance(after, CudaEvent):
         return arena.new(

@@ -114,7 +114,9 @@ static void walk_row(cell_walk *walk, uint32_t layer_index, kvf_range units, uin
         if (kvf_shard_locate(rank->shard, walk->group, layer_index, walk->part, block, row, walk->unit,
                              &cell))
             continue;
-        walk->visit(walk, (unsigned char *)rank->regions[cell.region].address + cell.offset, cell.bytes);
+        unsigned char *region =
+            rank->seen[cell.region] ? rank->seen[cell.region] : rank->regions[cell.region].address;
+        walk->visit(walk, region + cell.offset, cell.bytes);
     }
 }
 

@@ -32,6 +32,8 @@ typedef struct content_table {
 typedef struct content_rank {
     const kvf_shard *shard;
     kvf_memory regions[CONTENT_REGIONS];
+    unsigned char
+        *seen[CONTENT_REGIONS]; /**< where this process sees memory of a device; NULL: at its address */
 } content_rank;
 
 /** Some cells of a request. */

@@ -3,8 +3,8 @@
  * killed, stopped and restarted under the same name, requests are cancelled on either side, messages are
  * lost, repeated, late and overtaken, transport operations fail, peers are slow, and strangers talk nonsense.
  *
- *   faults [--requests N] [--seed S] [--round N] [--limit SECONDS] [--transport KIND]
- *         [--verbose 1] [--gentle 1]
+ *   faults [--requests N] [--seed S] [--round N] [--limit SECONDS] [--transport KIND] [--way WAY]
+ *         [--verbose 1] [--gentle 1] [--devices 1]
  *
  * What must hold, whatever happens: every ticket of a living process has one result before its deadline (and
  * some patience) and gives its blocks back once; what is DONE has every byte, then and as long as its engine
@@ -21,6 +21,7 @@
 
 #include "traffic.h"
 #include "vandal.h"
+#include "worker_devices.h"
 
 #define MS 1000000ull
 #define SECOND 1000000000ull
@@ -46,6 +47,7 @@ typedef struct run {
     uint32_t requests, per_round, limit_s, intensity;
     bool verbose;          /* prints every failure of a request */
     bool gentle;           /* stops nobody in the middle of a write */
+    bool devices;          /* the caches are in memory of devices, of the stand-in for a driver */
     const char *transport; /* NULL: "shm", "messages" or "auto" */
     int way;               /* -1: some rounds packed, some as it is chosen */
     chance chance;
@@ -90,6 +92,22 @@ static void on_alarm(int signal) {
 
 static const char *const ways[] = {"auto", "direct", "packed"};
 
+/* Read directly in some rounds, packed over another fabric in the others. Checksums are taken by the host; the faulty fabric
+ * knows nothing of memory that is withheld; and what a device does at once, its stand-in takes a while for. */
+static void place_on_devices(run *r) {
+    worker_setting *s = &r->crew.setting;
+    s->on_devices = true;
+    s->verify = s->faulty_fabric = false;
+    s->lease_ns = 1500 * MS;
+    s->peer_timeout_ns = 1000 * MS;
+    s->shown = r->way < 0 && chance_per_mille(&r->chance, 500);
+    if (!s->shown)
+        return;
+    s->way = KVF_WAY_AUTO;
+    (void)snprintf(s->transport, sizeof s->transport, "%s",
+                   chance_per_mille(&r->chance, 500) ? "cuda" : "auto");
+}
+
 static void choose_setting(run *r) {
     worker_setting *s = &r->crew.setting;
     chance *dice = &r->chance;
@@ -123,10 +141,16 @@ static void choose_setting(run *r) {
     r->intensity = (uint32_t[]){300, 1000, 1500}[chance_between(dice, 0, 2)];
     if (SANITIZED)
         s->lease_ns = 600 * MS;
-    (void)printf("round %u: model %u, %s %s, %s, %s, %s, %s, messages %u in 1000 of each kind\n", r->round,
+    if (r->devices)
+        place_on_devices(r);
+    (void)printf("round %u: model %u, %s %s, %s, %s, %s, %s, %smessages %u in 1000 of each kind\n", r->round,
                  s->model, s->transport, ways[s->way], s->verify ? "verified" : "not verified",
                  s->encrypted ? "encrypted" : "plain", s->faulty_fabric ? "faulty fabric" : "good fabric",
-                 s->own_thread ? "own threads" : "no threads", s->mail.per_mille[0]);
+                 s->own_thread ? "own threads" : "no threads",
+                 !s->on_devices ? ""
+                 : s->shown     ? "on devices, "
+                                : "on devices, withheld, ",
+                 s->mail.per_mille[0]);
     (void)fflush(stdout);
 }
 
@@ -352,7 +376,7 @@ static void run_round(run *r, uint32_t requests) {
     r->traffic.chance.state = chance_draw(&r->chance);
     r->traffic.verbose = r->verbose;
     r->traffic.lease_ns = r->crew.setting.lease_ns;
-    r->traffic.patience_ns = (SANITIZED ? 8 : 4) * SECOND;
+    r->traffic.patience_ns = (SANITIZED ? 8 : 4) * SECOND * (r->devices ? 3 : 1); /* leases are longer */
     bool open = traffic_open(&r->traffic) && crew_open(&r->crew);
     if (!open)
         on_wrong(r, "the engines cannot be started");
@@ -448,9 +472,12 @@ static bool take_options(run *r, int argc, char **argv) {
             r->verbose = number > 0;
         else if (strcmp(argv[i], "--gentle") == 0)
             r->gentle = number > 0;
+        else if (strcmp(argv[i], "--devices") == 0)
+            r->devices = number > 0;
         else {
-            (void)fprintf(stderr, "usage: faults [--requests N] [--seed S] [--round N] [--limit SECONDS] "
-                                  "[--transport KIND] [--way WAY] [--verbose 1] [--gentle 1]\n");
+            (void)fprintf(stderr,
+                          "usage: faults [--requests N] [--seed S] [--round N] [--limit SECONDS] "
+                          "[--transport KIND] [--way WAY] [--verbose 1] [--gentle 1] [--devices 1]\n");
             return false;
         }
     }
@@ -462,6 +489,10 @@ int main(int argc, char **argv) {
     r.seed = crew_now();
     if (!take_options(&r, argc, argv))
         return 2;
+    if (r.devices && !worker_devices_there()) {
+        (void)printf("skipped: no device code in this build, or no stand-in for a driver\n");
+        return 77;
+    }
     if (!r.limit_s)
         r.limit_s = 240 + r.requests / 4;
     r.chance.state = r.seed;

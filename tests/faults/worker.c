@@ -14,6 +14,7 @@
 #include "agent/agent.h"
 
 #include "chance.h"
+#include "worker_devices.h"
 
 /* A request on this rank. */
 typedef struct task {
@@ -37,7 +38,7 @@ typedef struct worker {
     task *tasks;
     chance chance;
     uint64_t slow_until, slow_us;
-    bool quit;
+    bool calm, quit;
 } worker;
 
 static uint64_t now_ns(void) {
@@ -96,6 +97,13 @@ static void open_memory(worker *w) {
     if (desc->region_count > CONTENT_REGIONS)
         give_up("too many regions");
     for (uint32_t i = 0; i < desc->region_count; i++) {
+        if (w->setting->on_devices) {
+            if (worker_devices_memory(w->place->engine % 2, desc->region_bytes[i], &w->rank.regions[i],
+                                      &w->rank.seen[i]))
+                give_up("memory of a device");
+            w->rank.regions[i].withheld = !w->setting->shown;
+            continue;
+        }
         w->rank.regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory), .bytes = desc->region_bytes[i]};
         if (kvf_agent_allocate(w->agent, KVF_MEMORY_HOST, 0, desc->region_bytes[i],
                                &w->rank.regions[i].address))
@@ -465,6 +473,9 @@ static void take_order(worker *w, const order *o) {
         mail_calm();
         if (w->setting->faulty_fabric)
             faulty_remove();
+        w->calm = true;
+        if (w->setting->on_devices)
+            worker_devices_calm();
         break;
     case ORDER_LOOK:
         on_look(w);
@@ -498,6 +509,8 @@ static void work(worker *w) {
         return;
     }
     bool busy = false;
+    if (w->setting->on_devices && !w->calm)
+        worker_devices_trouble(&w->chance);
     window->working = 1;
     mail_deliver();
     if (window->pushes == 0 && chance_per_mille(&w->chance, 300))
@@ -531,6 +544,8 @@ void worker_run(const worker_setting *setting, const worker_place *place) {
         fabric.seed = chance_mix(mail.seed);
         faulty_install(&fabric);
     }
+    if (setting->on_devices && !worker_devices_there())
+        give_up("devices");
     open_worker(&w);
     while (!w.quit) {
         take_orders(&w);

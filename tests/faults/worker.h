@@ -21,6 +21,8 @@ typedef struct worker_setting {
     uint32_t model;
     char transport[16];
     bool verify, encrypted, faulty_fabric, own_thread;
+    bool on_devices; /**< memory is the stand-in's devices', which refuse and are late */
+    bool shown;      /**< it is read directly; else it is withheld, and moves packed */
     kvf_failure_policy policy;
     kvf_way way;
     mail_options mail;

@@ -131,7 +131,8 @@ static void note(void *context, kvf_operation operation, kvf_status status, cons
 }
 
 static void submit(kvf_direction direction, uint32_t bytes, outcome *noted) {
-    const kvf_run run = {.bytes = bytes};
+    static kvf_run run; /* until the batch has ended; there is one at a time */
+    run = (kvf_run){.bytes = bytes};
     *noted = (outcome){0};
     assert_ok(kvf_transport_submit(peer, direction, &run, 1, note, noted, NULL));
 }
