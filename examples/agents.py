@@ -23,7 +23,7 @@ PUSHED = {"prefill": [2, 8, 4], "decode": [0, 6]}
 
 def toy_model() -> Model:
     parts = (Part("k", "f32", HEADS, SIZE), Part("v", "f32", HEADS, SIZE))
-    return Model([Group("full", range(LAYERS), parts)], name="toy")
+    return Model([Group("full", tuple(range(LAYERS)), parts)], name="toy")
 
 
 def compute(layer: int, request: dict[str, list[int]]) -> torch.Tensor:
