@@ -43,8 +43,9 @@ def test_every_symbol_among_the_concepts_is_declared_where_it_says() -> None:
     assert rows > 40
 
 
-@pytest.mark.parametrize("name", ["explain.py", "handover.py", "transformers_handover.py"])
+@pytest.mark.parametrize("name", ["explain.py", "handover.py", "agents.py", "transformers_handover.py"])
 def test_the_examples_run(name: str) -> None:
-    if name.startswith("transformers") and not importlib.util.find_spec("transformers"):
-        pytest.skip("transformers is not installed")
+    needed = {"agents.py": "torch", "transformers_handover.py": "transformers"}.get(name)
+    if needed and not importlib.util.find_spec(needed):
+        pytest.skip(f"{needed} is not installed")
     subprocess.run([sys.executable, str(ROOT / "examples" / name)], check=True, timeout=120)
