@@ -130,6 +130,13 @@ CASES = {
     "turns": Case(
         "llama", Side(64, arguments=(*ROOM, *LONGER)), Side(32, arguments=(*ROOM, *LONGER)), what=What.TURNS
     ),
+    "turns-push": Case(
+        "llama",
+        Side(32, arguments=(*ROOM, *LONGER)),
+        Side(64, arguments=(*ROOM, *LONGER)),
+        what=What.TURNS,
+        mode="push",
+    ),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),
