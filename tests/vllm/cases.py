@@ -17,6 +17,7 @@ class What(enum.Enum):
     MISMATCH = "the prefill server has another model"
     PREFIXES = "prompts that begin alike, with prefix caches"
     PROXY = "the proxy in front of both, and the requests of public ones"
+    TURNS = "a conversation, with prefix caches: answers go back to the prefill server"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
 
 
@@ -62,6 +63,7 @@ def deepseek(prefill: int, decode: int) -> Case:
 
 # A convolution's state with its channels outermost; by default its steps are.
 CHANNELS_FIRST = (("VLLM_SSM_CONV_STATE_LAYOUT", "DS"),)
+LONGER = ("--max-model-len", "2048")
 LONG = ("--max-model-len", "4096")
 # A prompt of 300 tokens is computed in three steps.
 CHUNKS = ("--max-num-batched-tokens", "128", "--enable-chunked-prefill")
@@ -125,6 +127,16 @@ CASES = {
     ),
     "proxy": Case("llama", Side(64), Side(32), what=What.PROXY),
     "proxy-push": Case("llama", Side(64), Side(32), what=What.PROXY, mode="push"),
+    "turns": Case(
+        "llama", Side(64, arguments=(*ROOM, *LONGER)), Side(32, arguments=(*ROOM, *LONGER)), what=What.TURNS
+    ),
+    "turns-push": Case(
+        "llama",
+        Side(32, arguments=(*ROOM, *LONGER)),
+        Side(64, arguments=(*ROOM, *LONGER)),
+        what=What.TURNS,
+        mode="push",
+    ),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),

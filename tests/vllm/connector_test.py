@@ -10,14 +10,17 @@ import tempfile
 import time
 import unittest
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from halves import LAYERS, Half, a_request, blocks_of, steps
+from vllm.v1.request import RequestStatus
 
 import kvferry
 from kvferry.errors import InvalidError
 from kvferry.scheduler import InstructionKind
+from kvferry.vllm.connector import KvferryConnector
 from kvferry.vllm.settings import read_settings
 
 TOKENS = 100
@@ -415,6 +418,17 @@ class BadInput(Pairs):
         with mock.patch.dict("os.environ", KVFERRY_SIDE_CHANNEL_PORT="5", KVFERRY_SIDE_CHANNEL_HOST="::1"):
             found = read_settings(engine.config)
         self.assertEqual((found.host, found.port), ("::1", 5))
+
+
+class BesideOthers(unittest.TestCase):
+    def test_who_is_asked_for_one_group_hands_over_as_well(self) -> None:
+        asked: Any = mock.Mock()
+        asked.finished.return_value = (True, {"remote_port": 1})
+        connector = KvferryConnector.__new__(KvferryConnector)
+        connector._scheduling = asked
+        request: Any = SimpleNamespace(status=RequestStatus.FINISHED_LENGTH_CAPPED)
+        self.assertEqual(connector.request_finished(request, [4, 2]), (True, {"remote_port": 1}))
+        asked.finished.assert_called_once_with(request, ([4, 2],), True)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,9 @@ class Pair:
         if self.case.what is What.ROLES:
             roles = ("kv_both", "kv_both")
             self._settings = self._keys()
+        if self.case.what is What.TURNS:
+            roles = ("kv_both", "kv_both")
+            self._settings = {"bidirectional_kv_xfer": True}
         if self.case.prefill_dtype:
             self._settings = {"convert": True}
         self.prefill = self.server(

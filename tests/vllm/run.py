@@ -1,8 +1,8 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py and
-roles.py say what is asked of them and how it is judged. Lines that begin with "record" judge nothing. Ends with
-`N passed, N failed`.
+Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py,
+roles.py and turns.py say what is asked of them and how it is judged. Lines that begin with "record" judge
+nothing. Ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
 from proxying import Proxying
 from roles import Roles
+from turns import Turns
 
 CONNECTORS = {
     What.HAND_OVER: PROBING,
@@ -30,6 +31,7 @@ CONNECTORS = {
     What.PREFIXES: PROBING,
     What.PROXY: PLAIN,
     What.ROLES: PLAIN,
+    What.TURNS: PROBING,
 }
 
 
@@ -64,6 +66,8 @@ class Runner:
                     Prefixes(self.judge, pair).run()
                 elif case.what is What.PROXY:
                     Proxying(self.judge, pair).run()
+                elif case.what is What.TURNS:
+                    Turns(self.judge, pair).run()
                 elif case.what is What.ROLES:
                     Roles(self.judge, pair).run()
                 else:

@@ -35,7 +35,7 @@ def bytes_read(half: Half) -> float:
 class Turns(Pairs):
     def start(self, **extra: Any) -> tuple[Half, Half]:
         """Two engines, and a first turn: its prompt was handed over and answered."""
-        prefill = self.engine("prefill", 32, **extra)
+        prefill = self.engine("prefill", 32, bidirectional_kv_xfer=True, **extra)
         decode = self.engine("decode", 16, bidirectional_kv_xfer=True)
         self.write(prefill, THERE, range(TOKENS))
         params = prefill.serve("one-p", TOKENS, THERE)
@@ -178,6 +178,11 @@ class Conversations(Turns):
         self.write(prefill, THERE, range(NEXT))
         params = self.finish(prefill, request)
         self.answer(prefill, decode, "two", NEXT, params, 0, NEXT + 4, OTHERS)
+
+    def test_a_turn_is_read_where_the_setting_says_so(self) -> None:
+        self.start()
+        asked = self.turn(self.engine("other", 32), CACHED_THERE)
+        self.assertEqual(asked[1], 0)
 
     def test_what_can_be_stepped_past_is_not_kept(self) -> None:
         with mock.patch.object(Scheduling, "_has_state", property(lambda _: True)):

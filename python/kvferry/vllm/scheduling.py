@@ -317,7 +317,7 @@ class Scheduling:
 
     def _turn_before(self, request: Request, params: dict[str, Any]) -> TransferParams | None:
         """Where a prefill server finds what a decode server has kept of the turn before, if anywhere."""
-        if not params.get("remote_request_id") or self._has_state or not self._same_draft(params):
+        if not params.get("remote_request_id") or not self._keeps_turns or not self._same_draft(params):
             return None
         try:
             return self._source(params)

@@ -42,7 +42,8 @@ class Settings:
         insecure: listen beyond loopback without encryption
         weights: what the weights are called; "checkpoint": find out; "": they are not compared
         push: as a producer, write to consumers rather than wait until they read
-        turns: as a consumer, keep what has been answered for the producer that gets the next turn of it
+        turns: as a consumer, keep what was answered for the producer that gets the next turn of it; as that
+            producer, read it
         turn: seconds for which it is kept
         keys: own keys; None: no encryption
         allowed_keys: public keys of those who may connect; none: everyone who knows ours

@@ -1,0 +1,121 @@
+"""A conversation over two servers that keep prefixes: each turn, only what is new moves, there and back.
+
+A turn's prompt is the conversation so far, with the answers, and some new tokens. The prefill server is asked
+with what the decode server has said of the turn before: it reads the answer, computes what is new, and the
+decode server reads that. What a server's prefix cache has are whole blocks of its own size; all tokens after
+these, and no others, have to be moved, and bytes are counted against that, turn by turn.
+
+Controls: where what was said of the turn before is not passed on, the prefill server must read nothing; another
+beginning must give another answer; and a block that is corrupted after a load must change the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from faults import Asking, Judge
+from pair import TO_PREFILL, Pair, answer
+from servers import Server
+
+TURNS = 10
+FIRST = 200
+ANSWER = 40
+BYTES = "vllm:kvferry_load_size_bytes_sum"  # of reading and of being written to
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What came of one: tokens, and bytes that each server has read for it."""
+
+    tokens: list[int]
+    params: dict[str, Any] | None
+    there: int
+    here: int
+
+
+class Turns(Asking):
+    """Runs all of it."""
+
+    def __init__(self, judge: Judge, pair: Pair) -> None:
+        super().__init__(judge, pair)
+        config = json.loads((pair.folder / pair.case.model / "config.json").read_text())
+        self._token_bytes = (
+            config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * config["head_dim"] * 4
+        )
+
+    def run(self) -> None:
+        """All of it."""
+        talk, last = self.conversation()
+        self.forgotten(talk, last)
+        self.corrupted(talk)
+
+    def new(self, count: int) -> list[int]:
+        """Tokens that nobody has seen."""
+        return [self._chance.randrange(3, 500) for _ in range(count)]
+
+    def turn(self, prompt: list[int], before: dict[str, Any] | None) -> Turn:
+        """One turn, as a proxy asks for it that passes on what the decode server has said of the last one."""
+        servers = (self._prefill, self._decode)
+        read = [server.counter(BYTES) for server in servers]
+        params = self._prefill.ask(prompt, 1, before or dict(TO_PREFILL))["kv_transfer_params"]
+        found = self._decode.ask(prompt, ANSWER, params)
+        there, here = (server.counter(BYTES) - was for server, was in zip(servers, read, strict=True))
+        return Turn(answer(found).tokens, found.get("kv_transfer_params"), there, here)
+
+    def alone(self, prompt: list[int]) -> list[int]:
+        """The answer that the decode server computes itself, of nothing that was ever moved."""
+        return answer(self._decode.ask(prompt, ANSWER, salt="alone")).tokens
+
+    def conversation(self) -> tuple[list[int], Turn]:
+        """All turns; the whole of it, and the last one."""
+        talk, done = self.new(FIRST), 0  # of these the prompt before, and what was computed of its answer
+        computed = moved = 0
+        found: Turn | None = None
+        for i in range(TURNS):
+            here = len(talk) - computed // self._tokens(self._decode) * self._tokens(self._decode)
+            there = max(0, computed - done // self._tokens(self._prefill) * self._tokens(self._prefill))
+            found = self.turn(talk, found.params if found else None)
+            what = f"turn {i + 1}, {len(talk)} tokens"
+            want = self.alone(talk)
+            self.judge(f"{what}: same tokens", found.tokens == want, f"{found.tokens} not {want}")
+            self._judge_bytes(f"{what}: the prefill server reads {there} tokens", found.there, there)
+            self._judge_bytes(f"{what}: the decode server reads {here} tokens", found.here, here)
+            kept = (found.params or {}).get("remote_num_tokens")
+            computed, done = len(talk) + ANSWER - 1, len(talk)
+            self.judge(f"{what}: the answer is kept", kept == computed, f"{kept}")
+            moved += there + here
+            talk += found.tokens + self.new(20 + 7 * i)
+        assert found is not None
+        print(
+            f"record {self._name}: {moved} tokens moved in {TURNS} turns, of a conversation of {done + ANSWER}",
+            flush=True,
+        )
+        return talk, found
+
+    @staticmethod
+    def _tokens(server: Server) -> int:
+        assert server.side.block_size is not None
+        return server.side.block_size
+
+    def _judge_bytes(self, what: str, got: int, tokens: int) -> None:
+        want = tokens * self._token_bytes
+        self.judge(what, got == want, f"{got} bytes, not {want}")
+
+    def forgotten(self, talk: list[int], last: Turn) -> None:
+        """The prefill server is not told of the turn before: it computes the answer, and reads nothing."""
+        found, want = self.turn(talk, None), self.alone(talk)
+        self.judge("not told of the turn before: same tokens", found.tokens == want)
+        self._judge_bytes("not told of the turn before: the prefill server reads nothing", found.there, 0)
+        self.judge("another turn: other tokens", found.tokens != last.tokens)
+
+    def corrupted(self, talk: list[int]) -> None:
+        """What the answer to another conversation of this length is, and with a corrupted block."""
+        other = self.new(64) + talk[64:]
+        want = self.alone(other)
+        self.judge("another beginning: another answer", want != self.alone(talk))
+        self._pair.corrupt.write_text("attention")
+        found = self.turn(other, None)
+        self._pair.corrupt.unlink()
+        self.judge("a corrupted block changes the answer", found.tokens != want)
