@@ -354,7 +354,7 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
     (void)state;
     parcel p = good_parcel();
     p.run[0] = 1;
-    assert_fails(try_parcel(p), KVF_E_PARSE, "group full: part k: ", "of 1 layers", "2 are held");
+    assert_fails(try_parcel(p), KVF_E_PARSE, "group full: part k: ", "for 1 layers", "holds 2");
     p.run[0] = 3;
     assert_fails(try_parcel(p), KVF_E_PARSE, "count is 3", "1 to 2");
     p = good_parcel();
