@@ -6,8 +6,8 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-page check-python check-vllm wheel fuzz \
-	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install uninstall clean
+.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-deb check-page check-python check-vllm wheel fuzz \
+	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install uninstall deb clean
 
 help:
 	@echo 'make                  build the library and the command into build/release'
@@ -21,6 +21,7 @@ help:
 	@echo 'make check-vectors    the cases of one folder; VECTORS=folder'
 	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets; kernels for ARM, emulated'
 	@echo 'make check-page       the pages of kvferry plan and sweep in a real browser, which is installed for it (100 MB)'
+	@echo 'make check-deb        install the packages of make deb into a fresh Debian, use and remove them there; as root (100 MB)'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make check-cuda       the tests of devices on a GPU; says "skipped: no GPU" where there is none'
@@ -30,13 +31,14 @@ help:
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
 	@echo 'make bench-hosts      the benchmark "network" between two hosts over links of 1, 2.5 and 10 Gbit/s; as root; ARGS="10000"'
-	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB)'
+	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB); ARGS=--layers, ARGS=--load'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
 	@echo 'make mutate           which changes of single operators no test notices; ARGS="--count 50 src/agent"'
 	@echo 'make abi-record       after a change of the public interface that is meant: record what make check compares with'
 	@echo 'make debug            build into build/debug'
 	@echo 'make install          install into $(DESTDIR)$(PREFIX); PREFIX and DESTDIR may be set'
 	@echo 'make uninstall        remove what the last make install has put there; DESTDIR as it was then'
+	@echo 'make deb              build Debian packages in a clean tree, examined by lintian: build/deb/*.deb'
 	@echo 'make setup            only install the packages that the above need'
 	@echo 'make clean            remove build/'
 
@@ -104,6 +106,10 @@ check-long:
 fuzz:
 	@scripts/setup build fuzz
 	@scripts/fuzz
+
+check-deb: deb
+	@scripts/setup chroot
+	@scripts/check-deb
 
 check-page:
 	@scripts/setup build page
@@ -175,6 +181,10 @@ install:
 
 uninstall:
 	@DESTDIR='$(DESTDIR)' scripts/uninstall build/release
+
+deb:
+	@scripts/setup build deb
+	@scripts/deb
 
 clean:
 	rm -rf build

@@ -1,17 +1,20 @@
 /*
  * What the copy engine of a device takes, each beside a copy of the same bytes by the driver, taking turns in one run:
  * gather, scatter and copy between two orders of pages within the device, gather to the host and scatter from it over the
- * link; by the length of runs, and by how many blocks of threads it may use. And what the host spends on submitting.
+ * link; by the length of runs, and by how many blocks of threads it may use. The same gather by the driver's batched copy, run
+ * by run. And what the host spends on submitting.
  *
  * Where each case puts bytes is compared by token and head with what must be there, and cleared memory before, which must
  * be found wrong. KVF_BENCH_BYTES and KVF_BENCH_ROUNDS say how much is moved at once (256 MiB), and how often (7).
- * Ends with 77, and says so, where there is no device.
+ * Ends with 77, and says so, where there is no device, or this build has no code for any.
  */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/copier.h"
+#include "cuda/device_image.h"
 #include "report.h"
 
 #define HEADS 8ull
@@ -338,6 +341,95 @@ static void run_cases(bench_report *report) {
         free(shapes[i].ids);
 }
 
+/* ---- the driver's batched copy ---------------------------------------------------------------------- */
+
+#define BATCH_RUNS 65536u
+
+/* As the driver declares it from CUDA 12.8 on; later versions have others beside it. */
+typedef struct batch_attributes {
+    int source_order; /* 1: as the stream's */
+    int from_where[2], to_where[2];
+    unsigned flags;
+} batch_attributes;
+typedef CUresult (*batch_copy)(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                               batch_attributes *attributes, size_t *attribute_begins, size_t attribute_count,
+                               size_t *failed, CUstream stream);
+
+/* The runs of a gather: a list as it would be given to the driver. */
+typedef struct run_list {
+    CUdeviceptr *from, *to;
+    size_t *bytes, count;
+} run_list;
+
+static run_list runs_of(const shape *s) {
+    run_list list = {.count = (size_t)s->tokens * HEADS};
+    list.from = bench_alloc(list.count, sizeof *list.from);
+    list.to = bench_alloc(list.count, sizeof *list.to);
+    list.bytes = bench_alloc(list.count, sizeof *list.bytes);
+    for (size_t i = 0; i < list.count; i++) {
+        const uint32_t token = (uint32_t)(i / HEADS), head = (uint32_t)(i % HEADS);
+        list.from[i] = bench.memory[HEADS_FIRST] + place_of(s, HEADS_FIRST, token, head);
+        list.to[i] = bench.memory[PACKED] + place_of(s, PACKED, token, head);
+        list.bytes[i] = s->run;
+    }
+    return list;
+}
+
+static void free_runs(run_list *list) {
+    free(list->from);
+    free(list->to);
+    free(list->bytes);
+}
+
+/* Until all is there; `submitting` receives what the call took. */
+static double batch_ns(batch_copy copy, const run_list *list, double *submitting) {
+    batch_attributes attributes = {.source_order = 1};
+    size_t begin = 0, failed = 0;
+    const uint64_t begun = bench_now_ns();
+    driver(
+        copy(list->to, list->from, list->bytes, list->count, &attributes, &begin, 1, &failed, bench.stream),
+        "copying a batch");
+    *submitting = (double)(bench_now_ns() - begun);
+    wait_for_stream();
+    return (double)(bench_now_ns() - begun);
+}
+
+static void batch_row(bench_report *report, batch_copy copy, const shape *s) {
+    double ratios[ROUNDS_MAX], submits[ROUNDS_MAX];
+    run_list list = runs_of(s);
+    fill(s, HEADS_FIRST);
+    clear(s, PACKED);
+    bench_require(wrong_in(s, PACKED) > 0, "the control: cleared memory is taken for right cells");
+    for (uint32_t round = 0; round < bench.rounds; round++) {
+        const double whole = copy_ns(s, HEADS_FIRST, TOKENS_FIRST);
+        ratios[round] = whole / batch_ns(copy, &list, &submits[round]);
+    }
+    bench.spoiled = bench.spoiled || wrong_in(s, PACKED) > 0;
+    bench_text(report, bench_bytes(s->run));
+    bench_number(report, 0, (double)list.count);
+    bench_number(report, 3, bench_spread_of(ratios, bench.rounds).median);
+    bench_number(report, 1, bench_spread_of(submits, bench.rounds).median / (double)list.count);
+    free_runs(&list);
+}
+
+static void batches(bench_report *report) {
+    batch_copy copy = NULL;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL),
+         *address = library ? dlsym(library, "cuMemcpyBatchAsync") : NULL;
+    memcpy(&copy, &address, sizeof copy);
+    if (!copy) {
+        bench_note(report, "This driver has no batched copy.");
+        return;
+    }
+    bench_table(report, "Gather within the device by the driver's batched copy, a run each",
+                (const char *[]){"run", "runs", "share of a copy", "host ns a run", NULL});
+    for (uint64_t run = SHORTEST; run <= LONGEST; run *= 2) {
+        shape s = shape_of(run, kvf_min_u64(bench.bytes, run * BATCH_RUNS));
+        batch_row(report, copy, &s);
+        free(s.ids);
+    }
+}
+
 /* ---- submitting ----------------------------------------------------------------------------------- */
 
 /* What the host does for a request of many layers, which are a box each, until it is on its way. */
@@ -386,12 +478,17 @@ int main(int argc, char **argv) {
         (void)printf("skipped: no GPU (%s)\n", kvf_error_detail());
         return SKIPPED;
     }
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return SKIPPED;
+    }
     bench_report *report = bench_report_start("cuda", argc, argv);
     open_device();
     char words[160];
     (void)snprintf(words, sizeof words, "%s, %u SMs, a driver for CUDA %u.%u", cuda->devices[0].name,
                    cuda->devices[0].multiprocessors, cuda->version / 1000, cuda->version % 1000 / 10);
     run_cases(report);
+    batches(report);
     submission(report);
     bench_note(report, words);
     if (bench.spoiled)

@@ -74,7 +74,7 @@ if(NOT KVF_CORE_ONLY)
   set_property(TEST cuda_kernel_device_test APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
   set_property(TEST cuda_kernel_device_test PROPERTY SKIP_RETURN_CODE 77)
   foreach(name agent_device_processes_test agent_device_test cuda_copier_test device_info_test stage_device_test
-               transport_conformance_test transport_cuda_test)
+               transport_conformance_test transport_cuda_hostile_test transport_cuda_test)
     if(NOT TARGET ${name})
       continue()
     endif()

@@ -143,6 +143,12 @@ static void ask(uint32_t who, kvf_request_kind kind, const uint8_t *s) {
     bool later = kind == KVF_REQUEST_PULL && s[6] & 0x10;
     if (later)
         w.request.groups = NULL, w.request.group_count = 0;
+    const kvf_record records[] = {{.name = "routed", .end = s[5], .data = s, .size = s[6] & 7},
+                                  {.name = "token", .begin = s[5], .end = s[5] + 1u, .data = s, .size = 4}};
+    w.request.records = records;
+    w.request.record_count = s[6] >> 5 & 3; /* three are too many: the last is none */
+    if (w.request.record_count == 3)
+        w.request.records = NULL;
     if (kind == KVF_REQUEST_HOLD)
         status = kvf_agent_hold(a->agent, &w.request, &number);
     else if (kind == KVF_REQUEST_PULL)

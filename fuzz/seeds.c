@@ -34,6 +34,12 @@ static const kvf_wire_group groups[] = {
 };
 
 #define GROUPS .groups = groups, .group_count = sizeof groups / sizeof *groups
+static const kvf_record records[] = {
+    {.name = "token", .begin = 50, .end = 51, .data = "\x2a\0\0\0", .size = 4},
+    {.name = "routed", .begin = 0, .end = 50},
+};
+
+#define RECORDS .records = records, .record_count = sizeof records / sizeof *records
 #define SESSION .session = "sixteen letters"
 #define REQUEST .request = {"cmpl-7f\0\xff", 9}
 
@@ -143,6 +149,8 @@ static void seed_calls(void) {
     write_call("call_written",
                (kvf_call_body){SESSION, .number = 6, .kind = KVF_CALL_WRITTEN, REQUEST, .generation = 78,
                                .status = KVF_E_PEER_LOST, .detail = "lost", .bytes = 65536});
+    write_call("call_written_records", (kvf_call_body){SESSION, .number = 6, .kind = KVF_CALL_WRITTEN,
+                                                       REQUEST, .generation = 78, .bytes = 65536, RECORDS});
     write_call("call_withdraw", (kvf_call_body){SESSION, .number = 7, .kind = KVF_CALL_WITHDRAW, REQUEST,
                                                 .generation = 78, .earlier = 5});
     write_call("call_checksum",
@@ -152,6 +160,9 @@ static void seed_calls(void) {
     write_answer("answer_join", (kvf_answer){SESSION, .number = 1, .kind = KVF_CALL_JOIN});
     write_answer("answer_acquire", (kvf_answer){SESSION, .number = 2, .kind = KVF_CALL_ACQUIRE,
                                                 .generation = 77, .time_ns = 30000000000, GROUPS});
+    write_answer("answer_acquire_records",
+                 (kvf_answer){SESSION, .number = 2, .kind = KVF_CALL_ACQUIRE, .generation = 77,
+                              .time_ns = 30000000000, GROUPS, RECORDS});
     write_answer("answer_refused", (kvf_answer){SESSION, .number = 2, .kind = KVF_CALL_ACQUIRE,
                                                 .status = KVF_E_NOT_FOUND, .detail = "no such request"});
     write_answer("answer_beat",

@@ -18,6 +18,8 @@ import statistics
 import sys
 from collections.abc import Iterable
 
+import layerwise
+import load
 from connectors import CONNECTORS
 from handover import Handover, Result, Shape, make_prompts
 from servers import Side
@@ -79,6 +81,13 @@ def machine() -> dict[str, object]:
     }
 
 
+def save(file: pathlib.Path | None, found: dict[str, object]) -> int:
+    """Writes every figure, if somebody wants them."""
+    if file is not None:
+        file.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path, help="where the models are, and logs go")
@@ -86,12 +95,29 @@ def main() -> int:
     parser.add_argument("--connectors", nargs="+", choices=CONNECTORS, default=list(CONNECTORS))
     parser.add_argument("--prompts", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=180, help="for a shape and connector")
+    parser.add_argument("--seconds", type=float, default=180, help="for a shape and connector, or a level")
+    parser.add_argument("--layers", action="store_true", help="writing layer by layer against reading instead")
+    parser.add_argument("--load", action="store_true", help="many requests at once through the proxy instead")
+    parser.add_argument("--setups", nargs="+", choices=load.SETUPS, default=load.SETUPS, help="of --load")
+    parser.add_argument(
+        "--levels", type=int, nargs="+", default=load.LEVELS, help="requests at once, of --load"
+    )
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=layerwise.LENGTHS, help="lengths of prompts, of --layers"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="where to write every figure")
-    parser.add_argument("--port", type=int, default=8400, help="the first of two ports, and two more 50 above")
+    parser.add_argument(
+        "--port", type=int, default=8400, help="the first of three ports, and two more 50 above"
+    )
     given = parser.parse_intermixed_args()
     if unknown := set(given.shapes) - set(SHAPES):
         parser.error(f"no such shape: {', '.join(sorted(unknown))}")
+    if given.layers:
+        found = layerwise.run(given.folder.resolve(), given.port, given.tokens, given.rounds, given.seconds)
+        return save(given.json, {"layers": found})
+    if given.load:
+        found = load.run(given.folder.resolve(), given.port, given.setups, given.levels, given.seconds)
+        return save(given.json, {"load": found})
     prompts = make_prompts(given.prompts, 300, 900)
     print(LEGEND)
     print(COLUMNS, flush=True)
@@ -111,9 +137,7 @@ def main() -> int:
                     **dataclasses.asdict(result),
                 }
             )
-            if given.json is not None:
-                said = {"machine": machine(), "rounds": given.rounds, "cases": cases}
-                given.json.write_text(json.dumps(said, indent=1) + "\n")
+            save(given.json, {"rounds": given.rounds, "cases": cases})
     return 0
 
 

@@ -40,6 +40,7 @@
 #ifndef KVFERRY_AGENT_H
 #define KVFERRY_AGENT_H
 
+#include <kvferry/record.h>
 #include <kvferry/stage.h>
 #include <kvferry/transport.h>
 
@@ -405,6 +406,13 @@ typedef struct kvf_agent_request {
      * a cap, packed bytes begin slot by slot, and AUTO is direct where peers can be reached directly. Not used by hold.
      */
     kvf_way way;
+    /**
+     * hold, push: what travels with the cache, under the same lease. Copied. Each consumer rank gets the records of
+     * those ranks that it reads from, or is written by, with its DONE; and gets them again where it tries again. Not
+     * used by pull and expect.
+     */
+    const kvf_record *records;
+    uint32_t record_count; /**< up to KVF_MAX_RECORDS */
 } kvf_agent_request;
 
 /**
@@ -420,8 +428,8 @@ typedef struct kvf_agent_request {
  * descriptor in `after` was closed before it was written to).
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block
- *         that does not exist, or a table that does not reach over the steps), KVF_E_UNSUPPORTED (a kind of
- *         event), KVF_E_INVALID, KVF_E_IO (no more descriptors), KVF_E_NOMEM
+ *         that does not exist, or a table that does not reach over the steps; a record, see kvferry/record.h, or too
+ *         many of them), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID, KVF_E_IO (no more descriptors), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -458,7 +466,8 @@ KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *r
  * ready; the deadline counts from the call.
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is being pushed already, or a block is being filled), KVF_E_RANGE (a block
- *         that does not exist), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM
+ *         that does not exist; records, as of kvf_agent_hold()), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID,
+ *         KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -475,6 +484,9 @@ typedef struct kvf_push_chunk {
     const kvf_block_table *tables;
     uint32_t table_count;
     const kvf_ready_event *after; /**< the chunk is ready when this has happened; NULL: now */
+    /** Further records of the push, as in kvf_agent_request, which arrive when all is written. Copied. */
+    const kvf_record *records;
+    uint32_t record_count;
 } kvf_push_chunk;
 
 /**
@@ -487,7 +499,8 @@ typedef struct kvf_push_chunk {
  *
  * @param chunk  NULL says, at any time, that everything is ready and all blocks have been given
  * @return KVF_OK; KVF_E_NOT_FOUND (the ticket has ended); KVF_E_RANGE (out of order; a block that does not exist;
- *         tables that, with those given before, do not cover the chunk: the detail names group and token);
+ *         tables that, with those given before, do not cover the chunk: the detail names group and token;
+ *         records that, with those given before, are too many);
  *         KVF_E_EXISTS (a block is being filled by another request); KVF_E_INVALID (an entry repeated with another
  *         block); KVF_E_UNSUPPORTED (a kind of event); KVF_E_IO; KVF_E_NOMEM
  */
@@ -551,6 +564,9 @@ typedef struct kvf_event {
     uint32_t group_count;
     uint64_t bytes, runs;  /**< moved */
     uint64_t bytes_packed; /**< pull, push: those of `bytes` that went packed */
+    /** DONE pulls and expects: what came with the cache, rank by rank, in the order in which each rank gave it. */
+    const kvf_record *records;
+    uint32_t record_count;
 } kvf_event;
 
 /**

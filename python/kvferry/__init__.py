@@ -16,7 +16,7 @@ from kvferry.agent import Agent
 from kvferry.buffers import Buffer
 from kvferry.checksum import checksum_cells, checksum_steps
 from kvferry.contact import Contact, KeyGrant, KeyPair, make_keys
-from kvferry.device import Device, DeviceArray, devices
+from kvferry.device import CudaEvent, Device, DeviceArray, devices
 from kvferry.errors import (
     AgainError,
     CancelledError,
@@ -69,9 +69,11 @@ from kvferry.model import (
     Part,
     TpRule,
     builtin_models,
+    config_families,
 )
 from kvferry.peers import AgentPeer, PeerRole, PeerState
 from kvferry.plan import CopyLane, CopyRule, CostModel, Cut, Plan, Prediction, ReplicaChoice, Strides
+from kvferry.records import Record
 from kvferry.region import MemoryKind
 from kvferry.request import NO_BLOCK, RUN_DTYPE, BlockTable, GroupRequest, GroupSteps, Request
 from kvferry.shard import (
@@ -122,6 +124,7 @@ __all__ = [
     "CopyLane",
     "CopyRule",
     "CostModel",
+    "CudaEvent",
     "Cut",
     "DeadlineError",
     "Device",
@@ -175,6 +178,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Prediction",
+    "Record",
     "RegionAxis",
     "RegionView",
     "ReplicaChoice",
@@ -199,6 +203,7 @@ __all__ = [
     "builtin_models",
     "checksum_cells",
     "checksum_steps",
+    "config_families",
     "devices",
     "make_keys",
     "transport_kinds",

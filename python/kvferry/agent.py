@@ -31,7 +31,7 @@ from kvferry.buffers import (
     regions_of,
 )
 from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
-from kvferry.device import DeviceArray, device_array, place_of
+from kvferry.device import CudaEvent, DeviceArray, device_array, place_of
 from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, Status, check
 from kvferry.events import (
     AgentStats,
@@ -49,6 +49,7 @@ from kvferry.events import (
 )
 from kvferry.model import Agreement, DtypeLike, GroupMatch, dtype_set
 from kvferry.peers import AgentPeer, read_peer
+from kvferry.records import Record, records_in
 from kvferry.region import MemoryKind, Region
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 from kvferry.shard import Engine, Shard
@@ -69,14 +70,36 @@ class HasFileno(Protocol):
         """The descriptor."""
 
 
-# A file descriptor that becomes readable when memory is ready to be read, and stays so.
-Readable = int | HasFileno
+class HasCudaEvent(Protocol):
+    """What torch.cuda.Event is."""
+
+    @property
+    def cuda_event(self) -> int:
+        """The handle; 0 before the event was recorded."""
+
+    @property
+    def device(self) -> Any:
+        """Whose event it is: something with an `index`."""
+
+
+# A file descriptor that becomes readable when memory is ready to be read, and stays so; or an event of a CUDA
+# stream.
+Readable = int | HasFileno | CudaEvent | HasCudaEvent
 
 
 def _ready_event(after: Readable | None, arena: Arena) -> Any:
     """A kvf_ready_event; NULL for None."""
     if after is None:
         return ffi.NULL
+    if not isinstance(after, int | CudaEvent) and hasattr(after, "cuda_event"):
+        after = CudaEvent(after.cuda_event, getattr(after.device, "index", None) or 0)
+    if isinstance(after, CudaEvent):
+        return arena.new(
+            "kvf_ready_event",
+            kind=lib.KVF_READY_CUDA_EVENT,
+            device_event=ffi.cast("void *", after.handle),
+            device=after.device,
+        )
     descriptor = after if isinstance(after, int) else after.fileno()
     return arena.new("kvf_ready_event", kind=lib.KVF_READY_FD, fd=descriptor)
 
@@ -524,6 +547,7 @@ class Agent:
         bytes_per_second: int | None = None,
         after: Readable | None = None,
         way: Way = Way.AUTO,
+        records: Sequence[Record] = (),
     ) -> int:
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise OutOfRangeError(
@@ -542,6 +566,7 @@ class Agent:
             bytes_per_second=bytes_per_second or 0,
             after=_ready_event(after, arena),
             way=way,
+            **records_in(records, arena),
         )
         if contact is not None:
             fill(request.contact, **contact_fields(contact, arena))
@@ -556,6 +581,7 @@ class Agent:
         consumers: int = 1,
         lease: float | None = None,
         after: Readable | None = None,
+        records: Sequence[Record] = (),
     ) -> int:
         """Producer: keeps blocks for consumers to read; returns a ticket.
 
@@ -566,12 +592,18 @@ class Agent:
             lease: seconds without a sign of life after which the blocks are free; None: the agent's
             after: a file descriptor that is readable when the blocks are written, such as an eventfd; not
                 before that are they read, or does a consumer learn of them, and then the lease begins. It is
-                duplicated, so it may be closed; nobody may read it before the request's event
+                duplicated, so it may be closed; nobody may read it before the request's event. Or an event of a
+                CUDA stream: a torch.cuda.Event that was recorded, or a CudaEvent; what it stands for during the
+                call counts
+            records: what travels with the cache, under the same lease. Each consumer rank gets those of the
+                ranks that it reads from, with its DONE event
 
         Event: DONE (all have them), or FAILED with TIMEOUT (the lease ran out) or CANCELLED.
         Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
         """
-        return self._submit(lib.kvf_agent_hold, request_id, groups, lease, consumers, after=after)
+        return self._submit(
+            lib.kvf_agent_hold, request_id, groups, lease, consumers, after=after, records=records
+        )
 
     def pull(
         self,
@@ -648,6 +680,7 @@ class Agent:
         bytes_per_second: int | None = None,
         after: Readable | None = None,
         way: Way = Way.AUTO,
+        records: Sequence[Record] = (),
     ) -> int:
         """Producer: opens the writing of a request to those who expect it; push_ready() says what is ready.
 
@@ -655,7 +688,7 @@ class Agent:
             groups: one for each group of the model. Their `end` says how long the request will be; blocks that
                 their tables do not have yet come with push_ready()
             priority, bytes_per_second, way: as of pull()
-            after: as of hold(): nothing is written before
+            after, records: as of hold(): nothing is written before; records come with the last byte
 
         Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
         Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError,
@@ -671,6 +704,7 @@ class Agent:
             bytes_per_second=bytes_per_second,
             after=after,
             way=way,
+            records=records,
         )
 
     def push_ready(
@@ -681,6 +715,7 @@ class Agent:
         *,
         blocks: Sequence[Blocks] | None = None,
         after: Readable | None = None,
+        records: Sequence[Record] = (),
     ) -> None:
         """Says how much of a push is ready; with the ticket alone, all of it.
 
@@ -690,6 +725,7 @@ class Agent:
             blocks: those that the push does not have yet, one table for each group of the model, each with its
                 place in the sequence: BlockTable(ids, first_block). They are claimed by this call
             after: as of hold(): the chunk is ready then, and what is said later waits behind it
+            records: further ones of the push
 
         Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, or blocks that do not reach
         over the chunk), ExistsError (a block is being filled).
@@ -704,6 +740,7 @@ class Agent:
                 tables=tables_in(blocks, arena),
                 table_count=0 if blocks is None else len(blocks),
                 after=_ready_event(after, arena),
+                **records_in(records, arena),
             )
             call(lib.kvf_agent_push_ready, pointer, ticket, said)
 

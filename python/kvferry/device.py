@@ -80,6 +80,21 @@ def place_of(kind: MemoryKind, device: int | str) -> tuple[MemoryKind, int]:
     raise InvalidError(f'device is "{device}"; allowed are a number, "cpu", "cuda", and "cuda:" with a number')
 
 
+@dataclass(frozen=True)
+class CudaEvent:
+    """An event of a CUDA stream that memory is ready with, by its handle: a cudaEvent_t, which is a CUevent.
+
+    What it stands for when it is given counts; it may be recorded anew or destroyed at once.
+
+    Attributes:
+        handle: the pointer as a number, as `torch.cuda.Event.cuda_event` gives it
+        device: the number of the device whose event it is
+    """
+
+    handle: int
+    device: int = 0
+
+
 class DeviceArray:
     """An array in a device's memory that a transport or an agent has allocated.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvferry._binding import ffi, lib
 from kvferry._native import call, id_out, string
 from kvferry.errors import KvferryError, Status, error_of
+from kvferry.records import Record, records_out
 
 NO_RANK = 0xFFFFFFFF
 
@@ -125,6 +126,7 @@ class Event:
         invalid: FAILED pulls and expects: blocks without valid content, of each group
         bytes, runs: moved
         bytes_packed: of these bytes, those that went packed; of pulls and pushes
+        records: DONE pulls and expects: what came with the cache, rank by rank
     """
 
     kind: EventKind
@@ -141,6 +143,7 @@ class Event:
     bytes: int
     runs: int
     bytes_packed: int
+    records: tuple[Record, ...] = ()
 
     @property
     def error(self) -> KvferryError | None:
@@ -170,6 +173,7 @@ def read_event(event: Any) -> Event:
         bytes=event.bytes,
         runs=event.runs,
         bytes_packed=event.bytes_packed,
+        records=records_out(event.records, event.record_count),
     )
 
 

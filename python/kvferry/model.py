@@ -372,6 +372,17 @@ def _config_options(
     )
 
 
+def config_families() -> list[tuple[str, ...]]:
+    """The families whose configurations Model.load() reads, each as the values of `model_type` that name it.
+
+    The types of one family are cached alike. What is of none of them is described by hand: Model(...).
+    """
+    families: list[tuple[str, ...]] = []
+    while (types := lib.kvf_config_family(len(families))) != ffi.NULL:
+        families.append(tuple(string(types).split()))
+    return families
+
+
 def builtin_models() -> list[str]:
     """The names of the models that come with the library, for Model.load()."""
     names: list[str] = []

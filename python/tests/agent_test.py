@@ -63,6 +63,7 @@ from kvferry import (
     PeerRole,
     PeerState,
     Plan,
+    Record,
     Request,
     RequestKind,
     Shard,
@@ -214,6 +215,41 @@ def test_memory_comes_and_goes_region_by_region(pair: Pair) -> None:
         pass  # it has a connection for the memory of before
     assert event is not None and "generation" in event.detail
     pair.ours[0][:] = pair.ours[1][:] = 0
+    finish(pair)
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_records_travel_with_the_cache(pair: Pair, pushes: bool) -> None:
+    given = [Record("token", b"\x2a\0\0\0", TOKENS, TOKENS + 1), Record("nothing", b"")]
+    last = Record("routed", bytes(range(256)), 0, TOKENS, rank=77)
+    for attempt in ("first", "second"):
+        if pushes:
+            lent = pair.producer.push(attempt, HELD, records=given)
+            taken = pair.consumer.expect(attempt, pair.producer.contact, WANTED)
+            pair.producer.push_ready(lent, records=[last])
+        else:
+            lent = pair.producer.hold(attempt, HELD, records=[*given, last])
+            taken = pair.consumer.pull(attempt, pair.producer.contact, WANTED)
+        got = done(pair.consumer, taken)
+        assert [(r.name, r.data, r.begin, r.end, r.rank) for r in got.records] == [
+            ("token", b"\x2a\0\0\0", TOKENS, TOKENS + 1, 0),
+            ("nothing", b"", 0, 0, 0),
+            ("routed", bytes(range(256)), 0, TOKENS, 0),
+        ]
+        assert done(pair.producer, lent).records == ()
+    assert pair.wrong() == []
+
+
+def test_records_beyond_the_limits_are_refused(pair: Pair) -> None:
+    for records, why in (
+        ([Record("x", bytes(1 << 17)), Record("y", b"1")], r"records\[1\].*131072"),
+        ([Record("", b"")], "name has 0 bytes"),
+        ([Record("x", b"", 3, 2)], r"\[3, 2\)"),
+        ([Record("x", b"")] * 65, "0 to 64"),
+        ([Record("x", b"", -1)], "begin is -1"),
+    ):
+        with pytest.raises(OutOfRangeError, match=why):
+            pair.producer.hold("r", HELD, records=records)
     finish(pair)
 
 

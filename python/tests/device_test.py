@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
+import types
 import weakref
 from typing import Any
 
@@ -24,12 +26,14 @@ from cuda_memory import LIBRARY, CudaArray, DeviceMemory, Driver, Tensor
 from kvferry import (
     Agent,
     ClosedError,
+    CudaEvent,
     DeviceArray,
     EventKind,
     GroupRequest,
     GroupSteps,
     InvalidError,
     MemoryKind,
+    OutOfRangeError,
     Plan,
     Request,
     Shard,
@@ -275,6 +279,44 @@ def test_a_request_goes_from_device_to_device(driver: Driver, transport: str, by
             event = consumer.wait_event(30)
             assert event is not None and event.kind is EventKind.DONE, event
             assert ours.wrong(DECODE_TABLE) == (cells // 2 if spoiled else 0)
+
+
+class Recorded:
+    """What torch.cuda.Event is to kvferry, recorded on a stream on which nothing is."""
+
+    def __init__(self, driver: Driver, number: int) -> None:
+        event, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        driver.on(number, "cuEventCreate", ctypes.byref(event), 2)
+        driver.on(number, "cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
+        driver.on(number, "cuEventRecord", event, stream)
+        driver.on(number, "cuStreamDestroy_v2", stream)
+        self.cuda_event = event.value or 0
+        self.device = types.SimpleNamespace(type="cuda", index=number)
+
+    def destroy(self, driver: Driver) -> None:
+        driver.on(self.device.index, "cuEventDestroy_v2", ctypes.c_void_p(self.cuda_event))
+
+
+@pytest.mark.parametrize("by_handle", [False, True])
+def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, by_handle: bool) -> None:
+    prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(small_model())
+    theirs, ours = Cache(driver, 0, prefill.shard(0)), Cache(driver, 1, decode.shard(0))
+    theirs.fill(PREFILL_TABLE)
+    event = Recorded(driver, driver.number(1))
+    after = CudaEvent(event.cuda_event, event.device.index) if by_handle else event
+    with Agent(prefill, transport="shm") as producer, Agent(decode, transport="shm") as consumer:
+        producer.register(theirs.arrays)
+        consumer.register(ours.arrays)
+        with pytest.raises(InvalidError, match="not recorded yet"):
+            producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=CudaEvent(0))
+        with pytest.raises(OutOfRangeError, match="CUDA device 99"):
+            producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=CudaEvent(event.cuda_event, 99))
+        producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=after)
+        event.destroy(driver)
+        consumer.pull("r", producer.contact, [GroupSteps(DECODE_TABLE, 0, TOKENS)])
+        done = consumer.wait_event(30)
+        assert done is not None and done.kind is EventKind.DONE, done
+        assert ours.wrong(DECODE_TABLE) == 0
 
 
 @pytest.mark.parametrize("on_host", ["neither", "prefill", "decode"])

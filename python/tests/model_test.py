@@ -37,6 +37,7 @@ from kvferry import (
     UncoveredError,
     UnsupportedError,
     builtin_models,
+    config_families,
 )
 
 LLAMA = {
@@ -88,6 +89,20 @@ def test_a_field_that_may_decide_a_size_and_is_not_read_is_warned_of() -> None:
 def test_a_bad_configuration_is_refused(config: object, error: type[Exception]) -> None:
     with pytest.raises(error):
         Model.from_config(config)  # type: ignore[arg-type]
+
+
+def test_the_families_that_are_listed_are_read_and_others_are_not() -> None:
+    types = [model_type for family in config_families() for model_type in family]
+    assert {"llama", "deepseek_v3", "mamba2"} <= set(types) and len(set(types)) == len(types)
+
+    def refusal(model_type: str) -> str:
+        with pytest.raises(kvferry.KvferryError) as refused:
+            Model.from_config({"model_type": model_type})
+        return str(refused.value)
+
+    assert "a family that is not known" in refusal("nobody")
+    for model_type in types:  # their sizes are missing, but the family is known
+        assert "a family that is not known" not in refusal(model_type), model_type
 
 
 def test_dtypes_are_known_by_many_names() -> None:

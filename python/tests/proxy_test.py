@@ -19,7 +19,8 @@ from aiohttp import web
 
 from fake_vllm import WORDS, Does, FakeServer, running
 from kvferry.vllm.proxy import Proxy, main, why_not_handed_over
-from kvferry.vllm.proxy_servers import CHUNK_BYTES, MOST_CHUNKS, Servers, read_prompt
+from kvferry.vllm.proxy_operator import Operator
+from kvferry.vllm.proxy_servers import CHUNK_BYTES, MOST_CHUNKS, SETTLED_ANSWERS, Servers, read_prompt
 
 PATIENCE = 30.0
 QUESTION = {"model": "tiny", "prompt": "what moves?", "max_tokens": 12, "temperature": 0}
@@ -198,6 +199,30 @@ async def test_several_engines_behind_one_url_are_asked_in_turn(scene: Scene) ->
 
 
 @in_scene()
+async def test_an_engine_that_has_slept_is_the_same_one(scene: Scene) -> None:
+    writing(scene)
+    server = scene.proxy.prefill.all[0]
+    await scene.ask()
+    assert server.engine is not None
+    awake = {**server.engine, "remote_registration_generation": 1, "kvferry_transfer_id": "00"}
+    server.learn(awake)
+    assert server.engine is not None and server.engine["remote_registration_generation"] == 1
+    server.learn({**awake, "remote_engine_id": "another"})
+    assert server.engine is None
+
+
+def test_an_engine_that_is_left_alone_behind_its_url_is_known_again() -> None:
+    server = Servers("prefill", ["http://p"]).all[0]
+    one = {"transfer_mode": "push", "kvferry_transfer_id": "00", "remote_engine_id": "p_dp0"}
+    for engine in ("p_dp0", "p_dp1"):
+        server.learn({**one, "remote_engine_id": engine})
+    for _ in range(SETTLED_ANSWERS - 1):
+        assert server.engine is None
+        server.learn({**one, "remote_engine_id": "p_dp1"})
+    assert server.engine is not None and server.engine["remote_engine_id"] == "p_dp1"
+
+
+@in_scene()
 async def test_a_client_that_goes_away_ends_both(scene: Scene) -> None:
     writing(scene)
     await scene.ask()
@@ -219,6 +244,95 @@ async def test_an_engine_is_forgotten_with_its_server(scene: Scene) -> None:
     scene.proxy.prefill.found(server, True)
     assert (await scene.ask())[1].startswith("loaded:P0")
     assert scene.decode[0].announced == []
+
+
+# ---- servers that drain
+
+
+@contextlib.asynccontextmanager
+async def operator(
+    scene: Scene,
+) -> AsyncIterator[Callable[..., Coroutine[Any, Any, tuple[int, dict[str, Any]]]]]:
+    """What an operator asks: status and answer."""
+    runner = web.AppRunner(Operator((scene.proxy.prefill, scene.proxy.decode)).app(), handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    async def ask(path: str, **query: Any) -> tuple[int, dict[str, Any]]:
+        async with scene.client.post(url + path, params=query) as answer:
+            return answer.status, await answer.json()
+
+    try:
+        yield ask
+    finally:
+        await runner.cleanup()
+
+
+@in_scene(prefill=2)
+async def test_what_is_under_way_ends_and_others_get_what_is_new(scene: Scene) -> None:
+    async with operator(scene) as ask:
+        first = scene.prefill[0]
+        first.does = Does.WAIT
+        asking = asyncio.create_task(scene.ask(prompt="under way"))
+        await until(lambda: len(first.asked) == 1)
+        drain = asyncio.create_task(ask("/drain", server=first.url))
+        await until(lambda: scene.proxy.prefill.all[0].drains)
+        for _ in range(4):
+            assert (await scene.ask())[1].startswith("loaded:P1")
+        assert len(first.asked) == 1 and not drain.done()
+        assert await ask("/drain", server=first.url, seconds=0) == (
+            504,
+            {"server": first.url, "drains": True, "requests": 1, "lent": 0},
+        )
+        first.go.set()
+        assert (await asking)[1].startswith("loaded:P0")
+        assert await drain == (200, {"server": first.url, "drains": True, "requests": 0, "lent": 0})
+        assert await ask("/resume", server=first.url) == (200, {"server": first.url, "drains": False})
+        first.does = Does.ANSWER
+        while len(first.asked) == 1:
+            assert (await scene.ask())[0] == 200
+
+
+@in_scene()
+async def test_a_server_whose_cache_is_not_loaded_yet_has_not_drained(scene: Scene) -> None:
+    async with operator(scene) as ask:
+        scene.decode[0].does = Does.WAIT
+        asking = asyncio.create_task(scene.ask())
+        await until(lambda: len(scene.decode[0].asked) == 1)  # so the prefill server has answered
+        status, left = await ask("/drain", server=scene.prefill[0].url, seconds=0)
+        assert (status, left["requests"], left["lent"]) == (504, 0, 1)
+        scene.decode[0].go.set()
+        assert (await asking)[1].startswith("loaded:P0")
+        assert (await ask("/drain", server=scene.prefill[0].url))[0] == 200
+        scene.decode[0].does = Does.ANSWER
+        assert await scene.ask() == (200, " ".join(("computed", *WORDS)))  # there is no other prefill server
+        assert len(scene.prefill[0].asked) == 1
+
+
+@in_scene()
+async def test_where_all_decode_servers_drain_that_is_said(scene: Scene) -> None:
+    async with operator(scene) as ask:
+        assert (await ask("/drain", server=scene.decode[0].url))[0] == 200
+        status, text = await scene.ask()
+        assert status == 503 and f"drain: {scene.decode[0].url}" in text
+        async with scene.client.get(scene.url + "/health") as answer:
+            assert answer.status == 503
+        await ask("/resume", server=scene.decode[0].url)
+        assert (await scene.ask())[0] == 200
+
+
+@in_scene()
+async def test_an_operators_mistakes_are_named_and_clients_have_no_such_door(scene: Scene) -> None:
+    async with operator(scene) as ask:
+        status, answer = await ask("/drain", server="http://nobody")
+        assert status == 400 and scene.decode[0].url in answer["error"]
+        for seconds in ("-1", "soon", "nan", "1e9"):
+            status, answer = await ask("/drain", server=scene.decode[0].url, seconds=seconds)
+            assert status == 400 and "seconds is" in answer["error"]
+        assert not scene.proxy.decode.all[0].drains
+        async with scene.client.post(f"{scene.url}/drain?server={scene.decode[0].url}") as refused:
+            assert refused.status == 404
 
 
 # ---- what goes where
@@ -638,12 +752,13 @@ def test_a_proxy_that_is_run_as_a_program() -> None:
     async def go() -> None:
         prefill, decode = FakeServer("P0"), FakeServer("D0")
         async with running(prefill, decode), aiohttp.ClientSession() as client:
-            with socket.socket() as free:
+            with socket.socket() as free, socket.socket() as another:
                 free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
+                another.bind(("127.0.0.1", 0))
+                port, door = free.getsockname()[1], another.getsockname()[1]
             proxy = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "kvferry.vllm.proxy", "--port", str(port)),
-                *("--prefill", prefill.url, "--decode", decode.url),
+                *("--prefill", prefill.url, "--decode", decode.url, "--operator-port", str(door)),
             )
             try:
                 await until(lambda: bool(decode.looks and prefill.looks))
@@ -654,11 +769,14 @@ def test_a_proxy_that_is_run_as_a_program() -> None:
                             assert (await answer.json())["choices"][0]["text"].startswith("loaded:P0")
                             break
                     await asyncio.sleep(0.02)
+                async with client.post(f"http://127.0.0.1:{door}/drain?server={prefill.url}") as answer:
+                    assert answer.status == 200
                 decode.does = Does.HANG
                 asking = asyncio.create_task(client.post(url, json=QUESTION))
                 await until(lambda: len(decode.asked) == 2)
                 asking.cancel()
                 await until(lambda: decode.gone == 1)
+                assert len(prefill.asked) == 1
             finally:
                 proxy.send_signal(signal.SIGTERM)
                 assert await proxy.wait() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -144,6 +145,30 @@ def test_a_joined_trace_has_what_perfetto_needs(traces: tuple[str, str], tmp_pat
         )
 
 
+def test_a_joined_trace_keeps_the_rules_of_its_form(traces: tuple[str, str]) -> None:
+    """Of Chrome's trace event format: spans of a thread nest, and ends of arrows lie in spans."""
+    joined = join([read(trace) for trace in traces])
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in joined.events:
+        if event["ph"] == "X":
+            spans = threads.setdefault((event["pid"], event["tid"]), [])
+            spans.append((event["ts"], event["ts"] + event["dur"]))
+    assert len(threads) == 4
+    off = 0.002  # of two numbers that were rounded to the nanosecond
+    for spans in threads.values():
+        for one in spans:
+            for other in spans:
+                apart = one[1] <= other[0] + off or other[1] <= one[0] + off
+                inside = one[0] + off >= other[0] and one[1] <= other[1] + off
+                assert apart or inside or (other[0] + off >= one[0] and other[1] <= one[1] + off)
+    for event in joined.events:
+        if event["ph"] in "sf":
+            spans = threads[event["pid"], event["tid"]]
+            assert any(begin - off <= event["ts"] <= end + off for begin, end in spans), event
+            assert event["ph"] == "s" or event["bp"] == "e"
+        assert event["ph"] != "i" or event["s"] == "t"
+
+
 def test_clocks_that_differ_are_joined_by_what_agents_say_of_them(traces: tuple[str, str]) -> None:
     prefill, decode = traces
     ahead = 3600 * SECOND
@@ -151,7 +176,7 @@ def test_clocks_that_differ_are_joined_by_what_agents_say_of_them(traces: tuple[
     there, here = join([read(skewed[1]), read(skewed[0])]), join([read(prefill), read(decode)])
     assert moments(there, "pulled") == pytest.approx(moments(here, "pulled"), abs=0.01)
     assert all(order(there, sure_to(*traces)))
-    # Where nobody says anything of the other's clock, only wall clocks are left, and these may be wrong.
+    # Agents that have not measured each other's clock are joined by their wall clocks, which may be wrong.
     wrong = on_another_clock(without_clocks(decode), ahead, -ahead, 0)
     blind = join([read(without_clocks(prefill)), read(wrong)])
     assert "wall clocks" in blind.notes[0]
@@ -179,6 +204,38 @@ def test_spans_are_those_of_otlp(traces: tuple[str, str]) -> None:
             assert parent["traceId"] == span["traceId"]
             assert int(parent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
             assert int(span["endTimeUnixNano"]) <= int(parent["endTimeUnixNano"])
+
+
+def test_the_file_is_read_by_the_definition_of_otlp(traces: tuple[str, str]) -> None:
+    definition = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    form = pytest.importorskip("google.protobuf.json_format")
+    failed = json.loads(traces[1])
+    for event in failed["traceEvents"]:
+        if event.get("cat") == "request" and event["args"]["request"] == "pulled":
+            event["args"].update(status="KVF_E_TIMEOUT", detail="the deadline has passed")
+    text = otlp(join([read(traces[0]), read(json.dumps(failed))]))
+    told = form.Parse(text, definition.ExportTraceServiceRequest())
+    names = [
+        {pair.key: pair.value.string_value or pair.value.int_value for pair in resource.resource.attributes}
+        for resource in told.resource_spans
+    ]
+    assert [name["kvferry.engine"] for name in names] == ["prefill", "decode"]
+    for resource, written in zip(told.resource_spans, json.loads(text)["resourceSpans"], strict=True):
+        pairs = zip(resource.scope_spans[0].spans, written["scopeSpans"][0]["spans"], strict=True)
+        for span, said in pairs:
+            # OTLP's JSON has ids in hexadecimal digits, which the reader of any protobuf takes for base 64.
+            assert base64.b64encode(span.trace_id).decode() == said["traceId"] and len(said["traceId"]) == 32
+            assert span.kind == span.SPAN_KIND_INTERNAL
+            assert span.start_time_unix_nano == int(said["startTimeUnixNano"]) <= span.end_time_unix_nano
+            attributes = {pair.key: pair.value for pair in span.attributes}
+            if span.name == "pull":
+                assert attributes["kvferry.request"].string_value == "pulled"
+                assert [event.name for event in span.events if event.name == "granted"]
+                assert (span.status.code, span.status.message) == (2, "the deadline has passed")
+            else:
+                assert span.status.code == 0
+    with pytest.raises(form.ParseError, match="parentId"):  # what is no field is noticed
+        form.Parse(text.replace("parentSpanId", "parentId"), definition.ExportTraceServiceRequest())
 
 
 def test_spans_go_to_the_opentelemetry_of_the_process(traces: tuple[str, str]) -> None:

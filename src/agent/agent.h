@@ -12,6 +12,7 @@
  *   greet.h    being greeted                                     greet.c
  *   budget.h   what peers may make us keep                       budget.c
  *   parts.h    block tables in several messages                  parts.c
+ *   records.h  what travels with a cache                         records.c
  *   past.h     what was held or pushed, and is no more           past.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
@@ -319,9 +320,14 @@ static inline uint64_t kvf_agent_now(const kvf_agent *agent) {
     return kvf_now(&agent->clock);
 }
 
-/** Asks for a tick at `when`. */
+/** Asks for a tick of everything at `when`. */
 static inline void kvf_agent_due(kvf_agent *agent, uint64_t when) {
     agent->due = when < agent->due ? when : agent->due;
+}
+
+/** Asks for a tick of the sessions at `when`: a heartbeat need not walk over thousands of tickets that want nothing. */
+static inline void kvf_sessions_due(kvf_agent *agent, uint64_t when) {
+    kvf_sweep_due(&agent->session_sweep, when);
 }
 
 #endif

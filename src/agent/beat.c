@@ -112,7 +112,7 @@ static void beat_for_life(kvf_session *session, uint64_t now) {
     if (session->beat_for_life)
         session->next_beat = now;
     else
-        kvf_agent_due(session->agent, session->asked_ns + SILENCE);
+        kvf_sessions_due(session->agent, session->asked_ns + SILENCE);
 }
 
 void kvf_beat_tick(kvf_session *session, uint64_t now) {
@@ -123,7 +123,7 @@ void kvf_beat_tick(kvf_session *session, uint64_t now) {
         session->next_beat = now + session->heartbeat_ns;
         beat(session, now);
     }
-    kvf_agent_due(session->agent, session->next_beat);
+    kvf_sessions_due(session->agent, session->next_beat);
 }
 
 void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {

@@ -150,7 +150,7 @@ static bool may_go(const kvf_session *session, uint64_t now) {
  * under way takes them for looked at, so another is to follow. */
 void kvf_budget_make_room(kvf_agent *agent) {
     uint64_t now = kvf_agent_now(agent);
-    kvf_sweep_due(&agent->session_sweep, 0);
+    kvf_sessions_due(agent, 0);
     for (uint32_t i = 0; i < LOOKED_AT && agent->all_sessions; i++) {
         kvf_session *session = agent->all_sessions;
         DL_DELETE(agent->all_sessions, session);

@@ -1,5 +1,6 @@
 /*
- * Calls: messages that are repeated, with growing pauses, until they are answered or their time is over.
+ * Calls: messages that are repeated, with growing pauses, until they are answered or their time is over. A JOIN that is
+ * answered "not now" is as one that was not answered: what it asks for is looked at each time it comes.
  */
 #include "agent/session.h"
 
@@ -19,7 +20,7 @@ static void send_call(kvf_call *call, uint64_t now) {
     call->next_send = now + call->pause;
     call->pause = kvf_min_u64(2 * call->pause, LONGEST_PAUSE);
     if (!call->once)
-        kvf_agent_due(session->agent, call->next_send);
+        kvf_sessions_due(session->agent, call->next_send);
 }
 
 kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_body *body, uint64_t deadline,
@@ -55,7 +56,7 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
     }
     session->next_number = call->number;
     session->last_used = kvf_agent_now(session->agent);
-    kvf_agent_due(session->agent, deadline);
+    kvf_sessions_due(session->agent, deadline);
     if (call->bound)
         send_call(call, session->last_used);
     if (out)
@@ -70,10 +71,15 @@ static void unlist(kvf_call *call) {
     HASH_DEL(session->calls, call);
 }
 
+static void release(kvf_call *call) {
+    kvf_wire_buffer_free(&call->bytes);
+    kvf_free(call->put_off);
+    kvf_free(call);
+}
+
 static void free_call(kvf_call *call) {
     unlist(call);
-    kvf_wire_buffer_free(&call->bytes);
-    kvf_free(call);
+    release(call);
 }
 
 void kvf_call_drop(kvf_call *call) {
@@ -86,8 +92,12 @@ static void end_call(kvf_call *call, kvf_status status, const kvf_answer *answer
     unlist(call);
     if (call->done)
         call->done(call, status, answer);
-    kvf_wire_buffer_free(&call->bytes);
-    kvf_free(call);
+    release(call);
+}
+
+static void put_off(kvf_call *call, const char *why) {
+    kvf_free(call->put_off);
+    call->put_off = kvf_strdup(why);
 }
 
 void kvf_call_answered(kvf_session *session, const kvf_answer *answer) {
@@ -95,6 +105,10 @@ void kvf_call_answered(kvf_session *session, const kvf_answer *answer) {
     HASH_FIND(hh, session->calls, &answer->number, sizeof answer->number, call);
     if (!call || call->kind != answer->kind) {
         session->agent->stats.messages_stale++;
+        return;
+    }
+    if (call->kind == KVF_CALL_JOIN && answer->status == KVF_E_AGAIN) {
+        put_off(call, answer->detail);
         return;
     }
     if (answer->status)
@@ -118,6 +132,14 @@ void kvf_calls_bind(kvf_session *session) {
     }
 }
 
+void kvf_calls_repeat(kvf_session *session, uint64_t now) {
+    kvf_call *call, *next;
+    HASH_ITER(hh, session->calls, call, next) {
+        call->next_send = now;
+    }
+    kvf_agent_due(session->agent, now);
+}
+
 void kvf_calls_end(kvf_session *session, kvf_status status) {
     while (session->calls) {
         (void)kvf_fail(status, "%s rank %u is gone", session->engine, session->rank);
@@ -128,11 +150,13 @@ void kvf_calls_end(kvf_session *session, kvf_status status) {
 static void tick_call(kvf_call *call, uint64_t now) {
     kvf_session *session = call->session;
     if (now >= call->deadline) {
-        (void)kvf_fail(KVF_E_TIMEOUT, "%s rank %u did not answer", session->engine, session->rank);
+        (void)kvf_fail(KVF_E_TIMEOUT, "%s rank %u %s%s", session->engine, session->rank,
+                       call->put_off ? "put us off until now: " : "did not answer",
+                       call->put_off ? call->put_off : "");
         end_call(call, KVF_E_TIMEOUT, NULL);
         return;
     }
-    kvf_agent_due(session->agent, call->deadline);
+    kvf_sessions_due(session->agent, call->deadline);
     if (session->state != KVF_SESSION_OPEN || (call->once && call->first_sent))
         return;
     if (!call->bound)
@@ -140,7 +164,7 @@ static void tick_call(kvf_call *call, uint64_t now) {
     if (now >= call->next_send)
         send_call(call, now);
     else
-        kvf_agent_due(session->agent, call->next_send);
+        kvf_sessions_due(session->agent, call->next_send);
 }
 
 /* Ending one may end others, and begin some: unlist() sees to it that the walk goes on with one that is there. */
@@ -160,7 +184,7 @@ void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer
     kvf_message message = {.kind = KVF_MESSAGE_ANSWER, .answer = *answer};
     kvf_wire_buffer bytes;
     kvf_status status = kvf_wire_encode(&message, &bytes);
-    if (status) { /* too large to be said: then that is the answer */
+    if (status && status != KVF_E_NOMEM) { /* too large to be said: then that is the answer */
         message.answer = (kvf_answer){.number = call->number,
                                       .kind = call->kind,
                                       .status = status,

@@ -21,6 +21,13 @@ kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan) {
     return plan && kvf_plan_converts(plan) ? KVF_WAY_PACKED : kvf_way_of(ticket);
 }
 
+kvf_status kvf_way_unlike(const char *engine) {
+    return kvf_fail(KVF_E_UNSUPPORTED,
+                    "packed is wanted, and groups, layers or parts of %s have other numbers than ours: ways "
+                    "\"direct\" and \"auto\" move between the two, or give both models the same",
+                    engine);
+}
+
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan) {
     /* The analyser does not know that every source that is read has a session. */
     const kvf_agent *agent = session->agent; /* NOLINT(clang-analyzer-core.NullDereference) */
@@ -112,10 +119,10 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     for (uint32_t i = 0; i < count && !status && !staged; i++)
         staged = kvf_way_uses_stage(sessions[i], way, kvf_request_plan(request));
     const kvf_session *without = staged ? find_mates(sessions, count, mates) : NULL;
-    if (way == KVF_WAY_PACKED && without)
+    if (staged && way == KVF_WAY_PACKED && !alike)
+        status = kvf_way_unlike(sessions[0]->engine);
+    else if (way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);
-    else if (!status && way == KVF_WAY_PACKED && !alike)
-        status = kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and the two models are not the same");
     const kvf_move_options options = options_of(ticket, way, permissions);
     if (!status && staged && !without && alike)
         status = kvf_stage_pull_held(agent->stage, request, mates, &options, held, &carry->move);

@@ -30,6 +30,9 @@ kvf_way kvf_way_of(const kvf_ticket *ticket);
 /** The same for what a plan says, which may be NULL: what it converts goes packed, whatever was asked for. */
 kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan);
 
+/** KVF_E_UNSUPPORTED: packed is wanted of an engine whose groups, layers or parts have other numbers than ours. */
+kvf_status kvf_way_unlike(const char *engine);
+
 /** Whether what a plan moves between us and the peer of a session may go packed, where this way is wanted: a stage is
  * here, and where the way is chosen the peer is on another machine, or has memory that cannot be mapped, or cuts cells
  * otherwise than we do. The session's connection is made. */

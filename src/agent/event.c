@@ -9,6 +9,7 @@
 struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */
     void *storage;
+    kvf_records records; /* likewise */
     kvf_event_node *prev, *next;
 };
 
@@ -109,6 +110,12 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
                     .runs = ticket->runs,
                     .bytes_packed = ticket->packed,
                     .recompute = kind == KVF_EVENT_FAILED && agent->options.policy == KVF_FAILURE_RECOMPUTE};
+    if (destination && kind == KVF_EVENT_DONE) {
+        node->records = ticket->records;
+        ticket->records = (kvf_records){0};
+        node->event.records = node->records.all;
+        node->event.record_count = node->records.count;
+    }
     char *at = node->storage = kvf_alloc(bytes, 1);
     if (at) {
         kvf_block_list *groups = (kvf_block_list *)(void *)at;
@@ -133,6 +140,7 @@ static void free_node(kvf_event_node *node) {
     if (!node)
         return;
     kvf_free(node->storage);
+    kvf_records_free(&node->records);
     kvf_free(node);
 }
 

@@ -88,9 +88,7 @@ static kvf_status check_way(const kvf_asker *expect) {
         return KVF_OK;
     if (!expect->base.agent->stage)
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage");
-    if (!expect->remote->alike)
-        return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and the two models are not the same");
-    return KVF_OK;
+    return expect->remote->alike ? KVF_OK : kvf_way_unlike(expect->remote->name);
 }
 
 /* Whatever its writers still have under way, it does not reach the blocks. */
@@ -183,6 +181,11 @@ static void expect_verified(kvf_ticket *ticket) {
     uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
     end_flows(expect);
+    kvf_status status = kvf_ticket_gather(expect);
+    if (status) {
+        kvf_ticket_fail(&expect->base, status, kvf_error_detail(), NULL);
+        return;
+    }
     kvf_histogram_add(&agent->stats.transfer, now - expect->posted);
     kvf_histogram_add(&agent->stats.total, now - expect->base.created);
     kvf_ticket_done(&expect->base);
@@ -259,6 +262,11 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     }
     if (!news)
         return;
+    kvf_status status = kvf_records_add(&source->records, call->records, call->record_count, session->rank);
+    if (status) {
+        kvf_ticket_fail(&expect->base, status, kvf_error_detail(), session);
+        return;
+    }
     kvf_call_drop(source->call); /* EXPECT, if its answer was lost: it has been heard */
     source->call = NULL;
     source->written = true;

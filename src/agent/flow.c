@@ -102,13 +102,20 @@ static void begin_anew(kvf_session *session) {
     session->joins_again = false;
 }
 
+static void refuse_join(kvf_session *session, const kvf_call_body *call, kvf_status status) {
+    kvf_answer_status(session, call, status == KVF_E_NOMEM ? KVF_E_AGAIN : status, kvf_error_detail());
+}
+
 /* Its stage is to know us, and ours it, before either opens a flow; without, everything goes directly. */
 static void answer_join(kvf_session *session, const kvf_call_body *call) {
-    kvf_peer *peer;
-    session->takes_flows = call->stage != KVF_JOIN_UNSTAGED;
-    if (call->stage && session->agent->stage)
-        (void)kvf_session_peer(session, &peer);
-    kvf_answer answer = {.stage = call->stage && kvf_session_takes_flows(session)};
+    const bool staged = call->stage != KVF_JOIN_UNSTAGED;
+    const kvf_status status = staged && session->agent->stage ? kvf_session_stage(session) : KVF_OK;
+    session->takes_flows = staged && status != KVF_E_NOMEM;
+    if (status == KVF_E_NOMEM) {
+        refuse_join(session, call, status);
+        return;
+    }
+    kvf_answer answer = {.stage = staged && kvf_session_takes_flows(session)};
     kvf_answer_send(session, call, &answer);
 }
 
@@ -124,11 +131,12 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
     bool same = session->shape && call->generation == session->joined_generation &&
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
-    if (same) { /* where it is not fresh, for it did not get the answer */
-        if (fresh && call->stage != KVF_JOIN_ADDS_STAGE)
+    if (same) { /* where it is not fresh, for it did not get the answer, or was told to ask again */
+        const bool anew = fresh && call->stage != KVF_JOIN_ADDS_STAGE;
+        if (anew)
             begin_anew(session);
         answer_join(session, call);
-        if (call->stage == KVF_JOIN_ADDS_STAGE)
+        if (!anew)
             pump_all(session); /* those that wait for it */
         return;
     }
@@ -140,12 +148,12 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
         kvf_claim_tell(session->agent, session->engine, session->rank, kvf_error_detail());
     if (!status)
         status = join(session, call);
-    if (status)
-        kvf_answer_status(session, call, status, kvf_error_detail());
-    else
-        answer_join(session, call);
-    if (!status)
-        pump_all(session);
+    if (status) {
+        refuse_join(session, call, status);
+        return;
+    }
+    answer_join(session, call);
+    pump_all(session);
 }
 
 static bool is_to_be_written(const kvf_session *session) {
@@ -168,6 +176,7 @@ static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answe
     session->agent->due = 0;                     /* for one that waits behind it */
     if (!status || !is_to_be_written(session)) { /* what is read needs no card of ours: it goes directly */
         session->agent->hooks->joined(session);
+        session->join_failed = status && status != KVF_E_TIMEOUT; /* that may be otherwise the next time */
         return;
     }
     char detail[KVF_DETAIL_BYTES];
@@ -175,20 +184,8 @@ static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answe
     kvf_session_lose(session, status, detail);
 }
 
-kvf_status kvf_session_join(kvf_session *session, bool staged) {
+static kvf_status send_join(kvf_session *session) {
     kvf_agent *agent = session->agent;
-    kvf_peer *peer;
-    bool known = session->joined || session->joining;
-    if (known && !session->join_wanted && (session->join_staged || !staged))
-        return KVF_OK;
-    session->join_staged = session->join_staged || staged;
-    session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
-    if (session->join_wanted) { /* in a tick, when the one before is answered */
-        agent->due = 0;
-        return KVF_OK;
-    }
-    if (session->join_staged) /* it may open flows as soon as it has heard this */
-        (void)kvf_session_peer(session, &peer);
     kvf_wire_buffer own =
         session->introduction.size ? session->introduction : agent->introductions[agent->rank];
     kvf_call_body body = {.introduction = {own.data, own.size},
@@ -196,10 +193,28 @@ kvf_status kvf_session_join(kvf_session *session, bool staged) {
                           .generation = agent->regions_generation};
     if (session->join_staged && kvf_session_takes_flows(session))
         body.stage = session->joined ? KVF_JOIN_ADDS_STAGE : KVF_JOIN_STAGED;
-    kvf_status status =
-        kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns, false,
-                       on_joined, NULL, NULL);
+    return kvf_call_start(session, KVF_CALL_JOIN, &body, kvf_agent_now(agent) + agent->options.lease_ns,
+                          false, on_joined, NULL, NULL);
+}
+
+kvf_status kvf_session_join(kvf_session *session, bool staged) {
+    kvf_agent *agent = session->agent;
+    const bool known = session->joined || session->joining, was_staged = session->join_staged;
+    if (known && !session->join_wanted && (was_staged || !staged))
+        return KVF_OK;
+    session->join_staged = was_staged || staged;
+    session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
+    if (session->join_wanted) { /* in a tick, when the one before is answered */
+        agent->due = 0;
+        return KVF_OK;
+    }
+    /* The peer may open flows as soon as it has heard this. */
+    kvf_status status = session->join_staged ? kvf_session_stage(session) : KVF_OK;
+    if (status != KVF_E_NOMEM) /* whatever else keeps it from our stage, all goes directly */
+        status = send_join(session);
     session->joining = !status;
+    if (status)
+        session->join_staged = was_staged;
     return status;
 }
 
@@ -484,6 +499,10 @@ static void tell(kvf_flow *flow) {
                           .status = flow->status,
                           .detail = flow->detail ? flow->detail : "",
                           .bytes = flow->bytes};
+    if (flow->push && !flow->status) {
+        body.records = flow->push->base.records.all;
+        body.record_count = flow->push->base.records.count;
+    }
     uint64_t deadline = kvf_agent_now(session->agent) + session->agent->options.lease_ns;
     if (kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told))
         flow->heard = true; /* nobody is there to hear it */

@@ -132,6 +132,10 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
                          .groups = part,
                          .group_count = hold->base.group_count,
                          .first_id = call->first_id};
+    if (call->first_id == 0) {
+        answer.records = hold->base.records.all;
+        answer.record_count = hold->base.records.count;
+    }
     answer.more = kvf_wire_part(hold->base.groups, hold->base.group_count, call->first_id, part);
     kvf_answer_send(session, call, &answer);
 }

@@ -88,7 +88,7 @@ static void tick(kvf_agent *agent, uint64_t now) {
     const bool is_due = now >= agent->due;
     if (is_due) {
         agent->due = UINT64_MAX;
-        kvf_sweep_due(&agent->session_sweep, 0);
+        kvf_sessions_due(agent, 0);
     }
     kvf_sessions_tick(agent, now);
     if (!is_due)

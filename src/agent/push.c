@@ -332,11 +332,16 @@ static kvf_status advance(kvf_push *push, const kvf_push_chunk *chunk) {
     kvf_push_ready next;
     kvf_push_word *word = NULL;
     kvf_status status = say(push, chunk, &next);
+    kvf_records *records = &push->base.records;
+    const uint32_t records_before = records->count;
+    if (!status)
+        status = kvf_records_add(records, chunk->records, chunk->record_count, push->base.agent->rank);
     if (!status)
         status = make_word(push, chunk->after, &word);
     if (!status)
         status = add_blocks(push, chunk, next.chunk_end);
     if (status) {
+        records->count = records_before;
         if (word)
             drop_word(push, word);
         return status;

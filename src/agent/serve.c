@@ -13,6 +13,8 @@
 #include "agent/push_shape.h"
 #include "agent/verify.h"
 
+#define JOIN_PAUSE (100 * KVF_MILLISECOND)
+
 static void serve_probe(kvf_session *session, const kvf_call_body *call, bool fresh) {
     (void)fresh;
     kvf_answer_status(session, call, KVF_OK, "");
@@ -99,9 +101,12 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
     }
 }
 
-/* If it cannot be told, those who wait time out. */
+/* For want of memory it is tried again; if it cannot be told for another reason, those who wait time out. */
 static void join(kvf_session *session) {
-    (void)kvf_session_join(session, session->join_staged);
+    if (kvf_session_join(session, session->join_staged) != KVF_E_NOMEM)
+        return;
+    session->join_wanted = true;
+    kvf_agent_due(session->agent, kvf_agent_now(session->agent) + JOIN_PAUSE);
 }
 
 const kvf_hooks kvf_agent_hooks = {

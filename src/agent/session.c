@@ -18,6 +18,7 @@
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
+#define SILENCE (2 * KVF_SECOND) /* after which it is no matter of how busy a peer is */
 /* So often what a message holds is copied: when it is read, kept, and put together. New pages cost more than that. */
 #define COPIES 4u
 /* How far two clocks may run apart, relative to the time since they were compared. */
@@ -205,7 +206,7 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
     session->hello_pause =
         session->hello_pause ? kvf_min_u64(2 * session->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     session->hello_next = now + session->hello_pause;
-    kvf_agent_due(session->agent, session->hello_next);
+    kvf_sessions_due(session->agent, session->hello_next);
     kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
@@ -376,7 +377,10 @@ static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
 }
 
 static void heard(kvf_session *session, kvf_route route) {
-    session->last_heard = kvf_agent_now(session->agent);
+    const uint64_t now = kvf_agent_now(session->agent);
+    if (session->asked_ns && now - session->asked_ns >= SILENCE)
+        kvf_calls_repeat(session, now); /* what it did not hear, or we not the answer to, waits no longer */
+    session->last_heard = now;
     session->asked_ns = 0;
     session->beat_for_life = false;
     kvf_peer_heard(session);
@@ -570,7 +574,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;
         kvf_session_hello(session, session->broken_since);
-        kvf_agent_due(agent, session->broken_since + agent->options.peer_timeout_ns);
+        kvf_sessions_due(agent, session->broken_since + agent->options.peer_timeout_ns);
     }
 }
 
@@ -602,13 +606,18 @@ static bool is_in_use(const kvf_session *session) {
            session->early_count > 0;
 }
 
-/* Nothing is under way, and it was not used for long, or its client has gone. */
+static bool is_unused_for_long(const kvf_session *session, uint64_t now) {
+    return now - session->last_used >= session->agent->options.idle_ns;
+}
+
+/* Nothing is under way, here or by its connection, and it was not used for long, or its client has gone. */
 static bool is_idle(const kvf_session *session, uint64_t now) {
     if (is_in_use(session))
         return false;
-    return now - session->last_used >= session->agent->options.idle_ns ||
-           (session->incoming && now >= kvf_budget_silent_at(session) &&
-            kvf_link_has_ended(session->agent->link, session->route));
+    bool ends =
+        is_unused_for_long(session, now) || (session->incoming && now >= kvf_budget_silent_at(session) &&
+                                             kvf_link_has_ended(session->agent->link, session->route));
+    return ends && !kvf_session_carries(session);
 }
 
 /* Has it been silent for longer than a living peer would be? Only those we want something from are asked. */
@@ -621,14 +630,14 @@ static void check_life(kvf_session *session, uint64_t now) {
                              session->broken_detail ? session->broken_detail : "the connection broke");
             return;
         }
-        kvf_agent_due(agent, end);
+        kvf_sessions_due(agent, end);
     }
     if (session->state == KVF_SESSION_OPEN && session->sources && !session->incoming) {
         uint64_t end = session->last_heard + agent->options.lease_ns + agent->options.peer_timeout_ns;
         if (now >= end)
             kvf_session_lose(session, KVF_E_PEER_LOST, "it has not been heard of for the length of a lease");
         else
-            kvf_agent_due(agent, end);
+            kvf_sessions_due(agent, end);
     }
 }
 
@@ -650,7 +659,7 @@ static void tick_session(kvf_session *session, uint64_t now) {
         if (now >= session->hello_next)
             kvf_session_hello(session, now);
         else
-            kvf_agent_due(agent, session->hello_next);
+            kvf_sessions_due(agent, session->hello_next);
     }
     if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
         agent->hooks->join(session);
@@ -660,11 +669,13 @@ static void tick_session(kvf_session *session, uint64_t now) {
         agent->stats.peers_evicted++;
         hide(session, false);
         session->state = KVF_SESSION_LOST;
+        agent->due = 0; /* what is known of its engine may be forgotten with the last of them */
     } else {
         /* However long it is in use: a time that has passed would come again and again. */
-        kvf_agent_due(agent, (is_in_use(session) ? now : session->last_used) + agent->options.idle_ns);
+        bool again = is_in_use(session) || is_unused_for_long(session, now);
+        kvf_sessions_due(agent, (again ? now : session->last_used) + agent->options.idle_ns);
         if (session->incoming && kvf_budget_silent_at(session) > now)
-            kvf_agent_due(agent, kvf_budget_silent_at(session));
+            kvf_sessions_due(agent, kvf_budget_silent_at(session));
     }
 }
 

@@ -23,6 +23,7 @@ struct kvf_call {
     bool once;           /* not repeated */
     uint64_t first_sent; /* 0: not yet */
     uint64_t next_send, pause, deadline;
+    char *put_off;      /* why it was told to ask again, or NULL */
     kvf_call_done done; /* NULL: nobody waits */
     void *context;
     UT_hash_handle hh; /* session->calls, by number */
@@ -43,6 +44,7 @@ void kvf_call_drop(kvf_call *call);
 void kvf_call_answered(kvf_session *session, const kvf_answer *answer);
 void kvf_calls_bind(kvf_session *session);                   /**< the session is open (again): send them */
 void kvf_calls_end(kvf_session *session, kvf_status status); /**< ends all of a session's calls */
+void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< in the next tick, whatever their pause */
 void kvf_calls_tick(kvf_session *session, uint64_t now);
 
 /** Answers a call of a peer. */
@@ -88,8 +90,9 @@ struct kvf_session {
 
     void *card;
     size_t card_bytes;
-    bool withholds; /* its card says that it withholds memory */
-    kvf_peer *peer; /* made from the card when first needed */
+    bool withholds;    /* its card says that it withholds memory */
+    kvf_peer *peer;    /* made from the card when first needed */
+    bool awaits_stage; /* our stage could not take the peer for want of memory */
     bool same_host;
     bool peer_lost;  /* said by the transport; seen to in the next tick */
     bool peer_lives; /* it was lost because its endpoint refused us */
@@ -103,7 +106,7 @@ struct kvf_session {
     bool joins_again;                 /* incoming: for it was told that we have forgotten the session */
     bool join_wanted;                 /* outgoing: it is to be told, by whoever has the work */
     bool join_staged;                 /* outgoing: with it that our stage takes its flows */
-    bool join_failed;                 /* outgoing: it did not take our card */
+    bool join_failed;                 /* outgoing: it did not take our card, and will not */
     bool takes_flows;                 /* of ours, by its stage */
     uint64_t next_beat, heartbeat_ns; /* outgoing: between signs of life */
     uint64_t asked_ns;  /* when something was said that nothing was heard after; 0: nothing was */
@@ -149,12 +152,18 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
 /** The transport's connection to the peer of a session that is open and whose card we have. */
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 
+/** The same, and that our stage knows the peer, if we have one. KVF_E_NOMEM: not now, it may be tried again. */
+kvf_status kvf_session_stage(kvf_session *session);
+
 /** The connection by which our stage and the peer's speak, maybe that of another session with the same process; NULL:
  * one of the two has no stage. */
 kvf_peer *kvf_session_mate(const kvf_session *session);
 
 /** Whether our stage takes flows that the peer opens. */
 bool kvf_session_takes_flows(const kvf_session *session);
+
+/** Whether flows go by its connection, which may be those of another session with the same endpoint. */
+bool kvf_session_carries(const kvf_session *session);
 
 /** Ends the transport's connection, if there is one: what moves by it has ended after this. */
 void kvf_session_disconnect(kvf_session *session);
@@ -192,7 +201,8 @@ void kvf_sessions_tick(kvf_agent *agent, uint64_t now);        /**< of some of t
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
-/** Sees to it that the peer has our card; with `staged`, that its stage and ours know each other. */
+/** Sees to it that the peer has our card; with `staged`, that its stage and ours know each other. Where it fails nothing
+ * is remembered, and the next to want it tries again. */
 kvf_status kvf_session_join(kvf_session *session, bool staged);
 void kvf_session_free(kvf_session *session);
 

@@ -40,9 +40,10 @@ static bool permit(void *context, const char *peer, const kvf_flow_request *requ
     return status == KVF_OK;
 }
 
-/* What is on its way when a permission ends, or a session, is nobody's fault. */
-static bool may_cross(kvf_status status) {
-    return status == KVF_E_PERMISSION || status == KVF_E_NOT_FOUND || status == KVF_E_TIMEOUT;
+/* What is on its way when a permission ends, or a session, is not the peer's fault; nor is what we lack. */
+static bool may_be_innocent(kvf_status status) {
+    return status == KVF_E_PERMISSION || status == KVF_E_NOT_FOUND || status == KVF_E_TIMEOUT ||
+           status == KVF_E_NOMEM;
 }
 
 static void on_event(void *context, const char *peer, kvf_status status, const char *text) {
@@ -52,7 +53,7 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     kvf_turn_take(agent);
     agent->stats.flows_refused++;
     const kvf_session *session = session_named(agent, peer);
-    if (session && !may_cross(status))
+    if (session && !may_be_innocent(status))
         kvf_claim_tell(agent, session->engine, session->rank, text);
     else
         kvf_agent_log(agent, KVF_LOG_INFO, line);
@@ -102,8 +103,10 @@ static void join_stage(kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
     name_of(session, name);
     kvf_stage *stage = session->agent->stage;
+    session->awaits_stage = false;
     if (stage && session->peer && strcmp(kvf_peer_name(session->peer), name) == 0)
-        (void)kvf_stage_join(stage, session->peer); /* where another session's has joined, that serves both */
+        session->awaits_stage = /* where another session's has joined, that serves both */
+            kvf_stage_join(stage, session->peer) == KVF_E_NOMEM;
 }
 
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
@@ -114,10 +117,18 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
         kvf_peer_served(session);
-        join_stage(session);
+        session->awaits_stage = true;
     }
+    if (session->awaits_stage)
+        join_stage(session);
     *out = session->peer;
     return KVF_OK;
+}
+
+kvf_status kvf_session_stage(kvf_session *session) {
+    kvf_peer *peer;
+    kvf_status status = kvf_session_peer(session, &peer);
+    return !status && session->awaits_stage ? kvf_nomem("a peer of the stage") : status;
 }
 
 kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has) {
@@ -164,6 +175,11 @@ kvf_peer *kvf_session_mate(const kvf_session *session) {
         return NULL;
     name_of(session, name);
     return kvf_stage_peer_named(session->agent->stage, name);
+}
+
+bool kvf_session_carries(const kvf_session *session) {
+    return session->agent->stage && session->peer &&
+           kvf_stage_peer_moves(session->agent->stage, session->peer);
 }
 
 bool kvf_session_takes_flows(const kvf_session *session) {

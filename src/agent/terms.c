@@ -36,9 +36,10 @@ static kvf_status look_whether_alike(kvf_remote *remote) {
     remote->alike = kvf_stage_model_sum(match->ours) == kvf_stage_model_sum(match->theirs);
     for (uint32_t g = 0; g < match->our_count && !remote->alike && !status; g++)
         if (match->groups[g].agreement == KVF_AGREE_CONVERT)
-            status = kvf_match_differ(match, g,
-                                      "types are converted only between models with the same groups, layers "
-                                      "and parts, in the same order");
+            status =
+                kvf_match_differ(match, g,
+                                 "types are converted only between models whose groups, layers and parts "
+                                 "have the same numbers: give both the same, or one type");
     return status;
 }
 

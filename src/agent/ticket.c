@@ -136,6 +136,8 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
     ticket->pace = (kvf_pace){
         .priority = request->priority, .cap = request->bytes_per_second, .counted = ticket->created};
     kvf_status status = ticket->ops->begin ? ticket->ops->begin(ticket, request) : KVF_OK;
+    if (!status && ticket->ops->lends)
+        status = kvf_records_add(&ticket->records, request->records, request->record_count, agent->rank);
     if (status)
         return status;
     ticket->id_bytes = request->id.size;
@@ -231,6 +233,7 @@ void kvf_ticket_unlist(kvf_ticket *ticket) {
 static void free_asker(kvf_asker *ticket) {
     for (uint32_t i = 0; ticket->remote && ticket->sources && i < ticket->remote->target_count; i++) {
         kvf_parts_free(&ticket->sources[i].parts);
+        kvf_records_free(&ticket->sources[i].records);
         kvf_free(ticket->sources[i].card);
     }
     kvf_ticket_detach(ticket);
@@ -253,6 +256,7 @@ void kvf_ticket_free(kvf_ticket *ticket) {
     if (ticket->ops->asks)
         free_asker(kvf_asker_of(ticket));
     kvf_ticket_unclaim(ticket);
+    kvf_records_free(&ticket->records);
     kvf_free(ticket->groups);
     kvf_free(ticket->detail);
     kvf_free(ticket->peer_engine);
@@ -318,6 +322,13 @@ static void end_ticket(kvf_ticket *ticket) {
     ticket->state = KVF_TICKET_OVER;
     DL_APPEND2(ticket->agent->over, ticket, over_prev, over_next);
     ticket->agent->again = true;
+}
+
+kvf_status kvf_ticket_gather(kvf_asker *ticket) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < ticket->source_count && !status; i++)
+        status = kvf_records_take(&ticket->base.records, &ticket->sources[i].records);
+    return status;
 }
 
 void kvf_ticket_done(kvf_ticket *ticket) {

@@ -6,6 +6,7 @@
 #define KVF_AGENT_TICKET_H
 
 #include "agent/parts.h"
+#include "agent/records.h"
 #include "agent/remote.h"
 #include "agent/steps.h"
 
@@ -74,6 +75,7 @@ struct kvf_ticket {
     kvf_event_node *result_event, *free_event; /* reserved, so that telling cannot fail */
     uint64_t created;
     uint64_t bytes, runs, packed;
+    kvf_records records; /* lends: that travel with it. Otherwise: that came, once it is done */
     kvf_pace pace;
     kvf_way way;       /* that the request says */
     kvf_status status; /* why it failed */
@@ -100,10 +102,11 @@ struct kvf_source {
 
     kvf_session *session;
     const kvf_target *target;
-    kvf_parts parts;   /* pull: of its block tables, until all have come */
-    uint32_t told_ids; /* expect: of ours that it knows */
-    bool more;         /* expect: and there are others */
-    void *card;        /* expect: of a writer in doubt, to shut it out */
+    kvf_parts parts;     /* pull: of its block tables, until all have come */
+    kvf_records records; /* that came from it */
+    uint32_t told_ids;   /* expect: of ours that it knows */
+    bool more;           /* expect: and there are others */
+    void *card;          /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
     bool asked;            /* expect: EXPECT was sent */
     bool gone;             /* expect: the process of a writer in doubt has ended */
@@ -147,6 +150,8 @@ void kvf_ticket_unclaim(kvf_ticket *ticket);
 kvf_status kvf_ticket_attach(kvf_asker *ticket);
 void kvf_ticket_detach(kvf_asker *ticket);
 void kvf_source_detach(kvf_source *source);
+/** Takes the records of all its sources together, before it is done. KVF_OK, KVF_E_NOMEM */
+kvf_status kvf_ticket_gather(kvf_asker *ticket);
 /** Ends with success: tells it, frees blocks, and the ticket in the next tick. */
 void kvf_ticket_done(kvf_ticket *ticket);
 /** Records the first failure; what ends the ticket is the business of its kind. */

@@ -39,6 +39,8 @@ typedef struct options {
     kvf_way way;
     bool brought_memory;
     bool no_direct_read;
+    bool push;             /* who has the cache writes it */
+    bool kill;             /* who has it dies in the middle */
     bool families;         /* list families, not models */
     uint64_t memory_limit; /* bytes */
     uint32_t in_flight;    /* requests at once */

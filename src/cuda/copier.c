@@ -20,6 +20,7 @@ struct kvf_copy_job {
     launch launches[LAUNCHES];
     CUevent over;
     bool started;
+    CUresult failed; /* a part of it could not be started; the rest runs */
     struct kvf_copy_job *next_free;
 };
 
@@ -208,6 +209,7 @@ kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out) {
                         copier->job_count, copier->device);
     copier->free = job->next_free;
     memset(job->launches, 0, sizeof job->launches);
+    job->failed = 0;
     *out = job;
     return KVF_OK;
 }
@@ -232,7 +234,8 @@ kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, cons
     return status;
 }
 
-static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which) {
+/* `any`: something is on the stream now. */
+static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which, bool *any) {
     kvf_copier *copier = job->copier;
     launch *given = &job->launches[which];
     const size_t before = (size_t)which * copier->room;
@@ -241,11 +244,29 @@ static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which) {
         return 0;
     CUresult result = cuda->cuMemcpyHtoDAsync_v2(boxes, job->boxes + before,
                                                  given->count * sizeof(kvf_cuda_box), copier->stream);
+    *any = *any || !result;
     void *arguments[] = {&boxes, &given->count, &given->tiles};
     const uint32_t blocks = given->tiles < copier->blocks ? given->tiles : copier->blocks;
     if (!result)
         result = cuda->cuLaunchKernel(copier->kernels[which], blocks, 1, 1, KVF_TILE_THREADS, 1, 1, 0,
                                       copier->stream, arguments, NULL);
+    return result;
+}
+
+/* Puts a job on the stream, and its event behind it. What is there touches memory until the event has come, also where the
+ * rest could not follow: then the job fails when that is over. */
+static CUresult put(kvf_copy_job *job, const kvf_cuda *cuda, CUevent after) {
+    kvf_copier *copier = job->copier;
+    bool any = false;
+    CUresult result = after ? cuda->cuStreamWaitEvent(copier->stream, after, 0) : 0;
+    for (int i = 0; !result && i < LAUNCHES; i++)
+        result = run(job, cuda, i, &any);
+    if (result && !any)
+        return result;
+    job->failed = result;
+    result = cuda->cuEventRecord(job->over, copier->stream);
+    if (result)
+        (void)cuda->cuStreamSynchronize(copier->stream); /* no other way to know */
     return result;
 }
 
@@ -257,12 +278,7 @@ kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
         kvf_copy_job_drop(job);
         return status;
     }
-    CUresult result = after ? cuda->cuStreamWaitEvent(copier->stream, after, 0) : 0;
-    for (int i = 0; !result && i < LAUNCHES; i++)
-        result = run(job, cuda, i);
-    if (!result)
-        result = cuda->cuEventRecord(job->over, copier->stream);
-    status = kvf_cuda_status(cuda, result, "starting a copy");
+    status = kvf_cuda_status(cuda, put(job, cuda, after), "starting a copy");
     kvf_cuda_leave(cuda);
     if (status) {
         kvf_copy_job_drop(job);
@@ -280,6 +296,8 @@ kvf_status kvf_copy_job_poll(kvf_copy_job *job) {
     if (status)
         return status;
     status = kvf_cuda_status(cuda, cuda->cuEventQuery(job->over), "copying");
+    if (!status)
+        status = kvf_cuda_status(cuda, job->failed, "starting a copy");
     kvf_cuda_leave(cuda);
     if (status == KVF_IN_PROGRESS)
         return status;

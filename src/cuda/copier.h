@@ -97,14 +97,15 @@ kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, cons
  * Starts a job, behind all that the copier started before.
  *
  * @param after  an event of the same process that is waited for first, by the device; NULL: none
- * @return KVF_OK; KVF_E_IO, KVF_E_NOMEM: the job is over and gone
+ * @return KVF_OK; KVF_E_IO, KVF_E_NOMEM: the job is over and gone, and touches nothing. Where the driver has taken only a part
+ *         of it, that is KVF_OK, and kvf_copy_job_poll() says so when the part is over
  */
 kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after);
 
 /**
  * Looks whether a job that was started is over. With any other answer than KVF_IN_PROGRESS it is gone.
  *
- * @return KVF_OK (what it wrote is there, for devices and the host), KVF_IN_PROGRESS, KVF_E_IO
+ * @return KVF_OK (what it wrote is there, for devices and the host), KVF_IN_PROGRESS, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_copy_job_poll(kvf_copy_job *job);
 

@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/tcp.h"
+
 #define MONITOR_ADDRESS "inproc://listener"
 #define EVENTS_AT_ONCE 256u
 

@@ -4,15 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#ifndef TCP_RTO_MAX_MS /* of Linux 6.15 */
-#define TCP_RTO_MAX_MS 44
-#endif
-
-#define TRY_EVERY_MS 1000 /* the least that the kernel takes */
+#include "base/tcp.h"
 
 kvf_status kvf_zmq_fail(const char *what) {
     int error = zmq_errno();
@@ -82,11 +77,6 @@ bool kvf_zmq_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg
             return true;
     } while (count > 0);
     return false;
-}
-
-void kvf_tcp_try_often(int fd) {
-    const int longest = TRY_EVERY_MS;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &longest, sizeof longest);
 }
 
 static bool leads_to(int fd, uint16_t port) {

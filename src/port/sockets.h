@@ -36,14 +36,8 @@ kvf_status kvf_zmq_monitor(void *zmq, void *socket, const char *address, int eve
  */
 bool kvf_zmq_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg_t *text);
 
-/**
- * What a TCP connection waits with while its link is down goes out within about a second once that is back, and not
- * after about as long again as it was down. Kernels from Linux 6.15 on can do that; before, nothing changes. It also
- * lets TCP give up after a quarter of a minute, unless it was told for how long it is to try (ZMQ_TCP_MAXRT).
- */
-void kvf_tcp_try_often(int fd);
-
-/** The same for a connection that a socket's monitor told of, to this port: by now its descriptor may be another's. */
+/** kvf_tcp_try_often() for a connection that a socket's monitor told of, to this port: by now its descriptor may be
+ * another's. */
 void kvf_tcp_try_often_at(int fd, uint16_t port);
 
 #endif

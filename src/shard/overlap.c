@@ -17,12 +17,17 @@ typedef struct axis {
     uint64_t stride;
 } axis;
 
-/* One placement, and the range of bytes from its first cell to its last. */
+/* How often something repeats along each axis but that of blocks. */
+typedef struct steps {
+    uint64_t rows, units, pieces;
+} steps;
+
+/* One placement, with the range of bytes from its first cell to its last; or a part of it, see outside_of_blocks(). */
 typedef struct extent {
     const kvf_placement *placement;
     const kvf_part_desc *part;
     uint32_t layer;
-    uint64_t rows, units;
+    steps inside;    /* of each block */
     uint64_t period; /* its block stride; 0 if there is only one block */
     uint64_t begin, end;
 } extent;
@@ -34,9 +39,9 @@ typedef struct interval {
 
 static kvf_status check_alone(const extent *e, uint64_t blocks) {
     axis axes[AXES] = {{blocks, e->placement->block_stride},
-                       {e->rows, e->placement->row_stride},
-                       {e->units, e->placement->unit_stride},
-                       {e->placement->pieces, e->placement->piece_stride}};
+                       {e->inside.rows, e->placement->row_stride},
+                       {e->inside.units, e->placement->unit_stride},
+                       {e->inside.pieces, e->placement->piece_stride}};
     for (int i = 0; i < AXES - 1; i++) {
         for (int j = 0; j < AXES - 1 - i; j++) {
             if (axes[j].stride > axes[j + 1].stride) {
@@ -80,43 +85,52 @@ static int by_begin(const void *a, const void *b) {
 /* The cells of one block of a placement, as intervals in which cells that touch are joined. */
 typedef struct pattern {
     uint64_t bytes; /* of one interval */
-    uint64_t rows, units, pieces;
+    steps repeated;
 } pattern;
 
 /* An axis whose steps touch, inner or outer, only makes the interval longer. The interval stays inside one block
  * stride: check_alone() has made sure that a step between blocks clears everything inside a block, and that a longer
  * step clears all blocks, so that its steps do not touch. */
 static pattern join_cells(const extent *e) {
-    pattern joined = {kvf_piece_bytes(e->part, e->placement), e->rows, e->units, e->placement->pieces};
+    pattern joined = {kvf_piece_bytes(e->part, e->placement), e->inside};
     for (int turn = 0; turn < AXES - 1; turn++) {
         if (e->placement->piece_stride == joined.bytes) {
-            joined.bytes *= joined.pieces;
-            joined.pieces = 1;
+            joined.bytes *= joined.repeated.pieces;
+            joined.repeated.pieces = 1;
         }
         if (e->placement->unit_stride == joined.bytes) {
-            joined.bytes *= joined.units;
-            joined.units = 1;
+            joined.bytes *= joined.repeated.units;
+            joined.repeated.units = 1;
         }
         if (e->placement->row_stride == joined.bytes) {
-            joined.bytes *= joined.rows;
-            joined.rows = 1;
+            joined.bytes *= joined.repeated.rows;
+            joined.repeated.rows = 1;
         }
     }
     return joined;
 }
 
+/* Where a placement has the i-th of so many pieces, from its offset on. */
+static uint64_t step_offset(const kvf_placement *placement, const steps *repeated, uint64_t i) {
+    const uint64_t cell = i / repeated->pieces;
+    return cell / repeated->units * placement->row_stride + cell % repeated->units * placement->unit_stride +
+           i % repeated->pieces * placement->piece_stride;
+}
+
+/* False: more than `most`. */
+static bool count_steps(const steps *repeated, uint64_t most, uint64_t *out) {
+    return kvf_mul(repeated->rows, repeated->units, out) && kvf_mul(*out, repeated->pieces, out) &&
+           *out <= most;
+}
+
 /* The intervals of block 0 of one placement, modulo the block stride. */
 static size_t add_intervals(const extent *e, uint64_t period, interval *out) {
-    pattern joined = join_cells(e);
+    const pattern joined = join_cells(e);
+    const uint64_t count = joined.repeated.rows * joined.repeated.units * joined.repeated.pieces;
     size_t n = 0;
-    uint64_t cells = joined.rows * joined.units;
-    for (uint64_t i = 0; i < cells * joined.pieces; i++) {
-        uint64_t cell = i / joined.pieces;
-        uint64_t begin = e->placement->offset + cell / joined.units * e->placement->row_stride +
-                         cell % joined.units * e->placement->unit_stride +
-                         i % joined.pieces * e->placement->piece_stride;
-        begin %= period;
-        uint64_t end = begin + joined.bytes;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t begin = (e->begin + step_offset(e->placement, &joined.repeated, i)) % period,
+                       end = begin + joined.bytes;
         out[n++] = (interval){begin, end < period ? end : period, e};
         if (end > period)
             out[n++] = (interval){0, end - period, e};
@@ -140,8 +154,7 @@ static kvf_status check_together(const extent *extents, size_t count, uint64_t *
         pattern joined = join_cells(&extents[i]);
         /* Each interval may be split in two at the end of the block stride. */
         uint64_t intervals;
-        if (!kvf_mul(joined.rows, joined.units, &intervals) ||
-            !kvf_mul(intervals, joined.pieces, &intervals) || intervals > most)
+        if (!count_steps(&joined.repeated, most, &intervals))
             room = UINT64_MAX;
         else
             room += 2 * intervals;
@@ -174,38 +187,96 @@ static kvf_status check_together(const extent *extents, size_t count, uint64_t *
     return status;
 }
 
-kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left) {
+/* Steps of axes that lie outside of blocks, as heads do that have all their blocks together: check_alone() has seen that
+ * one such step clears all blocks, so what each leads to repeats with the blocks by itself. */
+static steps outside_of_blocks(const extent *e, uint64_t blocks) {
+    const kvf_placement *placement = e->placement;
+    const uint64_t block = blocks > 1 ? placement->block_stride : UINT64_MAX;
+    return (steps){.rows = placement->row_stride > block ? e->inside.rows : 1,
+                   .units = placement->unit_stride > block ? e->inside.units : 1,
+                   .pieces = placement->piece_stride > block ? e->inside.pieces : 1};
+}
+
+/* An extent for each step outside of blocks of one that has them all. */
+static size_t add_extents(const extent *whole, uint64_t blocks, extent *out) {
+    const kvf_placement *placement = whole->placement;
+    const steps outside = outside_of_blocks(whole, blocks),
+                inside = {whole->inside.rows / outside.rows, whole->inside.units / outside.units,
+                          whole->inside.pieces / outside.pieces};
+    const uint64_t count = outside.rows * outside.units * outside.pieces;
+    const uint64_t bytes =
+        (blocks - 1) * placement->block_stride + (inside.rows - 1) * placement->row_stride +
+        (inside.units - 1) * placement->unit_stride + (inside.pieces - 1) * placement->piece_stride +
+        kvf_piece_bytes(whole->part, placement);
+    for (uint64_t i = 0; i < count; i++) {
+        out[i] = *whole;
+        out[i].inside = inside;
+        out[i].begin = placement->offset + step_offset(placement, &outside, i);
+        out[i].end = out[i].begin + bytes;
+    }
+    return count;
+}
+
+/* The whole extent of a group's i-th placement, without its range. False: it has no cells. */
+static bool extent_of(const kvf_shard *shard, uint32_t group, size_t i, extent *out) {
     const kvf_group_desc *desc = kvf_model_group(shard->model, group);
     const kvf_group_shard_desc *held = &shard->groups[group];
-    kvf_range layers = shard->group_layers[group];
-    uint64_t blocks = held->block_count * held->kernel_blocks_per_block;
-    size_t count = 0;
-    extent *extents = kvf_alloc((size_t)(layers.end - layers.begin) * desc->part_count, sizeof *extents);
+    const uint32_t part = (uint32_t)(i % desc->part_count);
+    const kvf_placement *placed = &held->placements[i];
+    const uint64_t units = held->parts[part].units.end - held->parts[part].units.begin;
+    *out =
+        (extent){.placement = placed,
+                 .part = &desc->parts[part],
+                 .layer = desc->layers[shard->group_layers[group].begin + i / desc->part_count],
+                 .inside = {kvf_kernel_rows(held, &desc->parts[part]), units, placed->pieces},
+                 .period = held->block_count * held->kernel_blocks_per_block > 1 ? placed->block_stride : 0};
+    return units > 0;
+}
+
+/* Checks each placement alone. `more` receives how many extents there are beyond one for each. */
+static kvf_status check_each(const kvf_shard *shard, uint32_t group, size_t placements, uint64_t blocks,
+                             uint64_t most, uint64_t *more) {
+    *more = 0;
+    for (size_t i = 0; i < placements; i++) {
+        extent e;
+        if (!extent_of(shard, group, i, &e))
+            continue;
+        kvf_status status = check_alone(&e, blocks);
+        if (status)
+            return status;
+        const steps outside = outside_of_blocks(&e, blocks);
+        uint64_t count;
+        if (!count_steps(&outside, most, &count) || count - 1 > most - *more)
+            return kvf_fail(KVF_E_RANGE,
+                            "layer %u part %s and others: more than %llu of their cells' places are "
+                            "outside of blocks",
+                            e.layer, e.part->name, (unsigned long long)most);
+        *more += count - 1;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left) {
+    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_range layers = shard->group_layers[group];
+    const uint64_t blocks = held->block_count * held->kernel_blocks_per_block;
+    const size_t placements =
+        (size_t)(layers.end - layers.begin) * kvf_model_group(shard->model, group)->part_count;
+    uint64_t more;
+    kvf_status status = check_each(shard, group, placements, blocks, *left, &more);
+    if (status)
+        return status;
+    *left -= more;
+    extent *extents = kvf_alloc(placements + more, sizeof *extents);
     if (!extents)
         return kvf_nomem("a check of placements");
-    kvf_status status = KVF_OK;
-    const kvf_placement *placement = held->placements;
-    for (uint32_t layer = layers.begin; layer < layers.end; layer++) {
-        for (uint32_t p = 0; p < desc->part_count && !status; p++, placement++) {
-            uint64_t units = held->parts[p].units.end - held->parts[p].units.begin;
-            if (units == 0)
-                continue;
-            extent *e = &extents[count++];
-            *e = (extent){placement,
-                          &desc->parts[p],
-                          desc->layers[layer],
-                          kvf_kernel_rows(held, &desc->parts[p]),
-                          units,
-                          blocks > 1 ? placement->block_stride : 0,
-                          placement->offset,
-                          0};
-            e->end = e->begin + (blocks - 1) * placement->block_stride +
-                     (e->rows - 1) * placement->row_stride + (units - 1) * placement->unit_stride +
-                     (placement->pieces - 1) * placement->piece_stride + kvf_piece_bytes(e->part, placement);
-            status = check_alone(e, blocks);
-        }
+    size_t count = 0;
+    for (size_t i = 0; i < placements; i++) {
+        extent e;
+        if (extent_of(shard, group, i, &e))
+            count += add_extents(&e, blocks, extents + count);
     }
-    if (!status && count)
+    if (count)
         qsort(extents, count, sizeof *extents, by_region_and_begin);
     for (size_t i = 0; i < count && !status;) {
         uint64_t end = extents[i].end;

@@ -182,7 +182,7 @@ bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message) {
     message->flow = flow->id;
     size_t bytes = kvf_stage_write_message(message, data);
     kvf_status status = kvf_transport_notify(flow->peer->peer, data, bytes);
-    if (status == KVF_E_AGAIN)
+    if (status == KVF_E_AGAIN || status == KVF_E_NOMEM)
         flow->stage->held_up = true;
     else if (status) {
         kvf_stage_flow_end(flow, status);
@@ -235,6 +235,14 @@ void kvf_stage_flow_say_end(kvf_stage_flow *flow) {
     (void)snprintf(message.sentence, sizeof message.sentence, "%s", flow->status ? flow->detail : "");
     if (kvf_stage_flow_say(flow, &message))
         flow->end_sent = true;
+}
+
+void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, kvf_status status) {
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    kvf_stage_message message = {.word = KVF_STAGE_END, .flow = flow, .by_lender = true, .status = status};
+    (void)snprintf(message.sentence, sizeof message.sentence, "%s", kvf_error_detail());
+    if (peer->peer)
+        (void)kvf_transport_notify(peer->peer, data, kvf_stage_write_message(&message, data));
 }
 
 /* ---- the shard's memory ------------------------------------------------------------------------ */

@@ -179,6 +179,10 @@ void kvf_stage_flow_say_slots(kvf_stage_flow *flow, kvf_stage_word word, kvf_cre
 /** Says the END where it is due. */
 void kvf_stage_flow_say_end(kvf_stage_flow *flow);
 
+/** Says the lender's END of a flow that there is not, to a mover that waits for it, with the sentence of `status`. Where
+ * it cannot be said now it is not: the mover's own END is answered so, too. */
+void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, kvf_status status);
+
 /** The peer touches no slot of this flow any more: it has said its END, or is gone for good. */
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
 

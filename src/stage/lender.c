@@ -111,7 +111,9 @@ static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_s
     }
     kvf_stage_flow *flow = kvf_stage_flow_new(stage, peer, message->flow, false);
     if (!flow) {
-        kvf_stage_blame(stage, peer->name, kvf_nomem("a flow"));
+        const kvf_status status = kvf_nomem("a flow");
+        kvf_stage_blame(stage, peer->name, status);
+        kvf_stage_flow_deny(peer, message->flow, status);
         return NULL;
     }
     flow->opening_bytes = message->opening_bytes;

@@ -310,6 +310,11 @@ kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name) {
     return peer ? peer->peer : NULL;
 }
 
+bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer) {
+    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
+    return joined && (joined->flows[0] > 0 || joined->flows[1] > 0 || joined->outgoing || joined->incoming);
+}
+
 bool kvf_stage_is_idle(const kvf_stage *stage) {
     return !stage->first;
 }
@@ -328,11 +333,14 @@ static void hear(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message
     }
     bool mover = is_from_lender(message);
     kvf_stage_flow *flow = kvf_stage_flow_find(stage, peer, message->flow, mover);
-    if (!flow || flow->end_heard || (mover && flow->began_ns == 0))
-        kvf_stage_blame(stage, peer->name,
-                        kvf_fail(KVF_E_NOT_FOUND, "a message of kind %d about flow %llu, which there is not",
-                                 (int)message->word, (unsigned long long)message->flow));
-    else if (mover)
+    if (!flow || flow->end_heard || (mover && flow->began_ns == 0)) {
+        const kvf_status status =
+            kvf_fail(KVF_E_NOT_FOUND, "a message of kind %d about flow %llu, which there is not",
+                     (int)message->word, (unsigned long long)message->flow);
+        kvf_stage_blame(stage, peer->name, status);
+        if (!flow && !mover && message->word == KVF_STAGE_END) /* it waits for ours */
+            kvf_stage_flow_deny(peer, message->flow, status);
+    } else if (mover)
         kvf_mover_hear(flow, message);
     else
         kvf_lender_hear(flow, message);

@@ -16,6 +16,9 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
 /** The peer that has joined by this name; NULL: none. */
 kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name);
 
+/** Whether a flow goes by this peer's connection. */
+bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer);
+
 /** Whether there is no flow: then it waits for nothing that time could end. */
 bool kvf_stage_is_idle(const kvf_stage *stage);
 

@@ -60,7 +60,7 @@ static kvf_status write_group(kvf_packing *packing, const kvf_wire_group *group)
     uint32_t runs = 0;
     for (uint32_t i = 0; i < table->count; runs++)
         i += run_length(table->ids + i, table->count - i);
-    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&form, 0) + 1);
+    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&form, 0, group) + 1);
     kvf_wire_fields_write(packing, &form, 0, group);
     bool folded = 2 * runs < table->count;
     kvf_pack_key(packing, folded ? "runs" : "ids");

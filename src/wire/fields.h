@@ -60,6 +60,7 @@ typedef enum kvf_wire_field_type {
     KVF_FIELD_NUMBERS, /* const uint64_t *, and a count of `width` numbers each */
     KVF_FIELD_LIST,    /* const kvf_bytes *, and a count */
     KVF_FIELD_GROUPS,  /* const kvf_wire_group *, and a count */
+    KVF_FIELD_RECORDS, /* const kvf_record *, and a count; missing where there are none */
 } kvf_wire_field_type;
 
 typedef struct kvf_wire_field {
@@ -94,7 +95,7 @@ static inline uint64_t kvf_wire_field_most(const kvf_wire_field *field) {
  * already. */
 void kvf_wire_fields_write_map(kvf_packing *packing, const kvf_body_form *form, uint32_t kind,
                                const void *body);
-uint32_t kvf_wire_fields_count(const kvf_body_form *form, uint32_t kind);
+uint32_t kvf_wire_fields_count(const kvf_body_form *form, uint32_t kind, const void *body);
 void kvf_wire_fields_write(kvf_packing *packing, const kvf_body_form *form, uint32_t kind, const void *body);
 
 /** Reads the fields into a zeroed `body`. Memory that they point to goes into `storage`. */
@@ -130,6 +131,13 @@ kvf_status kvf_wire_groups_write(kvf_packing *packing, const char *key, const kv
                                  uint32_t count);
 kvf_status kvf_wire_groups_read(const msgpack_object *object, const char *key, const kvf_wire_group **groups,
                                 uint32_t *count, void **storage);
+
+/* ---- records (records.c) --------------------------------------------------------------------- */
+
+kvf_status kvf_wire_records_write(kvf_packing *packing, const char *key, const kvf_record *records,
+                                  uint32_t count);
+kvf_status kvf_wire_records_read(const msgpack_object *object, const char *key, const kvf_record **records,
+                                 uint32_t *count, void **storage);
 
 /* ---- numbers as bytes ------------------------------------------------------------------------ */
 

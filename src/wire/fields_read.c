@@ -230,6 +230,8 @@ static kvf_status read_value(const msgpack_object *object, const kvf_wire_field 
         return read_list(object, field, value, count, storage);
     case KVF_FIELD_GROUPS:
         return kvf_wire_groups_read(object, field->key, value, count, storage);
+    case KVF_FIELD_RECORDS:
+        return kvf_wire_records_read(object, field->key, value, count, storage);
     }
     return KVF_OK;
 }
@@ -238,7 +240,8 @@ kvf_status kvf_wire_fields_read(const msgpack_object *map, const kvf_body_form *
                                 void *body, void **storage) {
     for (size_t i = 0; i < form->field_count; i++) {
         const kvf_wire_field *field = &form->fields[i];
-        if (!kvf_wire_field_is_in(field, kind))
+        bool may_miss = field->type == KVF_FIELD_RECORDS;
+        if (!kvf_wire_field_is_in(field, kind) || (may_miss && !kvf_wire_field_has(map, field->key)))
             continue;
         const msgpack_object *object;
         kvf_status status = kvf_wire_field_find(map, field->key, &object);

@@ -81,7 +81,7 @@ static kvf_status write_list(kvf_packing *packing, const kvf_wire_field *field, 
 }
 
 static kvf_status write_pointed(kvf_packing *packing, const kvf_wire_field *field, const void *body) {
-    const void *elements; /* of one of three types */
+    const void *elements; /* of one of four types */
     memcpy(&elements, at(body, field->offset), sizeof elements);
     uint32_t count = count_of(field, body);
     if (count && !elements)
@@ -90,6 +90,8 @@ static kvf_status write_pointed(kvf_packing *packing, const kvf_wire_field *fiel
         return write_numbers(packing, field, elements, count);
     if (field->type == KVF_FIELD_LIST)
         return write_list(packing, field, elements, count);
+    if (field->type == KVF_FIELD_RECORDS)
+        return kvf_wire_records_write(packing, field->key, elements, count);
     return kvf_wire_groups_write(packing, field->key, elements, count);
 }
 
@@ -122,9 +124,15 @@ static kvf_status write_value(kvf_packing *packing, const kvf_wire_field *field,
     case KVF_FIELD_NUMBERS:
     case KVF_FIELD_LIST:
     case KVF_FIELD_GROUPS:
+    case KVF_FIELD_RECORDS:
         return write_pointed(packing, field, body);
     }
     return KVF_OK;
+}
+
+static bool is_said(const kvf_wire_field *field, uint32_t kind, const void *body) {
+    bool nothing = field->type == KVF_FIELD_RECORDS && count_of(field, body) == 0;
+    return kvf_wire_field_is_in(field, kind) && !nothing;
 }
 
 void kvf_wire_fields_write(kvf_packing *packing, const kvf_body_form *form, uint32_t kind, const void *body) {
@@ -132,7 +140,7 @@ void kvf_wire_fields_write(kvf_packing *packing, const kvf_body_form *form, uint
         packing->status = form->check(body, KVF_E_RANGE);
     for (size_t i = 0; i < form->field_count && !packing->status; i++) {
         const kvf_wire_field *field = &form->fields[i];
-        if (!kvf_wire_field_is_in(field, kind))
+        if (!is_said(field, kind, body))
             continue;
         kvf_pack_key(packing, field->key);
         kvf_status status = write_value(packing, field, body);
@@ -141,15 +149,15 @@ void kvf_wire_fields_write(kvf_packing *packing, const kvf_body_form *form, uint
     }
 }
 
-uint32_t kvf_wire_fields_count(const kvf_body_form *form, uint32_t kind) {
+uint32_t kvf_wire_fields_count(const kvf_body_form *form, uint32_t kind, const void *body) {
     uint32_t count = 0;
     for (size_t i = 0; i < form->field_count; i++)
-        count += kvf_wire_field_is_in(&form->fields[i], kind);
+        count += is_said(&form->fields[i], kind, body);
     return count;
 }
 
 void kvf_wire_fields_write_map(kvf_packing *packing, const kvf_body_form *form, uint32_t kind,
                                const void *body) {
-    msgpack_pack_map(&packing->packer, kvf_wire_fields_count(form, kind));
+    msgpack_pack_map(&packing->packer, kvf_wire_fields_count(form, kind, body));
     kvf_wire_fields_write(packing, form, kind, body);
 }

@@ -121,7 +121,7 @@ static void write_group(kvf_packing *packing, const kvf_shard *shard, const kvf_
     const kvf_group_shard_desc *group = &shard->groups[g];
     uint32_t parts = kvf_model_group(shard->model, g)->part_count;
     uint32_t layers = shard->group_layers[g].end - shard->group_layers[g].begin;
-    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0) + 2);
+    msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0, group) + 2);
     kvf_wire_fields_write(packing, &group_form, 0, group);
     kvf_pack_key(packing, "layers");
     msgpack_pack_array(&packing->packer, 2);
@@ -132,7 +132,8 @@ static void write_group(kvf_packing *packing, const kvf_shard *shard, const kvf_
     for (uint32_t p = 0; p < parts; p++) {
         const kvf_dtype dtype = kvf_model_group(shard->model, g)->parts[p].dtype;
         const bool other = dtype != kvf_model_group(told, g)->parts[p].dtype;
-        msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&part_form, 0) + 1 + other);
+        msgpack_pack_map(&packing->packer,
+                         (size_t)kvf_wire_fields_count(&part_form, 0, &group->parts[p]) + 1 + other);
         kvf_wire_fields_write(packing, &part_form, 0, &group->parts[p]);
         if (other) {
             kvf_pack_key(packing, "dtype");
@@ -172,7 +173,7 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, 
     uint32_t groups = kvf_model_group_count(shard->model);
     kvf_packing packing;
     kvf_packing_start(&packing);
-    msgpack_pack_map(&packing.packer, (size_t)kvf_wire_fields_count(&shard_form, 0) + 2);
+    msgpack_pack_map(&packing.packer, (size_t)kvf_wire_fields_count(&shard_form, 0, desc) + 2);
     kvf_wire_fields_write(&packing, &shard_form, 0, desc);
     kvf_pack_key(&packing, "regions");
     write_regions(&packing, desc);

@@ -22,6 +22,7 @@
 #ifndef KVF_WIRE_H
 #define KVF_WIRE_H
 
+#include <kvferry/record.h>
 #include <kvferry/request.h>
 
 #include "base/base.h"
@@ -236,12 +237,13 @@ typedef struct kvf_call_body {
                             on the receiver's clock */
     uint64_t earlier; /* RELEASE, WITHDRAW: number of the ACQUIRE or EXPECT that this ends, 0: of none.
                             Should that one come late, it is ignored. Below `number` */
-    uint32_t
-        rank_count; /* ACQUIRE, RELEASE, EXPECT: how many ranks of the sender's engine send this call to this
-                            agent */
-    kvf_status status;            /* RELEASE, WRITTEN: KVF_OK, or why not */
-    const char *detail;           /* WRITTEN */
-    uint64_t bytes;               /* WRITTEN */
+    /* ACQUIRE, RELEASE, EXPECT: how many ranks of the sender's engine send this call to this agent */
+    uint32_t rank_count;
+    kvf_status status;         /* RELEASE, WRITTEN: KVF_OK, or why not */
+    const char *detail;        /* WRITTEN */
+    uint64_t bytes;            /* WRITTEN */
+    const kvf_record *records; /* WRITTEN: what travels with the cache; `rank` is not told */
+    uint32_t record_count;
     const kvf_wire_group *groups; /* EXPECT; one for each group of the model, or none: nothing to write */
     uint32_t group_count;
     /* For tables larger than a message. EXPECT: the number of the first id in `groups`, counted over all groups, and
@@ -273,8 +275,10 @@ typedef struct kvf_answer {
     uint64_t time_ns;             /* ACQUIRE, BEAT: how long a lease lasts from now */
     const kvf_wire_group *groups; /* ACQUIRE */
     uint32_t group_count;
-    uint32_t first_id;    /* ACQUIRE: number of the first id in `groups` */
-    bool more;            /* ACQUIRE: more follow, and another ACQUIRE asks for them */
+    uint32_t first_id;         /* ACQUIRE: number of the first id in `groups` */
+    bool more;                 /* ACQUIRE: more follow, and another ACQUIRE asks for them */
+    const kvf_record *records; /* ACQUIRE, with the first id 0: what travels with it; `rank` is not told */
+    uint32_t record_count;
     uint32_t stage;       /* JOIN: 1: the answering side takes flows that the caller opens */
     const uint64_t *gone; /* BEAT: leases and expectations that have ended */
     uint32_t gone_count;
@@ -335,6 +339,13 @@ uint64_t kvf_message_kept(const kvf_message *message);
 
 /** Frees what kvf_wire_read() allocated; a zeroed message is accepted. */
 void kvf_message_free(kvf_message *message);
+
+/**
+ * What holds of records wherever they come from: how many, how large, their names and ranges.
+ *
+ * @return KVF_OK, `bad`, or KVF_E_INVALID for a NULL with a size or a count
+ */
+kvf_status kvf_wire_check_records(const kvf_record *records, uint32_t count, kvf_status bad);
 
 kvf_status kvf_wire_encode_introduction(const kvf_introduction *introduction, kvf_wire_buffer *out);
 

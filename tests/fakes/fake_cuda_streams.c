@@ -281,6 +281,28 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
     return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
 }
 
+/* Found by name only: drivers have it from CUDA 12.8 on. */
+__attribute__((visibility("default"))) CUresult
+cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
+                   size_t *attribute_begins, size_t attribute_count, size_t *failed, CUstream stream);
+
+CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
+                            size_t *attribute_begins, size_t attribute_count, size_t *failed,
+                            CUstream stream) {
+    BEGIN;
+    if (!attributes || attribute_count != 1 || attribute_begins[0] != 0 || count == 0 || !stream)
+        return INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        const CUresult result =
+            put(stream, (action){.kind = COPY, .to = to[i], .from = from[i], .bytes = bytes[i]});
+        if (result) {
+            *failed = i;
+            return result;
+        }
+    }
+    return 0;
+}
+
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         CUstream stream, void **arguments, void **extra) {

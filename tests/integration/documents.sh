@@ -28,6 +28,34 @@ for name in choosing-shapes operating; do
     if [ "$count" -ge 1 ]; then pass "$name has commands"; else fail "$name has commands" "none"; fi
 done
 
+# Examples of one manual page, each in one line. Those that speak with an engine are for hand.sh and explain.sh.
+examples_of() {
+    sed -e ':join' -e '/\\e$/{N;s/ *\\e\n */ /;b join' -e '}' "$1" | sed -n 's/^\(\.Dl \)\?\(kvferry [a-z].*\)/\2/p' |
+        grep -Ev 'tcp://|^kvferry serve'
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$output" "$errors" "$work"' EXIT
+count=0
+run transports --json
+has_ucx=$(grep -A8 '"kind": *"ucx"' "$output" | grep -c '"works": *true' || true)
+for page in "$folder"/man/*.1; do
+    while read -r _ line; do
+        read -ra words <<<"${line//figures.json/$work/figures.json}"
+        case $line in
+            *ucx*) [ "$has_ucx" -gt 0 ] || continue ;;
+        esac
+        case $line in
+            *--memory-limit*) ;;
+            *--tokens*) words+=(--requests 1 --rounds 1) ;; # of the same shapes, and not for as long
+            demo* | bench*) words+=(--tokens 20 --requests 1 --rounds 1) ;;
+        esac
+        count=$((count + 1))
+        succeeds "${page##*/}: kvferry $line" . "${words[@]}"
+    done < <(examples_of "$page")
+done
+if [ "$count" -ge 10 ]; then pass "manual pages have examples"; else fail "manual pages have examples" "$count"; fi
+
 # is_so NAME COMMAND...: a case that any command decides.
 is_so() {
     local name=$1

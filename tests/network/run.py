@@ -69,7 +69,7 @@ class Case:
         self.fabric = fabric
         self.network = network
         self.notes: list[str] = []
-        self.often = fabric.kind == "messages" and tries_often()
+        self.often = tries_often()
         self.environment = dict(fabric.environment)
         self.how = ["--transport", fabric.kind, "--move", fabric.way]
         if fabric.keys:

@@ -259,6 +259,40 @@ static void the_direct_way_is_refused_where_types_differ(void **state) {
     world_close(&w);
 }
 
+/* As hybrid_of(), but the groups have each other's numbers. */
+static kvf_model *numbered_otherwise(kvf_dtype full) {
+    kvf_model *usual = hybrid_of(full, KVF_DTYPE_F32);
+    const kvf_group_desc groups[] = {*kvf_model_group(usual, SSM), *kvf_model_group(usual, FULL)};
+    kvf_model *out = model_of(kvf_model_layer_count(usual), groups, COUNT_OF(groups));
+    kvf_model_free(usual);
+    return out;
+}
+
+static void what_goes_packed_is_refused_where_numbers_differ_and_the_way_out_is_said(void **state) {
+    (void)state;
+    const kvf_agent_options options = options_of(CONVERT);
+    for (int push = 0; push < 2; push++) {
+        world w;
+        open_types(&w, numbered_otherwise(KVF_DTYPE_BF16), TWO("P"), hybrid_of(KVF_DTYPE_F32, KVF_DTYPE_F32),
+                   TWO("D"), &options, &options);
+        is_refused(&w, push, KVF_WAY_AUTO, KVF_E_MISMATCH,
+                   "have the same numbers: give both the same, or one type");
+        world_close(&w);
+        open_types(&w, numbered_otherwise(KVF_DTYPE_F32), TWO("P"), hybrid_of(KVF_DTYPE_F32, KVF_DTYPE_F32),
+                   TWO("D"), &options, &options);
+        world_request held;
+        uint64_t theirs[WORLD_MAX_RANKS];
+        world_request_make(&w, &w.p, push ? "pushed" : "pulled", 100, 5, 2, &held);
+        if (push)
+            world_push(&w.p, &held, theirs);
+        else
+            world_hold(&w.p, &held, theirs);
+        is_refused(&w, push, KVF_WAY_PACKED, KVF_E_UNSUPPORTED,
+                   "groups, layers or parts of P have other numbers than ours");
+        world_close(&w);
+    }
+}
+
 static void options_that_contradict_each_other_are_refused(void **state) {
     (void)state;
     static const char *const groups[] = {"full", "swa"};
@@ -286,6 +320,7 @@ int main(void) {
         cmocka_unit_test(types_that_only_one_side_lets_be_converted_are_refused_by_name),
         cmocka_unit_test(conversion_is_allowed_group_by_group),
         cmocka_unit_test(the_direct_way_is_refused_where_types_differ),
+        cmocka_unit_test(what_goes_packed_is_refused_where_numbers_differ_and_the_way_out_is_said),
         cmocka_unit_test(options_that_contradict_each_other_are_refused),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, world_is_real);

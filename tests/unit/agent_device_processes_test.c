@@ -1,7 +1,7 @@
 /*
  * Two processes that share one device, or have one each: a producer with its cache in the device's memory, and a consumer
- * that pulls from it, by every transport between processes. Every cell is compared; cells that the producer has changed
- * meanwhile must be found wrong.
+ * that pulls from it, by every transport between processes: packed, and directly by "cuda". Every cell is compared; cells
+ * that the producer has changed meanwhile must be found wrong.
  *
  * Both are this program, started again as `agent_device_processes_test ROLE TRANSPORT HEARS SAYS`.
  */
@@ -43,6 +43,8 @@ static void open_side(side *s, const char *name, const char *transport, uint32_t
     assert_int_equal(shard->region_count, LAYERS);
     for (uint32_t i = 0; i < LAYERS; i++)
         regions[i] = device_memory(device, shard->region_bytes[i], &s->seen[i]);
+    for (uint32_t i = 0; i < LAYERS; i++)
+        regions[i].withheld = strcmp(transport, "cuda") != 0;
     for (uint32_t i = 0; i < BLOCKS; i++)
         s->table[i] = (first_block + 7 * i) % BLOCKS;
     assert_ok(kvf_agent_open(s->engine, 0, &options, &s->agent));
@@ -67,13 +69,18 @@ static kvf_agent_request request_for(const side *s, kvf_group_steps *steps) {
                                .deadline_ns = PATIENCE_S * SECOND};
 }
 
-/* The event of a ticket must say that all is well. */
-static void await(kvf_agent *agent, uint64_t ticket) {
+static kvf_event event_of(kvf_agent *agent, uint64_t ticket) {
     kvf_event event = {.struct_size = sizeof event};
     do {
         assert_ok(kvf_agent_wait(agent, PATIENCE_S * SECOND));
         assert_ok(kvf_agent_next_event(agent, &event));
     } while (event.ticket != ticket);
+    return event;
+}
+
+/* The event of a ticket must say that all is well. */
+static void await(kvf_agent *agent, uint64_t ticket) {
+    const kvf_event event = event_of(agent, ticket);
     if (event.kind != KVF_EVENT_DONE)
         fail_msg("%s", event.detail);
 }
@@ -138,16 +145,36 @@ static void produce(const char *transport, int hears, int says) {
 
 /* ---- the consumer ------------------------------------------------------------------------------- */
 
-/* Whoever closed its agent before the producer knows of the end, would let it wait for its lease. */
-static void pull(side *d, int hears) {
-    char endpoint[256];
+static kvf_event pull_from(const side *d, const char *endpoint, uint64_t deadline_ns) {
     kvf_group_steps steps;
     kvf_agent_request wanted = request_for(d, &steps);
     uint64_t ticket;
-    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
     wanted.contact = (kvf_contact){.engine = "P", .endpoint = endpoint};
+    wanted.deadline_ns = deadline_ns;
     assert_ok(kvf_agent_pull(d->agent, &wanted, &ticket));
-    await(d->agent, ticket);
+    return event_of(d->agent, ticket);
+}
+
+/* As where containers share no name space: the pull fails with the reason, and later ones are not harmed. */
+static void be_refused(const side *d, const char *endpoint) {
+    enum { OPERATING_SYSTEM = 304 };
+    devices_fail("cuIpcOpenMemHandle_v2", OPERATING_SYSTEM, UINT32_MAX);
+    const kvf_event event = pull_from(d, endpoint, 2 * SECOND);
+    assert_int_equal(event.kind, KVF_EVENT_FAILED);
+    if (!strstr(event.detail, "this process may not map it"))
+        fail_msg("%s", event.detail);
+    devices_fail("", 0, 0);
+}
+
+/* Whoever closed its agent before the producer knows of the end, would let it wait for its lease. */
+static void pull(const side *d, int hears, bool refused) {
+    char endpoint[256];
+    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
+    if (refused)
+        be_refused(d, endpoint);
+    const kvf_event event = pull_from(d, endpoint, PATIENCE_S * SECOND);
+    if (event.kind != KVF_EVENT_DONE)
+        fail_msg("%s", event.detail);
     assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
 }
 
@@ -156,11 +183,11 @@ static void consume(const char *transport, int hears, int says) {
     open_side(&d, "D", transport, 1, 24, "L|BPHN", 0);
     const uint32_t all = LAYERS * 2 * TOKENS * HEADS;
     assert_int_equal(go_over(&d, false, 0), all);
-    pull(&d, hears);
+    pull(&d, hears, strcmp(transport, "cuda") == 0 && !devices_are_real());
     assert_int_equal(go_over(&d, false, 0), 0);
     /* The control: changed bytes are wrong, and are the changed ones. */
     assert_int_equal(write(says, "c", 1), 1);
-    pull(&d, hears);
+    pull(&d, hears, false);
     assert_int_equal(go_over(&d, false, 0), all);
     assert_int_equal(go_over(&d, false, 1), 0);
     close_side(&d);
@@ -194,6 +221,8 @@ static pid_t start(const char *role, const char *transport, const int hears[2], 
 
 static void a_pull_goes_from_process_to_process(void **state) {
     int to_producer[2], to_consumer[2], how[2] = {-1, -1};
+    if (strcmp(*state, "cuda") == 0)
+        DEVICES_ARE_STAND_INS(); /* memory that the host can look at, too, has no handles */
     assert_int_equal(pipe(to_producer), 0);
     assert_int_equal(pipe(to_consumer), 0);
     const pid_t producer = start("produce", *state, to_producer, to_consumer);
@@ -215,13 +244,15 @@ int main(int argument_count, char **arguments) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
         return 77;
     }
-    static char automatic[] = "auto", shm[] = "shm", messages[] = "messages";
+    devices_open();
+    static char automatic[] = "auto", shm[] = "shm", messages[] = "messages", cuda[] = "cuda";
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_process_to_process (auto)", a_pull_goes_from_process_to_process, NULL, NULL,
          automatic},
         {"a_pull_goes_from_process_to_process (shm)", a_pull_goes_from_process_to_process, NULL, NULL, shm},
         {"a_pull_goes_from_process_to_process (messages)", a_pull_goes_from_process_to_process, NULL, NULL,
          messages},
+        {"a_pull_goes_from_process_to_process (cuda)", a_pull_goes_from_process_to_process, NULL, NULL, cuda},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

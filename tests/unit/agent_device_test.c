@@ -170,6 +170,18 @@ static void work_end(work_on_stream *work) {
     kvf_cuda_leave(work->cuda);
 }
 
+/* A request whose blocks have old content until the work of a stream is done. */
+static void open_behind_work(world *w, const kvf_agent_options *options, work_on_stream *work,
+                             world_request *held, world_request *wanted) {
+    shown = strcmp(options->transport, "cuda") == 0;
+    world_open_model(w, attention(4, 8, 8), TP2, TP4, options);
+    world_request_make(w, &w->p, "a", 50, 0, 1, held);
+    world_request_make(w, &w->d, "a", 50, 0, 1, wanted);
+    world_fill(w, &w->p, held, OLD);
+    work_begin(work);
+    held->request.after = &work->ready;
+}
+
 static void a_hold_is_not_read_before_an_event_of_a_stream(void **state) {
     const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
     const size_t left = devices_left();
@@ -178,13 +190,7 @@ static void a_hold_is_not_read_before_an_event_of_a_stream(void **state) {
     work_on_stream work;
     uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
     DEVICES_ARE_STAND_INS();
-    shown = strcmp(options.transport, "cuda") == 0;
-    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
-    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
-    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
-    world_fill(&w, &w.p, &held, OLD);
-    work_begin(&work);
-    held.request.after = &work.ready;
+    open_behind_work(&w, &options, &work, &held, &wanted);
     world_hold(&w.p, &held, holds);
     world_pull(&w.d, &wanted, &w.p, pulls);
     world_run_for(&w, SECOND);
@@ -208,13 +214,7 @@ static void a_push_does_not_begin_before_an_event_of_a_stream(void **state) {
     work_on_stream work;
     uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
     DEVICES_ARE_STAND_INS();
-    shown = strcmp(options.transport, "cuda") == 0;
-    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
-    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
-    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
-    world_fill(&w, &w.p, &held, OLD);
-    work_begin(&work);
-    held.request.after = &work.ready;
+    open_behind_work(&w, &options, &work, &held, &wanted);
     world_expect(&w.d, &wanted, &w.p, expected);
     world_push(&w.p, &held, pushes);
     world_ready(&w.p, pushes);
@@ -252,6 +252,43 @@ static void an_error_of_the_device_ends_what_waits_for_its_event(void **state) {
     event_drop(&work);
     work_end(&work);
     close_all(&w);
+}
+
+/* What a stream that never ends keeps ends by its time, with a sentence, and other requests go on meanwhile. */
+static void what_waits_for_a_stream_that_never_ends_ends_by_its_time(void **state) {
+    (void)state;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .transport = "shm", .lease_ns = 5 * SECOND};
+    const size_t left = devices_left();
+    world w;
+    world_request held, wanted, pushed, expected;
+    work_on_stream work;
+    uint64_t holds[WORLD_MAX_RANKS], pushes[WORLD_MAX_RANKS], fills[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    open_behind_work(&w, &options, &work, &held, &wanted);
+    world_request_make(&w, &w.p, "b", 50, 20, 1, &pushed);
+    world_request_make(&w, &w.d, "b", 50, 40, 1, &expected);
+    pushed.request.after = held.request.after;
+    pushed.request.deadline_ns = expected.request.deadline_ns = SECOND;
+    held.groups[0].table.ids = (const uint32_t[]){16, 17, 18, 19};
+    world_hold(&w.p, &held, holds);
+    world_expect(&w.d, &expected, &w.p, fills);
+    world_push(&w.p, &pushed, pushes);
+    world_ready(&w.p, pushes);
+    world_pull_everything(&w, "another", 40, 5);
+    for (uint32_t r = 0; r < w.p.rank_count; r++) {
+        assert_non_null(
+            strstr(world_failed(&w, w.p.agents[r], pushes[r], KVF_E_TIMEOUT)->detail, "wait for an event"));
+        assert_non_null(strstr(world_failed(&w, w.p.agents[r], holds[r], KVF_E_TIMEOUT)->detail, "event"));
+    }
+    for (uint32_t r = 0; r < w.d.rank_count; r++)
+        (void)world_failed(&w, w.d.agents[r], fills[r], KVF_E_TIMEOUT);
+    devices_hasten();
+    event_drop(&work);
+    work_end(&work);
+    close_all(&w);
+    devices_hasten();
+    assert_int_equal(devices_left(), left);
 }
 
 /* Checksums are taken by the host. */
@@ -311,6 +348,7 @@ int main(void) {
         {"a_push_does_not_begin_before_an_event_of_a_stream (cuda)",
          a_push_does_not_begin_before_an_event_of_a_stream, NULL, NULL, cuda},
         cmocka_unit_test(an_error_of_the_device_ends_what_waits_for_its_event),
+        cmocka_unit_test(what_waits_for_a_stream_that_never_ends_ends_by_its_time),
         {"cells_of_a_device_are_not_verified (shm)", cells_of_a_device_are_not_verified, NULL, NULL, shm},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,6 +29,22 @@ static void withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped(void **st
     lease_close(&s);
 }
 
+static void a_withdrawal_that_was_lost_is_said_again(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    lease_meet(&s);
+    const uint32_t met = letters_met();
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    world_until(&s.w, letters_met() > met);
+    letters_no_rules();
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    (void)world_done(&s.w, s.p, s.theirs[0]); /* it was told, and has not waited for its time */
+    lease_close(&s);
+}
+
 /* Writes begin late, and do not hear that they are cancelled. */
 static void a_withdrawal_is_answered_when_nothing_is_written_any_more(void **state) {
     (void)state;
@@ -202,6 +218,7 @@ static void who_waits_for_a_writer_is_not_idle_nor_is_the_writer(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped),
+        cmocka_unit_test(a_withdrawal_that_was_lost_is_said_again),
         cmocka_unit_test(a_withdrawal_is_answered_when_nothing_is_written_any_more),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),

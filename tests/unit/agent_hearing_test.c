@@ -149,8 +149,44 @@ static void nobody_else_answers_while_a_session_is_being_opened(void **state) {
     }
 }
 
+/* How often P has repeated a call of its own when it has just heard of X. */
+static uint64_t repeated_when_heard(rights *s) {
+    const uint64_t before = world_stats(s->p).messages_repeated;
+    kvf_message beat = {.kind = KVF_MESSAGE_CALL,
+                        .call = {.kind = KVF_CALL_BEAT, .number = ++s->rightful.number}};
+    memcpy(beat.call.session, s->rightful.session, sizeof beat.call.session);
+    speaker_send(&s->rightful, &beat);
+    speaker_run_for(&s->w, &s->rightful, 5 * MS);
+    return world_stats(s->p).messages_repeated - before;
+}
+
+/* A link was down. The pauses of a call that was not answered are 100 ms and then 200, 400, 800, 1600 and 2000. */
+static void who_is_heard_of_after_a_silence_is_asked_again_at_once(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted, pushed;
+    uint64_t push;
+    rights_open(&s);
+    kvf_wire_buffer introduction = {0};
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    world_request_make(&s.w, &s.w.p, "a", 40, 0, 1, &pushed);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", 1, &wanted)), KVF_OK);
+    world_push(&s.w.p, &pushed, &push);
+    world_ready(&s.w.p, &push);
+    speaker_run_for(&s.w, &s.rightful, 900 * MS); /* X does not answer that all is written */
+    assert_true(world_stats(s.p).messages_repeated > 0);
+    assert_int_equal(repeated_when_heard(&s), 0); /* so long it may just have been busy */
+    speaker_run_for(&s.w, &s.rightful, 3600 * MS);
+    assert_int_equal(repeated_when_heard(&s), 1);
+    kvf_wire_buffer_free(&introduction);
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_is_heard_of_after_a_silence_is_asked_again_at_once),
         cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
         cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),

@@ -1,5 +1,6 @@
 /* Who may join, when again, and what becomes of what is written meanwhile. */
 #include "agent/push.h"
+#include "agent/stage.h"
 #include "agent_rights.h"
 
 static void join_is_for_the_peer_of_the_session(void **state) {
@@ -122,6 +123,68 @@ static void a_client_that_only_adds_its_stage_is_written_to_as_before(void **sta
     assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE), KVF_OK);
 }
 
+/* Memory of X's own: a stage takes nobody whose card has another name. */
+static kvf_transport *open_memory(const speaker *x, kvf_call_body *join) {
+    static unsigned char memory[64];
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    kvf_endpoint_name(name, x->engine, 0, x->incarnation);
+    const kvf_transport_options options = {.struct_size = sizeof options, .name = name};
+    const kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = sizeof memory};
+    kvf_transport *transport = NULL;
+    const void *card;
+    assert_ok(kvf_transport_open("inproc", &options, &transport));
+    assert_ok(kvf_transport_register(transport, &region, 1));
+    assert_ok(kvf_transport_export(transport, &card, &join->card.size));
+    join->card.data = card;
+    return transport;
+}
+
+/* X joins with its stage at an agent that lacks one piece of memory while it answers, and asks again. Whether it was put
+ * off, and how many pieces that took. */
+static bool joins_short_of(size_t fail_at, size_t *calls) {
+    static rights s;
+    static memory_count memory;
+    count_memory(&memory);
+    rights_open(&s);
+    kvf_wire_buffer introduction = {0};
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    kvf_transport *transport = open_memory(&s.rightful, &join);
+    join.stage = KVF_JOIN_STAGED;
+    join.number = s.rightful.number + 1; /* the same call each time */
+    memcpy(join.session, s.rightful.session, sizeof join.session);
+    speaker_send(&s.rightful, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = join});
+    memory.calls = 0;
+    memory.fail_at = fail_at;
+    world_run_for(&s.w, MS);
+    memory.fail_at = 0;
+    *calls = memory.calls;
+    const uint32_t before = s.rightful.letters;
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    const bool put_off = s.rightful.letters > before && s.rightful.status == KVF_E_AGAIN;
+    if (put_off)
+        assert_non_null(strstr(s.rightful.detail, "no memory for"));
+    assert_true(speaker_call(&s.w, &s.rightful, s.rightful.session, join));
+    if (s.rightful.status || !s.rightful.takes_flows)
+        fail_msg("it does not join where allocation %zu was refused: %s", fail_at, s.rightful.detail);
+    assert_true(rights_session(&s)->takes_flows);
+    assert_non_null(kvf_session_mate(rights_session(&s)));
+    kvf_wire_buffer_free(&introduction);
+    rights_close(&s);
+    kvf_transport_close(transport);
+    assert_int_equal(memory.live, 0);
+    return put_off;
+}
+
+static void a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory(void **state) {
+    (void)state;
+    size_t calls, some;
+    uint32_t put_off = 0;
+    assert_false(joins_short_of(0, &calls));
+    for (size_t n = 1; n <= calls; n++)
+        put_off += joins_short_of(n, &some);
+    assert_true(put_off > 5);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
@@ -129,6 +192,8 @@ int main(void) {
         cmocka_unit_test(what_hangs_from_before_is_over_when_a_client_joins_anew),
         cmocka_unit_test(a_client_that_had_lost_us_and_brings_its_stage_begins_anew),
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
+        cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
+                                  stop_counting_memory),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

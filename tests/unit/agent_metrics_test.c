@@ -1,4 +1,5 @@
 /* What an agent counts, as text for Prometheus: the numbers are those of the statistics, and the text is of its form. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -65,6 +66,8 @@ static void buckets_of_a_histogram_add_up(void **state) {
         assert_memory_equal(end, "\"} ", 3);
         double count = strtod(end + 3, NULL);
         assert_true(limit > last_limit && count >= last);
+        const bool is_last = memcmp(at, "+Inf", 4) == 0;
+        assert_true(is_last || fabs(limit - (buckets == 0 ? 1.024e-6 : 4 * last_limit)) < 1e-6 * limit);
         last_limit = limit;
         last = count;
     }

@@ -3,6 +3,8 @@
  * key that is allowed too, and by a stranger without one. Greetings are in agent_greeting_test.c, JOIN in
  * agent_join_test.c, what a consumer hears in agent_hearing_test.c.
  */
+#include <sodium.h>
+
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent_rights.h"
@@ -202,6 +204,67 @@ static void what_ends_an_earlier_call_cannot_use_up_numbers(void **state) {
     rights_close(&s);
 }
 
+/* ---- leases ----------------------------------------------------------------------------------- */
+
+/* Four rounds, each of which can be undone: of two numbers no two are permuted to the same. */
+static uint64_t unpermuted(const kvf_agent *agent, uint64_t number) {
+    for (uint32_t round = 4; round-- > 0;) {
+        const uint32_t half = (uint32_t)(number >> 32), in[2] = {round, half};
+        uint8_t mixed[crypto_shorthash_BYTES];
+        uint32_t out;
+        (void)crypto_shorthash(mixed, (const uint8_t *)in, sizeof in, agent->lease_key);
+        memcpy(&out, mixed, sizeof out);
+        number = (uint64_t)((uint32_t)number ^ out) << 32 | half;
+    }
+    return number;
+}
+
+static void the_numbers_of_leases_are_a_count_that_is_permuted(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    uint64_t last = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+        const char id[2] = {(char)('a' + i), '\0'};
+        const uint64_t ticket = rights_hold(&s, id);
+        assert_int_equal(rights_say(&s, &s.rightful, rights_acquire(id)), KVF_OK);
+        assert_int_equal(s.rightful.generation & KVF_EXPECTATION, 0);
+        const uint64_t count = unpermuted(s.p, s.rightful.generation);
+        assert_true(count > last); /* those that would stand for an expectation are passed over */
+        assert_int_equal(count, s.p->next_lease);
+        last = count;
+        assert_ok(kvf_agent_cancel(s.p, ticket));
+    }
+    rights_close(&s);
+}
+
+/* ---- work ------------------------------------------------------------------------------------- */
+
+/* Whose turn it is to be heard depends on it. */
+static void a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    kvf_wire_buffer bytes;
+    kvf_message read;
+    uint64_t work = 0;
+    rights_open(&s);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    kvf_message message = {.kind = KVF_MESSAGE_CALL,
+                           .call = rights_expect("a", 1 | KVF_EXPECTATION, &wanted)};
+    message.call.number = 7; /* in a session that there is not */
+    assert_ok(kvf_wire_encode(&message, &bytes));
+    assert_ok(kvf_wire_open((kvf_bytes){bytes.data, bytes.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    const uint64_t unpacked = kvf_message_kept(&read);
+    assert_true(unpacked > 0);
+    kvf_message_free(&read);
+    kvf_on_message(s.p, &(const kvf_letter){.data = bytes.data, .bytes = bytes.size, .work = &work});
+    assert_true(work >= bytes.size + unpacked && work < 1 << 20);
+    kvf_wire_buffer_free(&bytes);
+    rights_close(&s);
+}
+
 /* ---- clocks ----------------------------------------------------------------------------------- */
 
 static uint64_t time_of_day(void *context) {
@@ -259,6 +322,8 @@ int main(void) {
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
         cmocka_unit_test(what_ends_an_earlier_call_cannot_use_up_numbers),
+        cmocka_unit_test(the_numbers_of_leases_are_a_count_that_is_permuted),
+        cmocka_unit_test(a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -28,6 +28,7 @@ static void on_letter(void *context, const kvf_letter *letter) {
         s->status = message.answer.status;
         s->generation = message.answer.generation;
         s->sums = message.answer.sum_count;
+        s->takes_flows = message.answer.stage;
         (void)snprintf(s->detail, sizeof s->detail, "%s", message.answer.detail);
     } else if (message.kind == KVF_MESSAGE_CALL) {
         s->call = message.call.kind;

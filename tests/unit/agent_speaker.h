@@ -25,6 +25,7 @@ typedef struct speaker {
     kvf_status status;
     char detail[256];
     uint64_t generation, sums;
+    bool takes_flows; /* said in an answer to a JOIN */
     uint8_t card[1024];
     size_t card_bytes;
 } speaker;

@@ -359,6 +359,37 @@ static void a_flow_may_write_what_is_expected_of_it(void **state) {
     world_close(&w);
 }
 
+/* Both engines are producer and consumer. What was met first carries both ways, and is idle after its own request. */
+static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    options.idle_ns = SECOND;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.d, "back", 20, 0, 1, &given);
+    world_request_make(&w, &w.p, "back", 20, 0, 1, &wanted);
+    world_hold(&w.d, &given, holds);
+    world_pull(&w.p, &wanted, &w.d, pulls);
+    world_all_done(&w, &w.p, pulls);
+    world_all_done(&w, &w.d, holds);
+
+    world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
+    world_request_make(&w, &w.d, "slow", 200, 20, 1, &wanted);
+    wanted.request.bytes_per_second = 8192;
+    world_fill(&w, &w.p, &given, 1);
+    world_hold(&w.p, &given, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, 5 * SECOND);
+    world_all_done(&w, &w.d, pulls);
+    assert_int_equal(all_packed(&w.d), all_read(&w.d));
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_run_for(&w, 4 * SECOND);
+    assert_int_equal(world_stats(w.d.agents[0]).peers_evicted, 2); /* now they are idle */
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
@@ -368,6 +399,7 @@ int main(void) {
         cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
+        cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),

@@ -153,6 +153,29 @@ void world_add(world *w, const kvf_engine_spec *spec, const kvf_agent_options *o
     world_open_agents(&w->e, options);
 }
 
+static kvf_record *copy_records(const kvf_record *records, uint32_t count) {
+    kvf_record *copies = calloc(count + 1, sizeof *copies);
+    assert_non_null(copies);
+    for (uint32_t i = 0; i < count; i++) {
+        void *data = malloc(records[i].size + 1);
+        assert_non_null(data);
+        if (records[i].size > 0)
+            memcpy(data, records[i].data, records[i].size);
+        copies[i] = records[i];
+        copies[i].name = strdup(records[i].name);
+        copies[i].data = data;
+    }
+    return copies;
+}
+
+static void free_records(world_outcome *outcome) {
+    for (uint32_t i = 0; i < outcome->record_count; i++) {
+        free((void *)outcome->records[i].name);
+        free((void *)outcome->records[i].data);
+    }
+    free(outcome->records);
+}
+
 void world_close(world *w) {
     world_engine *engines[] = {&w->e, &w->d, &w->p};
     for (int i = 0; i < 3; i++) {
@@ -160,6 +183,8 @@ void world_close(world *w) {
         kvf_engine_free(engines[i]->engine);
     }
     kvf_model_free(w->model);
+    for (uint32_t i = 0; i < w->outcome_count; i++)
+        free_records(&w->outcomes[i]);
     free(w->outcomes);
 }
 
@@ -370,7 +395,9 @@ static void keep(world *w, const kvf_agent *agent, const kvf_event *event) {
                          .blocks_free = event->blocks_free,
                          .recompute = event->recompute,
                          .group_count = event->group_count,
-                         .bytes = event->bytes};
+                         .bytes = event->bytes,
+                         .records = copy_records(event->records, event->record_count),
+                         .record_count = event->record_count};
     memcpy(o->id, event->id.data ? event->id.data : "",
            event->id.size < sizeof o->id ? event->id.size : sizeof o->id);
     (void)snprintf(o->detail, sizeof o->detail, "%s", event->detail);

@@ -48,6 +48,8 @@ typedef struct world_outcome {
     uint32_t invalid_count[WORLD_MAX_GROUPS];
     uint32_t group_count;
     uint64_t bytes;
+    kvf_record *records; /* with all that they point to */
+    uint32_t record_count;
 } world_outcome;
 
 typedef struct world {

@@ -339,6 +339,35 @@ static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) 
     close_scene(&scene);
 }
 
+/* What the driver has taken touches memory, and the boxes, until it is over. */
+static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(&(kvf_copier_options){.jobs = 1});
+    const kvf_box one = pages_of(scene.one);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
+    kvf_copy_job *job = begin(&scene, &from, &to), *other = NULL;
+    devices_fail("cuMemcpyHtoDAsync_v2", OUT_OF_MEMORY, 1); /* nothing is taken */
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_E_NOMEM);
+    job = begin(&scene, &from, &to);
+    devices_delay(1000000 * MS);
+    devices_fail("cuLaunchKernel", OUT_OF_MEMORY, 1); /* its boxes are on their way */
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    devices_delay(0);
+    assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
+    assert_int_equal(kvf_copier_begin(scene.copier, &other), KVF_E_AGAIN);
+    devices_hasten();
+    assert_int_equal(kvf_copy_job_poll(job), KVF_E_NOMEM);
+    assert_string_equal(kvf_error_detail(), "starting a copy: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
+    job = begin(&scene, &from, &to);
+    devices_fail("cuEventRecord", OUT_OF_MEMORY, 1); /* it is waited for */
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_E_NOMEM);
+    job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    finish(job);
+    close_scene(&scene);
+}
+
 static void memory_is_pinned_once(void **unused) {
     (void)unused;
     test_scene scene = open_scene(NULL);
@@ -366,6 +395,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(more_boxes_than_a_job_has_room_for_are_refused),
         cmocka_unit_test(an_engine_that_cannot_be_made_leaves_nothing),
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
+        cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
         cmocka_unit_test(memory_is_pinned_once),
     };
     devices_open();

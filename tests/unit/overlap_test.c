@@ -228,6 +228,48 @@ static void two_layers_on_the_same_memory_are_refused(void **state) {
     assert_fails(try_layers(&layers[0].k, 2, 3, 1), KVF_E_OVERLAP, "layer 0", "layer 1");
 }
 
+/* As caches whose heads are apart: all blocks of head 0, K and V of a token side by side, and then those of head 1. */
+static void heads_may_have_all_their_blocks_together(void **state) {
+    (void)state;
+    const page p = {PLACED(0, 0, 32, 16, 96), PLACED(0, 8, 32, 16, 96)};
+    assert_ok(try_page(p));
+    page early = p;
+    early.v.offset = 7;
+    assert_fails(try_page(early), KVF_E_OVERLAP, "layer 0 part k", "layer 0 part v", "byte 7");
+    /* Values whose second head begins in the last block of the first one's keys. */
+    page crossed = {PLACED(0, 0, 32, 16, 96), PLACED(0, 8, 32, 16, 80)};
+    assert_fails(try_page(crossed), KVF_E_OVERLAP, "part v", "step of 80 bytes", "clear the 88 inside");
+    page layers[] = {p, p};
+    layers[1].k.offset += 192;
+    layers[1].v.offset += 192;
+    assert_ok(try_layers(&layers[0].k, 2, 3, 1));
+    layers[1].k.offset -= 8;
+    assert_fails(try_layers(&layers[0].k, 2, 3, 1), KVF_E_OVERLAP, "layer 0 part v", "layer 1 part k");
+}
+
+/* Claims of another machine, before anything is allocated for them. */
+static void more_heads_outside_of_blocks_than_are_looked_at_are_refused(void **state) {
+    (void)state;
+    enum { HEADS = 1 << 20 };
+    kvf_model *model = attention(1, HEADS, 4);
+    const kvf_part_share parts[] = {{{0, HEADS}, 0, 1}, {{0, HEADS}, 0, 1}};
+    const kvf_placement places[] = {PLACED(0, 0, 16, 0, 32), PLACED(0, 8, 16, 0, 32)};
+    const uint64_t bytes = 32ull * HEADS;
+    kvf_group_shard_desc group = {
+        .tokens_per_block = 1, .block_count = 2, .parts = parts, .placements = places};
+    kvf_shard_desc desc = {.struct_size = sizeof desc,
+                           .layers = {0, 1},
+                           .region_bytes = &bytes,
+                           .region_count = 1,
+                           .groups = &group};
+    kvf_shard *shard = NULL;
+    uint64_t left = KVF_OVERLAP_FOREIGN;
+    assert_fails(kvf_shard_make(model, &desc, NULL, &left, &shard), KVF_E_RANGE, "part k",
+                 "outside of blocks");
+    assert_int_equal(left, KVF_OVERLAP_FOREIGN);
+    kvf_model_free(model);
+}
+
 static void two_groups_may_share_memory(void **state) {
     (void)state;
     /* Blocks of either kind come from one pool, with different ids. */
@@ -342,6 +384,8 @@ int main(void) {
         cmocka_unit_test(pages_of_different_sizes_in_the_same_bytes_are_refused),
         cmocka_unit_test(pages_of_different_sizes_in_bytes_of_their_own_are_fine),
         cmocka_unit_test(two_layers_on_the_same_memory_are_refused),
+        cmocka_unit_test(heads_may_have_all_their_blocks_together),
+        cmocka_unit_test(more_heads_outside_of_blocks_than_are_looked_at_are_refused),
         cmocka_unit_test(two_groups_may_share_memory),
         cmocka_unit_test(a_part_without_units_overlaps_nothing),
         cmocka_unit_test(blocks_of_absurdly_many_interleaved_cells_are_refused),

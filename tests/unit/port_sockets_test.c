@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/tcp.h"
 #include "port/sockets.h"
 #include "shapes.h"
 

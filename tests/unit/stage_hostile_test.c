@@ -324,6 +324,8 @@ static void flows_that_there_are_not(void **state) {
         say(&s, &message);
         work(&s);
         assert_event(&s, i + 1, KVF_E_NOT_FOUND, "about flow 99, which there is not", false);
+        /* Who has ended one waits for the other side's END. */
+        assert_int_equal(s.by.heard[KVF_STAGE_END], words[i] == KVF_STAGE_END);
     }
     assert_unharmed(&s);
     assert_stage_idle(s.p->stage);

@@ -515,6 +515,9 @@ static void a_machine_without_a_driver_says_so_and_has_the_others(void **state) 
                               "KVF_OK: does not there is no CUDA here: the driver knows no device\n");
     opened_with("FAKE_CUDA_DEVICES=0 KVF_TEST_ONLY_AUTO=1", text, sizeof text);
     assert_string_equal(text, "KVF_OK: works \n");
+    opened_with("-u LD_LIBRARY_PATH", text, sizeof text);
+    if (strstr(text, "does not")) /* there is none: the machine may have a driver of its own */
+        assert_non_null(strstr(text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: libcuda.so.1: "));
 }
 
 int main(int argument_count, char **arguments) {

@@ -438,6 +438,28 @@ static void runs_outside_of_memory_are_refused_by_their_owner(void **state) {
     side_close(&there);
 }
 
+static void who_asks_too_often_for_what_there_is_not_is_cut_off(void **state) {
+    (void)state;
+    test_side there;
+    unsigned char request[4096], heard[4096];
+    side_open(&there, &plain, 2);
+    raw_end end = raw_open(&there);
+    raw_greet(&end, &there, 0);
+    const kvf_run outside = {.remote_offset = there.regions[1].bytes - 499, .bytes = 500, .remote_region = 1};
+    for (uint32_t i = 0; i < MESSAGES_FAILED_MAX; i++) {
+        raw_send(&end, request,
+                 make_request(i % 2 ? MESSAGES_READ : MESSAGES_WRITE, 1 + i, outside, request));
+        (void)raw_hear(&end, &there, heard, sizeof heard);
+        assert_int_equal(heard[0], MESSAGES_FAILED);
+        assert_int_equal(heard[4], 1 + i);
+    }
+    raw_send(&end, request, make_request(MESSAGES_READ, 99, outside, request));
+    assert_refused(&end, &there, MESSAGES_REFUSED_PROTOCOL);
+    assert_int_equal(HASH_COUNT(inside(&there)->clients), 0);
+    raw_close(&end);
+    side_close(&there);
+}
+
 /* Each of them, after a greeting that is right. */
 static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
     (void)state;
@@ -760,6 +782,7 @@ int main(void) {
         cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
         cmocka_unit_test(who_says_anything_but_the_secret_is_hung_up_on),
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
+        cmocka_unit_test(who_asks_too_often_for_what_there_is_not_is_cut_off),
         cmocka_unit_test(who_does_not_keep_to_the_protocol_is_cut_off),
         cmocka_unit_test(who_asks_without_end_is_cut_off_and_others_are_served),
         cmocka_unit_test(who_takes_no_answers_gives_its_slots_back_to_others),

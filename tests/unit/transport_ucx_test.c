@@ -2,6 +2,8 @@
  * The UCX fabric between real processes, see ucx_pair.h.
  */
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -393,6 +395,56 @@ static void operations_on_a_peer_that_is_killed_end_with_peer_lost_and_print_not
     run_both(*state, serving_target, quiet_death_actor, true);
 }
 
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+#ifndef TCP_RTO_MAX_MS /* of Linux 6.15 */
+#define TCP_RTO_MAX_MS 44
+#endif
+
+static int longest_wait_ms(int fd) {
+    int longest = 0;
+    socklen_t bytes = sizeof longest;
+    return getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &longest, &bytes) ? -1 : longest;
+}
+
+/* Connections of this process by TCP, which are UCX's, that try again each second. */
+static uint32_t trying_often(void) {
+    uint32_t count = 0;
+    for (int fd = 0; fd < 256; fd++) {
+        struct tcp_info info;
+        socklen_t bytes = sizeof info;
+        const bool made =
+            getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == TCP_ESTABLISHED;
+        count += made && longest_wait_ms(fd) == 1000;
+    }
+    return count;
+}
+
+/* For as long as it takes, or until the alarm. */
+static void often_actor(process *side) {
+    const kvf_run run = {.bytes = 4096};
+    const int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool can = longest_wait_ms(one) > 0;
+    (void)close(one);
+    open_side(side, 0, 2);
+    CHECK(trying_often() == 0);
+    connect_side(side);
+    for (unsigned ends = 1; can && trying_often() == 0; ends++) {
+        submit(side, KVF_READ, &run, 1, NULL);
+        await_end(side, ends);
+        CHECK(side->ended == KVF_OK);
+    }
+    say(side, 'x');
+    close_side(side);
+}
+
+static void what_waits_in_connections_by_tcp_is_tried_often(void **state) {
+    (void)state;
+    run_both(&tcp_way, serving_target, often_actor, false);
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
 static void cuda_actor(process *side) {
     kvf_setting setting = {"ucx.tls", "tcp,self"};
     kvf_transport_options options = {.struct_size = sizeof options, .settings = &setting, .setting_count = 1};
@@ -443,6 +495,7 @@ int main(void) {
         BY(a_card_whose_sizes_are_not_those_of_the_outer_card_is_refused, tcp),
         cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),
         cmocka_unit_test(peers_without_a_transport_in_common_are_unsupported_and_nothing_is_printed),
+        cmocka_unit_test(what_waits_in_connections_by_tcp_is_tried_often),
         cmocka_unit_test(cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered),
     };
     uint32_t variants =

@@ -77,6 +77,20 @@ static const uint64_t *numbers(uint64_t *out, uint32_t *count, uint64_t *seed) {
     return out;
 }
 
+static const kvf_record *records(wire_sample *out, uint32_t *count, uint64_t *seed) {
+    *count = below(seed, SAMPLE_RECORDS + 1);
+    const kvf_bytes data = bytes(out->bytes[2], seed);
+    for (uint32_t i = 0; i < *count; i++) {
+        kvf_record *record = &out->records[i];
+        memset(out->record_names[i], 'a' + (int)i, 1 + below(seed, KVF_MAX_RECORD_NAME));
+        *record = (kvf_record){.name = out->record_names[i], .begin = number(seed) / 2};
+        record->end = record->begin + number(seed) / 2;
+        record->data = data.data;
+        record->size = below(seed, (uint32_t)data.size + 1);
+    }
+    return out->records;
+}
+
 static kvf_range range_of(uint64_t *seed) {
     uint32_t begin = (uint32_t)number(seed) / 2;
     return (kvf_range){begin, begin + (uint32_t)number(seed) / 2};
@@ -157,6 +171,7 @@ static void fill_call(wire_sample *out, kvf_call_body *call, uint64_t *seed) {
     if (has[KVF_CALL_WRITTEN]) {
         call->detail = detail(out->detail, seed);
         call->bytes = number(seed);
+        call->records = records(out, &call->record_count, seed);
     }
     if (has[KVF_CALL_ACQUIRE] || has[KVF_CALL_EXPECT])
         call->first_id = below(seed, KVF_WIRE_MAX_TABLE_IDS + 1);
@@ -181,6 +196,7 @@ static void fill_answer(wire_sample *out, kvf_answer *answer, uint64_t *seed) {
         answer->groups = groups(out, &answer->group_count, seed);
         answer->first_id = below(seed, KVF_WIRE_MAX_TABLE_IDS + 1);
         answer->more = below(seed, 2);
+        answer->records = records(out, &answer->record_count, seed);
     } else if (answer->kind == KVF_CALL_BEAT) {
         answer->time_ns = number(seed);
         answer->gone = numbers(out->numbers, &answer->gone_count, seed);
@@ -262,6 +278,16 @@ static void same_groups(const kvf_wire_group *a, uint32_t a_count, const kvf_wir
     }
 }
 
+static void same_records(const kvf_record *a, uint32_t a_count, const kvf_record *b, uint32_t b_count) {
+    assert_int_equal(a_count, b_count);
+    for (uint32_t i = 0; i < a_count; i++) {
+        same_text(a[i].name, b[i].name);
+        assert_int_equal(a[i].begin, b[i].begin);
+        assert_int_equal(a[i].end, b[i].end);
+        same_bytes((kvf_bytes){a[i].data, a[i].size}, (kvf_bytes){b[i].data, b[i].size});
+    }
+}
+
 static void same_range(kvf_range a, kvf_range b) {
     assert_range(a, b.begin, b.end);
 }
@@ -306,6 +332,7 @@ static void same_call(const kvf_call_body *a, const kvf_call_body *b) {
     assert_int_equal(a->status, b->status);
     same_text(a->detail, b->detail);
     assert_int_equal(a->bytes, b->bytes);
+    same_records(a->records, a->record_count, b->records, b->record_count);
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
     assert_int_equal(a->first_id, b->first_id);
     assert_int_equal(a->more, b->more);
@@ -336,6 +363,7 @@ static void same_answer(const kvf_answer *a, const kvf_answer *b) {
     same_groups(a->groups, a->group_count, b->groups, b->group_count);
     assert_int_equal(a->first_id, b->first_id);
     assert_int_equal(a->more, b->more);
+    same_records(a->records, a->record_count, b->records, b->record_count);
     same_numbers(a->gone, a->gone_count, b->gone, b->gone_count, 1);
     same_numbers(a->sums, a->sum_count, b->sums, b->sum_count, 1);
     assert_int_equal(a->clock_ns, b->clock_ns);

@@ -12,6 +12,7 @@
 #define SAMPLE_BLOCKS 512
 #define SAMPLE_GROUPS 4
 #define SAMPLE_BYTES 200
+#define SAMPLE_RECORDS 3
 
 /** What the fields of a sample point to. */
 typedef struct wire_sample {
@@ -24,6 +25,8 @@ typedef struct wire_sample {
     uint64_t numbers[2 * SAMPLE_NUMBERS], pairs[2 * SAMPLE_NUMBERS];
     uint32_t ids[SAMPLE_GROUPS][SAMPLE_BLOCKS];
     kvf_wire_group groups[SAMPLE_GROUPS];
+    kvf_record records[SAMPLE_RECORDS];
+    char record_names[SAMPLE_RECORDS][KVF_MAX_RECORD_NAME + 1];
 } wire_sample;
 
 /** Repeats itself for the same seed; never 0. */

@@ -75,7 +75,7 @@ class Computing:
 
     def _worker(self, config: Any, rank: Rank) -> Worker:
         def gather(everyone: list[Any], *_: Any, **__: Any) -> None:
-            everyone[:] = [each.geometry for each in self.layout.ranks]
+            everyone[:] = [[each.geometry] for each in self.layout.ranks]
 
         group = SimpleNamespace(
             rank_in_group=rank.geometry.tp_rank, world_size=len(self.layout.ranks), cpu_group=None
@@ -86,7 +86,6 @@ class Computing:
                 worker_module,
                 get_tp_group=lambda: group,
                 get_pp_group=lambda: SimpleNamespace(rank_in_group=0, world_size=1),
-                get_world_group=lambda: group,
             ),
             mock.patch("torch.distributed.all_gather_object", gather),
         ):

@@ -111,7 +111,6 @@ class Half:
             worker_module,
             get_tp_group=lambda: alone,
             get_pp_group=lambda: alone,
-            get_world_group=lambda: alone,
         ):
             self.worker.register(self.layers)
         introduction = self.worker.handshake()

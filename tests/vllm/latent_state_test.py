@@ -20,6 +20,7 @@ from vllm.model_executor.layers.mamba import mamba_utils
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 from vllm.transformers_utils.configs.kimi_linear import KimiLinearConfig
 from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 HEADS, SIZE, KERNEL = 4, 16, 4
 LATENT = 32 + 8  # elements, the rotated ones among them
@@ -66,10 +67,12 @@ def specs_of(tp_size: int, block_size: int) -> Specs:
     return {name: state if name in STATES else latent for name in sorted(STATES | LATENTS)}
 
 
-def engine(tp_size: int, block_size: int, order: str, name: str) -> Layout:
+def engine(
+    tp_size: int, block_size: int, order: str, name: str, pages: KVCacheLayout = KVCacheLayout.LBHNC
+) -> Layout:
     """Convolutions have steps before channels ("SD") or channels before steps ("DS")."""
     with mock.patch.object(mamba_utils, "get_conv_state_layout", lambda: order):
-        return lay_out(model(), lambda ranks: specs_of(ranks, block_size), tp_size, name)
+        return lay_out(model(), lambda ranks: specs_of(ranks, block_size), tp_size, name, order=pages)
 
 
 def fill(layout: Layout, tables: list[list[int]], chance: torch.Generator) -> None:
@@ -128,6 +131,16 @@ class LatentsBesideStates(unittest.TestCase):
             with self.subTest(there=there_tp, here=here_tp, orders=(there_order, here_order)):
                 there = engine(there_tp, 64, there_order, "prefill")
                 here = engine(here_tp, 48, here_order, "decode")
+                self.hand_over(there, here, ([2, 1], [1, 2]))
+
+    def test_every_cell_arrives_in_pages_of_one_layer_and_of_all(self) -> None:
+        """States are padded, so a page is one piece: with layers outside of blocks, or inside."""
+        orders = [order for order in KVCacheLayout if order.is_block_compact]
+        self.assertEqual(len(orders), 4)
+        for there_order, here_order in itertools.product(orders, repeat=2):
+            with self.subTest(there=there_order.name, here=here_order.name):
+                there = engine(2, 64, "SD", "prefill", there_order)
+                here = engine(1, 48, "DS", "decode", here_order)
                 self.hand_over(there, here, ([2, 1], [1, 2]))
 
     def test_states_are_read_from_all_who_hold_shards_and_latents_from_one(self) -> None:

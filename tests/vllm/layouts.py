@@ -74,13 +74,19 @@ class Layout:
 
 
 def lay_out(
-    model: Any, specs_of: Callable[[int], Specs], tp_size: int, name: str, blocks: int = BLOCKS
+    model: Any,
+    specs_of: Callable[[int], Specs],
+    tp_size: int,
+    name: str,
+    blocks: int = BLOCKS,
+    order: KVCacheLayout = KVCacheLayout.LBHNC,
 ) -> Layout:
     """An engine.
 
     Args:
         model: what the connector reads of vLLM's model configuration
         specs_of: the caches that a rank of an engine of so many ranks has
+        order: of the axes in memory, one of those that the attention backends of CUDA declare
     """
     config: Any = SimpleNamespace(
         model_config=model,
@@ -89,7 +95,7 @@ def lay_out(
         attention_config=SimpleNamespace(hisparse_config=None),
         speculative_config=None,
         cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBHNC,
+            get_resolved_kv_cache_layout=lambda: order,
             num_gpu_blocks_override=blocks,
             prefix_cache_retention_interval=None,
             enable_prefix_caching=False,
@@ -99,7 +105,7 @@ def lay_out(
     cache = get_kv_cache_config_from_groups(config, groups, 1 << 30)
     ranks = []
     for rank in range(tp_size):
-        caches = allocate_kv_cache(cache, torch.device("cpu"), KVCacheLayout.LBHNC)
+        caches = allocate_kv_cache(cache, torch.device("cpu"), order)
         geometry, memory = describe(config, cache, caches, Ranks(rank, tp_size, 0, 1))
         ranks.append(Rank(cache, caches, geometry, memory))
     return Layout(ranks, build_engine([rank.geometry for rank in ranks], name))

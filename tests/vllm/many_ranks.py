@@ -30,7 +30,7 @@ EMPTY = -1.0  # what a cell has that nobody wrote
 MOST_HEADS = 8
 
 
-def groups_of_ranks(tp: int, pcp: int, dcp: int) -> dict[str, list[list[int]]]:
+def groups_of_ranks(tp: int, pcp: int, dcp: int, replicas: int = 1) -> dict[str, list[list[int]]]:
     """The groups that vLLM makes, by their names; of each the numbers of its ranks."""
     found: dict[str, list[list[int]]] = {}
 
@@ -40,7 +40,7 @@ def groups_of_ranks(tp: int, pcp: int, dcp: int) -> dict[str, list[list[int]]]:
 
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(
-            data_parallel_size=1, enable_elastic_ep=False, enable_eplb=False, use_all2all=False
+            data_parallel_size=replicas, enable_elastic_ep=False, enable_eplb=False, use_all2all=False
         ),
         model_config=None,
         engram_config=None,
@@ -56,7 +56,7 @@ def groups_of_ranks(tp: int, pcp: int, dcp: int) -> dict[str, list[list[int]]]:
         mock.patch.multiple(
             torch.distributed,
             is_initialized=lambda: True,
-            get_world_size=lambda *_: tp * pcp,
+            get_world_size=lambda *_: replicas * tp * pcp,
             get_rank=lambda *_: 0,
             get_backend=lambda *_: "gloo",
         ),
@@ -73,43 +73,53 @@ def rows_of(tokens: int, dcp: int, share: int, interleave: int) -> list[int | No
 
 
 class _Gathering:
-    """Ranks as threads: what torch.distributed and vLLM's groups would say to each."""
+    """Ranks as threads: what torch.distributed and vLLM's groups would say to each.
 
-    def __init__(self, groups: dict[str, list[list[int]]], size: int) -> None:
-        self._groups, self._size = groups, size
+    Only `ranks` are there. A group waits until all of its ranks have spoken.
+    """
+
+    def __init__(self, groups: dict[str, list[list[int]]], ranks: range) -> None:
+        self._groups, self._ranks = groups, ranks
         self._own = threading.local()
-        self._said: list[Any] = [None] * size
-        self._all = threading.Barrier(size, timeout=60)
+        self._said: dict[int, Any] = {}
+        self._waits = {
+            tuple(group): threading.Barrier(len(group), timeout=60)
+            for all_ in groups.values()
+            for group in all_
+        }
 
     def group(self, name: str) -> Any:
         (ranks,) = (ranks for ranks in self._groups[name] if self._own.rank in ranks)
-        return SimpleNamespace(rank_in_group=ranks.index(self._own.rank), world_size=len(ranks))
+        return SimpleNamespace(
+            rank_in_group=ranks.index(self._own.rank), world_size=len(ranks), cpu_group=tuple(ranks)
+        )
 
-    def all_gather(self, found: list[Any], own: Any, group: Any) -> None:
+    def all_gather(self, found: list[Any], own: Any, group: tuple[int, ...]) -> None:
         self._said[self._own.rank] = own
-        self._all.wait()
-        found[:] = self._said
-        self._all.wait()
+        self._waits[group].wait()
+        found[:] = [self._said[rank] for rank in group]
+        self._waits[group].wait()
 
     def run(self, calls: Sequence[Any]) -> None:
         """Makes a call as each of the ranks; raises what the first of them has raised."""
 
-        def one(rank: int) -> None:
+        def one(rank: int, call: Any) -> None:
             self._own.rank = rank
             try:
-                calls[rank]()
+                call()
             except BaseException:
-                self._all.abort()
+                for barrier in self._waits.values():
+                    barrier.abort()
                 raise
 
-        world = SimpleNamespace(world_size=self._size, cpu_group=None)
         names = {f"get_{name}_group": lambda name=name: self.group(name) for name in self._groups}
         with (
-            mock.patch.multiple(worker_module, **names, get_world_group=lambda: world),
+            mock.patch.multiple(worker_module, **names),
             mock.patch.object(torch.distributed, "all_gather_object", self.all_gather),
-            ThreadPoolExecutor(self._size) as threads,
+            ThreadPoolExecutor(len(self._ranks)) as threads,
         ):
-            errors = [done.exception() for done in [threads.submit(one, rank) for rank in range(self._size)]]
+            running = [threads.submit(one, rank, call) for rank, call in zip(self._ranks, calls, strict=True)]
+            errors = [done.exception() for done in running]
         for error in errors:
             if error is not None and not isinstance(error, threading.BrokenBarrierError):
                 raise error
@@ -141,6 +151,7 @@ class ManyRanks:
         said_interleave: int = 0,
         draft_heads: int = 0,
         draft_shared: bool = True,
+        replica: tuple[int, int] = (0, 1),
         **extra: Any,
     ) -> None:
         """
@@ -149,13 +160,15 @@ class ManyRanks:
             draft_heads: of the one layer of a draft model, which is in a group of its own; 0: there is none
             draft_shared: its tokens are shared out as those of the model
             said_interleave: what the connector is told, where that is not true
+            replica: which of how many data-parallel replicas this engine is
         """
         self.tp, self.pcp, self.dcp, self.interleave = tp, pcp, dcp, interleave
         self.heads, self.block_size = 1 if latent else heads, block_size
         self.layers = [(f"model.layers.{layer}.attn", self.heads, dcp) for layer in range(LAYERS)]
         if draft_heads:
             self.layers.append((f"model.layers.{LAYERS}.attn", draft_heads, dcp if draft_shared else 1))
-        self.groups = groups_of_ranks(tp, pcp, dcp)
+        self.groups = groups_of_ranks(tp, pcp, dcp, replica[1])
+        self._first = replica[0] * tp * pcp
         local = max(1, self.heads // tp)
         size = 2 * SIZE if latent else SIZE
         kind = MLAAttentionSpec if latent else FullAttentionSpec
@@ -180,7 +193,7 @@ class ManyRanks:
                 decode_context_parallel_size=dcp,
                 prefill_context_parallel_size=pcp,
                 cp_kv_cache_interleave_size=said_interleave or interleave,
-                data_parallel_index=0,
+                data_parallel_index=replica[0],
             ),
             device_config=SimpleNamespace(device_type="other"),
             model_config=SimpleNamespace(
@@ -220,7 +233,7 @@ class ManyRanks:
             lambda worker=worker, caches=caches: worker.register(caches)
             for worker, caches in zip(self.workers, self.caches, strict=True)
         ]
-        _Gathering(self.groups, len(self.ranks)).run(register)
+        _Gathering(self.groups, range(self._first, self._first + len(self.ranks))).run(register)
         said: dict[tuple[int, int], KvferryHandshake] = {}
         for rank, worker in enumerate(self.workers):
             own = worker.handshake()

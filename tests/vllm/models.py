@@ -44,6 +44,15 @@ def llama_large() -> transformers.PretrainedConfig:
     )
 
 
+def llama_deep() -> transformers.PretrainedConfig:
+    """Many layers, and long prompts that take seconds: to measure writing layer by layer."""
+    return transformers.LlamaConfig(
+        **{**COMMON, "hidden_size": 256, "intermediate_size": 768, "max_position_embeddings": 16384},
+        head_dim=32,
+        num_hidden_layers=16,
+    )
+
+
 def llama_heads() -> transformers.PretrainedConfig:
     """Not llama(): heads of another size."""
     return transformers.LlamaConfig(**COMMON, head_dim=64, num_hidden_layers=4)
@@ -186,6 +195,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     for make in (
         llama,
         llama_large,
+        llama_deep,
         llama_heads,
         llama_layers,
         llama_window,

@@ -14,11 +14,13 @@ typedef enum message_type {
     MESSAGE_READY = 1, /* its caches are filled; prefill: its introduction */
     MESSAGE_PROGRESS,  /* a progress_figures */
     MESSAGE_CONNECTED, /* decode */
-    MESSAGE_MOVED,     /* decode: a move_figures */
+    MESSAGE_MOVED,     /* decode, and prefill where that writes: a move_figures */
     MESSAGE_VERIFIED,  /* decode: a verdict */
     MESSAGE_PARTED,    /* prefill: its agent is closed and its memory freed; decode: it has let go of both */
     MESSAGE_PREPARED,  /* decode: its part of the memory to copy from is filled */
     MESSAGE_COPIED,    /* decode: a copy_figures */
+    MESSAGE_HALFWAY,   /* some of the broken request has moved: a halfway_figures */
+    MESSAGE_TOLD,      /* what the rank was told of the broken request: a told_figures */
     MESSAGE_FAILED,    /* why it ends, a text */
     /* To a rank. */
     MESSAGE_CONNECT, /* decode: where the prefill engine is met, a text */
@@ -27,7 +29,11 @@ typedef enum message_type {
     MESSAGE_VERIFY,
     MESSAGE_PART,
     MESSAGE_PREPARE,
-    MESSAGE_COPY,
+    MESSAGE_COPY,    /* decode: by which method, a text */
+    MESSAGE_BREAK,   /* move the first request, in the middle of which a producer is killed */
+    MESSAGE_TELL,    /* decode: what it is told of that request */
+    MESSAGE_GIVE_UP, /* prefill: that request has failed elsewhere */
+    MESSAGE_BEGIN,   /* to a process that stands by: be the rank */
     MESSAGE_QUIT,
 } message_type;
 
@@ -46,6 +52,21 @@ typedef struct copy_figures {
     uint64_t ns; /* spent copying */
     uint64_t bytes;
 } copy_figures;
+
+/** How far a request was when its producer was killed. */
+typedef struct halfway_figures {
+    uint64_t bytes;  /* that had moved */
+    uint32_t layers; /* push: model layers that were ready; 0: pulled */
+} halfway_figures;
+
+/** What a rank was told of the request whose producer was killed. Times are of CLOCK_MONOTONIC. */
+typedef struct told_figures {
+    uint32_t status;                    /* kvf_status; KVF_OK: the rank's part was done */
+    uint64_t told_ns, free_ns;          /* when it was told of the end, and that its blocks are free */
+    uint64_t bytes;                     /* that had moved */
+    uint64_t invalid_blocks, of_blocks; /* to compute anew, of those of the request; prefill: 0 */
+    char detail[400];
+} told_figures;
 
 /** What a decode rank found in its caches. */
 typedef struct verdict {

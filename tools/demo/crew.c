@@ -24,11 +24,22 @@ enum {
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
+/* Ranks and who stands by for one. */
+static uint32_t process_count(const crew *of) {
+    return of->count + of->job->spares;
+}
+
+static bool stands_by(const demo_job *job, uint32_t member) {
+    return member >= job->prefill_ranks + job->decode_ranks;
+}
+
 static demo_side side_of(const demo_job *job, uint32_t member) {
-    return member < job->prefill_ranks ? SIDE_PREFILL : SIDE_DECODE;
+    return member < job->prefill_ranks || stands_by(job, member) ? SIDE_PREFILL : SIDE_DECODE;
 }
 
 static uint32_t index_of(const demo_job *job, uint32_t member) {
+    if (stands_by(job, member))
+        return job->victim;
     return member < job->prefill_ranks ? member : member - job->prefill_ranks;
 }
 
@@ -73,20 +84,23 @@ static void become_rank(crew *of, rank_seat *seats, uint32_t first, uint32_t cou
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != coordinator)
         _exit(EXIT_FAILED);
-    for (uint32_t i = 0; i < of->count; i++) {
+    for (uint32_t i = 0; i < process_count(of); i++) {
         channel_close(&of->members[i].to);
         if (i < first || i >= first + count)
             channel_close(&seats[i].coordinator);
     }
     free(of->members);
     of->members = NULL;
+    message begin;
+    if (stands_by(of->job, first) && !channel_receive(&seats[first].coordinator, &begin))
+        _exit(EXIT_DONE); /* it was not needed */
     int result = count == 1 ? run_seat(&seats[first]) : run_threads(seats + first, count);
     free(seats);
     exit(result);
 }
 
 static bool open_channels(crew *of, rank_seat *seats) {
-    for (uint32_t i = 0; i < of->count; i++) {
+    for (uint32_t i = 0; i < process_count(of); i++) {
         int ends[2];
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
             return false;
@@ -97,9 +111,11 @@ static bool open_channels(crew *of, rank_seat *seats) {
 }
 
 int crew_start(crew *out, const demo_job *job) {
-    uint32_t count = job->prefill_ranks + job->decode_ranks;
-    *out = (crew){
-        .job = job, .count = count, .shows_progress = isatty(STDERR_FILENO) == 1, .begin_ns = now_ns()};
+    *out = (crew){.job = job,
+                  .count = job->prefill_ranks + job->decode_ranks,
+                  .shows_progress = isatty(STDERR_FILENO) == 1,
+                  .begin_ns = now_ns()};
+    const uint32_t count = process_count(out);
     out->members = calloc(count, sizeof *out->members);
     rank_seat *seats = calloc(count, sizeof *seats);
     if (!out->members || !seats) {
@@ -137,7 +153,7 @@ int crew_start(crew *out, const demo_job *job) {
 /* Notes the end of processes that have ended; returns how many still run. */
 static uint32_t reap(crew *of) {
     uint32_t running = 0;
-    for (uint32_t i = 0; i < of->count; i++) {
+    for (uint32_t i = 0; i < process_count(of); i++) {
         pid_t pid = of->members[i].pid;
         int status;
         if (pid == 0)
@@ -183,14 +199,30 @@ void crew_kill(crew *of) {
     if (!of->members)
         return;
     (void)reap(of);
-    for (uint32_t i = 0; i < of->count; i++)
+    for (uint32_t i = 0; i < process_count(of); i++)
         if (of->members[i].pid)
             (void)kill(of->members[i].pid, SIGKILL);
     (void)reap_within(of, QUIT_MS);
-    for (uint32_t i = 0; i < of->count; i++)
+    for (uint32_t i = 0; i < process_count(of); i++)
         channel_close(&of->members[i].to);
     free(of->members);
     of->members = NULL;
+}
+
+void crew_strike(crew *of, uint32_t member) {
+    crew_member *struck = &of->members[member];
+    (void)kill(struck->pid, SIGKILL);
+    while (waitpid(struck->pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    channel_close(&struck->to);
+    struck->pid = 0;
+}
+
+void crew_replace(crew *of, uint32_t member) {
+    crew_member *spare = &of->members[of->count];
+    of->members[member] = *spare;
+    *spare = (crew_member){.to = {.fd = -1}};
+    (void)channel_send(&of->members[member].to, MESSAGE_BEGIN, NULL, 0);
 }
 
 int crew_end(crew *of) {
@@ -210,6 +242,10 @@ int crew_end(crew *of) {
 /* ---- speaking -------------------------------------------------------------------------------- */
 
 static bool belongs(const crew *of, uint32_t member, crew_part whom) {
+    if (of->members[member].to.fd < 0)
+        return false; /* it was killed */
+    if (whom == CREW_VICTIM || whom == CREW_WITNESS)
+        return member == (whom == CREW_VICTIM ? of->job->victim : of->job->prefill_ranks);
     return (side_of(of->job, member) == SIDE_PREFILL ? CREW_PREFILL : CREW_DECODE) & whom;
 }
 

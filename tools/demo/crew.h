@@ -21,8 +21,8 @@ typedef struct crew_member {
 
 typedef struct crew {
     const demo_job *job;
-    crew_member *members; /* prefill ranks, then decode ranks */
-    uint32_t count;
+    crew_member *members; /* prefill ranks, then decode ranks, then who stands by */
+    uint32_t count;       /* of ranks */
     bool shows_progress;
     uint64_t begin_ns;
     uint32_t step;   /* of job->steps, the one under way; 0: none yet */
@@ -37,6 +37,8 @@ typedef enum crew_part {
     CREW_PREFILL = 1,
     CREW_DECODE = 2,
     CREW_ALL = 3,
+    CREW_VICTIM = 4,  /* the prefill rank that is to be killed */
+    CREW_WITNESS = 8, /* decode rank 0, which reads from it */
 } crew_part;
 
 /** Sends the same to several ranks. One that is gone is noticed when it is waited for. */
@@ -65,6 +67,12 @@ int crew_connect(crew *of, const char *endpoint);
  * @return EXIT_DONE, or EXIT_FAILED after saying which rank failed or died
  */
 int crew_stand(crew *of, int stop_fd, const char *doing);
+
+/** Kills a rank and reaps it; nobody waits for it, or speaks to it, any more. */
+void crew_strike(crew *of, uint32_t member);
+
+/** Lets the process that stands by take the place of a rank that was killed. */
+void crew_replace(crew *of, uint32_t member);
 
 /** Tells all to quit and reaps them, killing those that do not. Returns EXIT_FAILED when one ended badly. */
 int crew_end(crew *of);

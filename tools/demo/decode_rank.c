@@ -1,13 +1,16 @@
 /*
- * A decode rank: meets the prefill engine, pulls requests, and verifies what it has.
+ * A decode rank: meets the prefill engine, pulls requests or expects them, and verifies what it has.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "broken.h"
 #include "copy_limit.h"
 #include "pattern.h"
 #include "rank.h"
 #include "verify.h"
+
+enum { BROKEN_PULL_S = 60 }; /* about how long a pull would take whose producer is killed */
 
 typedef struct decode_rank {
     live_rank base; /* first, see rank_serve() */
@@ -17,6 +20,7 @@ typedef struct decode_rank {
     char endpoint[256]; /* where the prefill engine is met */
     uint32_t round, next, finished;
     move_figures figures;
+    broken_request broken;
 } decode_rank;
 
 /* Where the prefill engine is laid out elsewhere, the agent alone plans. */
@@ -55,10 +59,9 @@ static bool connect_engine(decode_rank *self, const message *endpoint) {
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-static bool pull(decode_rank *self, uint32_t number) {
+static bool ask(decode_rank *self, const char *id, uint32_t number, uint64_t bytes_per_second,
+                uint64_t *ticket) {
     const workload *work = &self->base.job->work;
-    char id[24];
-    rank_request_id(self->base.job, self->round, number, id);
     for (uint32_t g = 0; g < work->group_count; g++) {
         const kvf_group_request *wanted = &workload_request(work, number)[g];
         self->groups[g] = (kvf_group_steps){wanted->local, wanted->begin, wanted->end};
@@ -68,16 +71,24 @@ static bool pull(decode_rank *self, uint32_t number) {
                                        .groups = self->groups,
                                        .group_count = work->group_count,
                                        .deadline_ns = self->base.job->patience_ns,
+                                       .bytes_per_second = bytes_per_second,
                                        .contact = prefill_engine(self)};
-    uint64_t ticket;
-    kvf_status status = kvf_agent_pull(self->base.agent, &request, &ticket);
+    kvf_status status = self->base.job->asked->push ? kvf_agent_expect(self->base.agent, &request, ticket)
+                                                    : kvf_agent_pull(self->base.agent, &request, ticket);
     return status ? rank_fail_status(&self->base, status, "starting a request") : true;
 }
 
-static bool pull_more(decode_rank *self) {
+static bool take(decode_rank *self, uint32_t number) {
+    char id[24];
+    uint64_t ticket;
+    rank_request_id(self->base.job, self->round, number, id);
+    return ask(self, id, number, 0, &ticket);
+}
+
+static bool take_more(decode_rank *self) {
     const demo_job *job = self->base.job;
     while (self->next < job->work.request_count && self->next - self->finished < job->asked->in_flight)
-        if (!pull(self, self->next++))
+        if (!take(self, self->next++))
             return false;
     return true;
 }
@@ -85,22 +96,25 @@ static bool pull_more(decode_rank *self) {
 static bool begin_round(decode_rank *self) {
     self->next = self->finished = 0;
     self->figures = (move_figures){.begin_ns = now_ns()};
-    return pull_more(self);
+    return take_more(self);
 }
 
-static bool take_pulled(decode_rank *self, const kvf_event *event) {
+static bool count_taken(decode_rank *self, const kvf_event *event) {
     uint32_t count = self->base.job->work.request_count;
     self->finished++;
-    self->figures.bytes += event->bytes;
-    self->figures.bytes_packed += event->bytes_packed;
-    self->figures.runs += event->runs;
+    if (event->request_kind == KVF_REQUEST_PULL) { /* otherwise who writes counts */
+        self->figures.bytes += event->bytes;
+        self->figures.bytes_packed += event->bytes_packed;
+        self->figures.runs += event->runs;
+    }
     rank_progress(&self->base, self->finished, count);
     rank_suffer_fault(&self->base);
     if (self->finished < count)
-        return pull_more(self);
+        return take_more(self);
     self->round++;
     self->figures.end_ns = now_ns();
-    rank_note_kinds(&self->base);
+    if (event->request_kind == KVF_REQUEST_PULL)
+        rank_note_kinds(&self->base, KVF_PEER_PRODUCER);
     memcpy(self->figures.kind, self->base.kind, sizeof self->figures.kind);
     memcpy(self->figures.way, self->base.way, sizeof self->figures.way);
     return rank_send(&self->base, MESSAGE_MOVED, &self->figures, sizeof self->figures);
@@ -116,15 +130,40 @@ static bool is_too_early(const decode_rank *self, const kvf_event *event) {
 static bool heed(void *rank, const kvf_event *event) {
     decode_rank *self = rank;
     uint32_t round, number;
+    if (broken_heed(&self->base, &self->broken, event))
+        return true;
     if (event->kind == KVF_EVENT_FAILED && is_too_early(self, event) &&
         rank_read_request_id(&event->id, &round, &number))
-        return pull(self, number);
+        return take(self, number);
     if (event->kind == KVF_EVENT_FAILED)
         return rank_fail(&self->base, "%.*s%s%s", (int)event->id.size, (const char *)event->id.data,
                          event->id.size ? ": " : "", event->detail);
     if (event->kind == KVF_EVENT_PEER_READY)
         return rank_send(&self->base, MESSAGE_CONNECTED, NULL, 0);
-    return event->kind != KVF_EVENT_DONE || take_pulled(self, event);
+    return event->kind != KVF_EVENT_DONE || count_taken(self, event);
+}
+
+/* ---- the request whose producer is killed ---------------------------------------------------- */
+
+static bool is_source(const decode_rank *self, uint32_t prefill_rank) {
+    for (uint32_t s = 0; s < kvf_plan_source_count(self->plan); s++)
+        if (kvf_plan_source_rank(self->plan, s) == prefill_rank)
+            return true;
+    return false;
+}
+
+/* A pull from the victim is slowed down, so that it is under way when that dies; a push waits for the layers that the
+ * victim does not write. */
+static bool break_off(decode_rank *self) {
+    const demo_job *job = self->base.job;
+    const bool slow = !job->asked->push && is_source(self, job->victim);
+    const uint64_t least = self->base.total_bytes / job->work.request_count / BROKEN_PULL_S;
+    if (!ask(self, BROKEN_ID, 0, slow ? least + 1 : 0, &self->broken.ticket))
+        return false;
+    for (uint32_t g = 0; g < job->work.group_count; g++)
+        self->broken.told.of_blocks += workload_request(&job->work, 0)[g].local.count;
+    return job->asked->push || self->base.seat->rank > 0 ||
+           broken_wait_halfway(&self->base, &self->broken, heed, job->victim, 0);
 }
 
 /* ---- the rest of its life -------------------------------------------------------------------- */
@@ -150,9 +189,8 @@ static bool verify(decode_rank *self) {
     return rank_send(&self->base, MESSAGE_VERIFIED, &found, sizeof found);
 }
 
-static bool copy(decode_rank *self) {
+static bool copy(decode_rank *self, const char *method) {
     copy_figures figures;
-    const char *method = copy_limit_method(self->base.job->asked, self->base.kind);
     return copy_limit_measure(&self->base, self->plan, self->request, method, &figures) &&
            rank_send(&self->base, MESSAGE_COPIED, &figures, sizeof figures);
 }
@@ -164,6 +202,10 @@ static bool obey(void *rank, const message *order) {
         return connect_engine(self, order);
     case MESSAGE_MOVE:
         return begin_round(self);
+    case MESSAGE_BREAK:
+        return break_off(self);
+    case MESSAGE_TELL:
+        return broken_report(&self->base, &self->broken);
     case MESSAGE_VERIFY:
         return verify(self);
     case MESSAGE_PART:
@@ -172,7 +214,7 @@ static bool obey(void *rank, const message *order) {
         copy_limit_prepare(&self->base);
         return rank_send(&self->base, MESSAGE_PREPARED, NULL, 0);
     case MESSAGE_COPY:
-        return copy(self);
+        return copy(self, order->data);
     default:
         return false; /* MESSAGE_QUIT */
     }

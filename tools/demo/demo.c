@@ -9,6 +9,7 @@
 #include <kvferry/agent.h>
 
 #include "copy_limit.h"
+#include "killing.h"
 #include "moving.h"
 #include "numbers.h"
 #include "rank.h"
@@ -64,9 +65,9 @@ int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
      * for nothing here frees blocks early; a peer that closed is let go of at once. */
     out->patience_ns = (asked->timeout_s + UINT64_C(60)) * 1000000000u;
     out->silence_s = asked->timeout_s;
-    out->steps =
-        5 + 3 * out->rounds; /* filling, connecting, both sides' parting, the memory to copy from; and in each
-                                         round moving, verifying and copying */
+    /* Filling, connecting, both sides' parting, the memory to copy from; and in each round moving, verifying and copying.
+     * Or, instead of copying: moving what breaks, noticing, giving up, filling again. */
+    out->steps = asked->kill ? 8 + 2 * out->rounds : 5 + 3 * out->rounds;
     out->agents = (kvf_agent_options){.struct_size = sizeof out->agents,
                                       .lease_ns = out->patience_ns,
                                       .peer_timeout_ns = UINT64_C(100) * 1000 * 1000};
@@ -80,6 +81,8 @@ int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
     out->decode_ranks = kvf_engine_rank_count(out->all.decode);
     out->producer = (kvf_contact){.engine = out->all.prefill_shape.side};
     result = parse_fault(asked, out);
+    if (!result && asked->kill)
+        result = killing_prepare(out);
     if (!result && asked->corrupt)
         result = corruption_parse(asked->corrupt, &out->all, &out->work, &out->corrupt);
     return result ? result : reserve_copy_source(out);
@@ -161,7 +164,8 @@ static int measure_copying(run *self) {
     int result = crew_await(&self->all, CREW_DECODE, MESSAGE_PREPARED, "measuring the limit", NULL, NULL);
     for (uint32_t round = 0; round < self->job->rounds && !result; round++) {
         self->copy_ns = 0;
-        crew_send(&self->all, CREW_DECODE, MESSAGE_COPY, NULL, 0);
+        crew_send(&self->all, CREW_DECODE, MESSAGE_COPY, self->result->copy_method,
+                  strlen(self->result->copy_method) + 1);
         result =
             crew_await(&self->all, CREW_DECODE, MESSAGE_COPIED, "measuring the limit", take_copied, self);
         self->result->copy_seconds[round] = (double)self->copy_ns / 1e9;
@@ -171,6 +175,8 @@ static int measure_copying(run *self) {
 
 static int run_phases(run *self) {
     int result = connect_ranks(self);
+    if (!result && self->job->asked->kill)
+        result = kill_producer(&self->all, self->directory, &self->result->killed);
     for (uint32_t round = 0; round < self->job->rounds && !result; round++) {
         result = move_round(&self->all, &self->sum);
         self->result->seconds[round] = self->sum.seconds;
@@ -178,7 +184,7 @@ static int run_phases(run *self) {
     note_moved(self);
     if (!result)
         result = part_ranks(self);
-    return result ? result : measure_copying(self);
+    return result || self->job->asked->kill ? result : measure_copying(self);
 }
 
 int demo_run(const demo_job *job, demo_result *out) {
@@ -204,6 +210,7 @@ int demo_run(const demo_job *job, demo_result *out) {
 void demo_result_free(demo_result *result) {
     free(result->seconds);
     free(result->copy_seconds);
+    killing_free(&result->killed);
     *result = (demo_result){0};
 }
 

@@ -28,6 +28,8 @@ typedef struct demo_job {
     uint32_t silence_s;                   /* how long a rank may say nothing */
     uint32_t steps;                       /* how often the ranks are waited for in all, see crew_await() */
     uint32_t fault_rank;                  /* counted over prefill, then decode ranks; UINT32_MAX: none */
+    uint32_t victim;                      /* the prefill rank that --kill kills */
+    uint32_t spares;                      /* processes that stand by to take its place */
     uint8_t **copy_source; /* by prefill rank: memory as large as its regions together, to measure copying */
     uint64_t *copy_bytes;
 } demo_job;
@@ -49,6 +51,15 @@ typedef struct rank_seat {
 int run_prefill_rank(rank_seat *seat);
 int run_decode_rank(rank_seat *seat);
 
+/** A producer that was killed, see killing.h. Times are of CLOCK_MONOTONIC. */
+typedef struct killing {
+    uint64_t bytes;  /* that had moved of the request */
+    uint32_t layers; /* push: of the model, that were ready */
+    uint64_t killed_ns;
+    uint64_t replaced_ns; /* how long it took to start it anew */
+    told_figures *told;   /* by prefill, then decode rank; of the victim: nothing */
+} killing;
+
 typedef struct demo_result {
     char transport[24];       /* the kinds that served */
     uint64_t bytes, runs;     /* of one round, over all ranks */
@@ -59,6 +70,7 @@ typedef struct demo_result {
     uint64_t verified_bytes;  /* cells checked, in all rounds */
     uint64_t untouched_bytes; /* other memory checked, in all rounds */
     double wall_seconds;
+    killing killed; /* with --kill */
 } demo_result;
 
 /** Prepares a job as the options say. Free with demo_free() in either case. */

@@ -6,6 +6,7 @@
 #include "demo.h"
 #include "folding.h"
 #include "json.h"
+#include "killing.h"
 #include "table.h"
 #include "text.h"
 
@@ -23,12 +24,18 @@ static void print_work(const demo_job *job) {
     (void)fflush(stdout);
 }
 
+/* What is converted has no runs that could be copied. */
+static bool compares_copying(const demo_job *job) {
+    return !job->all.convert && !job->asked->kill;
+}
+
 static int print_rounds(const demo_job *job, const demo_result *result) {
     table list;
     char titles[160], transport[64];
     demo_describe_transport(job, result, transport, sizeof transport);
-    (void)snprintf(titles, sizeof titles, "round|transport|>bytes|>runs|>a run|>time|>GB/s|>%s GB/s|>of it",
-                   result->copy_method);
+    (void)snprintf(titles, sizeof titles, "round|transport|>bytes|>runs|>a run|>time|>GB/s%s%s%s",
+                   job->asked->kill ? "" : "|>", job->asked->kill ? "" : result->copy_method,
+                   job->asked->kill ? "" : " GB/s|>of it");
     table_start(&list, titles);
     for (uint32_t round = 0; round < job->rounds; round++) {
         double rate = demo_rate(result, round), limit = demo_copy_rate(result, round);
@@ -39,7 +46,9 @@ static int print_rounds(const demo_job *job, const demo_result *result) {
         table_cell(&list, text_bytes(result->runs ? result->bytes / result->runs : 0).text);
         table_cell(&list, text_time(result->seconds[round] * 1e9).text);
         table_cell(&list, text_format("%.2f", rate).text);
-        const bool has_runs = !job->all.convert; /* what is converted has none that could be copied */
+        if (job->asked->kill)
+            continue;
+        const bool has_runs = compares_copying(job);
         table_cell(&list, has_runs ? text_format("%.2f", limit).text : "");
         table_cell(&list, has_runs ? text_format("%.0f%%", 100 * rate / limit).text : "");
     }
@@ -47,7 +56,9 @@ static int print_rounds(const demo_job *job, const demo_result *result) {
 }
 
 static int print_text(const demo_job *job, const demo_result *result) {
-    int printed = print_rounds(job, result);
+    int printed = job->asked->kill ? killing_print(job, &result->killed) : EXIT_DONE;
+    if (!printed)
+        printed = print_rounds(job, result);
     if (printed)
         return printed;
     printf("\n");
@@ -56,6 +67,8 @@ static int print_text(const demo_job *job, const demo_result *result) {
         "did not change.",
         text_bytes(result->verified_bytes / job->rounds).text,
         text_bytes(result->untouched_bytes / job->rounds).text);
+    if (job->asked->kill)
+        return EXIT_DONE;
     print_paragraph(
         "%s GB/s is the same runs copied by the same number of processes without a transport. All took %.1f "
         "s.",
@@ -77,18 +90,21 @@ static int write_json(const demo_job *job, const demo_result *result) {
     json_count(out, "bytes", result->bytes);
     json_count(out, "runs", result->runs);
     json_count(out, "bytes_packed", result->bytes_packed);
-    json_text(out, "copy_method", result->copy_method);
+    if (!job->asked->kill)
+        json_text(out, "copy_method", result->copy_method);
     for (uint32_t round = 0; round < job->rounds; round++) {
         struct json_object *one = json_object_new_object();
         json_real(one, "seconds", result->seconds[round]);
         json_real(one, "gb_per_s", demo_rate(result, round));
-        if (!job->all.convert)
+        if (compares_copying(job))
             json_real(one, "copy_gb_per_s", demo_copy_rate(result, round));
-        if (!job->all.convert)
+        if (compares_copying(job))
             json_real(one, "of_copy", demo_rate(result, round) / demo_copy_rate(result, round));
         json_object_array_add(rounds, one);
     }
     json_object_object_add(out, "rounds", rounds);
+    if (job->asked->kill)
+        json_object_object_add(out, "killed", killing_json(job, &result->killed));
     json_count(out, "verified_bytes", result->verified_bytes);
     json_count(out, "untouched_bytes", result->untouched_bytes);
     json_real(out, "wall_seconds", result->wall_seconds);
@@ -101,7 +117,7 @@ int run_demo(int argc, char **argv) {
     demo_result result_of = {0};
     int result = options_parse(argc, argv, COMMAND_DEMO, &asked);
     if (!result)
-        result = demo_prepare(&asked, ROUNDS, &job);
+        result = demo_prepare(&asked, asked.kill ? 1 : ROUNDS, &job);
     if (!result && options_want_text(&asked))
         print_work(&job);
     if (!result)

@@ -1,10 +1,11 @@
 /*
- * A prefill rank: fills its caches, then holds each request until the decode engine has read it, round by round; or,
- * where it stands for whoever comes, holds them all again and again.
+ * A prefill rank: fills its caches, then holds each request until the decode engine has read it, or writes it, round by
+ * round; or, where it stands for whoever comes, holds them all again and again.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "broken.h"
 #include "pattern.h"
 #include "rank.h"
 
@@ -17,6 +18,9 @@ typedef struct prefill_rank {
     uint64_t held, released; /* requests, in all rounds */
     uint32_t round;
     bool parting;
+    broken_request broken;
+    uint32_t unwritten;   /* requests of this round */
+    move_figures figures; /* of this round, where it writes */
 } prefill_rank;
 
 static bool write_cell(void *context, const logical_cell *at) {
@@ -47,11 +51,9 @@ static bool send_introduction(const prefill_rank *self) {
 }
 
 /* The whole prompt is here, whatever the decode engine has of it already. */
-static bool hold(prefill_rank *self, uint32_t round, uint32_t number) {
+static bool lend(prefill_rank *self, const char *id, uint32_t number, uint64_t *ticket) {
     const workload *work = &self->base.job->work;
     kvf_group_steps *groups = self->groups;
-    char id[24];
-    rank_request_id(self->base.job, round, number, id);
     for (uint32_t g = 0; g < work->group_count; g++) {
         const kvf_group_request *wanted = &workload_request(work, number)[g];
         groups[g] = (kvf_group_steps){.table = wanted->remote, .end = wanted->end};
@@ -61,15 +63,36 @@ static bool hold(prefill_rank *self, uint32_t round, uint32_t number) {
                                        .groups = groups,
                                        .group_count = work->group_count,
                                        .deadline_ns = self->base.job->standing ? STANDING_NS : 0};
-    uint64_t ticket;
-    kvf_status status = kvf_agent_hold(self->base.agent, &request, &ticket);
-    self->held += !status;
+    if (self->base.job->asked->push) {
+        kvf_status status = kvf_agent_push(self->base.agent, &request, ticket);
+        return status ? rank_fail_status(&self->base, status, "pushing a request") : true;
+    }
+    kvf_status status = kvf_agent_hold(self->base.agent, &request, ticket);
     return status ? rank_fail_status(&self->base, status, "holding a request") : true;
+}
+
+/* So many layers of all of it, or everything where `layers` is UINT32_MAX. */
+static bool write_layers(const prefill_rank *self, uint64_t ticket, uint32_t layers) {
+    const kvf_push_chunk chunk = {.struct_size = sizeof chunk, .end = UINT64_MAX, .layers = layers};
+    kvf_status status = kvf_agent_push_ready(self->base.agent, ticket, layers < UINT32_MAX ? &chunk : NULL);
+    return status ? rank_fail_status(&self->base, status, "writing a request") : true;
+}
+
+static bool hold(prefill_rank *self, uint32_t round, uint32_t number) {
+    char id[24];
+    uint64_t ticket;
+    rank_request_id(self->base.job, round, number, id);
+    if (!lend(self, id, number, &ticket))
+        return false;
+    self->held++;
+    return !self->base.job->asked->push || write_layers(self, ticket, UINT32_MAX);
 }
 
 static bool hold_round(prefill_rank *self) {
     const workload *work = &self->base.job->work;
     rank_suffer_fault(&self->base);
+    self->figures = (move_figures){.begin_ns = UINT64_MAX};
+    self->unwritten = work->request_count;
     bool all = true;
     for (uint32_t i = 0; i < work->request_count && all; i++)
         all = hold(self, self->round, i);
@@ -101,25 +124,71 @@ static bool part_if_released(prefill_rank *self) {
     return rank_send(&self->base, MESSAGE_PARTED, NULL, 0);
 }
 
-static bool obey(void *rank, const message *order) {
-    prefill_rank *self = rank;
-    if (order->type == MESSAGE_MOVE)
-        return hold_round(self);
-    if (order->type == MESSAGE_STAND)
-        return hold_standing(self);
-    self->parting = order->type == MESSAGE_PART;
-    return self->parting && part_if_released(self);
+/* Says so with the last one of the round. */
+static bool take_written(prefill_rank *self, const kvf_event *event) {
+    self->figures.bytes += event->bytes;
+    self->figures.bytes_packed += event->bytes_packed;
+    self->figures.runs += event->runs;
+    if (--self->unwritten > 0)
+        return true;
+    rank_note_kinds(&self->base, KVF_PEER_CONSUMER);
+    memcpy(self->figures.kind, self->base.kind, sizeof self->figures.kind);
+    memcpy(self->figures.way, self->base.way, sizeof self->figures.way);
+    return rank_send(&self->base, MESSAGE_MOVED, &self->figures, sizeof self->figures);
 }
 
 static bool heed(void *rank, const kvf_event *event) {
     prefill_rank *self = rank;
     if (self->base.job->standing)
         return hold_again(self, event);
+    if (broken_heed(&self->base, &self->broken, event))
+        return true;
     if (event->kind == KVF_EVENT_FAILED)
         return rank_fail(&self->base, "request %.*s: %s", (int)event->id.size, (const char *)event->id.data,
                          event->detail);
     self->released += event->kind == KVF_EVENT_DONE;
+    if (event->kind == KVF_EVENT_DONE && event->request_kind == KVF_REQUEST_PUSH &&
+        !take_written(self, event))
+        return false;
     return part_if_released(self);
+}
+
+/* ---- the request whose producer is killed ---------------------------------------------------- */
+
+/* The victim writes half of the layers; all others write, or lend, everything. */
+static bool break_off(prefill_rank *self) {
+    const demo_job *job = self->base.job;
+    const bool dies = self->base.seat->rank == job->victim;
+    const uint32_t layers = dies ? broken_layers(self->base.shard) : UINT32_MAX;
+    if (!lend(self, BROKEN_ID, 0, &self->broken.ticket))
+        return false;
+    if (!job->asked->push)
+        return true;
+    return write_layers(self, self->broken.ticket, layers) &&
+           (!dies || broken_wait_halfway(&self->base, &self->broken, heed, UINT32_MAX, layers));
+}
+
+/* As an engine does that hears of the failure: nobody reads or writes it any more. */
+static bool give_up(prefill_rank *self) {
+    if (self->broken.ticket && !self->broken.told.told_ns)
+        (void)kvf_agent_cancel(self->base.agent, self->broken.ticket); /* or it has just ended */
+    return broken_report(&self->base, &self->broken);
+}
+
+/* ---- the rest of its life -------------------------------------------------------------------- */
+
+static bool obey(void *rank, const message *order) {
+    prefill_rank *self = rank;
+    if (order->type == MESSAGE_MOVE)
+        return hold_round(self);
+    if (order->type == MESSAGE_BREAK)
+        return break_off(self);
+    if (order->type == MESSAGE_GIVE_UP)
+        return give_up(self);
+    if (order->type == MESSAGE_STAND)
+        return hold_standing(self);
+    self->parting = order->type == MESSAGE_PART;
+    return self->parting && part_if_released(self);
 }
 
 int run_prefill_rank(rank_seat *seat) {

@@ -109,7 +109,7 @@ static bool register_regions(const live_rank *of) {
     return status ? rank_fail_status(of, status, "registering the caches") : true;
 }
 
-void rank_note_kinds(live_rank *of) {
+void rank_note_kinds(live_rank *of, kvf_peer_role role) {
     uint32_t count = 0, room = 0;
     (void)kvf_agent_peers(of->agent, NULL, 0, &room);
     kvf_agent_peer *peers = calloc((size_t)room + 1, sizeof *peers);
@@ -119,9 +119,9 @@ void rank_note_kinds(live_rank *of) {
     (void)kvf_agent_peers(of->agent, peers, room + 1, &count);
     for (uint32_t i = 0; i < count && i <= room; i++) {
         size_t length = strlen(of->kind);
-        if (peers[i].role == KVF_PEER_PRODUCER && peers[i].way[0])
+        if (peers[i].role == role && peers[i].way[0])
             memcpy(of->way, peers[i].way, sizeof of->way);
-        if (peers[i].role == KVF_PEER_PRODUCER && !strstr(of->kind, peers[i].fabric))
+        if (peers[i].role == role && !strstr(of->kind, peers[i].fabric))
             (void)snprintf(of->kind + length, sizeof of->kind - length, "%s%s", length ? "+" : "",
                            peers[i].fabric);
     }

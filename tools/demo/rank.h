@@ -15,7 +15,7 @@ typedef struct live_rank {
     const demo_job *job;
     const kvf_shard *shard;
     kvf_agent *agent;
-    char kind[24];     /* of the transports by which it reads, once it has begun to */
+    char kind[24];     /* of the transports by which it reads or writes, once it has begun to */
     char way[128];     /* of one of them */
     uint8_t **regions; /* where each begins */
     uint32_t mapped;   /* regions that are ours to unmap: brought memory */
@@ -31,8 +31,8 @@ bool rank_open(live_rank *out, rank_seat *seat, uint8_t unused);
 /** Closes the agent, unless it is closed, and gives the memory back. */
 void rank_close(live_rank *closed);
 
-/** Notes by which kinds of transport it has read so far. */
-void rank_note_kinds(live_rank *of);
+/** Notes by which kinds of transport bytes have gone so far, from producers or to consumers. */
+void rank_note_kinds(live_rank *of, kvf_peer_role peers);
 
 /** Sends why this rank ends, and returns false. */
 bool rank_fail(const live_rank *failed, const char *format, ...) __attribute__((format(printf, 2, 3)));

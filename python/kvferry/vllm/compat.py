@@ -22,7 +22,6 @@ from vllm.distributed.parallel_state import (
     get_pcp_group,
     get_pp_group,
     get_tp_group,
-    get_world_group,
 )
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
@@ -71,7 +70,6 @@ __all__ = [
     "get_pcp_group",
     "get_pp_group",
     "get_tp_group",
-    "get_world_group",
     "init_logger",
     "is_conv_state_dim_first",
     "shorten_prompt",

@@ -126,6 +126,10 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         well = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
         return self.scheduling.finished(request, block_ids, well)
 
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """The same where all layers are in one group: beside a connector that knows of one only."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
     # ---- in a worker
 
     @property

@@ -91,6 +91,7 @@ HOOKS = {
     "build_kv_connector_stats": "statistics",
     "build_prom_metrics": "metrics",
     "requires_piecewise_for_cudagraph": "writing requests layer by layer",
+    "request_finished": "keeping blocks beside a connector that knows one group only",
     "shutdown": "ending",
 }
 
@@ -118,6 +119,7 @@ NEEDS = (
             "kv_transfer_params": "where a cache is",
             "num_prompt_tokens": "the length of a prompt",
             "num_computed_tokens": "how much of a cache there is",
+            "num_tokens": "how much of a turn there is",
             "prompt_token_ids": "leaving the last tokens of a prompt to the consumer",
             "_all_token_ids": "leaving the last tokens of a prompt to the consumer",
             "max_tokens": "leaving the last tokens of a prompt to the consumer",
@@ -156,7 +158,6 @@ NEEDS = (
     Need(f"{_GROUPS}:get_pp_group", "the rank's place in the engine"),
     Need(f"{_GROUPS}:get_dcp_group", "which tokens the rank keeps"),
     Need(f"{_GROUPS}:get_pcp_group", "the rank's place in the engine"),
-    Need(f"{_GROUPS}:get_world_group", "telling all ranks of each other"),
     Need(f"{_GROUPS}:GroupCoordinator.rank_in_group", "the rank's place in the engine"),
     Need(f"{_GROUPS}:GroupCoordinator.world_size", "the rank's place in the engine"),
     Need(f"{_GROUPS}:GroupCoordinator.cpu_group", "telling all ranks of each other"),
@@ -202,7 +203,6 @@ LEFT_ALONE = frozenset(
         "has_pending_block_frees",
         "has_pending_push_work",
         "register_finished_partial_tail",
-        "request_finished",
         "requires_kv_delivery",
         "reset_cache",
         "reset_capture_state",

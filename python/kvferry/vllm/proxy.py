@@ -30,6 +30,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from kvferry.vllm.proxy_operator import Operator
 from kvferry.vllm.proxy_servers import Prompt, Server, Servers, read_prompt
 
 logger = logging.getLogger("kvferry.proxy")
@@ -231,6 +232,7 @@ class Proxy:
         """Asks a prefill server, and then a decode server with what that has answered."""
         reason, tried = why_not_handed_over(work.body), list[Server]()
         params: dict[str, Any] | None = None
+        lent = contextlib.ExitStack()
         while not reason and not params:
             server = self.prefill.choose(work.prompt, tried)
             if server is None or server in tried or len(tried) == ATTEMPTS:
@@ -239,11 +241,14 @@ class Proxy:
             try:
                 params = await self._prefill(replace(work, name=f"{work.name}-p{len(tried)}"), server)
                 reason = "" if params else "no_parameters"  # its connector does not hand over
+                if params:
+                    lent.enter_context(server.lends())
             except Failed as failed:
                 self._note(self.prefill, server, work, failed)
                 tried.append(server)
         self._count_way("in_turn" if params else "", reason)
-        return await self._decode(to, work, params, begun)
+        with lent:
+            return await self._decode(to, work, params, begun, lent)
 
     async def _prefill(self, work: Work, server: Server, transfer: str = "") -> dict[str, Any] | None:
         """Has the prompt computed there; the parameters of the answer, if there are any."""
@@ -270,7 +275,9 @@ class Proxy:
             "kvferry_transfer_id": transfer,
         }
         prefill = asyncio.create_task(self._prefill(replace(work, name=f"{work.name}-p"), server, transfer))
-        decode = asyncio.create_task(self._decode(to, work, announced, begun))
+        lent = contextlib.ExitStack()
+        lent.enter_context(server.lends())
+        decode = asyncio.create_task(self._decode(to, work, announced, begun, lent))
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
             params = None
@@ -284,13 +291,14 @@ class Proxy:
                 if not params or params.get("kvferry_transfer_id") != transfer or server.engine is None:
                     await _end(decode)
                     self._count_way("in_turn" if params else "", "no_parameters")
-                    return await self._decode(to, work, params, begun)
+                    return await self._decode(to, work, params, begun, lent)
             answer = await decode
             self._count_way("at_once")
             await asyncio.wait((prefill,), timeout=END_SECONDS)
             return answer
         finally:
             await _end(decode, prefill)
+            lent.close()
 
     def _count_way(self, way: str, reason: str = "") -> None:
         """How a prompt's cache got to a decode server, or why it is computed there."""
@@ -298,17 +306,23 @@ class Proxy:
         self._count[key] += 1
 
     async def _decode(
-        self, to: Passing, work: Work, params: dict[str, Any] | None, begun: float
+        self,
+        to: Passing,
+        work: Work,
+        params: dict[str, Any] | None,
+        begun: float,
+        lent: contextlib.ExitStack,
     ) -> web.StreamResponse:
-        """Has it answered, and passes the answer on."""
+        """Has it answered, and passes the answer on; `lent` is closed when the cache is not wanted any more."""
         tried: list[Server] = []
-        why = "no decode server is up"
+        why = self.decode.why_none()
         while len(tried) < ATTEMPTS and (server := self.decode.choose(work.prompt, tried)):
             try:
                 named = replace(work, name=f"{work.name}-d{len(tried)}")
                 async with self._ask(self.decode, server, named, work.for_decode(params)) as answer:
                     async for piece in first_to_last(answer, work.is_stream):
                         if not to.begun:
+                            lent.close()
                             self._note_first(time.monotonic() - begun)
                         await to.write(answer, work, piece)
                 self.decode.remember(server, work.prompt)
@@ -362,7 +376,7 @@ class Proxy:
         body: dict[str, Any] = {}
         server = self.decode.choose(read_prompt(body))
         if server is None:
-            return error_answer(503, "no decode server is up")
+            return error_answer(503, self.decode.why_none())
         try:
             async with self._session.get(server.url + request.path) as answer:
                 return web.Response(
@@ -372,11 +386,12 @@ class Proxy:
             return error_answer(502, f"{server.url}: {error}")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """200 while a decode server is up: without prefill servers it computes by itself."""
+        """200 while a decode server takes requests: without prefill servers it computes by itself."""
         found = {
             kind.kind: {server.url: server.up for server in kind.all} for kind in (self.prefill, self.decode)
         }
-        return web.json_response(found, status=200 if any(found["decode"].values()) else 503)
+        serves = any(server.up and not server.drains for server in self.decode.all)
+        return web.json_response(found, status=200 if serves else 503)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Counters in the text form of Prometheus."""
@@ -411,6 +426,8 @@ class Proxy:
             counted("computed"),
         )
         show("server_up", "gauge", "Whether a server answers", of_servers("up"))
+        show("server_drains", "gauge", "Whether a server gets no new requests", of_servers("drains"))
+        show("server_lent", "gauge", "Caches of a server that are not loaded yet", of_servers("lent"))
         show("server_requests", "gauge", "Requests that a server is busy with", of_servers("now"))
         show("server_requests_total", "counter", "Requests that a server was asked", of_servers("total"))
         show("server_failures_total", "counter", "Requests that a server failed", of_servers("failed"))
@@ -529,6 +546,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="S",
         help="seconds between questions whether servers are up; 2",
     )
+    parser.add_argument(
+        "--operator-port",
+        type=int,
+        metavar="PORT",
+        help="of this machine, where servers are drained: POST /drain?server=URL&seconds=S, /resume?server=URL",
+    )
     given = parser.parse_args(arguments)
     for url in (*given.prefill, *given.decode):
         if not url.startswith(("http://", "https://")):
@@ -537,7 +560,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--patience and --health are seconds, above 0")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     proxy = Proxy(given.prefill, given.decode, patience=given.patience, health=given.health)
-    web.run_app(proxy.app(), host=given.host, port=given.port, handler_cancellation=True, access_log=None)
+    app = proxy.app()
+    if given.operator_port is not None:
+        app.cleanup_ctx.append(Operator((proxy.prefill, proxy.decode)).door(given.operator_port))
+    web.run_app(app, host=given.host, port=given.port, handler_cancellation=True, access_log=None)
 
 
 if __name__ == "__main__":

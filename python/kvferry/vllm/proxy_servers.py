@@ -72,6 +72,12 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
     return Prompt(len(content), tuple(beginnings))
 
 
+#: Of these, what changes while an engine goes on: how often its caches have come back after a sleep.
+OF_TIME = frozenset({"remote_registration_generation"})
+#: So many answers in a row of one engine: no others take turns with it behind its URL any more.
+SETTLED_ANSWERS = 32
+
+
 class Server:
     """One server of vLLM.
 
@@ -80,6 +86,8 @@ class Server:
         up: whether it answered when it was last asked
         load: bytes of prompts that it is busy with
         now, total, failed: requests under way, so far, and of them those that failed
+        lent: of a prefill server: requests whose cache a decode server has not loaded yet
+        drains: an operator has said that it gets no new requests
         engine: what a decode server has to know of its engine to announce blocks to it; None: not known, or it
             does not write to those who announce
     """
@@ -87,20 +95,43 @@ class Server:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.up = True
-        self.load = self.now = self.total = self.failed = 0
+        self.drains = False
+        self.load = self.now = self.total = self.failed = self.lent = 0
         self.engine: dict[str, Any] | None = None
-        self._several = False
+        self._latest: dict[str, Any] | None = None  # who answered
+        self._unsettled = 0  # answers to wait for until it is believed that nobody else does
 
     def learn(self, params: dict[str, Any]) -> None:
-        """From the parameters of an answer. Where several engines take turns, who is next is not known."""
+        """From the parameters of an answer. Where several engines take turns, who is next is not known.
+
+        Engines may come and go behind one URL, as data-parallel ones do.
+        """
         engine = {name: value for name, value in params.items() if name not in OF_REQUEST}
-        self._several |= self.engine is not None and self.engine != engine
+        latest = {name: value for name, value in engine.items() if name not in OF_TIME}
+        if self._latest not in (None, latest):
+            self._unsettled = SETTLED_ANSWERS
+        self._unsettled = max(0, self._unsettled - 1)
+        self._latest = latest
         writes = params.get("transfer_mode") == "push" and params.get("kvferry_transfer_id")
-        self.engine = engine if writes and not self._several else None
+        self.engine = engine if writes and not self._unsettled else None
 
     def forget(self) -> None:
         """It was down: what comes back may be another engine."""
-        self.engine, self._several = None, False
+        self.engine, self._latest, self._unsettled = None, None, 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is under way: it may end."""
+        return self.now == 0 and self.lent == 0
+
+    @contextlib.contextmanager
+    def lends(self) -> Iterator[None]:
+        """While a decode server still wants a cache that it has."""
+        self.lent += 1
+        try:
+            yield
+        finally:
+            self.lent -= 1
 
     @contextlib.contextmanager
     def busy(self, prompt: Prompt) -> Iterator[None]:
@@ -127,15 +158,22 @@ class Servers:
     def choose(self, prompt: Prompt, tried: Collection[Server] = ()) -> Server | None:
         """The one that should have it done first: of those that are up and were not tried, if there are any.
 
-        None: no server is up. One that was tried may be tried again, for it may have been the request's
-        parameters that failed.
+        None: no server is up, but for those that drain. One that was tried may be tried again, for it may have
+        been the request's parameters that failed.
         """
-        up = [server for server in self.all if server.up]
+        up = [server for server in self.all if server.up and not server.drains]
         seen = self._seen_of(prompt)
         return min(
             [server for server in up if server not in tried] or up,
             key=lambda server: (server.load - seen.get(server, 0), server.total),
             default=None,
+        )
+
+    def why_none(self) -> str:
+        """Why there is none to choose."""
+        drain = [server.url for server in self.all if server.up and server.drains]
+        return f"no {self.kind} server is up" + (
+            f", but for those that drain: {', '.join(drain)}" if drain else ""
         )
 
     def remember(self, server: Server, prompt: Prompt) -> None:

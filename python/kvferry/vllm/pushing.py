@@ -31,6 +31,7 @@ from kvferry.vllm.geometry import GroupGeometry
 from kvferry.vllm.layers import place_layer
 from kvferry.vllm.marks import DeviceMarks
 from kvferry.vllm.messages import Chunk
+from kvferry.vllm.tickets import cancel
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -310,12 +311,6 @@ class LayerPushes:
             return False
         except KvferryError as error:
             logger.error("request %s: tokens %d to %d: %s", word.chunk.request, *chunk, error)
-            self._cancel(word.ticket)
+            cancel(self._agent, word.ticket)
             return False
         return True
-
-    def _cancel(self, ticket: int) -> None:
-        try:
-            self._agent.cancel(ticket)
-        except NotFoundError:
-            pass

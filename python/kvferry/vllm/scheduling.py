@@ -16,7 +16,7 @@ from kvferry.errors import InvalidError, KvferryError, NotFoundError
 from kvferry.model import GroupKind
 from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
 from kvferry.rules import prefill_token_count
-from kvferry.scheduler import Instruction, Schedule, TransferParams
+from kvferry.scheduler import Instruction, InstructionKind, Schedule, TransferParams
 from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
 from kvferry.vllm.identity import VERSIONS, check_versions, check_weights
@@ -58,6 +58,7 @@ class Scheduling:
         self._weights = ""  # which we have
         self._draft = ""  # what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
+        self._turns: set[str] = set()  # requests of a consumer that are kept for the next turn
         self._early: EarlyPushes | None = None
         self._blocks: KVCacheManager | None = None
 
@@ -117,28 +118,33 @@ class Scheduling:
         params = request.kv_transfer_params
         if not params or self._schedule is None:
             return
+        prefills = bool(params.get("do_remote_decode"))
         try:
-            source = self._source(params) if params.get("do_remote_prefill") else None
-            serves = bool(params.get("do_remote_decode"))
-            if source is None and not serves:
+            source = self._turn_before(request, params) if prefills else None
+            if params.get("do_remote_prefill"):
+                source = self._source(params)
+            if source is None and not prefills:
                 return
-            if serves:
+            if prefills:
                 self._leave_tokens(request)
-            if source is not None and self._draft and params.get("kvferry_draft") != self._draft:
+            if source is not None and not self._same_draft(params):
                 self._without_draft.add(request.request_id)
-            push = serves and self._settings.push
-            announced = push and bool(params.get("kvferry_transfer_id"))  # the consumer was asked too
+            elif not prefills and self._keeps_turns:
+                self._turns.add(request.request_id)
+            serves = prefills or request.request_id in self._turns
+            push = prefills and self._settings.push
+            announced = push and source is None and bool(params.get("kvferry_transfer_id"))
             key = self._keys[request.request_id] = self._schedule.add(
                 request.request_id,
                 request.num_prompt_tokens,
                 now_ns=time.monotonic_ns(),
                 source=source,
                 serves=serves,
-                consumers=(_number(params, "kvferry_uses", 0, MAX_USES) if serves else 0) or 1,
+                consumers=(_number(params, "kvferry_uses", 0, MAX_USES) if prefills else 0) or 1,
                 push=push,
                 push_id=_given_id(params) if announced else None,
             )
-            if announced and self._early is not None:
+            if announced and self._early is not None:  # the consumer was asked, too
                 self._early.add(request, key)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
@@ -195,6 +201,9 @@ class Scheduling:
         key = self._keys.pop(request.request_id, None)
         self._matched.pop(request.request_id, None)
         self._without_draft.discard(request.request_id)
+        is_turn = request.request_id in self._turns
+        if is_turn and not ended_well:
+            self._turns.discard(request.request_id)
         if key is None or self._schedule is None:
             return False, None
         try:
@@ -203,9 +212,10 @@ class Scheduling:
                 if free and request.request_id in self._loading:
                     self._void.append(request.request_id)
                 return not free, None
-            end = self._schedule.finished(
-                key, self._tables(block_ids), request.num_computed_tokens, now_ns=time.monotonic_ns()
-            )
+            tokens = request.num_computed_tokens
+            if is_turn:  # a step that nobody waits for may be computing the token that ended it
+                tokens = min(tokens, request.num_tokens - 1)
+            end = self._schedule.finished(key, self._tables(block_ids), tokens, now_ns=time.monotonic_ns())
         except NotFoundError:
             return False, None
         except KvferryError as error:
@@ -213,7 +223,7 @@ class Scheduling:
             return False, None
         if end.params is None:
             return end.keep, None
-        return end.keep, self._params_out(request, end.params, block_ids)
+        return end.keep, self._params_out(request, end.params, block_ids, is_turn)
 
     # ---- steps
 
@@ -247,7 +257,7 @@ class Scheduling:
 
     def _take(self) -> list[Instruction]:
         assert self._schedule is not None
-        return [self._leave_draft(item) for item in self._schedule.take()]
+        return [self._keep_turn(self._leave_draft(item)) for item in self._schedule.take()]
 
     def update(self, output: KVConnectorOutput) -> None:
         """What the workers reported, all of them taken together."""
@@ -288,6 +298,33 @@ class Scheduling:
         groups = zip(self._groups, item.groups, strict=True)
         return replace(item, groups=tuple(GroupSteps() if group.is_draft else steps for group, steps in groups))
 
+    def _same_draft(self, params: dict[str, Any]) -> bool:
+        """Whether the other side's draft model caches what ours does, or we have none."""
+        return not self._draft or params.get("kvferry_draft") == self._draft
+
+    @property
+    def _keeps_turns(self) -> bool:
+        """Whether what was answered is kept. A state may have gone past the tokens that are known."""
+        return self._settings.turns and not self._has_state
+
+    def _keep_turn(self, item: Instruction) -> Instruction:
+        """Keeps an answer for as long as its next turn may take: until then nobody gives a sign of life."""
+        name = item.request.id.decode()
+        if item.kind != InstructionKind.HOLD or name not in self._turns:
+            return item
+        self._turns.discard(name)
+        return replace(item, deadline=self._settings.turn)
+
+    def _turn_before(self, request: Request, params: dict[str, Any]) -> TransferParams | None:
+        """Where a prefill server finds what a decode server has kept of the turn before, if anywhere."""
+        if not params.get("remote_request_id") or self._has_state or not self._same_draft(params):
+            return None
+        try:
+            return self._source(params)
+        except (KvferryError, TypeError, ValueError) as error:
+            logger.error("request %s: the turn before is computed again: %s", request.request_id, error)
+            return None
+
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
         """One table for each of our groups."""
         return [_table(group, block_ids[group.source]) for group in self._groups]
@@ -315,13 +352,14 @@ class Scheduling:
         )
 
     def _params_out(
-        self, request: Request, params: TransferParams, block_ids: Sequence[Sequence[int]]
+        self, request: Request, params: TransferParams, block_ids: Sequence[Sequence[int]], is_turn: bool
     ) -> dict[str, Any]:
+        """What a proxy passes on: to a decode server; of a turn, to who prefills the next one."""
         host, _, port = params.endpoint.removeprefix("tcp://").rpartition(":")
         parallel = self._config.parallel_config
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
+            "do_remote_prefill": not is_turn,
+            "do_remote_decode": is_turn,
             "remote_block_ids": [list(block_ids[group]) for group in self._cache.transfer_group_ids],
             "remote_engine_id": params.engine,
             "remote_request_id": request.request_id,

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 # A host may be busy for seconds; where a wrong address is given, somebody waits as long as this.
 PATIENCE = 30.0
-# What is under way mostly takes less than this.
+# Most transfers end within this time.
 DRAIN = 5.0
+# People take minutes to think of what they ask next.
+TURN = 480.0
 LONGEST_NAME = 200
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -34,12 +36,14 @@ class Settings:
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
         patience: seconds after which it fails when nobody is met who has the request
-        drain: seconds for which what is under way may go on when the caches' memory goes
+        drain: seconds for which a worker waits for its transfers to end before the memory of the caches goes
         convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
         weights: what the weights are called; "checkpoint": find out; "": they are not compared
         push: as a producer, write to consumers rather than wait until they read
+        turns: as a consumer, keep what has been answered for the producer that gets the next turn of it
+        turn: seconds for which it is kept
         keys: own keys; None: no encryption
         allowed_keys: public keys of those who may connect; none: everyone who knows ours
     """
@@ -57,6 +61,8 @@ class Settings:
     insecure: bool
     weights: str
     push: bool
+    turns: bool
+    turn: float
     keys: KeyPair | None
     allowed_keys: tuple[str, ...]
 
@@ -111,6 +117,8 @@ def read_settings(config: VllmConfig) -> Settings:
         insecure=insecure,
         weights=_name(extra, "weights"),
         push=is_push(extra.get("transfer_mode", "pull")),
+        turns=bool(extra.get("bidirectional_kv_xfer", False)),
+        turn=_seconds(extra, "decoder_kv_blocks_ttl") or TURN,
         keys=keys,
         allowed_keys=tuple(allowed),
     )

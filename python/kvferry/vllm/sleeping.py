@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from kvferry.agent import Agent
-from kvferry.errors import AgainError, NotFoundError
+from kvferry.errors import AgainError
 from kvferry.events import Event
+from kvferry.vllm.tickets import cancel
 
 # Events are looked for at least so often.
 WAIT_SECONDS = 0.05
-# What was cancelled ends with the lease of its readers, or the time of its writers; and a while for messages.
+# A request that was cancelled ends when its readers' leases, or its writers' time, have run out. Messages about
+# it get this much longer.
 MARGIN_SECONDS = 10.0
 
 
@@ -51,8 +53,8 @@ class Caches:
         """The memory goes: returns when nobody touches it any more. Does nothing where it is away.
 
         Args:
-            drain: seconds for which what is under way may go on; what has not ended then is cancelled
-            cancelled: seconds in which that ends
+            drain: seconds for which the worker waits for requests to end; then it cancels the others
+            cancelled: seconds for which it waits for those that it has cancelled
 
         Raises AgainError, which names what still uses the memory: it must not go. It can be called again.
         """
@@ -60,10 +62,7 @@ class Caches:
             return
         self._work(drain, lambda: not self._under_way)
         for ticket in list(self._under_way):
-            try:
-                self._agent.cancel(ticket)
-            except NotFoundError:  # it has ended, and its event says so
-                pass
+            cancel(self._agent, ticket)
         end = time.monotonic() + cancelled + MARGIN_SECONDS
         self._work(end - time.monotonic(), lambda: not self._under_way)
         for region in sorted(self._here):

@@ -1,10 +1,12 @@
 """What the workers count, in vLLM's log line and its metrics.
 
-Every name counts up. Seconds are those of all loads added together; divided by the loads they are means.
+Counters count up: their seconds are those of all loads added together, and divided by the loads they are
+means. How single loads are spread is in the histograms, of which the workers say every value.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvferry.events import AgentStats
@@ -20,6 +22,26 @@ MEANINGS = {
     "written_bytes": "Bytes that workers have written into other engines",
     "load_seconds": "From a load's begin to its last byte, added up",
     "copy_seconds": "From a load's first run to its last byte, added up",
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A histogram: what its values are, and the limits of its buckets."""
+
+    meaning: str
+    limits: tuple[float, ...]
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+SPREADS = {
+    "load_time_seconds": Spread("From when a worker was told to load until the last byte was there", _SECONDS),
+    "load_size_bytes": Spread(
+        "Bytes of a worker's load, those that it was written included", tuple(4.0**i for i in range(6, 18))
+    ),
+    "handover_time_seconds": Spread(
+        "From when a worker was told to keep or to write until others had everything", _SECONDS
+    ),
 }
 
 
@@ -43,12 +65,19 @@ class KvferryStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Adds what another worker has counted."""
-        self.data = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in MEANINGS}
+        self.data = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in MEANINGS} | {
+            name: [*self.data.get(name, ()), *other.data.get(name, ())] for name in SPREADS
+        }
         return self
 
     def reduce(self) -> dict[str, int | float]:
         """What a line of the log says."""
-        return {name: round(value, 3) for name, value in self.data.items()}
+        said = {name: round(self.data.get(name, 0), 3) for name in MEANINGS}
+        for name in SPREADS:
+            values = sorted(self.data.get(name, ()))
+            if values:
+                said |= {f"{name}_p{p}": round(values[(len(values) - 1) * p // 100], 4) for p in (50, 99)}
+        return said
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
@@ -56,7 +85,7 @@ class KvferryStats(KVConnectorStats):
 
 
 class KvferryMetrics(KVConnectorPromMetrics):
-    """The same as counters of Prometheus, `vllm:kvferry_<name>`."""
+    """The same as counters and histograms of Prometheus, `vllm:kvferry_<name>`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -69,8 +98,23 @@ class KvferryMetrics(KVConnectorPromMetrics):
             )
             for name, meaning in MEANINGS.items()
         }
+        self._histograms = {
+            name: create_metric_per_engine(
+                self._histogram_cls(
+                    name=f"vllm:kvferry_{name}",
+                    documentation=spread.meaning,
+                    buckets=spread.limits,
+                    labelnames=self._labelnames,
+                ),
+                self.per_engine_labelvalues,
+            )
+            for name, spread in SPREADS.items()
+        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Adds what was counted since the last time."""
         for name, counters in self._counters.items():
             counters[engine_idx].inc(transfer_stats_data.get(name, 0))
+        for name, histograms in self._histograms.items():
+            for value in transfer_stats_data.get(name, ()):
+                histograms[engine_idx].observe(value)

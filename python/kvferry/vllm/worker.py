@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,7 +22,6 @@ from kvferry.vllm.compat import (
     get_pcp_group,
     get_pp_group,
     get_tp_group,
-    get_world_group,
     init_logger,
 )
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
@@ -33,8 +33,9 @@ from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
 from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.settings import read_settings
 from kvferry.vllm.sleeping import Caches
-from kvferry.vllm.statistics import KvferryStats, counted
+from kvferry.vllm.statistics import SPREADS, KvferryStats, counted
 from kvferry.vllm.tensors import describe
+from kvferry.vllm.tickets import cancel
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -69,6 +70,7 @@ class _Job:
     failed: bool = False
     named: bool = False  # what failed was named block by block
     lost: bool = False  # its blocks are vLLM's already: nobody waits for its end
+    begun: float = field(default_factory=time.monotonic)
 
 
 def find_ranks(parallel: ParallelConfig) -> Ranks:
@@ -97,14 +99,19 @@ def find_ranks(parallel: ParallelConfig) -> Ranks:
     return ranks
 
 
-def gather(own: Gathered) -> list[Gathered]:
-    """What every rank says, by their numbers. All call it at the same time."""
-    world = get_world_group()
-    if world.world_size == 1:
-        return [own]
-    found: list[Any] = [None] * world.world_size
-    torch.distributed.all_gather_object(found, own, group=world.cpu_group)
-    return found
+def gather(own: Gathered, pcp_size: int) -> list[Gathered]:
+    """What every rank of this engine says, by their numbers. All of them call it at the same time.
+
+    vLLM's world group may hold other engines' ranks too: those of the data-parallel replicas, which come and go
+    by themselves. So what is said goes through the groups that one engine has, from the inner to the outer.
+    """
+    said = [own]
+    for group in (get_tp_group(), *([get_pcp_group()] if pcp_size > 1 else []), get_pp_group()):
+        if group.world_size > 1:
+            found: list[Any] = [None] * group.world_size
+            torch.distributed.all_gather_object(found, said, group=group.cpu_group)
+            said = [one for each in found for one in each]
+    return said
 
 
 class Worker:
@@ -126,6 +133,7 @@ class Worker:
         self._idle = False
         self._ended = dict.fromkeys(("loads", "failed_loads", "handed_over", "failed_handovers"), 0)
         self._counted: dict[str, float] = {}
+        self._each: dict[str, list[float]] = {name: [] for name in SPREADS}
         self._news = False
         self._layers: LayerPushes | None = None
         self._begun: KvferryStep | None = None  # the step whose pushes are open
@@ -140,7 +148,7 @@ class Worker:
         """
         ranks = find_ranks(self._config.parallel_config)
         described, memory = describe(self._config, self._cache, caches, ranks)
-        everyone = number_groups(gather(described))
+        everyone = number_groups(gather(described, ranks.pcp_size))
         (geometry,) = (rank for rank in everyone if rank.rank == described.rank)
         if self._caches is not None:
             if geometry != self._geometry:
@@ -179,7 +187,8 @@ class Worker:
                 None if device == "cpu" else DeviceMarks(torch.get_device_module(device)),
             )
         if ranks.pcp_size > 1:
-            self._others = tuple(gather(KvferryHandshake(self._agent.introduction, geometry, self._weights)))
+            said = KvferryHandshake(self._agent.introduction, geometry, self._weights)
+            self._others = tuple(gather(said, ranks.pcp_size))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
 
     def sleep(self) -> None:
@@ -243,8 +252,9 @@ class Worker:
             self._early.pop(name, None)
             ticket = self._tickets.get((InstructionKind.PUSH, name))
             if ticket is not None:
+                assert self._agent is not None
                 self._jobs[ticket].lost = True
-                self._cancel(ticket)
+                cancel(self._agent, ticket)
 
     def start(self, step: KvferryStep) -> None:
         """Does what the scheduler's half said."""
@@ -276,7 +286,7 @@ class Worker:
             assert item.cancels is not None
             running = self._tickets.get((item.cancels, request))
             if running is not None:
-                self._cancel(running)
+                cancel(agent, running)
             return
         if kind == InstructionKind.HOLD:
             ticket = agent.hold(item.transfer_id, item.groups, consumers=item.consumers, lease=item.deadline)
@@ -293,13 +303,6 @@ class Worker:
                 agent.push_ready(ticket)  # all of it: the request has finished
             except NotFoundError:  # nobody wants any of it; its event says so
                 pass
-
-    def _cancel(self, ticket: int) -> None:
-        assert self._agent is not None
-        try:
-            self._agent.cancel(ticket)
-        except NotFoundError:  # it has ended, and its event says so
-            pass
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
@@ -369,7 +372,8 @@ class Worker:
         self._news = False
         now = self._ended | counted(self._agent.stats)
         before, self._counted = self._counted, now
-        return KvferryStats({name: value - before.get(name, 0) for name, value in now.items()})
+        each, self._each = self._each, {name: [] for name in SPREADS}
+        return KvferryStats({name: value - before.get(name, 0) for name, value in now.items()} | each)
 
     def _note(self, event: Event) -> None:
         self._news = True
@@ -379,6 +383,12 @@ class Worker:
         if event.kind == EventKind.DONE:
             self._ended["loads"] += job.kind in LOADS
             self._ended["handed_over"] += job.kind in SENDS
+            seconds = time.monotonic() - job.begun
+            if job.kind in LOADS:
+                self._each["load_time_seconds"].append(seconds)
+                self._each["load_size_bytes"].append(event.bytes)
+            elif job.kind in SENDS:
+                self._each["handover_time_seconds"].append(seconds)
         if event.kind == EventKind.FAILED:
             self._ended["failed_loads"] += job.kind in LOADS
             self._ended["failed_handovers"] += job.kind in SENDS

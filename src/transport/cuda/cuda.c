@@ -19,6 +19,7 @@
 #define SECOND_NS 1000000000u
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static kvf_cuda_endpoint *endpoints; /* of this process, behind the gate */
 
 void kvf_cuda_gate_enter(void) {
     (void)pthread_mutex_lock(&gate);
@@ -39,6 +40,44 @@ kvf_status kvf_cuda_watch_add(kvf_cuda_endpoint *endpoint, int fd, kvf_cuda_watc
     if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
         return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
     return KVF_OK;
+}
+
+/* ---- endpoints of this process ------------------------------------------------------------------ */
+
+static void list(kvf_cuda_endpoint *endpoint) {
+    kvf_cuda_gate_enter();
+    KVF_LIST_ADD(endpoints, endpoint);
+    kvf_cuda_gate_leave();
+}
+
+static void unlist(kvf_cuda_endpoint *endpoint) {
+    kvf_cuda_gate_enter();
+    if (endpoint->previous || endpoints == endpoint)
+        KVF_LIST_REMOVE(endpoints, endpoint);
+    kvf_cuda_gate_leave();
+}
+
+static kvf_status check_regions(const kvf_cuda_endpoint *endpoint, const kvf_cuda_region *regions,
+                                uint32_t count, uint64_t generation) {
+    for (uint32_t i = 0; i < count; i++)
+        if (regions[i].bytes > 0 && (i >= endpoint->region_count ||
+                                     memcmp(&regions[i], &endpoint->regions[i], sizeof regions[i]) != 0))
+            return kvf_fail(KVF_E_NOT_REGISTERED,
+                            "region %u is not as generation %llu of the card says: a new card is needed", i,
+                            (unsigned long long)generation);
+    return KVF_OK;
+}
+
+kvf_status kvf_cuda_check_ours(const kvf_cuda_card *card, const kvf_cuda_region *regions,
+                               uint64_t generation) {
+    kvf_cuda_gate_enter();
+    const kvf_cuda_endpoint *found = endpoints;
+    while (found && memcmp(found->card.name, card->name, CUDA_ID_BYTES) != 0)
+        found = found->following;
+    kvf_status status =
+        found ? check_regions(found, regions, card->region_count, generation) : KVF_E_NOT_FOUND;
+    kvf_cuda_gate_leave();
+    return status;
 }
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
@@ -110,6 +149,7 @@ static void free_memory(kvf_cuda_endpoint *endpoint) {
 
 static void cuda_close(void *self) {
     kvf_cuda_endpoint *endpoint = self;
+    unlist(endpoint);
     kvf_cuda_owner_close(endpoint);
     for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
         (void)kvf_copier_close(endpoint->copiers[i]); /* one with a copy that does not end stays */
@@ -139,11 +179,13 @@ static kvf_status cuda_open(kvf_transport *transport, const kvf_transport_option
         status = make_card(&endpoint->card);
     if (!status)
         status = open_descriptors(endpoint);
-    if (status)
+    if (status) {
         cuda_close(endpoint);
-    else
-        *out = endpoint;
-    return status;
+        return status;
+    }
+    list(endpoint);
+    *out = endpoint;
+    return KVF_OK;
 }
 
 /* Agents write down what was found: that is no reason to start the driver. */
@@ -275,20 +317,26 @@ static kvf_status cuda_register(void *self, uint32_t region, const kvf_memory *m
         status = kvf_copier_open(memory->device, &options, &endpoint->copiers[memory->device]);
     if (!status)
         status = listen_for_readers(endpoint);
-    if (!status && region >= endpoint->region_count)
-        status = make_room(endpoint, region);
     if (status)
         return status;
-    endpoint->regions[region] = described;
-    endpoint->devices[region] = memory->device;
-    endpoint->version++;
-    return KVF_OK;
+    kvf_cuda_gate_enter();
+    if (region >= endpoint->region_count)
+        status = make_room(endpoint, region);
+    if (!status) {
+        endpoint->regions[region] = described;
+        endpoint->devices[region] = memory->device;
+        endpoint->version++;
+    }
+    kvf_cuda_gate_leave();
+    return status;
 }
 
 static kvf_status cuda_unregister(void *self, uint32_t region) {
     kvf_cuda_endpoint *endpoint = self;
+    kvf_cuda_gate_enter();
     endpoint->regions[region] = (kvf_cuda_region){0};
     endpoint->version++;
+    kvf_cuda_gate_leave();
     return kvf_cuda_owner_take_back(endpoint);
 }
 

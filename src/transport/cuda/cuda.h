@@ -91,6 +91,7 @@ typedef struct kvf_cuda_endpoint {
     uint64_t patience_ns; /* how long a copy may take */
     bool changed;         /* a copy began or ended in this progress() */
     kvf_cuda_packet packet;
+    struct kvf_cuda_endpoint *previous, *following; /* of this process */
 } kvf_cuda_endpoint;
 
 /** The peer's regions as one device of ours reaches them. */
@@ -145,9 +146,18 @@ uint64_t kvf_cuda_now_ns(void);
 kvf_status kvf_cuda_watch_add(kvf_cuda_endpoint *endpoint, int fd, kvf_cuda_watch *watch);
 
 /** Between these nobody of this process hangs up, or starts to copy: so an endpoint that has closed is not read by one of
- * the same process that did not know it yet. */
+ * the same process that did not know it yet. Nor do regions come and go. */
 void kvf_cuda_gate_enter(void);
 void kvf_cuda_gate_leave(void);
+
+/**
+ * Whether an endpoint of this process has these regions, each as the card says.
+ *
+ * @param generation  of the card
+ * @return KVF_OK, KVF_E_NOT_FOUND (no endpoint of this process has the card's name), KVF_E_NOT_REGISTERED
+ */
+kvf_status kvf_cuda_check_ours(const kvf_cuda_card *card, const kvf_cuda_region *regions,
+                               uint64_t generation);
 
 /* cuda_owner.c */
 

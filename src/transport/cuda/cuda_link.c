@@ -135,14 +135,29 @@ static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
 }
 
 /* So that its end is seen though a child of its keeps the socket open. */
-static int process_of(int socket) {
-    pid_t process = 0;
+static int watch_process(pid_t process) {
 #ifdef SYS_pidfd_open
-    if (kvf_neighbour_process(socket, &process) == KVF_OK && process > 0)
+    if (process > 0)
         return (int)syscall(SYS_pidfd_open, process, 0);
 #endif
-    (void)process, (void)socket;
+    (void)process;
     return -1;
+}
+
+/* In our own process addresses are used as the card has them: as its endpoint has them, too, for anybody who has a card of
+ * ours could make one like it. */
+static kvf_status know_process(kvf_cuda_link *link, const kvf_cuda_card *card,
+                               const kvf_cuda_region *regions) {
+    pid_t process = 0;
+    kvf_status status = kvf_neighbour_process(link->fd, &process);
+    if (status)
+        return status;
+    link->process_fd = watch_process(process);
+    if (memcmp(card->process, link->endpoint->card.process, CUDA_ID_BYTES) != 0)
+        return KVF_OK;
+    status = kvf_cuda_check_ours(card, regions, link->generation);
+    link->same_process = !status;
+    return status == KVF_E_NOT_FOUND ? KVF_OK : status;
 }
 
 static void free_link(kvf_cuda_link *link) {
@@ -164,8 +179,9 @@ static kvf_status reach(kvf_cuda_link *link, const kvf_cuda_card *card, const kv
         return kvf_fail(KVF_E_IO, "%s", kvf_error_detail());
     if (status)
         return status;
-    link->process_fd = process_of(link->fd);
-    status = map_regions(link, card, regions);
+    status = know_process(link, card, regions);
+    if (!status)
+        status = map_regions(link, card, regions);
     if (!status)
         status = greet(link, card);
     if (!status)
@@ -187,12 +203,7 @@ static kvf_status open_link(kvf_cuda_endpoint *endpoint, const kvf_cuda_card *ca
     kvf_cuda_link *link = status ? NULL : kvf_alloc0(1, sizeof *link);
     if (!link)
         return status ? status : kvf_nomem("a connection");
-    *link =
-        (kvf_cuda_link){.endpoint = endpoint,
-                        .generation = generation,
-                        .fd = -1,
-                        .process_fd = -1,
-                        .same_process = memcmp(card->process, endpoint->card.process, CUDA_ID_BYTES) == 0};
+    *link = (kvf_cuda_link){.endpoint = endpoint, .generation = generation, .fd = -1, .process_fd = -1};
     link->watch = (kvf_cuda_watch){CUDA_WATCH_LINK, link};
     status = reach(link, card, regions);
     if (status) {

@@ -139,10 +139,13 @@ static void answer(kvf_cuda_client *client, uint64_t number, kvf_status status, 
         kvf_cuda_owner_refuse(client); /* it takes fewer answers than it asks for */
 }
 
+/* What is not registered any more, who writes tells of anew. */
 static void connect_back(kvf_cuda_client *client) {
     client->back_failed = kvf_cuda_link_back(client);
     (void)snprintf(client->back_why, sizeof client->back_why, "%s",
                    client->back_failed ? kvf_error_detail() : "");
+    if (client->back_failed == KVF_E_NOT_REGISTERED)
+        client->back_failed = KVF_OK;
 }
 
 bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
@@ -179,14 +182,13 @@ typedef struct asked_batch {
     kvf_run runs[];
 } asked_batch;
 
-/* Turns the runs round: local is ours. False: one of them is outside of the regions. */
+/* Turns the runs round: local is ours. False: one of them is outside of the regions that this fabric has. */
 static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write, asked_batch *asked) {
-    uint32_t own_count;
-    const kvf_memory *own = kvf_transport_regions(client->endpoint->transport, &own_count);
+    const kvf_cuda_endpoint *own = client->endpoint;
     for (uint32_t i = 0; i < write->header.count; i++) {
         const kvf_run *run = &write->runs[i];
-        if (run->remote_region >= own_count || run->local_region >= client->told_count ||
-            !kvf_lies_inside(run->remote_offset, run->bytes, own[run->remote_region].bytes) ||
+        if (run->remote_region >= own->region_count || run->local_region >= client->told_count ||
+            !kvf_lies_inside(run->remote_offset, run->bytes, own->regions[run->remote_region].bytes) ||
             !kvf_lies_inside(run->local_offset, run->bytes, client->told[run->local_region].bytes))
             return false;
         asked->runs[i] = (kvf_run){.local_offset = run->remote_offset,

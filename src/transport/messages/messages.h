@@ -47,6 +47,7 @@
 #define MESSAGES_SERVED_BYTES (1u << 20) /* in one turn of work: what comes meanwhile waits so long */
 #define MESSAGES_NEWCOMERS_WORK (64u << 10)
 #define MESSAGES_REQUEST_WORK 4096u
+#define MESSAGES_FAILED_MAX 8u /* requests for what there is not: a peer that knows our card makes none */
 #define MESSAGES_NEW_SLOTS 16u /* of all slots, for those */
 #define MESSAGES_STUCK_NS                                                                                    \
     UINT64_C(2000000000) /* who takes nothing for so long, while others wait for slots, goes */
@@ -197,6 +198,7 @@ struct kvf_messages_client {
     uint32_t slots;    /* on their way to it */
     uint64_t slots_ns; /* when one came back, or the first went */
     uint32_t taken;    /* notifications, of which it is not told yet */
+    uint32_t failed;   /* requests that were for what there is not */
     bool is_gone;      /* its connection has ended, but what came before may still be unread */
     bool is_starved;
     kvf_messages_client *previous, *following; /* of the starved ones */

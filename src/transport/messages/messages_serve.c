@@ -386,7 +386,12 @@ copy_listed(kvf_messages_endpoint *endpoint, const kvf_messages_request *request
     }
 }
 
+/* The sentence of the thread. Who asks for what there is not again and again is cut off; false: it was, or is gone. */
 static bool fail_request(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint32_t number) {
+    if (client->failed++ == MESSAGES_FAILED_MAX) {
+        refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
+        return false;
+    }
     unsigned char out[MESSAGES_ANSWER_BYTES + MESSAGES_TEXT_BYTES];
     size_t length = strnlen(kvf_error_detail(), MESSAGES_TEXT_BYTES);
     kvf_messages_answer_write(MESSAGES_FAILED, number, out);
@@ -441,7 +446,8 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
     }
     kvf_status status = kvf_messages_list_check(request.list, request.list_bytes, request.bytes, regions,
                                                 (uint32_t)kvf_min_u64(region_count, client->region_count));
-    *work += request.list_bytes + (status ? 0 : request.bytes);
+    /* What a write has brought was received, whatever becomes of it. */
+    *work += zmq_msg_size(message) + (status || data[0] == MESSAGES_WRITE ? 0 : request.bytes);
     if (status)
         status = fail_request(endpoint, client, request.number) ? KVF_OK : KVF_E_PEER_LOST;
     else if (data[0] == MESSAGES_READ)

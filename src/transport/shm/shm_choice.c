@@ -6,19 +6,24 @@
 #define LOOK_NS 10000u               /* so long we read while answers may come, at least ... */
 #define LATE_NS 200000u              /* an answer where reads are slow */
 #define LOOK_SHARE 4u                /* ... and this share of the time that it has let us wait */
+#define WHOLE_BYTES_MAX (256u << 10) /* a run is read whole: a rest of it would be asked for alone */
 #define TRY_BYTES (512u << 20)       /* then the way that was not used is used, to know what it takes; ... */
 #define TRY_FIRST_BYTES (64u << 20)  /* ... when nothing is known of it */
-#define SLOWER 3.0f /* nothing is tried that cannot be better: reads take at most so much less alone */
-#define MEASURE_NS 1000000u /* of one way */
-#define CLEARLY 0.9f        /* better */
-#define WEIGHT 0.125f       /* of a new measurement */
-#define WEIGHT_AFTER_TRY 0.5f
-#define SURPRISE_MAX 4.0f /* what takes longer was somebody else's doing, in part */
+#define MEASURE_NS 1000000u          /* of one way */
+#define CLEARLY 0.9f                 /* better */
 #define LEARN_BYTES_MIN 1024u
 #define WINDOW_MAX 7u
+/* Nothing is tried that cannot be better: reads take at most so much less alone. */
+#define SLOWER 3.0f
+/* Measurements of one try: as many as move the median. */
+#define TRIES (SHM_MEASUREMENTS / 2 + 1)
+
+static uint64_t mean_run(const kvf_slice *slice) {
+    return slice->bytes / (slice->count ? slice->count : 1);
+}
 
 static uint32_t length_class(const kvf_slice *slice) {
-    uint64_t bytes = slice->bytes / (slice->count ? slice->count : 1) / 64;
+    uint64_t bytes = mean_run(slice) / 64;
     uint32_t size_class = 0;
     while (bytes > 0 && size_class < SHM_LENGTHS - 1) {
         bytes /= 2;
@@ -29,7 +34,7 @@ static uint32_t length_class(const kvf_slice *slice) {
 
 /* Until it was measured: a system call finds each run's pages, a copy misses the caches. */
 static float cost(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way) {
-    float measured = choice->lengths[size_class].ns_per_byte[way];
+    float measured = choice->lengths[size_class].ways[way].median;
     float run_bytes = (float)(48u << size_class);
     if (measured > 0)
         return measured;
@@ -38,7 +43,7 @@ static float cost(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way
 
 /* What a read takes, also while the owner is at work. */
 static float reading(const kvf_shm_choice *choice, uint32_t size_class) {
-    float measured = choice->lengths[size_class].read_ns_per_byte;
+    float measured = choice->lengths[size_class].reads.median;
     return measured > 0 ? measured : cost(choice, size_class, SHM_WAY_DIRECT);
 }
 
@@ -56,8 +61,9 @@ static bool is_due(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_wa
     if (way == SHM_WAY_DIRECT &&
         reading(choice, size_class) > SLOWER * cost(choice, size_class, SHM_WAY_SERVED))
         return false;
-    bool known = choice->lengths[size_class].ns_per_byte[way] > 0;
-    return choice->lengths[size_class].unused_bytes[way] > (known ? TRY_BYTES : TRY_FIRST_BYTES);
+    bool known = choice->lengths[size_class].ways[way].measured > 0;
+    return choice->lengths[size_class].tries[way] > 0 ||
+           choice->lengths[size_class].unused_bytes[way] > (known ? TRY_BYTES : TRY_FIRST_BYTES);
 }
 
 static bool should_ask(const kvf_shm_choice *choice, uint32_t size_class) {
@@ -67,7 +73,8 @@ static bool should_ask(const kvf_shm_choice *choice, uint32_t size_class) {
 
 /* While the owner is at work. Where reads are so much slower that they would only keep us from the answers of one that
  * is awake, they begin when an answer is late. */
-static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t size_class, uint64_t now_ns) {
+static kvf_shm_step meanwhile(const kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns) {
+    uint32_t size_class = length_class(slice);
     float together = cost(choice, size_class, SHM_WAY_SERVED), alone = reading(choice, size_class);
     if (alone > SLOWER * together && choice->window > 0) {
         uint64_t late_ns = choice->since_ns + LATE_NS;
@@ -76,7 +83,8 @@ static kvf_shm_step meanwhile(const kvf_shm_choice *choice, uint32_t size_class,
     }
     float ns = (float)kvf_max_u64(LOOK_NS, (now_ns - choice->since_ns) / LOOK_SHARE);
     float fits = ns / alone;
-    return (kvf_shm_step){SHM_WAY_DIRECT, fits < SHM_SLOT_BYTES ? (uint64_t)fits + 1 : SHM_SLOT_BYTES, 0};
+    uint64_t bytes = fits < SHM_SLOT_BYTES ? (uint64_t)fits + 1 : SHM_SLOT_BYTES, run = mean_run(slice);
+    return (kvf_shm_step){SHM_WAY_DIRECT, bytes < run && run <= WHOLE_BYTES_MAX ? run : bytes, 0};
 }
 
 kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *slice,
@@ -91,19 +99,32 @@ kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *
     if (enough && load->abandoned == 0 && load->waiting < window && should_ask(choice, size_class))
         return (kvf_shm_step){SHM_WAY_SERVED, most, 0};
     if (load->waiting > 0)
-        return meanwhile(choice, size_class, now_ns);
+        return meanwhile(choice, slice, now_ns);
     return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
 }
 
-static void average(float *known, float now, float weight) {
-    if (*known > 0 && now > SURPRISE_MAX * *known)
-        now = SURPRISE_MAX * *known;
-    *known = *known > 0 ? *known + weight * (now - *known) : now;
+/* Where fewer were measured than are kept, the rest is what was believed: one alone is not believed. */
+static void add(kvf_shm_price *price, float believed, float now) {
+    float sorted[SHM_MEASUREMENTS];
+    for (uint32_t i = price->measured; i < SHM_MEASUREMENTS; i++)
+        price->last[i] = believed;
+    price->last[price->measured % SHM_MEASUREMENTS] = now;
+    price->measured++;
+    for (uint32_t i = 0; i < SHM_MEASUREMENTS; i++) {
+        uint32_t at = i;
+        for (; at > 0 && sorted[at - 1] > price->last[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = price->last[i];
+    }
+    price->median = sorted[SHM_MEASUREMENTS / 2];
 }
 
+/* A try goes on while it shows the other way to be the better one: nothing makes a measurement shorter than it is. */
 static void learn(kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way, float now) {
-    average(&choice->lengths[size_class].ns_per_byte[way], now,
-            is_due(choice, size_class, way) ? WEIGHT_AFTER_TRY : WEIGHT);
+    uint32_t *tries = &choice->lengths[size_class].tries[way];
+    bool promises = now < CLEARLY * cost(choice, size_class, other(way));
+    *tries = is_due(choice, size_class, way) && promises ? (*tries + 1) % TRIES : 0;
+    add(&choice->lengths[size_class].ways[way], cost(choice, size_class, way), now);
     choice->lengths[size_class].unused_bytes[way] = 0;
     choice->lengths[size_class].better = better_way(choice, size_class);
 }
@@ -127,9 +148,9 @@ static void count(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_n
 }
 
 void kvf_shm_choice_read(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t ns, uint64_t now_ns) {
+    uint32_t size_class = length_class(slice);
     if (slice->bytes >= LEARN_BYTES_MIN)
-        average(&choice->lengths[length_class(slice)].read_ns_per_byte, (float)ns / (float)slice->bytes,
-                WEIGHT);
+        add(&choice->lengths[size_class].reads, reading(choice, size_class), (float)ns / (float)slice->bytes);
     count(choice, slice, now_ns);
 }
 

@@ -21,19 +21,29 @@
 
 #define SHM_LENGTHS 16u           /* classes of length: up to 63 bytes, up to 127 ..., from 1 MiB */
 #define SHM_SLOT_BYTES (1u << 20) /* of the shared buffer; an owner takes no larger ones */
+#define SHM_MEASUREMENTS 5u       /* that are kept of a price */
 
 typedef enum kvf_shm_way {
     SHM_WAY_SERVED = 0, /**< by the owner, and by this side meanwhile */
     SHM_WAY_DIRECT = 1, /**< by this side alone */
 } kvf_shm_way;
 
+/** What a byte takes, by the last measurements: their median, for a process that was set aside for some milliseconds
+ * lengthens one of them by ten or a hundred times. */
+typedef struct kvf_shm_price {
+    float last[SHM_MEASUREMENTS]; /**< nanoseconds a byte */
+    float median;                 /**< of these; 0: nothing was measured */
+    uint32_t measured;
+} kvf_shm_price;
+
 /** Zeroed: nothing is known but the defaults. */
 typedef struct kvf_shm_choice {
     struct {
-        float ns_per_byte[2];     /**< by way; 0: not measured */
+        kvf_shm_price ways[2];
+        kvf_shm_price reads;      /**< by this side, also while the owner is at work */
         uint64_t unused_bytes[2]; /**< moved since this way was measured */
+        uint32_t tries[2];        /**< measurements of the try that goes on */
         kvf_shm_way better;       /**< stays until the other is clearly better */
-        float read_ns_per_byte;   /**< of this side's reads, also while the owner is at work */
     } lengths[SHM_LENGTHS];
     uint64_t begin_ns;    /**< of what is being measured; 0: nothing is */
     uint64_t bytes;       /**< moved since */

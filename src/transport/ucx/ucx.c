@@ -303,6 +303,7 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
                 kvf_ucx_mark_lost(link, KVF_UCX_BEACON_GONE);
         }
     }
+    kvf_ucx_try_often(endpoint);
     return fired;
 }
 

@@ -8,6 +8,7 @@
  *   ucx_card.c    the form of its part of the card
  *   ucx_beacon.c  noticing that a peer on this machine is gone
  *   ucx_library.c loading UCX, and what it finds
+ *   ucx_sockets.c its sockets, where it goes by TCP
  *   ucx_words.c   UCX's errors and log lines as ours
  *
  * The front does not include this.
@@ -224,8 +225,9 @@ typedef struct kvf_ucx_endpoint {
     uint32_t region_count;
     kvf_ucx_allocation *allocations;
     kvf_ucx_beacon beacon;
-    int event_fd;  /**< an epoll of UCX's descriptor, `wake`, the beacon and the links' watches */
-    kvf_wake wake; /**< readable while progress() has something to do that UCX does not show */
+    int event_fd;           /**< an epoll of UCX's descriptor, `wake`, the beacon and the links' watches */
+    kvf_wake wake;          /**< readable while progress() has something to do that UCX does not show */
+    int64_t sockets_due_ns; /**< when its sockets are looked at again */
     uint32_t idle_rounds;
     uint32_t rounds;
     kvf_ucx_link *links;
@@ -294,6 +296,12 @@ kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kin
 
 /** Adds a descriptor to the endpoint's; `what` is its beacon or the link that watches with it. */
 bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what);
+
+/* ---- ucx_sockets.c --------------------------------------------------------------------------- */
+
+/** Where UCX goes by TCP: what waits in its connections goes out soon after a link is back. Looks at most once a
+ * second. */
+void kvf_ucx_try_often(kvf_ucx_endpoint *endpoint);
 
 /* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
 

@@ -1,0 +1,235 @@
+"""Many requests at once: two servers behind the proxy, with kvferry or with the NixlConnector, against one
+server.
+
+So many clients as a level says ask one request after the other, each for a prompt of a pool, streamed. Times
+are the client's: until the first token, and between two tokens (that come in one event: 0 for all but the
+first of them). Every answer is compared with what one server has computed for that prompt while nothing else
+ran.
+
+Memory is what the processes of all servers have resident; after the first level it should be flat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import aiohttp
+from connectors import CONNECTORS
+from processes import resident_mib
+from servers import Server, Side, greedy
+from streaming import stream
+
+MODEL = "llama"
+LEVELS = (1, 4, 16, 64)
+SETUPS = ("kvferry", "kvferry-push", "nixl", "one")
+POOL = 24
+NEW_TOKENS = 32
+LENGTHS = (100, 900)
+REQUEST_SECONDS = 120
+#: Room for all requests of the highest level, and no more: all of it is used soon, and memory can be flat.
+ROOM = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "1100")
+
+LEGEND = """\
+Times in ms: until the first token, and between tokens. A level is so many clients that ask without a pause.
+wrong: answers that are not what one server computes alone. MiB: of all servers, at begin and end of a level."""
+COLUMNS = (
+    f"{'setup':<13} {'level':>5} {'requests':>8} {'/s':>6} {'first p50':>9} {'p99':>8} "
+    f"{'between p50':>11} {'p99':>8} {'errors':>6} {'wrong':>5} {'MiB':>12}"
+)
+
+
+@dataclass
+class Level:
+    """What came of a level; times in seconds, one each request, or each token but the first."""
+
+    clients: int
+    seconds: float = 0.0
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    wrong: int = 0
+    errors: list[str] = field(default_factory=list)
+    mib: tuple[int, int] = (0, 0)
+
+
+def percentile(values: list[float], percent: int) -> str:
+    """In ms, for a column."""
+    ordered = sorted(values)
+    return f"{ordered[(len(ordered) - 1) * percent // 100] * 1e3:.1f}" if ordered else "-"
+
+
+def row(setup: str, level: Level) -> str:
+    """A line of the table."""
+    line = f"{setup:<13} {level.clients:>5} {len(level.first):>8} {len(level.first) / level.seconds:>6.1f}"
+    for values, width in ((level.first, 9), (level.between, 11)):
+        line += f" {percentile(values, 50):>{width}} {percentile(values, 99):>8}"
+    line += f" {len(level.errors):>6} {level.wrong:>5} {level.mib[0]:>5}>{level.mib[1]:>5}"
+    for message in sorted(set(level.errors))[:3]:
+        line += f"\n{'':<13} {message}"
+    return line
+
+
+class Setup:
+    """The servers of a setup, and the proxy where there are two; `port` is where clients ask."""
+
+    def __init__(self, name: str, folder: pathlib.Path, port: int) -> None:
+        self._folder, self._name = folder, name
+        self._proxy: subprocess.Popen[bytes] | None = None
+        connector = CONNECTORS["nixl" if name == "nixl" else "kvferry"]
+        transfer = json.loads(json.dumps(connector.transfer))
+        if name == "kvferry-push":
+            transfer["kv_connector_extra_config"]["transfer_mode"] = "push"
+        sides = {"one": "kv_both"} if name == "one" else {"prefill": "kv_producer", "decode": "kv_consumer"}
+        self._servers = [
+            Server(
+                folder / MODEL,
+                "float32",
+                Side(64, arguments=ROOM),
+                role,
+                port + i,
+                folder / f"bench-load-{name}.{side}.log",
+                connector.environment(port + i),
+                (connector.name, connector.module),
+                transfer,
+            )
+            for i, (side, role) in enumerate(sides.items())
+        ]
+        self.alone = self._servers[-1].port
+        self.port = self.alone if name == "one" else port + 2
+
+    def __enter__(self) -> Setup:
+        try:
+            for server in self._servers:
+                server.start()
+            for server in self._servers:
+                server.ready()
+            if self.port != self.alone:
+                self._start_proxy()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._proxy is not None:
+            self._proxy.terminate()
+            self._proxy.wait()
+        for server in self._servers:
+            server.stop()
+
+    def _start_proxy(self) -> None:
+        urls = [f"http://127.0.0.1:{server.port}" for server in self._servers]
+        command = [sys.executable, "-m", "kvferry.vllm.proxy", "--port", str(self.port)]
+        with (self._folder / f"bench-load-{self._name}.proxy.log").open("wb") as log:
+            self._proxy = subprocess.Popen(
+                [*command, "--prefill", urls[0], "--decode", urls[1]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        until = time.monotonic() + REQUEST_SECONDS
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
+                return
+            except OSError:
+                if time.monotonic() > until or self._proxy.poll() is not None:
+                    raise
+                time.sleep(0.1)
+
+    def mib(self) -> int:
+        """What the servers' processes have resident."""
+        return resident_mib(*(server.group for server in self._servers))
+
+
+async def ask(session: aiohttp.ClientSession, port: int, prompt: list[int], level: Level) -> list[int]:
+    """One request; its tokens. Raises OSError, aiohttp.ClientError, ValueError."""
+    body = greedy(prompt, NEW_TOKENS, None) | {"stream": True}
+    begun = last = time.monotonic()
+    tokens: list[int] = []
+    between: list[float] = []
+    async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
+        if answer.status != 200:
+            raise ValueError(f"HTTP {answer.status}")
+        async for line in answer.content:
+            data = line.decode().strip().removeprefix("data: ")
+            if not data or data == "[DONE]":
+                continue
+            event = json.loads(data)
+            if "error" in event:
+                raise ValueError(event["error"]["message"])
+            new = event["choices"][0].get("token_ids") or []
+            now = time.monotonic()
+            if new:
+                between += [now - last] + [0.0] * (len(new) - 1)
+                last = now
+            tokens += new
+    if len(tokens) != NEW_TOKENS:
+        raise ValueError(f"{len(tokens)} tokens of {NEW_TOKENS}")
+    level.first.append(between[0])
+    level.between += between[1:]
+    assert last >= begun
+    return tokens
+
+
+async def run_level(
+    setup: Setup, clients: int, seconds: float, pool: list[tuple[list[int], tuple[int, ...]]]
+) -> Level:
+    """So many clients, each of which begins no request after so many seconds."""
+    level, begun, chance = Level(clients), time.monotonic(), random.Random(clients)
+    before = setup.mib()
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    connections = aiohttp.TCPConnector(limit=0, force_close=True)
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        while time.monotonic() - begun < seconds:
+            prompt, wanted = chance.choice(pool)
+            try:
+                tokens = await ask(session, setup.port, prompt, level)
+                level.wrong += tuple(tokens) != wanted
+            except (OSError, ValueError, aiohttp.ClientError, asyncio.TimeoutError) as error:
+                level.errors.append(f"{type(error).__name__}: {error}"[:160])
+
+    async with aiohttp.ClientSession(connector=connections, timeout=timeout) as session:
+        await asyncio.gather(*(client(session) for _ in range(clients)))
+    level.seconds = time.monotonic() - begun
+    level.mib = (before, setup.mib())
+    return level
+
+
+def run(
+    folder: pathlib.Path, port: int, names: list[str], levels: list[int], seconds: float
+) -> list[dict[str, Any]]:
+    """Runs all setups and prints the table; every figure.
+
+    Args:
+        seconds: for each level
+    """
+    print(LEGEND)
+    print(COLUMNS, flush=True)
+    chance = random.Random(7)
+    prompts = [[chance.randrange(3, 500) for _ in range(chance.randrange(*LENGTHS))] for _ in range(POOL)]
+    found = []
+    for name in names:
+        try:
+            with Setup(name, folder, port) as setup:
+                pool = [
+                    (prompt, stream(setup.alone, prompt, NEW_TOKENS, REQUEST_SECONDS).tokens)
+                    for prompt in prompts
+                ]
+                for clients in levels:
+                    level = asyncio.run(run_level(setup, clients, seconds, pool))
+                    print(row(name, level), flush=True)
+                    found.append({"setup": name, **asdict(level)})
+        except (RuntimeError, OSError) as error:
+            print(f"{name:<13} {error}", flush=True)
+            found.append({"setup": name, "error": str(error)})
+    return found

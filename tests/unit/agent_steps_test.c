@@ -1,0 +1,68 @@
+/* Block tables that grow: what two of them are together. */
+#include "agent/steps.h"
+#include "shapes.h"
+
+#define NONE KVF_NO_BLOCK
+
+/* Merges a table into that of the second of two groups, and compares. */
+static void check_merged(kvf_block_table first, kvf_block_table second, kvf_block_table wanted) {
+    static const uint32_t other[] = {77};
+    const kvf_group_steps groups[2] = {{{other, 1, 2}, 0, 5}, {first, 10, 20}};
+    const kvf_block_table tables[2] = {{NULL, 0, 0}, second};
+    kvf_group_steps *merged = NULL;
+    assert_ok(kvf_steps_merge(groups, tables, 2, &merged));
+    assert_int_equal(merged[0].table.count, 1);
+    assert_int_equal(merged[0].table.first_block, 2);
+    assert_int_equal(merged[0].table.ids[0], 77);
+    assert_int_equal(merged[1].begin, 10);
+    assert_int_equal(merged[1].end, 20);
+    assert_int_equal(merged[1].table.first_block, wanted.first_block);
+    assert_int_equal(merged[1].table.count, wanted.count);
+    for (uint32_t i = 0; i < wanted.count; i++)
+        assert_int_equal(merged[1].table.ids[i], wanted.ids[i]);
+    kvf_free(merged);
+}
+
+#define AT(first, ...)                                                                                       \
+    ((kvf_block_table){(const uint32_t[]){__VA_ARGS__},                                                      \
+                       sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t), (first)})
+
+static void tables_are_joined_wherever_they_lie(void **state) {
+    (void)state;
+    check_merged(AT(3, 30, 40), AT(5, 50), AT(3, 30, 40, 50));
+    check_merged(AT(5, 50), AT(3, 30, 40), AT(3, 30, 40, 50));
+    check_merged(AT(3, 30, 40), AT(4, 40, 50), AT(3, 30, 40, 50));
+    check_merged(AT(3, 30, 40, 50, 60), AT(4, 40), AT(3, 30, 40, 50, 60));
+    check_merged(AT(1, 10), AT(4, 40), AT(1, 10, NONE, NONE, 40));
+    check_merged(AT(3, 30, NONE), AT(3, NONE, 40), AT(3, 30, 40));
+}
+
+/* Where one without entries begins says nothing. */
+static void a_table_without_entries_adds_nothing(void **state) {
+    (void)state;
+    check_merged((kvf_block_table){NULL, 0, 9}, AT(3, 30, 40), AT(3, 30, 40));
+    check_merged(AT(3, 30, 40), (kvf_block_table){NULL, 0, 9}, AT(3, 30, 40));
+    check_merged((kvf_block_table){NULL, 0, 9}, (kvf_block_table){NULL, 0, 4}, (kvf_block_table){NULL, 0, 4});
+}
+
+static void what_cannot_be_is_refused_by_name(void **state) {
+    (void)state;
+    kvf_group_steps *merged = NULL;
+    kvf_group_steps group = {AT(3, 30, 40), 0, 9};
+    kvf_block_table table = AT(4, 41);
+    assert_fails(kvf_steps_merge(&group, &table, 1, &merged), KVF_E_INVALID, "group 0", "block 4", "40",
+                 "41");
+    group.table = AT(0, 10);
+    table = AT(UINT32_MAX, 20);
+    assert_fails(kvf_steps_merge(&group, &table, 1, &merged), KVF_E_RANGE, "4294967296");
+    assert_null(merged);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tables_are_joined_wherever_they_lie),
+        cmocka_unit_test(a_table_without_entries_adds_nothing),
+        cmocka_unit_test(what_cannot_be_is_refused_by_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

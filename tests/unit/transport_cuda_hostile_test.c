@@ -1,0 +1,670 @@
+/*
+ * An owner of memory of devices, and those who write to it: one that is shut out while kernels of the owner copy for it, and
+ * others that know the protocol (cuda_wire.h) and do not keep to it. And a reader whose owner does not.
+ *
+ * Owner and writer are endpoints of this process, and guests are sockets of it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cuda/device_image.h"
+#include "cuda_owner.h"
+#include "transport/card.h"
+#include "transport/cuda/cuda_wire.h"
+
+#define BYTES 65536u
+#define TOLD_BYTES 4096u /* of the region that a guest says it has */
+#define HOUR_NS 3600000000000ull
+#define ROUNDS 30 /* more than anything takes that waits for no device */
+#define NOBODY UINT32_MAX
+
+/* Region 0 is shown, region 1 is withheld. */
+typedef struct test_end {
+    kvf_transport *transport;
+    unsigned char *seen[2];
+    kvf_memory memory[2];
+    uint32_t lost;
+    char lost_detail[256];
+} test_end;
+
+/* The owner is on device 0, the writer on device 1. */
+static test_end owner, writer;
+static kvf_peer *peer; /* the writer's, to the owner */
+
+static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *gone, const char *detail) {
+    test_end *end = context;
+    (void)transport, (void)gone;
+    end->lost++;
+    (void)snprintf(end->lost_detail, sizeof end->lost_detail, "%s", detail);
+}
+
+static unsigned char content(const test_end *end, uint32_t region, uint32_t i) {
+    return (unsigned char)((i * 2654435761u >> 11) + (end == &owner) * 77u + region * 19u);
+}
+
+static void end_open(test_end *end, uint32_t device) {
+    *end = (test_end){0};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .on_peer_lost = on_peer_lost, .context = end};
+    assert_ok(kvf_transport_open("cuda", &options, &end->transport));
+    for (uint32_t r = 0; r < 2; r++) {
+        void *seen;
+        end->memory[r] = device_memory(device, BYTES, &seen);
+        end->memory[r].withheld = r == 1;
+        end->seen[r] = seen;
+        for (uint32_t i = 0; i < BYTES; i++)
+            end->seen[r][i] = content(end, r, i);
+    }
+    assert_ok(kvf_transport_register(end->transport, end->memory, 2));
+}
+
+static void card_of(const test_end *end, kvf_card *out) {
+    const void *card;
+    size_t bytes;
+    assert_ok(kvf_transport_export(end->transport, &card, &bytes));
+    assert_ok(kvf_card_read(card, bytes, out));
+    assert_int_equal(out->part_count, 1);
+}
+
+/* What the fabric says in the card of an end. */
+static void part_of(const test_end *end, kvf_cuda_card *card, kvf_cuda_region regions[2]) {
+    kvf_card all;
+    card_of(end, &all);
+    assert_int_equal(all.parts[0].bytes, sizeof *card + 2 * sizeof *regions);
+    memcpy(card, all.parts[0].data, sizeof *card);
+    memcpy(regions, (const char *)all.parts[0].data + sizeof *card, 2 * sizeof *regions);
+    kvf_card_free(&all);
+}
+
+static void run_rounds(void) {
+    for (int i = 0; i < ROUNDS; i++) {
+        assert_ok(kvf_transport_progress(writer.transport, NULL));
+        assert_ok(kvf_transport_progress(owner.transport, NULL));
+    }
+}
+
+static void connect_ends(void) {
+    const void *card;
+    size_t bytes;
+    assert_ok(kvf_transport_export(owner.transport, &card, &bytes));
+    assert_ok(kvf_transport_connect(writer.transport, card, bytes, &peer));
+}
+
+static void both_open(void) {
+    end_open(&owner, 0);
+    end_open(&writer, 1);
+    connect_ends();
+}
+
+static void both_close(void) {
+    kvf_transport_close(writer.transport);
+    kvf_transport_close(owner.transport);
+    devices_free();
+}
+
+/* Bytes of the owner's region 0 that are the writer's, of so many. */
+static uint32_t written(uint32_t begin, uint32_t end) {
+    uint32_t count = 0;
+    for (uint32_t i = begin; i < end; i++) {
+        assert_true(owner.seen[0][i] == content(&owner, 0, i) || owner.seen[0][i] == content(&writer, 0, i));
+        count +=
+            owner.seen[0][i] == content(&writer, 0, i) && content(&writer, 0, i) != content(&owner, 0, i);
+    }
+    return count;
+}
+
+typedef struct outcome {
+    uint32_t calls;
+    kvf_status status;
+    char detail[512];
+} outcome;
+
+static void note(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    outcome *noted = context;
+    (void)operation;
+    noted->calls++;
+    noted->status = status;
+    (void)snprintf(noted->detail, sizeof noted->detail, "%s", detail);
+}
+
+static void submit(kvf_direction direction, uint32_t bytes, outcome *noted) {
+    const kvf_run run = {.bytes = bytes};
+    *noted = (outcome){0};
+    assert_ok(kvf_transport_submit(peer, direction, &run, 1, note, noted, NULL));
+}
+
+/* The honest writer still can. */
+static void write_well(void) {
+    outcome noted;
+    submit(KVF_WRITE, BYTES, &noted);
+    run_rounds();
+    assert_int_equal(noted.calls, 1);
+    assert_int_equal(noted.status, KVF_OK);
+    assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
+}
+
+/* ---- shutting out -------------------------------------------------------------------------------- */
+
+static kvf_status fence_writer(kvf_status (*how)(kvf_transport *, const void *, size_t)) {
+    const void *card;
+    size_t bytes;
+    assert_ok(kvf_transport_export(writer.transport, &card, &bytes));
+    return how(owner.transport, card, bytes);
+}
+
+static void a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over(void **state) {
+    (void)state;
+    outcome noted;
+    const size_t left = devices_left();
+    both_open();
+    run_rounds();
+    devices_delay(HOUR_NS);
+    submit(KVF_WRITE, BYTES, &noted);
+    run_rounds();
+    for (int i = 0; i < 3; i++) { /* for as long as they run */
+        assert_fails(fence_writer(kvf_transport_fence), KVF_E_AGAIN, "has asked to be written",
+                     "is being copied by kernels of this process", "since it was shut out");
+        run_rounds();
+    }
+    assert_int_equal(written(0, BYTES), 0);
+    assert_int_equal(noted.status, KVF_E_PEER_LOST);
+    assert_non_null(strstr(writer.lost_detail, "it has shut this endpoint out"));
+    devices_delay(0);
+    devices_hasten();
+    run_rounds();
+    assert_ok(fence_writer(kvf_transport_fence));
+    const uint32_t then = written(0, BYTES);
+    kvf_peer_close(peer);
+    connect_ends();
+    submit(KVF_WRITE, BYTES, &noted);
+    run_rounds();
+    assert_int_equal(noted.status, KVF_E_PEER_LOST);
+    assert_int_equal(written(0, BYTES), then);
+    /* What it could have done, it does once it is let in again. */
+    assert_ok(fence_writer(kvf_transport_admit));
+    kvf_peer_close(peer);
+    connect_ends();
+    for (uint32_t i = 0; i < BYTES; i++)
+        owner.seen[0][i] = content(&owner, 0, i);
+    write_well();
+    both_close();
+    assert_int_equal(devices_left(), left);
+}
+
+static void a_writer_for_whom_nothing_is_copied_is_shut_out_at_once(void **state) {
+    (void)state;
+    outcome noted;
+    both_open();
+    run_rounds();
+    assert_ok(fence_writer(kvf_transport_fence));
+    submit(KVF_WRITE, BYTES, &noted);
+    run_rounds();
+    assert_int_equal(noted.status, KVF_E_PEER_LOST);
+    assert_int_equal(written(0, BYTES), 0);
+    both_close();
+}
+
+/* ---- guests of the owner ------------------------------------------------------------------------- */
+
+static int open_guest(void) {
+    kvf_cuda_card card;
+    kvf_cuda_region regions[2];
+    int fd;
+    part_of(&owner, &card, regions);
+    assert_ok(kvf_cuda_wire_connect(card.name, &fd));
+    return fd;
+}
+
+static void say(int fd, const void *message, size_t bytes) {
+    assert_ok(kvf_cuda_wire_send(fd, message, bytes));
+}
+
+static kvf_cuda_hello good_hello(void) {
+    kvf_cuda_hello hello = {
+        .header = {CUDA_HELLO, 0}, .version = CUDA_WIRE_VERSION, .generation = UINT64_MAX, .name = "a guest"};
+    kvf_cuda_card card;
+    kvf_cuda_region regions[2];
+    part_of(&owner, &card, regions);
+    memcpy(hello.key, card.key, CUDA_ID_BYTES);
+    memset(hello.from, 0x33, sizeof hello.from);
+    return hello;
+}
+
+/* Who has said HELLO. */
+static int open_known_guest(void) {
+    kvf_cuda_packet packet;
+    const int fd = open_guest();
+    const kvf_cuda_hello hello = good_hello();
+    say(fd, &hello, sizeof hello);
+    run_rounds();
+    assert_ok(kvf_cuda_wire_receive(fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_READY);
+    return fd;
+}
+
+/* Memory of an endpoint that is not there. */
+static kvf_cuda_memory good_memory(void) {
+    kvf_cuda_memory memory = {.header = {CUDA_MEMORY, 1}};
+    kvf_cuda_region regions[2];
+    part_of(&owner, &memory.card, regions);
+    memset(memory.card.process, 0x44, CUDA_ID_BYTES);
+    memset(memory.card.name, 0x55, CUDA_ID_BYTES);
+    memory.card.region_count = 1;
+    memory.regions[0] = regions[0];
+    memory.regions[0].bytes = TOLD_BYTES;
+    return memory;
+}
+
+static size_t memory_bytes(const kvf_cuda_memory *memory) {
+    return offsetof(kvf_cuda_memory, regions) + memory->header.count * sizeof *memory->regions;
+}
+
+static size_t write_bytes(const kvf_cuda_write *write) {
+    return offsetof(kvf_cuda_write, runs) + write->header.count * sizeof *write->runs;
+}
+
+/* How the owner has refused a guest, who is gone then; NOBODY: it has not. */
+static uint32_t refusal_of(int fd) {
+    kvf_cuda_packet packet;
+    uint32_t refusal = NOBODY;
+    run_rounds();
+    while (refusal == NOBODY && kvf_cuda_wire_receive(fd, &packet) == KVF_OK)
+        if (packet.as.header.kind == CUDA_REFUSED)
+            refusal = packet.as.header.count;
+    (void)close(fd);
+    run_rounds();
+    return refusal;
+}
+
+/* A message by somebody who has told so many of two regions before. */
+static void refused_after(uint32_t told, const void *message, size_t bytes) {
+    const int fd = open_known_guest();
+    kvf_cuda_memory memory = good_memory();
+    memory.card.region_count = 2;
+    memory.header.count = told;
+    memory.regions[1] = memory.regions[0];
+    if (told)
+        say(fd, &memory, memory_bytes(&memory));
+    say(fd, message, bytes);
+    assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
+}
+
+static void who_is_not_known_or_makes_no_sense_is_refused(void **state) {
+    (void)state;
+    both_open();
+    kvf_cuda_hello hello = good_hello();
+    const kvf_cuda_memory memory = good_memory();
+    const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = 64}}};
+    int fd = open_guest();
+    say(fd, &memory, memory_bytes(&memory));
+    assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
+    fd = open_guest();
+    say(fd, &write, write_bytes(&write));
+    assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
+    fd = open_guest();
+    hello.key[0] ^= 1;
+    say(fd, &hello, sizeof hello);
+    assert_int_equal(refusal_of(fd), CUDA_REFUSED_KEY);
+    hello = good_hello();
+    refused_after(0, &hello, sizeof hello);
+    const kvf_cuda_header odd[] = {{CUDA_READY, 0}, {CUDA_WRITTEN, 0}, {CUDA_REFUSED, 0}, {99, 1}, {0, 0}};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+        refused_after(2, &odd[i], sizeof odd[i]);
+    refused_after(2, "abc", 3);
+    write_well();
+    both_close();
+}
+
+static void memory_that_is_told_wrongly_is_refused(void **state) {
+    (void)state;
+    both_open();
+    const kvf_cuda_memory good = good_memory();
+    kvf_cuda_memory bad = good;
+    bad.header.count = 0;
+    refused_after(0, &bad, memory_bytes(&bad));
+    refused_after(0, &good, memory_bytes(&good) - 1);
+    refused_after(0, &good, memory_bytes(&good) + 1);
+    refused_after(0, &good, offsetof(kvf_cuda_memory, regions) - 1);
+    refused_after(0, &good, sizeof good.header);
+    struct {
+        kvf_cuda_memory memory;
+        kvf_cuda_region more;
+    } long_one = {.memory = good};
+    long_one.memory.header.count = long_one.memory.card.region_count = CUDA_MEMORY_PART + 1;
+    refused_after(0, &long_one, sizeof long_one);
+    bad = good;
+    bad.card.region_count = 0;
+    refused_after(0, &bad, memory_bytes(&bad));
+    bad.card.region_count = CUDA_MEMORY_REGIONS + 1;
+    refused_after(0, &bad, memory_bytes(&bad));
+    bad.card.region_count = UINT32_MAX;
+    refused_after(0, &bad, memory_bytes(&bad));
+    bad = good;
+    bad.first = 1;
+    bad.card.region_count = 2;
+    refused_after(0, &bad, memory_bytes(&bad)); /* the first is not told */
+    bad.card.region_count = 3;
+    refused_after(1, &bad, memory_bytes(&bad)); /* there were two */
+    bad.card.region_count = 2;
+    bad.header.count = 2;
+    refused_after(1, &bad, memory_bytes(&bad)); /* one is left to tell */
+    bad.first = UINT32_MAX;
+    refused_after(1, &bad, memory_bytes(&bad));
+    write_well();
+    both_close();
+}
+
+static void refused_run(kvf_run run) {
+    kvf_cuda_write write = {.header = {CUDA_WRITE, 2}, .runs = {{.bytes = 64}, {0}}};
+    write.runs[1] = run; /* one that is good before it */
+    refused_after(2, &write, write_bytes(&write));
+}
+
+static void writes_that_are_asked_wrongly_are_refused(void **state) {
+    (void)state;
+    both_open();
+    const kvf_cuda_write good = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = 64}}};
+    kvf_cuda_write *bad = calloc(2, sizeof *bad);
+    assert_non_null(bad);
+    refused_after(0, &good, write_bytes(&good)); /* from nothing */
+    refused_after(1, &good, write_bytes(&good)); /* from what is told in part */
+    refused_after(2, &good, write_bytes(&good) - 1);
+    refused_after(2, &good, write_bytes(&good) + 1);
+    *bad = good;
+    bad->header.count = 0;
+    refused_after(2, bad, write_bytes(bad));
+    bad->header.count = CUDA_WRITE_RUNS + 1;
+    refused_after(2, bad, write_bytes(bad));
+    refused_run((kvf_run){.remote_region = 1, .bytes = 64}); /* the owner's, that is withheld */
+    refused_run((kvf_run){.remote_region = 2, .bytes = 64});
+    refused_run((kvf_run){.remote_region = UINT32_MAX, .bytes = 64});
+    refused_run((kvf_run){.local_region = 2, .bytes = 64});
+    refused_run((kvf_run){.remote_offset = BYTES - 63, .bytes = 64});
+    refused_run((kvf_run){.remote_offset = UINT64_MAX - 31, .bytes = 64});
+    refused_run((kvf_run){.local_offset = TOLD_BYTES - 63, .bytes = 64});
+    refused_run((kvf_run){.local_offset = UINT64_MAX - 31, .bytes = 64});
+    refused_run((kvf_run){.bytes = UINT64_MAX});
+    assert_int_equal(written(0, BYTES), 0);
+    for (uint32_t i = 0; i < BYTES; i++)
+        assert_int_equal(owner.seen[1][i], content(&owner, 1, i));
+    write_well();
+    free(bad);
+    both_close();
+}
+
+/* What a guest gets as an answer to a good write from the memory that it has told. */
+static kvf_status answer_after(const kvf_cuda_memory *memory, char reason[CUDA_REASON_BYTES]) {
+    kvf_cuda_packet packet;
+    const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .number = 7, .runs = {{.bytes = 64}}};
+    const int fd = open_known_guest();
+    say(fd, memory, memory_bytes(memory));
+    say(fd, &write, write_bytes(&write));
+    run_rounds();
+    assert_ok(kvf_cuda_wire_receive(fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_WRITTEN);
+    assert_int_equal(packet.as.written.number, 7);
+    (void)snprintf(reason, CUDA_REASON_BYTES, "%s", packet.as.written.reason);
+    (void)close(fd);
+    run_rounds();
+    return (kvf_status)packet.as.header.count;
+}
+
+static void what_a_guest_cannot_have_is_not_read(void **state) {
+    (void)state;
+    char reason[CUDA_REASON_BYTES];
+    both_open();
+    const kvf_cuda_memory good = good_memory();
+    kvf_cuda_memory bad = good;
+    assert_int_equal(answer_after(&good, reason), KVF_E_PEER_LOST);
+    assert_non_null(strstr(reason, "the endpoint that exported the card is gone"));
+    memset(bad.card.host, 0x11, CUDA_ID_BYTES);
+    assert_int_equal(answer_after(&bad, reason), KVF_E_UNSUPPORTED);
+    assert_string_equal(reason, "the peer is on another host");
+    bad = good;
+    bad.card.network++;
+    assert_int_equal(answer_after(&bad, reason), KVF_E_UNSUPPORTED);
+    /* As the writer, of this process, but with another address, here of what the owner withholds. */
+    kvf_cuda_region regions[2];
+    bad = good;
+    part_of(&writer, &bad.card, regions);
+    bad.card.region_count = 1;
+    bad.regions[0] = regions[0];
+    bad.regions[0].base = (uint64_t)(uintptr_t)owner.memory[1].address;
+    assert_int_equal(answer_after(&bad, reason), KVF_E_AGAIN);
+    assert_non_null(strstr(reason, "region 0 is not as generation"));
+    part_of(&owner, &bad.card, regions); /* as the owner itself */
+    bad.card.region_count = 1;
+    assert_int_equal(answer_after(&bad, reason), KVF_E_AGAIN);
+    assert_int_equal(written(0, BYTES), 0);
+    /* The control: as the writer is. */
+    part_of(&writer, &bad.card, regions);
+    bad.card.region_count = 1;
+    bad.regions[0] = regions[0];
+    bad.generation = UINT64_MAX;
+    assert_int_equal(answer_after(&bad, reason), KVF_OK);
+    assert_int_not_equal(written(0, 64), 0);
+    write_well();
+    both_close();
+}
+
+/* Who claims to be of this process, by a name that nobody here has, is asked for handles as any other process. */
+static void who_is_of_this_process_is_not_taken_from_a_card(void **state) {
+    (void)state;
+    char reason[CUDA_REASON_BYTES];
+    kvf_cuda_region regions[2];
+    int listening;
+    both_open();
+    kvf_cuda_memory memory = good_memory();
+    part_of(&owner, &memory.card, regions);
+    memset(memory.card.name, 0x66, CUDA_ID_BYTES);
+    assert_int_equal(getrandom(memory.card.name, CUDA_ID_BYTES / 2, 0), CUDA_ID_BYTES / 2);
+    memory.card.region_count = 1;
+    memory.regions[0].base = (uint64_t)(uintptr_t)owner.memory[1].address;
+    assert_ok(kvf_cuda_wire_listen(memory.card.name, &listening));
+    assert_int_equal(answer_after(&memory, reason), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(reason, "this process may not map it"));
+    assert_int_equal(written(0, BYTES), 0);
+    (void)close(listening);
+    write_well();
+    both_close();
+}
+
+/* A guest that has told the writer's memory, and has asked for so many writes that wait for the device. */
+static int open_busy_guest(uint32_t writes) {
+    kvf_cuda_memory memory = good_memory();
+    kvf_cuda_region regions[2];
+    part_of(&writer, &memory.card, regions);
+    memory.card.region_count = 1;
+    memory.regions[0] = regions[0];
+    memory.generation = UINT64_MAX;
+    const int fd = open_known_guest();
+    devices_delay(HOUR_NS);
+    say(fd, &memory, memory_bytes(&memory));
+    for (uint32_t i = 0; i < writes; i++) {
+        const kvf_cuda_write write = {
+            .header = {CUDA_WRITE, 1},
+            .number = i,
+            .runs = {{.local_offset = i * 64, .remote_offset = i * 64, .bytes = 64}}};
+        say(fd, &write, write_bytes(&write));
+    }
+    run_rounds();
+    return fd;
+}
+
+/* Refused for a message while what it has asked for is under way; that ends well all the same. */
+static void refused_while_busy(uint32_t writes, const void *message, size_t bytes) {
+    const int fd = open_busy_guest(writes);
+    say(fd, message, bytes);
+    assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
+    devices_delay(0);
+    devices_hasten();
+    run_rounds();
+}
+
+static void guests_ask_for_no_more_at_once_than_they_may(void **state) {
+    (void)state;
+    const size_t left = devices_left();
+    both_open();
+    const kvf_cuda_memory memory = good_memory();
+    const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = 64}}};
+    refused_while_busy(CUDA_WRITES, &write, write_bytes(&write));
+    refused_while_busy(1, &memory, memory_bytes(&memory)); /* what is read from is not changed meanwhile */
+    /* The control: as many as they may are done. */
+    const int fd = open_busy_guest(CUDA_WRITES);
+    devices_delay(0);
+    devices_hasten();
+    run_rounds();
+    for (uint32_t i = 0; i < CUDA_WRITES; i++) {
+        kvf_cuda_packet packet;
+        assert_ok(kvf_cuda_wire_receive(fd, &packet));
+        assert_int_equal(packet.as.header.kind, CUDA_WRITTEN);
+        assert_int_equal(packet.as.header.count, KVF_OK);
+    }
+    assert_memory_equal(owner.seen[0], writer.seen[0], 64 * CUDA_WRITES);
+    (void)close(fd);
+    run_rounds();
+    write_well();
+    both_close();
+    assert_int_equal(devices_left(), left);
+}
+
+/* ---- an owner that lies -------------------------------------------------------------------------- */
+
+/* An owner of which this test is the voice, and another process the memory. */
+typedef struct voice {
+    owner_process memory;
+    int listening, fd;
+    kvf_buffer card;
+} voice;
+
+static void voice_open(voice *v) {
+    kvf_card card;
+    *v = (voice){0};
+    owner_start(&v->memory, "cuda");
+    assert_ok(kvf_card_read(v->memory.card, v->memory.card_bytes, &card));
+    unsigned char *part = malloc(card.parts[0].bytes);
+    assert_non_null(part);
+    memcpy(part, card.parts[0].data, card.parts[0].bytes);
+    unsigned char *name = part + offsetof(kvf_cuda_card, name);
+    assert_int_equal(getrandom(name, CUDA_ID_BYTES, 0), CUDA_ID_BYTES);
+    assert_ok(kvf_cuda_wire_listen(name, &v->listening));
+    card.parts[0].data = part;
+    assert_ok(kvf_card_write(&card, &v->card));
+    kvf_card_free(&card);
+    free(part);
+}
+
+static void voice_close(voice *v) {
+    (void)close(v->listening);
+    kvf_buffer_free(&v->card);
+    owner_end(&v->memory, false);
+}
+
+static void writer_rounds(void) {
+    for (int i = 0; i < ROUNDS; i++)
+        assert_ok(kvf_transport_progress(writer.transport, NULL));
+}
+
+/* A writer that has asked for one write, of number 1. */
+static void writer_open(voice *v, outcome *noted) {
+    kvf_cuda_packet packet;
+    const kvf_cuda_header ready = {CUDA_READY, 0};
+    end_open(&writer, 1);
+    assert_ok(kvf_transport_connect(writer.transport, v->card.data, v->card.length, &peer));
+    v->fd = accept4(v->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    assert_true(v->fd >= 0);
+    assert_ok(kvf_cuda_wire_send(v->fd, &ready, sizeof ready));
+    submit(KVF_WRITE, 64, noted);
+    writer_rounds();
+    assert_ok(kvf_cuda_wire_receive(v->fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_HELLO);
+    assert_ok(kvf_cuda_wire_receive(v->fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_MEMORY);
+    assert_ok(kvf_cuda_wire_receive(v->fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_WRITE);
+    assert_int_equal(packet.as.write.number, 1);
+}
+
+static void writer_close(voice *v) {
+    kvf_transport_close(writer.transport);
+    (void)close(v->fd);
+    devices_free();
+}
+
+static void lost_after(voice *v, const void *message, size_t bytes, const char *word) {
+    outcome noted;
+    writer_open(v, &noted);
+    say(v->fd, message, bytes);
+    writer_rounds();
+    assert_int_equal(writer.lost, 1);
+    assert_non_null(strstr(writer.lost_detail, word));
+    assert_int_equal(noted.status, KVF_E_PEER_LOST);
+    writer_close(v);
+}
+
+static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
+    (void)state;
+    voice v;
+    outcome noted;
+    const char *const senseless = "a message of its makes no sense";
+    const size_t left = devices_left();
+    voice_open(&v);
+    kvf_cuda_written written_well = {.header = {CUDA_WRITTEN, KVF_OK}, .number = 1}, wrong = written_well;
+    wrong.number = 2;
+    lost_after(&v, &wrong, sizeof wrong, senseless);
+    wrong.number = 0; /* of what is read */
+    lost_after(&v, &wrong, sizeof wrong, senseless);
+    lost_after(&v, &written_well, sizeof written_well - 1, senseless);
+    lost_after(&v, &written_well, sizeof written_well.header, senseless);
+    const kvf_cuda_header odd[] = {{CUDA_HELLO, 0}, {CUDA_NOTICE, 1}, {CUDA_MEMORY, 1},
+                                   {CUDA_WRITE, 1}, {0, 0},           {99, 0}};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+        lost_after(&v, &odd[i], sizeof odd[i], senseless);
+    lost_after(&v, "abc", 3, "a message of 3 bytes");
+    /* A status that there is not is a failure, with as much of the reason as there is; and then all goes on. */
+    writer_open(&v, &noted);
+    wrong = (kvf_cuda_written){.header = {CUDA_WRITTEN, 12345}, .number = 1};
+    memset(wrong.reason, 'x', sizeof wrong.reason);
+    say(v.fd, &wrong, sizeof wrong);
+    writer_rounds();
+    assert_int_equal(noted.status, KVF_E_IO);
+    assert_non_null(strstr(noted.detail, "its owner could not read it: xxx"));
+    submit(KVF_WRITE, 64, &noted);
+    writer_rounds();
+    written_well.number = 2;
+    say(v.fd, &written_well, sizeof written_well);
+    writer_rounds();
+    assert_int_equal(noted.status, KVF_OK);
+    assert_int_equal(noted.calls, 1);
+    say(v.fd, &written_well, sizeof written_well); /* a second time */
+    writer_rounds();
+    assert_int_equal(writer.lost, 1);
+    writer_close(&v);
+    voice_close(&v);
+    assert_int_equal(devices_left(), left);
+}
+
+int main(int argument_count, char **arguments) {
+    if (argument_count == 5 && strcmp(arguments[1], "owner") == 0)
+        return owner_main(arguments);
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over),
+        cmocka_unit_test(a_writer_for_whom_nothing_is_copied_is_shut_out_at_once),
+        cmocka_unit_test(who_is_not_known_or_makes_no_sense_is_refused),
+        cmocka_unit_test(memory_that_is_told_wrongly_is_refused),
+        cmocka_unit_test(writes_that_are_asked_wrongly_are_refused),
+        cmocka_unit_test(what_a_guest_cannot_have_is_not_read),
+        cmocka_unit_test(who_is_of_this_process_is_not_taken_from_a_card),
+        cmocka_unit_test(guests_ask_for_no_more_at_once_than_they_may),
+        cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
+    };
+    devices_open();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,195 @@
+"""Caches in the orders that the attention backends of CUDA take, without a device: tensors of these strides.
+
+In vLLM 0.32 a cache is a view [block, head, token, content], a key and its value side by side. A backend says
+in which orders its kernels take the axes in memory. FlashAttention, Triton and the MLA backends take any;
+FlashInfer on sm_100 heads before tokens, in one allocation for each layer or across layers ("B" first). Views
+are logical, so the oracle reads them by index, whatever lies where.
+"""
+
+from __future__ import annotations
+
+import itertools
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from layouts import Layout, Rank, Specs, lay_out, move
+from transformers import LlamaConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+HEADS, SIZE, LAYERS, TOKENS = 4, 16, 3, 70
+ORDERS = tuple(KVCacheLayout)
+TABLES = [3, 1, 2, 5, 4], [2, 5, 1]  # of blocks of 16 and of 32 tokens
+BLOCKS = 6
+
+Cells = dict[tuple[str, int, int], bytes]  # by layer, head and token
+
+
+def model(heads: int) -> Any:
+    """What the connector reads of vLLM's configuration."""
+    text = LlamaConfig(
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=heads,
+        head_dim=SIZE,
+        hidden_size=8 * SIZE,
+    )
+    layer = SimpleNamespace(total_num_kv_heads=heads, total_num_attention_heads=8)
+    return SimpleNamespace(hf_text_config=text, model_arch_config=[layer] * LAYERS)
+
+
+def name_of(layer: int) -> str:
+    return f"model.layers.{layer}.self_attn.attn"
+
+
+def attention(block_size: int, heads: int, dtype: torch.dtype) -> KVCacheSpec:
+    """FlashAttention, FlashInfer, Triton."""
+    return FullAttentionSpec(
+        block_size=block_size, num_kv_heads=heads, head_size=SIZE, dtype=dtype, max_tp_shards=HEADS
+    )
+
+
+def window(block_size: int, heads: int, dtype: torch.dtype) -> KVCacheSpec:
+    """The same, of layers with a window."""
+    return SlidingWindowSpec(
+        block_size=block_size,
+        num_kv_heads=heads,
+        head_size=SIZE,
+        dtype=dtype,
+        max_tp_shards=HEADS,
+        sliding_window=1024,
+    )
+
+
+def latent(block_size: int, size: int, dtype: torch.dtype) -> KVCacheSpec:
+    """FlashMLA, CUTLASS MLA, FlashInfer MLA, Triton MLA; and with 656 bytes the pages of fp8_ds_mla."""
+    return MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, max_tp_shards=1)
+
+
+def specs(make: Any, *arguments: Any) -> Specs:
+    return {name_of(layer): make(*arguments) for layer in range(LAYERS)}
+
+
+def fill(layout: Layout, seed: int, replicated: bool) -> None:
+    """Random bytes everywhere; of a latent the same at all ranks."""
+    for number, rank in enumerate(layout.ranks):
+        chance = torch.Generator().manual_seed(seed if replicated else seed + number)
+        for cache in rank.caches.values():
+            content = cache.view(torch.uint8)
+            content.copy_(torch.randint(0, 256, content.shape, dtype=torch.uint8, generator=chance))
+
+
+def page_of(rank: Rank, name: str, table: list[int], token: int) -> torch.Tensor:
+    """[head, content] of one token."""
+    cache = rank.caches[name].view(torch.uint8)
+    tokens = cache.shape[2]
+    return cache[table[token // tokens], :, token % tokens]
+
+
+def cells(layout: Layout, table: list[int], replicated: bool) -> Cells:
+    """All cells of one request, by their coordinates in the whole model."""
+    found: Cells = {}
+    for number, rank in enumerate(layout.ranks):
+        for name, token in itertools.product(rank.caches, range(TOKENS)):
+            page = page_of(rank, name, table, token)
+            first = 0 if replicated else number * page.shape[0]
+            for head, content in enumerate(page):
+                cell = name, first + head, token
+                content_bytes = content.numpy().tobytes()
+                assert found.setdefault(cell, content_bytes) == content_bytes, f"rank {number}: {cell} differs"
+    return found
+
+
+class OrdersOfCuda(unittest.TestCase):
+    def hand_over(self, there: Layout, here: Layout, count: int, *, replicated: bool = False) -> None:
+        """Moves one request and compares; then spoils one byte, which must be noticed."""
+        fill(there, 1, replicated)
+        fill(here, 100, replicated)
+        sent = cells(there, TABLES[0], replicated)
+        self.assertEqual(len(sent), count * LAYERS * TOKENS)
+        before = cells(here, TABLES[1], replicated)
+        self.assertTrue(all(before[cell] != sent[cell] for cell in sent))
+        others = [cache[0].clone() for rank in here.ranks for cache in rank.caches.values()]
+        move(there, here, [TABLES[0]], [TABLES[1]], [TOKENS])
+        self.assertEqual(cells(here, TABLES[1], replicated), sent)
+        after = [cache[0] for rank in here.ranks for cache in rank.caches.values()]
+        for one, other in zip(others, after, strict=True):
+            self.assertTrue(torch.equal(one.view(torch.uint8), other.view(torch.uint8)), "nobody's block")
+        for rank in here.ranks:  # the control
+            page_of(rank, name_of(1), TABLES[1], 41)[0, 3] ^= 1
+        received = cells(here, TABLES[1], replicated)
+        wrong = {cell[0::2] for cell in sent if sent[cell] != received[cell]}
+        self.assertEqual(wrong, {(name_of(1), 41)})
+
+    def test_keys_and_values_arrive_from_every_order_in_every_other(self) -> None:
+        pairs = [(attention, *orders) for orders in itertools.product(ORDERS, repeat=2)]
+        pairs += [(window, *orders) for orders in zip(ORDERS, reversed(ORDERS), strict=True)]
+        for (make, there_order, here_order), (there_tp, here_tp) in zip(
+            pairs, itertools.cycle(((1, 2), (2, 1))), strict=False
+        ):
+            with self.subTest(
+                make.__name__, there=there_order.name, here=here_order.name, tp=(there_tp, here_tp)
+            ):
+                there = lay_out(
+                    model(HEADS),
+                    lambda ranks, make=make: specs(make, 16, HEADS // ranks, torch.bfloat16),
+                    there_tp,
+                    "prefill",
+                    BLOCKS,
+                    there_order,
+                )
+                here = lay_out(
+                    model(HEADS),
+                    lambda ranks, make=make: specs(make, 32, HEADS // ranks, torch.bfloat16),
+                    here_tp,
+                    "decode",
+                    BLOCKS,
+                    here_order,
+                )
+                self.hand_over(there, here, HEADS)
+
+    def test_latents_arrive_from_every_order_in_every_other(self) -> None:
+        for (size, dtype), (there_order, here_order) in itertools.product(
+            ((576, torch.bfloat16), (656, torch.uint8)), itertools.product(ORDERS, repeat=2)
+        ):
+            with self.subTest(size=size, there=there_order.name, here=here_order.name):
+                there, here = (
+                    lay_out(
+                        model(1),
+                        lambda _, tokens=tokens, size=size, dtype=dtype: specs(latent, tokens, size, dtype),
+                        tp_size,
+                        name,
+                        BLOCKS,
+                        order,
+                    )
+                    for tokens, tp_size, name, order in (
+                        (16, 2, "prefill", there_order),
+                        (32, 1, "decode", here_order),
+                    )
+                )
+                self.hand_over(there, here, 1, replicated=True)
+
+    def test_a_cache_across_layers_is_one_region_and_strides_say_where(self) -> None:
+        """Block 1 of layer 2, head 3, token 5, where blocks hold all layers, tokens before heads."""
+        page = 16 * HEADS * 2 * SIZE * 2  # bytes of a block of one layer
+        layout = lay_out(
+            model(HEADS),
+            lambda ranks: specs(attention, 16, HEADS // ranks, torch.bfloat16),
+            1,
+            "prefill",
+            BLOCKS,
+            KVCacheLayout.BLNHC,
+        )
+        (rank,) = layout.ranks
+        self.assertEqual([tensor.numel() for tensor in rank.memory], [BLOCKS * LAYERS * page])
+        rank.memory[0].zero_()
+        rank.caches[name_of(2)][1, 3, 5].view(torch.uint8).fill_(7)
+        begin = (1 * LAYERS + 2) * page + (5 * HEADS + 3) * 2 * SIZE * 2
+        self.assertTrue(torch.all(rank.memory[0][begin : begin + 2 * SIZE * 2] == 7))
+        self.assertEqual(int(torch.count_nonzero(rank.memory[0])), 2 * SIZE * 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,191 @@
+"""Conversations without servers: what an answer has added goes back to the prefill server, and only that.
+
+The decode server keeps an answer (`bidirectional_kv_xfer`), and says where it is; the prefill server that
+gets the next turn reads what its own prefix cache does not have, computes what is new, and hands over. What
+moves is counted in bytes, and compared cell by cell; blocks are of 32 tokens there and of 16 here.
+"""
+
+from __future__ import annotations
+
+import logging
+import unittest
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from connector_test import HERE, LOGGER, THERE, Pairs
+from halves import HEADS, LAYERS, SIZE, Half, a_request, blocks_of, steps
+
+from kvferry.scheduler import InstructionKind
+from kvferry.vllm.scheduling import Scheduling
+
+OTHERS = [1, 3, 5, 7, 12, 13, 14]  # what is kept is not filled again
+TOKENS = 60
+CACHED_THERE, CACHED_HERE = 32, 64  # whole blocks, of the prompt there and of the answer here
+TOKEN_BYTES = LAYERS * HEADS * 2 * SIZE * 4
+ANSWERED = TOKENS + 20  # the last of them is sampled, and not computed
+NEXT = ANSWERED + 20
+
+
+def bytes_read(half: Half) -> float:
+    stats = half.worker.take_stats()
+    return stats.data["bytes"] if stats else 0
+
+
+class Turns(Pairs):
+    def start(self, **extra: Any) -> tuple[Half, Half]:
+        """Two engines, and a first turn: its prompt was handed over and answered."""
+        prefill = self.engine("prefill", 32, **extra)
+        decode = self.engine("decode", 16, bidirectional_kv_xfer=True)
+        self.write(prefill, THERE, range(TOKENS))
+        params = prefill.serve("one-p", TOKENS, THERE)
+        self.assertTrue(params["do_remote_prefill"])
+        self.params = self.answer(prefill, decode, "one", TOKENS, params, 0, ANSWERED)
+        return prefill, decode
+
+    @staticmethod
+    def write(half: Half, blocks: list[int], tokens: range) -> None:
+        for layer in range(LAYERS):
+            half.write(layer, blocks, tokens)
+
+    def same(self, half: Half, blocks: list[int], tokens: int) -> None:
+        for layer in range(LAYERS):
+            self.assertEqual(half.wrong(layer, blocks, range(tokens)), 0)
+
+    def answer(
+        self,
+        prefill: Half,
+        decode: Half,
+        name: str,
+        tokens: int,
+        params: Any,
+        cached: int,
+        end: int,
+        blocks: list[int] = HERE,
+        **how: Any,
+    ) -> Any:
+        """The decode server loads a prompt, answers, and has ended; what a proxy gets for the next turn."""
+        request = a_request(name, tokens, params)
+        decode.scheduling.add(request)
+        load, _ = decode.scheduling.match(request, cached)
+        self.assertEqual(load, tokens - cached)
+        decode.scheduling.allocated(request, blocks_of(blocks), load)
+        steps(prefill, decode, until=lambda: name in decode.received and f"{name}-p" in prefill.sent)
+        self.same(decode, blocks, tokens)
+        self.write(decode, blocks, range(tokens, end - 1))
+        request.num_computed_tokens, request.num_tokens = how.get("computed", end - 1), end
+        keep, found = decode.scheduling.finished(request, [blocks], how.get("well", True))
+        self.assertEqual(keep, how.get("kept", True))
+        return found
+
+    def turn(self, prefill: Half, cached: int, params: Any = None) -> tuple[Any, int]:
+        """The next turn has arrived at the prefill server; it loads what it needs of the answer."""
+        request = a_request("two-p", NEXT, dict(params or self.params))
+        prefill.scheduling.add(request)
+        load, _ = prefill.scheduling.match(request, cached)
+        prefill.scheduling.allocated(request, blocks_of(THERE), load)
+        return request, load
+
+    def finish(self, prefill: Half, request: Any) -> Any:
+        request.num_computed_tokens = NEXT
+        keep, params = prefill.scheduling.finished(request, [THERE], True)
+        self.assertTrue(keep)
+        return params
+
+
+class Conversations(Turns):
+    def test_what_was_answered_is_said_as_the_next_prefill_is_asked(self) -> None:
+        self.start()
+        self.assertEqual(
+            {
+                name: self.params[name]
+                for name in ("do_remote_prefill", "do_remote_decode", "remote_num_tokens")
+            },
+            {"do_remote_prefill": False, "do_remote_decode": True, "remote_num_tokens": ANSWERED - 1},
+        )
+        self.assertEqual((self.params["remote_engine_id"], self.params["transfer_mode"]), ("decode", "pull"))
+
+    def test_only_what_is_new_moves_there_and_back(self) -> None:
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                self.go_there_and_back(*self.start(transfer_mode=mode), mode)
+
+    def go_there_and_back(self, prefill: Half, decode: Half, mode: str) -> None:
+        bytes_read(prefill), bytes_read(decode)
+        request, load = self.turn(prefill, CACHED_THERE)
+        self.assertEqual(load, ANSWERED - 1 - CACHED_THERE)
+        steps(prefill, decode, until=lambda: "two-p" in prefill.received and "one" in decode.sent)
+        self.same(prefill, THERE, ANSWERED - 1)
+        self.assertEqual(bytes_read(prefill), load * TOKEN_BYTES)
+        self.write(prefill, THERE, range(ANSWERED - 1, NEXT))
+        params = self.finish(prefill, request)
+        self.assertTrue(params["do_remote_prefill"])
+        self.assertEqual(params["transfer_mode"], mode)
+        self.answer(prefill, decode, "two", NEXT, params, CACHED_HERE, NEXT + 4)
+        moved = bytes_read(decode) if mode == "pull" else self.written(prefill)
+        self.assertEqual(moved, (NEXT - CACHED_HERE) * TOKEN_BYTES)
+
+    @staticmethod
+    def written(half: Half) -> float:
+        stats = half.worker.take_stats()
+        return stats.data["written_bytes"] if stats else 0
+
+    def test_an_answer_that_is_cached_there_is_let_go_of(self) -> None:
+        prefill, decode = self.start()
+        bytes_read(prefill)
+        _, load = self.turn(prefill, ANSWERED - 1)
+        self.assertEqual(load, 0)
+        steps(prefill, decode, until=lambda: "one" in decode.sent)
+        self.assertEqual(bytes_read(prefill), 0)
+
+    def test_a_step_too_many_is_not_said_to_be_computed(self) -> None:
+        prefill, decode = self.start()
+        self.write(prefill, THERE, range(TOKENS))
+        params = prefill.serve("more-p", TOKENS, THERE)
+        found = self.answer(prefill, decode, "more", TOKENS, params, 0, ANSWERED, OTHERS, computed=ANSWERED)
+        self.assertEqual(found["remote_num_tokens"], ANSWERED - 1)
+
+    def test_an_answer_that_was_broken_off_is_not_kept(self) -> None:
+        prefill, decode = self.start()
+        params = prefill.serve("more-p", TOKENS, THERE)
+        found = self.answer(
+            prefill, decode, "more", TOKENS, params, 0, ANSWERED, OTHERS, well=False, kept=False
+        )
+        self.assertIsNone(found)
+
+    def test_an_answer_is_kept_for_as_long_as_it_is_said(self) -> None:
+        prefill, decode = self.start()
+        prefill_request, _ = self.turn(prefill, ANSWERED - 1)
+        steps(prefill, decode, until=lambda: "one" in decode.sent)
+        self.write(prefill, THERE, range(NEXT))
+        params = self.finish(prefill, prefill_request)
+        self.answer(prefill, decode, "two", NEXT, params, CACHED_HERE, NEXT + 4)
+        (item,) = (item for item in decode.step().instructions if item.kind == InstructionKind.HOLD)
+        self.assertEqual(item.deadline, 480)
+
+    def test_without_the_setting_nothing_is_kept(self) -> None:
+        prefill, decode = self.pair()
+        self.write(prefill, THERE, range(TOKENS))
+        params = prefill.serve("one-p", TOKENS, THERE)
+        self.assertIsNone(self.answer(prefill, decode, "one", TOKENS, params, 0, ANSWERED, kept=False))
+
+    def test_a_turn_that_cannot_be_found_is_computed_and_handed_over(self) -> None:
+        prefill, decode = self.start()
+        with self.assertLogs(LOGGER, logging.ERROR) as log:
+            request, load = self.turn(prefill, CACHED_THERE, {**self.params, "remote_port": "none"})
+        self.assertIn("the turn before is computed again: remote_port is 'none'", log.output[0])
+        self.assertEqual(load, 0)
+        self.write(prefill, THERE, range(NEXT))
+        params = self.finish(prefill, request)
+        self.answer(prefill, decode, "two", NEXT, params, 0, NEXT + 4, OTHERS)
+
+    def test_what_can_be_stepped_past_is_not_kept(self) -> None:
+        with mock.patch.object(Scheduling, "_has_state", property(lambda _: True)):
+            prefill, decode = self.pair(bidirectional_kv_xfer=True)
+            self.assertFalse(decode.scheduling._keeps_turns)
+            said: Any = SimpleNamespace(request_id="r")
+            self.assertIsNone(prefill.scheduling._turn_before(said, {"remote_request_id": "r"}))
+
+
+if __name__ == "__main__":
+    unittest.main()
