@@ -11,6 +11,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,9 +83,25 @@ static void look_away(const kvf_door *door) {
 static void hang_up(void *owner, kvf_guest *guest) {
     const kvf_door *door = owner;
     uint64_t file;
-    if (look_at(door, (int)guest->id, &file) && file == guest->mark)
+    const int none = 0;
+    if (look_at(door, (int)guest->id, &file) && file == guest->mark) {
+        if (guest->muted) /* else the other end's goodbye would be dropped, too */
+            (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
         (void)shutdown(door->spare_fd, SHUT_RDWR);
+    }
     look_away(door);
+}
+
+/* The kernel drops what comes by TCP, so that the other end sends it again, ever more rarely. */
+static bool mute(void *owner, const kvf_guest *guest) {
+    const kvf_door *door = owner;
+    struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_fprog filter = {1, &nothing};
+    uint64_t file;
+    const bool muted = door->port && look_at(door, (int)guest->id, &file) && file == guest->mark &&
+                       setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0;
+    look_away(door);
+    return muted;
 }
 
 /* ---- what ZeroMQ tells ----------------------------------------------------------------------- */
@@ -144,6 +161,7 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
     door->guests = *limits;
     door->guests.owner = door;
     door->guests.hang_up = hang_up;
+    door->guests.mute = mute;
     door->empty_fd = eventfd(0, EFD_CLOEXEC);
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
     if (door->spare_fd < 0)

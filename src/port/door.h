@@ -24,7 +24,7 @@ typedef struct kvf_door {
 /**
  * Begins to watch a listener that is not bound yet.
  *
- * @param limits  the owner's settings for its guests; the door sets hang_up
+ * @param limits  the owner's settings for its guests; the door sets hang_up and mute
  * @return KVF_OK, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits);

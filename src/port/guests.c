@@ -214,6 +214,20 @@ void kvf_guests_dismiss(kvf_guests *guests, uint64_t route) {
         dismiss(guests, guest);
 }
 
+void kvf_guests_mute(kvf_guests *guests, uint64_t route) {
+    kvf_guest *guest = find_route(guests, route);
+    if (!guest || guest->muted)
+        return;
+    guest->muted = guests->mute && guests->mute(guests->owner, guest);
+    if (!guest->muted)
+        dismiss(guests, guest);
+}
+
+bool kvf_guests_is_muted(const kvf_guests *guests, uint64_t route) {
+    const kvf_guest *guest = find_route(guests, route);
+    return guest && guest->muted;
+}
+
 void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now) {
     kvf_guest *guest = find_route(guests, route);
     if (!guest)

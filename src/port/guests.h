@@ -29,6 +29,7 @@ typedef struct kvf_guest {
     bool known;   /* as of the last check */
     bool parting; /* see kvf_guests_part() */
     bool met;     /* parting: it was known until then */
+    bool muted;   /* nothing more is taken in over it */
     bool leaving; /* its owner was told to close it */
     UT_hash_handle by_id, by_route;
     struct kvf_guest *prev, *next;           /* in guests->present: silent for longest first */
@@ -42,6 +43,8 @@ typedef struct kvf_guests {
     bool (*is_known)(void *context, uint64_t route);
     /** Closes the connection of a guest, for kvf_guests_leave() some time later. It may be gone already. */
     void (*hang_up)(void *owner, kvf_guest *guest);
+    /** Receives nothing more over a guest's connection; false: that is not possible, and the guest is hung up on. */
+    bool (*mute)(void *owner, const kvf_guest *guest);
     /** A connection over which something was heard has ended. May be NULL. */
     void (*on_left)(void *context, uint64_t route);
     /** A connection was closed for lack of room; `detail` names it. May be NULL. */
@@ -73,6 +76,11 @@ void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t n
 
 /** The connection of a route sent something that is not our protocol: it is closed at once. */
 void kvf_guests_dismiss(kvf_guests *guests, uint64_t route);
+/** The peer of a route sent something large that was nothing for us: nothing more is received over its connection, which
+ * is closed as a silent one is. A peer that is hung up on at once comes back at once, with as much. */
+void kvf_guests_mute(kvf_guests *guests, uint64_t route);
+/** Whether a route was muted: what is still read from it was received before. */
+bool kvf_guests_is_muted(const kvf_guests *guests, uint64_t route);
 /** The peer of a route was refused: its connection is the first to be closed, after some time in which the peer can
  * read why (KVF_GUEST_PARTING_NS, and up to a second more), or at once if it was refused before. */
 void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now);

@@ -176,6 +176,8 @@ static void every_number_counts_once(void **state) {
         for (uint64_t number = gap; number <= last; number += gap) {
             assert_true(kvf_session_fresh(&session, number));
             assert_false(kvf_session_fresh(&session, number));
+            if (number > gap)
+                assert_false(kvf_session_fresh(&session, number - gap)); /* the highest one before */
             if (gap > 1) {
                 assert_true(kvf_session_fresh(&session, number - 1)); /* it was left out */
                 assert_false(kvf_session_fresh(&session, number - 1));

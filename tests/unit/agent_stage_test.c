@@ -34,6 +34,19 @@ static uint64_t all_read(const world_engine *e) {
     return bytes;
 }
 
+/* What was packed is told of each peer, too. */
+static uint64_t packed_by_peers(const world_engine *e) {
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < e->rank_count; r++) {
+        kvf_agent_peer peers[WORLD_MAX_RANKS] = {{.struct_size = sizeof peers[0]}};
+        uint32_t count = 0;
+        assert_ok(kvf_agent_peers(e->agents[r], peers, WORLD_MAX_RANKS, &count));
+        for (uint32_t i = 0; i < count; i++)
+            bytes += peers[i].bytes_packed;
+    }
+    return bytes;
+}
+
 static void a_pull_goes_packed_where_that_is_wanted(void **state) {
     (void)state;
     static const kvf_way ways[] = {KVF_WAY_PACKED, KVF_WAY_DIRECT, KVF_WAY_AUTO};
@@ -46,6 +59,7 @@ static void a_pull_goes_packed_where_that_is_wanted(void **state) {
         uint64_t read = all_read(&w.d);
         assert_true(read > 0);
         assert_int_equal(all_packed(&w.d), ways[i] == KVF_WAY_PACKED ? read : 0);
+        assert_int_equal(packed_by_peers(&w.d), all_packed(&w.d));
         world_quiet(&w);
         world_close(&w);
     }

@@ -11,6 +11,8 @@ typedef struct house {
     uint64_t gone[64], gone_count;
     uint64_t known_below; /* routes below it are somebody's */
     char crowded[256];
+    uint32_t muted;  /* how many were to be; */
+    bool deaf;       /* where nothing can be muted */
     uint32_t looked; /* how often somebody asked who is known */
 } house;
 
@@ -26,6 +28,13 @@ static void hang_up(void *owner, kvf_guest *guest) {
     h->gone[h->gone_count++] = guest->id;
 }
 
+static bool mute(void *owner, const kvf_guest *guest) {
+    house *h = owner;
+    assert_false(guest->muted);
+    h->muted += !h->deaf;
+    return !h->deaf;
+}
+
 static void on_crowded(void *context, const char *detail) {
     house *h = context;
     (void)snprintf(h->crowded, sizeof h->crowded, "%s", detail);
@@ -36,6 +45,7 @@ static void open_house(house *h, uint32_t most, uint32_t most_of_address) {
                             .most_of_address = most_of_address,
                             .is_known = is_known,
                             .hang_up = hang_up,
+                            .mute = mute,
                             .on_crowded = on_crowded,
                             .context = h,
                             .owner = h}};
@@ -197,6 +207,32 @@ static void a_place_that_was_taken_again_is_another_guest(void **state) {
     kvf_guests_free(&h.guests);
 }
 
+/* Hung up at once it would be back at once. */
+static void who_is_muted_stays_until_it_was_silent_for_long(void **state) {
+    (void)state;
+    house h;
+    open_house(&h, 0, 0);
+    arrive(&h, 1, "a", SECONDS(1));
+    arrive(&h, 2, "a", SECONDS(1));
+    kvf_guests_name(&h.guests, 1, 101, SECONDS(2));
+    kvf_guests_mute(&h.guests, 101);
+    kvf_guests_mute(&h.guests, 101);
+    kvf_guests_mute(&h.guests, 102); /* there is none */
+    assert_int_equal(h.muted, 1);
+    assert_true(kvf_guests_is_muted(&h.guests, 101));
+    assert_false(kvf_guests_is_muted(&h.guests, 102));
+    assert_int_equal(h.gone_count, 0);
+    assert_int_equal(h.guests.count, 2);
+    kvf_guests_tick(&h.guests, SECONDS(2) + KVF_GUEST_SILENT_NS);
+    assert_int_equal(h.gone_count, 2);
+    h.deaf = true;
+    arrive(&h, 3, "a", SECONDS(20));
+    kvf_guests_name(&h.guests, 3, 103, SECONDS(20));
+    kvf_guests_mute(&h.guests, 103);
+    assert_int_equal(h.gone_count, 3);
+    kvf_guests_free(&h.guests);
+}
+
 /* A newcomer among thousands that are known costs as much as among a few. */
 /* What it said last is read when another connection has its descriptor: that one is not hung up for it. */
 static void what_is_left_of_one_that_left_is_not_of_who_has_its_place(void **state) {
@@ -249,6 +285,7 @@ int main(void) {
         cmocka_unit_test(who_was_refused_goes_first_and_soon_and_at_once_when_refused_again),
         cmocka_unit_test(a_place_that_was_taken_again_is_another_guest),
         cmocka_unit_test(what_is_left_of_one_that_left_is_not_of_who_has_its_place),
+        cmocka_unit_test(who_is_muted_stays_until_it_was_silent_for_long),
         cmocka_unit_test(looking_for_room_takes_bounded_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

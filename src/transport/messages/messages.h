@@ -38,7 +38,7 @@
 #define MESSAGES_RECEIVE_LIMIT 6      /* messages of one connection that wait to be looked at */
 #define MESSAGES_SEND_LIMIT 256       /* more than are ever due to one that keeps to the protocol */
 #define MESSAGES_CLIENTS_MAX 65536u   /* known at once */
-#define MESSAGES_STRANGE_BYTES 65536u /* a longer message of a stranger ends its connection at once */
+#define MESSAGES_STRANGE_BYTES 65536u /* of a stranger who sends a longer message nothing more is heard */
 #define MESSAGES_RUNS 256u            /* laid out at a time */
 #define MESSAGES_A_TURN 64 /* messages of one socket that are looked at before the next socket is */
 /* Work, as base/turns.h counts it: of a client in its turn, and of all together who have come in the last second, so that
@@ -178,6 +178,10 @@ bool kvf_messages_was_met(const kvf_messages_endpoint *endpoint,
 
 /** Hangs up. */
 void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number);
+
+/** Takes nothing more in over a connection, and hangs up later. */
+void kvf_messages_mute(kvf_messages_endpoint *endpoint, uint32_t number);
+bool kvf_messages_is_muted(const kvf_messages_endpoint *endpoint, uint32_t number);
 
 void kvf_messages_count(const void *self, kvf_transport_info *info);
 

@@ -89,6 +89,14 @@ void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number) {
     kvf_guests_dismiss(&endpoint->door.guests, route_of(number));
 }
 
+void kvf_messages_mute(kvf_messages_endpoint *endpoint, uint32_t number) {
+    kvf_guests_mute(&endpoint->door.guests, route_of(number));
+}
+
+bool kvf_messages_is_muted(const kvf_messages_endpoint *endpoint, uint32_t number) {
+    return kvf_guests_is_muted(&endpoint->door.guests, route_of(number));
+}
+
 /* Not later than that; one that is too early does no harm. */
 static void wake_at(kvf_messages_endpoint *endpoint, uint64_t ns) {
     if (ns >= endpoint->timer_ns)

@@ -302,10 +302,13 @@ static bool hear_again(kvf_messages_endpoint *endpoint) {
 static void take_strange(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     const unsigned char *data = zmq_msg_data(message);
     const size_t bytes = zmq_msg_size(message);
+    if (kvf_messages_is_muted(endpoint, number))
+        return;
     if (bytes > 0 && bytes <= MESSAGES_HELLO_BYTES_MAX && data[0] == MESSAGES_HELLO)
         hear(endpoint, number, message);
-    else if (bytes > MESSAGES_STRANGE_BYTES ? !kvf_messages_was_met(endpoint, number)
-                                            : !kvf_messages_is_parting(endpoint, number))
+    else if (bytes > MESSAGES_STRANGE_BYTES && !kvf_messages_was_met(endpoint, number))
+        kvf_messages_mute(endpoint, number);
+    else if (bytes <= MESSAGES_STRANGE_BYTES && !kvf_messages_is_parting(endpoint, number))
         kvf_messages_dismiss(endpoint, number);
 }
 
