@@ -138,9 +138,11 @@ static void count(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_n
     bool whole = choice->begin_ns && choice->size_class == size_class;
     if (whole && now_ns - choice->begin_ns < MEASURE_NS)
         return;
-    if (whole)
+    if (whole) {
         learn(choice, size_class, choice->asked ? SHM_WAY_SERVED : SHM_WAY_DIRECT,
               (float)(now_ns - choice->begin_ns) / (float)choice->bytes);
+        choice->together = choice->asked;
+    }
     choice->begin_ns = now_ns;
     choice->bytes = 0;
     choice->size_class = size_class;
@@ -168,7 +170,9 @@ uint64_t kvf_shm_choice_direct_ns(const kvf_shm_choice *choice, const kvf_slice 
 }
 
 void kvf_shm_choice_asked(kvf_shm_choice *choice, bool waiting, uint64_t now_ns) {
-    choice->asked = true;
+    if (!choice->together)
+        choice->begin_ns = 0; /* what was read alone until now is not measured with it */
+    choice->together = choice->asked = true;
     if (!waiting)
         choice->since_ns = now_ns;
 }

@@ -49,6 +49,7 @@ typedef struct kvf_shm_choice {
     uint64_t bytes;       /**< moved since */
     uint32_t size_class;  /**< of its length */
     bool asked;           /**< the owner had part in it */
+    bool together;        /**< it had in what was measured last, or was asked since */
     uint32_t window;      /**< slots it may be asked for at once, less one */
     uint64_t answered_ns; /**< when it answered last */
     uint64_t since_ns;    /**< since when it lets us wait: it was asked, or has answered */
