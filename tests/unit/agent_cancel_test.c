@@ -55,7 +55,7 @@ static void finish(scene *s, bool heard_of) {
     for (uint32_t r = 0; r < s->w.p.rank_count; r++)
         (void)world_next(&s->w, s->w.p.agents[r], s->theirs[r]);
     world_quiet(&s->w);
-    s->w.outcome_count = 0;
+    world_forget(&s->w);
 }
 
 /* `known`: the engines have met before. Who gives up what the other side has not heard of frees nothing

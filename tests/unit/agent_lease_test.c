@@ -107,7 +107,7 @@ static void the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_th
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
     world_close_agents(&s.w.d);
-    s.w.outcome_count = 0; /* the next agent may stand at the same address */
+    world_forget(&s.w); /* the next agent may stand at the same address */
     world_open_agents(&s.w.d, LEASE(1 * SECOND));
 
     s.wanted.request.groups = s.wanted.groups;

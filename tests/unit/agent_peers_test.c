@@ -41,7 +41,7 @@ static void a_producer_restarted_under_its_name_is_another(void **state) {
     open_small(&w, TWO("P"), ONE("D"), OPTIONS(.peer_timeout_ns = 100 * MS));
     pull_goes_well(&w, "a");
     world_close_agents(&w.p);
-    w.outcome_count = 0; /* the next agent may stand at the same address */
+    world_forget(&w); /* the next agent may stand at the same address */
     world_open_agents(&w.p, NULL);
     pull_goes_well(&w, "a"); /* by the new address */
     world_until(&w, world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST) >= 2);
@@ -63,7 +63,7 @@ static void a_producer_restarted_at_its_address_is_noticed(void **state) {
     world_pull(&w.d, &wanted, &w.p, pulls);
     world_run_for(&w, 20 * MS);
     world_close_agents(&w.p);
-    w.outcome_count = 0; /* the next agent may stand at the same address */
+    world_forget(&w); /* the next agent may stand at the same address */
     world_open_agents(&w.p, OPTIONS(.listen = endpoint));
 
     const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_PEER_LOST);

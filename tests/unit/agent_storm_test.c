@@ -158,7 +158,7 @@ static void take_events(storm *s) {
             fail_msg("event %d of ticket %llu, which has ended: %s", event->kind,
                      (unsigned long long)event->ticket, event->detail);
     }
-    s->w.outcome_count = 0;
+    world_forget(&s->w);
 }
 
 static void cancel_some(storm *s, slot *o) {

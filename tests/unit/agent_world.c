@@ -176,6 +176,12 @@ static void free_records(world_outcome *outcome) {
     free(outcome->records);
 }
 
+void world_forget(world *w) {
+    for (uint32_t i = 0; i < w->outcome_count; i++)
+        free_records(&w->outcomes[i]);
+    w->outcome_count = 0;
+}
+
 void world_close(world *w) {
     world_engine *engines[] = {&w->e, &w->d, &w->p};
     for (int i = 0; i < 3; i++) {
@@ -183,8 +189,7 @@ void world_close(world *w) {
         kvf_engine_free(engines[i]->engine);
     }
     kvf_model_free(w->model);
-    for (uint32_t i = 0; i < w->outcome_count; i++)
-        free_records(&w->outcomes[i]);
+    world_forget(w);
     free(w->outcomes);
 }
 

@@ -76,6 +76,9 @@ void world_open_model(world *w, kvf_model *model, const kvf_engine_spec *p, cons
 void world_add(world *w, const kvf_engine_spec *spec, const kvf_agent_options *options);
 void world_close(world *w);
 
+/** Forgets the events that were kept, as where the next agent may stand at the address of one that was closed. */
+void world_forget(world *w);
+
 /** Opens the agents of one engine with its options: also those of an engine that was closed. */
 void world_open_agents(world_engine *engine, const kvf_agent_options *options);
 /** Opens one agent and registers its memory; its siblings do not know it yet. */
