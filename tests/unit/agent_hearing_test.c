@@ -164,16 +164,11 @@ static uint64_t repeated_when_heard(rights *s) {
 static void who_is_heard_of_after_a_silence_is_asked_again_at_once(void **state) {
     (void)state;
     rights s;
-    world_request wanted, pushed;
-    uint64_t push;
     rights_open(&s);
     kvf_wire_buffer introduction = {0};
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
-    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
-    world_request_make(&s.w, &s.w.p, "a", 40, 0, 1, &pushed);
-    assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", 1, &wanted)), KVF_OK);
-    world_push(&s.w.p, &pushed, &push);
+    const uint64_t push = rights_push(&s, "a", 1);
     world_ready(&s.w.p, &push);
     speaker_run_for(&s.w, &s.rightful, 900 * MS); /* X does not answer that all is written */
     assert_true(world_stats(s.p).messages_repeated > 0);

@@ -31,16 +31,11 @@ static void join_is_for_the_peer_of_the_session(void **state) {
 static void a_second_join_waits_until_what_is_written_by_the_first_is_over(void **state) {
     (void)state;
     rights s;
-    world_request wanted, pushed;
-    uint64_t push;
     rights_open(&s);
     kvf_wire_buffer introduction = {0};
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
-    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
-    world_request_make(&s.w, &s.w.p, "a", 40, 0, 1, &pushed);
-    assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", 1, &wanted)), KVF_OK);
-    world_push(&s.w.p, &pushed, &push); /* of which nothing is ready yet */
+    (void)rights_push(&s, "a", 1);
     join.generation = 2;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_E_AGAIN);
     kvf_call_body withdraw = {
@@ -54,18 +49,13 @@ static void a_second_join_waits_until_what_is_written_by_the_first_is_over(void 
 static void what_hangs_from_before_is_over_when_a_client_joins_anew(void **state) {
     (void)state;
     rights s;
-    world_request wanted, pushed;
-    uint64_t push;
     rights_open(&s);
     kvf_wire_buffer introduction = {0};
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     for (uint64_t i = 1; i <= 2; i++) {
         const char *id = i == 1 ? "a" : "b";
-        world_request_make(&s.w, &s.w.d, id, 40, 0, 1, &wanted);
-        world_request_make(&s.w, &s.w.p, id, 40, 0, 1, &pushed);
-        assert_int_equal(rights_say(&s, &s.rightful, rights_expect(id, i, &wanted)), KVF_OK);
-        world_push(&s.w.p, &pushed, &push);
+        const uint64_t push = rights_push(&s, id, i);
         world_ready(&s.w.p, &push);
         world_until(&s.w, rights_session(&s)->flows->over); /* a new connection serves as the first one did */
         assert_int_equal(rights_session(&s)->flows->status, KVF_OK);

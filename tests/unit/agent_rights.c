@@ -74,3 +74,13 @@ kvf_call_body rights_expect(const char *id, uint64_t generation, const world_req
                            .groups = wanted->groups,
                            .group_count = wanted->group_count};
 }
+
+uint64_t rights_push(rights *s, const char *id, uint64_t generation) {
+    world_request wanted, pushed;
+    uint64_t ticket;
+    world_request_make(&s->w, &s->w.d, id, 40, 0, 1, &wanted);
+    world_request_make(&s->w, &s->w.p, id, 40, 0, 1, &pushed);
+    assert_int_equal(rights_say(s, &s->rightful, rights_expect(id, generation, &wanted)), KVF_OK);
+    world_push(&s->w.p, &pushed, &ticket);
+    return ticket;
+}

@@ -37,5 +37,7 @@ kvf_call_body rights_acquire(const char *id);
 kvf_call_body rights_expect(const char *id, uint64_t generation, const world_request *wanted);
 /** P holds a request of 40 tokens, in blocks from 10 on. */
 uint64_t rights_hold(rights *s, const char *id);
+/** P pushes a request of 40 tokens, of which nothing is ready yet, and the rightful one expects it. */
+uint64_t rights_push(rights *s, const char *id, uint64_t generation);
 
 #endif

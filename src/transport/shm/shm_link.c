@@ -299,7 +299,7 @@ static bool take_region(kvf_shm_link *link, const kvf_shm_region *told, uint64_t
     if (told->arena >= link->arena_count)
         return false;
     const kvf_shm_arena *arena = &link->arenas[told->arena];
-    if (told->arena_offset > arena->bytes || bytes > arena->bytes - told->arena_offset)
+    if (!kvf_lies_inside(told->arena_offset, bytes, arena->bytes))
         return false;
     link->bases[region] = arena->address + told->arena_offset;
     return true;

@@ -429,8 +429,7 @@ static kvf_status check_pieces(const kvf_shm_client *client, const kvf_shm_move_
         const kvf_shm_piece *piece = &move->pieces[i];
         if (piece->region >= regions)
             return KVF_E_NOT_REGISTERED;
-        if (piece->offset > memory[piece->region].bytes ||
-            piece->bytes > memory[piece->region].bytes - piece->offset ||
+        if (!kvf_lies_inside(piece->offset, piece->bytes, memory[piece->region].bytes) ||
             piece->bytes > client->buffer.slot_bytes - *bytes)
             return KVF_E_RANGE;
         *bytes += piece->bytes;
