@@ -21,7 +21,7 @@ typedef kvf_status (*kvf_shard_reader)(const void *context, kvf_bytes bytes, kvf
 /** Introductions that are taken one by one, and then their shards, likewise; zeroed, or from kvf_siblings_begin(). */
 typedef struct kvf_siblings {
     kvf_remote_rank *ranks;
-    kvf_bytes *told; /* by rank: the shard in its introduction; NULL: not taken yet */
+    kvf_bytes *told;                    /* by rank: the shard in its introduction; NULL: not taken yet */
     uint8_t sum[KVF_WIRE_DIGEST_BYTES]; /* of the facts, and of all of `told` that were taken */
     kvf_shard **shards;                 /* by rank */
     uint32_t count, taken, read;
