@@ -146,7 +146,7 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
 
 #define OWN_SETTINGS 5u
 #define MESSAGES_SIXTEENTHS                                                                                  \
-    4u /* one part in so many of the process's descriptors: for its messages' connections, beside the link's */
+    4u /* of the process's descriptors: for connections of its messages, beside the link's */
 
 /* The settings that the transport's messages share with the session's. */
 typedef struct carriage {

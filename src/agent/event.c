@@ -164,7 +164,7 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
     agent->told = node;
     kvf_trace_noticed(agent, &node->event);
     kvf_fill_out(out, &node->event, sizeof node->event);
-    if (!agent->events && !agent->stopping) /* while stopping it stays readable, so that waiting threads see the end */
+    if (!agent->events && !agent->stopping) /* threads that wait must see that it stops */
         kvf_wake_set(&agent->told_wake, false);
     return true;
 }

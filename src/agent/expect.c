@@ -43,7 +43,7 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
 
 static void expect_check(kvf_asker *expect);
 
-/* Then only we write the blocks, from slots that writers have filled. */
+/* If packed, only we write the blocks, from slots that writers have filled. */
 static bool is_packed(const kvf_asker *expect) {
     return kvf_way_by(&expect->base, expect->remote ? expect->remote->plan : NULL) == KVF_WAY_PACKED;
 }
@@ -320,7 +320,7 @@ static bool is_shut_out(kvf_source *source) {
     kvf_agent *agent = source->ticket->base.agent;
     if (!source->card || kvf_endpoint_stop(agent, source->card, source->card_bytes, true) != KVF_E_AGAIN)
         return true;
-    if (!source->stays) /* perhaps for as long as its process lives */
+    if (!source->stays) /* logged once: it may stay for as long as its process lives */
         kvf_agent_log(agent, KVF_LOG_WARNING, kvf_error_detail());
     source->stays = true;
     return false;
