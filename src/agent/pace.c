@@ -12,7 +12,7 @@
 
 #define LONGEST_WAIT (100 * KVF_MILLISECOND)
 #define TURN_BYTES (1u << 20)
-/* How much a cap allows at once, as time: at least LEAST_SAVED, unless the largest piece is less; at most the other,
+/* How much a cap allows at once, as time: at least LEAST_SAVED, unless the largest piece is less; at most MOST_SAVED,
  * which therefore limits how far a cap is exceeded. */
 #define LEAST_SAVED (10 * KVF_MILLISECOND)
 #define MOST_SAVED (20 * KVF_MILLISECOND)
