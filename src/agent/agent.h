@@ -96,7 +96,7 @@ typedef struct kvf_hooks {
     void (*serve[KVF_CALL_LAST + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
     /** Sends our card to a peer that waits for it. */
     void (*join)(kvf_session *session);
-    /** Sends a heartbeat for the requests that we have at a peer. */
+    /** Sends a heartbeat for the requests that we have at a peer, if one is due. */
     void (*beat)(kvf_session *session, uint64_t now);
     /** A session must no longer be found; `lost`: its peer is gone, and with it the engine as it was met. */
     void (*hide)(kvf_session *session, bool lost);

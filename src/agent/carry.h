@@ -34,8 +34,8 @@ kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan);
 kvf_status kvf_way_unlike(const char *engine);
 
 /** Whether a plan's bytes between us and the peer of a session may go packed, if this way is requested: we have a
- * stage; and if the way is ours to choose, the peer is on another machine, or has memory that cannot be mapped, or
- * divides cells otherwise than we do. May make the session's connection. */
+ * stage; and if the way is ours to choose, the network to the peer takes only single runs, or the peer has memory that
+ * is withheld or cannot be mapped, or it divides cells otherwise than we do. May make the session's connection. */
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan);
 
 /**

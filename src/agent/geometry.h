@@ -30,7 +30,7 @@ kvf_status kvf_geometry_use(kvf_remote *remote);
 /** Goes on making the geometry, if this engine is its maker or may become it. After an error the engine is given up. */
 kvf_status kvf_geometry_make(kvf_remote *remote);
 
-/** An engine no longer uses its geometry, or gives up making it. remote->geometry may be NULL, and is NULL then. */
+/** An engine no longer uses its geometry, or gives up making it. remote->geometry may be NULL; it is set to NULL. */
 void kvf_geometry_leave(kvf_remote *remote);
 
 #endif

@@ -14,7 +14,7 @@ void kvf_endpoint_name(char out[KVF_ENDPOINT_NAME_BYTES], const char *engine, ui
 /** Opens the stage if one is wanted, all regions are registered, and the host can copy them. */
 kvf_status kvf_agent_open_stage(kvf_agent *agent);
 
-/** A notification of a peer; called outside of the lock, as the two below that the stage calls. */
+/** Takes a notification of a peer; called outside of the lock. */
 void kvf_agent_notified(void *context, kvf_transport *transport, const char *sender, const void *data,
                         size_t bytes);
 
