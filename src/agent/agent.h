@@ -1,8 +1,8 @@
 /*
  * The inside of an agent.
  *
- * All files include this header: it has the agent, its lock and its loop, and the table of hooks by which lower files
- * call higher ones. Each header below may use those listed before it:
+ * Nearly all files include this header: it has the agent, its lock and its loop, and the table of hooks by which lower
+ * files call higher ones. Each header below may use those listed before it:
  *
  *   hashing.h  checksums of our own cells, in turns              hashing.c, checksum.c
  *   peers.h    what users see of peers, and their log lines      peers.c
@@ -18,12 +18,12 @@
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
  *   trace.h    the times of each request's steps                 trace.c, trace_text.c
  *   after.h    events to wait for before memory is read          after.c
+ *   carry.h    the way that bytes move: directly or packed       carry.c
  *   hold.h     lending blocks to readers     (producer)          hold.c
  *   push.h     writing to consumers          (producer)          push.c, flow.c
  *   pull.h     reading held blocks           (consumer)          pull.c
  *   expect.h   being written to              (consumer)          expect.c
  *   pace.h     the order and speed of moves                      pace.c
- *   carry.h    the way that bytes move: directly or packed       carry.c
  *   permit.h   what flows of peers may access                    permit.c
  *
  * Messages may be lost, repeated, late and out of order. So the caller repeats a *call* until it gets an
@@ -206,7 +206,7 @@ struct kvf_agent {
     kvf_ticket *pulls;          /* by the name of the engine that is read, and id */
     kvf_past *past;
     kvf_trace *traces; /* of the latest requests, by ticket, the oldest first */
-    uint64_t opened;   /* what their times are counted from */
+    uint64_t opened;   /* their times count from here */
     kvf_reader *leases;
     kvf_waiting *waiting; /* calls and flows that came early, by request id */
     kvf_early *early;

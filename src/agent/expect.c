@@ -28,7 +28,7 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
     kvf_source *source = call->context;
     source->call = NULL;
     if (status == KVF_E_PEER_LOST)
-        return; /* a lost session tells all who use it */
+        return; /* a lost session tells all its users */
     if (status && !answer)
         return; /* that was the expectation's deadline, which gives a better reason */
     if (!status && !source->more)

@@ -567,7 +567,7 @@ void kvf_flow_poll(kvf_flow *flow) {
 }
 
 void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
-    /* Before anything more is written: are we still allowed to? */
+    /* Checks that we are still allowed to write before more is written. */
     if (now >= end_of(flow) && !flow->over)
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)

@@ -28,7 +28,7 @@
 
 typedef struct kvf_ledger kvf_ledger;
 
-/** Blocks of all groups by state; those not counted are free. */
+/** Blocks of all groups by state; all others are free. */
 typedef struct kvf_ledger_counts {
     uint64_t held, filling, in_doubt;
 } kvf_ledger_counts;
@@ -36,7 +36,7 @@ typedef struct kvf_ledger_counts {
 /** Makes a ledger in which all blocks of a shard are free. The shard is read only during the call. */
 kvf_status kvf_ledger_create(const kvf_shard *shard, kvf_ledger **out);
 
-/** Frees a ledger, whatever is still taken; NULL is accepted. */
+/** Frees a ledger, even if blocks are still taken; NULL is accepted. */
 void kvf_ledger_free(kvf_ledger *ledger);
 
 /**

@@ -225,7 +225,7 @@ void kvf_loop_stop(kvf_agent *agent) {
     kvf_turn_take(agent);
     while (agent->users > 0 || agent->entered < atomic_load(&agent->arrived))
         (void)pthread_cond_wait(&agent->turn, &agent->lock);
-    kvf_work_take(agent); /* for good: closing is work */
+    kvf_work_take(agent); /* kept for good: closing needs it */
     (void)pthread_mutex_unlock(&agent->lock);
 }
 

@@ -58,7 +58,7 @@ kvf_status kvf_siblings_engine(kvf_siblings *siblings, const char *engine, const
 /** Returns the `count` ranks, for kvf_siblings_free(), and drops everything else. */
 kvf_remote_rank *kvf_siblings_end(kvf_siblings *siblings);
 
-/** Frees what was taken. */
+/** Frees everything taken so far. */
 void kvf_siblings_drop(kvf_siblings *siblings);
 
 /** Does all of the above at once. On error nothing is received. */

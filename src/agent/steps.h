@@ -12,7 +12,7 @@ kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count);
 /** Whether all groups are empty. */
 bool kvf_steps_empty(const kvf_group_steps *groups, uint32_t count);
 
-/** Which entries of a table are wanted: those of the steps that remain after clipping to the window. */
+/** The entries of a table that are needed: those of the steps that remain after clipping to the window. */
 kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps);
 
 /** Checks groups against the model and the cache of a shard: the number of groups, block ids, and, unless they grow,

@@ -216,7 +216,7 @@ static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer)
     struct kvf_check *check = call->context;
     check->source->call = NULL;
     if (status == KVF_E_PEER_LOST)
-        return; /* a lost session tells all who use it */
+        return; /* a lost session tells all its users */
     if (status)
         fail(check, status);
     else
