@@ -44,7 +44,7 @@ void kvf_call_drop(kvf_call *call);
 void kvf_call_answered(kvf_session *session, const kvf_answer *answer);
 void kvf_calls_bind(kvf_session *session);                   /**< the session is open (again): sends them */
 void kvf_calls_end(kvf_session *session, kvf_status status); /**< ends all of a session's calls */
-void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< repeats all in the next tick, whatever their pause */
+void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< in the next tick, without their pause */
 void kvf_calls_tick(kvf_session *session, uint64_t now);
 
 /** Answers a call of a peer. */
