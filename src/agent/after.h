@@ -19,7 +19,7 @@ struct kvf_after {
 /**
  * Begins to wait for an event of the engine.
  *
- * @param out  receives NULL if the event has already happened
+ * @param out  receives NULL if there is nothing to wait for: no event was given, or KVF_READY_NOW
  * @return KVF_OK, KVF_E_UNSUPPORTED, KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_after **out);
