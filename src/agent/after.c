@@ -1,9 +1,9 @@
 /*
- * What is waited for before memory is read: descriptors of the engine's, and events of its devices' streams.
+ * Events that tickets wait for before memory is read: descriptors of the engine, and events of its devices' streams.
  *
- * Each is duplicated and put into what the agent sleeps on, and all are polled once a round. A descriptor of the
- * agent's own makes it no matter what the engine does with its own meanwhile, or how often it gives the same one. The
- * driver tells nobody that an event has happened: a timer has the agent look.
+ * Each descriptor is duplicated and added to the epoll that the agent sleeps on, and all are polled once a round. With
+ * a duplicate, the engine may close its own, or give the same one several times. The driver does not report that a
+ * device's event has happened: a timer makes the agent look.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -53,7 +53,7 @@ static kvf_status watch(const kvf_agent *agent, int fd, int *own) {
                     "after: fd %d cannot be waited for: %s", fd, strerror(error));
 }
 
-/* The timer is of the agent's first event of a device. */
+/* Opens the timer with the agent's first event of a device. */
 static kvf_status open_looks(kvf_agent *agent) {
     struct epoll_event event = {.events = EPOLLIN};
     kvf_status status = agent->looks.fd < 0 ? kvf_looks_open(&agent->looks) : KVF_E_EXISTS;
@@ -101,7 +101,7 @@ kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_
     return KVF_OK;
 }
 
-/* The descriptor is taken out by name: it stays open where the engine has it too. */
+/* The descriptor is removed explicitly, because it stays open if the engine has it too. */
 void kvf_after_drop(kvf_after *after) {
     if (!after)
         return;
@@ -127,7 +127,7 @@ static kvf_after *first_seen(const kvf_agent *agent) {
     return NULL;
 }
 
-/* What hangs up without having been readable will never be. */
+/* A descriptor that hangs up without having been readable never will be. */
 static void tell(kvf_after *after) {
     kvf_ticket *ticket = after->ticket;
     const kvf_status status = after->moment ? kvf_cuda_moment_status(after->moment)
@@ -142,7 +142,7 @@ static void tell(kvf_after *after) {
         kvf_ticket_fail(ticket, status, kvf_error_detail(), NULL);
 }
 
-/* What poll() would say of it, if there were a descriptor. */
+/* The revents that poll() would give, if there were a descriptor. */
 static short look_at(const kvf_after *after) {
     const kvf_status status = kvf_cuda_moment_status(after->moment);
     return status == KVF_IN_PROGRESS ? 0 : status ? POLLERR : POLLIN;
@@ -155,7 +155,7 @@ void kvf_afters_look(kvf_agent *agent) {
     if (agent->after_count == 0)
         return;
     DL_FOREACH(agent->afters, after) {
-        agent->after_polls[count++] = (struct pollfd){after->fd, POLLIN, 0}; /* of -1 it says nothing */
+        agent->after_polls[count++] = (struct pollfd){after->fd, POLLIN, 0}; /* poll() skips -1 */
     }
     if (poll(agent->after_polls, count, 0) < 0)
         return;

@@ -1,5 +1,5 @@
 /*
- * What is waited for before memory is read.
+ * Events that tickets wait for before memory is read.
  */
 #ifndef KVF_AGENT_AFTER_H
 #define KVF_AGENT_AFTER_H
@@ -12,14 +12,14 @@ struct kvf_after {
     kvf_ticket *ticket;
     int fd; /* -1: a moment */
     kvf_cuda_moment *moment;
-    short seen;             /* what poll() said of it */
+    short seen;             /* revents of poll() */
     kvf_after *prev, *next; /* agent->afters */
 };
 
 /**
- * Begins to wait for an event that the engine gave.
+ * Begins to wait for an event of the engine.
  *
- * @param out  receives NULL where there is nothing to wait for any more
+ * @param out  receives NULL if there is nothing to wait for: no event was given, or KVF_READY_NOW
  * @return KVF_OK, KVF_E_UNSUPPORTED, KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_after **out);

@@ -24,11 +24,11 @@
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     kvf_agent *agent = context;
     (void)transport;
-    kvf_turn_take(agent); /* told while bytes are moved, without the lock */
+    kvf_turn_take(agent); /* called while bytes move, without the lock */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->peer == peer) {
-            session->peer_lost = true; /* seen to outside of the transport */
+            session->peer_lost = true; /* handled outside of the transport */
             session->peer_lives = kvf_peer_lives(peer);
             char *words = kvf_strdup(detail);
             kvf_free(session->broken_detail);
@@ -135,7 +135,7 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
         status = kvf_grants_take(agent);
     if (status)
         return status;
-    /* Peers are told one address: that of all interfaces is none. */
+    /* Peers need one address: the wildcard of all interfaces is none. */
     const char *told = kvf_agent_endpoint(agent);
     kvf_endpoint endpoint;
     status = told[0] ? kvf_endpoint_to_connect(told, &endpoint) : KVF_OK;
@@ -146,9 +146,9 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
 
 #define OWN_SETTINGS 5u
 #define MESSAGES_SIXTEENTHS                                                                                  \
-    4u /* of the process's descriptors: connections of its messages, beside the link's */
+    4u /* of the process's descriptors: for connections of its messages, beside the link's */
 
-/* What the transport's messages take over from the session's. */
+/* The settings that the transport's messages share with the session's. */
 typedef struct carriage {
     char listen[KVF_ENDPOINT_BYTES], advertise[KVF_ENDPOINT_BYTES];
     char connections[16], of_address[16];
@@ -156,7 +156,7 @@ typedef struct carriage {
     uint32_t count;
 } carriage;
 
-/* The host of an endpoint, with the brackets of an address that has them; "": it has none. */
+/* The host of an endpoint, with its brackets if it has them; "": no host. */
 static void host_of(const char *endpoint, char out[KVF_ENDPOINT_BYTES]) {
     static const char scheme[] = "tcp://";
     const char *colon = strrchr(endpoint, ':');
@@ -173,9 +173,9 @@ static void add_setting(carriage *to, const char *key, const char *value) {
 }
 
 /*
- * Messages of the transport go the way of the session's own: by the same interface, under the address that peers are
- * told, with the same keys, from as many. An agent that listens nowhere, or on a path, has no interface: with keys, or where it was
- * told to be insecure, all of them are good, otherwise the loopback.
+ * Messages of the transport use the settings of the session's: the same interface, the address that peers are told, the
+ * same keys, and as many connections. An agent that listens nowhere, or on a path, has no interface: it uses all of
+ * them with keys, or if it was set to be insecure, and otherwise the loopback.
  */
 static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out) {
     const kvf_agent_options *o = &agent->options;
@@ -189,7 +189,7 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
     add_setting(out, "messages.listen", out->listen);
     host_of(o->advertise ? o->advertise : "", host);
     size_t length = strlen(host);
-    if (length > 2 && host[0] == '[') { /* there it stands without brackets */
+    if (length > 2 && host[0] == '[') { /* an interface is given without brackets */
         host[length - 1] = '\0';
         memmove(host, host + 1, length - 1);
     }
@@ -206,7 +206,7 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
         add_setting(out, "messages.max_connections_per_address", out->of_address);
 }
 
-/* Settings of the caller come last, and so count. */
+/* The caller's settings come last, so they override ours. */
 static kvf_status open_transport(kvf_agent *agent, const kvf_surroundings *around) {
     const kvf_agent_options *o = &agent->options;
     carriage own;
@@ -347,7 +347,7 @@ kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t number) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_work_take(agent); /* what moves is stopped */
+    kvf_work_take(agent); /* to stop what moves */
     kvf_ticket *ticket = NULL;
     HASH_FIND(hh, agent->tickets, &number, sizeof number, ticket);
     if (!ticket || ticket->state == KVF_TICKET_OVER || ticket->silent)
@@ -368,9 +368,9 @@ static void free_tickets(kvf_agent *agent) {
 
 void kvf_agent_close(kvf_agent *agent) {
     if (!agent || agent->forks != kvf_fork_count())
-        return; /* in a child of fork() there is nothing to end: threads and connections are the parent's */
+        return; /* a child of fork() has nothing to end: threads and connections are the parent's */
     kvf_loop_stop(agent);
-    /* First everything that moves; then who wanted it; then the ways it took. */
+    /* First everything that moves; then the tickets it moves for; then the connections it uses. */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         kvf_session_disconnect(session);

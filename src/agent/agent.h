@@ -1,42 +1,40 @@
 /*
  * The inside of an agent.
  *
- * This header is what all files know: the agent, its lock and its loop, and the table of hooks by which those
- * below call those above. Each of the others knows those before it:
+ * Nearly all files include this header: it has the agent, its lock and its loop, and the table of hooks by which lower
+ * files call higher ones. Each header below may use those listed before it:
  *
  *   hashing.h  checksums of our own cells, in turns              hashing.c, checksum.c
- *   peers.h    what users see of peers, and the log of them   peers.c
+ *   peers.h    what users see of peers, and their log lines      peers.c
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
- *   stage.h    the stage, and by which connection it speaks      stage.c
+ *   stage.h    the stage, and the connections it uses            stage.c
  *   claim.h    who may speak for which rank                      claim.c
- *   greet.h    being greeted                                     greet.c
- *   budget.h   what peers may make us keep                       budget.c
+ *   greet.h    answering a HELLO                                 greet.c
+ *   budget.h   limits on what is kept for peers                  budget.c
  *   parts.h    block tables in several messages                  parts.c
- *   records.h  what travels with a cache                         records.c
- *   past.h     what was held or pushed, and is no more           past.c
+ *   records.h  records that travel with a cache                  records.c
+ *   past.h     holds and pushes that have ended                  past.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
- *   trace.h    when what happened to it                          trace.c, trace_text.c
- *   after.h    what is waited for before memory is read          after.c
- *   hold.h     blocks others read            (producer)          hold.c
- *   push.h     writing to others             (producer)          push.c, flow.c
- *   pull.h     reading them                  (consumer)          pull.c
+ *   trace.h    the times of each request's steps                 trace.c, trace_text.c
+ *   after.h    events to wait for before memory is read          after.c
+ *   carry.h    the way that bytes move: directly or packed       carry.c
+ *   hold.h     lending blocks to readers     (producer)          hold.c
+ *   push.h     writing to consumers          (producer)          push.c, flow.c
+ *   pull.h     reading held blocks           (consumer)          pull.c
  *   expect.h   being written to              (consumer)          expect.c
- *   pace.h     which of what moves goes first, and how fast      pace.c
- *   carry.h    by which way bytes go                             carry.c
- *   permit.h   what flows of peers may touch                     permit.c
+ *   pace.h     the order and speed of moves                      pace.c
+ *   permit.h   what flows of peers may access                    permit.c
  *
  * Messages may be lost, repeated, late and out of order. So the caller repeats a *call* until it gets an
- * answer; the called side does a thing once however often it is asked; and whatever came from a session, a
- * lease or an expectation that is no more is dropped by its number. When the other side says nothing, time
- * ends things.
+ * answer; the called side carries it out once, however often it arrives; and messages of a session, a lease or an
+ * expectation that has ended are recognised by its number and dropped. Deadlines end whatever waits for a silent peer.
  *
  * Everything here runs under the agent's lock. Functions that end a ticket or a session may free it.
  *
- * Bytes are copied and hashed without the lock: by whichever thread has *the work*, which is a second lock around the
- * first. Only who has the work touches the transport, its peers and its transfers, ends a session, or frees a ticket
- * that was started. So what is copied or hashed stays where it is, while other threads hold, pull, take events and
- * look in.
+ * Bytes are copied and hashed without the lock, by the thread that has *the work*, a second lock around the first. Only
+ * that thread uses the transport, its peers and its transfers, ends a session, or frees a ticket that was started. So
+ * memory that is being copied or hashed stays in place while other threads hold, pull, take events and query the agent.
  */
 #ifndef KVF_AGENT_ROOM_H
 #define KVF_AGENT_ROOM_H
@@ -88,49 +86,49 @@ typedef struct kvf_trace kvf_trace;
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
 /**
- * What those above make of what sessions and meetings hear. An agent is given this table (serve.c), so that
- * what is below need not know who is above.
+ * How higher files handle what sessions and meetings receive. Each agent has this table (serve.c), so that lower files
+ * need not know higher ones.
  */
 typedef struct kvf_hooks {
     /** Answers a HELLO, whose body is not read yet. */
     void (*greeted)(kvf_agent *agent, const kvf_letter *letter, kvf_message *message);
-    /** Answers a call of a peer, by kind. `fresh`: it was not seen before. */
+    /** Answers a call of a peer, by kind. `fresh`: the call was not seen before. */
     void (*serve[KVF_CALL_LAST + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
-    /** Says our card to a peer that waits for it. */
+    /** Sends our card to a peer that waits for it. */
     void (*join)(kvf_session *session);
-    /** Says that what we want from a peer lives on. */
+    /** Sends a heartbeat for the requests that we have at a peer, if one is due. */
     void (*beat)(kvf_session *session, uint64_t now);
-    /** A session is not to be found any more; `lost`: its peer is gone, and the engine as it was met. */
+    /** A session must no longer be found; `lost`: its peer is gone, and with it the engine as it was met. */
     void (*hide)(kvf_session *session, bool lost);
-    /** A session is lost: whatever was wanted from it, or it wanted, ends. */
+    /** A session is lost: our requests at the peer end, and the peer's here. */
     void (*lose)(kvf_session *session, kvf_status status, const char *detail);
-    /** Ends the use of a session: it takes no more calls, and what it has runs out. */
+    /** Ends the use of a session: it takes no more calls, and its leases run out. */
     void (*retire)(kvf_session *session);
-    /** A session takes no more calls: what its peer said early is forgotten. */
+    /** A session takes no more calls: its peer's early calls are forgotten. */
     void (*forget)(kvf_session *session);
     void (*free_session)(kvf_session *session);
     /** The contact of an engine that is being met has answered, or never will. */
     void (*welcome)(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome);
     void (*refuse)(kvf_remote *remote, kvf_status status, const char *detail);
-    /** A remote engine is ready, or is not to be met: for the tickets that wait for it. */
+    /** A remote engine is ready, or cannot be met: tells the tickets that wait for it. */
     void (*met)(kvf_remote *remote);
     void (*unmet)(kvf_remote *remote, kvf_status status, const char *detail);
-    /** A peer has our card, or does not take it: for what waits for that. */
+    /** A peer has our card, or refused it: tells the tickets that wait for that. */
     void (*joined)(kvf_session *session);
     /** Whether the endpoint of this name may open a flow. */
     kvf_status (*permit)(kvf_agent *agent, const char *peer, const kvf_flow_request *request);
-    /** A flow will not write any more, and its consumer knows: frees it. */
+    /** A flow writes no more, and its consumer knows: frees it. */
     void (*served)(kvf_flow *flow);
 } kvf_hooks;
 
 extern const kvf_hooks kvf_agent_hooks;
 
-/** Checksums that one owner wants, see hashing.h; zeroed at first, and in place while it wants any. */
+/** Checksums that one owner wants, see hashing.h; zeroed at first, and must not move while it wants any. */
 struct kvf_hashing_queue {
     kvf_hashing *first;
     uint32_t count;
-    kvf_hashing_queue *prev,
-        *next; /* agent->hashing: those of peers that want some, in order of their turns */
+    /** agent->hashing: the queues of peers that want some, in order of their turns */
+    kvf_hashing_queue *prev, *next;
 };
 
 /* ---- the agent ------------------------------------------------------------------------------- */
@@ -140,38 +138,38 @@ struct kvf_agent {
 
     /* lock.c and loop.c; all but `arrived` under the lock, too */
     pthread_mutex_t lock;
-    pthread_cond_t turn;      /* somebody has entered, or left while we stop */
+    pthread_cond_t turn;      /* a thread has entered, or has left while we stop */
     _Atomic uint64_t arrived; /* threads that have asked for the lock */
-    uint64_t entered;         /* and have got it */
-    uint64_t gives_way_to;    /* so many have to have entered before a thread that gives way goes on */
-    pthread_cond_t worked;    /* somebody has given up the work */
-    uint64_t work_asked,
-        work_given;   /* how often it was asked for, and given up: who comes first has it first */
-    pthread_t worker; /* who has it, if anybody has */
+    uint64_t entered;         /* threads that have got it */
+    uint64_t gives_way_to;    /* a thread that gives way goes on when so many have entered */
+    pthread_cond_t worked;    /* a thread has given up the work */
+    /** How often the work was asked for, and given up: threads get it in the order in which they asked */
+    uint64_t work_asked, work_given;
+    pthread_t worker; /* the thread that has the work, if any */
     uint32_t users;   /* calls of the engine under way */
-    pid_t process;    /* that opened it, */
+    pid_t process;    /* the process that opened the agent, */
     uint32_t forks;   /* and kvf_fork_count() there */
     pthread_t thread;
     bool thread_runs, stopping;
     int poll_fd;    /* epoll: readable while there is work, and without own_thread while there are events */
-    kvf_wake wake;  /* in it: for work that no other descriptor shows */
-    int timer_fd;   /* in it: for a time that has come */
+    kvf_wake wake;  /* in poll_fd: for work that no other descriptor shows */
+    int timer_fd;   /* in poll_fd: for the next time that is due */
     uint64_t armed; /* what timer_fd is set to; UINT64_MAX: nothing */
     kvf_log_entry *lines; /* to be logged */
-    bool logging;         /* a thread does it */
+    bool logging;         /* a thread is logging them */
 
     kvf_agent_options options; /* defaults filled in */
-    char *texts[4];            /* copies of its texts that are used later */
+    char *texts[4];            /* copies of the texts in `options` that are used later */
 
     const kvf_engine *engine; /* NULL: a directory */
     const kvf_shard *shard;
     uint32_t rank, rank_count;
-    char *name; /* NULL: a directory that knows nobody yet */
+    char *name; /* NULL: a directory that knows no engine yet */
     uint8_t secret[KVF_WIRE_SECRET_BYTES];
-    uint64_t incarnation; /* which it proves */
+    uint64_t incarnation; /* proved by the secret */
     char *facts;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
-    kvf_facts own_facts; /* the same, as read */
+    kvf_facts own_facts; /* `facts`, parsed */
 
     kvf_clock clock;
     kvf_link *link;
@@ -182,113 +180,113 @@ struct kvf_agent {
     const void *card; /* NULL: not registered yet */
     size_t card_bytes;
     kvf_wire_buffer *introductions; /* [rank]; size 0: not known */
-    uint32_t introduction_count;    /* known */
+    uint32_t introduction_count;    /* of those that are known */
     kvf_wire_buffer with_facts;     /* our own, for directories */
 
     kvf_session *sessions; /* open ones, by id */
     kvf_session *clients;  /* incoming, by identity */
     kvf_session *claims;   /* incoming, by the rank they speak for */
     kvf_session *servers;  /* outgoing, by incarnation */
-    kvf_session *by_route; /* both, by the connection that messages to them take */
+    kvf_session *by_route; /* incoming and outgoing, by the connection that messages to them take */
     struct kvf_grant *grants;
     uint32_t grant_count;
-    struct kvf_refusal *refusals; /* of which the engine was told */
+    struct kvf_refusal *refusals; /* those that the engine was told of */
     struct kvf_party *parties;    /* by key, or connection */
-    uint64_t kept_bytes;          /* for all of them */
-    uint64_t work;                /* that the message was which is being taken in, so far */
+    uint64_t kept_bytes;          /* for all parties */
+    uint64_t work;                /* done so far for the message being handled */
     kvf_session *all_sessions;
     kvf_departed *departed; /* peers that were lost, the latest last */
     uint32_t departed_count;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;
-    kvf_geometry *geometries;    /* of these engines, by what they say of their shards */
+    kvf_geometry *geometries;    /* of these engines, by their descriptions of their shards */
     kvf_push_shape *push_shapes; /* of ranks that we may write to, likewise */
     kvf_ticket *tickets;
     kvf_ticket *holds, *pushes; /* by id */
     kvf_ticket *pulls;          /* by the name of the engine that is read, and id */
     kvf_past *past;
     kvf_trace *traces; /* of the latest requests, by ticket, the oldest first */
-    uint64_t opened;   /* what their times are counted from */
+    uint64_t opened;   /* their times count from here */
     kvf_reader *leases;
-    kvf_waiting *waiting; /* what came early, by request id */
+    kvf_waiting *waiting; /* calls and flows that came early, by request id */
     kvf_early *early;
     kvf_early *early_calls;            /* the same, by session, request and kind */
     kvf_flow *flows;                   /* without a push yet */
-    kvf_sweep early_sweep, flow_sweep; /* over those two lists, */
-    kvf_sweep session_sweep;           /* and over all_sessions */
+    kvf_sweep early_sweep, flow_sweep; /* over `early` and `flows` */
+    kvf_sweep session_sweep;           /* over all_sessions */
     uint64_t next_ticket;
-    uint64_t next_lease;         /* counts leases; see hold.c for what is said */
+    uint64_t next_lease;         /* counts leases; hold.c makes generations from it */
     uint8_t lease_key[16];       /* random */
     uint64_t regions_generation; /* higher each time our regions change */
-    uint64_t last_number;        /* of the calls in sessions that are no more */
+    uint64_t last_number;        /* of the calls in sessions that have ended */
     kvf_ledger *ledger;
 
     kvf_event_node *events, *told; /* waiting; the one taken last */
-    kvf_wake told_wake;            /* readable while there are any, and for good once we stop */
-    uint64_t due;                  /* nothing is to be done by the clock before */
+    kvf_wake told_wake;            /* readable while events wait, and for good once we stop */
+    uint64_t due;                  /* no tick is needed before this time */
     bool again;                    /* more can be done at once */
-    kvf_hashing_queue *hashing;    /* checksums being taken for peers, */
+    kvf_hashing_queue *hashing;    /* checksums being computed for peers, */
     kvf_hashing_queue own_hashing; /* and for ourselves */
     bool hashed_for_peer;          /* the last slice was */
     kvf_pull *moving_pulls;
     kvf_ticket *over; /* freed at the end of a round */
     kvf_flow *moving_flows;
-    bool paces;        /* something that moves has a priority or a cap */
-    uint64_t pace_due; /* it is to be looked at again then, at the latest */
-    kvf_after *afters; /* events that are waited for */
+    bool paces;        /* a moving ticket has a priority or a cap */
+    uint64_t pace_due; /* when to pace again, at the latest */
+    kvf_after *afters; /* events that tickets wait for */
     struct pollfd *after_polls;
     uint32_t after_count, after_room;
-    kvf_looks looks; /* at those of devices; opened with the first */
+    kvf_looks looks; /* watches events of devices; opened with the first */
     kvf_agent_stats stats;
 };
 
-/** How the agent introduces itself: by `shard`, which is in terms of the facts with that digest. `told`: their model,
- * where the shard has other types; NULL: it has not. */
+/** Writes how the agent introduces itself: by `shard`, in terms of the facts with that digest. `told`: their model, if
+ * the shard has other types; NULL if it has not. */
 kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard *shard, const kvf_model *told,
                                         const uint8_t *digest, const char *facts, kvf_wire_buffer *out);
 
-/** What an agent is given of the world around it. Zeroed is production: the machine's clock, and ZeroMQ. */
+/** An agent's environment. Zeroed is for production: the machine's clock, and ZeroMQ. */
 typedef struct kvf_surroundings {
     const kvf_clock *clock; /* outlives the agent */
     const kvf_link_table *link;
-    const struct kvf_fabric *fabric; /* what its transport opens over, see kvf_transport_open_over() */
+    const struct kvf_fabric *fabric; /* for its transport, see kvf_transport_open_over() */
 } kvf_surroundings;
 
-/** kvf_agent_open() in other surroundings. With a clock that is not the machine's, nobody is woken by time:
- * whoever moves it calls kvf_agent_progress() when kvf_agent_timeout() is over, and nobody waits. */
+/** kvf_agent_open() in other surroundings. With another clock than the machine's, time wakes no thread: the code that
+ * moves the clock calls kvf_agent_progress() when kvf_agent_timeout() is over, and no call may wait. */
 kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_engine *engine, uint32_t rank,
                              const kvf_agent_options *options, kvf_agent **out);
 
 /* ---- lock.c ---------------------------------------------------------------------------------- */
 
 /**
- * Has the lock, and waits for the work, leaving the lock meanwhile: what was looked up before may be gone. At most
- * one slice of copies or hashes is waited for, and those who came before.
+ * Waits for the work. The caller has the lock, and loses it meanwhile: what it looked up before may be gone. The wait
+ * lasts at most one slice of copies or hashes, and the turns of the threads that asked before.
  */
 void kvf_work_take(kvf_agent *agent);
-void kvf_work_give(kvf_agent *agent);          /**< has the lock and the work, and keeps the lock */
+void kvf_work_give(kvf_agent *agent);          /**< the caller has both, and keeps the lock */
 bool kvf_work_is_ours(const kvf_agent *agent); /**< for assertions: this thread has the work */
 
 void kvf_turn_take(kvf_agent *agent);   /**< takes the lock */
-void kvf_turn_give(kvf_agent *agent);   /**< has the lock, and lets those go first who have come meanwhile */
-void kvf_log_deliver(kvf_agent *agent); /**< has the lock, and leaves it while lines are logged */
+void kvf_turn_give(kvf_agent *agent);   /**< the caller has the lock; threads that wait for it go first */
+void kvf_log_deliver(kvf_agent *agent); /**< the caller has the lock, and loses it while lines are logged */
 void kvf_work_show(kvf_agent *agent);   /**< makes the descriptor readable if there is work */
 uint64_t kvf_next_due(const kvf_agent *agent);
 
 /* ---- loop.c ---------------------------------------------------------------------------------- */
 
-/** Makes lock and descriptors, to be closed also when it fails. */
+/** Makes lock and descriptors. The caller calls kvf_loop_close() even if this fails. */
 kvf_status kvf_loop_open(kvf_agent *agent);
-kvf_status kvf_loop_start(kvf_agent *agent); /**< link and transport are there: watches them, and works */
+kvf_status kvf_loop_start(kvf_agent *agent); /**< watches link and transport, which are open, and works */
 void kvf_loop_stop(kvf_agent *agent);        /**< ends the thread, and waits until every call is over */
 void kvf_loop_close(kvf_agent *agent);
 
 /**
- * Begins a call of the engine. KVF_E_INVALID: no agent, or one of the process that forked this one; then
- * nothing is to be unlocked.
+ * Begins a call of the engine. KVF_E_INVALID: no agent, or one of the process that forked this one; the caller must not
+ * unlock then.
  */
 kvf_status kvf_agent_lock(kvf_agent *agent);
-/** Ends it: wakes who sleeps where there is work, and logs. */
+/** Ends the call: wakes a sleeping thread if there is work, and logs. */
 void kvf_agent_unlock(kvf_agent *agent);
 
 /* ---- events and the log: event.c, log.c ------------------------------------------------------ */
@@ -298,11 +296,11 @@ void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, u
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);
 void kvf_events_free(kvf_agent *agent);
 
-/** Whether lines of a level are wanted: only then are they made. */
+/** Whether lines of a level are wanted; callers format them only then. */
 bool kvf_agent_logs(const kvf_agent *agent, kvf_log_level level);
 /** Nanoseconds since 1970, UTC, as in lines of the log. */
 uint64_t kvf_wall_clock(void);
-/** Logs each line of a text, where lines of the level are wanted. */
+/** Logs each line of a text, if lines of the level are wanted. */
 void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 
 /** The word of the log and of metrics, such as "pull". */
@@ -310,7 +308,7 @@ const char *kvf_request_kind_name(kvf_request_kind kind);
 /** A request id, which is any bytes, as a text of JSON: those that are not printable ASCII are shown as \xNN. */
 struct json_object *kvf_visible_id(const void *id, size_t bytes);
 
-/** KVF_E_INVALID: it is NULL, or a directory, which has no memory. */
+/** KVF_E_INVALID: the agent is NULL, or a directory, which has no memory. */
 kvf_status kvf_agent_needs_memory(const kvf_agent *agent);
 
 /** Logs a line as soon as the lock is given up. */
@@ -320,12 +318,12 @@ static inline uint64_t kvf_agent_now(const kvf_agent *agent) {
     return kvf_now(&agent->clock);
 }
 
-/** Asks for a tick of everything at `when`. */
+/** Requests a tick of everything at `when`. */
 static inline void kvf_agent_due(kvf_agent *agent, uint64_t when) {
     agent->due = when < agent->due ? when : agent->due;
 }
 
-/** Asks for a tick of the sessions at `when`: a heartbeat need not walk over thousands of tickets that want nothing. */
+/** Requests a tick of the sessions at `when`: a heartbeat need not walk over thousands of idle tickets. */
 static inline void kvf_sessions_due(kvf_agent *agent, uint64_t when) {
     kvf_sweep_due(&agent->session_sweep, when);
 }

@@ -1,6 +1,6 @@
 /*
- * Heartbeats: one message a peer says of all its leases and expectations that they live on. Where a consumer
- * only waits, for a hold that is still to come, it names none, and its answer says that the producer lives.
+ * Heartbeats: one message to a peer renews all leases and expectations at it. If a consumer only waits for a hold that
+ * is still to come, the message names none, and its answer shows that the producer lives.
  */
 #include <stdlib.h>
 
@@ -21,12 +21,12 @@ static int compare_numbers(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Fails what the producer knows no more, of that which the beat `number` spoke of. */
+/* Fails the tickets whose leases or expectations, named in the beat `number`, the producer no longer knows. */
 static void give_up(kvf_session *session, uint64_t number, const kvf_answer *answer) {
     uint32_t count = answer->gone_count;
     uint64_t *gone = kvf_copy(answer->gone, count, sizeof *gone);
     if (!gone)
-        return; /* the next beat says so again */
+        return; /* the answer to the next beat repeats it */
     qsort(gone, count, sizeof *gone, compare_numbers);
     kvf_source *source, *next;
     DL_FOREACH_SAFE(session->sources, source, next) {
@@ -42,7 +42,7 @@ static void give_up(kvf_session *session, uint64_t number, const kvf_answer *ans
     kvf_free(gone);
 }
 
-/* A lease that this beat has made sure of. */
+/* A lease that this beat has confirmed. */
 static kvf_source *first_to_grant(const kvf_session *session, uint64_t number) {
     kvf_source *source;
     DL_FOREACH(session->sources, source) {
@@ -53,7 +53,7 @@ static kvf_source *first_to_grant(const kvf_session *session, uint64_t number) {
     return NULL;
 }
 
-/* Moves a lease or an expectation on only if the beat that was answered spoke of it. */
+/* Extends a lease or an expectation only if the answered beat named it. */
 static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_session *session = call->session;
     if (status)
@@ -83,7 +83,7 @@ static void beat(kvf_session *session, uint64_t now) {
             const kvf_ticket *ticket = &source->ticket->base;
             if (!is_alive(ticket))
                 continue;
-            /* What is still being asked for may not be known there yet, and is not gone by that. */
+            /* The peer may not know yet what is still being requested; that does not mean that it is gone. */
             source->beat = source->call ? 0 : session->next_number + 1;
             if (ticket->kind == KVF_REQUEST_PULL && source->generation) {
                 leases[body.lease_count++] = source->generation;
@@ -102,8 +102,8 @@ static void beat(kvf_session *session, uint64_t now) {
 }
 
 /*
- * A call that waits, for a hold that is still to come, is no reason to think that the connection hangs, and none to
- * trust it: a beat, which is answered at once, tells. Sooner than the link would make another connection.
+ * A call that waits for a hold that is still to come does not show whether the connection hangs. A beat does, because
+ * it is answered at once. It is sent before the link would make another connection.
  */
 static void beat_for_life(kvf_session *session, uint64_t now) {
     if (!session->asked_ns || session->beat_for_life)

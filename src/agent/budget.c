@@ -4,15 +4,15 @@
 
 /* Without keys a connection is one process, which has one session here; a restart has another connection. */
 #define SESSIONS_OF_A_CONNECTION 8u
-/* How many sessions are looked at to find one that may go. */
+/* How many sessions are checked to find one to remove. */
 #define LOOKED_AT 64u
-/* One that was used so lately does not go. */
+/* A session that was used within this time stays. */
 #define IN_USE_NS KVF_SECOND
 
 #define TOGETHER "over budget: peers together keep as much memory here as they may"
 
 typedef struct kvf_party {
-    uint8_t key[KVF_KEY_BYTES]; /* of those who hold it; without keys, the route of its connection */
+    uint8_t key[KVF_KEY_BYTES]; /* of its holders; without keys, the route of its connection */
     uint32_t sessions;
     uint64_t bytes;
     UT_hash_handle hh; /* agent->parties, by key */
@@ -74,8 +74,8 @@ void kvf_party_leave(kvf_session *session) {
     session->party = NULL;
 }
 
-/* Whether it would have more than is left for all others: so many greedy parties, however many they are, leave as much
- * as each of them has. */
+/* Whether the party would have more than is left for all others: however many parties are greedy, they leave as much as
+ * each of them has. */
 static bool is_unfair(const kvf_agent *agent, const kvf_party *party, uint64_t bytes) {
     uint64_t all = agent->options.max_bytes_for_peers, free = all - kvf_min_u64(agent->kept_bytes, all);
     return bytes > free || party->bytes + bytes > free - bytes;
@@ -146,8 +146,8 @@ static bool may_go(const kvf_session *session, uint64_t now) {
            !session->calls && session->early_count == 0 && now - session->last_used >= IN_USE_NS;
 }
 
-/* Looks at some from the front, and puts those that stay at the end: the next time others are looked at. A sweep that is
- * under way takes them for looked at, so another is to follow. */
+/* Checks some sessions from the front, and moves those that stay to the end, so that the next call checks others. A
+ * sweep under way takes them for visited, so another sweep must follow. */
 void kvf_budget_make_room(kvf_agent *agent) {
     uint64_t now = kvf_agent_now(agent);
     kvf_sessions_due(agent, 0);

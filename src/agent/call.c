@@ -1,6 +1,6 @@
 /*
  * Calls: messages that are repeated, with growing pauses, until they are answered or their time is over. A JOIN that is
- * answered "not now" is as one that was not answered: what it asks for is looked at each time it comes.
+ * answered "not now" counts as not answered: the peer considers it anew each time it comes.
  */
 #include "agent/session.h"
 
@@ -167,7 +167,7 @@ static void tick_call(kvf_call *call, uint64_t now) {
         kvf_sessions_due(session->agent, call->next_send);
 }
 
-/* Ending one may end others, and begin some: unlist() sees to it that the walk goes on with one that is there. */
+/* Ending a call may end or begin others: unlist() makes sure that the walk goes on with one that still exists. */
 void kvf_calls_tick(kvf_session *session, uint64_t now) {
     for (kvf_call *call = session->calls; call; call = session->next_call) {
         session->next_call = call->hh.next;
@@ -184,7 +184,7 @@ void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer
     kvf_message message = {.kind = KVF_MESSAGE_ANSWER, .answer = *answer};
     kvf_wire_buffer bytes;
     kvf_status status = kvf_wire_encode(&message, &bytes);
-    if (status && status != KVF_E_NOMEM) { /* too large to be said: then that is the answer */
+    if (status && status != KVF_E_NOMEM) { /* too large for a message: answers that instead */
         message.answer = (kvf_answer){.number = call->number,
                                       .kind = call->kind,
                                       .status = status,

@@ -45,8 +45,7 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan)
         return true;
     if (kvf_peer_reach(peer) == KVF_REACH_NETWORK)
         return !kvf_cost_has_lists(kvf_peer_kind(peer));
-    /* On one host runs cost nanoseconds, and nothing is gained that would pay for another copy; unless it is memory
-     * that nobody can map. */
+    /* On one host runs cost nanoseconds, so another copy does not pay; unless the memory cannot be mapped. */
     return kvf_peer_is_brought(peer);
 }
 
@@ -71,8 +70,8 @@ static kvf_move_options options_of(const kvf_ticket *ticket, kvf_way way, const 
                               .permissions = permissions};
 }
 
-/* What is converted has no runs. A cap is kept more exactly by runs, which are cut where it ends, than by whole slots; but
- * not every peer takes them. */
+/* Converted cells have no runs. Runs keep to a cap more exactly than whole slots, because a run is cut where the cap is
+ * reached; but not every peer takes runs. */
 static kvf_status choose_way(const kvf_ticket *ticket, const kvf_plan *plan, kvf_peer *const *peers,
                              uint32_t count, kvf_way wanted, kvf_way *out) {
     const bool converts = kvf_plan_converts(plan);
@@ -95,7 +94,7 @@ static kvf_status find_peers(kvf_session *const *sessions, uint32_t count, kvf_p
     return status;
 }
 
-/* The connections by which the stage knows the sources. NULL; or a session that it does not know. */
+/* Finds the connections by which the stage knows the sources. Returns a session that it does not know, or NULL. */
 static const kvf_session *find_mates(kvf_session *const *sessions, uint32_t count, kvf_peer **mates) {
     for (uint32_t i = 0; i < count; i++)
         if (!(mates[i] = kvf_session_mate(sessions[i])))

@@ -1,6 +1,6 @@
 /*
- * Checksums by coordinates: every cell is hashed by itself, also where cells lie side by side, for another
- * shape would not find them there.
+ * Checksums by coordinates: every cell is hashed by itself, even if cells are adjacent, because they need not be in
+ * another shape.
  */
 #include "agent/checksum.h"
 
@@ -16,7 +16,7 @@
 #define ROW_FACTOR 0xb3d8e47a1f0c6295u
 #define UNIT_FACTOR 0xe1572c9d8a4b3f67u
 
-/* The cells that are asked for, and where this rank has them. */
+/* The requested cells, and where this rank has them. */
 typedef struct area {
     const kvf_shard *shard;
     const kvf_memory *regions;
@@ -132,7 +132,7 @@ static kvf_status check_area(area *a, const uint64_t *sums) {
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* Cells of less than a line lie close together, and those of more than this are fetched as they are read. */
+/* Cells of less than a line lie close together; larger cells than this are fetched as they are read. */
 #define QUEUED_CELL_BYTES 1024u
 #define QUEUE_CELLS 64u /* a power of two */
 #define QUEUE_BYTES 4096u
@@ -146,16 +146,16 @@ typedef struct pending {
     uint64_t *sum;
 } pending;
 
-/* Where sums go: a step, a layer and a unit are so far apart. Cells wait in a short queue while their memory
- * is on its way: blocks are scattered, so the processor does not guess which comes next. */
+/* Where sums go, with the distances between steps, layers and units. Cells wait in a short queue while their memory is
+ * fetched: blocks are scattered, so the processor cannot predict the next one. */
 typedef struct tally {
     uint64_t *sums;
     uint64_t step, layer, unit;
     uint64_t cell_bytes;
-    uint64_t hashed_bytes;    /* of a cell as it is hashed */
+    uint64_t hashed_bytes;    /* of a cell in the hashed type */
     unsigned char *whole;     /* room for a cell that is kept in pieces */
-    unsigned char *converted; /* room for a cell whose elements are converted; NULL: they are not */
-    kvf_dtype own, hashed;    /* how elements are kept, and as what they are hashed */
+    unsigned char *converted; /* room for a cell whose elements are converted; NULL: no conversion */
+    kvf_dtype own, hashed;    /* the type in which elements are kept, and the one in which they are hashed */
     uint32_t elements;        /* of a cell */
     bool as_it_lies;          /* neither in pieces nor converted: a cell is hashed where it is */
     uint32_t depth;           /* how many cells wait; 0: none */
@@ -163,7 +163,7 @@ typedef struct tally {
     pending queue[QUEUE_CELLS];
 } tally;
 
-/* The bytes of a cell, together: those of one in pieces are brought together first. */
+/* The contiguous bytes of a cell; copies a cell in pieces together first. */
 static const unsigned char *whole_cell(const tally *t, const pending *p) {
     const kvf_placement *placement = p->placement;
     if (placement->pieces == 1)
@@ -207,7 +207,7 @@ static void finish(tally *t) {
 /* One layer of an area, and the seed of its cell in step, row and unit 0. */
 typedef struct sheet {
     const kvf_placement *placement;
-    const unsigned char *first; /* the cell of kernel block 0, row 0 and the first unit asked for */
+    const unsigned char *first; /* the cell of kernel block 0, row 0 and the first requested unit */
     uint32_t rows_per_step;
     uint64_t seed;
 } sheet;
@@ -216,7 +216,7 @@ static sheet sheet_of(const area *a, uint32_t layer) {
     const kvf_group_desc *group = kvf_model_group(a->shard->model, a->group);
     const kvf_placement *placement = kvf_shard_placement(a->shard, a->group, layer, a->part);
     uint64_t skipped = a->units.begin - a->shard->groups[a->group].parts[a->part].units.begin;
-    /* By name, for engines may number groups and parts in other ways. */
+    /* By name, as engines may number groups and parts in other ways. */
     uint64_t seed = XXH3_64bits_withSeed(group->name, strlen(group->name), group->layers[layer]);
     seed = XXH3_64bits_withSeed(group->parts[a->part].name, strlen(group->parts[a->part].name), seed);
     return (sheet){placement,

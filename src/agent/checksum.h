@@ -1,5 +1,5 @@
 /*
- * Checksums of our cells as somebody has them who keeps other types.
+ * Checksums of our cells as they are after conversion to a peer's types.
  */
 #ifndef KVF_AGENT_CHECKSUM_H
 #define KVF_AGENT_CHECKSUM_H
@@ -7,10 +7,10 @@
 #include <kvferry/checksum.h>
 
 /**
- * kvf_checksum_steps() of the cells after their conversion, as of a packed stream.
+ * kvf_checksum_steps() of the cells after their conversion, as a packed stream converts them.
  *
- * @param dtype  KVF_DTYPE_INVALID: they are not converted
- * @return as kvf_checksum_steps(); KVF_E_UNSUPPORTED (a type into which they cannot be converted)
+ * @param dtype  KVF_DTYPE_INVALID: no conversion
+ * @return as kvf_checksum_steps(); KVF_E_UNSUPPORTED (the cells cannot be converted to this type)
  */
 kvf_status kvf_checksum_converted(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
                                   uint32_t part, kvf_range layers, kvf_range units,

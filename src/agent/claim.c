@@ -1,5 +1,5 @@
 /*
- * Grants, claims, and telling the engine about those who had none.
+ * Grants, claims, and telling the engine about processes that had none.
  */
 #include <stdio.h>
 
@@ -9,7 +9,7 @@
 
 typedef struct kvf_grant {
     uint8_t key[KVF_KEY_BYTES];
-    char *engine; /* NULL: any that no grant names */
+    char *engine; /* NULL: any engine that no grant names */
     uint32_t rank_begin, rank_end;
 } kvf_grant;
 
@@ -115,7 +115,7 @@ void kvf_grants_free(kvf_agent *agent) {
     agent->grants = NULL;
 }
 
-/* A name that any grant names is only for the keys of those grants. */
+/* A name that grants mention is reserved for the keys of those grants. */
 static bool is_granted(const kvf_agent *agent, const uint8_t *key, const char *engine, uint32_t rank) {
     bool named = false;
     for (uint32_t i = 0; i < agent->grant_count; i++) {

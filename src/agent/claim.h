@@ -1,9 +1,9 @@
 /*
- * Who may speak for whom: which keys for which engines, and which process for one rank of an engine.
+ * Which keys may speak for which engines, and which process speaks for a rank.
  *
- * Holds are counted and pushes written by the name of a rank, so two processes must not speak under one name. The
- * first that greets has it. Another one gets it when the first is gone: its connection has ended, or it does not
- * answer a PROBE for the length of peer_timeout_ns.
+ * Holds are counted and pushes written by the name of a rank, so two processes must not use one name. The first that
+ * greets has the name. Another process gets it when the first is gone: its connection has ended, or it does not answer
+ * a PROBE for the length of peer_timeout_ns.
  */
 #ifndef KVF_AGENT_CLAIM_H
 #define KVF_AGENT_CLAIM_H
@@ -17,8 +17,8 @@ kvf_status kvf_grants_keys(const kvf_agent_options *options, const char ***keys,
 void kvf_grants_free(kvf_agent *agent);
 
 /**
- * Whether a process that greets may be who it says: it knows the secret of its incarnation, and its key was granted
- * the name.
+ * Whether a process that greets may use the name it gives: it knows the secret of its incarnation, and its key was
+ * granted the name.
  *
  * @param key  of the sender, NULL without encryption
  * @return KVF_OK, KVF_E_PERMISSION
@@ -26,18 +26,18 @@ void kvf_grants_free(kvf_agent *agent);
 kvf_status kvf_claim_check(kvf_agent *agent, const uint8_t *key, const kvf_hello *hello);
 
 /**
- * Whether the name is free for a process that is new here. Asks the one who has it whether it still lives.
+ * Whether the name is free for a process that is new here. Asks the process that has it whether it still lives.
  *
  * @return KVF_OK; KVF_E_AGAIN (not known yet); KVF_E_PERMISSION (another process has it, and lives)
  */
 kvf_status kvf_claim_look(kvf_agent *agent, const kvf_hello *hello);
 
-/** Gives a session its name; the one that had it is retired. KVF_E_NOMEM. */
+/** Gives a session its name; the session that had the name is retired. KVF_E_NOMEM. */
 kvf_status kvf_claim_take(kvf_session *session);
 void kvf_claim_drop(kvf_session *session);
 
-/** Tells the engine, by an event and in the log, that somebody spoke for a rank and was not heard: once for each rank
- * and reason in a while, however often it happens. */
+/** Tells the engine, by an event and in the log, that a process that spoke for a rank was refused; repeats for the same
+ * rank and reason are held back for a while. */
 void kvf_claim_tell(kvf_agent *agent, const char *engine, uint32_t rank, const char *detail);
 
 #endif

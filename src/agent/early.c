@@ -1,9 +1,8 @@
 /*
- * What comes before the hold or the push it is about: calls that ask for a hold, or release it, and
- * expectations.
+ * Messages that come before their hold or push: calls that ask for a hold, or release it, and expectations.
  *
- * Each is in a list of all, to be looked at when its time is over, and in that of its request id, to be found
- * when the request comes.
+ * Each is in a list of all, which a sweep checks for those whose time is over, and in the list of its request id, where
+ * the request finds it.
  */
 #include "agent/early.h"
 #include "agent/budget.h"
@@ -49,7 +48,7 @@ static void drop_if_empty(kvf_agent *agent, kvf_waiting *waiting) {
     kvf_free(waiting);
 }
 
-/* What is kept for a call: with its place in the tables, and its request id, which others may wait for too. */
+/* The bytes kept for a call, with its place in the tables, and its request id, which others may wait for too. */
 static uint64_t early_bytes(const kvf_waiting *waiting) {
     return sizeof(kvf_early) + sizeof *waiting + waiting->id_bytes + 128;
 }
@@ -102,7 +101,7 @@ kvf_early *kvf_early_find(const kvf_session *session, const kvf_call_body *call)
     return early;
 }
 
-/* A new one, where its budget and memory allow. */
+/* Makes an entry, if its budget and memory allow. */
 static kvf_status make_early(kvf_session *session, const kvf_call_body *call, kvf_early **out) {
     kvf_agent *agent = session->agent;
     if (session->early_count >= agent->options.max_requests_per_peer)
@@ -134,7 +133,7 @@ static kvf_status make_early(kvf_session *session, const kvf_call_body *call, kv
     return KVF_OK;
 }
 
-/* An ACQUIRE waits while its caller is heard of. A RELEASE has its answer, and is kept though nobody waits. */
+/* An ACQUIRE waits while its caller is heard. A RELEASE was answered, and is kept although its caller does not wait. */
 static uint64_t end_of(const kvf_early *early) {
     return early->kind == KVF_CALL_ACQUIRE ? kvf_min_u64(early->until, kvf_budget_silent_at(early->session))
                                            : early->until;

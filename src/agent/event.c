@@ -1,5 +1,5 @@
 /*
- * Events: what the engine is told, kept until it takes it; and the log line of a failure.
+ * Events for the engine, kept until it takes them; and the log line of a failure.
  */
 #include <json.h>
 
@@ -34,7 +34,7 @@ static size_t count_invalid(const kvf_ticket *ticket) {
     return ids;
 }
 
-/* Blocks of a failed destination: nobody can tell which of their bytes have come, so all that were wanted. */
+/* Lists all requested blocks of a failed destination, as it is unknown which of their bytes have come. */
 static void put_invalid(const kvf_ticket *ticket, kvf_block_list *lists, uint32_t *ids) {
     for (uint32_t g = 0; g < ticket->group_count; g++) {
         const kvf_group_steps *group = &ticket->groups[g];
@@ -61,7 +61,7 @@ void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, u
     if (!node || !texts) {
         kvf_free(node);
         kvf_free(texts);
-        return; /* only news: the requests concerned have events of their own, made beforehand */
+        return; /* for information only: the affected requests have their own events, made beforehand */
     }
     node->storage = texts;
     node->event = (kvf_event){.kind = kind, .status = status, .rank = rank};
@@ -78,7 +78,7 @@ bool kvf_events_reserve(kvf_ticket *ticket) {
 
 void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free) {
     kvf_agent *agent = ticket->agent;
-    /* One node was reserved for the result and one for the blocks: an engine is told, memory or not. */
+    /* One node was reserved for the result and one for the blocks, so telling the engine needs no memory. */
     kvf_event_node **reserved = kind == KVF_EVENT_BLOCKS_FREE ? &ticket->free_event : &ticket->result_event;
     kvf_event_node *node = *reserved;
     if (!node)
@@ -164,7 +164,7 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
     agent->told = node;
     kvf_trace_noticed(agent, &node->event);
     kvf_fill_out(out, &node->event, sizeof node->event);
-    if (!agent->events && !agent->stopping) /* those who wait are to see that it ends */
+    if (!agent->events && !agent->stopping) /* threads that wait must see that it stops */
         kvf_wake_set(&agent->told_wake, false);
     return true;
 }
@@ -178,7 +178,7 @@ static void add(struct json_object *line, const char *name, struct json_object *
 
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,
                      uint32_t rank, kvf_status status, const char *detail) {
-    if (engine && detail) /* every failure passes here */
+    if (engine && detail) /* every failure comes through here */
         kvf_peers_failed(agent, engine, rank, detail);
     if (!kvf_agent_logs(agent, KVF_LOG_WARNING))
         return;

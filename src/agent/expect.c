@@ -1,9 +1,9 @@
 /*
  * Expectations: being written to by a producer.
  *
- * Each producer rank is allowed to write until a time, which heartbeats move on. When an expectation fails
- * its writers are told to stop, and until each has said that it has, or its time is over, the blocks are in
- * doubt: nobody else may have them.
+ * Each producer rank may write until a time, which heartbeats extend. When an expectation fails its writers are told to
+ * stop. Until each has answered that it stopped, or its time is over, the blocks are in doubt: no other request may use
+ * them.
  */
 #include <stdio.h>
 
@@ -17,9 +17,9 @@
 #include "model/model.h"
 #include "plan/plan.h"
 
-/* Writers end what they are doing when their time is over; the blocks are kept so much longer. */
+/* Writers stop when their time is over; the blocks are kept for this much longer. */
 #define WRITER_MARGIN (250 * KVF_MILLISECOND)
-/* Until it is asked again whether the kernel has cleared a process away. */
+/* The pause before asking again whether the kernel has cleared a process away. */
 #define ENDING_PAUSE (5 * KVF_MILLISECOND)
 
 static kvf_status say_tables(kvf_source *source, uint64_t until);
@@ -28,9 +28,9 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
     kvf_source *source = call->context;
     source->call = NULL;
     if (status == KVF_E_PEER_LOST)
-        return; /* a lost session tells all who use it */
+        return; /* a lost session tells all its users */
     if (status && !answer)
-        return; /* that was the deadline of the expectation, which has more to say */
+        return; /* that was the expectation's deadline, which gives a better reason */
     if (!status && !source->more)
         return;
     if (!status)
@@ -43,7 +43,7 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
 
 static void expect_check(kvf_asker *expect);
 
-/* Nobody but us writes the blocks then, out of what writers have brought. */
+/* If packed, only we write the blocks, from slots that writers have filled. */
 static bool is_packed(const kvf_asker *expect) {
     return kvf_way_by(&expect->base, expect->remote ? expect->remote->plan : NULL) == KVF_WAY_PACKED;
 }
@@ -56,7 +56,7 @@ static kvf_call_body body_of(const kvf_source *source, uint64_t until) {
                            .rank_count = source->target->expected_ranks};
 }
 
-/* Where to write: as much of it as fits into a message. */
+/* Sends as much of the block tables as fits into a message. */
 static kvf_status say_tables(kvf_source *source, uint64_t until) {
     kvf_asker *expect = source->ticket;
     kvf_wire_group part[KVF_MODEL_MAX_GROUPS];
@@ -91,7 +91,7 @@ static kvf_status check_way(const kvf_asker *expect) {
     return expect->remote->alike ? KVF_OK : kvf_way_unlike(expect->remote->name);
 }
 
-/* Whatever its writers still have under way, it does not reach the blocks. */
+/* Ends the flows of its writers, so that their pending data does not reach the blocks. */
 static void end_flows(const kvf_asker *expect) {
     /* Before a writer was told our number there is no flow, and perhaps we lack the work. */
     bool told = false;
@@ -128,7 +128,7 @@ static kvf_status ask(kvf_source *source) {
     return status;
 }
 
-/* Asks those whose session is open by now: only then their clock is known. */
+/* Asks the ranks whose session is open by now: only then is their clock known. */
 static void ask_all(kvf_asker *expect) {
     bool all = true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
@@ -227,15 +227,15 @@ static kvf_source *source_of(kvf_session *session, uint64_t generation) {
 }
 
 /*
- * A writer that has lost its connection to us cannot know what of it is still on its way here. Where the transport cannot
- * stop that, its word has to do; where it has not ended yet, it is asked again when its time is over.
+ * A writer that has lost its connection to us cannot know which of its writes are still on their way. If the transport
+ * cannot stop them, we take the writer's word; if they have not ended yet, we look again when its time is over.
  */
 static bool stops(const kvf_source *source) {
     const kvf_session *session = source->session;
     return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, true) != KVF_E_AGAIN;
 }
 
-/* May come again, or late: only what an expectation still waits for counts. */
+/* WRITTEN may be repeated, or late: it counts only if the expectation still waits for it. */
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     kvf_source *source = source_of(session, call->generation);
     if (!source || source->ticket->base.state == KVF_TICKET_OVER) {
@@ -267,7 +267,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
         kvf_ticket_fail(&expect->base, status, kvf_error_detail(), session);
         return;
     }
-    kvf_call_drop(source->call); /* EXPECT, if its answer was lost: it has been heard */
+    kvf_call_drop(source->call); /* EXPECT: the producer has heard it, even if its answer was lost */
     source->call = NULL;
     source->written = true;
     kvf_trace_reach_peer(&expect->base, KVF_MOMENT_WRITTEN, session);
@@ -283,7 +283,7 @@ static void on_withdrawn(kvf_call *call, kvf_status status, const kvf_answer *an
     (void)answer;
     source->call = NULL;
     if (status)
-        return; /* then it is over when its time is */
+        return; /* then it is over when its time ends */
     source->settled = true;
     source->ticket->base.agent->due = 0;
 }
@@ -313,28 +313,28 @@ static void withdraw(kvf_source *source) {
 }
 
 /*
- * A writer's time is over and it has not said that it stopped. It stops by itself, unless its process stands
- * still in the middle of a write: then it is shut out, where the transport can do that, and waited for.
+ * A writer's time is over, and it has not reported that it stopped. It stops by itself, unless its process is suspended
+ * in the middle of a write: then we shut it out, if the transport can, and wait for it.
  */
 static bool is_shut_out(kvf_source *source) {
     kvf_agent *agent = source->ticket->base.agent;
     if (!source->card || kvf_endpoint_stop(agent, source->card, source->card_bytes, true) != KVF_E_AGAIN)
         return true;
-    if (!source->stays) /* perhaps for as long as its process lives: only its end can help then */
+    if (!source->stays) /* logged once: it may stay for as long as its process lives */
         kvf_agent_log(agent, KVF_LOG_WARNING, kvf_error_detail());
     source->stays = true;
     return false;
 }
 
 /*
- * The process of a writer has ended: nothing of it is under way where the transport has seen it and sees it
- * no more. Where the transport cannot tell (UCX may still take in what was sent before), its time ends it.
+ * Whether a writer's process has ended with nothing under way: the transport has seen the process, and no longer does.
+ * If the transport cannot tell (UCX may still take in earlier data), the writer is over when its time ends.
  */
 static bool has_ended(kvf_source *source) {
     kvf_agent *agent = source->ticket->base.agent;
     kvf_status status =
         source->card ? kvf_endpoint_stop(agent, source->card, source->card_bytes, true) : KVF_E_UNSUPPORTED;
-    source->gone = status == KVF_E_AGAIN; /* it is being cleared away: asked again */
+    source->gone = status == KVF_E_AGAIN; /* it is being cleared away: we ask again */
     return status == KVF_OK;
 }
 

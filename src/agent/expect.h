@@ -11,7 +11,7 @@ static inline uint64_t kvf_expect_generation(const kvf_asker *expect) {
     return expect->base.number | KVF_EXPECTATION;
 }
 
-/** The expectation of a generation that is being written; NULL: there is none. */
+/** The expectation with this generation, if producers may write it now; NULL: there is none. */
 const kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation);
 
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call);

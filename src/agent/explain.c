@@ -1,12 +1,12 @@
 /*
- * Who reads what from whom, in words: logged when an engine is met, and on demand.
+ * Which ranks read what from which ranks, in words: logged when an engine is met, and on demand.
  */
 #include "agent/explain.h"
 #include "plan/plan.h"
 #include "shard/shard.h"
 
 #define ASSUMED_TOKENS 1024
-/* Of a summary at KVF_LOG_INFO: where shapes take more, the sources still have a few. */
+/* The lines of a summary at KVF_LOG_INFO; if shapes take more, a few are left for the sources. */
 #define SUMMARY_LINES 20
 #define FEWEST_SOURCE_LINES 6
 
@@ -22,7 +22,7 @@ static const char *kind_to(const kvf_agent *agent, const char *engine, bool inco
     return NULL;
 }
 
-/* What predictions assume before anything is connected. */
+/* The kind that predictions assume before anything is connected. */
 static const char *kind_expected(const kvf_remote *remote) {
     const char *known = kind_to(remote->agent, remote->name, false);
     return known ? known : remote->agent->options.transport;
@@ -37,7 +37,7 @@ static uint32_t count_lines(const kvf_text *text) {
     return lines;
 }
 
-/* Ranks that only want to be told when they may free. */
+/* Names the ranks that we only tell when they may free. */
 static void say_told(kvf_text *text, const kvf_remote *remote) {
     uint32_t told = 0, first = 0;
     for (uint32_t i = 0; i < remote->target_count; i++) {
@@ -138,7 +138,7 @@ static bool is_listed(const kvf_agent *agent, const kvf_session *session) {
     return false;
 }
 
-/* All sessions of the engine that the given one is the first of. */
+/* Describes all sessions of an engine, given the first of them. */
 static void say_client(kvf_text *text, const kvf_session *first, kvf_log_level level) {
     const kvf_agent *agent = first->agent;
     uint32_t sessions = 0, joined = 0, leases = 0;

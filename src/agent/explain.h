@@ -1,12 +1,12 @@
 /*
- * Who reads what from whom, for the log.
+ * Which ranks read what from which ranks, for the log.
  */
 #ifndef KVF_AGENT_EXPLAIN_H
 #define KVF_AGENT_EXPLAIN_H
 
 #include "agent/remote.h"
 
-/** A remote engine was met: logs who reads what from whom. */
+/** Logs which ranks read what from which ranks of a remote engine that was met. */
 void kvf_explain_meeting(const kvf_remote *remote);
 
 #endif

@@ -2,8 +2,8 @@
  * Flows: the writing of one push to one rank of a consumer.
  *
  * A flow exists from the consumer's EXPECT on, with or without a push. It writes one part after the other: a
- * range of tokens in a range of layers that has become ready, by a plan for those layers. It writes only
- * while the consumer allows it, and says at the end, until it is heard, that all is written or will never be.
+ * range of tokens in a range of layers that has become ready, by a plan for those layers. It writes only while the
+ * consumer allows it. At the end it reports, until it gets an answer, that all is written or never will be.
  */
 #include <stdio.h>
 
@@ -20,7 +20,7 @@
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* A peer joins again when its regions have changed. What we write by the older ones has to be over by then. */
+/* A peer joins again when its regions have changed. Our writes to the older ones must have ended by then. */
 static kvf_status check_join(const kvf_session *session, const kvf_call_body *call) {
     if (call->generation <= session->joined_generation)
         return kvf_fail(KVF_E_EXISTS,
@@ -86,9 +86,9 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
 }
 
 /*
- * A client that has told us its card, and tells the same in a new call, had lost us unless it says that it has not
- * (KVF_JOIN_ADDS_STAGE): it expects nothing of what it did before. What still moves to it hangs in a connection of
- * which nobody knows how long that will hang.
+ * A client that sends us its card again in a new call had lost us, unless it says otherwise (KVF_JOIN_ADDS_STAGE): it
+ * has dropped its earlier expectations. Writes that still move to it are stuck in a connection that may hang for any
+ * time.
  */
 static void begin_anew(kvf_session *session) {
     kvf_flow *flow;
@@ -106,7 +106,7 @@ static void refuse_join(kvf_session *session, const kvf_call_body *call, kvf_sta
     kvf_answer_status(session, call, status == KVF_E_NOMEM ? KVF_E_AGAIN : status, kvf_error_detail());
 }
 
-/* Its stage is to know us, and ours it, before either opens a flow; without, everything goes directly. */
+/* Each side's stage must know the other's before either opens a flow; without a stage, everything goes directly. */
 static void answer_join(kvf_session *session, const kvf_call_body *call) {
     const bool staged = call->stage != KVF_JOIN_UNSTAGED;
     const kvf_status status = staged && session->agent->stage ? kvf_session_stage(session) : KVF_OK;
@@ -131,13 +131,13 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
     bool same = session->shape && call->generation == session->joined_generation &&
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
-    if (same) { /* where it is not fresh, for it did not get the answer, or was told to ask again */
+    if (same) { /* not fresh if it did not get the answer, or was told to ask again */
         const bool anew = fresh && call->stage != KVF_JOIN_ADDS_STAGE;
         if (anew)
             begin_anew(session);
         answer_join(session, call);
         if (!anew)
-            pump_all(session); /* those that wait for it */
+            pump_all(session); /* flows that wait for the join */
         return;
     }
     if (call->generation == 0)
@@ -173,10 +173,10 @@ static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answe
     session->takes_flows = !status && answer->stage;
     if (status == KVF_E_PEER_LOST)
         return;
-    session->agent->due = 0;                     /* for one that waits behind it */
-    if (!status || !is_to_be_written(session)) { /* what is read needs no card of ours: it goes directly */
+    session->agent->due = 0;                     /* for a join that waits for this one */
+    if (!status || !is_to_be_written(session)) { /* direct reads need no card of ours */
         session->agent->hooks->joined(session);
-        session->join_failed = status && status != KVF_E_TIMEOUT; /* that may be otherwise the next time */
+        session->join_failed = status && status != KVF_E_TIMEOUT; /* after a time-out it is tried again */
         return;
     }
     char detail[KVF_DETAIL_BYTES];
@@ -204,13 +204,13 @@ kvf_status kvf_session_join(kvf_session *session, bool staged) {
         return KVF_OK;
     session->join_staged = was_staged || staged;
     session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
-    if (session->join_wanted) { /* in a tick, when the one before is answered */
+    if (session->join_wanted) { /* sent in a tick, when the join before is answered */
         agent->due = 0;
         return KVF_OK;
     }
-    /* The peer may open flows as soon as it has heard this. */
+    /* The peer may open flows as soon as it gets this message. */
     kvf_status status = session->join_staged ? kvf_session_stage(session) : KVF_OK;
-    if (status != KVF_E_NOMEM) /* whatever else keeps it from our stage, all goes directly */
+    if (status != KVF_E_NOMEM) /* on other failures to add it to our stage, all goes directly */
         status = send_join(session);
     session->joining = !status;
     if (status)
@@ -233,18 +233,18 @@ static uint64_t table_bytes(const kvf_call_body *call) {
     return bytes;
 }
 
-/* Until when its consumer wants it, or the consumer is heard of; or, while parts are to come, one does. */
+/* When a flow ends: as its consumer says, or when the consumer is silent; or when a part that is to come is late. */
 static uint64_t end_of(const kvf_flow *flow) {
     uint64_t end = kvf_min_u64(flow->until, kvf_budget_silent_at(flow->session));
     return flow->more ? kvf_min_u64(end, flow->more_until) : end;
 }
 
-/* What is kept for an expectation, with its places in tables. */
+/* The bytes kept for an expectation, with its places in tables. */
 static uint64_t flow_bytes(const kvf_call_body *call) {
     return sizeof(kvf_flow) + call->request.size + 256 + table_bytes(call);
 }
 
-/* Part after part; with the last, all tables are there. */
+/* Adds the next part; with the last, all tables are here. */
 static kvf_status add_part(kvf_flow *flow, const kvf_call_body *call) {
     kvf_agent *agent = flow->session->agent;
     kvf_status status =
@@ -337,7 +337,7 @@ void kvf_flow_free(kvf_flow *flow) {
         DL_DELETE(flow->push->flows, flow); /* NOLINT(clang-analyzer-core.NullDereference): as below */
     else
         kvf_flow_wait_no_more(flow);
-    /* The analyser does not know that what has a session is in its list. */
+    /* The analyser does not know that a flow with a session is in its list. */
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     DL_DELETE2(session->flows, flow, session_prev, session_next);
     HASH_DEL(session->flow_table, flow);
@@ -356,7 +356,7 @@ typedef struct flow_part {
     kvf_range layers;
 } flow_part;
 
-/* What is ready and not yet written, or false. The flow is then as if it was written. */
+/* Finds a part that is ready and not yet written; false: none. The flow then counts it as written. */
 static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
     const kvf_push_ready *ready = &flow->push->ready;
     if (flow->layers == 0 && flow->tokens < ready->tokens) {
@@ -382,7 +382,7 @@ static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
     return true;
 }
 
-/* The steps of one group in a part: tokens as they come, states with the last chunk. */
+/* The steps of one group in a part: tokens as they become ready, states with the last chunk. */
 static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *part,
                              kvf_group_request *out) {
     const kvf_push *push = flow->push;
@@ -475,7 +475,7 @@ static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer)
     flow->session->agent->hooks->served(flow);
 }
 
-/* Nothing will be written any more: tells the consumer, in the way it waits for. */
+/* Nothing more will be written: tells the consumer, in the way that it waits for. */
 static void tell(kvf_flow *flow) {
     kvf_session *session = flow->session;
     flow->over = true;
@@ -485,7 +485,7 @@ static void tell(kvf_flow *flow) {
     if (flow->withdraw_number) {
         kvf_call_body call = {.number = flow->withdraw_number, .kind = KVF_CALL_WITHDRAW};
         flow->withdraw_number = 0;
-        /* Who has lost the connection cannot say that nothing comes any more. */
+        /* After losing the connection we cannot promise that no more writes arrive. */
         bool lost = flow->status == KVF_E_PEER_LOST && !flow->packed;
         kvf_answer_status(session, &call, lost ? KVF_E_PEER_LOST : KVF_OK,
                           lost && flow->detail ? flow->detail : "");
@@ -505,13 +505,13 @@ static void tell(kvf_flow *flow) {
     }
     uint64_t deadline = kvf_agent_now(session->agent) + session->agent->options.lease_ns;
     if (kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told))
-        flow->heard = true; /* nobody is there to hear it */
+        flow->heard = true; /* no peer is left to answer it */
 }
 
 void kvf_flow_pump(kvf_flow *flow) {
     kvf_session *session = flow->session;
     if (flow->packed && session->agent->stage && !session->takes_flows)
-        return; /* it has not said yet that it does: another JOIN is on its way */
+        return; /* it has not said yet that it takes flows: another JOIN is on its way */
     if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || flow->withdrawn ||
         !session->shape)
         return;
@@ -567,7 +567,7 @@ void kvf_flow_poll(kvf_flow *flow) {
 }
 
 void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
-    /* Before anything more is written: are we still allowed to? */
+    /* Checks that we are still allowed to write before more is written. */
     if (now >= end_of(flow) && !flow->over)
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)
@@ -596,11 +596,11 @@ void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call) {
         return;
     }
     flow->withdrawn = true;
-    flow->withdraw_number = call->number; /* answered when nothing moves any more */
+    flow->withdraw_number = call->number; /* answered when nothing moves */
     kvf_flow_stop(flow, KVF_E_CANCELLED, "withdrawn by the consumer");
 }
 
-/* Those that no push has asked for yet. */
+/* Visits the flows that have no push yet. */
 static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
     kvf_flow *flow = agent->flows;
     if (!flow || flow->pass == pass)

@@ -3,7 +3,7 @@
 #include "agent/terms.h"
 #include "plan/plan.h"
 
-/* How much is done in a round: shards that are read, ranks that are looked at. A few milliseconds each. */
+/* Limits of one round: shards that are read, ranks that are looked at. A few milliseconds each. */
 #define READ_AT_ONCE 512u
 #define LOOKED_AT_ONCE (1u << 18)
 
@@ -81,8 +81,8 @@ static kvf_status plan(kvf_remote *remote) {
 }
 
 /*
- * Every producer rank is told when it may free: by those of our ranks that read from it, and where nobody
- * does, by one of us. Our siblings work out the same, so each can say how many there are.
+ * Every producer rank is told when it may free: by those of our ranks that read from it, or, if none does, by one of
+ * our ranks. Our siblings compute the same, so each can say how many ranks there are.
  */
 static kvf_status ask_some(kvf_remote *remote) {
     const kvf_agent *agent = remote->agent;

@@ -1,10 +1,10 @@
 /*
- * Geometries: what all engines of one shape have in common for us. Their shards in terms of our model, our plan, and who
- * of our ranks reads whom are worked out once, and kept for as long as we know an engine of that shape.
+ * Geometries: what all engines of one shape have in common for us. Their shards in terms of our model, our plan, and
+ * which of our ranks read which of theirs are computed once, and kept while we know an engine of that shape.
  *
- * Engines have one geometry where the digest of their facts is the same, and what each rank says of its shard. The first
- * of them that is met makes it, a few milliseconds of work in each round, and the others wait. Where the maker fails or
- * is given up, another begins anew with what it was told itself: so nobody fails for what is wrong with somebody else.
+ * Engines share a geometry if their facts have the same digest, and their ranks describe their shards alike. The first
+ * of them that is met makes the geometry, a few milliseconds of work in each round, and the others wait. If the maker
+ * fails or is given up, another engine starts over with its own introductions, so none fails for another's fault.
  */
 #ifndef KVF_AGENT_GEOMETRY_H
 #define KVF_AGENT_GEOMETRY_H
@@ -13,24 +13,24 @@
 #include "wire/wire.h"
 
 struct kvf_geometry {
-    uint8_t sum[KVF_WIRE_DIGEST_BYTES]; /* of the facts, and of the shards of all ranks as they say them */
+    uint8_t sum[KVF_WIRE_DIGEST_BYTES]; /* of the facts, and of all ranks' descriptions of their shards */
     uint32_t users;                     /* engines */
-    const kvf_remote *maker;            /* NULL: it is ready, or nobody has begun */
-    bool ready;                         /* all below is there, and stays as it is */
+    const kvf_remote *maker;            /* NULL: it is ready, or no engine has begun */
+    bool ready;                         /* all fields below are set, and do not change */
     kvf_engine *engine;
     kvf_plan *plan;
-    uint32_t *readers;        /* by rank: so many of ours read it */
-    uint32_t own_ranks_asked; /* of ours that were asked whom they read */
+    uint32_t *readers;        /* by their rank: the number of our ranks that read it */
+    uint32_t own_ranks_asked; /* our ranks whose sources were counted so far */
     UT_hash_handle hh;        /* agent->geometries, by sum */
 };
 
-/** Finds or begins the geometry of an engine all of whose introductions were taken: remote->geometry. */
+/** Sets remote->geometry, found or begun; all introductions of the engine must have been taken. */
 kvf_status kvf_geometry_use(kvf_remote *remote);
 
-/** Goes on making it, where that is this engine's turn. After an error the engine is given up. */
+/** Goes on making the geometry, if this engine is its maker or may become it. After an error the engine is given up. */
 kvf_status kvf_geometry_make(kvf_remote *remote);
 
-/** An engine is done with it, or gives up making it. remote->geometry may be NULL, and becomes it. */
+/** An engine no longer uses its geometry, or gives up making it. remote->geometry may be NULL; it is set to NULL. */
 void kvf_geometry_leave(kvf_remote *remote);
 
 #endif

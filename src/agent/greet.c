@@ -1,9 +1,9 @@
 /*
- * Being greeted: the server's half of the handshake.
+ * The server's half of the handshake.
  *
- * A server keeps one session for each process that greets it (engine, incarnation, rank), so a HELLO repeated changes
- * nothing. A process proves that it is the one of the incarnation by a secret, and with keys its session is bound to
- * the key it came under: an introduction, which everybody may know, opens nothing.
+ * A server keeps one session for each process that greets it (engine, incarnation, rank), so a repeated HELLO changes
+ * nothing. A process proves its incarnation by a secret, and with keys its session is bound to the key that it used: an
+ * introduction, which anyone may know, opens nothing.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void refuse(kvf_agent *agent, kvf_route route, kvf_status status, const c
         agent->stats.peers_refused++;
 }
 
-/* A client whose digest is another is told our facts. */
+/* A client with another digest is sent our facts. */
 static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *digest, uint32_t first) {
     if (!agent->introductions || agent->introduction_count < agent->rank_count) {
         char words[96];
@@ -73,7 +73,7 @@ static kvf_status check_holder(const kvf_session *session, const uint8_t *key) {
                            session->rank, session->engine);
 }
 
-/* Puts a new session into the tables; the caller frees it where that fails. */
+/* Puts a new session into the tables; on failure the caller frees it. */
 static kvf_status list_session(kvf_session *session) {
     kvf_agent *agent = session->agent;
     kvf_status status = kvf_claim_take(session);
@@ -147,7 +147,7 @@ static kvf_status session_of(kvf_agent *agent, const kvf_letter *letter, const k
     return status;
 }
 
-/* Whether there is anything to answer with; otherwise why not. */
+/* Whether this agent can answer yet; the detail says why not. */
 static kvf_status check_ready(const kvf_agent *agent, const kvf_message *message) {
     if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0)
         return kvf_fail(KVF_E_MISMATCH, "has other facts than those of the greeting");

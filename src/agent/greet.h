@@ -1,5 +1,5 @@
 /*
- * Being greeted: what a HELLO is answered with.
+ * Answering a HELLO.
  */
 #ifndef KVF_AGENT_GREET_H
 #define KVF_AGENT_GREET_H

@@ -2,7 +2,7 @@
 
 #include "agent/checksum.h"
 
-/* Of memory, hashed in one go: a tenth of a millisecond. */
+/* Memory that is hashed at once: a tenth of a millisecond. */
 #define SLICE_BYTES (1u << 18)
 
 /* ---- slices ---------------------------------------------------------------------------------- */
@@ -61,7 +61,7 @@ kvf_status kvf_hashing_slice(kvf_hashing *h) {
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
-/* Of those that are not to be read any more, so many end in a round. */
+/* The most that end in a round because their blocks must not be read any more. */
 #define ENDED_AT_ONCE 64u
 
 static kvf_hashing_queue *queue_of(const kvf_hashing *h) {
@@ -76,7 +76,7 @@ kvf_status kvf_hashing_start(kvf_hashing *h) {
     kvf_agent *agent = h->agent;
     kvf_hashing_queue *queue = queue_of(h);
     uint64_t none;
-    /* Of no step: whether the rest can be. */
+    /* For no step: checks all other arguments. */
     kvf_status status = kvf_checksum_steps(agent->shard, agent->regions, h->group, h->part, h->layers,
                                            h->units, &(kvf_block_table){0}, h->begin, h->begin, &none);
     if (status)
@@ -121,7 +121,7 @@ bool kvf_hashing_waits(const kvf_agent *agent) {
     return agent->hashing || agent->own_hashing.first;
 }
 
-/* Ours, and after it one of a peer. */
+/* One of ours, and after it one of a peer. */
 static kvf_hashing *first_of(const kvf_agent *agent) {
     if (agent->own_hashing.first && (agent->hashed_for_peer || !agent->hashing))
         return agent->own_hashing.first;
@@ -147,7 +147,7 @@ kvf_hashing *kvf_hashing_next(kvf_agent *agent) {
 void kvf_hashing_sliced(kvf_hashing *h, kvf_status status) {
     kvf_agent *agent = h->agent;
     agent->hashed_for_peer = is_of_peer(h);
-    if (is_of_peer(h)) { /* the next turn is another's */
+    if (is_of_peer(h)) { /* the next turn is another peer's */
         DL_DELETE(agent->hashing, h->queue);
         DL_APPEND(agent->hashing, h->queue);
     }

@@ -1,4 +1,4 @@
-/* Counting durations in buckets, and guessing quantiles from them. */
+/* Counting durations in buckets, and estimating quantiles from them. */
 #include "agent/histogram.h"
 
 #include "base/base.h"
@@ -17,8 +17,8 @@ void kvf_histogram_add(kvf_histogram *histogram, uint64_t ns) {
     histogram->buckets[bucket_of(ns)]++;
 }
 
-/* Where in [begin, end) of a bucket the share lies, if its durations are spread evenly. What is known of the
- * shortest and longest one narrows the first and the last bucket. */
+/* Where in [begin, end) of a bucket the share lies, if its durations are spread evenly. The shortest and the longest
+ * duration narrow the first and the last bucket. */
 static uint64_t within(const kvf_histogram *histogram, uint32_t bucket, double share) {
     uint64_t begin = bucket == 0 ? 0 : UINT64_C(1) << bucket;
     uint64_t end = bucket == KVF_HISTOGRAM_BUCKETS - 1 ? histogram->max_ns : UINT64_C(2) << bucket;
@@ -34,7 +34,7 @@ static uint64_t within(const kvf_histogram *histogram, uint32_t bucket, double s
 uint64_t kvf_histogram_quantile(const kvf_histogram *histogram, double quantile) {
     if (!histogram || histogram->count == 0)
         return 0;
-    if (!(quantile > 0)) /* and what is not a number */
+    if (!(quantile > 0)) /* also true for NaN */
         return histogram->min_ns;
     if (quantile >= 1)
         return histogram->max_ns;

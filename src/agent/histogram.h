@@ -7,8 +7,8 @@
 
 #include <kvferry/agent.h>
 
-/** Counts a duration. Those beyond the last bucket (a day and a half) are counted in it; the sum stays at its
- * maximum instead of overflowing. */
+/** Counts a duration. The last bucket also counts longer ones (beyond a day and a half); the sum stays at its maximum
+ * instead of overflowing. */
 void kvf_histogram_add(kvf_histogram *histogram, uint64_t ns);
 
 #endif

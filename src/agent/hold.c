@@ -1,9 +1,9 @@
 /*
- * Holds: blocks that others read.
+ * Holds: blocks that consumers read.
  *
  * A hold ends when all ranks of all its consumers have released it, or when its own lease and those of all
- * readers have run out. What consumers say before there is a hold is kept for it, for a while; and so are their
- * questions while its blocks are not ready.
+ * readers have run out. Calls of consumers that come before the hold, or before its blocks are ready, are kept for a
+ * while.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -52,8 +52,8 @@ void kvf_reader_drop(kvf_reader *reader) {
 }
 
 /*
- * The generation of the next lease. No number is used twice, and nobody can guess those of others: a counter,
- * permuted by four rounds that are keyed at random, where those that stand for expectations are passed over.
+ * The generation of the next lease. No number is used twice, and a peer cannot guess those of other peers: a counter,
+ * permuted by four rounds with random keys. Numbers that stand for expectations are skipped.
  */
 static uint64_t next_generation(kvf_agent *agent) {
     uint64_t number;
@@ -108,7 +108,7 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
     return KVF_OK;
 }
 
-/* Grants a lease, or grants the same once more to who asks again. */
+/* Grants a lease, or grants the same lease again if the call is repeated. */
 static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *call) {
     kvf_reader *reader = reader_of(hold, session);
     if (!reader && kvf_tally_of(&hold->tally, session->engine, session->rank) == KVF_TALLY_HAS_IT) {
@@ -144,12 +144,12 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
     kvf_agent *agent = session->agent;
     kvf_hold *hold = find_hold(agent, call->request);
     kvf_status status = hold ? KVF_OK : kvf_past_look(agent, call->request);
-    if (status) { /* again, where that answer was lost */
+    if (status) { /* also to a repeated call: the first answer may be lost */
         kvf_answer_status(session, call, status, kvf_error_detail());
         return;
     }
     if (!fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
-        return; /* late: the caller has had its answer, or has given up */
+        return; /* late: the caller has its answer, or has given up */
     if (hold && hold->base.state != KVF_TICKET_WAITING) {
         grant(hold, session, call);
         return;
@@ -161,12 +161,12 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
 
 /* ---- releases -------------------------------------------------------------------------------- */
 
-/* Ready or not: it has neither ended nor begun to. */
+/* Whether it exists, ready or not, and has not begun to end. */
 static bool is_there(const kvf_hold *hold) {
     return hold->base.state == KVF_TICKET_HELD || hold->base.state == KVF_TICKET_WAITING;
 }
 
-/* Not while somebody may read: where a consumer was replaced, the former one may still have its lease. */
+/* Not while a consumer may read: if a consumer was replaced, the former one may still have its lease. */
 static void end_if_complete(kvf_hold *hold) {
     if (hold->readers)
         return;
@@ -188,8 +188,8 @@ static void end_if_complete(kvf_hold *hold) {
     kvf_ticket_tell(&hold->base, true);
 }
 
-/* What a consumer says that was cancelled, or whose time is over, is its last word. Where something else
- * failed it may try again, while the hold's lease lasts. */
+/* Whether this outcome is a consumer's last word: it was cancelled, or its time is over. After another failure it may
+ * try again, while the hold's lease lasts. */
 static bool is_last_word(kvf_status outcome) {
     return outcome == KVF_E_CANCELLED || outcome == KVF_E_TIMEOUT;
 }
@@ -214,8 +214,8 @@ static kvf_status release(kvf_hold *hold, kvf_session *session, uint32_t expecte
     return KVF_OK;
 }
 
-/* The hold under the lease that an ACQUIRE has brought, whose answer its caller had not seen when it gave up.
- * By its number, for a hold that is closing is not found by its id any more. */
+/* The hold that an ACQUIRE got a lease on, if its caller gave up before it saw the answer. Found by the call's number,
+ * as a closing hold is no longer found by its id. */
 static kvf_hold *granted_by(const kvf_session *session, uint64_t acquire) {
     kvf_reader *reader;
     DL_FOREACH2(session->readers, reader, session_next) {
@@ -229,7 +229,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
     kvf_agent *agent = session->agent;
     kvf_hold *hold = NULL;
     kvf_status status = KVF_OK;
-    /* A consumer that gives up an ACQUIRE that still waits takes it back. */
+    /* A consumer that gives up withdraws its ACQUIRE that still waits. */
     kvf_call_body waiting = *call;
     waiting.kind = KVF_CALL_ACQUIRE;
     kvf_early *early = fresh ? kvf_early_find(session, &waiting) : NULL;
@@ -248,7 +248,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
         hold = call->earlier ? granted_by(session, call->earlier) : NULL;
         if (!hold)
             hold = find_hold(agent, call->request);
-        if (!hold && call->status == KVF_OK) /* who gave up has no word on a hold that is still to come */
+        if (!hold && call->status == KVF_OK) /* a consumer that gave up says nothing of a hold to come */
             status = kvf_early_keep(session, call, agent->options.lease_ns);
     }
     if (hold && !reader_of(hold, session)) /* otherwise its lease makes room */
@@ -260,7 +260,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Those who want nothing say so to a hold whose blocks are not ready, too. */
+/* A consumer that wants nothing is served even if the hold's blocks are not ready. */
 static kvf_early *first_to_serve(const kvf_hold *hold) {
     kvf_early *early = kvf_early_first(hold->base.agent, &hold->base);
     while (early && early->kind == KVF_CALL_ACQUIRE && hold->base.state == KVF_TICKET_WAITING)
@@ -268,7 +268,7 @@ static kvf_early *first_to_serve(const kvf_hold *hold) {
     return early;
 }
 
-/* Serves what came early. */
+/* Serves early calls. */
 static void serve_early(kvf_hold *hold) {
     for (kvf_early *early; is_there(hold) && (early = first_to_serve(hold));) {
         kvf_call_body call = {
@@ -287,8 +287,8 @@ static void stop_waiting(kvf_hold *hold) {
     hold->after = NULL;
 }
 
-/* No new readers, and no longer leases: those there are may finish before theirs run out, for their reads
- * cannot be stopped from here. Their next heartbeat is told that the request is given up. */
+/* Allows no new readers, and no renewals: present readers may finish before their leases run out, because their reads
+ * cannot be stopped from here. The answer to their next heartbeat says that the request is given up. */
 static void hold_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {
     kvf_hold *hold = hold_of(ticket);
     (void)session;
@@ -326,7 +326,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
             agent->stats.leases_expired++;
             kvf_log_failure(agent, "lease", &hold->base, reader->session->engine, reader->session->rank,
                             KVF_E_TIMEOUT, "the reader gave no sign of life for the length of its lease");
-            /* It may have read; its time to be counted from ends here. */
+            /* It may have read: the hold must last until its lease ends. */
             hold->lease_until = kvf_max_u64(hold->lease_until, reader->until);
             kvf_trace_reach_peer(&hold->base, KVF_MOMENT_EXPIRED, reader->session);
             kvf_reader_drop(reader);

@@ -11,18 +11,18 @@ struct kvf_hold {
     kvf_ticket base;
     kvf_tally tally;
     kvf_reader *readers;
-    kvf_after *after;         /* its blocks are ready when this has happened; NULL: they are */
+    kvf_after *after;         /* the blocks are ready when this has happened; NULL: they are ready */
     uint64_t lease_until;     /* of the hold itself */
-    kvf_status reader_failed; /* what a reader said last that did not get it */
+    kvf_status reader_failed; /* the status that the last failed reader gave */
 };
 
 /** A lease: one rank of a consumer may read a hold. */
 struct kvf_reader {
     uint64_t generation;
-    uint64_t asked; /* number of the ACQUIRE that brought it */
+    uint64_t asked; /* number of the ACQUIRE that it answers */
     kvf_hold *hold;
     kvf_session *session;
-    uint64_t until, latest; /* the latter whatever it says */
+    uint64_t until, latest; /* `latest` bounds every renewal */
     uint32_t expected_ranks;
     UT_hash_handle hh;                       /* agent->leases, by generation */
     kvf_reader *prev, *next;                 /* hold->readers */
@@ -32,6 +32,6 @@ struct kvf_reader {
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_reader_drop(kvf_reader *reader);
-bool kvf_hold_is_read(const kvf_ticket *ticket); /**< it is a hold, and somebody has a lease on it */
+bool kvf_hold_is_read(const kvf_ticket *ticket); /**< it is a hold, and a reader has a lease on it */
 
 #endif

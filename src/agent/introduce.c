@@ -1,5 +1,5 @@
 /*
- * Introductions: what an agent or a directory hands out of its engine's ranks.
+ * Introductions of an engine's ranks, which an agent or a directory hands out.
  */
 #include "agent/agent.h"
 

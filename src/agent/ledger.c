@@ -1,4 +1,4 @@
-/* Keeps one word for each block: its state above, its readers or its ticket below. */
+/* Keeps one word for each block: its state in the high bits, its readers or its ticket in the low ones. */
 #include "agent/ledger.h"
 
 #define VALUE_BITS 62u
@@ -75,7 +75,7 @@ static kvf_status refuse(uint32_t group, uint32_t block, uint64_t word) {
     }
 }
 
-/* Checks ids and makes room. Nothing that can be seen from outside is changed. */
+/* Checks ids and makes room. Changes nothing that callers can see. */
 static kvf_status prepare(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count) {
     if (group_count != ledger->group_count)
         return kvf_fail(KVF_E_INVALID, "group_count is %u; the model has %u", group_count,
@@ -103,7 +103,7 @@ static kvf_status prepare(kvf_ledger *ledger, const kvf_block_table *tables, uin
     return KVF_OK;
 }
 
-/* The word of the i-th block of a table, or NULL: no block, or nothing known of it. */
+/* The word of the i-th block of a table; NULL: no block, or none with a word. */
 static uint64_t *word_at(const kvf_ledger *ledger, uint32_t g, const kvf_block_table *table, uint32_t i) {
     uint32_t block = table->ids[i];
     if (g >= ledger->group_count || !ledger->groups[g].words || block >= ledger->groups[g].block_count)
@@ -182,7 +182,7 @@ kvf_status kvf_ledger_take_writer(kvf_ledger *ledger, const kvf_block_table *tab
     kvf_status status = prepare(ledger, tables, group_count);
     if (status)
         return status;
-    /* First all that others have: afterwards only blocks taken in this very call are not free. */
+    /* First the blocks of others: afterwards only blocks taken in this call are not free. */
     for (uint32_t g = 0; g < group_count; g++) {
         for (uint32_t i = 0; i < tables[g].count; i++) {
             const uint64_t *word = word_at(ledger, g, &tables[g], i);

@@ -1,5 +1,5 @@
 /*
- * Who uses which block of this rank's caches.
+ * Which requests use which blocks of this rank's caches.
  *
  *               take_writer                    doubt
  *      FREE ──────────────────► FILLING ───────────────────► IN_DOUBT
@@ -9,13 +9,13 @@
  *      └──────────────────────► HELD, by n readers ── drop_readers ──► n - 1; FREE when none is left
  *
  * A block is read by any number of requests (prefixes are shared), or written by exactly one, named by its
- * ticket; never both. In doubt it still belongs to that ticket, whose writer may not have stopped.
+ * ticket; never both. A block in doubt still belongs to that ticket, whose writer may not have stopped.
  *
  * Blocks are given as tables, one for each group of the model, of which only the ids matter; KVF_NO_BLOCK is
- * skipped. Taking is all or nothing. Dropping cannot fail: what is not as it should be is left alone.
+ * skipped. Taking is all or nothing. Dropping cannot fail: it skips blocks in another state.
  *
- * The ledger knows of no leases: it never says KVF_BLOCK_LEASED. Eight bytes a block, for groups in use. One
- * thread at a time.
+ * The ledger knows no leases, and never reports KVF_BLOCK_LEASED. It takes eight bytes a block, for groups in use. Only
+ * one thread may use it at a time.
  */
 #ifndef KVF_AGENT_LEDGER_H
 #define KVF_AGENT_LEDGER_H
@@ -28,19 +28,19 @@
 
 typedef struct kvf_ledger kvf_ledger;
 
-/** Blocks of all groups by state; those not counted are free. */
+/** Blocks of all groups by state; all others are free. */
 typedef struct kvf_ledger_counts {
     uint64_t held, filling, in_doubt;
 } kvf_ledger_counts;
 
-/** Makes a ledger in which all blocks of a shard are free. The shard is read during the call only. */
+/** Makes a ledger in which all blocks of a shard are free. The shard is read only during the call. */
 kvf_status kvf_ledger_create(const kvf_shard *shard, kvf_ledger **out);
 
-/** Frees a ledger, whatever is still taken; NULL is accepted. */
+/** Frees a ledger, even if blocks are still taken; NULL is accepted. */
 void kvf_ledger_free(kvf_ledger *ledger);
 
 /**
- * Adds a reader to each block. A block that stands in the tables several times gets as many.
+ * Adds a reader to each block, for each time that the block is in the tables.
  *
  * @param tables       one for each group
  * @param group_count  must be the model's
@@ -49,28 +49,28 @@ void kvf_ledger_free(kvf_ledger *ledger);
  */
 kvf_status kvf_ledger_take_readers(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count);
 
-/** Takes a reader from each block that has one. */
+/** Removes a reader from each block that has one. */
 void kvf_ledger_drop_readers(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count);
 
 /**
- * Makes a ticket the only one that uses the blocks.
+ * Makes a ticket the only user of the blocks.
  *
  * @param ticket  up to KVF_LEDGER_MAX_TICKET
  * @return as kvf_ledger_take_readers(), and: KVF_E_EXISTS also for blocks that are held; KVF_E_OVERLAP (a
- *         block stands twice in the table of a group); KVF_E_RANGE also for the ticket
+ *         block is twice in the table of a group); KVF_E_RANGE also for the ticket
  */
 kvf_status kvf_ledger_take_writer(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count,
                                   uint64_t ticket);
 
-/** Puts those blocks in doubt that the ticket is filling. */
+/** Puts the blocks that the ticket is filling in doubt. */
 void kvf_ledger_doubt(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count,
                       uint64_t ticket);
 
-/** Frees those blocks that the ticket is filling or that are in doubt because of it. */
+/** Frees the blocks that the ticket is filling or that are in doubt because of it. */
 void kvf_ledger_drop_writer(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count,
                             uint64_t ticket);
 
-/** What is known of one block. */
+/** The state of one block. */
 typedef struct kvf_ledger_entry {
     kvf_block_state state;
     uint64_t readers; /* of a held block */

@@ -1,5 +1,5 @@
 /*
- * The agent's lock: whose turn it is, what a sleeper is shown, and what is logged outside of it.
+ * The agent's lock: turns of threads, waking sleepers, and logging outside of the lock.
  */
 #include <stdio.h>
 #include <sys/timerfd.h>
@@ -26,8 +26,8 @@ void kvf_turn_take(kvf_agent *agent) {
 }
 
 /*
- * Between two rounds: lets those go first who have come meanwhile. A mutex alone is taken again by the thread
- * that gave it up, long before a thread that sleeps on it has woken.
+ * Between two rounds, lets threads go first that have come meanwhile. With a mutex alone, the thread that gave it up
+ * takes it again long before a thread that sleeps on it has woken.
  */
 void kvf_turn_give(kvf_agent *agent) {
     uint64_t came = atomic_load(&agent->arrived);
@@ -61,12 +61,12 @@ bool kvf_work_is_ours(const kvf_agent *agent) {
 
 /* ---- the log ----------------------------------------------------------------------------------- */
 
-/* Leaves the lock while a line is logged: the function may call the agent. One thread at a time does this, so
- * that lines come in order; what others, or the function itself, add meanwhile is its to log too. */
+/* Leaves the lock while a line is logged, as the function may call the agent. One thread at a time does this, so that
+ * lines come in order; it also logs lines that others, or the function itself, add meanwhile. */
 void kvf_log_deliver(kvf_agent *agent) {
     if (agent->logging || !agent->lines)
         return;
-    char detail[KVF_DETAIL_BYTES]; /* of what the engine has called, and not of what the function calls */
+    char detail[KVF_DETAIL_BYTES]; /* of the engine's call, and not of calls of the function */
     (void)snprintf(detail, sizeof detail, "%s", kvf_error_detail());
     agent->logging = true;
     while (agent->lines) {
@@ -112,8 +112,8 @@ uint64_t kvf_next_due(const kvf_agent *agent) {
     return kvf_min_u64(due, kvf_sweep_next(&agent->flow_sweep));
 }
 
-/* Makes the descriptor readable if, and only if, there is work. A timer that is set for too early is left: it
- * costs a round in vain when it fires, and setting it costs something each time. */
+/* Makes the descriptor readable if, and only if, there is work. A timer that is set too early is left as it is: it
+ * costs one idle round when it fires, and setting it costs time too. */
 void kvf_work_show(kvf_agent *agent) {
     uint64_t due = kvf_next_due(agent), now = kvf_agent_now(agent);
     bool waits = agent->stopping || agent->again || due <= now || kvf_link_pending(agent->link);

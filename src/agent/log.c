@@ -1,5 +1,5 @@
 /*
- * The log: lines with a level and a time, for whoever opened the agent, and the words in them.
+ * The log: lines with a level and a time, for the code that opened the agent, and the words in them.
  */
 #include <json.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * What the engine may look at: blocks, statistics, clocks.
+ * What the engine may query: blocks, statistics, clocks.
  */
 #include "agent/early.h"
 #include "agent/hold.h"
@@ -61,7 +61,7 @@ static uint64_t kept_for_peers(const kvf_agent *agent) {
     return bytes;
 }
 
-/* Those by which we read, and those by which we write. */
+/* Plans for reading, and for writing. */
 static uint64_t count_plans(const kvf_agent *agent, uint64_t *bytes) {
     uint64_t count = 0;
     for (const kvf_geometry *geometry = agent->geometries; geometry; geometry = geometry->hh.next) {

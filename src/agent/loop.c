@@ -1,9 +1,9 @@
 /*
  * Making progress: one round after the other, and sleeping until there is something to do.
  *
- * An agent sleeps on one epoll descriptor that is readable whenever there is work: messages, operations that
- * ended, a time that has come, or something that no descriptor of others shows and that `wake` stands for.
- * Whoever gives up the lock sees to the latter two, so that a sleeper never misses what another thread began.
+ * An agent sleeps on one epoll descriptor that is readable whenever there is work: messages, operations that ended, a
+ * timer, or `wake`, for work that no other descriptor shows. A thread that gives up the lock sets the latter two, so
+ * that a sleeper never misses work that another thread began.
  */
 #include <errno.h>
 #include <limits.h>
@@ -21,7 +21,7 @@
 #include "agent/push.h"
 #include "stage/ways.h"
 
-#define STAGE_PAUSE (250 * KVF_MILLISECOND) /* the longest between two looks of a stage that has flows */
+#define STAGE_PAUSE (250 * KVF_MILLISECOND) /* the longest time between two looks of a stage that has flows */
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
@@ -49,8 +49,8 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
 }
 
 /*
- * The transport's descriptor is an epoll that fabrics nest others in, and the engine may put ours into one of
- * its own. Linux allows five, one in the other: so what we wait for beside it goes into it too.
+ * The transport's descriptor is an epoll in which fabrics nest others, and the engine may add it to its own. Linux
+ * allows five nested epolls, so we add our other descriptors to the transport's instead of nesting it in ours.
  */
 static kvf_status watch_all(kvf_agent *agent) {
     int fds[KVF_LINK_FDS + 3] = {agent->wake.fd, agent->timer_fd};
@@ -60,7 +60,7 @@ static kvf_status watch_all(kvf_agent *agent) {
     if (agent->poll_fd < 0)
         return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
     count += kvf_link_fds(agent->link, fds + count);
-    if (!agent->options.own_thread) /* its engine waits for work and for events by one descriptor */
+    if (!agent->options.own_thread) /* its engine waits for work and for events on one descriptor */
         fds[count++] = agent->told_wake.fd;
     kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < count && !status; i++)
@@ -83,7 +83,7 @@ void kvf_loop_close(kvf_agent *agent) {
 
 /* ---- one round ------------------------------------------------------------------------------- */
 
-/* What is due by the clock: of sessions, which peers make many, some in each round; of what the engine asks for, all. */
+/* Does what is due: for some sessions in each round, as peers can make many; for all requests of the engine. */
 static void tick(kvf_agent *agent, uint64_t now) {
     const bool is_due = now >= agent->due;
     if (is_due) {
@@ -101,7 +101,7 @@ static void tick(kvf_agent *agent, uint64_t now) {
     kvf_remotes_tick(agent, now);
 }
 
-/* What a process does first when it wakes from a long stop is to give up what it may not write any more. */
+/* A process that wakes from a long stop first gives up the flows that it may no longer write. */
 static void stop_late_flows(kvf_agent *agent, uint64_t now) {
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE2(agent->moving_flows, flow, next, moving_next) {
@@ -121,7 +121,7 @@ static void look_at_carries(kvf_agent *agent) {
     }
 }
 
-/* What takes its time, without the lock. */
+/* Moves and hashes bytes, which takes long, without the lock. */
 static bool move_and_hash(kvf_agent *agent) {
     kvf_hashing *hashing = kvf_hashing_next(agent);
     bool busy = false;
@@ -134,12 +134,12 @@ static bool move_and_hash(kvf_agent *agent) {
     kvf_turn_take(agent);
     if (hashing)
         kvf_hashing_sliced(hashing, status);
-    if (agent->stage && !kvf_stage_is_idle(agent->stage)) /* it notices what takes too long */
+    if (agent->stage && !kvf_stage_is_idle(agent->stage)) /* it notices flows that take too long */
         kvf_agent_due(agent, kvf_agent_now(agent) + STAGE_PAUSE);
     return busy || more || kvf_hashing_waits(agent);
 }
 
-/* One round; true when another would find something to do. */
+/* One round; true: another would find something to do. */
 static bool work(kvf_agent *agent) {
     bool more = false, busy = false;
     kvf_work_take(agent);
@@ -183,7 +183,7 @@ static void sleep_on(kvf_agent *agent, int fd, uint64_t until) {
     kvf_work_show(agent);
     kvf_log_deliver(agent);
     if (agent->stopping)
-        return; /* said while a line was logged */
+        return; /* requested while a line was logged */
     (void)pthread_mutex_unlock(&agent->lock);
     uint64_t left = until > now ? until - now : 0;
     struct timespec timeout = {.tv_sec = (time_t)(left / KVF_SECOND), .tv_nsec = (long)(left % KVF_SECOND)};
@@ -225,7 +225,7 @@ void kvf_loop_stop(kvf_agent *agent) {
     kvf_turn_take(agent);
     while (agent->users > 0 || agent->entered < atomic_load(&agent->arrived))
         (void)pthread_cond_wait(&agent->turn, &agent->lock);
-    kvf_work_take(agent); /* for good: closing is work */
+    kvf_work_take(agent); /* kept for good: closing needs it */
     (void)pthread_mutex_unlock(&agent->lock);
 }
 

@@ -1,10 +1,9 @@
 /*
  * The memory of an agent: allocating it, and registering its regions, together or one by one.
  *
- * Peers are served while every region of the shard is registered: then there is a card. When a region goes, cards of
- * before are of no use any more. Each session of a peer that has one gets another id, so that the peer is told that
- * nobody knows the old one, greets again, and takes the card of that time; and those whom we told our card to write
- * by it are told the next one.
+ * Peers are served while every region of the shard is registered: then there is a card. When a region is unregistered,
+ * earlier cards become invalid. Each session of a peer that has one gets another id, so that the peer is told that the
+ * old id is unknown, greets again, and takes the new card. Peers that we sent our card for writing are sent the next.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -20,7 +19,7 @@ kvf_status kvf_agent_needs_memory(const kvf_agent *agent) {
     return agent->transport ? KVF_OK : kvf_fail(KVF_E_INVALID, "the agent is a directory: it has no memory");
 }
 
-/* Enters an agent that has memory, and has its work: nothing moves meanwhile. */
+/* Enters an agent that has memory, and takes its work: nothing moves meanwhile. */
 static kvf_status enter(kvf_agent *agent) {
     kvf_status status = kvf_agent_needs_memory(agent);
     if (!status)
@@ -47,7 +46,7 @@ kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, uint32_t d
 
 /* ---- cards ----------------------------------------------------------------------------------- */
 
-/* Two of them: peers are told the facts once, by the engine's first answer. */
+/* Makes two introductions: peers get the facts once, in the engine's first answer. */
 static kvf_status introduce_self(kvf_agent *agent) {
     kvf_wire_buffer_free(&agent->with_facts);
     kvf_status status = kvf_agent_write_introduction(agent, agent->shard, NULL, agent->digest, agent->facts,
@@ -59,7 +58,7 @@ static kvf_status introduce_self(kvf_agent *agent) {
     return status;
 }
 
-/* Which libraries were loaded to move bytes with, and which kinds of transport do not work here. */
+/* Logs which libraries were loaded to move bytes, and which kinds of transport do not work here. */
 static void log_findings(kvf_agent *agent) {
     kvf_transport_finding found = {.struct_size = sizeof found};
     if (!kvf_agent_logs(agent, KVF_LOG_INFO))
@@ -95,7 +94,7 @@ static kvf_status open_memory(kvf_agent *agent) {
     return status;
 }
 
-/* Nobody has a card of ours that is any good. */
+/* From here on no peer has a valid card of ours. */
 static void close_memory(kvf_agent *agent) {
     agent->card = NULL;
     agent->card_bytes = 0;
@@ -104,7 +103,7 @@ static void close_memory(kvf_agent *agent) {
         session->joined = session->join_failed = session->join_staged = false;
         if (!session->incoming || !session->hh.tbl)
             continue;
-        /* The analyser does not know that what has a table is in its list. */
+        /* The analyser does not know that a session in the table is also in its list. */
         /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
         HASH_DELETE(hh, agent->sessions, session);
         memset(&session->hh, 0, sizeof session->hh);
@@ -148,7 +147,7 @@ static void note(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
     known->struct_size = sizeof *known;
 }
 
-/* With a stage peers need the arena only, and are not given more where that could not be taken back. */
+/* With a stage peers need only the arena; they get no more, unless it could be taken back. */
 static void withhold(const kvf_agent *agent) {
     kvf_transport_withhold_emulated(agent->transport, agent->options.way != KVF_WAY_DIRECT);
 }
@@ -163,7 +162,7 @@ static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory
     return status;
 }
 
-/* All or none, where none is there. */
+/* Adds all regions or none, if none is there. */
 static kvf_status add_all(kvf_agent *agent, const kvf_memory *regions) {
     withhold(agent);
     kvf_status status =
@@ -187,7 +186,7 @@ static kvf_status open_if_complete(kvf_agent *agent) {
     return open_memory(agent);
 }
 
-/* A call that failed half-way goes on from there, with the same regions. */
+/* After a call that failed half-way, continues with the same regions. */
 static kvf_status add_or_compare(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
     const kvf_memory *known = &agent->regions[region];
     if (!is_registered(agent, region))
@@ -269,7 +268,7 @@ static bool lies_in(const kvf_shard *shard, uint32_t group, uint32_t region) {
     return false;
 }
 
-/* A request whose blocks lie in a region, also those that are in doubt. */
+/* A request with blocks in a region, even if they are in doubt. */
 static const kvf_ticket *find_user(const kvf_agent *agent, uint32_t region) {
     const kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {

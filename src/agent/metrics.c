@@ -66,7 +66,7 @@ static const number histograms[] = {
     HISTOGRAM("kvferry_transfer", transfer, "From the first run to the last byte."),
 };
 
-/* The labels that all have: without braces, for others follow. */
+/* The labels of all metrics: without braces, as others follow. */
 static void say_labels(const kvf_agent *agent, kvf_text *labels) {
     kvf_text_add(labels, "engine=\"");
     for (const char *at = agent->name ? agent->name : ""; *at; at++) {
@@ -109,7 +109,7 @@ static void say_by_kind(kvf_text *text, const number *n, const uint64_t *counts,
                      (unsigned long long)counts[kind]);
 }
 
-/* Only those that happened: most never do. */
+/* Only failures that happened: most never do. */
 static void say_failures(kvf_text *text, const kvf_agent_stats *stats, const char *labels) {
     const number n = COUNTER("kvferry_failures", failures_by_status, "Requests that failed, by status.");
     say_head(text, &n);
@@ -143,7 +143,7 @@ kvf_status kvf_agent_metrics(kvf_agent *agent, char *text, size_t text_bytes, si
     if (status)
         return status;
     kvf_text labels = {0}, words = {0};
-    say_labels(agent, &labels); /* a directory gets its name when it is told of the first rank */
+    say_labels(agent, &labels); /* a directory gets its name with the first rank that it is told */
     kvf_agent_unlock(agent);
     if (!labels.failed)
         say_all(&words, &stats, labels.data);

@@ -1,10 +1,10 @@
 /*
- * Which of what moves goes first, and how fast.
+ * Priorities and caps of transfers.
  *
- * While nothing that moves has a priority or a cap, transfers go by themselves, and this does nothing. Otherwise all
- * are looked at once a round. A ticket with a cap saves bytes as time goes on, and its transfers are held and get
- * what is saved. A ticket of a lower priority than another that could move is held too, and gets a turn only when it
- * has waited for long. The others go by themselves.
+ * While no moving ticket has a priority or a cap, transfers go by themselves, and this does nothing. Otherwise all are
+ * checked once a round. A ticket with a cap saves up bytes over time, and its transfers are held and get the bytes that
+ * were saved. A ticket of a lower priority than another that could move is held too, and gets a turn only after a long
+ * wait. The others go by themselves.
  */
 #include "agent/pace.h"
 #include "agent/pull.h"
@@ -12,15 +12,15 @@
 
 #define LONGEST_WAIT (100 * KVF_MILLISECOND)
 #define TURN_BYTES (1u << 20)
-/* What a cap lets go at once, as time: at least the one, where the largest piece is not less; at most the other, by
- * which a cap is therefore exceeded at the most. */
+/* How much a cap allows at once, as time: at least LEAST_SAVED, unless the largest piece is less; at most MOST_SAVED,
+ * which therefore limits how far a cap is exceeded. */
 #define LEAST_SAVED (10 * KVF_MILLISECOND)
 #define MOST_SAVED (20 * KVF_MILLISECOND)
 #define LARGEST_PIECE (16u << 20)
 
 /* ---- caps ------------------------------------------------------------------------------------ */
 
-/* The bytes that a cap lets through in a time. */
+/* The bytes that a cap allows in a time. */
 static uint64_t bytes_in(const kvf_pace *pace, uint64_t ns) {
     uint64_t product;
     if (!kvf_mul(pace->cap, ns, &product))
@@ -32,7 +32,7 @@ static uint64_t least_piece(const kvf_pace *pace) {
     return kvf_max_u64(kvf_min_u64(bytes_in(pace, LEAST_SAVED), LARGEST_PIECE), 1);
 }
 
-/* Adds what was saved since it was counted last. */
+/* Adds the bytes that were saved since the last count. */
 static void save(kvf_pace *pace, uint64_t now) {
     uint64_t most = kvf_max_u64(bytes_in(pace, MOST_SAVED), 1), bytes = bytes_in(pace, now - pace->counted);
     if (bytes >= most - kvf_min_u64(pace->saved, most)) {
@@ -44,7 +44,7 @@ static void save(kvf_pace *pace, uint64_t now) {
     pace->counted += bytes * KVF_SECOND / pace->cap; /* the rest of the time gave no whole byte yet */
 }
 
-/* When enough will be saved for a piece. */
+/* When enough bytes for a piece will be saved. */
 static uint64_t saved_at(const kvf_pace *pace) {
     uint64_t wanted = least_piece(pace), missing = wanted > pace->saved ? wanted - pace->saved : 0;
     return pace->counted + missing * KVF_SECOND / pace->cap + 1;
@@ -56,7 +56,7 @@ static bool is_capped(const kvf_pace *pace) {
 
 /* ---- a round --------------------------------------------------------------------------------- */
 
-/* What all transfers of a round have in common. */
+/* State that all transfers of a round share. */
 typedef struct pace_round {
     kvf_agent *agent;
     uint64_t now;
@@ -115,7 +115,7 @@ static void let_go(pace_round *round, kvf_ticket *ticket, const kvf_carry *carry
     if (held)
         pace->budget -= moved;
     pace->saved -= kvf_min_u64(pace->saved, moved);
-    /* What has used up its cap lets others go first; what could not be submitted has ended. */
+    /* A ticket that has used up its cap lets others go first; a transfer that could not be submitted has ended. */
     if ((moved > 0 && (is_capped(pace) || carry->move)) || kvf_carry_status(carry) != KVF_IN_PROGRESS)
         round->agent->again = true;
     if (pace->priority < round->top)

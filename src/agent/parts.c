@@ -16,7 +16,7 @@ void kvf_parts_free(kvf_parts *parts) {
     *parts = (kvf_parts){0};
 }
 
-/* Whether a part of a group goes on where what was there ends: it has nothing, or the table's next blocks. */
+/* Whether a part of a group continues the parts before: it has no blocks, or the table's next ones. */
 static kvf_status check_group(const kvf_group_steps *before, const kvf_group_steps *group) {
     uint64_t next = (uint64_t)before->table.first_block + before->table.count;
     if (group->begin != before->begin || group->end != before->end)

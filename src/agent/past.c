@@ -1,11 +1,11 @@
 /*
- * What was held or pushed here and is no more: its id, when it ended and how.
+ * Holds and pushes that have ended: their ids, when they ended and how.
  *
- * The table is in the order of the ends, so what is too old is at its front.
+ * The table is in the order in which they ended, so the oldest is at its front.
  */
 #include "agent/past.h"
 
-/* Peers have no say in what is kept here: it is our own engine that holds and pushes. */
+/* Peers cannot add entries: only our own engine holds and pushes. */
 #define MOST 16384u
 
 struct kvf_past {
@@ -40,7 +40,7 @@ void kvf_past_note(kvf_agent *agent, kvf_bytes id, kvf_status status) {
     kvf_past_forget(agent, id);
     kvf_past *past = kvf_alloc0(1, sizeof *past + id.size);
     if (!past)
-        return; /* who asks for it will wait */
+        return; /* peers that ask for it will wait */
     past->ended = kvf_agent_now(agent);
     past->status = status;
     past->id_bytes = id.size;

@@ -1,20 +1,20 @@
 /*
- * What was held or pushed here and is no more, for a while: who asks for it is answered at once, and does not wait
- * for a request that will not come.
+ * Holds and pushes that ended a while ago: a peer that asks for one is answered at once, and does not wait for a
+ * request that will not come.
  */
 #ifndef KVF_AGENT_PAST_H
 #define KVF_AGENT_PAST_H
 
 #include "agent/agent.h"
 
-/** Remembers that a request has ended, with what it ended. The oldest is forgotten where there are many. */
+/** Remembers that a request has ended, and its status. If there are many, the oldest is forgotten. */
 void kvf_past_note(kvf_agent *agent, kvf_bytes id, kvf_status status);
 
 /**
- * Whether a request is still to come, as far as anybody here knows.
+ * Whether a request may still come, as far as this agent knows.
  *
- * @return KVF_OK; KVF_E_EXISTS (all who were to have it have it); KVF_E_NOT_FOUND (it ended otherwise). The detail says
- *         how long ago
+ * @return KVF_OK; KVF_E_EXISTS (all its consumers have it); KVF_E_NOT_FOUND (it ended otherwise). The detail says how
+ *         long ago
  */
 kvf_status kvf_past_look(kvf_agent *agent, kvf_bytes id);
 

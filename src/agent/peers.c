@@ -48,7 +48,7 @@ void kvf_peer_left(kvf_session *session, const char *detail) {
     if (before)
         forget(agent, before);
     if (!departed)
-        return; /* only news */
+        return; /* for information only */
     *departed = (kvf_departed){.engine = kvf_strdup(session->engine),
                                .rank = session->rank,
                                .rank_count = session->rank_count,
@@ -202,7 +202,7 @@ static void describe_departed(const kvf_departed *departed, kvf_agent_peer *out)
     (void)snprintf(out->failure, sizeof out->failure, "%s", departed->failure);
 }
 
-/* Where the caller writes to, which may know less of the struct than we do, or more. */
+/* The caller's array, whose struct may have fewer fields than ours, or more. */
 typedef struct peer_list {
     unsigned char *to;
     size_t size;
@@ -228,7 +228,7 @@ kvf_status kvf_agent_peers(kvf_agent *agent, kvf_agent_peer *peers, uint32_t cap
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_work_take(agent); /* what serves a peer is the transport's to say */
+    kvf_work_take(agent); /* the transport tells what serves a peer */
     peer_list list = {(unsigned char *)peers, capacity > 0 ? peers->struct_size : 0, capacity, 0};
     const kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {

@@ -1,6 +1,5 @@
 /*
- * What users see of peers: a list of them, and lines of the log on who came, by which way they are reached, and who
- * came back.
+ * What users see of peers: a list, and log lines when a peer comes, comes back, or is reached in another way.
  */
 #ifndef KVF_AGENT_PEERS_H
 #define KVF_AGENT_PEERS_H
@@ -9,16 +8,16 @@
 
 /** A session has become open, perhaps again. */
 void kvf_peer_met(kvf_session *session);
-/** Something was heard of a peer; called before broken_since is taken back. */
+/** A peer was heard; called before broken_since is reset. */
 void kvf_peer_heard(kvf_session *session);
-/** The transport is connected to a peer, or has moved something: logs by which way, where that is news. NULL, and
- * sessions without a connection, are accepted. */
+/** The transport is connected to a peer, or has moved bytes: logs the way, if it has changed. NULL, and sessions
+ * without a connection, are accepted. */
 void kvf_peer_served(kvf_session *session);
-/** A session is lost: what it failed of is remembered. */
+/** A session is lost: remembers why. */
 void kvf_peer_left(kvf_session *session, const char *detail);
-/** Something has failed that a rank of an engine, or with KVF_NO_RANK any of them, had to do with. */
+/** Records a failure that involved a rank of an engine; KVF_NO_RANK: any of its ranks. */
 void kvf_peers_failed(kvf_agent *agent, const char *engine, uint32_t rank, const char *detail);
-/** Forgets those that were lost. */
+/** Forgets the peers that were lost. */
 void kvf_peers_forget(kvf_agent *agent);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * What a flow that a peer opens may touch: the blocks of a hold that it has a lease of, or those that it was told to
- * write, and no longer than that lasts. O(blocks).
+ * Which blocks a flow that a peer opens may access: those of a hold that it has a lease on, or those that it was asked
+ * to write, and only while the lease or the expectation lasts. O(blocks).
  */
 #include <stdio.h>
 

@@ -3,12 +3,12 @@
  *
  *   MEETING    the producer's engine is being met
  *   ASKING     each rank we read from was asked for a lease on the request
- *   RESERVED   all have granted one, and we do not know yet where to
+ *   RESERVED   all have granted one, and the destination is not known yet
  *   MOVING     runs are under way
  *   VERIFYING  checksums are compared
  *
- * What was read counts only if every lease was good until the last byte was there: until then the producer
- * cannot have given the blocks to another request.
+ * Bytes count as read only if every lease was good until the last byte was here: until then the producer cannot have
+ * given the blocks to another request.
  */
 #include <stdio.h>
 
@@ -31,7 +31,7 @@ static bool same_groups(const kvf_group_steps *a, const kvf_group_steps *b, uint
     return true;
 }
 
-/* What one rank of the producer holds: the same as its siblings. `theirs` becomes the pull's, or is freed. */
+/* Takes the groups that one rank of the producer holds: the same as its siblings. Takes over `theirs`, or frees it. */
 static kvf_status take_steps(kvf_pull *pull, kvf_group_steps *theirs) {
     uint32_t groups = kvf_model_group_count(kvf_engine_model(pull->base.agent->engine));
     kvf_group_steps *own = NULL;
@@ -49,7 +49,7 @@ static kvf_status take_steps(kvf_pull *pull, kvf_group_steps *theirs) {
     return status;
 }
 
-/* A part of the tables of one rank; with the last, all of them. */
+/* Takes a part of the tables of one rank; with the last, all of them. */
 static kvf_status take_tables(kvf_source *source, const kvf_answer *answer) {
     kvf_pull *pull = kvf_pull_of(&source->ticket->base);
     uint32_t theirs = kvf_terms_group_count(pull->asker.remote);
@@ -84,13 +84,13 @@ void kvf_pull_granted(kvf_source *source) {
 
 static kvf_status ask(kvf_source *source);
 
-/* Another lease than the parts before were under, or the producer begins anew: so do we. */
+/* Whether a part continues those before. If the lease is another, or the producer starts over, we start over too. */
 static bool goes_on(const kvf_source *source, const kvf_answer *answer) {
     return answer->first_id == source->parts.ids &&
            (source->parts.ids == 0 || answer->generation == source->generation);
 }
 
-/* They come with the first part, and anew where that does. */
+/* Records come with the first part, and again if that comes again. */
 static kvf_status take_records(kvf_source *source, const kvf_answer *answer) {
     if (answer->first_id > 0)
         return KVF_OK;
@@ -98,7 +98,7 @@ static kvf_status take_records(kvf_source *source, const kvf_answer *answer) {
     return kvf_records_add(&source->records, answer->records, answer->record_count, source->session->rank);
 }
 
-/* Takes what came, and asks for what is missing; `complete` receives whether nothing is. */
+/* Takes an answer, and asks for missing parts; `complete` receives whether none is missing. */
 static kvf_status take_answer(kvf_source *source, const kvf_answer *answer, bool *complete) {
     bool fits = goes_on(source, answer);
     kvf_status status = take_records(source, answer);
@@ -117,20 +117,20 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
     uint64_t asked = call->first_sent;
     source->call = NULL;
     if (status == KVF_E_TIMEOUT && !answer)
-        return; /* that was the pull's deadline, which has more to say */
+        return; /* that was the pull's deadline, which gives a better reason */
     bool complete = false;
     if (!status)
         status = take_answer(source, answer, &complete);
     if (status) {
         if (status == KVF_E_PEER_LOST)
-            return; /* the session says so itself, to all who use it */
+            return; /* the session tells all its users itself */
         kvf_ticket_fail(&pull->base, status, kvf_error_detail(), source->session);
         return;
     }
     if (!complete)
         return;
-    /* The lease began when we asked, or later. Where that was long ago, as when the call waited for the
-     * hold, a heartbeat has to say how long it lasts. */
+    /* The lease began when we asked, or later. If that was long ago, for example because the call waited for the hold,
+     * a heartbeat must tell how long the lease lasts. */
     source->until = asked + answer->time_ns;
     if (source->until >= kvf_agent_now(pull->base.agent) + answer->time_ns / 2) {
         kvf_agent_due(pull->base.agent, source->session->next_beat);
@@ -141,7 +141,7 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
     }
 }
 
-/* When it fails, as it stands. */
+/* When the pull fails unless something changes. */
 static uint64_t latest(const kvf_pull *pull) {
     bool waits = pull->base.state == KVF_TICKET_MEETING || pull->base.state == KVF_TICKET_ASKING;
     return waits ? pull->patience : pull->base.deadline;
@@ -244,7 +244,7 @@ static void pull_free(kvf_ticket *ticket) {
     kvf_pull *pull = kvf_pull_of(ticket);
     kvf_remote *remote = pull->asker.remote;
     kvf_verify_stop(&pull->asker);
-    bool moves = kvf_carry_is_there(&pull->carry); /* then the request is used until that has ended */
+    bool moves = kvf_carry_is_there(&pull->carry); /* a carry uses the request until it has ended */
     kvf_carry_free(&pull->carry);
     if (remote && pull->request && !remote->spare && !moves) {
         remote->spare = pull->request;
@@ -270,8 +270,8 @@ static const kvf_ticket_ops pull_ops = {
 /* ---- what the engine calls ------------------------------------------------------------------- */
 
 /*
- * A rank reads a request of an engine once at a time: it has one lease on it, with whose release the blocks are another
- * request's. A second pull meanwhile would read what is written then.
+ * A rank may read a request of an engine only once at a time: it has one lease on it, and after its release the blocks
+ * may go to another request, whose bytes a second pull would read.
  */
 static kvf_status list_pull(kvf_pull *pull, const char *engine) {
     kvf_agent *agent = pull->base.agent;

@@ -12,7 +12,7 @@ struct kvf_pull {
         kvf_asker asker;
     };
     char *key;               /* in agent->pulls */
-    uint64_t patience;       /* until when the blocks must have been lent; not after the deadline */
+    uint64_t patience;       /* when the blocks must have been lent; not after the deadline */
     kvf_group_steps *theirs; /* the producer's blocks */
     kvf_request *request;
     kvf_carry carry;
@@ -27,22 +27,22 @@ void kvf_pull_granted(kvf_source *source); /**< its lease is known to last */
 
 /* ---- pull_move.c ----------------------------------------------------------------------------- */
 
-/** All leases are granted, and the destination is known: moves, once the ranks that have to know us do. */
+/** All leases are granted, and the destination is known: moves, once all ranks that need our card have it. */
 void kvf_pull_move(kvf_pull *pull);
-void kvf_pull_joined(kvf_source *source); /**< its rank has our card, or did not take it */
-void kvf_pull_poll(kvf_pull *pull);       /**< has what carries its bytes ended? */
-void kvf_pull_end_carry(kvf_pull *pull);  /**< it has: takes over what it has counted */
+void kvf_pull_joined(kvf_source *source); /**< its rank has our card, or refused it */
+void kvf_pull_poll(kvf_pull *pull);       /**< looks whether its carry has ended */
+void kvf_pull_end_carry(kvf_pull *pull);  /**< its carry has ended: takes over the counts */
 
-/** Every byte is there, and is right where that was asked for: done, if every lease was good until now. */
+/** Every byte is here, and is verified if that was requested: done, if every lease was good until now. */
 void kvf_pull_arrived(kvf_pull *pull);
 
 /** A source whose lease is over. NULL: there is none. */
 kvf_source *kvf_pull_expired(const kvf_pull *pull, uint64_t now);
 
-/** Tells each rank of the producer that waits for us that it need not. Answers are not waited for. */
+/** Releases the blocks at each rank of the producer that waits for us. Does not wait for answers. */
 void kvf_pull_release(kvf_pull *pull, kvf_status outcome);
 
-/** Everything that was wanted is there, with the records: done. */
+/** All cells and records are here: done. */
 void kvf_pull_finish(kvf_pull *pull);
 
 #endif

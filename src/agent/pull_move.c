@@ -1,6 +1,6 @@
 /*
- * Moving the bytes of a pull, once every rank that it reads from has granted a lease and it is known where to; and giving
- * the leases back.
+ * Moving the bytes of a pull, once every rank that it reads from has granted a lease and the destination is known; and
+ * giving the leases back.
  */
 #include <stdio.h>
 
@@ -121,7 +121,7 @@ static kvf_status start_carry(kvf_pull *pull) {
     return status;
 }
 
-/* Whoever is to lend us slots must know by whom it is asked: whether some do not yet. They are told. */
+/* A rank must have our card before it lends us slots. Joins the ranks that do not; true: some do not have it yet. */
 static bool waits_to_join(kvf_pull *pull) {
     const kvf_remote *remote = pull->asker.remote;
     kvf_way way = kvf_way_by(&pull->base, remote->plan);

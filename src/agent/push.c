@@ -1,11 +1,11 @@
 /*
- * Pushes: writing a request to those who expect it, as it becomes ready.
+ * Pushes: writing a request to the consumers that expect it, as it becomes ready.
  *
- * A push has a flow for each rank that expects something of us (flow.c). It is done when every rank of all
- * its consumers has been served, has withdrawn, or never wanted anything.
+ * A push has a flow for each rank that expects cells from us (flow.c). It is done when every rank of all its consumers
+ * has been served, has withdrawn, or never expected anything.
  *
- * What the engine says is ready may wait for an event, and all that it says later then waits behind: these words
- * are kept in order, and flows see only what has become true.
+ * A chunk that the engine calls ready may wait for an event, and then all later chunks wait behind it: these words are
+ * kept in order, and flows see a chunk only when it is ready.
  */
 #include <stdio.h>
 
@@ -27,7 +27,7 @@ static kvf_push *find_push(const kvf_agent *agent, const void *id, size_t bytes)
 
 static uint64_t count_tokens(const kvf_push *push) {
     const kvf_model *model = kvf_engine_model(push->base.agent->engine);
-    uint64_t tokens = 1; /* a request of states only is one chunk */
+    uint64_t tokens = 1; /* a request with only states is one chunk */
     for (uint32_t g = 0; g < push->base.group_count; g++)
         if (kvf_model_group(model, g)->kind == KVF_GROUP_TOKENS)
             tokens = kvf_max_u64(tokens, push->base.groups[g].end);
@@ -69,7 +69,7 @@ void kvf_push_served(kvf_flow *flow) {
 static void take(kvf_push *push, kvf_flow *flow) {
     kvf_flow_wait_no_more(flow);
     flow->push = push;
-    push->base.agent->due = 0; /* when it ends is the push's to see to now */
+    push->base.agent->due = 0; /* the push may end now */
     DL_APPEND(push->flows, flow);
     if (flow->groups) {
         kvf_trace_reach_peer(&push->base, KVF_MOMENT_EXPECTED, flow->session);
@@ -141,7 +141,7 @@ static void drop_words(kvf_push *push) {
         drop_word(push, push->words);
 }
 
-/* A word that waits for an event, or only behind others. */
+/* Makes a word that waits for an event, or only behind others. */
 static kvf_status make_word(kvf_push *push, const kvf_ready_event *event, kvf_push_word **out) {
     kvf_push_word *word = kvf_alloc0(1, sizeof *word);
     kvf_status status =
@@ -155,7 +155,7 @@ static kvf_status make_word(kvf_push *push, const kvf_ready_event *event, kvf_pu
     return KVF_OK;
 }
 
-/* Takes the words that wait for nothing any more. */
+/* Takes the first words that no longer wait. */
 static void hear_words(kvf_push *push) {
     bool news = false;
     for (; push->words && !push->words->after; news = true) {
@@ -223,7 +223,7 @@ static void push_tick(kvf_ticket *ticket, uint64_t now) {
 
 static kvf_status push_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
     kvf_push *push = push_of(ticket);
-    kvf_push_word *nothing; /* is ready when it is heard; but all waits behind it */
+    kvf_push_word *nothing; /* makes nothing ready; but all later words wait behind it */
     push->tally.wanted = request->consumers ? request->consumers : 1;
     push->tally.kept = &ticket->agent->kept_bytes;
     return request->after ? make_word(push, request->after, &nothing) : KVF_OK;
@@ -275,7 +275,7 @@ kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
-/* What will be ready with a chunk, after all that was said before; KVF_E_RANGE: it is out of order. */
+/* Computes what is ready with a chunk, after all chunks before it; KVF_E_RANGE: the chunk is out of order. */
 static kvf_status say(const kvf_push *push, const kvf_push_chunk *chunk, kvf_push_ready *out) {
     const kvf_push_ready *said = &push->said;
     uint32_t all = kvf_model_layer_count(kvf_engine_model(push->base.agent->engine));
@@ -297,7 +297,7 @@ static kvf_status say(const kvf_push *push, const kvf_push_chunk *chunk, kvf_pus
     return KVF_OK;
 }
 
-/* Whether there are blocks for all that a chunk adds: tokens as they come, states at the end. */
+/* Whether there are blocks for everything that a chunk adds: tokens as they become ready, states at the end. */
 static kvf_status check_blocks(const kvf_push *push, const kvf_group_steps *groups, uint64_t end) {
     const kvf_agent *agent = push->base.agent;
     kvf_status status = KVF_OK;
@@ -310,7 +310,7 @@ static kvf_status check_blocks(const kvf_push *push, const kvf_group_steps *grou
     return status;
 }
 
-/* Claims the blocks that a chunk brings. */
+/* Claims the new blocks of a chunk. */
 static kvf_status add_blocks(kvf_push *push, const kvf_push_chunk *chunk, uint64_t end) {
     kvf_ticket *base = &push->base;
     if (!chunk->tables)

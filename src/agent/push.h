@@ -1,5 +1,5 @@
 /*
- * Pushes, and the flows of which each writes one to one rank of a consumer.
+ * Pushes, and their flows; each flow writes a push to one rank of a consumer.
  */
 #ifndef KVF_AGENT_PUSH_H
 #define KVF_AGENT_PUSH_H
@@ -15,7 +15,7 @@ typedef struct kvf_push_ready {
     uint32_t layers;
 } kvf_push_ready;
 
-/** What the engine has said is ready, when an event has happened, or what it waits behind has become so. */
+/** What the engine has said is ready, once an event has happened and all words before it are ready. */
 typedef struct kvf_push_word {
     kvf_push_ready ready;
     kvf_after *after;
@@ -28,16 +28,16 @@ struct kvf_push {
     kvf_flow *flows;
     kvf_push_ready said; /* by the engine */
     kvf_push_ready ready;
-    kvf_push_word *words; /* what makes the one the other, as events happen */
+    kvf_push_word *words; /* turn `said` into `ready`, as events happen */
     uint64_t total_tokens;
 };
 
-/** What one rank of a consumer expects of us: with a push, the writing of it. */
+/** The expectation of one rank of a consumer; once it has a push, also the writing. */
 struct kvf_flow {
-    /* A heartbeat speaks of thousands: what it looks for and moves on lies together. */
+    /* A heartbeat renews thousands of flows: the fields that it reads and writes lie together. */
     UT_hash_handle hh; /* session->flow_table, by generation */
     uint64_t generation;
-    uint64_t until, latest; /* the latter whatever the consumer says */
+    uint64_t until, latest; /* `latest` bounds every renewal */
 
     kvf_session *session;
     kvf_push *push; /* NULL: not started yet */
@@ -46,9 +46,9 @@ struct kvf_flow {
     uint32_t expected_ranks;
     uint64_t kept_bytes;     /* of its budget */
     kvf_group_steps *groups; /* of the consumer; NULL: nothing */
-    bool more;               /* of which parts are still to come, */
-    uint64_t more_until;     /* until then */
-    kvf_parts parts;         /* and these have */
+    bool more;               /* parts of `groups` are still to come */
+    uint64_t more_until;     /* and must come by then */
+    kvf_parts parts;         /* those that have come */
     uint64_t tokens;         /* done, or under way */
     uint32_t layers;         /* beyond them, up to chunk_end */
     uint64_t chunk_end;
@@ -56,15 +56,15 @@ struct kvf_flow {
     kvf_carry carry;
     uint64_t bytes, bytes_packed, runs;
     bool posted;       /* some of it was under way */
-    bool packed;       /* so the consumer wants it: it is written in no other way */
-    bool over;         /* nothing will be written any more */
+    bool packed;       /* the consumer demands packed: no other way is used */
+    bool over;         /* nothing more will be written */
     kvf_status status; /* why it failed */
     char *detail;
     bool withdrawn;
     uint64_t withdraw_number;              /* the call to answer once nothing moves */
     kvf_call *told;                        /* WRITTEN, under way */
-    bool heard;                            /* and answered, or there is nobody to */
-    uint32_t pass;                         /* that has looked at it last, while there is no push */
+    bool heard;                            /* WRITTEN is answered, or no peer is left to answer it */
+    uint32_t pass;                         /* the last sweep that visited it, while there is no push */
     kvf_flow *moving_prev, *moving_next;   /* agent->moving_flows */
     kvf_waiting *waiting;                  /* while there is no push */
     kvf_flow *same_prev, *same_next;       /* waiting->flows */
@@ -73,16 +73,16 @@ struct kvf_flow {
 };
 
 kvf_status kvf_flow_make(kvf_session *session, const kvf_call_body *call, kvf_flow **out);
-/** Takes a part of its tables; with the last one the flow may be written. */
+/** Adds a part of its tables; with the last one the flow may be written. */
 kvf_status kvf_flow_add(kvf_flow *flow, const kvf_call_body *call);
 void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fresh); /**< serves EXPECT */
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
 void kvf_flow_pump(kvf_flow *flow);
-void kvf_flow_poll(kvf_flow *flow); /**< has what carries its part ended? */
+void kvf_flow_poll(kvf_flow *flow); /**< looks whether its carry has ended */
 void kvf_flow_tick(kvf_flow *flow, uint64_t now);
 void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail);
-void kvf_flow_drop(kvf_flow *flow); /**< its session is going: counts it as served, badly */
+void kvf_flow_drop(kvf_flow *flow); /**< its session ends: counts it as served, with a failure */
 void kvf_flow_free(kvf_flow *flow);
 void kvf_push_served(kvf_flow *flow); /**< frees it */
 void kvf_flows_tick(kvf_agent *agent, uint64_t now);

@@ -2,7 +2,7 @@
 
 #include "shard/shard.h"
 
-/* Sorting a piece takes as long as copying so much. */
+/* Sorting a piece takes as long as copying so many bytes. */
 #define PIECE_WORK 1024u
 
 static void free_shape(kvf_push_shape *shape) {
@@ -74,7 +74,7 @@ kvf_status kvf_push_plan_for(kvf_push_shape *shape, kvf_range layers, const kvf_
         return kvf_nomem("a plan");
     plan->layers = layers;
     plan->source = UINT32_MAX;
-    /* The types of its shard are those that we let be converted: its shard was read so. */
+    /* The types of its shard are ones that we may convert: this was checked when the shard was read. */
     kvf_plan_options options = {
         .struct_size = sizeof options, .layers = layers, .convert = KVF_CONVERTED_DTYPES};
     kvf_status status = kvf_plan_build(shape->shard, agent->engine, &options, &plan->plan);

@@ -13,7 +13,7 @@ static size_t bytes_of(const kvf_record *records, uint32_t count) {
     return bytes;
 }
 
-/* Copies what a record points to; returns where the next one's goes. */
+/* Copies the name and data of a record; returns where the next record's go. */
 static char *put(kvf_record *out, const kvf_record *record, char *at) {
     size_t name_bytes = strlen(record->name) + 1;
     *out = *record;
@@ -25,7 +25,7 @@ static char *put(kvf_record *out, const kvf_record *record, char *at) {
     return at + record->size;
 }
 
-/* One set behind the other. Sizes were checked where they came from: 128 KiB from each rank. */
+/* Puts one set behind the other. Sizes were checked on arrival: 128 KiB from each rank. */
 static kvf_status join(const kvf_records *first, const kvf_records *second, kvf_records *out) {
     const kvf_records *const sets[] = {first, second};
     uint32_t count = first->count + second->count;

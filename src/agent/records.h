@@ -1,5 +1,5 @@
 /*
- * Records that travel with a cache: copies, of which each set lies in one piece of memory.
+ * Records that travel with a cache: copies, each set in one piece of memory.
  */
 #ifndef KVF_AGENT_RECORDS_H
 #define KVF_AGENT_RECORDS_H
@@ -13,13 +13,13 @@ typedef struct kvf_records {
 } kvf_records;
 
 /**
- * Adds copies of others, as given by `rank`. Nothing changes where it fails.
+ * Adds copies of other records, as given by `rank`. On failure nothing changes.
  *
- * @return KVF_OK, KVF_E_RANGE and KVF_E_INVALID as of kvf_wire_check_records() of all together, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_RANGE and KVF_E_INVALID as of kvf_wire_check_records() for all together, KVF_E_NOMEM
  */
 kvf_status kvf_records_add(kvf_records *records, const kvf_record *more, uint32_t count, uint32_t rank);
 
-/** Adds those that `from` has, which has none then, however many they are. KVF_E_NOMEM: nothing has changed. */
+/** Moves all records of `from` here, however many they are. KVF_E_NOMEM: nothing has changed. */
 kvf_status kvf_records_take(kvf_records *records, kvf_records *from);
 
 void kvf_records_free(kvf_records *records);

@@ -1,5 +1,5 @@
 /*
- * Remote engines: from a contact to the shards of all ranks, our plan, and the ranks we have to do with.
+ * Remote engines: from a contact to the shards of all ranks, our plan, and the ranks that we need.
  */
 #include <stdio.h>
 
@@ -48,7 +48,7 @@ void kvf_remote_stale(kvf_remote *remote) {
         HASH_DEL(remote->agent->remotes, remote);
     memset(&remote->hh, 0, sizeof remote->hh);
     if (!remote->plan)
-        kvf_geometry_leave(remote); /* if it was its turn to make it, it is another's */
+        kvf_geometry_leave(remote); /* if it was the maker, another engine takes over */
     remote->agent->due = 0;
 }
 
@@ -107,7 +107,7 @@ kvf_status kvf_remote_take(kvf_agent *agent, const kvf_contact *contact, kvf_rem
         return status;
     kvf_remote *remote = NULL;
     HASH_FIND_STR(agent->remotes, contact->engine, remote);
-    /* Another address or key is another process: what goes on with the old one goes on. */
+    /* Another address or key is another process: requests under way continue with the old one. */
     if (remote && (strcmp(remote->endpoint, contact->endpoint) != 0 ||
                    strcmp(remote->public_key, text_or_empty(contact->public_key)) != 0)) {
         kvf_remote_stale(remote);
@@ -133,7 +133,7 @@ void kvf_remote_drop(kvf_remote *remote) {
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
-/* How much is done in a round: introductions that are taken, sessions that are begun. A few milliseconds each. */
+/* Limits of one round: introductions that are taken, sessions that are begun. A few milliseconds each. */
 #define TAKEN_AT_ONCE 512u
 #define CALLED_AT_ONCE 64u
 
@@ -155,7 +155,7 @@ static kvf_status take_some(kvf_remote *remote) {
     return status || remote->siblings.taken < remote->rank_count ? status : kvf_geometry_use(remote);
 }
 
-/* The geometry is ready: what the engine said of itself is not needed any more. */
+/* The geometry is ready: the engine's introductions are no longer needed. */
 static void take_geometry(kvf_remote *remote) {
     remote->plan = remote->geometry->plan;
     remote->ranks = kvf_siblings_end(&remote->siblings);
@@ -179,7 +179,7 @@ static kvf_status choose_targets(kvf_remote *remote) {
     return KVF_OK;
 }
 
-/* Those that cannot be called are seen when they are needed. */
+/* Begins sessions with some targets. Failures show when the sessions are needed. */
 static void call_some(kvf_remote *remote) {
     for (uint32_t i = 0; i < CALLED_AT_ONCE && remote->targets_called < remote->target_count; i++) {
         kvf_session *session;
@@ -196,7 +196,7 @@ static void become_ready(kvf_remote *remote) {
     agent->hooks->met(remote);
 }
 
-/* The next of the steps from introductions to being ready. */
+/* Does the next step from introductions to being ready. */
 static void go_on(kvf_remote *remote) {
     kvf_status status = KVF_OK;
     if (!remote->geometry)

@@ -1,6 +1,6 @@
 /*
- * Who answers which call of a peer, and who is told when a session or a meeting ends: the table by which
- * those below call those above.
+ * The functions that answer each call of a peer, and that are told when a session or a meeting ends: the table by which
+ * lower files call higher ones.
  */
 #include "agent/beat.h"
 #include "agent/early.h"
@@ -101,7 +101,7 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
     }
 }
 
-/* For want of memory it is tried again; if it cannot be told for another reason, those who wait time out. */
+/* Without memory, the join is tried again; after another failure, tickets that wait for it time out. */
 static void join(kvf_session *session) {
     if (kvf_session_join(session, session->join_staged) != KVF_E_NOMEM)
         return;

@@ -1,10 +1,10 @@
 /*
- * Sessions: greeting a rank of another engine, and who a message is from.
+ * Sessions: greeting a rank of another engine, and finding the sender of a message.
  *
- * The client says HELLO until it is answered (greet.c answers). The session's id, chosen by the server, is in all
- * messages after that: it finds the session when the connection below it breaks and comes back. A message counts only
- * where it comes from the session's peer: at the server under the key that opened the session, at the client over the
- * connection that was made for it.
+ * The client repeats HELLO until it is answered (greet.c answers). All later messages carry the session's id, chosen by
+ * the server: it finds the session after the connection breaks and comes back. A message counts only if it comes from
+ * the session's peer: at the server under the key that opened the session, at the client over the connection that was
+ * made for it.
  */
 #include <stdio.h>
 
@@ -18,8 +18,8 @@
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
-#define SILENCE (2 * KVF_SECOND) /* after which it is no matter of how busy a peer is */
-/* So often what a message holds is copied: when it is read, kept, and put together. New pages cost more than that. */
+#define SILENCE (2 * KVF_SECOND) /* longer than a busy peer is silent */
+/* How often a message's contents are copied: when read, kept, and put together. New pages cost more than that. */
 #define COPIES 4u
 /* How far two clocks may run apart, relative to the time since they were compared. */
 #define CLOCK_DRIFT_DIVISOR 2048
@@ -34,7 +34,7 @@ kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t ran
     session->engine = kvf_strdup(engine);
     session->rank = rank;
     session->clock_error = UINT64_MAX;
-    /* The peer may still know the session we have lost, and which numbers it has seen in it. */
+    /* The peer may still know the session that we have lost, and the numbers that it has seen in it. */
     session->next_number = agent->last_number;
     session->last_used = session->last_heard = kvf_agent_now(agent);
     session->since_ns = kvf_wall_clock();
@@ -100,8 +100,8 @@ void kvf_session_free(kvf_session *session) {
     kvf_free(session);
 }
 
-/* So that it is found by its process and by its connection. Two of one connection, or of one incarnation, are a mistake
- * of the other side: the former one is found. */
+/* Lists a session by its process and by its connection. Two with one connection, or with one incarnation, are a mistake
+ * of the other side: the older one is found. */
 static kvf_status list_outgoing(kvf_session *session) {
     kvf_agent *agent = session->agent;
     kvf_session *other = NULL;
@@ -194,7 +194,7 @@ void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bo
                                      .wants_card = wants_card,
                                      .clock_ns = kvf_agent_now(agent)}};
     memcpy(message.digest, digest, sizeof message.digest);
-    if (wants_card) /* told to those who lend us their memory, or we ours */
+    if (wants_card) /* sent to peers that lend us memory, or to which we lend ours */
         memcpy(message.hello.secret, agent->secret, sizeof message.hello.secret);
     kvf_message_send(agent, route, &message);
 }
@@ -218,7 +218,7 @@ void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, u
     session->clock_offset = (int64_t)(theirs - (sent + trip / 2));
 }
 
-/* A moment of our clock on the peer's, and rather too early than too late. */
+/* Converts a time of our clock to the peer's; if inexact, too early rather than too late. */
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
     uint64_t now = kvf_agent_now(session->agent);
     uint64_t ahead = ours > now ? ours - now : 0;
@@ -251,7 +251,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
         return kvf_fail(KVF_E_PEER_LOST, "%s rank %u was restarted", session->engine, session->rank);
     }
     if (session->state == KVF_SESSION_OPEN && memcmp(session->id, welcome->session, sizeof session->id) == 0)
-        return KVF_OK; /* an answer to a HELLO repeated, or a sign of life */
+        return KVF_OK; /* an answer to a repeated HELLO, or a sign of life */
     kvf_status status = kvf_session_take_card(session, welcome->card.data, welcome->card.size);
     if (status)
         return status;
@@ -268,10 +268,10 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     session->joined = session->join_failed = session->join_staged = false;
     session->hello_pause = 0;
     session->heartbeat_ns = agent->options.heartbeat_ns;
-    if (welcome->lease_ns > 0) /* so long it keeps what we have without a sign of life */
+    if (welcome->lease_ns > 0) /* the peer keeps our leases for so long without a sign of life */
         session->heartbeat_ns = kvf_min_u64(session->heartbeat_ns, welcome->lease_ns / 6 + 1);
     session->next_beat = kvf_agent_now(agent) + session->heartbeat_ns;
-    kvf_agent_due(agent, session->sources ? 0 : session->next_beat); /* who waited for it goes on */
+    kvf_agent_due(agent, session->sources ? 0 : session->next_beat); /* tickets that waited for it go on */
     kvf_calls_bind(session);
     return KVF_OK;
 }
@@ -313,7 +313,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
         kvf_session_clock(session, asked, now, welcome->clock_ns);
 }
 
-/* A refusal for now leaves us asking; one for good ends what waits. */
+/* After a temporary refusal we keep asking; a final one ends the tickets that wait. */
 static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) {
     kvf_remote *remote = meeting_on(agent, route);
     kvf_session *session = remote ? NULL : greeting_on(agent, route);
@@ -379,7 +379,7 @@ static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
 static void heard(kvf_session *session, kvf_route route) {
     const uint64_t now = kvf_agent_now(session->agent);
     if (session->asked_ns && now - session->asked_ns >= SILENCE)
-        kvf_calls_repeat(session, now); /* what it did not hear, or we not the answer to, waits no longer */
+        kvf_calls_repeat(session, now); /* lost calls, and those with lost answers, wait no longer */
     session->last_heard = now;
     session->asked_ns = 0;
     session->beat_for_life = false;
@@ -390,7 +390,7 @@ static void heard(kvf_session *session, kvf_route route) {
         kvf_session_goes_by(session, route);
 }
 
-/* The session a message is in; NULL where there is none, or it is not the sender's. */
+/* The session of a message; NULL: there is none, or it is not the sender's. */
 static kvf_session *session_for(kvf_agent *agent, const uint8_t *id, const kvf_letter *letter) {
     kvf_session *session = session_by_id(agent, id);
     if (session && is_from_peer(session, letter))
@@ -430,8 +430,8 @@ void kvf_session_retire(kvf_session *session) {
     session->agent->due = 0;
 }
 
-/* Calls that we have not heard of lie between this one and those we have seen, more than we can remember: they would
- * count as seen. Where both sides begin anew, all that is still wanted is asked again. */
+/* Whether more calls lie between this one and those that we have seen than we can remember: they would count as seen.
+ * Then both sides start over, and all calls still needed are sent again. */
 static bool jumps(const kvf_session *session, uint64_t number) {
     return session->seen_highest > 0 && number > session->seen_highest &&
            number - session->seen_highest >= KVF_WINDOW_CALLS;
@@ -461,7 +461,7 @@ static void on_call(kvf_agent *agent, const kvf_letter *letter, kvf_message *mes
         return;
     }
     bool fresh = kvf_session_fresh(session, call->number);
-    /* A consumer's session is incoming at the producer: what may be asked depends on who greeted whom. */
+    /* A consumer's session is incoming at the producer: which calls are allowed depends on which side greeted. */
     bool from_server = call->kind == KVF_CALL_WRITTEN || call->kind == KVF_CALL_PROBE;
     if (from_server == session->incoming) {
         kvf_answer_status(session, call, KVF_E_INVALID, "this call goes the other way");
@@ -492,13 +492,13 @@ bool kvf_session_has_route(void *context, kvf_route route) {
     return known != NULL;
 }
 
-/* Nobody who has no session here has anything long to say. */
+/* A sender without a session here has no reason for long messages. */
 static bool is_too_large(kvf_agent *agent, const kvf_letter *letter) {
     return letter->bytes > KVF_WIRE_STRANGER_BYTES && !letter->called &&
            !kvf_session_has_route(agent, letter->route);
 }
 
-/* Who connected to us was never greeted by us. */
+/* We never greeted a peer that connected to us. */
 static bool is_unasked(kvf_agent *agent, const kvf_letter *letter) {
     agent->stats.messages_foreign += !letter->called;
     return !letter->called;
@@ -566,11 +566,11 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
     if (for_good) {
         kvf_session_lose(session, status, detail);
     } else if (session->broken_since && status == KVF_E_IO && session->same_host) {
-        /* On one host a port that takes no connection any more had its process end. */
+        /* On one host, a port that no longer takes connections means that its process has ended. */
         session->gone = true;
         kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
     } else if (session->state == KVF_SESSION_OPEN && !session->broken_since && status == KVF_E_PEER_LOST) {
-        /* It may come back, or be another process by now: greeting it again tells. */
+        /* It may come back, or be another process by now: another HELLO finds out. */
         session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;
         kvf_session_hello(session, session->broken_since);
@@ -610,7 +610,7 @@ static bool is_unused_for_long(const kvf_session *session, uint64_t now) {
     return now - session->last_used >= session->agent->options.idle_ns;
 }
 
-/* Nothing is under way, here or by its connection, and it was not used for long, or its client has gone. */
+/* Nothing is under way, here or on its connection, and it was not used for long, or its client has gone. */
 static bool is_idle(const kvf_session *session, uint64_t now) {
     if (is_in_use(session))
         return false;
@@ -620,7 +620,7 @@ static bool is_idle(const kvf_session *session, uint64_t now) {
     return ends && !kvf_session_carries(session);
 }
 
-/* Has it been silent for longer than a living peer would be? Only those we want something from are asked. */
+/* Checks whether a peer was silent for longer than a living one would be. Only peers that we need are probed. */
 static void check_life(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
     if (session->broken_since && session->state == KVF_SESSION_OPEN) {
@@ -644,8 +644,8 @@ static void check_life(kvf_session *session, uint64_t now) {
 static void tick_session(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
     if (session->peer_lost) {
-        /* Its endpoint is, and the transport says what of it is still inside. Asking that shuts it out: one that lives,
-         * and has only taken memory back, moves on by the connections that it made to us. */
+        /* Its endpoint is gone, and the transport knows which of its writes are still under way. Asking for that shuts
+         * it out: a peer that lives, and has only taken memory back, uses the connections that it made to us. */
         session->gone = session->same_host && !session->peer_lives;
         kvf_session_lose(session, KVF_E_PEER_LOST,
                          session->broken_detail ? session->broken_detail : "its process is gone");
@@ -669,9 +669,9 @@ static void tick_session(kvf_session *session, uint64_t now) {
         agent->stats.peers_evicted++;
         hide(session, false);
         session->state = KVF_SESSION_LOST;
-        agent->due = 0; /* what is known of its engine may be forgotten with the last of them */
+        agent->due = 0; /* its engine may be forgotten with its last session */
     } else {
-        /* However long it is in use: a time that has passed would come again and again. */
+        /* Also while it is in use: otherwise a time in the past would be due again and again. */
         bool again = is_in_use(session) || is_unused_for_long(session, now);
         kvf_sessions_due(agent, (again ? now : session->last_used) + agent->options.idle_ns);
         if (session->incoming && kvf_budget_silent_at(session) > now)
@@ -688,7 +688,7 @@ static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
     DL_APPEND(agent->all_sessions, session);
     if (session->state != KVF_SESSION_LOST)
         tick_session(session, now);
-    /* Only when nothing points to it: transfers end when the peer closes. */
+    /* Freed only when nothing points to it: transfers end when the peer closes. */
     if (session->state == KVF_SESSION_LOST && !session->sources && !session->flows && !session->readers)
         kvf_session_free(session);
     return true;

@@ -1,16 +1,16 @@
 /*
- * One rank of a peer: calls that are repeated until they are answered, greeting, liveness, clocks.
+ * Sessions, each with one rank of a peer: calls that are repeated until they are answered, greeting, liveness, clocks.
  */
 #ifndef KVF_AGENT_SESSION_H
 #define KVF_AGENT_SESSION_H
 
 #include "agent/agent.h"
 
-/* ---- calls: asked until answered ------------------------------------------------------------- */
+/* ---- calls: repeated until answered ---------------------------------------------------------- */
 
 /**
- * Called once: with the answer; or with KVF_E_TIMEOUT or KVF_E_PEER_LOST and no answer. Not called for calls
- * that were dropped. The call is freed after it.
+ * Called once, with the answer, or with KVF_E_TIMEOUT or KVF_E_PEER_LOST and no answer; the call is freed afterwards.
+ * Not called for calls that were dropped.
  */
 typedef void (*kvf_call_done)(kvf_call *call, kvf_status status, const kvf_answer *answer);
 
@@ -23,8 +23,8 @@ struct kvf_call {
     bool once;           /* not repeated */
     uint64_t first_sent; /* 0: not yet */
     uint64_t next_send, pause, deadline;
-    char *put_off;      /* why it was told to ask again, or NULL */
-    kvf_call_done done; /* NULL: nobody waits */
+    char *put_off;      /* why the peer answered that it shall be repeated, or NULL */
+    kvf_call_done done; /* NULL: no code waits */
     void *context;
     UT_hash_handle hh; /* session->calls, by number */
 };
@@ -42,9 +42,9 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
 void kvf_call_drop(kvf_call *call);
 
 void kvf_call_answered(kvf_session *session, const kvf_answer *answer);
-void kvf_calls_bind(kvf_session *session);                   /**< the session is open (again): send them */
+void kvf_calls_bind(kvf_session *session);                   /**< the session is open (again): sends them */
 void kvf_calls_end(kvf_session *session, kvf_status status); /**< ends all of a session's calls */
-void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< in the next tick, whatever their pause */
+void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< in the next tick, without their pause */
 void kvf_calls_tick(kvf_session *session, uint64_t now);
 
 /** Answers a call of a peer. */
@@ -74,16 +74,16 @@ struct kvf_session {
     uint32_t rank, rank_count;
     uint64_t hello_first, hello_sent, hello_next, hello_pause;
 
-    bool keyed;                      /* incoming: opened under a key, */
-    uint8_t peer_key[KVF_KEY_BYTES]; /* this one */
-    struct kvf_party *party;         /* incoming: whose budget it uses */
-    uint64_t kept_bytes;             /* of it */
-    kvf_call *probe;                 /* incoming: asked whether it lives, for another wants its name */
-    uint64_t alive_until;            /* incoming: it said so, and is not asked again before */
-    bool silent;                     /* incoming: it did not answer */
+    bool keyed; /* incoming: opened under peer_key */
+    uint8_t peer_key[KVF_KEY_BYTES];
+    struct kvf_party *party; /* incoming: its budget is used */
+    uint64_t kept_bytes;     /* used of that budget */
+    kvf_call *probe;         /* incoming: asks whether the peer lives, as another wants its name */
+    uint64_t alive_until;    /* incoming: it answered, and is not asked again before */
+    bool silent;             /* incoming: it did not answer the probe */
 
     kvf_call *calls;
-    kvf_call *next_call; /* that a walk over them looks at */
+    kvf_call *next_call; /* the next in a walk over `calls` */
     uint64_t next_number;
     uint64_t seen_highest;
     uint64_t seen[KVF_WINDOW_CALLS / 64];
@@ -92,45 +92,45 @@ struct kvf_session {
     size_t card_bytes;
     bool withholds;    /* its card says that it withholds memory */
     kvf_peer *peer;    /* made from the card when first needed */
-    bool awaits_stage; /* our stage could not take the peer for want of memory */
+    bool awaits_stage; /* our stage could not take the peer, as memory was short */
     bool same_host;
-    bool peer_lost;  /* said by the transport; seen to in the next tick */
+    bool peer_lost;  /* the transport has reported it lost; handled in the next tick */
     bool peer_lives; /* it was lost because its endpoint refused us */
     bool gone;       /* its process is known to have ended */
 
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
-    kvf_wire_buffer introduction;          /* outgoing: of us, where it is not our usual one */
-    kvf_source *sources;                   /* outgoing: what we want from it */
+    kvf_wire_buffer introduction;          /* outgoing: ours, if it is not our usual one */
+    kvf_source *sources;                   /* outgoing: the requests that we have at it */
     uint32_t source_count;
-    bool joined, joining;             /* outgoing: it has our card */
-    bool joins_again;                 /* incoming: for it was told that we have forgotten the session */
-    bool join_wanted;                 /* outgoing: it is to be told, by whoever has the work */
-    bool join_staged;                 /* outgoing: with it that our stage takes its flows */
-    bool join_failed;                 /* outgoing: it did not take our card, and will not */
-    bool takes_flows;                 /* of ours, by its stage */
-    uint64_t next_beat, heartbeat_ns; /* outgoing: between signs of life */
-    uint64_t asked_ns;  /* when something was said that nothing was heard after; 0: nothing was */
-    bool beat_for_life; /* a beat was sent to hear whether it lives, since */
+    bool joined, joining;             /* outgoing: it has our card, or is being sent it */
+    bool joins_again;                 /* incoming: it was told that we have forgotten the session */
+    bool join_wanted;                 /* outgoing: the thread that has the work shall send our card */
+    bool join_staged;                 /* outgoing: and say that our stage takes its flows */
+    bool join_failed;                 /* outgoing: it refused our card for good */
+    bool takes_flows;                 /* its stage takes our flows */
+    uint64_t next_beat, heartbeat_ns; /* outgoing: the next heartbeat, and the time between two */
+    uint64_t asked_ns;                /* when we sent the first message since it was last heard; 0: none */
+    bool beat_for_life;               /* since then a heartbeat was sent to find out whether it lives */
 
     kvf_push_shape *shape;      /* incoming, joined: of its rank */
     uint64_t joined_generation; /* incoming, joined: of its regions */
-    uint64_t joined_bytes;      /* of its budget, for them */
+    uint64_t joined_bytes;      /* used of its budget for its regions */
     kvf_reader *readers;        /* incoming: leases it has */
     uint32_t reader_count;
-    kvf_flow *flows; /* incoming: what it expects */
+    kvf_flow *flows; /* incoming: its expectations */
     kvf_flow *flow_table;
     uint32_t flow_count;
-    kvf_early *early; /* incoming: calls that wait */
+    kvf_early *early; /* incoming: its early calls */
     uint32_t early_count;
     kvf_hashing_queue hashing; /* incoming: checksums it asks for */
 
     uint64_t last_heard, last_used, broken_since; /* 0: not broken */
     char *broken_detail;
-    uint64_t since_ns, failed_ns; /* wall clock: when it was made, and when something with it failed last */
-    char *failure;                /* what */
-    char *way_told;               /* by which it is reached, as the log knows it */
+    uint64_t since_ns, failed_ns; /* wall clock: when it was made, and when it last had a failure */
+    char *failure;                /* that failure */
+    char *way_told;               /* the way by which it is reached, as last logged */
     uint64_t bytes_received;      /* outgoing: that it wrote to us */
-    uint64_t bytes_packed;        /* by us, from it or to it */
+    uint64_t bytes_packed;        /* that we moved packed, from it or to it */
     int64_t clock_offset;         /* of the peer's clock against ours */
     uint64_t clock_error;         /* UINT64_MAX: not known */
     uint8_t *key;                 /* incoming: incarnation, rank and engine */
@@ -139,11 +139,11 @@ struct kvf_session {
     UT_hash_handle hh_client; /* agent->clients, by key; or agent->servers */
     UT_hash_handle hh_claim;  /* agent->claims, by rank and engine */
     UT_hash_handle hh_route;  /* agent->by_route. Several may have one route */
-    uint32_t pass;            /* that has looked at it last */
+    uint32_t pass;            /* the last sweep that visited it */
     kvf_session *prev, *next; /* agent->all_sessions */
 };
 
-/** A session in no table yet; NULL: no memory. */
+/** Makes a session that is in no table yet; NULL: no memory. */
 kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t rank);
 
 /** The outgoing session with a rank of a remote engine, made if there is none. */
@@ -152,57 +152,56 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out);
 /** The transport's connection to the peer of a session that is open and whose card we have. */
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 
-/** The same, and that our stage knows the peer, if we have one. KVF_E_NOMEM: not now, it may be tried again. */
+/** Makes the connection, and adds the peer to our stage, if we have one. KVF_E_NOMEM: may be retried later. */
 kvf_status kvf_session_stage(kvf_session *session);
 
-/** The connection by which our stage and the peer's speak, maybe that of another session with the same process; NULL:
- * one of the two has no stage. */
+/** The connection that our stage and the peer's use, maybe that of another session with the same process; NULL: one of
+ * the two has no stage. */
 kvf_peer *kvf_session_mate(const kvf_session *session);
 
 /** Whether our stage takes flows that the peer opens. */
 bool kvf_session_takes_flows(const kvf_session *session);
 
-/** Whether flows go by its connection, which may be those of another session with the same endpoint. */
+/** Whether flows use its connection; the flows may be those of another session with the same endpoint. */
 bool kvf_session_carries(const kvf_session *session);
 
-/** Ends the transport's connection, if there is one: what moves by it has ended after this. */
+/** Ends the transport's connection, if there is one, and with it every transfer that uses it. */
 void kvf_session_disconnect(kvf_session *session);
 
 /**
- * Shuts an endpoint out, which ends what it is about to write here, and lets it connect anew: what it starts then, it
- * starts by what it knows then. Connections that were shut stay so.
+ * Shuts an endpoint out, which ends its pending writes here, and then lets it connect anew: it starts later writes by
+ * what it knows then. Connections that were shut stay shut.
  *
- * @param until_it_has  where it may still be writing it is not let in again: the caller asks once more, later
- * @return what kvf_transport_fence() says: KVF_E_AGAIN where it may still be writing
+ * @param until_it_has  while the endpoint may still be writing it is not let in again; the caller retries later
+ * @return as kvf_transport_fence(): KVF_E_AGAIN if it may still be writing
  */
 kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has);
 
-/** Takes the card of the peer's memory, copied; one that is not the card we had ends the transport's connection by
- * that. */
+/** Copies the card of the peer's memory; if it differs from the card we had, ends the transport's connection. */
 kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t bytes);
 
-/** Ends a session: its calls, what we wanted from it, what it wanted from us. The session is freed later. */
+/** Ends a session: its calls, our requests at the peer, and the peer's here. The session is freed later. */
 void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 
-/** Where messages to an incoming session's peer go from now on. */
+/** Sets the route of messages to an incoming session's peer. */
 void kvf_session_goes_by(kvf_session *session, kvf_route route);
 
-/** A session takes no more calls, and its peer has to greet anew. The leases it has are not cut short, for its reads
- * cannot be stopped from here: they run out. */
+/** Makes a session take no more calls; its peer must greet again. Its leases run out, and are not cut short, because
+ * its reads cannot be stopped from here. */
 void kvf_session_retire(kvf_session *session);
 
 void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *message);
 void kvf_session_hello(kvf_session *session, uint64_t now);
-/** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, in whose terms we
- * shall speak. */
+/** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, whose terms we shall
+ * use. */
 void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
                     uint32_t first_rank, bool wants_card);
-void kvf_sessions_tick(kvf_agent *agent, uint64_t now);        /**< of some of them, see sweep.h */
+void kvf_sessions_tick(kvf_agent *agent, uint64_t now);        /**< ticks some of them, see sweep.h */
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
-/** Sees to it that the peer has our card; with `staged`, that its stage and ours know each other. Where it fails nothing
- * is remembered, and the next to want it tries again. */
+/** Makes sure that the peer has our card; with `staged`, that its stage and ours know each other. On failure nothing is
+ * remembered, and the next caller tries again. */
 kvf_status kvf_session_join(kvf_session *session, bool staged);
 void kvf_session_free(kvf_session *session);
 

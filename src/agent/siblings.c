@@ -87,7 +87,7 @@ kvf_status kvf_siblings_engine(kvf_siblings *siblings, const char *engine, const
     kvf_status status = kvf_engine_from_shards(model, engine, siblings->shards, siblings->count, out);
     if (status)
         return status;
-    kvf_free(siblings->shards); /* the engine has what they point to */
+    kvf_free(siblings->shards); /* the engine owns the shards */
     siblings->shards = NULL;
     return KVF_OK;
 }

@@ -40,7 +40,7 @@ static bool permit(void *context, const char *peer, const kvf_flow_request *requ
     return status == KVF_OK;
 }
 
-/* What is on its way when a permission ends, or a session, is not the peer's fault; nor is what we lack. */
+/* Data under way when a permission or a session ends is not the peer's fault; nor is a shortage on our side. */
 static bool may_be_innocent(kvf_status status) {
     return status == KVF_E_PERMISSION || status == KVF_E_NOT_FOUND || status == KVF_E_TIMEOUT ||
            status == KVF_E_NOMEM;
@@ -60,7 +60,7 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     (void)pthread_mutex_unlock(&agent->lock);
 }
 
-/* Memory of the host, and what is withheld; other memory of devices goes directly, by fabrics that take it. */
+/* Memory of the host and withheld memory can be packed; other device memory goes directly, by fabrics that take it. */
 static bool can_pack(const kvf_agent *agent) {
     for (uint32_t i = 0; i < agent->region_count; i++)
         if (agent->regions[i].kind != KVF_MEMORY_HOST && !agent->regions[i].withheld)
@@ -76,7 +76,7 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .arena_bytes = o->arena_bytes,
                                        .slot_bytes = o->slot_bytes,
                                        .workers = o->workers,
-                                       .stall_ns = o->longest_ns, /* leases and deadlines end flows before */
+                                       .stall_ns = o->longest_ns, /* leases and deadlines end flows earlier */
                                        .doubt_ns = o->lease_ns,
                                        .permit = permit,
                                        .on_event = on_event,
@@ -98,14 +98,14 @@ void kvf_agent_notified(void *context, kvf_transport *transport, const char *sen
 
 /* ---- sessions -------------------------------------------------------------------------------- */
 
-/* A card with another name than the session's is of somebody who could answer in another's place. */
+/* A card with another name than the session's would let its sender answer in another's place. */
 static void join_stage(kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
     name_of(session, name);
     kvf_stage *stage = session->agent->stage;
     session->awaits_stage = false;
     if (stage && session->peer && strcmp(kvf_peer_name(session->peer), name) == 0)
-        session->awaits_stage = /* where another session's has joined, that serves both */
+        session->awaits_stage = /* if another session's peer has joined, it serves both */
             kvf_stage_join(stage, session->peer) == KVF_E_NOMEM;
 }
 
@@ -139,7 +139,7 @@ kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, b
     return status;
 }
 
-/* Whether the transport knows that nothing of an endpoint is under way here any more. */
+/* Whether the transport knows that an endpoint has nothing more under way here. */
 static bool is_outside(const kvf_session *session) {
     return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, false) == KVF_OK;
 }
@@ -157,7 +157,7 @@ void kvf_session_disconnect(kvf_session *session) {
     if (was_mate)
         kvf_stage_leave(agent->stage, peer);
     kvf_peer_close(peer);
-    /* A connection may also be lost to a process that lives, which may touch what it was lent. */
+    /* The connection to a living process may also be lost, and that process may still access memory lent to it. */
     if (was_mate && session->gone && (!session->peer_lost || is_outside(session)))
         kvf_stage_quiet(agent->stage, name);
     kvf_session *other;

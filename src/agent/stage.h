@@ -1,20 +1,20 @@
 /*
- * The stage of an agent: opened beside its memory, joined by the peers of its sessions, and asked by them.
+ * The stage of an agent: opened beside its memory, joined and used by the peers of its sessions.
  */
 #ifndef KVF_AGENT_STAGE_H
 #define KVF_AGENT_STAGE_H
 
 #include "agent/session.h"
 
-/** The name of an endpoint: engine, rank and incarnation, so that a notification says of which process it is. */
+/** The name of an endpoint: engine, rank and incarnation, so that a notification names the process that sent it. */
 #define KVF_ENDPOINT_NAME_BYTES 256u
 void kvf_endpoint_name(char out[KVF_ENDPOINT_NAME_BYTES], const char *engine, uint32_t rank,
                        uint64_t incarnation);
 
-/** Opens the stage where one is wanted, all regions are registered, and the host can copy them. */
+/** Opens the stage if one is wanted, all regions are registered, and the host can copy them. */
 kvf_status kvf_agent_open_stage(kvf_agent *agent);
 
-/** A notification of a peer; called outside of the lock, as the two below that the stage calls. */
+/** Takes a notification of a peer; called outside of the lock. */
 void kvf_agent_notified(void *context, kvf_transport *transport, const char *sender, const void *data,
                         size_t bytes);
 

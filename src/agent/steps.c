@@ -1,5 +1,5 @@
 /*
- * Groups of a request: copied, checked, and which of their blocks are needed.
+ * Groups of a request: copying them, checking them, and finding which of their blocks are needed.
  */
 #include "agent/steps.h"
 
@@ -42,7 +42,7 @@ static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_
     return status ? status : check_table(held, &group->table);
 }
 
-/* Which blocks of the sequence those steps of a group are in that are needed of it and lie in a part. */
+/* The blocks of the sequence with those needed steps of a group that lie within [begin, end). */
 static void needed_blocks(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
                           uint64_t part_begin, uint64_t part_end, uint64_t *from, uint64_t *to) {
     const kvf_group_shard_desc *held = &shard->groups[group];
@@ -58,7 +58,7 @@ static void needed_blocks(const kvf_shard *shard, uint32_t group, const kvf_grou
     *to = (end - 1) / held->tokens_per_block + 1;
 }
 
-/* Without this it would be seen when the peer has been met, and be told by an event. */
+/* Without this check, the fault would show only after the peer was met, as an event. */
 static kvf_status check_reach(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
                               uint64_t begin, uint64_t end) {
     const kvf_block_table *table = &steps->table;
@@ -124,7 +124,7 @@ kvf_status kvf_check_tables(const kvf_shard *shard, const kvf_group_steps *group
 
 /* ---- more blocks ----------------------------------------------------------------------------- */
 
-/* Where a table begins and ends that has the entries of both. */
+/* The begin and end of a table with the entries of both. */
 static kvf_status span(const kvf_block_table *a, const kvf_block_table *b, uint64_t *begin, uint64_t *end) {
     uint64_t a_end = (uint64_t)a->first_block + a->count, b_end = (uint64_t)b->first_block + b->count;
     *begin = a->count == 0   ? b->first_block

@@ -1,5 +1,5 @@
 /*
- * Which ranks of which consumer engines are done with something that several of them take.
+ * Which ranks of which consumer engines are done with something that several of them receive.
  */
 #include "agent/tally.h"
 
@@ -54,7 +54,7 @@ static void set_mark(uint32_t *said, uint32_t rank, kvf_tally_mark mark) {
     *said = rank | (uint32_t)mark * KVF_WIRE_MAX_RANKS;
 }
 
-/* Where a rank stands, or would: the first that is not below it. */
+/* The index of a rank, or where it would be inserted: the first that is not below it. */
 static uint32_t place_of(const kvf_tally_engine *engine, uint32_t rank) {
     uint32_t low = 0, high = engine->said_count;
     while (low < high) {

@@ -1,8 +1,8 @@
 /*
- * Speaking with an engine of another model. The server has told its facts, and we speak in its terms: groups, parts
- * and layers are numbered as there, in what we say and in what we hear. Inside the agent they are ours.
+ * Messages with an engine of another model. The server has sent its facts, and messages both ways use its terms: its
+ * numbers of groups, parts and layers. Inside the agent the numbers are ours.
  *
- * Where both have the same facts (remote->match is NULL) nothing is to be done.
+ * If both have the same facts (remote->match is NULL), nothing is translated.
  */
 #include <stdio.h>
 
@@ -29,7 +29,7 @@ static kvf_status introduce(kvf_remote *remote) {
     return status;
 }
 
-/* What flows packed is named by numbers, and what is converted flows packed. */
+/* Packed flows name cells by numbers, and converted cells go packed. */
 static kvf_status look_whether_alike(kvf_remote *remote) {
     kvf_match *match = remote->match;
     kvf_status status = KVF_OK;
@@ -134,7 +134,7 @@ uint32_t kvf_terms_group_count(const kvf_remote *remote) {
                                                : kvf_engine_model(remote->agent->engine));
 }
 
-/* Takes each group of `from` to the place that it has on the other side; groups that are not there stay empty. */
+/* Moves each group of `from` to its index on the other side; groups that do not exist there stay empty. */
 static kvf_group_steps *reorder(const kvf_match *match, const kvf_group_steps *from, bool to_theirs) {
     uint32_t count = kvf_model_group_count(to_theirs ? match->theirs : match->ours);
     kvf_group_steps *to = kvf_alloc0(count, sizeof *to);

@@ -15,7 +15,7 @@ static bool is_reader(const kvf_ticket *ticket) {
     return ticket->ops->lends;
 }
 
-/* What a ticket claims of its tables: of a destination only what will be written. */
+/* The blocks of its tables that a ticket claims: of a destination only those that will be written. */
 static kvf_block_table *claimed_tables(const kvf_ticket *ticket, const kvf_group_steps *groups,
                                        uint32_t count) {
     kvf_block_table *tables = kvf_alloc(count, sizeof *tables);
@@ -281,7 +281,7 @@ kvf_status kvf_ticket_attach(kvf_asker *ticket) {
         source->target = &remote->targets[i];
         source->session = session;
         session->last_used = kvf_agent_now(session->agent);
-        if (!session->sources) /* it may have been silent for long, with nobody to ask */
+        if (!session->sources) /* it may have been silent for long, as no ticket needed it */
             session->last_heard = session->last_used;
         DL_APPEND(session->sources, source);
         session->source_count++;
@@ -302,7 +302,7 @@ void kvf_source_detach(kvf_source *source) {
 }
 
 void kvf_source_lost(kvf_source *source) {
-    /* A writer we have lost sight of may still write until its time is over, or its process. */
+    /* A lost writer may still write until its time is over, or its process ends. */
     if (source->ticket->base.kind != KVF_REQUEST_EXPECT)
         source->settled = true;
     source->gone = source->session->gone;

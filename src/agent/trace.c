@@ -1,5 +1,5 @@
 /*
- * The times of the latest requests: taken down as they happen, the oldest forgotten for the newest.
+ * The times of the latest requests: recorded as they happen; the newest replace the oldest.
  */
 #include "agent/trace.h"
 #include "agent/session.h"
@@ -33,13 +33,13 @@ void kvf_trace_begin(const kvf_ticket *ticket) {
     if (!agent->options.trace_requests)
         return;
     while (HASH_COUNT(agent->traces) >= agent->options.trace_requests)
-        forget(agent, agent->traces); /* a table of uthash begins with what was added first */
+        forget(agent, agent->traces); /* a table of uthash begins with the entry that was added first */
     kvf_trace *trace = kvf_alloc0(1, sizeof *trace);
     void *id = ticket->id_bytes ? kvf_copy(ticket->id, ticket->id_bytes, 1) : NULL;
     if (!trace || (ticket->id_bytes && !id)) {
         kvf_free(trace);
         kvf_free(id);
-        return; /* only news */
+        return; /* for information only */
     }
     trace->ticket = ticket->number;
     trace->kind = ticket->kind;

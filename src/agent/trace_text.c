@@ -1,6 +1,6 @@
 /*
- * The times of requests as a trace in Chrome's format, which Perfetto opens: one object of JSON, where a process is the
- * agent and a thread one request.
+ * The times of requests as a trace in Chrome's format, which Perfetto opens: one object of JSON, in which a process is
+ * the agent and a thread one request.
  */
 #include <json.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 typedef struct word {
     const char *name;  /* of the moment */
-    const char *phase; /* that it begins; NULL: it is no border of phases */
+    const char *phase; /* the phase that it begins; NULL: none */
 } word;
 
 static const word words[KVF_MOMENTS] = {
@@ -47,7 +47,7 @@ static void add_number(writer *w, struct json_object *to, const char *name, uint
     add(w, to, name, json_object_new_uint64(number));
 }
 
-/* Microseconds with all of the nanoseconds: as digits, for a double has not enough of them. */
+/* Microseconds with all nanoseconds: as text, because a double has too few digits. */
 static void add_time(writer *w, struct json_object *to, const char *name, uint64_t ns) {
     char digits[40];
     (void)snprintf(digits, sizeof digits, "%llu.%03llu", (unsigned long long)(ns / 1000),
@@ -86,7 +86,7 @@ static struct json_object *add_span(writer *w, const char *category, const char 
     return args;
 }
 
-/* A moment on a request's thread; its "args". */
+/* A moment on a request's thread; returns its "args". */
 static struct json_object *add_instant(writer *w, const char *category, const char *name,
                                        const kvf_trace *trace, uint64_t when) {
     struct json_object *args = add_event(w, "i", name, trace->ticket);
@@ -100,7 +100,7 @@ static struct json_object *add_instant(writer *w, const char *category, const ch
 
 /* ---- one request ----------------------------------------------------------------------------- */
 
-/* When it was over; for what is not, now. */
+/* When a request was over; now, if it is not. */
 static uint64_t end_of(const writer *w, const kvf_trace *trace) {
     bool over = trace->at[KVF_MOMENT_NOTICED] && trace->at[KVF_MOMENT_FREED];
     return over ? kvf_max_u64(trace->at[KVF_MOMENT_NOTICED], trace->at[KVF_MOMENT_FREED]) : w->now;
@@ -115,7 +115,7 @@ static const char *phase_after(const kvf_trace *trace, kvf_moment moment) {
     return words[moment].phase;
 }
 
-/* From each moment that begins one to the next of those, or to the engine's notice. */
+/* Writes the phases: from each moment that begins one to the next such moment, or to the engine's notice. */
 static void say_phases(writer *w, const kvf_trace *trace, uint64_t end) {
     for (uint32_t m = 0; m < KVF_MOMENT_NOTICED; m++) {
         if (!trace->at[m] || !words[m].phase)
@@ -190,10 +190,10 @@ static struct json_object *who(writer *w) {
     return data;
 }
 
-/* So many at a time: while they are written, nothing moves. */
+/* How many are written at once: meanwhile nothing moves. */
 #define AT_ONCE 64u
 
-/* What all have in common; has the lock. */
+/* Writes what all requests share. The caller has the lock. */
 static void say_head(writer *w, struct json_object *all) {
     w->events = json_object_new_array();
     add(w, all, "traceEvents", w->events);
@@ -206,12 +206,11 @@ static void say_head(writer *w, struct json_object *all) {
     add_text(w, add_event(w, "M", "process_name", 0), "name", name);
 }
 
-/* The next requests behind the ticket `last`, which is moved on; whether there are more. Has the lock. */
+/* Writes the next requests after ticket `last`, which it advances; true: there are more. The caller has the lock. */
 static bool say_some(writer *w, uint64_t *last) {
     uint32_t count = 0;
     const kvf_trace *trace = NULL;
-    HASH_FIND(hh, w->agent->traces, last, sizeof *last,
-              trace); /* NULL: none yet, or it was forgotten since */
+    HASH_FIND(hh, w->agent->traces, last, sizeof *last, trace); /* NULL: none yet, or since forgotten */
     for (trace = trace ? trace : w->agent->traces; trace && !w->failed; trace = trace->hh.next) {
         if (trace->ticket <= *last)
             continue;
@@ -232,7 +231,7 @@ static kvf_status say_all(kvf_agent *agent, struct json_object *all) {
     w.now = kvf_agent_now(agent);
     say_head(&w, all);
     while (say_some(&w, &last)) {
-        kvf_turn_give(agent); /* who waits for the lock goes first */
+        kvf_turn_give(agent); /* threads that wait for the lock go first */
         w.now = kvf_agent_now(agent);
     }
     kvf_agent_unlock(agent);

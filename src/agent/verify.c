@@ -1,8 +1,8 @@
 /*
- * Integrity: what was received is compared with checksums that the producer takes of its own cells.
+ * Integrity: received cells are compared with checksums that the producer computes of its own cells.
  *
- * Asked cut by cut of the plan, and a bounded number of steps at a time. Where a step differs, its layers and
- * then its units are halved until one cell is left: the first wrong coordinates.
+ * The receiver asks cut by cut of the plan, a bounded number of steps at a time. If a step differs, it halves the
+ * step's layers and then its units until one cell is left: the first wrong coordinates.
  */
 #include <stdio.h>
 
@@ -19,17 +19,17 @@
 #include "shard/shard.h"
 
 #define STEPS_AT_ONCE 8192u
-#define MOST_ASKED 1024u /* by one session at once; what is beyond it asks again */
+#define MOST_ASKED 1024u /* by one session at once; further calls must be repeated */
 
 struct kvf_check {
-    kvf_hashing ours; /* of the steps asked for */
+    kvf_hashing ours; /* of the requested steps */
     bool hashing;
     kvf_asker *ticket;
     kvf_source *source;
     uint32_t cut;
-    uint64_t begin, end;     /* steps asked for */
+    uint64_t begin, end;     /* requested steps */
     bool narrowing;          /* one step is known to differ */
-    kvf_range layers, units; /* asked for */
+    kvf_range layers, units; /* requested */
     kvf_range suspect_layers, suspect_units;
     uint64_t *theirs; /* by step */
 };
@@ -69,7 +69,7 @@ static kvf_source *source_of(const kvf_asker *ticket, uint32_t source) {
     return NULL;
 }
 
-/* Is a step kept by us and by the source of a cut? Where it is not, there is nothing to compare. */
+/* Whether we and the source of a cut both keep a step; otherwise there is nothing to compare. */
 static bool is_kept(kvf_token_share share, uint64_t step) {
     uint32_t count = share.count ? share.count : 1, width = share.width ? share.width : 1;
     return step / width % count == share.index;
@@ -92,7 +92,7 @@ static uint32_t middle(kvf_range range) {
     return range.begin + (range.end - range.begin) / 2;
 }
 
-/* Asks for the first half of what is suspect, or says which cell it is. */
+/* Asks for the first half of the suspect cells, or names the cell that is left. */
 static void narrow(struct kvf_check *check, const kvf_plan_cut *cut) {
     check->narrowing = true;
     check->layers = check->suspect_layers;
@@ -108,7 +108,7 @@ static void narrow(struct kvf_check *check, const kvf_plan_cut *cut) {
     ask_next(check);
 }
 
-/* The half asked for is right: the other one is not. */
+/* The requested half is right, so the other one is wrong. */
 static void take_other_half(struct kvf_check *check) {
     if (check->suspect_layers.end - check->suspect_layers.begin > 1)
         check->suspect_layers.begin = check->layers.end;
@@ -187,7 +187,7 @@ static void on_ours(kvf_hashing *ours, kvf_status status) {
         compare(check);
 }
 
-/* Their checksums have come: takes ours of the same cells. */
+/* Their checksums have come: computes ours of the same cells. */
 static void hash_ours(struct kvf_check *check, const kvf_answer *answer) {
     const kvf_plan_cut *cut = kvf_plan_get_cut(check->ticket->remote->plan, check->cut);
     uint64_t steps = check->end - check->begin;
@@ -216,7 +216,7 @@ static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer)
     struct kvf_check *check = call->context;
     check->source->call = NULL;
     if (status == KVF_E_PEER_LOST)
-        return; /* a lost session tells all who use it */
+        return; /* a lost session tells all its users */
     if (status)
         fail(check, status);
     else
@@ -270,10 +270,10 @@ void kvf_verify_start(kvf_asker *ticket) {
 typedef struct asked {
     kvf_hashing hashing;
     kvf_session *session;
-    uint64_t number, generation; /* of the call, and of what it asks about */
+    uint64_t number, generation; /* of the call, and of the lease or expectation that it asks about */
 } asked;
 
-/* The blocks a consumer may ask about: those under its lease, or those that were pushed to it, when all were. */
+/* The ticket whose blocks a consumer may ask about: its lease's hold, or, once its flow is over, the push. */
 static const kvf_ticket *asked_about(kvf_session *session, uint64_t generation) {
     if (generation & KVF_EXPECTATION) {
         const kvf_flow *flow = kvf_flow_of(session, generation);
@@ -298,7 +298,7 @@ static const kvf_block_table *lent_blocks(kvf_hashing *hashing) {
     return NULL;
 }
 
-/* What is kept for a question, with its sums. */
+/* The bytes kept for a question, with its sums. */
 static uint64_t kept_for(const kvf_hashing *hashing) {
     return sizeof(asked) + (hashing->end - hashing->begin) * sizeof *hashing->sums;
 }
@@ -326,7 +326,7 @@ void kvf_verify_forget(kvf_session *session) {
     }
 }
 
-/* Is it a call that is being answered, or one too many? */
+/* Whether a call is already being answered, or is one too many. */
 static bool has_to_wait(const kvf_session *session, const kvf_call_body *call) {
     const kvf_hashing *hashing;
     DL_FOREACH(session->hashing.first, hashing) {
@@ -336,7 +336,7 @@ static bool has_to_wait(const kvf_session *session, const kvf_call_body *call) {
     return session->hashing.count >= MOST_ASKED;
 }
 
-/* As what a peer has the elements of a part: it has joined where it has them in another type than we. */
+/* The type in which a peer keeps the elements of a part: a peer with other types than ours has joined. */
 static kvf_dtype type_of(const kvf_session *session, const kvf_call_body *call) {
     const kvf_group_desc *group =
         session->shape ? kvf_model_group(kvf_shard_model(session->shape->shard), call->group) : NULL;
@@ -382,6 +382,6 @@ void kvf_verify_answer(kvf_session *session, const kvf_call_body *call) {
         status = kvf_fail(KVF_E_RANGE, "CHECKSUM: begin to end; allowed are 1 to %u steps", STEPS_AT_ONCE);
     if (!status)
         status = start_answer(session, call);
-    if (status && status != KVF_E_LIMIT) /* who has no room now asks again */
+    if (status && status != KVF_E_LIMIT) /* without room for it now, no answer: the peer repeats the call */
         kvf_answer_status(session, call, status, kvf_error_detail());
 }

@@ -1,5 +1,5 @@
 /*
- * Visits: asking an engine who it is, with one greeting and without a session.
+ * Visits: asking an engine to introduce itself, with one greeting and without a session.
  *
  *   HELLO with no digest       ->
  *                              <-    WELCOME with its facts and the introductions of all ranks
@@ -37,7 +37,7 @@ typedef struct visit {
     kvf_route route;
     const kvf_contact *contact;
     uint64_t incarnation;
-    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* zeros, and of the facts, once they are known */
+    uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* zeros; of the facts once they are known */
     uint64_t next, pause;
     bool over;
     kvf_status status;             /* when it is over */
@@ -45,9 +45,9 @@ typedef struct visit {
     kvf_visited *found;
     kvf_gathering gathering;
 
-    uint32_t greetings;  /* that are still to be answered, to measure */
+    uint32_t greetings;  /* answers still needed, to measure */
     bool measuring;      /* the engine is known */
-    uint32_t unanswered; /* greetings that may still be: answers do not say which one they are to */
+    uint32_t unanswered; /* greetings that may still be answered: answers do not name their greeting */
     uint64_t greeted;    /* when the last of them went out */
 } visit;
 
@@ -62,7 +62,7 @@ static void greet(visit *v, uint64_t now) {
     v->next = now + v->pause;
     v->greeted = now;
     v->unanswered++;
-    /* To measure, the shortest answer will do: one rank, and no facts. */
+    /* To measure, the shortest answer is enough: one rank, and no facts. */
     uint32_t first_rank = v->measuring ? v->found->rank_count - 1 : v->gathering.count;
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
                            .hello = {.engine = "visitor",
@@ -123,7 +123,7 @@ static kvf_status take_engine(visit *v, const kvf_message *message, const kvf_we
                              &found->engine);
 }
 
-/* One greeting after the other, each when the one before was answered. */
+/* Sends the next greeting when the one before was answered. */
 static void measure_next(visit *v) {
     if (v->greetings == 0) {
         end(v, KVF_OK);
@@ -143,7 +143,7 @@ static void take_whole(visit *v, const kvf_message *message, const kvf_welcome *
         measure_next(v);
 }
 
-/* Answers do not say to which greeting they are: this one is to the last only when no other is on its way. */
+/* Answers do not name their greeting: this one is to the last greeting only if no other is on its way. */
 static void take_measured(visit *v) {
     if (v->unanswered > 0)
         return;
