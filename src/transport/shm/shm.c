@@ -18,7 +18,7 @@
 
 #define EVENTS 64
 #define DIRECT "shm.direct"
-#define BACKLOG 16 /* short, so that few strangers are ahead of a consumer; if it is full, the consumer retries */
+#define BACKLOG 16 /* short, so that few strangers are ahead of a consumer; if it is full, consumers retry */
 #define LOOKS_OF_A_TURN 4u
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");

@@ -56,7 +56,7 @@ typedef enum kvf_shm_refusal {
 
 typedef struct kvf_shm_header {
     uint32_t kind;
-    uint32_t count; /**< of the regions, pieces or bytes of a notice that follow; or as the kind says; else 0 */
+    uint32_t count; /**< of regions, pieces or bytes of a notice that follow; or as the kind says; else 0 */
 } kvf_shm_header;
 
 /** This fabric's part of the card. */
