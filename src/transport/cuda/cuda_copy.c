@@ -101,8 +101,8 @@ static void fail_current(kvf_cuda_link *link, kvf_status status, const char *why
         end_batch(link, batch);
 }
 
-/* Starts a kernel only while the owner is there, see kvf_cuda_gate_enter(). KVF_E_PEER_LOST: it is not, and the job is
- * dropped. */
+/* Starts a job only while the owner is there, see kvf_cuda_gate_enter(). KVF_E_PEER_LOST: the owner is gone, and the
+ * job is dropped. */
 static kvf_status launch(kvf_cuda_link *link, kvf_copy_job *job) {
     kvf_cuda_gate_enter();
     kvf_status status = KVF_E_PEER_LOST;

@@ -145,7 +145,7 @@ static int watch_process(pid_t process) {
 }
 
 /* Within our own process we use the addresses on the card, but only if the endpoint has the same ones: anyone with a
- * card of ours could forge another. */
+ * card of ours could forge one like it. */
 static kvf_status know_process(kvf_cuda_link *link, const kvf_cuda_card *card,
                                const kvf_cuda_region *regions) {
     pid_t process = 0;

@@ -143,8 +143,7 @@ kvf_status kvf_cuda_wire_listen(const unsigned char name[CUDA_ID_BYTES], int *ou
  * Connects to the socket that a card names.
  *
  * @return KVF_OK, KVF_E_PEER_LOST (no process listens), KVF_E_PERMISSION (another user's), KVF_E_AGAIN (its queue is
-  *         full),
- *         KVF_E_IO
+ *         full), KVF_E_IO
  */
 kvf_status kvf_cuda_wire_connect(const unsigned char name[CUDA_ID_BYTES], int *out);
 

@@ -216,7 +216,7 @@ static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
 
 /*
  * "auto" leaves out a UCX that emulates: UCX serves any address to a peer with the card, cannot keep out writes that
- * are on their way, and the fabric "messages" is faster. For CUDA memory there is no other fabric.
+ * are on their way, and the fabric "messages" is faster. CUDA memory has no other way to other hosts.
  */
 static kvf_status refuse_emulated(const kvf_ucx_endpoint *endpoint) {
     char ways[512];

@@ -91,8 +91,7 @@ typedef struct kvf_ucx_library {
  * @param candidates  files, separated by ':'; the system's loader finds those without a slash. NULL: the system's
  *                    UCX
  * @return KVF_OK, KVF_E_UNSUPPORTED (none can be used, each with the reason; or this is a child of a process that has
-  *         loaded
- *         one), KVF_E_INVALID (an empty name), KVF_E_NOMEM
+ *         loaded one), KVF_E_INVALID (an empty name), KVF_E_NOMEM
  */
 kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out);
 

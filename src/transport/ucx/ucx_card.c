@@ -1,9 +1,8 @@
 /*
  * The UCX fabric's part of the card:
  *
- *   magic 4 | sum 8 | beacon 40 | UCX version: major 4, minor 4 | worker address: length 4, bytes | regions 4 | for
- * each region:
- *   address 8, bytes 8, key: length 4, bytes; a region that is withheld has bytes, but address 0 and no key
+ *   magic 4 | sum 8 | beacon 40 | UCX version: major 4, minor 4 | worker address: length 4, bytes | regions 4 |
+ *   for each region: address 8, bytes 8, key: length 4, bytes; a withheld region has bytes, but address 0 and no key
  *
  * All numbers are little endian. The sum detects damage, not malice: the worker address and the keys are in
  * UCX's own format, and UCX reads them without knowing their length. A copy followed by enough zeros keeps UCX inside
