@@ -240,7 +240,7 @@ kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t byte
     return KVF_OK;
 }
 
-/* ---- what fabrics report --------------------------------------------------------------------- */
+/* ---- reports from fabrics -------------------------------------------------------------------- */
 
 void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
     if (batch->failed)

@@ -177,7 +177,7 @@ kvf_status kvf_front_check_settings(const kvf_transport_options *options, const 
     return KVF_OK;
 }
 
-/* ---- what users are told --------------------------------------------------------------------- */
+/* ---- descriptions for users ------------------------------------------------------------------ */
 
 const char *kvf_transport_kind_name(uint32_t i) {
     const kvf_fabric *fabric = kvf_fabric_at(i);

@@ -282,7 +282,7 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
     return KVF_OK;
 }
 
-/* ---- what users call ------------------------------------------------------------------------- */
+/* ---- functions for users --------------------------------------------------------------------- */
 
 /* The user's threads must not read the tables, or copy, while regions come and go. */
 static void settle_user(const kvf_transport *transport) {

@@ -93,7 +93,7 @@ static void fill(transfer_source *source, transfer_batch *batch) {
     batch->whole = batch->count;
 }
 
-/* The next run, or what is left of it; NULL: there is none. */
+/* The next run, or the rest of it; NULL: there is none. */
 static kvf_run *look_ahead(transfer_source *source) {
     if (source->ahead_at == source->ahead_count && !source->exhausted) {
         source->ahead_at = 0;

@@ -227,7 +227,7 @@ void kvf_cuda_copy_end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status stat
 
 /** Takes the next slice of a batch that writes. */
 void kvf_cuda_write_start(kvf_cuda_link *link, kvf_cuda_copy *copy);
-/** Sends the owner what it was not told yet, as far as it reads. */
+/** Sends the owner our regions and requests that it does not have yet, as far as it reads. */
 void kvf_cuda_write_send(kvf_cuda_link *link);
 /** Handles the owner's answer. False: it is invalid. */
 bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet);

@@ -195,7 +195,7 @@ bool kvf_cuda_copy_waits(const kvf_cuda_link *link) {
 
 /* ---- batches ----------------------------------------------------------------------------------- */
 
-/* A copy does not end: nothing more is started on its device. What is under way may access memory until it ends. */
+/* Whether a copy does not end: then nothing more is started. Copies under way may access memory until they end. */
 static bool is_late(const kvf_cuda_link *link) {
     const uint64_t now = kvf_cuda_now_ns();
     for (uint32_t i = 0; i < CUDA_COPIES; i++)

@@ -12,7 +12,7 @@
 
 _Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
-/* ---- who is connected --------------------------------------------------------------------------- */
+/* ---- clients ------------------------------------------------------------------------------------ */
 
 void kvf_cuda_owner_drop(kvf_cuda_client *client) {
     kvf_cuda_endpoint *endpoint = client->endpoint;
@@ -91,7 +91,7 @@ void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {
     }
 }
 
-/* ---- what they say ------------------------------------------------------------------------------ */
+/* ---- messages from clients ---------------------------------------------------------------------- */
 
 static void take_hello(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
     kvf_cuda_endpoint *endpoint = client->endpoint;

@@ -11,7 +11,7 @@
 
 _Static_assert(CUDA_WRITES >= CUDA_COPIES, "an owner takes all that one link may have under way");
 
-/* ---- who writes -------------------------------------------------------------------------------- */
+/* ---- the writer -------------------------------------------------------------------------------- */
 
 void kvf_cuda_write_start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     *copy = (kvf_cuda_copy){.batch = link->slices.current, .number = ++link->last_number};

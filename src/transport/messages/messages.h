@@ -291,7 +291,7 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget);
 kvf_status kvf_messages_submit(void *self, kvf_batch *batch);
 void kvf_messages_cancel(void *self, kvf_batch *batch);
 
-/** Drops what was cancelled and need not wait for its answers. */
+/** Drops cancelled requests that need not wait for their answers. */
 void kvf_messages_forget(kvf_messages_link *link);
 
 /** Sends requests as far as the window and the slots allow, and subtracts the bytes it copies from `budget`. */

@@ -115,7 +115,7 @@ static void try_next(kvf_messages_link *link, const char *why) {
         kvf_messages_lose(link, kvf_error_detail());
 }
 
-/* ---- what happens to the connection ---------------------------------------------------------- */
+/* ---- events of the connection ---------------------------------------------------------------- */
 
 static void greet(kvf_messages_link *link) {
     kvf_messages_endpoint *endpoint = link->endpoint;
@@ -196,7 +196,7 @@ static bool receive_event(kvf_messages_link *link) {
     return true;
 }
 
-/* ---- what the owner says --------------------------------------------------------------------- */
+/* ---- messages from the owner ----------------------------------------------------------------- */
 
 static void take_refusal(kvf_messages_link *link, const unsigned char *data, size_t bytes) {
     kvf_byte_reader from = {data, bytes, false};

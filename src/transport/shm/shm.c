@@ -313,7 +313,7 @@ static kvf_status shm_progress(void *self, bool *busy) {
     return KVF_OK;
 }
 
-/* ---- what it costs --------------------------------------------------------------------------- */
+/* ---- costs ----------------------------------------------------------------------------------- */
 
 /* Copies as kvf_shm_direct() does, but within our own process. */
 static bool copy_by_system_call(const kvf_yardstick *yardstick, const kvf_run *runs, size_t count) {

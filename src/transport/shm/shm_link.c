@@ -265,7 +265,7 @@ void kvf_shm_disconnect(void *self) {
     free_link(link);
 }
 
-/* ---- what the owner tells -------------------------------------------------------------------- */
+/* ---- messages from the owner ----------------------------------------------------------------- */
 
 static bool take_arena(kvf_shm_link *link, const kvf_shm_packet *packet) {
     const kvf_shm_arena_message *message = &packet->as.arena;

@@ -240,7 +240,7 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
     return true;
 }
 
-/* ---- what a client is told at first ---------------------------------------------------------- */
+/* ---- the first messages to a client ---------------------------------------------------------- */
 
 kvf_shm_region kvf_shm_describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region) {
     kvf_shm_region told = {(uint64_t)(uintptr_t)region->address, region->bytes, 0, SHM_NO_ARENA, 0};
@@ -333,7 +333,7 @@ static kvf_status tell(kvf_shm_client *client) {
     return client->gate_told ? tell_ready(client) : tell_gate(client);
 }
 
-/* ---- what a client asks ---------------------------------------------------------------------- */
+/* ---- messages from a client ------------------------------------------------------------------ */
 
 /* The time does not depend on how much of the key is right. */
 static bool same_key(const unsigned char *a, const unsigned char *b) {

@@ -205,7 +205,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_free(endpoint);
 }
 
-/* ---- what is emulated ------------------------------------------------------------------------ */
+/* ---- emulation ------------------------------------------------------------------------------- */
 
 static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
     endpoint->takes_emulated = value && strcmp(value, "on") == 0;

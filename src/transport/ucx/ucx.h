@@ -191,7 +191,7 @@ uint64_t kvf_ucx_card_sum(const void *data, size_t bytes);
  */
 void *kvf_ucx_card_blob(const void *data, size_t bytes);
 
-/* ---- what the files share -------------------------------------------------------------------- */
+/* ---- shared structures ----------------------------------------------------------------------- */
 
 typedef struct kvf_ucx_job kvf_ucx_job;
 typedef struct kvf_ucx_link kvf_ucx_link;

@@ -36,7 +36,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_ucx_library *all_loaded;
 static atomic_uint owner; /* fork count, and 1, of the process that loads or has loaded one; 0: none */
 
-/* ---- what is looked up ----------------------------------------------------------------------- */
+/* ---- functions of UCX ------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;
@@ -254,7 +254,7 @@ kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out) {
     return status;
 }
 
-/* ---- what it found --------------------------------------------------------------------------- */
+/* ---- resources ------------------------------------------------------------------------------- */
 
 /* UCX prints its resources, "<transport>/<device>", one a line; there is no other way to get them. */
 static void note_resource(const char *line, char *out, size_t bytes) {
