@@ -88,7 +88,7 @@ static void unlock(void) {
     (void)pthread_mutex_unlock(&registry.mutex);
 }
 
-/* All functions of this section need the mutex. */
+/* The rest of this section needs the mutex. */
 
 static kvf_status make_token(void) {
     pid_t pid = getpid();
