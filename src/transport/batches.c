@@ -1,5 +1,5 @@
 /*
- * Operations: checking and numbering what is submitted, and calling what callbacks are due.
+ * Operations: checking and numbering submitted batches, and calling the callbacks that are due.
  */
 #include <stdio.h>
 #include <unistd.h>
@@ -110,7 +110,7 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
                     (unsigned long long)region_bytes);
 }
 
-/* Every run lies inside a registered region on both sides. Everything behind this uses plain arithmetic. */
+/* Every run must lie inside a registered region on both sides. All code after this uses plain arithmetic. */
 static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count, uint64_t *bytes) {
     const kvf_memory *local = peer->transport->served, *own = peer->transport->regions;
     const uint64_t *remote = peer->region_bytes;
@@ -240,7 +240,7 @@ kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t byte
     return KVF_OK;
 }
 
-/* ---- what fabrics report --------------------------------------------------------------------- */
+/* ---- reports from fabrics -------------------------------------------------------------------- */
 
 void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason) {
     if (batch->failed)
@@ -263,7 +263,7 @@ void kvf_batch_end(kvf_batch *batch) {
 
 void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason) {
     for (kvf_batch *batch; (batch = peer->batches.first); kvf_batch_end(batch)) {
-        batch->failed = KVF_OK; /* what the fabric knew of it is of no interest any more */
+        batch->failed = KVF_OK; /* the fabric's own reason no longer matters */
         kvf_batch_fail(batch, status, reason);
     }
 }
@@ -341,7 +341,7 @@ void kvf_front_dispatch_peer(kvf_transport *transport, const kvf_peer *peer) {
 static void tell_notices(kvf_transport *transport) {
     if (transport->notices.length == 0)
         return;
-    /* Callbacks may bring in more (by closing peers), which belongs to the next time. */
+    /* Callbacks may add notifications (by closing peers), which are delivered next time. */
     kvf_buffer told = transport->notices;
     transport->notices = transport->delivering;
     transport->delivering = told;
@@ -372,7 +372,7 @@ void kvf_front_dispatch(kvf_transport *transport) {
     while (transport->ended.first)
         call_done(transport, transport->ended.first);
     tell_notices(transport);
-    /* A notice may have cancelled or closed: what it ended comes before the loss of its peer. */
+    /* on_notify may have cancelled batches or closed peers: ended batches are told before the loss of their peer. */
     while (transport->ended.first)
         call_done(transport, transport->ended.first);
     tell_lost(transport);

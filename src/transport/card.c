@@ -106,7 +106,7 @@ static kvf_status cut_off(void) {
     return kvf_fail(KVF_E_PARSE, "card: it ends in the middle, or a length in it is damaged");
 }
 
-/* The number of regions is believed only as far as there are bytes for them. */
+/* Accepts a number of regions only if there are bytes for all of them. */
 static kvf_status read_regions(kvf_byte_reader *from, kvf_card *card) {
     uint32_t count = (uint32_t)kvf_take_number(from, 4);
     if (count > from->left / REGION_BYTES)

@@ -1,5 +1,5 @@
 /*
- * The outer card: what one endpoint says about itself to those who may connect to it.
+ * The outer card: an endpoint's description of itself for endpoints that may connect to it.
  *
  *   magic, version | name | generation | for each region: size, withheld | for each fabric: kind, its part | checksum
  *
@@ -13,14 +13,14 @@
 #define KVF_CARD_NAME_MAX 255 /**< bytes of an endpoint's name */
 #define KVF_CARD_KIND_MAX 15  /**< bytes of a fabric's kind */
 
-/** What one fabric wrote. */
+/** The part that one fabric wrote. */
 typedef struct kvf_card_part {
     char kind[KVF_CARD_KIND_MAX + 1];
     const void *data;
     size_t bytes;
 } kvf_card_part;
 
-/** A card. What the parts of one that was read point to lies in the bytes it was read from. */
+/** A card. The parts of a card that was read point into the bytes it was read from. */
 typedef struct kvf_card {
     char name[KVF_CARD_NAME_MAX + 1];
     uint64_t generation;    /**< of the memory */
@@ -31,7 +31,7 @@ typedef struct kvf_card {
     uint32_t part_count;
 } kvf_card;
 
-/** Appends the card of `card` to `out`. */
+/** Appends `card`, encoded, to `out`. */
 kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out);
 
 /**
@@ -45,7 +45,7 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out);
 
 void kvf_card_free(kvf_card *card);
 
-/** What all processes of this boot of this machine have in common, and no others; zeros when unknown. */
+/** An identity that all processes of this boot of this machine share, and no others; zeros if unknown. */
 void kvf_host_identity(unsigned char out[KVF_HOST_ID_BYTES]);
 
 #endif

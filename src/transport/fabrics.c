@@ -1,6 +1,6 @@
 /*
- * The fabrics of this build: the one list of them, whether their tables are complete, which is better, and what
- * users are told of them.
+ * The fabrics of this build: the one list of them, their order, the check of their tables, their settings, and what
+ * users are told about them.
  */
 #include <stdio.h>
 
@@ -29,7 +29,7 @@ static const kvf_fabric *const fabrics[] = {
 };
 #define FABRICS ((uint32_t)(sizeof fabrics / sizeof *fabrics))
 
-/* Those that a build may leave out. */
+/* The fabrics that a build may leave out. */
 static const char *const optional[] = {"ucx", "messages"};
 
 /* ---- order ----------------------------------------------------------------------------------- */
@@ -132,7 +132,7 @@ const char *kvf_setting_of(const kvf_transport_options *options, const char *key
     return NULL;
 }
 
-/* Whether a fabric has this setting; otherwise its own ones are added to the text. */
+/* Whether a fabric has this setting; if not, adds the settings that it has to the text. */
 static bool has_setting(const kvf_fabric *fabric, const char *key, kvf_text *known) {
     for (const char *const *own = fabric->kind.settings; own && *own; own++) {
         if (strcmp(key, *own) == 0)
@@ -177,7 +177,7 @@ kvf_status kvf_front_check_settings(const kvf_transport_options *options, const 
     return KVF_OK;
 }
 
-/* ---- what users are told --------------------------------------------------------------------- */
+/* ---- descriptions for users ------------------------------------------------------------------ */
 
 const char *kvf_transport_kind_name(uint32_t i) {
     const kvf_fabric *fabric = kvf_fabric_at(i);

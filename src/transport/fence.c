@@ -1,13 +1,13 @@
 /*
- * Shutting an endpoint out. It may be connected by any of the fabrics it has in common with us; which of them
- * it took, only those know that have seen it.
+ * Shutting an endpoint out. It may be connected by any fabric that both sides have; only a fabric that has seen it
+ * knows that it was used.
  */
 #include <stdio.h>
 
 #include "transport/card.h"
 #include "transport/front.h"
 
-/* What the fabrics say of an endpoint. */
+/* What the fabrics report about an endpoint. */
 typedef struct verdict {
     bool inside;                /* it may be writing, ... */
     char why[KVF_DETAIL_BYTES]; /* ... as the fabric says */
@@ -35,7 +35,7 @@ static kvf_status lift(const kvf_front_fabric *front, const kvf_card_part *part,
     return front->fabric->admit ? front->fabric->admit(front->endpoint, part->data, part->bytes) : KVF_OK;
 }
 
-/* Every fabric that both have. */
+/* Calls `act` for every fabric that both sides have. */
 static kvf_status
 each_in_common(kvf_transport *transport, const void *data, size_t bytes, const char *what,
                kvf_status (*act)(const kvf_front_fabric *, const kvf_card_part *, verdict *), verdict *out) {

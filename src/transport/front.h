@@ -1,10 +1,10 @@
 /*
  * The front's own structures, shared by its files: transport.c (endpoints and peers), regions.c (memory),
- * batches.c (operations, and what callbacks are due) and fabrics.c (which there are). Fabrics do not include this.
+ * batches.c (operations, and their callbacks) and fabrics.c (the list of fabrics). Fabrics do not include this.
  *
  * Nothing a fabric reports reaches the user while the fabric runs: ended batches, notifications and lost
  * peers are queued, and their callbacks are called once all fabrics have returned. So a callback may close
- * any peer without a fabric standing on it.
+ * any peer: no fabric is using it then.
  */
 #ifndef KVF_TRANSPORT_FRONT_H
 #define KVF_TRANSPORT_FRONT_H
@@ -27,7 +27,7 @@ typedef struct kvf_batch_list {
     kvf_batch *first, *last;
 } kvf_batch_list;
 
-/** Has more to submit to a peer than the fabric knows of: told when the connection is closed, and then off its list. */
+/** Has more to submit to a peer than the fabric knows. Closing the peer takes it off the list and calls closed(). */
 typedef struct kvf_front_user {
     void (*closed)(void *context);
     void *context;
@@ -48,7 +48,7 @@ struct kvf_peer {
     kvf_batch_list batches; /* those the fabric has */
     kvf_front_user *users;
     bool lost;
-    bool lives; /* though it is lost: it refused us */
+    bool lives; /* although it is lost: it refused us */
     char lost_reason[KVF_REASON_BYTES];
     bool lost_untold; /* on_peer_lost is due */
     bool closing;
@@ -61,7 +61,7 @@ typedef struct kvf_front_fabric {
     void *endpoint;
     bool *serves;     /* by region */
     bool disabled;    /* it cannot serve the registered memory; it may still own memory */
-    bool owns_memory; /* that others may have registered: closed after them */
+    bool owns_memory; /* which other fabrics may have registered: closed after them */
 } kvf_front_fabric;
 
 /** A fabric of this build that is not part of an endpoint, though it was asked for. */
@@ -74,7 +74,7 @@ struct kvf_transport {
     kvf_transport_options options;
     char *name;
     pid_t process;  /* that opened it; no other may use it */
-    uint32_t forks; /* kvf_fork_count() there */
+    uint32_t forks; /* kvf_fork_count() of that process */
     bool automatic;
     bool withholds_emulated;   /* see kvf_transport_withhold_emulated() */
     kvf_front_fabric *fabrics; /* best first */
@@ -87,7 +87,7 @@ struct kvf_transport {
     kvf_region_user user;  /* `settle` is NULL: there is none */
     uint32_t region_count;
     uint64_t generation; /* of the memory: counts its changes */
-    uint64_t oldest;     /* cards of before name memory that is not there any more */
+    uint64_t oldest;     /* older cards describe memory that is gone */
     kvf_buffer card;
     int event_fd;     /* an epoll of the fabrics' descriptors, of `wake`, and of what an agent adds to it */
     kvf_wake wake;    /* readable while callbacks are due */
@@ -127,7 +127,7 @@ kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what);
 /** Calls the callbacks that are due. Called with no fabric running. */
 void kvf_front_dispatch(kvf_transport *transport);
 
-/** Calls `done` of every batch of a peer that has none but ended batches. */
+/** Calls `done` of every batch of a peer whose batches have all ended. */
 void kvf_front_dispatch_peer(kvf_transport *transport, const kvf_peer *peer);
 
 /** Ends all batches a peer's fabric has. */
@@ -136,13 +136,13 @@ void kvf_front_end_batches(kvf_peer *peer, kvf_status status, const char *reason
 /** Makes `wake` readable exactly while callbacks are due. */
 void kvf_front_update_wake(kvf_transport *transport);
 
-/** Frees what regions.c has; the fabrics are closed. */
+/** Frees what regions.c owns; the fabrics are closed already. */
 void kvf_front_free_memory(kvf_transport *transport);
 
 /** Notes why a fabric is not part of an endpoint, from the detail. */
 kvf_status kvf_front_note_absent(kvf_transport *transport, const kvf_fabric *fabric);
 
-/** Frees what that noted. */
+/** Frees these notes. */
 void kvf_front_free_absent(kvf_transport *transport);
 
 /** Frees the tables of batches.c. */

@@ -1,4 +1,4 @@
-/* Arrays of regions as callers give them: of this library's size of kvf_memory, or a newer one's. */
+/* Arrays of regions as callers pass them: with this library's size of kvf_memory, or that of a newer one. */
 #ifndef KVF_TRANSPORT_MEMORY_H
 #define KVF_TRANSPORT_MEMORY_H
 
@@ -10,8 +10,8 @@ static inline const kvf_memory *kvf_memory_at(const kvf_memory *regions, uint32_
 }
 
 /**
- * Whether an array of regions has one struct_size that this library can read, kinds that there are, and devices
- * where there are any.
+ * Checks that all regions of an array have the same struct_size, which this library can read, that their kinds are
+ * known, and that the device of host memory is 0.
  *
  * @return KVF_OK, or KVF_E_INVALID; the detail names `what`, the region and the value
  */

@@ -1,6 +1,6 @@
 #include "transport/notices.h"
 
-/* Then come the name and the bytes. */
+/* The name and the bytes follow it. */
 typedef struct notice_head {
     uint32_t sender_bytes; /* with the NUL */
     uint32_t bytes;

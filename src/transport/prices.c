@@ -1,5 +1,5 @@
 /*
- * What kinds of transport cost: what their tables assume, until it was measured on this machine.
+ * The costs of kinds of transport: as their tables assume, until they are measured on this machine.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -7,13 +7,13 @@
 #include "base/clock.h"
 #include "transport/front.h"
 
-#define BUDGET_NS 30000000u /* some 5 ms are needed, where nobody else has the processor */
+#define BUDGET_NS 30000000u /* measuring takes some 5 ms if nothing else uses the processor */
 #define MOST_KINDS 8u
 
-/* Of one process, by kvf_fabric_at(). */
+/* For the whole process; indexed like kvf_fabric_at(). */
 static struct {
     pthread_once_t once;
-    _Atomic bool there; /* all below is final */
+    _Atomic bool there; /* all fields below are final */
     kvf_cost_model cost[MOST_KINDS], apart[MOST_KINDS];
     kvf_copy_price copying;
     uint64_t took_ns;
@@ -71,7 +71,7 @@ static bool reaches_host_memory(const kvf_transport_kind *kind) {
     return kind->reach == KVF_REACH_HOST && kind->memory_kinds & 1u << KVF_MEMORY_HOST;
 }
 
-/* The fabric that a kind names, or whose memory of another sort it names; else the best for memory of this host. */
+/* The fabric whose name, or whose `apart` name, is `kind`; otherwise the best one for memory of this host. */
 static const kvf_fabric *find(const char *kind, bool *apart, uint32_t *place) {
     const kvf_fabric *chosen = NULL, *fabric;
     *apart = false;

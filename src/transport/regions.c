@@ -71,7 +71,7 @@ kvf_status kvf_memory_check(const kvf_memory *regions, uint32_t count, const cha
 
 /* ---- allocating ------------------------------------------------------------------------------ */
 
-/* For fabrics without memory of their own: nobody else can map it, but it is page aligned and zeroed too. */
+/* For fabrics without memory of their own: no other process can map it, but it is page aligned and zeroed too. */
 static kvf_status allocate_plain(kvf_transport *transport, uint64_t bytes, void **out) {
     struct kvf_plain_memory *memory = kvf_alloc(1, sizeof *memory);
     if (!memory)
@@ -148,7 +148,7 @@ static void forget(const kvf_transport *transport, uint32_t region) {
     transport->bases[region] = NULL;
 }
 
-/* Room for region numbers up to this one in all tables; new ones are not registered. */
+/* Makes room for region numbers up to this one in all tables; new numbers are not registered. */
 static kvf_status make_room(kvf_transport *transport, uint32_t region) {
     if (region < transport->region_count)
         return KVF_OK;
@@ -178,7 +178,7 @@ static kvf_status make_room(kvf_transport *transport, uint32_t region) {
     return KVF_OK;
 }
 
-/* A fabric is of use as long as it serves all there is. */
+/* Disables each fabric that does not serve all regions; returns whether none is left. */
 static bool find_disabled(kvf_transport *transport) {
     bool all = true;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
@@ -201,7 +201,7 @@ static kvf_status add_to_fabric(kvf_front_fabric *front, uint32_t region, const 
     return status;
 }
 
-/* KVF_E_AGAIN: some peer is in the middle of a write; the fabrics that are done stay without the region. */
+/* KVF_E_AGAIN: a peer is in the middle of a write; fabrics that have released the region stay without it. */
 static kvf_status take_from_fabrics(kvf_transport *transport, uint32_t region) {
     kvf_status result = KVF_OK;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
@@ -216,7 +216,7 @@ static kvf_status take_from_fabrics(kvf_transport *transport, uint32_t region) {
     return result;
 }
 
-/* The detail of a refusal, with the fabric's name before it. Those that serve other memory only have nothing to say. */
+/* The detail of a refusal, with the fabric's name before it. Skips fabrics that do not serve such memory. */
 static void note_refusal(char *why, const kvf_fabric *fabric, const kvf_memory *memory) {
     const size_t used = strlen(why);
     if (fabric->kind.memory_kinds & 1u << memory->kind)
@@ -224,7 +224,7 @@ static void note_refusal(char *why, const kvf_fabric *fabric, const kvf_memory *
                        kvf_error_detail());
 }
 
-/* With "auto", a fabric that cannot serve a region is done without. */
+/* With "auto", a fabric that cannot serve a region is left out. */
 static kvf_status add_to_fabrics(kvf_transport *transport, uint32_t region) {
     const kvf_memory *memory = &transport->regions[region];
     char why[KVF_DETAIL_BYTES] = "";
@@ -249,7 +249,7 @@ static void forget_card(kvf_transport *transport) {
     transport->generation++;
 }
 
-/* Nobody knows of the region but us. */
+/* Takes back a region that no peer knows of yet. */
 static void drop(kvf_transport *transport, uint32_t region) {
     (void)take_from_fabrics(transport, region);
     forget(transport, region);
@@ -282,9 +282,9 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
     return KVF_OK;
 }
 
-/* ---- what users call ------------------------------------------------------------------------- */
+/* ---- functions for users --------------------------------------------------------------------- */
 
-/* Nobody reads the tables, or copies, while regions come and go. */
+/* The user's threads must not read the tables, or copy, while regions come and go. */
 static void settle_user(const kvf_transport *transport) {
     if (transport->user.settle)
         transport->user.settle(transport->user.context);
@@ -336,7 +336,7 @@ kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t regi
     return status;
 }
 
-/* Whether something of ours that is under way reads or writes the region. */
+/* Whether a batch of ours that is under way reads or writes the region. */
 static bool is_in_use(const kvf_transport *transport, uint32_t region) {
     for (const kvf_peer *peer = transport->peers; peer; peer = peer->following)
         for (const kvf_batch *batch = peer->batches.first; batch; batch = batch->following)

@@ -91,7 +91,7 @@ bool kvf_slices_advance(kvf_slices *slices, const kvf_slice *slice) {
 
 /* ---- packed ---------------------------------------------------------------------------------- */
 
-#define PACKED_RUNS 256u /* laid out at once */
+#define PACKED_RUNS 256u /* copied by one call of the kernel */
 
 /* The analyser does not see that `data` is written through &data. */
 /* NOLINTNEXTLINE(readability-non-const-parameter) */

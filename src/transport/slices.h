@@ -1,6 +1,6 @@
 /*
- * The batches of one link, walked run by run in slices: what the fabrics that copy with the processor have
- * in common. It follows the front's list of the peer's batches, which is in order of submission.
+ * The batches of one link, moved in slices of runs: shared by the fabrics that copy with the processor. Slices
+ * follow the front's list of the peer's batches, which is in order of submission.
  */
 #ifndef KVF_TRANSPORT_SLICES_H
 #define KVF_TRANSPORT_SLICES_H
@@ -10,7 +10,7 @@
 /** Bytes one progress() may copy, and runs it may look at. */
 #define KVF_SLICE_BYTES (4u << 20)
 #define KVF_SLICE_RUNS 8192u
-/** Bytes that are copied in one go; after them one who is in a hurry is let go first. */
+/** Bytes of one copy; progress() ends after it if another thread waits, see kvf_transport_hurry(). */
 #define KVF_COPY_BYTES (1u << 20)
 
 typedef struct kvf_slices {
@@ -24,7 +24,7 @@ typedef struct kvf_slice {
     const kvf_run *runs;
     size_t count;   /**< whole runs; 0 when `part` is to be moved instead */
     kvf_run part;   /**< of a run that is longer than the budget, or that was begun before */
-    uint64_t bytes; /**< of all of it */
+    uint64_t bytes; /**< of the whole slice */
 } kvf_slice;
 
 /** The runs of a slice, at least one: whole ones, or the part. */
@@ -34,15 +34,15 @@ static inline const kvf_run *kvf_slice_runs(const kvf_slice *slice, size_t *coun
 }
 
 /**
- * Copies between the local side of a slice and memory in which its runs lie one after the other: pack() into that, to be
- * read soon; unpack() out of it.
+ * Copies between the local side of a slice and memory in which its runs lie one after the other: pack() into that
+ * memory, which will be read soon; unpack() out of it.
  *
  * @param bases  of local regions
  */
 void kvf_slice_pack(const kvf_slice *slice, unsigned char *const *bases, unsigned char *data);
 void kvf_slice_unpack(const kvf_slice *slice, unsigned char *const *bases, unsigned char *data);
 
-/** Takes a batch in, from submit(). */
+/** Accepts a batch, from submit(). */
 void kvf_slices_add(kvf_slices *slices, kvf_batch *batch);
 
 /** Notes that a batch was cancelled, from cancel(). */
@@ -51,25 +51,25 @@ void kvf_slices_cancel(kvf_slices *slices);
 /** Ends a cancelled batch of which nothing is in flight. */
 void kvf_slices_end_cancelled(kvf_batch *batch);
 
-/** Ends what was cancelled and not started. Batches with something in flight only stop. */
+/** Ends cancelled batches of which nothing is in flight; other cancelled batches only stop. */
 void kvf_slices_reap(kvf_slices *slices);
 
-/** Looks at what comes next: at most `runs` whole runs and `budget` bytes. Needs a current batch. */
+/** Finds the next slice: at most `runs` whole runs and `budget` bytes. Needs a current batch. */
 void kvf_slices_peek(const kvf_slices *slices, uint64_t budget, size_t runs, kvf_slice *out);
 
 /**
  * The same for one copy of a progress() that has moved `moved` of its `budget` so far.
  *
- * @return false when there is nothing left for this progress(): no batch, no budget, somebody is in a hurry, or the
- *         next run is a long one, which is rather moved as a whole next time
+ * @return false when there is nothing left for this progress(): no batch, no budget, another thread waits, or the next
+ *         run exceeds the rest of the budget and is better begun next time
  */
 bool kvf_slices_next(const kvf_slices *slices, const kvf_transport *transport, uint64_t moved,
                      uint64_t budget, kvf_slice *out);
 
-/** Counts a slice as started; true when that was the last of its batch, which then is not the current one. */
+/** Counts a slice as started; true if it was the last of its batch, which then is no longer the current one. */
 bool kvf_slices_advance(kvf_slices *slices, const kvf_slice *slice);
 
-/** Stops the current batch: no more of its runs are started. */
+/** Stops the current batch, and returns it: no more of its runs are started. */
 kvf_batch *kvf_slices_drop_current(kvf_slices *slices);
 
 #endif

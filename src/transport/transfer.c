@@ -11,7 +11,7 @@
 #define BATCHES 3u /* of one source, submitted at once: while one ends, others keep its fabric busy */
 #define BATCH_RUNS 1024u
 #define BATCH_BYTES (16u << 20) /* a batch with this much is full; one long run may be more */
-#define PULL_RUNS 64u           /* looked at between two looks at the bytes */
+#define PULL_RUNS 64u           /* taken before the bytes are counted again */
 #define DETAIL_BYTES 768u
 
 typedef struct transfer_source transfer_source;
@@ -31,7 +31,7 @@ struct transfer_source {
     kvf_transfer *transfer;
     kvf_peer *peer; /* NULL: its connection was closed */
     kvf_run_cursor cursor;
-    kvf_run ahead[PULL_RUNS]; /* of a transfer that is held: taken from the cursor and not submitted yet */
+    kvf_run ahead[PULL_RUNS]; /* of a held transfer: taken from the cursor and not submitted yet */
     size_t ahead_at, ahead_count;
     bool exhausted; /* the cursor */
     transfer_batch *batches;
@@ -40,8 +40,8 @@ struct transfer_source {
 struct kvf_transfer {
     kvf_transport *transport;
     kvf_direction direction;
-    bool held;         /* submits only what kvf_transfer_advance() says */
-    uint32_t turn;     /* the source that it lets go first */
+    bool held;         /* submits only what kvf_transfer_advance() allows */
+    uint32_t turn;     /* the source that kvf_transfer_advance() serves first */
     bool swapped;      /* pushed by the plan's remote side: its runs name our memory as the remote one */
     kvf_status failed; /* the first failure, or KVF_E_CANCELLED */
     char detail[DETAIL_BYTES];
@@ -62,7 +62,7 @@ static void free_transfer(kvf_transfer *transfer) {
     kvf_free(transfer);
 }
 
-/* The first failure is the transfer's; nothing new is started, and what moves is stopped. */
+/* The first failure becomes the transfer's; nothing new is started, and batches under way are cancelled. */
 static void fail(kvf_transfer *transfer, kvf_status status, const char *detail) {
     if (transfer->failed)
         return;
@@ -78,7 +78,7 @@ static void swap_sides(kvf_run *run) {
         (kvf_run){run->remote_offset, run->local_offset, run->bytes, run->remote_region, run->local_region};
 }
 
-/* Takes whole runs: for a transfer that goes as fast as it can. */
+/* Takes whole runs: for a transfer at full speed. */
 static void fill(transfer_source *source, transfer_batch *batch) {
     while (batch->count < BATCH_RUNS && batch->bytes < BATCH_BYTES && !source->exhausted) {
         size_t room = BATCH_RUNS - batch->count < PULL_RUNS ? BATCH_RUNS - batch->count : PULL_RUNS;
@@ -93,7 +93,7 @@ static void fill(transfer_source *source, transfer_batch *batch) {
     batch->whole = batch->count;
 }
 
-/* The next run, or what is left of it; NULL: there is none. */
+/* The next run, or the rest of it; NULL: there is none. */
 static kvf_run *look_ahead(transfer_source *source) {
     if (source->ahead_at == source->ahead_count && !source->exhausted) {
         source->ahead_at = 0;
@@ -105,7 +105,7 @@ static kvf_run *look_ahead(transfer_source *source) {
     return source->ahead_at < source->ahead_count ? &source->ahead[source->ahead_at] : NULL;
 }
 
-/* Takes `most` bytes at the most, and so cuts the run in which they end. */
+/* Takes at most `most` bytes, and cuts the run in which they end. */
 static void fill_up_to(transfer_source *source, transfer_batch *batch, uint64_t most) {
     kvf_run *left;
     while (batch->count < BATCH_RUNS && batch->bytes < most && (left = look_ahead(source))) {
@@ -123,7 +123,7 @@ static void fill_up_to(transfer_source *source, transfer_batch *batch, uint64_t 
     }
 }
 
-/* Whether something was not submitted yet. Of one that is held this is known exactly: see look_ahead(). */
+/* Whether something was not submitted yet. For a held transfer this is exact: see look_ahead(). */
 static bool source_has_more(const transfer_source *source) {
     return !source->exhausted || source->ahead_at < source->ahead_count;
 }
@@ -135,7 +135,7 @@ static bool has_more(const kvf_transfer *transfer) {
     return false;
 }
 
-/* Its batches have ended. A transfer that is held may have had none under way, and would go on with nobody. */
+/* The source's batches have ended. A held transfer may have had none under way, and must not go on without a peer. */
 static void on_closed(void *context) {
     transfer_source *source = context;
     source->peer = NULL;
@@ -162,8 +162,8 @@ static bool submit(transfer_source *source, transfer_batch *batch) {
     return true;
 }
 
-/* Fills and submits those of a source's batches that are free, with `most` bytes in all; UINT64_MAX: as many as
- * fit. Returns how many it has submitted. */
+/* Fills a source's free batches with at most `most` bytes in all (UINT64_MAX: as many as fit) and submits them.
+ * Returns the number of bytes it has submitted. */
 static uint64_t pump(transfer_source *source, uint64_t most) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < BATCHES && bytes < most && !source->transfer->failed; i++) {
@@ -270,7 +270,7 @@ static void place_source(kvf_transfer *transfer, uint32_t i, const kvf_request *
     }
 }
 
-/* Gets a placed transfer under way; it is freed if nothing of it is. */
+/* Starts a transfer whose sources are placed; frees it if that failed with nothing under way. */
 static kvf_status launch(kvf_transfer *transfer, kvf_transfer **out) {
     for (uint32_t i = 0; i < transfer->source_count && !transfer->failed; i++)
         if (transfer->held)
@@ -282,7 +282,7 @@ static kvf_status launch(kvf_transfer *transfer, kvf_transfer **out) {
         free_transfer(transfer);
         return status;
     }
-    *out = transfer; /* a failure with batches under way is told by its status */
+    *out = transfer; /* a failure with batches under way is reported by its status */
     return KVF_OK;
 }
 
@@ -315,7 +315,7 @@ kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction directio
     return kvf_transfer_start_held(request, direction, peers, false, out);
 }
 
-/* What one source gives; `direction` KVF_WRITE: this process is that source. */
+/* Moves the bytes of one source; `direction` KVF_WRITE: this process is that source. */
 static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_peer *peer,
                             kvf_direction direction, bool held, kvf_transfer **out) {
     const char *what = direction == KVF_WRITE ? "push" : "transfer";

@@ -1,29 +1,29 @@
 /*
- * Transfers that somebody else paces: agents, which have a clock and know what is more urgent.
+ * Transfers whose pace the caller sets: agents, which have a clock and know which transfer is more urgent.
  */
 #ifndef KVF_TRANSFER_H
 #define KVF_TRANSFER_H
 
 #include <kvferry/transport.h>
 
-/** As kvf_transfer_start() and kvf_transfer_push(); with `held`, nothing moves before it is let go. */
+/** As kvf_transfer_start() and kvf_transfer_push(); with `held`, nothing moves before the caller allows it. */
 kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction direction,
                                    kvf_peer *const *peers, bool held, kvf_transfer **out);
 kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
                                   kvf_transfer **out);
 
-/** Starts reading what one source of a plan gives; the others move in another way. */
+/** Starts reading from one source of a plan; the other sources move in another way. */
 kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
                                     kvf_transfer **out);
 
-/** Holds a transfer: it submits nothing more by itself; what is under way goes on. Or lets it go. */
+/** Holds a transfer: it submits nothing more by itself; what is under way goes on. With `held` false, releases it. */
 void kvf_transfer_hold(kvf_transfer *transfer, bool held);
 
 /**
- * Lets a held transfer submit so many bytes, of all sources in turn; runs are cut where they end.
+ * Lets a held transfer submit that many bytes, from its sources in turn; the run in which they end is cut.
  *
- * @return how many it has submitted: fewer where all its batches are under way, or nothing is left. A failure to
- *         submit is the transfer's, as always
+ * @return how many it has submitted: fewer if all its batches are under way, or nothing is left. A failure to
+ *         submit becomes the transfer's status
  */
 uint64_t kvf_transfer_advance(kvf_transfer *transfer, uint64_t bytes);
 

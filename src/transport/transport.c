@@ -71,7 +71,7 @@ kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_reg
     return user ? watch(transport, user->fd) : KVF_OK;
 }
 
-/* With "auto", one that does not work here is left out. */
+/* With "auto", a fabric that does not work here is left out. */
 static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric) {
     kvf_front_fabric opened = {.fabric = fabric};
     kvf_status status = kvf_fabric_check(fabric);
@@ -154,7 +154,7 @@ static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_buffe
             return kvf_fail_in(status, "export: %s: ", front->fabric->kind.name);
         (void)snprintf(part->kind, sizeof part->kind, "%s", front->fabric->kind.name);
         part->bytes = parts->length - begin;
-        if (part->bytes == 0) /* by it nobody is to come */
+        if (part->bytes == 0) /* no peer can connect by this fabric */
             card->part_count--;
     }
     for (uint32_t i = 0, begin = 0; i < card->part_count; begin += (uint32_t)card->parts[i++].bytes)
@@ -231,8 +231,8 @@ static void note_refusal(char *why, size_t size, const kvf_fabric *fabric) {
 }
 
 /*
- * Tries the fabrics both sides have, best first. A way that is closed to us by permissions is like one that
- * is not there, as long as another is open.
+ * Tries the fabrics both sides have, best first. A fabric that lacks permission is skipped like one that does not
+ * work, as long as another works.
  */
 static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_peer *peer) {
     kvf_status refusal = KVF_E_UNSUPPORTED;
@@ -253,7 +253,7 @@ static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_pee
                 return kvf_fail_in(status, "connect: %s: ", front->fabric->kind.name);
             refusal = status == KVF_E_PERMISSION ? status : refusal;
             note_refusal(why, sizeof why, front->fabric);
-            if (front->fabric->kind.reach != KVF_REACH_PROCESS) /* engines are processes of their own */
+            if (front->fabric->kind.reach != KVF_REACH_PROCESS) /* engines are separate processes */
                 note_refusal(noteworthy, sizeof noteworthy, front->fabric);
             break;
         }
@@ -400,7 +400,7 @@ const char *kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out) {
     const bool apart = is_apart(peer);
     const char *name = apart ? fabric->apart.name : fabric->kind.name;
     if (strcmp(kvf_cost_assumed(name, out), name) != 0)
-        *out = apart ? fabric->apart.cost : fabric->kind.cost; /* it is none of the build's */
+        *out = apart ? fabric->apart.cost : fabric->kind.cost; /* it is not a fabric of this build */
     return name;
 }
 
@@ -486,7 +486,7 @@ int kvf_transport_event_fd(kvf_transport *transport) {
 
 /* ---- closing --------------------------------------------------------------------------------- */
 
-/* One whose memory others have registered, and peers are still copying from, goes after all others. */
+/* A fabric whose memory others have registered, and from which peers may still copy, is closed after all others. */
 static void close_fabrics(kvf_transport *transport) {
     for (int owners = 0; owners < 2; owners++)
         for (uint32_t i = 0; i < transport->fabric_count; i++) {
@@ -501,7 +501,7 @@ static void close_fabrics(kvf_transport *transport) {
 
 void kvf_transport_close(kvf_transport *transport) {
     if (!transport || transport->forks != kvf_fork_count())
-        return; /* in a child of fork() connections and shared memory are the parent's */
+        return; /* in a child of fork(), connections and shared memory belong to the parent */
     while (transport->peers)
         kvf_peer_close(transport->peers);
     close_fabrics(transport);

@@ -1,5 +1,5 @@
 /*
- * What a fabric implements, and what it may count on.
+ * What a fabric implements, and what it may rely on.
  *
  * The front (transport.c) owns everything that is the same for all fabrics: options, the list of regions, the
  * outer card, choosing a fabric for each peer, checking every run against both sides' regions, operation
@@ -21,10 +21,10 @@
 #define KVF_HOST_ID_BYTES 16
 #define KVF_PLACE_BYTES (KVF_HOST_ID_BYTES + 8)
 
-/** Where loopback addresses mean the same: this boot of this machine, and this network name space. False: unknown. */
+/** Identifies this boot of this machine and this network namespace: the scope of loopback addresses. False: unknown. */
 bool kvf_host_place(unsigned char out[KVF_PLACE_BYTES]);
 
-/** A fabric's reason for a failure is cut to this. */
+/** A fabric's reason for a failure is cut to this length. */
 #define KVF_REASON_BYTES 256
 
 /** The reason of a batch that its owner cancelled. */
@@ -40,7 +40,7 @@ typedef struct kvf_batch {
     uint64_t bytes; /**< of all runs */
     kvf_done done;
     void *context;
-    bool cancelled;    /**< the owner wants it ended; the fabric ends it as soon as its memory is quiet */
+    bool cancelled;    /**< by its owner; the fabric ends it as soon as nothing accesses its memory */
     size_t next;       /**< for the fabric: the first run not yet started */
     size_t in_flight;  /**< for the fabric: posted and not yet complete */
     kvf_status failed; /**< see kvf_batch_fail() */
@@ -61,7 +61,7 @@ typedef struct kvf_buffer {
 } kvf_buffer;
 
 kvf_status kvf_buffer_add(kvf_buffer *bytes, const void *data, size_t length);
-/** Makes room for that many more bytes, so that adding them cannot fail. */
+/** Makes room for `length` more bytes, so that adding them cannot fail. */
 kvf_status kvf_buffer_room(kvf_buffer *bytes, size_t length);
 void kvf_buffer_free(kvf_buffer *bytes);
 
@@ -70,120 +70,120 @@ void kvf_buffer_free(kvf_buffer *bytes);
  * thread at a time for each endpoint; every pointer given to a fabric outlives its use there.
  */
 typedef struct kvf_fabric {
-    /** What it can do and costs, as users read it; `struct_size` stays 0. Settings begin with its name and a dot. */
+    /** What the fabric can do and costs, for users; `struct_size` stays 0. Settings begin with its name and a dot. */
     kvf_transport_kind kind;
 
-    /** KVF_E_UNSUPPORTED (with a reason) when this machine cannot do it: "auto" then goes on without.
-     * KVF_E_INVALID for the value of a setting: see kvf_setting_of(). `options` are gone afterwards. */
+    /** KVF_E_UNSUPPORTED (with a reason): this machine cannot do it; "auto" then goes on without this fabric.
+     * KVF_E_INVALID: the value of a setting, see kvf_setting_of(). `options` are valid only during the call. */
     kvf_status (*open)(kvf_transport *transport, const kvf_transport_options *options, void **endpoint);
 
     /** NULL when the fabric has no memory of its own (kind.allocates is 0); memory is freed by close(). */
     kvf_status (*allocate)(void *endpoint, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out);
 
-    /** Takes in one region, of a kind that is in kind.memory_kinds, under a number that is free;
-     * kvf_transport_regions() has it already. KVF_E_UNSUPPORTED: "auto" goes on without this fabric. */
+    /** Registers one region under a free number; its kind is in kind.memory_kinds, and kvf_transport_regions()
+     * lists it already. KVF_E_UNSUPPORTED: "auto" goes on without this fabric. */
     kvf_status (*register_region)(void *endpoint, uint32_t region, const kvf_memory *memory);
 
     /**
-     * Lets go of a region that nothing of ours uses. Ends the connections of peers whose cards are older than
+     * Releases a region that no operation of ours uses. Ends the connections of peers whose cards are older than
      * kvf_transport_oldest(), which has risen just before, and refuses such cards from then on.
      *
      * @return KVF_OK: no peer reaches the region by this fabric any more; KVF_E_AGAIN (a peer may be in the middle
-     *         of a write; the detail says which, and since when): called again later
+     *         of a write; the detail says which, and since when): the front calls again later
      */
     kvf_status (*unregister_region)(void *endpoint, uint32_t region);
 
-    /** Appends this fabric's part of the card; nothing, where by this fabric nobody can come. */
+    /** Appends this fabric's part of the card; nothing if no peer can connect by this fabric. */
     kvf_status (*card)(void *endpoint, kvf_buffer *out);
 
     /**
-     * Connects by the part the same fabric of the peer wrote. `card` is untrusted. KVF_E_UNSUPPORTED means
+     * Connects by the part of the card that the peer's same fabric wrote. `card` is untrusted. KVF_E_UNSUPPORTED means
      * that this peer cannot be reached this way (another host, another process): the next fabric is tried.
      * kvf_peer_region_bytes() and kvf_peer_generation() are what the outer card claims; a fabric that learns the
      * true sizes must compare. KVF_E_NOT_REGISTERED: the card is older than the peer's kvf_transport_oldest().
      */
     kvf_status (*connect)(void *endpoint, const void *card, size_t bytes, kvf_peer *peer, void **link);
 
-    /** Takes a batch in. Fails only as a whole, and then before anything moved. */
+    /** Accepts a batch. Fails only as a whole, before anything has moved. */
     kvf_status (*submit)(void *link, kvf_batch *batch);
 
-    /** `batch->cancelled` was just set: start no more of its runs, end it from progress() when it is quiet.
-     */
+    /** `batch->cancelled` was just set: start no more of its runs, end it from progress() once nothing accesses its
+     * memory. */
     void (*cancel)(void *link, kvf_batch *batch);
 
     kvf_status (*notify)(void *link, const void *data, size_t bytes);
 
-    /** What memory, or machines, of another sort are assumed to cost: called by the kind, a slash and the sort, as
-     * "shm/brought". Its name is NULL where there is no such sort. */
+    /** The assumed costs of memory, or machines, of another sort. The name is the kind, a slash and the sort, as
+     * "shm/brought"; NULL if there is no such sort. */
     struct {
         const char *name;
         kvf_cost_model cost;
     } apart;
 
-    /** Whether this peer's memory is of that sort, as far as is known now. NULL where `apart` has no name. */
+    /** Whether this peer's memory is of that sort, as far as is known now. NULL if `apart` has no name. */
     bool (*is_apart)(const void *link);
 
     /**
-     * Measures what of its costs can be known without a peer. NULL: nothing of it.
+     * Measures those of the fabric's costs that can be measured without a peer. NULL: there are none.
      *
-     * @param cost, apart  what is assumed; receive what was measured in time
+     * @param cost, apart  the assumed costs; receive the costs that were measured within the time limit
      */
     void (*measure)(const kvf_yardstick *yardstick, kvf_cost_model *cost, kvf_cost_model *apart);
 
     /**
-     * On which machine and in which network name space this peer is, as kvf_host_place() has it, from its card. NULL for
-     * a fabric that reaches none but this host.
+     * The machine and network namespace of this peer, from its card, in the form of kvf_host_place(). NULL for a fabric
+     * that reaches only this host.
      *
      * @return false: it is not known
      */
     bool (*place)(const void *link, unsigned char out[KVF_PLACE_BYTES]);
 
     /**
-     * Lets the caller touch a region of the peer's in place, until leave(): for a moment, within one call of the
-     * user's, and in no progress() meanwhile. NULL where no memory of peers is in our address space; then leave is NULL
-     * too. What the peer does to the region meanwhile shows.
+     * Lets the caller access a region of the peer in place until leave(): briefly, within one call by the user, and
+     * without a progress() in between. NULL if no memory of peers is in our address space; then leave is NULL too. The
+     * caller sees what the peer changes in the region meanwhile.
      *
-     * @return where the region begins; NULL: it is not mapped here, or the peer is lost or lets us write no more, of
-     *         which a batch says why
+     * @return where the region begins; NULL: it is not mapped here, or the peer is lost or lets us write no more; a
+     *         batch then reports the reason
      */
     unsigned char *(*enter)(void *link, uint32_t region, kvf_direction direction);
 
-    /** Ends that. @return false: the peer is gone, and what was read or written counts for nothing */
+    /** Ends the access. @return false: the peer is gone, and what was read or written is void */
     bool (*leave)(void *link, kvf_direction direction);
 
-    /** How the peer's memory is reached, in a few words that the fabric owns and that stay; "" before that is known.
-     * NULL: there is nothing to say beyond the fabric's name. */
+    /** How the peer's memory is reached, in a few words that the fabric owns and never frees; "" before that is known.
+     * NULL: there is nothing to add to the fabric's name. */
     const char *(*way)(const void *link);
 
     /** Whether the peer withholds some of its memory, see kvf_transport_withhold_emulated(). NULL: never. */
     bool (*withholds)(const void *link);
 
-    /** Ends the link, which may be lost already. No batch of this link may touch our memory after it returns; what was
-     * sent to be written over a network may reach the peer's still, until the peer shuts us out. The front ends the
-     * batches. Called outside of progress(). */
+    /** Ends the link, which may be lost already. No batch of this link may touch our memory after it returns;
+     * writes that were sent over a network may still reach the peer's memory, until the peer shuts us out. The front
+     * ends the batches. Called outside of progress(). */
     void (*disconnect)(void *link);
 
     /**
-     * The endpoint that wrote this part of a card shall not touch our memory any more. NULL where a fabric
-     * cannot know (kind.fences is false); then admit is NULL too.
+     * Keeps the endpoint that wrote this part of a card from accessing our memory from now on. NULL if the fabric
+     * cannot ensure that (kind.fences is false); then admit is NULL too.
      *
-     * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write: the detail as above), KVF_E_NOT_FOUND (it is kept
-     *         out from now on, but was not seen here before: it may be connected by another fabric), KVF_E_PARSE,
-     *         KVF_E_NOMEM
+     * @return KVF_OK, KVF_E_AGAIN (it may be in the middle of a write: the detail says which, and since when),
+     *         KVF_E_NOT_FOUND (it is kept out from now on, but was not seen here before: it may be connected by another
+     *         fabric), KVF_E_PARSE, KVF_E_NOMEM
      */
     kvf_status (*fence)(void *endpoint, const void *card, size_t bytes);
 
-    /** Takes a fence away. */
+    /** Removes a fence. */
     kvf_status (*admit)(void *endpoint, const void *card, size_t bytes);
 
-    /** Fills in what the fabric loaded and found: `library`, `version` and `ways`, which are "" before. NULL: there is
-     * nothing to say. */
+    /** Fills in what the fabric loaded and found: `library`, `version` and `ways`, which are "" before the call.
+     * NULL: there is nothing to fill in. */
     void (*found)(void *endpoint, kvf_transport_finding *out);
 
     /** Bounded work. Sets *busy when it should be called again at once. */
     kvf_status (*progress)(void *endpoint, bool *busy);
 
-    /** Adds what peers take of the endpoint to the numbers there. NULL: it does not count them. */
+    /** Adds what peers use of the endpoint to the numbers in `info`. NULL: the fabric does not count. */
     void (*count)(const void *endpoint, kvf_transport_info *info);
 
     /** Readable when progress() has something to do. */
@@ -196,33 +196,33 @@ typedef struct kvf_fabric {
 /* What fabrics call. */
 
 /**
- * Notes that a batch has failed; the first failure stays. The fabric ends it once its memory is quiet.
+ * Notes that a batch has failed; the first failure stays. The fabric ends it once nothing accesses its memory.
  *
- * @param reason  what happened, with the region or the run where the fabric knows it; the front puts its kind,
- *                the peer and how far the batch came before it. Copied
+ * @param reason  what happened, with the region or the run if the fabric knows it; the front adds the kind, the
+ *                peer and how far the batch came. Copied
  */
 void kvf_batch_fail(kvf_batch *batch, kvf_status status, const char *reason);
 
-/** Ends a batch, well unless it has failed; it must not be used afterwards. With batch->cancelled set, a
+/** Ends a batch, with KVF_OK unless it has failed; the fabric must not use it afterwards. With batch->cancelled set, a
  * failure becomes KVF_E_CANCELLED. */
 void kvf_batch_end(kvf_batch *batch);
 
-/** What a notification takes in the front's memory. */
+/** The bytes that a notification takes in the front's memory. */
 size_t kvf_notice_room(const char *sender, size_t bytes);
 
-/** The most that one takes. */
+/** The most bytes that a notification takes. */
 #define KVF_NOTICE_ROOM_MAX (16u + KVF_SENDER_MAX + KVF_NOTICE_MAX)
 
 /**
- * Makes room for notifications that take `room` in all, so that the calls of kvf_deliver() that bring them
- * cannot fail. A fabric asks before it takes a notification from where it waits.
+ * Makes room for notifications that take `room` in all, so that the calls of kvf_deliver() for them cannot fail. A
+ * fabric calls it before it takes a notification out of the queue it arrived in.
  *
- * @return KVF_OK or KVF_E_NOMEM: the fabric then leaves what has come where it is, and tries again later
+ * @return KVF_OK or KVF_E_NOMEM: the fabric then leaves the notification in that queue, and tries again later
  */
 kvf_status kvf_deliver_room(kvf_transport *transport, size_t room);
 
 /**
- * A notification came in from whoever is connected to us.
+ * Reports a notification from an endpoint that is connected to us.
  *
  * @param sender  the name the sender gave, which may be anything; NUL terminated, copied, and cut to
  *                KVF_SENDER_MAX bytes
@@ -233,20 +233,20 @@ kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void 
  * The other side of this link is gone: the front ends its batches with KVF_E_PEER_LOST and tells the user. The
  * fabric must have made sure before that no batch of the link touches memory any more.
  *
- * @param reason  how it went, or how that was noticed; copied
+ * @param reason  why it is gone, or how the fabric noticed; copied
  */
 void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
-/** The same where the other side said so itself, and is still there: it refuses the connection, or has ended it. */
+/** The same if the other side is still there and said so itself: it refuses the connection, or has ended it. */
 void kvf_peer_refused(kvf_peer *peer, const char *reason);
 
-/** Whether a peer was lost that way: then its endpoint lives, and may move by connections of its own. */
+/** Whether a peer was lost by a refusal: then its endpoint lives, and may move bytes by its own connections. */
 bool kvf_peer_lives(const kvf_peer *peer);
 
 /** The regions that fabrics serve: address and size, by region number; 0 bytes: none, or one that is withheld. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
 
-/** All regions that are registered, those that are withheld too. */
+/** All registered regions, including those that are withheld. */
 const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t *count);
 
 /** Whether memory of ours is withheld (kvf_memory.withheld): then everything moves packed. */
@@ -255,117 +255,117 @@ bool kvf_transport_withholds(const kvf_transport *transport);
 /** Where each registered region begins, by region number. */
 unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 
-/** Somebody whose threads copy to and from our regions while nobody is in a function of the transport. */
+/** A user whose threads copy to and from our regions even while no function of the transport runs. */
 typedef struct kvf_region_user {
-    int fd; /**< readable while the user is to be called: the transport's event descriptor shows it too */
-    void (*settle)(
-        void *context); /**< returns when none of its threads is at the regions, or at their addresses */
+    int fd; /**< readable while the user must be called; then the transport's event descriptor is readable too */
+    /** Returns once none of the user's threads accesses the regions, or reads the table of their addresses. */
+    void (*settle)(void *context);
     void *context;
 } kvf_region_user;
 
 /**
- * Names the one user of the regions beside the fabrics. It is asked to settle before regions come or go.
+ * Sets the one user of the regions besides the fabrics. The front calls its settle() before regions come or go.
  *
- * @param user  copied; NULL: there is none any more
- * @return KVF_OK, KVF_E_EXISTS (there is one), KVF_E_IO
+ * @param user  copied; NULL: removes the user
+ * @return KVF_OK, KVF_E_EXISTS (there is one already), KVF_E_IO
  */
 kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_region_user *user);
 
-/** The oldest generation of our memory of which a card may speak. */
+/** The oldest generation of our memory that a card may describe. */
 uint64_t kvf_transport_oldest(const kvf_transport *transport);
 
 /**
- * Whether regions that are registered from here on are withheld by fabrics that emulate one-sided operations:
- * such a fabric puts neither their addresses nor keys to them on its card. For those who have an arena for all that
- * moves. Others, and CUDA memory, are not concerned.
+ * Sets whether fabrics that emulate one-sided operations withhold the regions that are registered from now on: such a
+ * fabric puts neither their addresses nor their keys on its card. For callers that move everything through an arena.
+ * Other fabrics, and CUDA memory, are not affected.
  */
 void kvf_transport_withhold_emulated(kvf_transport *transport, bool withhold);
 bool kvf_transport_withholds_emulated(const kvf_transport *transport);
 
-/** Whether a peer withholds memory, so or by kvf_memory.withheld: only its arena can be read and written. */
+/** Whether a peer withholds memory, in this way or by kvf_memory.withheld: only its arena can be read and written. */
 bool kvf_peer_withholds(const kvf_peer *peer);
 
-/** The same of a card, without a connection: as far as kvf_memory.withheld goes. False for what is no card. */
+/** The same for a card, without a connection, but only by kvf_memory.withheld. False for bytes that are not a card. */
 bool kvf_card_withholds(const void *card, size_t bytes);
 
-/** The name that a peer's card gives it, and whose peer it is. */
+/** The name that a peer's card gives it, and the endpoint that connected to it. */
 const char *kvf_peer_name(const kvf_peer *peer);
 kvf_transport *kvf_peer_transport(const kvf_peer *peer);
 
-/** How far away the fabric that serves a peer may reach. */
+/** The reach of the fabric that serves a peer. */
 kvf_reach kvf_peer_reach(const kvf_peer *peer);
 
 /** Whether an endpoint has a fabric for peers on its own host that serves its memory. */
 bool kvf_transport_is_near(const kvf_transport *transport);
 
 /**
- * Begins to touch a region of a peer's in place, instead of by kvf_transport_submit(): to read it, or to write it.
- * kvf_peer_leave() follows at once, before anything else is called of the transport.
+ * Begins to read or write a region of a peer in place, instead of by kvf_transport_submit(). The caller must call
+ * kvf_peer_leave() before any other function of the transport.
  *
- * @return where the region begins; NULL: it cannot be touched so, now or ever, and is left to batches
+ * @return where the region begins; NULL: it cannot be accessed in place, now or ever; use a batch
  */
 unsigned char *kvf_peer_enter(kvf_peer *peer, uint32_t region, kvf_direction direction);
 
 /**
- * Ends that, and counts what was moved as a batch's.
+ * Ends the access, and counts the bytes like those of a batch.
  *
- * @return KVF_OK; KVF_E_PEER_LOST: the peer is gone, and what was read or written counts for nothing
+ * @return KVF_OK; KVF_E_PEER_LOST: the peer is gone, and what was read or written is void
  */
 kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t bytes);
 
-/** Takes measured prices of a run and a byte, unless they are 0: not measured. */
+/** Takes over measured prices of a run and a byte, unless they are 0 (not measured). */
 void kvf_cost_price(kvf_cost_model *cost, const kvf_copy_price *price);
 
-/** What gathering or scattering is assumed to cost, or was measured to by kvf_cost_calibrate(): a piece and a byte at one
- * end. Any thread. */
+/** The cost of gathering or scattering, assumed, or measured by kvf_cost_calibrate(): of a piece and of a byte at one
+ * end. Any thread may call it. */
 kvf_copy_price kvf_cost_copying(void);
 
-/** What reading and writing this peer's memory is assumed to cost, or was measured to without it; returns under which
- * name kvf_cost_assumed() knows that. */
+/** The cost of reading and writing this peer's memory, assumed, or measured without the peer; returns the name by which
+ * kvf_cost_assumed() knows it. */
 const char *kvf_peer_costs(const kvf_peer *peer, kvf_cost_model *out);
 
 /** Whether it is memory of this host that cannot be mapped here. */
 bool kvf_peer_is_brought(const kvf_peer *peer);
 
-/** On which machine a peer is, as kvf_host_place() has it; false: not known. */
+/** The machine and network namespace of a peer, in the form of kvf_host_place(); false: not known. */
 bool kvf_peer_place(const kvf_peer *peer, unsigned char out[KVF_PLACE_BYTES]);
 
-/** The generation of a peer's memory of which its card speaks. */
+/** The generation of a peer's memory that its card describes. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 
 /**
- * Another thread waits until progress(), which is under way or about to be, is over: it is to end with the copy it is
- * at. The only function of a transport that any thread may call at any time.
+ * Tells progress(), which runs or is about to run, to return after its current copy, for another thread waits for its
+ * end. The only function of a transport that any thread may call at any time.
  */
 void kvf_transport_hurry(kvf_transport *transport);
 
-/** Whether somebody waits so; until the end of progress(). */
+/** Whether a thread waits like this; until the end of progress(). */
 bool kvf_transport_hurried(const kvf_transport *transport);
 
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);
 
 /**
- * kvf_transport_open() over a fabric of the caller's instead of those of this build, whatever the kind: for tests.
+ * kvf_transport_open() with a fabric of the caller instead of those of this build, whatever the kind: for tests.
  *
  * @param in_front  NULL: those of this build
  */
 kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
                                    const kvf_transport_options *options, kvf_transport **out);
 
-/** Whether the endpoint was opened as "auto": a fabric that says KVF_E_UNSUPPORTED is then done without. */
+/** Whether the endpoint was opened as "auto": a fabric that returns KVF_E_UNSUPPORTED is then left out. */
 bool kvf_transport_is_automatic(const kvf_transport *transport);
 
-/** The value that the options give to a key; NULL when they do not. */
+/** The value that the options give to a key; NULL if they give none. */
 const char *kvf_setting_of(const kvf_transport_options *options, const char *key);
 
-/** The fabrics of this build, best first: those that reach less far, then those to which a byte, then a run, costs
- * less. NULL past the last. */
+/** The fabrics of this build, best first: ordered by reach, then by the cost of a byte, then of a run. NULL past the
+ * last. */
 const kvf_fabric *kvf_fabric_at(uint32_t i);
 
 /**
- * Whether a table is complete and agrees with itself: what every fabric has is there, and what it says it can do
- * has a function.
+ * Whether a table is complete and consistent: it has every function that all fabrics need, and a function for each
+ * ability that it states.
  *
  * @return KVF_OK, or KVF_E_INVALID; the detail names the fabric and what is missing
  */

@@ -19,7 +19,7 @@
 #define SECOND_NS 1000000000u
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-static kvf_cuda_endpoint *endpoints; /* of this process, behind the gate */
+static kvf_cuda_endpoint *endpoints; /* of this process; guarded by the gate */
 
 void kvf_cuda_gate_enter(void) {
     (void)pthread_mutex_lock(&gate);
@@ -93,7 +93,7 @@ static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport
     return KVF_OK;
 }
 
-/* Names what endpoints of one process have in common. A child of fork() is another process. */
+/* An id that all endpoints of this process share. A child of fork() is another process. */
 static kvf_status process_id(unsigned char out[CUDA_ID_BYTES]) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static unsigned char id[CUDA_ID_BYTES];
@@ -152,7 +152,7 @@ static void cuda_close(void *self) {
     unlist(endpoint);
     kvf_cuda_owner_close(endpoint);
     for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
-        (void)kvf_copier_close(endpoint->copiers[i]); /* one with a copy that does not end stays */
+        (void)kvf_copier_close(endpoint->copiers[i]); /* a copier with a copy that does not end stays open */
     free_memory(endpoint);
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
@@ -164,7 +164,7 @@ static void cuda_close(void *self) {
     kvf_free(endpoint);
 }
 
-/* Every endpoint that is opened as "auto" comes here: the driver is left alone until there is CUDA memory. */
+/* Every endpoint that is opened as "auto" calls this, so it does not start the driver before there is CUDA memory. */
 static kvf_status cuda_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
     const kvf_cuda *cuda;
     kvf_cuda_endpoint *endpoint = kvf_alloc0(1, sizeof *endpoint);
@@ -188,7 +188,7 @@ static kvf_status cuda_open(kvf_transport *transport, const kvf_transport_option
     return KVF_OK;
 }
 
-/* Agents write down what was found: that is no reason to start the driver. */
+/* Agents log what was found; that must not start the driver. */
 static void cuda_found(void *self, kvf_transport_finding *out) {
     const kvf_cuda *cuda;
     (void)self;
@@ -340,7 +340,7 @@ static kvf_status cuda_unregister(void *self, uint32_t region) {
     return kvf_cuda_owner_take_back(endpoint);
 }
 
-/* Nothing, where there is no memory: then nobody is to come. */
+/* Writes nothing if there is no memory: then no peer needs to connect. */
 static kvf_status cuda_card(void *self, kvf_buffer *out) {
     const kvf_cuda_endpoint *endpoint = self;
     kvf_cuda_card card = endpoint->card;
@@ -375,14 +375,14 @@ static bool handle(const struct epoll_event *event) {
     case CUDA_WATCH_LINK:
         kvf_cuda_link_read(watch->owner);
         return false;
-    case CUDA_WATCH_LOOKS: /* what it is for is done in any case, and it is set anew */
+    case CUDA_WATCH_LOOKS: /* progress() does its work in any case, and sets it anew */
     case CUDA_WATCH_WAKE:
         return false;
     }
     return false;
 }
 
-/* Each link in turn is the first: jobs of a device may be fewer than links. */
+/* Each link in turn goes first, for a device may have fewer jobs than links. */
 static uint32_t move_links(kvf_cuda_endpoint *endpoint) {
     kvf_cuda_link *first = endpoint->first_to_go ? endpoint->first_to_go : endpoint->links, *link = first;
     uint32_t under_way = 0;
@@ -431,7 +431,7 @@ const kvf_fabric kvf_fabric_cuda = {
             .allocates = 1u << KVF_MEMORY_CUDA,
             .directions = 1u << KVF_READ | 1u << KVF_WRITE,
             .one_sided = true,
-            .served = true, /* what is written: the owner reads it */
+            .served = true, /* for writes, the owner must read */
             .lists = true,
             .fences = true,
             .in_flight = CUDA_COPIES,

@@ -1,20 +1,20 @@
 /*
  * The fabric for memory of CUDA devices, between processes of one host, in these files:
  *
- *   cuda.c         the endpoint: its memory, its card, its turn of work
- *   cuda_owner.c   the owner's side: who is connected to us
- *   cuda_link.c    the reader's side: connecting, and what the owner tells
+ *   cuda.c         the endpoint: its memory, its card, its progress()
+ *   cuda_owner.c   the owner's side: the readers that are connected to us
+ *   cuda_link.c    the reader's side: connecting, and messages from the owner
  *   cuda_map.c     memory of another process, mapped here
  *   cuda_copy.c    runs of batches, copied by kernels
- *   cuda_write.c   writing: the owner is asked to, and reads
+ *   cuda_write.c   writing: the writer asks the owner, and the owner reads
  *   cuda_wire.c    messages
  *
- * Who reads maps the owner's memory and copies by kernels of its own, on a stream of its own, from the peer's pages into
- * its own: one job for thousands of runs, whatever order the two sides keep their pages in. Nobody but an owner writes its
- * memory: a kernel of a process that is stopped could not be shut out of it. So who wants to write says what, and the owner
- * connects back to him as a reader, and reads.
+ * A reader maps the owner's memory and copies from the owner's pages into its own, by its own kernels on its own
+ * stream: one job for thousands of runs, whatever order the two sides keep their pages in. Only the owner writes its
+ * memory, for it could not shut out a kernel of a process that is stopped. So a writer tells the owner what to write,
+ * and the owner connects back to the writer as a reader, and reads it.
  *
- * An owner takes memory back by telling its readers, which hang up when their kernels are over and nothing is mapped.
+ * An owner that takes memory back tells its readers. They hang up once their kernels are over and nothing is mapped.
  */
 #ifndef KVF_TRANSPORT_CUDA_H
 #define KVF_TRANSPORT_CUDA_H
@@ -26,7 +26,7 @@
 #include "transport/fences.h"
 #include "transport/slices.h"
 
-#define CUDA_COPIES 2u   /* of one link, under way at once: while one runs the next is ready */
+#define CUDA_COPIES 2u   /* of one link, under way at once: while one runs, the next is ready */
 #define CUDA_JOBS 16u    /* of one device, of all links */
 #define CUDA_BOXES 2048u /* of one copy */
 #define CUDA_COPY_BYTES (64u << 20)
@@ -53,13 +53,13 @@ typedef struct kvf_cuda_client {
     int fd;
     pid_t process;
     bool known;   /* has shown the key */
-    bool refused; /* waited for until it hangs up */
-    bool gone;    /* has hung up, but kernels of ours that read for it are under way */
+    bool refused; /* we wait until it hangs up */
+    bool gone;    /* has hung up, but our kernels still read for it */
     uint64_t refused_ns;
     uint64_t generation;
     unsigned char from[CUDA_ID_BYTES];
     char name[CUDA_NAME_BYTES];
-    /* What it writes from: as far as it has been told, and our connection to it. */
+    /* The memory that it writes from, as far as it has told us, and our connection to it. */
     kvf_cuda_card told_card;
     uint64_t told_generation;
     kvf_cuda_region *told;
@@ -67,7 +67,7 @@ typedef struct kvf_cuda_client {
     kvf_cuda_link *back;    /* NULL: there is none, or it is lost */
     kvf_status back_failed; /* why there is none */
     char back_why[CUDA_REASON_BYTES];
-    uint32_t asked; /* writes not answered yet */
+    uint32_t asked; /* its writes that we have not answered yet */
     struct kvf_cuda_client *previous, *following;
 } kvf_cuda_client;
 
@@ -78,8 +78,8 @@ typedef struct kvf_cuda_endpoint {
     kvf_looks looks;
     kvf_cuda_watch listen_watch, wake_watch, looks_watch;
     kvf_cuda_card card;
-    kvf_cuda_region *regions; /* by number, as the card has them; all zero: none */
-    uint32_t *devices;        /* of regions */
+    kvf_cuda_region *regions; /* by number, as on the card; all zero: none */
+    uint32_t *devices;        /* of the regions */
     uint32_t region_count;
     uint64_t version;                          /* of the regions: counts their changes */
     kvf_copier *copiers[KVF_CUDA_DEVICES_MAX]; /* of devices that we have memory of */
@@ -94,7 +94,7 @@ typedef struct kvf_cuda_endpoint {
     struct kvf_cuda_endpoint *previous, *following; /* of this process */
 } kvf_cuda_endpoint;
 
-/** The peer's regions as one device of ours reaches them. */
+/** The peer's regions, mapped for one device of ours. */
 typedef struct kvf_cuda_map {
     uint32_t device;
     uint64_t *addresses; /* by region; 0: there is none */
@@ -103,17 +103,17 @@ typedef struct kvf_cuda_map {
     struct kvf_cuda_map *following;
 } kvf_cuda_map;
 
-/** A job of a device for a batch, or a part of a batch that its owner is asked to read. */
+/** A job of a device for a batch; or a part of a batch that we ask the peer to read. */
 typedef struct kvf_cuda_copy {
-    kvf_batch *batch;  /* NULL: nothing is under way here */
-    kvf_copy_job *job; /* NULL: the owner is asked */
+    kvf_batch *batch;  /* NULL: the place is free */
+    kvf_copy_job *job; /* NULL: we ask the owner */
     uint64_t started_ns;
     bool sent; /* to the owner */
     uint64_t number;
     kvf_slice slice;
 } kvf_cuda_copy;
 
-/** Our connection to an owner, of whom we read: for a peer, or for a client of ours that writes to us. */
+/** Our connection to an owner that we read from: for a peer, or for a client of ours that writes to us. */
 struct kvf_cuda_link {
     kvf_cuda_endpoint *endpoint;
     kvf_peer *peer;          /* NULL once it was reported lost */
@@ -132,9 +132,9 @@ struct kvf_cuda_link {
     kvf_slices slices;
     kvf_cuda_copy copies[CUDA_COPIES];
     uint64_t last_number;
-    uint64_t told_version; /* of our regions, that the owner knows */
+    uint64_t told_version; /* of our regions: the one the owner knows */
     uint64_t telling_version;
-    uint32_t told_next;                  /* region to tell it of */
+    uint32_t told_next;                  /* the next region to tell the owner of */
     kvf_batch *asked_first, *asked_last; /* of a client, in order */
     struct kvf_cuda_link *previous, *following;
 };
@@ -145,8 +145,8 @@ uint64_t kvf_cuda_now_ns(void);
 /** Watches a descriptor. */
 kvf_status kvf_cuda_watch_add(kvf_cuda_endpoint *endpoint, int fd, kvf_cuda_watch *watch);
 
-/** Between these nobody of this process hangs up, or starts to copy: so an endpoint that has closed is not read by one of
- * the same process that did not know it yet. Nor do regions come and go. */
+/** Between these two calls no endpoint of this process hangs up, starts to copy or changes its regions: so none reads
+ * an endpoint of this process that has closed without the reader's knowledge. */
 void kvf_cuda_gate_enter(void);
 void kvf_cuda_gate_leave(void);
 
@@ -164,14 +164,14 @@ kvf_status kvf_cuda_check_ours(const kvf_cuda_card *card, const kvf_cuda_region 
 void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint);
 /** A client has sent something, or has hung up. True: there may be more. */
 bool kvf_cuda_owner_read(kvf_cuda_client *client);
-/** Refuses clients that know memory of before kvf_transport_oldest(). KVF_E_AGAIN: one of them may still read it. */
+/** Refuses clients that know memory older than kvf_transport_oldest(). KVF_E_AGAIN: one of them may still read it. */
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint);
 kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes);
 kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes);
 void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint);
-/** Refuses a client, for what it has said. */
+/** Refuses a client that has violated the protocol. */
 void kvf_cuda_owner_refuse(kvf_cuda_client *client);
-/** Forgets a client that is gone: nothing is under way for it any more. */
+/** Frees a client that is gone and for which nothing is under way. */
 void kvf_cuda_owner_drop(kvf_cuda_client *client);
 
 /* cuda_link.c */
@@ -180,17 +180,18 @@ kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf
 kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes);
 const char *kvf_cuda_link_way(const void *self);
 void kvf_cuda_link_disconnect(void *self);
-/** Connects back to a client, as it has told. @return as kvf_cuda_link_connect() */
+/** Connects back to a client, by the card that it has sent. @return as kvf_cuda_link_connect() */
 kvf_status kvf_cuda_link_back(kvf_cuda_client *client);
-/** A link back that its client has no more use for; ended at the end of this progress(), for it may have events until then. */
+/** Leaves a link back that its client no longer needs. It ends with this progress(), for it may have events until
+ * then. */
 void kvf_cuda_link_leave(kvf_cuda_link *back);
-/** Takes what the owner has told. */
+/** Reads the owner's messages. */
 void kvf_cuda_link_read(kvf_cuda_link *link);
-/** Notes that the link is lost, and how; the first reason stays. */
+/** Notes that the link is lost, and why; the first reason stays. */
 void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why);
-/** Whether the owner is there no more; then the link is lost. */
+/** Whether the owner is gone; then the link is lost. */
 bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link);
-/** Ends a lost link once none of its copies is under way, and tells the front; one for a client is then freed. */
+/** Ends a lost link once none of its copies is under way, and tells the front; frees a link for a client. */
 void kvf_cuda_link_report(kvf_cuda_link *link);
 
 /* cuda_map.c */
@@ -198,47 +199,47 @@ void kvf_cuda_link_report(kvf_cuda_link *link);
 /**
  * Maps regions of a peer for one device.
  *
- * @return KVF_OK; KVF_E_UNSUPPORTED (the device cannot reach them, or the driver gives no way to them: another fabric may);
- *         KVF_E_PARSE (the card says something else of them than the driver), KVF_E_NOMEM, KVF_E_IO
+ * @return KVF_OK; KVF_E_UNSUPPORTED (the device or the driver cannot reach them: another fabric may);
+ *         KVF_E_PARSE (card and driver disagree about them), KVF_E_NOMEM, KVF_E_IO
  */
 kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, uint32_t count,
                              bool same_process, kvf_cuda_map **out);
 
-/** Nothing reads them any more. */
+/** Unmaps them; nothing may read them any more. */
 void kvf_cuda_map_close(kvf_cuda_map *map);
 
 /* cuda_copy.c */
 
 kvf_status kvf_cuda_copy_submit(void *self, kvf_batch *batch);
 void kvf_cuda_copy_cancel(void *self, kvf_batch *batch);
-/** Ends what is over and starts what can be; what is under way is looked at again after a pause. */
+/** Ends copies that are over and starts others; looks at those under way again after a pause. */
 void kvf_cuda_copy_move(kvf_cuda_link *link);
-/** Copies under way, by kernels of ours. */
+/** The number of copies that our kernels are making. */
 uint32_t kvf_cuda_copy_count(const kvf_cuda_link *link);
-/** Whether it has to be looked at again after a pause. */
+/** Whether the link must be looked at again after a pause. */
 bool kvf_cuda_copy_waits(const kvf_cuda_link *link);
 /** Ends copies that are over, and nothing else. */
 void kvf_cuda_copy_poll(kvf_cuda_link *link);
-/** Ends one copy; of a failure the detail says why. */
+/** Ends one copy; after a failure the detail says why. */
 void kvf_cuda_copy_end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status);
 
-/* cuda_write.c: of who writes */
+/* cuda_write.c: the writer's side */
 
-/** Takes what comes next of a batch that writes. */
+/** Takes the next slice of a batch that writes. */
 void kvf_cuda_write_start(kvf_cuda_link *link, kvf_cuda_copy *copy);
-/** Says to the owner what it was not told yet, as far as it takes it. */
+/** Sends the owner our regions and requests that it does not have yet, as far as it reads. */
 void kvf_cuda_write_send(kvf_cuda_link *link);
-/** The owner has answered. False: that makes no sense. */
+/** Handles the owner's answer. False: it is invalid. */
 bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet);
 
-/* cuda_write.c: of the owner */
+/* cuda_write.c: the owner's side */
 
-/** A client says what it writes from, or what it writes. False: that makes no sense. */
+/** Handles a client's message about the memory it writes from, or about the runs it writes. False: it is invalid. */
 bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet);
 bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet);
-/** One batch that a client asked for has ended, well unless it has failed. */
+/** A batch that a client asked for has ended, with KVF_OK unless it has failed. */
 void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch);
-/** The link back to a client is lost, and nothing of it is under way: all it was asked for has failed. */
+/** The link back to a client is lost, and nothing of it is under way: fails all that the client asked for. */
 void kvf_cuda_write_lost(kvf_cuda_link *back);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Copying runs: those of one batch that follow each other become a job of the device that they are copied to, and of
- * these, runs of one length at even distances on both sides become one box of its kernel. So the tokens of a page, heads
- * of which are taken, are one box; what the host does for a job grows with its boxes and not with bytes.
+ * Copying runs: consecutive runs of one batch become a job of the device that they are copied to, and among these, runs
+ * of one length at even distances on both sides become one box of its kernel. So if some heads of a page are copied,
+ * its tokens are one box. The host's work for a job grows with its boxes, not with bytes.
  */
 #include <stdio.h>
 
@@ -30,9 +30,9 @@ static bool extends(series *so_far, const series *run) {
     return true;
 }
 
-/* Rows at even distances, without a table. */
+/* A box of rows at even distances, without a table. */
 static kvf_box rows_of(const series *runs, uint64_t memory, uint64_t step) {
-    return (kvf_box){.memory = (unsigned char *)(uintptr_t)memory, /* a device's: never followed here */
+    return (kvf_box){.memory = (unsigned char *)(uintptr_t)memory, /* on a device: never dereferenced here */
                      .row_stride = runs->count > 1 ? step : runs->bytes,
                      .unit_stride = runs->bytes,
                      .kernel_blocks = 1,
@@ -51,7 +51,7 @@ static kvf_status add_series(kvf_copy_job *job, const series *runs) {
                        : KVF_OK;
 }
 
-/* Adds runs to a job, as many as there is room for and are of this map's device; `count` receives how many. */
+/* Adds runs to a job while there is room and they belong to this map's device; `count` receives how many. */
 static kvf_status add_runs(const kvf_cuda_link *link, const kvf_cuda_map *map, kvf_copy_job *job,
                            const kvf_run *runs, size_t *count) {
     unsigned char *const *bases = kvf_transport_bases(link->endpoint->transport);
@@ -93,7 +93,7 @@ static void end_batch(kvf_cuda_link *link, kvf_batch *batch) {
         kvf_batch_end(batch);
 }
 
-/* No more of it is started; it ends once nothing of it is under way. */
+/* Fails the current batch: no more of it is started, and it ends once nothing of it is under way. */
 static void fail_current(kvf_cuda_link *link, kvf_status status, const char *why) {
     kvf_batch *batch = kvf_slices_drop_current(&link->slices);
     kvf_batch_fail(batch, status, why);
@@ -101,7 +101,8 @@ static void fail_current(kvf_cuda_link *link, kvf_status status, const char *why
         end_batch(link, batch);
 }
 
-/* The owner is there when a kernel is started: see kvf_cuda_gate_enter(). KVF_E_PEER_LOST: it is not, the job is gone. */
+/* Starts a job only while the owner is there, see kvf_cuda_gate_enter(). KVF_E_PEER_LOST: the owner is gone, and the
+ * job is dropped. */
 static kvf_status launch(kvf_cuda_link *link, kvf_copy_job *job) {
     kvf_cuda_gate_enter();
     kvf_status status = KVF_E_PEER_LOST;
@@ -113,7 +114,7 @@ static kvf_status launch(kvf_cuda_link *link, kvf_copy_job *job) {
     return status;
 }
 
-/* Starts a copy of what comes next, by a kernel of ours. False: none was, or the batch has failed. */
+/* Starts a copy of the next slice, by a kernel of ours. False: none was started, or the batch has failed. */
 static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     kvf_cuda_endpoint *endpoint = link->endpoint;
     kvf_batch *batch = link->slices.current;
@@ -130,7 +131,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
         return false;
     }
     if (kvf_copier_begin(endpoint->copiers[device], &job))
-        return false; /* until one of another link is over */
+        return false; /* until a job of another link is over */
     kvf_status status = add_runs(link, map, job, runs, &count);
     if (status)
         kvf_copy_job_drop(job);
@@ -149,7 +150,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     return true;
 }
 
-/* A batch has moved only if its owner was there behind its last copy: what is mapped outlives it. */
+/* A batch has moved only if the owner is there after its last copy, for a mapping outlives the owner. */
 void kvf_cuda_copy_end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status status) {
     kvf_batch *batch = copy->batch;
     *copy = (kvf_cuda_copy){0};
@@ -194,7 +195,7 @@ bool kvf_cuda_copy_waits(const kvf_cuda_link *link) {
 
 /* ---- batches ----------------------------------------------------------------------------------- */
 
-/* A device that does not come to an end: nothing is started behind it. What is under way touches memory as long. */
+/* Whether a copy does not end: then nothing more is started. Copies under way may access memory until they end. */
 static bool is_late(const kvf_cuda_link *link) {
     const uint64_t now = kvf_cuda_now_ns();
     for (uint32_t i = 0; i < CUDA_COPIES; i++)

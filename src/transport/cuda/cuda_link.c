@@ -9,7 +9,7 @@
 
 #include "transport/card.h"
 
-#define PAUSE_NS 20000 /* between two looks, where one must wait */
+#define PAUSE_NS 20000 /* between two looks while waiting */
 
 _Static_assert(CUDA_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
 
@@ -20,7 +20,7 @@ void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why) {
         return;
     link->lost = true;
     (void)snprintf(link->why, sizeof link->why, "%s", why);
-    /* It hangs up later: nothing is to be read meanwhile. */
+    /* We hang up later, and read nothing until then. */
     (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
     kvf_wake_set(&link->endpoint->wake, true);
 }
@@ -68,8 +68,8 @@ void kvf_cuda_link_read(kvf_cuda_link *link) {
     }
 }
 
-/* A hung-up socket, or a process that has ended: a forked child may keep the socket open. What the owner said last may say
- * why. */
+/* Checks the socket and the process, for a forked child may keep the socket open. The owner's last message may say
+ * why it is gone. */
 bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link) {
     struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
     if (link->lost || poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
@@ -108,7 +108,7 @@ static kvf_status check_place(const kvf_cuda_endpoint *self, const kvf_cuda_card
     return KVF_OK;
 }
 
-/* One map for each device that we have memory on. */
+/* Makes one map for each device that we have memory on. */
 static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
                               const kvf_cuda_region *regions) {
     kvf_status status = KVF_OK;
@@ -134,7 +134,7 @@ static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
     return kvf_cuda_wire_send(link->fd, &hello, sizeof hello);
 }
 
-/* So that its end is seen though a child of its keeps the socket open. */
+/* With this descriptor we see the process end even if a child of it keeps the socket open. */
 static int watch_process(pid_t process) {
 #ifdef SYS_pidfd_open
     if (process > 0)
@@ -144,8 +144,8 @@ static int watch_process(pid_t process) {
     return -1;
 }
 
-/* In our own process addresses are used as the card has them: as its endpoint has them, too, for anybody who has a card of
- * ours could make one like it. */
+/* Within our own process we use the addresses on the card, but only if the endpoint has the same ones: anyone with a
+ * card of ours could forge one like it. */
 static kvf_status know_process(kvf_cuda_link *link, const kvf_cuda_card *card,
                                const kvf_cuda_region *regions) {
     pid_t process = 0;
@@ -196,7 +196,7 @@ static bool has_memory(const kvf_cuda_endpoint *endpoint) {
     return false;
 }
 
-/* A link for nobody yet. */
+/* Opens a link that belongs to no peer or client yet. */
 static kvf_status open_link(kvf_cuda_endpoint *endpoint, const kvf_cuda_card *card,
                             const kvf_cuda_region *regions, uint64_t generation, kvf_cuda_link **out) {
     kvf_status status = check_place(endpoint, card);
@@ -290,8 +290,7 @@ void kvf_cuda_link_report(kvf_cuda_link *link) {
     }
 }
 
-/* Kernels of ours end by themselves, unless the device does nothing any more: then it is not waited for for ever, and what
- * they touch stays mapped. */
+/* Waits until our kernels end, but not for ever if the device hangs: then the memory that they access stays mapped. */
 static bool settle(kvf_cuda_link *link) {
     const uint64_t begun = kvf_cuda_now_ns();
     kvf_cuda_link_lose(link, "the connection is closed");
@@ -306,7 +305,7 @@ static bool settle(kvf_cuda_link *link) {
     }
 }
 
-/* Until the process ends: the owner is not told that its memory is let go, for it is not. */
+/* Keeps the link until the process ends: the owner must not learn that we have released its memory, for we have not. */
 static void abandon(kvf_cuda_link *link) {
     static kvf_cuda_link *abandoned;
     kvf_cuda_gate_enter();

@@ -12,7 +12,7 @@ static kvf_status check_region(const kvf_cuda_region *region, uint32_t i) {
     return KVF_OK;
 }
 
-/* Another process's: engines' allocators put many regions into one allocation, which is opened once. */
+/* For memory of another process: engines' allocators put many regions into one allocation, which is opened once. */
 static kvf_status open_handle(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *region,
                               uint32_t i, CUdeviceptr *out) {
     CUdeviceptr base = 0;
@@ -49,7 +49,7 @@ static kvf_status map_region(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_
     return status;
 }
 
-/* The device of the peer's, by what both processes call it. */
+/* The peer's device, by the id that it has in both processes. */
 static kvf_status check_device(const kvf_cuda *cuda, uint32_t device, const kvf_cuda_region *region,
                                uint32_t i, bool same_process) {
     const uint32_t other = kvf_cuda_device_with(cuda, &region->device);

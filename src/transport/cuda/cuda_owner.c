@@ -12,7 +12,7 @@
 
 _Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
-/* ---- who is connected --------------------------------------------------------------------------- */
+/* ---- clients ------------------------------------------------------------------------------------ */
 
 void kvf_cuda_owner_drop(kvf_cuda_client *client) {
     kvf_cuda_endpoint *endpoint = client->endpoint;
@@ -24,13 +24,13 @@ void kvf_cuda_owner_drop(kvf_cuda_client *client) {
     kvf_free(client);
 }
 
-/* What our kernels read for it is under way, or not begun; what is not will not be. */
+/* Reads for the client that are under way go on; no more are begun. */
 static void stop_reading(const kvf_cuda_client *client, const char *why) {
     if (client->back)
         kvf_cuda_link_lose(client->back, why);
 }
 
-/* It stays until nothing is under way for it: then the link back to it drops it. */
+/* Keeps the client until nothing is under way for it: then the link back to it drops it. */
 static void hung_up(kvf_cuda_client *client) {
     if (!client->back) {
         kvf_cuda_owner_drop(client);
@@ -46,7 +46,7 @@ static void say_refused(int fd, kvf_cuda_refusal why, uint64_t number) {
     (void)kvf_cuda_wire_send(fd, &refused, sizeof refused);
 }
 
-/* Its kernels may be reading: it is gone when it hangs up. */
+/* The client's kernels may be reading: it is gone only when it hangs up. */
 static void refuse(kvf_cuda_client *client, kvf_cuda_refusal why, uint64_t number) {
     if (client->refused)
         return;
@@ -91,7 +91,7 @@ void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {
     }
 }
 
-/* ---- what they say ------------------------------------------------------------------------------ */
+/* ---- messages from clients ---------------------------------------------------------------------- */
 
 static void take_hello(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
     kvf_cuda_endpoint *endpoint = client->endpoint;
@@ -128,7 +128,7 @@ static void take_notice(kvf_cuda_client *client, const kvf_cuda_packet *packet) 
         (void)kvf_deliver(client->endpoint->transport, client->name, packet->as.notice.data, count);
 }
 
-/* What has to do with writing; false: it is something else, or not as it must be. */
+/* Handles messages about writing; false: it is another kind of message, or invalid. */
 static bool take_write(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
     if (packet->as.header.kind == CUDA_MEMORY)
         return kvf_cuda_write_told(client, packet);
@@ -140,7 +140,7 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
     kvf_cuda_packet *packet = &endpoint->packet;
     for (int i = 0; i < PACKETS; i++) {
         if (kvf_deliver_room(endpoint->transport, KVF_NOTICE_ROOM_MAX))
-            return true; /* a notice that waits, waits on */
+            return true; /* a waiting notice keeps waiting */
         kvf_status status = kvf_cuda_wire_receive(client->fd, packet);
         if (status == KVF_E_AGAIN)
             return false;
@@ -187,7 +187,7 @@ static kvf_status name_in(const void *part, size_t bytes, unsigned char name[CUD
     return KVF_OK;
 }
 
-/* A reader writes nothing. What was read for one who writes is written by kernels of ours, which end soon. */
+/* A reader never writes to our memory. For a writer, our own kernels write it, and they end soon. */
 kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
     kvf_cuda_endpoint *endpoint = self;
     unsigned char name[CUDA_ID_BYTES];

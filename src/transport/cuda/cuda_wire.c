@@ -69,7 +69,7 @@ kvf_status kvf_cuda_wire_send(int socket, const void *message, size_t bytes) {
 kvf_status kvf_cuda_wire_receive(int socket, kvf_cuda_packet *out) {
     ssize_t got;
     int resets = 0;
-    do /* when the other end closed with messages of ours unread, its own come after that error */
+    do /* if the other end closed with messages of ours unread, its own messages come after that error */
         got = recv(socket, &out->as, sizeof out->as, MSG_DONTWAIT | MSG_TRUNC);
     while (got < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
     if (got < 0 && errno == EAGAIN)

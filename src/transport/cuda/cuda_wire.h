@@ -1,19 +1,19 @@
 /*
- * What two endpoints with CUDA memory say to each other over a Unix socket: one packet a message, each beginning with a
+ * The messages of two endpoints with CUDA memory over a Unix socket: one packet a message, each beginning with a
  * header. The side that connects reads, the side it connects to owns the memory.
  *
  *     reader                              owner
  *     HELLO key                    ->     checks it
  *                                  <-     READY; or REFUSED why, at any time
- *     (its kernels read the owner's memory, without a word)
- *     MEMORY regions, in parts     ->     what WRITE is from; said again when it has changed
- *     WRITE number, runs           ->     its kernels read the other's memory, as a reader that connects there
+ *     (its kernels read the owner's memory, without a message)
+ *     MEMORY regions, in parts     ->     the memory of later WRITEs; sent again when it has changed
+ *     WRITE number, runs           ->     its kernels read the other's memory, over a connection back to it
  *                                  <-     WRITTEN number, status
  *     NOTICE bytes                 ->
  *     hangs up                            its kernels are over, and the memory is not mapped there any more
  *
- * Both sides run on the same machine, so numbers are as the machine has them. Neither side trusts the other: lengths are
- * checked by whoever receives them. That a process has died is seen as that it has hung up.
+ * Both sides run on the same machine, so numbers have its byte order. Neither side trusts the other: the receiver
+ * checks lengths. A process that has died looks like one that has hung up.
  */
 #ifndef KVF_TRANSPORT_CUDA_WIRE_H
 #define KVF_TRANSPORT_CUDA_WIRE_H
@@ -29,9 +29,9 @@
 #define CUDA_NAME_BYTES 256
 #define CUDA_NOTICE_MAX 4096u
 #define CUDA_MEMORY_PART 128u      /* regions of one message */
-#define CUDA_MEMORY_REGIONS 16384u /* of one that writes, in all */
+#define CUDA_MEMORY_REGIONS 16384u /* of one writer, in all */
 #define CUDA_WRITE_RUNS 1024u      /* of one message */
-#define CUDA_WRITES 2u             /* of one connection, that are not answered yet */
+#define CUDA_WRITES 2u             /* of one connection, unanswered */
 #define CUDA_REASON_BYTES 256u
 
 typedef enum kvf_cuda_kind {
@@ -44,15 +44,15 @@ typedef enum kvf_cuda_kind {
     CUDA_WRITTEN = 7
 } kvf_cuda_kind;
 
-/** Why an owner does not talk to a reader. */
+/** Why an owner refuses a reader. */
 typedef enum kvf_cuda_refusal {
     CUDA_REFUSED_VERSION = 1,
     CUDA_REFUSED_KEY = 2,
     CUDA_REFUSED_FENCED = 3,
-    CUDA_REFUSED_PROTOCOL = 4, /**< a message that makes no sense */
+    CUDA_REFUSED_PROTOCOL = 4, /**< an invalid message */
     CUDA_REFUSED_USER = 5,
-    CUDA_REFUSED_GENERATION = 6, /**< the card speaks of memory that is not there any more */
-    CUDA_REFUSED_FULL = 7,       /**< the owner has as many connections as it takes */
+    CUDA_REFUSED_GENERATION = 6, /**< the card describes memory that is gone */
+    CUDA_REFUSED_FULL = 7,       /**< the owner has as many connections as it accepts */
 } kvf_cuda_refusal;
 
 typedef struct kvf_cuda_header {
@@ -71,7 +71,7 @@ typedef struct kvf_cuda_hello {
 
 typedef struct kvf_cuda_refused {
     kvf_cuda_header header;
-    uint64_t number; /**< the oldest generation of which a card may speak; or the limit that is reached */
+    uint64_t number; /**< the oldest generation that a card may describe; or the limit that is reached */
 } kvf_cuda_refused;
 
 typedef struct kvf_cuda_notice {
@@ -79,17 +79,17 @@ typedef struct kvf_cuda_notice {
     unsigned char data[CUDA_NOTICE_MAX]; /**< only header.count are sent */
 } kvf_cuda_notice;
 
-/** This fabric's part of a card: this, and `region_count` regions. */
+/** This fabric's part of a card: this struct, and then `region_count` regions. */
 typedef struct kvf_cuda_card {
     unsigned char host[CUDA_ID_BYTES];
     unsigned char process[CUDA_ID_BYTES]; /**< the same for all endpoints of a process */
-    unsigned char name[CUDA_ID_BYTES];    /**< of the socket: everybody on the machine can see it */
-    unsigned char key[CUDA_ID_BYTES];     /**< nobody can see it */
-    uint64_t network;                     /**< of the name: the network namespace it is in */
+    unsigned char name[CUDA_ID_BYTES];    /**< of the socket: every process on the machine can see it */
+    unsigned char key[CUDA_ID_BYTES];     /**< other processes see it only on the card */
+    uint64_t network;                     /**< the network namespace that the name is in */
     uint32_t region_count, unused;
 } kvf_cuda_card;
 
-/** Where a region is: at an offset of an allocation, of which there is a handle. All zero: there is none. */
+/** The place of a region: an offset in an allocation, and the allocation's handle. All zero: there is none. */
 typedef struct kvf_cuda_region {
     CUipcMemHandle handle;
     CUuuid device;
@@ -99,23 +99,23 @@ typedef struct kvf_cuda_region {
     uint64_t bytes;
 } kvf_cuda_region;
 
-/** Regions of the sender's, from the `first` on. */
+/** Regions of the sender, from the `first` on. */
 typedef struct kvf_cuda_memory {
     kvf_cuda_header header;
     uint32_t first, unused;
     uint64_t generation;                       /**< of its memory */
-    kvf_cuda_card card;                        /**< its own, with the number of all regions */
+    kvf_cuda_card card;                        /**< the sender's own, with the number of all regions */
     kvf_cuda_region regions[CUDA_MEMORY_PART]; /**< only header.count are sent */
 } kvf_cuda_memory;
 
-/** Runs that the owner is to copy to itself; local is the sender's side, remote the owner's. */
+/** Runs that the owner must copy to its own memory; local is the sender's side, remote the owner's. */
 typedef struct kvf_cuda_write {
     kvf_cuda_header header;
-    uint64_t number; /**< that the answer has */
+    uint64_t number; /**< repeated in the answer */
     kvf_run runs[CUDA_WRITE_RUNS];
 } kvf_cuda_write;
 
-/** KVF_E_AGAIN: nothing is wrong, but the memory has to be told anew. */
+/** KVF_E_AGAIN: nothing is wrong, but the writer must send MEMORY anew. */
 typedef struct kvf_cuda_written {
     kvf_cuda_header header;
     uint64_t number;
@@ -136,21 +136,22 @@ typedef struct kvf_cuda_packet {
     size_t bytes;
 } kvf_cuda_packet;
 
-/** Makes the socket that a card names; it listens. */
+/** Makes the socket that a card names, and listens on it. */
 kvf_status kvf_cuda_wire_listen(const unsigned char name[CUDA_ID_BYTES], int *out);
 
 /**
- * Connects to it.
+ * Connects to the socket that a card names.
  *
- * @return KVF_OK, KVF_E_PEER_LOST (nobody listens), KVF_E_PERMISSION (another user's), KVF_E_AGAIN (its queue is full),
- *         KVF_E_IO
+ * @return KVF_OK, KVF_E_PEER_LOST (no process listens), KVF_E_PERMISSION (another user's), KVF_E_AGAIN (its queue is
+ *         full), KVF_E_IO
  */
 kvf_status kvf_cuda_wire_connect(const unsigned char name[CUDA_ID_BYTES], int *out);
 
 /** Sends one message. Never blocks. @return KVF_OK, KVF_E_AGAIN (it does not read), KVF_E_PEER_LOST, KVF_E_IO */
 kvf_status kvf_cuda_wire_send(int socket, const void *message, size_t bytes);
 
-/** Receives one. Never blocks. @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (no header) */
+/** Receives a message. Never blocks. @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (no
+ * header) */
 kvf_status kvf_cuda_wire_receive(int socket, kvf_cuda_packet *out);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * Writing: who wants to write tells the owner what, and the owner reads it, by a connection back as any reader has. So the
- * memory of either side is touched by kernels of its readers and of its owner only, and whatever ends reading ends this.
+ * Writing: the writer tells the owner what to write, and the owner reads it, over a connection back to the writer. So
+ * only kernels of readers and of the owner access memory, and anything that ends reading ends writing too.
  *
- * Who writes has a part of a batch in a place for a copy, until the owner has answered. With the owner it is a batch of its
- * link back, whose runs are turned round.
+ * The writer keeps a part of a batch in a kvf_cuda_copy until the owner has answered. On the owner's side it is a batch
+ * of the link back, with the two sides of its runs swapped.
  */
 #include "transport/cuda/cuda.h"
 
@@ -11,7 +11,7 @@
 
 _Static_assert(CUDA_WRITES >= CUDA_COPIES, "an owner takes all that one link may have under way");
 
-/* ---- who writes -------------------------------------------------------------------------------- */
+/* ---- the writer -------------------------------------------------------------------------------- */
 
 void kvf_cuda_write_start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     *copy = (kvf_cuda_copy){.batch = link->slices.current, .number = ++link->last_number};
@@ -28,7 +28,7 @@ static bool is_asked(const kvf_cuda_link *link) {
     return false;
 }
 
-/* Tells the owner of our regions, as far as it takes it; while nothing is asked of it that speaks of older ones. */
+/* Tells the owner of our regions, as far as it reads; only while no request about older ones is unanswered. */
 static kvf_status tell_memory(kvf_cuda_link *link) {
     const kvf_cuda_endpoint *endpoint = link->endpoint;
     kvf_status status = KVF_OK;
@@ -65,7 +65,7 @@ static kvf_status ask(const kvf_cuda_link *link, const kvf_cuda_copy *copy) {
     return kvf_cuda_wire_send(link->fd, &write, offsetof(kvf_cuda_write, runs) + count * sizeof *runs);
 }
 
-/* False: not now. */
+/* Sends one request. False: it cannot be sent now. */
 static bool send_one(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     kvf_status status = KVF_OK;
     if (copy->batch->cancelled)
@@ -119,7 +119,7 @@ bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet) {
         const kvf_status status = answer_of(packet);
         if (status == KVF_E_AGAIN) {
             copy->sent = false;
-            link->told_version = 0; /* those of an endpoint begin at 1 */
+            link->told_version = 0; /* versions begin at 1 */
         } else {
             kvf_cuda_copy_end(link, copy, status);
         }
@@ -136,10 +136,10 @@ static void answer(kvf_cuda_client *client, uint64_t number, kvf_status status, 
     KVF_ASSERT(client->asked > 0);
     client->asked--;
     if (!client->refused && !client->gone && kvf_cuda_wire_send(client->fd, &written, sizeof written))
-        kvf_cuda_owner_refuse(client); /* it takes fewer answers than it asks for */
+        kvf_cuda_owner_refuse(client); /* it does not read its answers */
 }
 
-/* What is not registered any more, who writes tells of anew. */
+/* If memory is no longer registered, the writer must tell of it anew. */
 static void connect_back(kvf_cuda_client *client) {
     client->back_failed = kvf_cuda_link_back(client);
     (void)snprintf(client->back_why, sizeof client->back_why, "%s",
@@ -175,14 +175,14 @@ bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet)
     return true;
 }
 
-/* A batch of ours, with its runs behind it. */
+/* A batch of ours, followed by its runs. */
 typedef struct asked_batch {
     kvf_batch batch; /* first, so that the two can be cast */
     uint64_t number;
     kvf_run runs[];
 } asked_batch;
 
-/* Turns the runs round: local is ours. False: one of them is outside of the regions that this fabric has. */
+/* Swaps the sides of the runs: local becomes ours. False: a run is outside of the regions that this fabric has. */
 static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write, asked_batch *asked) {
     const kvf_cuda_endpoint *own = client->endpoint;
     for (uint32_t i = 0; i < write->header.count; i++) {
@@ -245,7 +245,7 @@ void kvf_cuda_write_lost(kvf_cuda_link *back) {
     (void)snprintf(client->back_why, sizeof client->back_why, "%s", back->why);
     while (back->asked_first) {
         kvf_batch *batch = back->asked_first;
-        batch->failed = KVF_OK; /* what is known of it is of no interest any more */
+        batch->failed = KVF_OK; /* its own failure no longer matters */
         kvf_batch_fail(batch, back->stale ? KVF_E_AGAIN : KVF_E_PEER_LOST, back->why);
         kvf_cuda_write_ended(back, batch);
     }

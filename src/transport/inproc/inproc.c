@@ -1,9 +1,9 @@
 /*
  * The fabric for peers in this process: plain copies.
  *
- * Endpoints find each other in a registry of the process. Each may be driven by a thread of its own, so what
- * others see of an endpoint is under the registry's mutex, and an endpoint that closes waits for the copies
- * that others are making from and to its memory: those are one slice each.
+ * Endpoints find each other in a registry of the process. Each may have its own thread, so the registry's
+ * mutex guards all that others see of an endpoint, and an endpoint that closes waits for the copies that
+ * others are making from and to its memory: those are one slice each.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -26,7 +26,7 @@
 
 typedef struct inproc_link inproc_link;
 
-/* An endpoint that was shut out. Its links from before stay shut when it may connect again. */
+/* An endpoint that was shut out. Its older links stay shut even if it may connect again. */
 typedef struct inproc_fence {
     uint64_t id;
     uint64_t number; /* fences so far, with this one */
@@ -40,22 +40,21 @@ typedef struct inproc_endpoint {
 
     /* Under the registry's mutex. */
     uint64_t id;
-    uint64_t *
-        region_bytes; /* by region, 0: none; what peers go by, as the transport's own tables are its thread's */
+    uint64_t *region_bytes; /* 0: none; for peers, as the transport's own tables belong to its thread */
     unsigned char **bases;
     uint32_t region_count;
-    uint64_t oldest;     /* generation of memory that a link may be of */
-    bool changing;       /* its tables are: nobody may enter */
+    uint64_t oldest;     /* oldest generation of memory that a link may have */
+    bool changing;       /* its tables change: no copy may begin */
     uint32_t references; /* by its transport and by links */
     uint32_t copying;    /* slices that are being copied from or to its memory, by others */
-    const struct inproc_endpoint *copying_with; /* whose memory it is copying from or to itself */
-    uint32_t fencing;                           /* threads that wait for somebody to leave it */
+    const struct inproc_endpoint *copying_with; /* the endpoint whose memory it is copying from or to now */
+    uint32_t fencing;                           /* threads that wait for a copy with it to end */
     inproc_fence *fences;
     uint32_t fence_count;
     uint64_t fence_number;
     bool closed;
     kvf_wake wake;
-    kvf_buffer inbox; /* as the front keeps them: it needs as much room */
+    kvf_buffer inbox; /* in the front's form, so that the front needs as much room */
     struct inproc_endpoint *previous, *following;
 } inproc_endpoint;
 
@@ -65,19 +64,19 @@ struct inproc_link {
     kvf_peer *peer;
     kvf_slices slices;
     bool lost;
-    bool refused;               /* by an endpoint that is there */
+    bool refused;               /* the endpoint refused us, and lives */
     char why[KVF_REASON_BYTES]; /* it was lost */
     uint64_t generation;        /* of the remote side's memory */
-    uint64_t made;              /* fences of the remote side when it was */
+    uint64_t made;              /* the remote side's fence_number when the link was made */
     struct inproc_link *previous, *following;
 };
 
 static struct {
     pthread_mutex_t mutex;
-    pthread_cond_t copied; /* somebody has left an endpoint that is waited for */
+    pthread_cond_t copied; /* a copy has ended with an endpoint for which a thread waits */
     inproc_endpoint *endpoints;
     uint64_t last_id;
-    pid_t pid; /* whose token it is: a forked child is another process */
+    pid_t pid; /* the process of the token: a forked child is another process */
     unsigned char token[TOKEN_BYTES];
 } registry = {.mutex = PTHREAD_MUTEX_INITIALIZER, .copied = PTHREAD_COND_INITIALIZER};
 
@@ -89,7 +88,7 @@ static void unlock(void) {
     (void)pthread_mutex_unlock(&registry.mutex);
 }
 
-/* All of these need the mutex. */
+/* The rest of this section needs the mutex. */
 
 static kvf_status make_token(void) {
     pid_t pid = getpid();
@@ -139,7 +138,7 @@ static kvf_status inproc_open(kvf_transport *transport, const kvf_transport_opti
     return KVF_OK;
 }
 
-/* Needs the mutex. Afterwards nobody is in the memory of an endpoint, or enters, until end_change(). */
+/* Needs the mutex. Afterwards no copy uses the memory of the endpoint, and none begins, until end_change(). */
 static void begin_change(inproc_endpoint *endpoint) {
     endpoint->changing = true;
     while (endpoint->copying > 0)
@@ -151,7 +150,7 @@ static void end_change(inproc_endpoint *endpoint) {
     (void)pthread_cond_broadcast(&registry.copied);
 }
 
-/* Needs the mutex, and that nobody is in the memory. */
+/* Needs the mutex, and that no copy uses the memory. */
 static kvf_status make_room(inproc_endpoint *endpoint, uint32_t region) {
     uint64_t *bytes = kvf_resize(endpoint->region_bytes, (size_t)region + 1, sizeof *bytes);
     if (bytes)
@@ -218,7 +217,7 @@ static void inproc_close(void *self) {
     while (closed->copying > 0)
         (void)pthread_cond_wait(&registry.copied, &registry.mutex);
     KVF_LIST_REMOVE(registry.endpoints, closed);
-    /* Those who are connected to it find out in their next progress(). */
+    /* Connected endpoints notice in their next progress(). */
     signal_all();
     kvf_wake_close(&closed->wake);
     release(closed);
@@ -241,7 +240,7 @@ static inproc_fence *find_fence(const inproc_endpoint *at, uint64_t id) {
     return NULL;
 }
 
-/* Whether a link was shut by the endpoint at its other end. */
+/* Whether the endpoint at the other end has shut the link. */
 static bool is_shut(const inproc_link *link) {
     const inproc_fence *fence = find_fence(link->remote, link->self->id);
     return fence && link->made < fence->number;
@@ -253,7 +252,7 @@ static kvf_status compare_regions(const inproc_endpoint *remote, const kvf_peer 
     const uint64_t *bytes = kvf_peer_region_bytes(peer, &claimed);
     if (claimed > have)
         return kvf_fail(KVF_E_PARSE, "the card names %u regions, the endpoint has %u", claimed, have);
-    /* A card of before regions were added leaves those out, or has them with 0 bytes. */
+    /* A card that is older than a region leaves it out, or has it with 0 bytes. */
     for (uint32_t i = 0; i < claimed; i++)
         if (bytes[i] > 0 && remote->region_bytes[i] != bytes[i])
             return kvf_fail(KVF_E_PARSE, "region %u has %llu bytes in the card and %llu at its endpoint", i,
@@ -357,7 +356,7 @@ static kvf_status inproc_notify(void *self, const void *data, size_t bytes) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-/* Needs the mutex. Whether nothing can be copied any more, and why. */
+/* Needs the mutex. Whether the link is lost; notes why. */
 static bool find_loss(inproc_link *to) {
     if (to->lost)
         return true;
@@ -375,7 +374,7 @@ static bool find_loss(inproc_link *to) {
     return to->lost;
 }
 
-/* Keeps the remote memory in place while a slice is copied; false when that cannot be any more. */
+/* Keeps the remote memory in place while a slice is copied; false if the link is lost. */
 static bool enter(inproc_link *to) {
     lock();
     while (to->remote->changing)
@@ -406,7 +405,7 @@ static void copy_slice(const inproc_link *to, kvf_direction direction, const kvf
     kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases, runs, count, slice->bytes);
 }
 
-/* Copies up to `budget` bytes and returns how many; a look at a run costs something too. */
+/* Copies up to `budget` bytes and returns how many; looking at a run counts, too. */
 static uint64_t move(inproc_link *to, uint64_t budget) {
     uint64_t moved = 0;
     kvf_slices_reap(&to->slices);
@@ -424,7 +423,7 @@ static uint64_t move(inproc_link *to, uint64_t budget) {
     return moved;
 }
 
-/* What there is no memory for waits until there is. */
+/* Notifications wait in the inbox until there is memory for them. */
 static void read_inbox(inproc_endpoint *endpoint) {
     lock();
     bool room = kvf_deliver_room(endpoint->transport, endpoint->inbox.length) == KVF_OK;
@@ -447,7 +446,7 @@ static void find_lost(inproc_endpoint *endpoint) {
     unlock();
 }
 
-/* The remote end may have gone with copies left to make: those end as lost, the others had ended before. */
+/* If the remote end goes while copies are left to make, those end as lost; the others have ended before. */
 static void report_lost(inproc_endpoint *endpoint) {
     for (inproc_link *at = endpoint->links; at; at = at->following)
         if (at->lost && at->peer) {
@@ -501,12 +500,12 @@ static kvf_status read_card(const void *card, size_t bytes, uint64_t *id) {
         return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, CARD_BYTES);
     kvf_status status = make_token();
     if (!status && memcmp(card, registry.token, TOKEN_BYTES) != 0)
-        return KVF_E_NOT_FOUND; /* of another process, which never comes this way */
+        return KVF_E_NOT_FOUND; /* of another process, which never connects by this fabric */
     memcpy(id, (const unsigned char *)card + TOKEN_BYTES, sizeof *id);
     return status;
 }
 
-/* Threads of this process are not stopped one by one: a copy that is under way is waited for. */
+/* Waits for copies under way, which end soon: a process is stopped as a whole, not one thread of it. */
 static kvf_status inproc_fence_out(void *self, const void *card, size_t bytes) {
     inproc_endpoint *endpoint = self;
     uint64_t id = 0;
@@ -521,7 +520,7 @@ static kvf_status inproc_fence_out(void *self, const void *card, size_t bytes) {
         endpoint->fencing--;
         inproc_endpoint *other = find_endpoint(id);
         if (other)
-            kvf_wake_set(&other->wake, true); /* to find out */
+            kvf_wake_set(&other->wake, true); /* so that it notices */
     }
     unlock();
     return status;

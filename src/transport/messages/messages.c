@@ -1,5 +1,5 @@
 /*
- * Endpoints of the fabric by messages: settings, sockets, and a turn of work.
+ * Endpoints of the fabric by messages: settings, sockets, and progress().
  */
 #include "transport/messages/messages.h"
 
@@ -18,15 +18,15 @@
 
 #define DEFAULT_LISTEN "tcp://*:*"
 
-/* A context with its two threads, a socket that listens and one that watches it, and our own. */
+/* For a context with its two threads, a socket that listens and one that watches it, and our own descriptors. */
 #define DESCRIPTORS 26
 #define SOCKETS_MAX 16383
 #define EVENTS 64
 
 /*
- * A host that is silent for a minute is gone. The kernel asks it, and ZeroMQ's heartbeats do not: they would be sent into
- * a link that is down, and TCP would wait as long again, before what is sent over the link that is back. Whether a
- * process that has a connection does its work is for who waits for it to judge.
+ * A host that is silent for a minute is gone. The kernel probes it, not ZeroMQ's heartbeats: TCP would retransmit those
+ * into a link that is down, and after the link is back wait as long again before it sends. Whether a process with a
+ * connection does its work is for the peer that waits for it to judge.
  */
 #define KEEPALIVE_IDLE_S 30
 #define KEEPALIVE_INTERVAL_S 10
@@ -229,10 +229,10 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
 
 static kvf_status register_region(void *self, uint32_t region, const kvf_memory *memory) {
     (void)self, (void)region, (void)memory;
-    return KVF_OK; /* the front's table says all there is to say */
+    return KVF_OK; /* uses the front's table */
 }
 
-/* Whatever is moved is moved whole within progress(): nobody can be in the middle of a write. */
+/* Each request moves as a whole within progress(): no peer can be in the middle of a write. */
 static kvf_status unregister_region(void *self, uint32_t region) {
     kvf_messages_endpoint *endpoint = self;
     (void)region;
@@ -258,7 +258,7 @@ static void take_timer(kvf_messages_endpoint *endpoint) {
     endpoint->timer_ns = UINT64_MAX;
 }
 
-/* Notes which sockets have something to say. */
+/* Notes which sockets have events. */
 static void look_around(kvf_messages_endpoint *endpoint) {
     struct epoll_event events[EVENTS];
     int count = epoll_wait(endpoint->epoll_fd, events, EVENTS, 0);
@@ -285,7 +285,7 @@ static bool serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
     }
     more = kvf_messages_serve(endpoint, budget) || more;
     endpoint->router_stirs = more || (endpoint->router_stirs && kvf_zmq_readable(endpoint->router));
-    return endpoint->router_stirs; /* then it is looked at next time, too */
+    return endpoint->router_stirs; /* then it is read next time, too */
 }
 
 static kvf_status progress(void *self, bool *busy) {

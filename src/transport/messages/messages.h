@@ -1,19 +1,19 @@
 /*
- * The fabric that every build has between machines: batches of runs as messages of ZeroMQ, encrypted where there are
- * keys. The owner of the memory does all the work on it: it gathers what is read into the messages that go out, and
- * scatters what is written from those that came in. In these files:
+ * The fabric between machines that needs only ZeroMQ: batches of runs as its messages, encrypted if there are keys.
+ * Only the owner accesses its memory: for reads it gathers the bytes into the messages it sends, for writes it scatters
+ * them from the messages it received. In these files:
  *
- *   messages.c        the endpoint: its settings, its sockets, its turn of work
- *   messages_port.c   where the endpoint listens, who is connected to it, and who is hung up on
- *   messages_serve.c  the owner's side: who of them is let in, and what they ask
- *   messages_link.c   the consumer's side: connecting, and what the owner says
+ *   messages.c        the endpoint: its settings, its sockets, its progress()
+ *   messages_port.c   where the endpoint listens, its connections, and hanging up
+ *   messages_serve.c  the owner's side: letting clients in, and answering their requests
+ *   messages_link.c   the consumer's side: connecting, and messages from the owner
  *   messages_move.c   cutting batches into requests, and taking the answers
  *   messages_pool.c   the memory that messages are sent from
  *   messages_wire.c   messages, and how lists of runs are coded
  *   messages_card.c   our part of the card
  *
- * ZeroMQ's own thread connects, sends, receives and encrypts. All else happens in progress(), so what a peer asks for
- * moves only while the owner makes progress, and stops at once where it is refused.
+ * ZeroMQ's own thread connects, sends, receives and encrypts. All else happens in progress(), so a peer's requests
+ * advance only while the owner makes progress, and stop at once when the owner refuses the peer.
  */
 #ifndef KVF_TRANSPORT_MESSAGES_H
 #define KVF_TRANSPORT_MESSAGES_H
@@ -31,28 +31,28 @@
 #include "transport/messages/messages_card.h"
 #include "transport/slices.h"
 
-#define MESSAGES_SLOTS_MAX 128u       /* of an endpoint: what it can have on its way */
+#define MESSAGES_SLOTS_MAX 128u       /* of an endpoint: messages that it can have on their way */
 #define MESSAGES_PEER_SLOTS 8u        /* of them, for one peer */
-#define MESSAGES_PEER_SLOTS_LEAST 2u  /* when more than half of them are on their way */
+#define MESSAGES_PEER_SLOTS_LEAST 2u  /* the same, when half of all slots are on their way */
 #define MESSAGES_WINDOW_DEFAULT 8u    /* requests under way on one connection */
-#define MESSAGES_RECEIVE_LIMIT 6      /* messages of one connection that wait to be looked at */
-#define MESSAGES_SEND_LIMIT 256       /* more than are ever due to one that keeps to the protocol */
+#define MESSAGES_RECEIVE_LIMIT 6      /* messages of one connection that wait to be read */
+#define MESSAGES_SEND_LIMIT 256       /* more than are ever due to a client that keeps to the protocol */
 #define MESSAGES_CLIENTS_MAX 65536u   /* known at once */
-#define MESSAGES_STRANGE_BYTES 65536u /* of a stranger who sends a longer message nothing more is heard */
+#define MESSAGES_STRANGE_BYTES 65536u /* a stranger that sends a longer message is muted */
 #define MESSAGES_RUNS 256u            /* laid out at a time */
-#define MESSAGES_A_TURN 64 /* messages of one socket that are looked at before the next socket is */
-/* Work, as base/turns.h counts it: of a client in its turn, and of all together who have come in the last second, so that
- * who comes again and again has no more turns for it. Each request is some, whatever it moves. */
+#define MESSAGES_A_TURN 64            /* messages of one socket that are read before the next socket is */
+/* Work, in the unit of base/turns.h: of a client in its turn, and of all clients together that came in the last second,
+ * so that a peer gains no turns by reconnecting. Each request costs some work, whatever it moves. */
 #define MESSAGES_TURN_WORK (256u << 10)
-#define MESSAGES_SERVED_BYTES (1u << 20) /* in one turn of work: what comes meanwhile waits so long */
+#define MESSAGES_SERVED_BYTES (1u << 20) /* in one progress(): new messages wait for that long */
 #define MESSAGES_NEWCOMERS_WORK (64u << 10)
 #define MESSAGES_REQUEST_WORK 4096u
-#define MESSAGES_FAILED_MAX 8u /* requests for what there is not: a peer that knows our card makes none */
-#define MESSAGES_NEW_SLOTS 16u /* of all slots, for those */
+#define MESSAGES_FAILED_MAX 8u /* requests outside of our memory: a peer that knows our card makes none */
+#define MESSAGES_NEW_SLOTS 16u /* of all slots, for clients of the last second */
 #define MESSAGES_STUCK_NS                                                                                    \
-    UINT64_C(2000000000) /* who takes nothing for so long, while others wait for slots, goes */
+    UINT64_C(2000000000) /* a client that reads nothing for so long, while others wait for slots, goes */
 #define MESSAGES_NEW_NS UINT64_C(1000000000)
-#define MESSAGES_LINGER_MS 200 /* what a closed connection still has to say gets so long */
+#define MESSAGES_LINGER_MS 200 /* time for a closed connection to send its last messages */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
 
 /* ---- messages_pool.c ------------------------------------------------------------------------- */
@@ -64,34 +64,34 @@ typedef struct kvf_messages_slot {
     kvf_messages_pool *pool;
     struct kvf_messages_slot *following;
     bool served;           /**< it carries an answer to `client` */
-    bool is_new;           /**< who had just come */
-    uint32_t client;       /**< its number */
+    bool is_new;           /**< that had just connected */
+    uint32_t client;       /**< the client's number */
     unsigned char *memory; /**< MESSAGES_BYTES_MAX */
 } kvf_messages_slot;
 
 struct kvf_messages_pool {
     kvf_messages_slot *free;
     _Atomic(kvf_messages_slot *) returned; /**< by ZeroMQ's thread */
-    atomic_bool wanted;                    /**< somebody waits for a slot */
-    int fd;                                /**< readable when a slot has come back that was waited for */
+    atomic_bool wanted;                    /**< a client or link waits for a slot */
+    int fd;                                /**< readable when a slot that was waited for has come back */
     uint32_t made, taken;
 };
 
 kvf_status kvf_messages_pool_open(kvf_messages_pool *pool);
 
 /**
- * A slot for a peer that has `held` of them: many as long as there are many, so that peers that read nothing, because
- * they were stopped, leave some for others. NULL: none now.
+ * A slot for a peer that has `held` slots already. While slots are scarce a peer gets fewer, so that stopped peers,
+ * which read nothing, leave some for others. NULL: none now.
  */
 kvf_messages_slot *kvf_messages_pool_take(kvf_messages_pool *pool, uint32_t held);
 
-/** Whoever waits for a slot is to be woken by the next that comes back. */
+/** Makes the next slot that comes back wake the endpoint. */
 void kvf_messages_pool_want(kvf_messages_pool *pool);
 
-/** Gives one back that was not sent. */
+/** Gives back a slot: one that was not sent, or one from kvf_messages_pool_returned(). */
 void kvf_messages_pool_give(kvf_messages_slot *slot);
 
-/** Slots that have come back, linked by `following`: each is to be given back. */
+/** Slots that have come back, linked by `following`: the caller must give back each of them. */
 kvf_messages_slot *kvf_messages_pool_returned(kvf_messages_pool *pool);
 
 /** Makes a message of part of a slot, which comes back when ZeroMQ is done with it. KVF_OK or KVF_E_NOMEM. */
@@ -114,7 +114,7 @@ typedef struct kvf_messages_keys {
 typedef struct kvf_messages_endpoint {
     kvf_transport *transport;
     void *zmq;    /* the context */
-    void *router; /* who connects to us */
+    void *router; /* for peers that connect to us */
     int router_fd;
     int epoll_fd; /* of all sockets, the pool and `wake` */
     kvf_wake wake;
@@ -122,22 +122,22 @@ typedef struct kvf_messages_endpoint {
     kvf_messages_card card;
     kvf_messages_keys keys;
     uint32_t window;
-    bool router_stirs; /* it may have something to take in */
+    bool router_stirs; /* there may be messages to read */
     kvf_door door;     /* of the router */
     int door_fd;
-    bool door_stirs;   /* it may have something to say, */
-    uint64_t door_ns;  /* and is not asked before */
-    int timer_fd;      /* for the door, */
-    uint64_t timer_ns; /* and when it is set to; UINT64_MAX: it is not */
-    uint64_t now;      /* of this turn of work */
+    bool door_stirs;   /* it may have events, ... */
+    uint64_t door_ns;  /* ... which are not read before this time */
+    int timer_fd;      /* for the door, ... */
+    uint64_t timer_ns; /* ... and its time; UINT64_MAX: it is not set */
+    uint64_t now;      /* of this progress() */
 
     kvf_messages_client *clients;                /* by number */
-    kvf_turns turns;                             /* of those with something to do */
-    uint32_t new_slots;                          /* of answers to who had just come */
-    uint64_t unstuck_ns;                         /* when those were looked for who take nothing */
-    kvf_turn_party newcomers;                    /* one of the parties; the others are a client each */
-    kvf_messages_client *starved, *last_starved; /* those who wait for a slot */
-    uint32_t sweep_at;                           /* as many clients as make us look who is still there */
+    kvf_turns turns;                             /* of clients with something to do */
+    uint32_t new_slots;                          /* of answers to clients that had just connected */
+    uint64_t unstuck_ns;                         /* when clients that read nothing were last looked for */
+    kvf_turn_party newcomers;                    /* one of the parties; each other one is a client */
+    kvf_messages_client *starved, *last_starved; /* clients that wait for a slot */
+    uint32_t sweep_at;                           /* the number of clients at which we look for dead ones */
     bool greeting;                               /* `hello` came from `greeter`, and waits for memory */
     uint32_t greeter;
     zmq_msg_t hello;
@@ -150,7 +150,7 @@ typedef struct kvf_messages_endpoint {
     unsigned char list[MESSAGES_LIST_BYTES];
 } kvf_messages_endpoint;
 
-/** Options that both kinds of sockets have; and our keys. */
+/** Sets the options that both kinds of sockets have, and our keys. */
 kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket);
 
 /** Watches a socket's descriptor; `what` is the link, or the endpoint itself. */
@@ -158,19 +158,19 @@ kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, voi
 
 /* ---- messages_port.c ------------------------------------------------------------------------- */
 
-/** Takes the settings that say how many may be connected. KVF_OK or KVF_E_INVALID. */
+/** Reads the settings that limit the connections. KVF_OK or KVF_E_INVALID. */
 kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_transport_options *options);
 
 /** Binds the socket and fills in where it listens. */
 kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen);
 
-/** Takes in who has come and gone, and hangs up where that is due; whether there may be more. */
+/** Notes new and ended connections, and hangs up where that is due; returns whether there may be more. */
 bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint);
 
 /** A message came over a connection, of a client or not. */
 void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool client, zmq_msg_t *message);
 
-/** Hangs up when somebody who was refused has had time to read why. */
+/** Hangs up once a refused peer has had time to read why. */
 void kvf_messages_part(kvf_messages_endpoint *endpoint, uint32_t number);
 bool kvf_messages_is_parting(const kvf_messages_endpoint *endpoint, uint32_t number);
 bool kvf_messages_was_met(const kvf_messages_endpoint *endpoint,
@@ -179,7 +179,7 @@ bool kvf_messages_was_met(const kvf_messages_endpoint *endpoint,
 /** Hangs up. */
 void kvf_messages_dismiss(kvf_messages_endpoint *endpoint, uint32_t number);
 
-/** Takes nothing more in over a connection, and hangs up later. */
+/** Ignores what else comes over a connection, and hangs up later. */
 void kvf_messages_mute(kvf_messages_endpoint *endpoint, uint32_t number);
 bool kvf_messages_is_muted(const kvf_messages_endpoint *endpoint, uint32_t number);
 
@@ -187,23 +187,23 @@ void kvf_messages_count(const void *self, kvf_transport_info *info);
 
 /* ---- messages_serve.c ------------------------------------------------------------------------ */
 
-/** Somebody who has shown our secret. */
+/** A consumer that has shown our secret. */
 struct kvf_messages_client {
-    kvf_turn_seat seat; /* waits where there is something to do */
+    kvf_turn_seat seat; /* in the queue while there is something to do */
     kvf_turn_party own;
     uint32_t number;   /* ZeroMQ's for the connection */
     uint64_t since_ns; /* when it was let in */
     unsigned char id[MESSAGES_ID_BYTES];
     uint64_t generation;
-    uint32_t region_count; /* of the card it has */
+    uint32_t region_count; /* in the card it has */
     char name[KVF_SENDER_MAX + 1];
     zmq_msg_t pending[MESSAGES_WINDOW_MAX]; /* requests, a ring */
     uint32_t first, count;
     uint32_t slots;    /* on their way to it */
-    uint64_t slots_ns; /* when one came back, or the first went */
-    uint32_t taken;    /* notifications, of which it is not told yet */
-    uint32_t failed;   /* requests that were for what there is not */
-    bool is_gone;      /* its connection has ended, but what came before may still be unread */
+    uint64_t slots_ns; /* when the last one came back, or the first was sent */
+    uint32_t taken;    /* notifications whose receipt it has not been told yet */
+    uint32_t failed;   /* requests that failed the check against our memory */
+    bool is_gone;      /* its connection has ended, but earlier messages may still be unread */
     bool is_starved;
     kvf_messages_client *previous, *following; /* of the starved ones */
     UT_hash_handle hh;
@@ -211,32 +211,32 @@ struct kvf_messages_client {
 
 bool kvf_messages_is_client(const kvf_messages_endpoint *endpoint, uint32_t number);
 
-/** A connection has ended. Nobody takes the answers any more to what was asked over it. */
+/** A connection has ended: its requests need no answers any more. */
 void kvf_messages_left(kvf_messages_endpoint *endpoint, uint32_t number);
 
-/** Takes in what came, some messages at most; whether there may be more. */
+/** Reads a bounded number of messages; returns whether there may be more. */
 bool kvf_messages_take(kvf_messages_endpoint *endpoint);
 
-/** Answers, taking what it copies from `budget`; whether there is more to do at once. */
+/** Answers requests, and subtracts the work from `budget`; returns whether there is more to do at once. */
 bool kvf_messages_serve(kvf_messages_endpoint *endpoint, uint64_t *budget);
 
 /** Slots that answers were sent from are back. */
 void kvf_messages_slots_back(kvf_messages_endpoint *endpoint);
 
-/** Refuses whoever has a card of before `oldest`. */
+/** Refuses the clients whose card is older than `oldest`. */
 void kvf_messages_refuse_old(kvf_messages_endpoint *endpoint, uint64_t oldest);
 
 kvf_status kvf_messages_fence(void *self, const void *part, size_t bytes);
 kvf_status kvf_messages_admit(void *self, const void *part, size_t bytes);
 
-/** Tells all that it closes. */
+/** Tells all clients that the endpoint closes. */
 void kvf_messages_close_clients(kvf_messages_endpoint *endpoint);
 
 /* ---- messages_link.c ------------------------------------------------------------------------- */
 
 /** A request that was sent, and its part of its batch. */
 typedef struct kvf_messages_asked {
-    kvf_batch *batch; /* NULL: cancelled, the answer is of no interest */
+    kvf_batch *batch; /* NULL: cancelled, the answer will be ignored */
     kvf_slice slice;
     uint32_t number;
     kvf_direction direction;
@@ -253,21 +253,21 @@ struct kvf_messages_link {
     int dealer_fd, monitor_fd;
     char address[MESSAGES_ADDRESS_BYTES];
     char way[MESSAGES_ADDRESS_BYTES + 32];
-    bool connected; /* but perhaps not yet shaken hands */
-    bool greeted;   /* there is a connection, and we have said who we are */
-    bool broken;    /* it has ended, but what came before may still be unread */
+    bool connected; /* but the handshake may not be over */
+    bool greeted;   /* there is a connection, and we have sent our HELLO */
+    bool broken;    /* it has ended, but earlier messages may still be unread */
     bool stirs;     /* there may be something to do */
     bool starved;   /* it waits for a slot */
     bool lost;      /* noticed; to be told to the front by progress() */
-    bool refused;   /* its owner said so, and lives */
+    bool refused;   /* the owner refused or ended the connection, and lives */
     char why[KVF_REASON_BYTES];
     kvf_slices slices;
     kvf_messages_asked asked[MESSAGES_WINDOW_MAX]; /* a ring */
     uint32_t first, count;
-    uint32_t writes;  /* of those that were asked */
+    uint32_t writes;  /* among `asked` */
     uint32_t number;  /* of the last request */
-    uint32_t untaken; /* notifications */
-    kvf_buffer early; /* notifications of before there was a connection */
+    uint32_t untaken; /* notifications that the owner has not confirmed */
+    kvf_buffer early; /* notifications from before there was a connection */
     kvf_messages_link *previous, *following;
 };
 
@@ -280,10 +280,10 @@ bool kvf_messages_place(const void *self, unsigned char out[KVF_PLACE_BYTES]);
 /** Notes that the owner is gone; the first reason stays. */
 void kvf_messages_lose(kvf_messages_link *link, const char *why);
 
-/** Sends a message, which is taken over in any case. An error loses the link. */
+/** Sends a message, and always takes it over. An error loses the link. */
 void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message);
 
-/** Does what there is to do, taking what it copies from `budget`; whether there is more to do at once. */
+/** Does the link's work, and subtracts the bytes it copies from `budget`; whether there is more to do at once. */
 bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget);
 
 /* ---- messages_move.c ------------------------------------------------------------------------- */
@@ -291,13 +291,13 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget);
 kvf_status kvf_messages_submit(void *self, kvf_batch *batch);
 void kvf_messages_cancel(void *self, kvf_batch *batch);
 
-/** Forgets what was cancelled. */
+/** Drops cancelled requests that need not wait for their answers. */
 void kvf_messages_forget(kvf_messages_link *link);
 
-/** Sends requests as far as the window and the slots allow, taking what is copied from `budget`. */
+/** Sends requests as far as the window and the slots allow, and subtracts the bytes it copies from `budget`. */
 void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget);
 
-/** Takes DATA, DONE or FAILED; false: it is no answer to what was asked. */
+/** Handles DATA, DONE or FAILED; false: it does not answer a request. */
 bool kvf_messages_answered(kvf_messages_link *link, kvf_messages_kind kind, const unsigned char *data,
                            size_t bytes, uint64_t *budget);
 

@@ -38,7 +38,7 @@ void kvf_messages_add_host(kvf_messages_card *card, const char *host) {
         (void)snprintf(card->hosts[card->host_count++], MESSAGES_HOST_BYTES, "%s", host);
 }
 
-/* The text of an interface's address; "" for those that do not work without naming the interface. */
+/* The text of an interface's address; "" for one that works only with the interface's name. */
 static void describe(const struct sockaddr *address, char out[MESSAGES_HOST_BYTES]) {
     out[0] = '\0';
     if (address->sa_family == AF_INET) {

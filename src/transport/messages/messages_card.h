@@ -13,9 +13,9 @@
 #define MESSAGES_KEY_TEXT 41u /* of a Z85 key, with its NUL */
 
 typedef struct kvf_messages_card {
-    unsigned char secret[MESSAGES_SECRET_BYTES]; /**< who has it may read and write */
+    unsigned char secret[MESSAGES_SECRET_BYTES]; /**< lets its holder read and write */
     unsigned char id[MESSAGES_ID_BYTES];         /**< of the endpoint */
-    unsigned char place[KVF_PLACE_BYTES];        /**< where loopback addresses mean the same */
+    unsigned char place[KVF_PLACE_BYTES];        /**< see kvf_host_place() */
     bool encrypted;
     unsigned char key[MESSAGES_KEY_BYTES]; /**< CurveZMQ public key */
     uint16_t port;
@@ -25,7 +25,7 @@ typedef struct kvf_messages_card {
 
 kvf_status kvf_messages_card_write(const kvf_messages_card *card, kvf_buffer *out);
 
-/** Reads one, trusting nothing in it. KVF_OK, KVF_E_PARSE, KVF_E_UNSUPPORTED (of another version). */
+/** Reads a card, trusting nothing in it. KVF_OK, KVF_E_PARSE, KVF_E_UNSUPPORTED (of another version). */
 kvf_status kvf_messages_card_read(const void *data, size_t bytes, kvf_messages_card *out);
 
 /**
@@ -34,10 +34,10 @@ kvf_status kvf_messages_card_read(const void *data, size_t bytes, kvf_messages_c
  */
 bool kvf_messages_is_host(const char *text);
 
-/** Whether only this machine reaches it. */
+/** Whether only this machine can reach the host. */
 bool kvf_messages_is_loopback(const char *host);
 
-/** Adds a host, unless it is there or there is no room. */
+/** Adds a host, unless it is there already or there is no room. */
 void kvf_messages_add_host(kvf_messages_card *card, const char *host);
 
 /** Adds the addresses of this machine's interfaces, loopback last. */

@@ -1,6 +1,6 @@
 /*
- * The consumer's side: connecting to an owner by one of the hosts its card names, saying who we are, and hearing what
- * it says. A connection that was made and ends is lost; ZeroMQ would make it anew, but its owner would know nobody.
+ * The consumer's side: connecting to an owner by one of the hosts on its card, sending our HELLO, and handling its
+ * messages. A connection that ends is lost: ZeroMQ would reconnect, but the owner would not know the new connection.
  */
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -9,13 +9,13 @@
 #include "base/descriptors.h"
 #include "transport/messages/messages.h"
 
-/* A context has them once; a connection has two sockets, each with a descriptor, a third that ZeroMQ makes to watch
- * it, and its own. */
+/* Of a connection: two sockets, each with a descriptor, a third that ZeroMQ makes to watch it, and its own. The
+ * descriptors of the context are counted once, elsewhere. */
 #define DESCRIPTORS_OF_A_LINK 6
 #define CONNECT_MS 5000     /* for each host */
-#define NEVER_MS 100000000  /* ZeroMQ shall not connect anew */
-#define SAME_PLACE_MS 1000u /* on one machine it is known in less than one whether somebody listens, */
-#define HANDSHAKE_MS 100u   /* and with whom; a process that was stopped does not say */
+#define NEVER_MS 100000000  /* ZeroMQ must not reconnect */
+#define SAME_PLACE_MS 1000u /* on one machine a connection is made or refused within a second, ... */
+#define HANDSHAKE_MS 100u   /* ... and a handshake within this, unless the process is stopped */
 
 #define MONITORED                                                                                            \
     (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED |                              \
@@ -90,7 +90,7 @@ static kvf_status dial(kvf_messages_link *link, const char *host) {
     return status;
 }
 
-/* Where the owner's loopback is ours it comes first, elsewhere not at all. NULL: all were tried. */
+/* Loopback hosts come first if the owner's loopback is ours, and are skipped otherwise. NULL: all were tried. */
 static const char *next_host(kvf_messages_link *link) {
     uint32_t count = link->card.host_count;
     for (; link->tried < 2 * count; link->tried++) {
@@ -103,7 +103,7 @@ static const char *next_host(kvf_messages_link *link) {
     return NULL;
 }
 
-/* The next host, or the link is lost; `why` the last one was of no use. */
+/* Tries the next host, or loses the link; `why` the last host failed. */
 static void try_next(kvf_messages_link *link, const char *why) {
     char words[KVF_REASON_BYTES];
     (void)snprintf(words, sizeof words, "%s: %s", link->address, why);
@@ -115,7 +115,7 @@ static void try_next(kvf_messages_link *link, const char *why) {
         kvf_messages_lose(link, kvf_error_detail());
 }
 
-/* ---- what happens to the connection ---------------------------------------------------------- */
+/* ---- events of the connection ---------------------------------------------------------------- */
 
 static void greet(kvf_messages_link *link) {
     kvf_messages_endpoint *endpoint = link->endpoint;
@@ -150,7 +150,7 @@ static void say_notice(kvf_messages_link *link, const void *data, size_t bytes) 
     kvf_messages_say(link, &message);
 }
 
-/* What was to be said before there was a connection. Each is its length, and its bytes. */
+/* Sends the notifications from before there was a connection. Each is its length, and its bytes. */
 static void say_early(kvf_messages_link *link) {
     kvf_byte_reader from = {link->early.data, link->early.length, false};
     while (from.left > 0) {
@@ -196,7 +196,7 @@ static bool receive_event(kvf_messages_link *link) {
     return true;
 }
 
-/* ---- what the owner says --------------------------------------------------------------------- */
+/* ---- messages from the owner ----------------------------------------------------------------- */
 
 static void take_refusal(kvf_messages_link *link, const unsigned char *data, size_t bytes) {
     kvf_byte_reader from = {data, bytes, false};
@@ -247,7 +247,7 @@ static bool take_taken(kvf_messages_link *link, const unsigned char *data, size_
     return true;
 }
 
-/* False: it does not keep to the protocol. */
+/* False: the owner violates the protocol. */
 static bool take_message(kvf_messages_link *link, const unsigned char *data, size_t bytes, uint64_t *budget) {
     int kind = bytes > 0 ? data[0] : 0;
     switch (kind) {
@@ -292,7 +292,7 @@ void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
     (void)zmq_msg_close(message);
 }
 
-/* No batch of the link touches memory any more: only we do. */
+/* No batch of the link accesses memory any more, for only our own thread does. */
 static void tell_lost(kvf_messages_link *link) {
     kvf_peer *peer = link->peer;
     hang_up(link, 0);
@@ -309,7 +309,7 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
     link->stirs = false;
     if (!link->peer)
         return false;
-    /* Events first: what they say counts after the messages that came before them. */
+    /* Events are read first, but take effect after the messages that came before them. */
     while (!link->lost && receive_event(link)) {
     }
     kvf_messages_forget(link);
@@ -342,7 +342,7 @@ static kvf_status check_card(const kvf_messages_endpoint *endpoint, const kvf_me
     return KVF_OK;
 }
 
-/* Within a machine it is known at once whether somebody listens. */
+/* Within a machine it is known at once whether the owner listens. */
 static kvf_status wait_for_answer(kvf_messages_link *link) {
     uint64_t end = kvf_now(&kvf_monotonic) + SAME_PLACE_MS * UINT64_C(1000000);
     while (!link->greeted && !link->lost && kvf_now(&kvf_monotonic) < end) {

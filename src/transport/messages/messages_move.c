@@ -1,6 +1,6 @@
 /*
- * The consumer's side of a transfer: batches are cut into requests of at most MESSAGES_CHUNK_BYTES, of which a window
- * is under way. The owner answers them in order.
+ * The consumer's side of a transfer: batches are cut into requests of at most MESSAGES_CHUNK_BYTES, and a window of
+ * them is under way. The owner answers them in order.
  */
 #include "transport/messages/messages.h"
 
@@ -57,7 +57,7 @@ static kvf_status make_write(kvf_messages_link *link, const kvf_slice *slice, ui
     return status;
 }
 
-/* Asks for what comes next. */
+/* Sends the request for the next slice. */
 static kvf_status ask_one(kvf_messages_link *link, uint64_t *budget) {
     kvf_batch *batch = link->slices.current;
     kvf_slice slice;
@@ -93,7 +93,7 @@ void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* A batch that is not the current one has been asked for whole, or was stopped: it ends with its last answer. */
+/* All requests of a batch that is not the current one are sent, or it was stopped: it ends with its last answer. */
 static void settle(kvf_messages_link *link, kvf_batch *batch) {
     if (batch->failed && batch == link->slices.current)
         (void)kvf_slices_drop_current(&link->slices);
@@ -105,7 +105,7 @@ static void settle(kvf_messages_link *link, kvf_batch *batch) {
         kvf_batch_end(batch);
 }
 
-/* The owner's sentence, as far as it may be printed. */
+/* Takes the printable part of the owner's sentence as the reason. */
 static void fail_batch(kvf_batch *batch, const unsigned char *text, size_t bytes) {
     char reason[MESSAGES_TEXT_BYTES + 32];
     size_t length = (size_t)kvf_min_u64(bytes, MESSAGES_TEXT_BYTES), at = strlen("its owner refused it: ");
@@ -152,7 +152,7 @@ bool kvf_messages_answered(kvf_messages_link *link, kvf_messages_kind kind, cons
     return true;
 }
 
-/* What was to be read only we could write to our memory; what was to be written the owner may still write. */
+/* Cancelled reads need no answer: only we write to our memory. Writes do: the owner may still make them. */
 void kvf_messages_forget(kvf_messages_link *link) {
     if (!link->slices.cancelled)
         return;

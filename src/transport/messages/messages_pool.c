@@ -1,6 +1,6 @@
 /*
- * The memory that messages are sent from. It is bounded, and used again: fresh memory for each message would have to
- * be found, zeroed and given back by the kernel for each, which costs more than the copy.
+ * The memory that messages are sent from. It is bounded, and used again: the kernel would have to find, zero and take
+ * back fresh memory for each message, which costs more than the copy.
  *
  * A slot comes back on ZeroMQ's thread, which puts it on a stack that our side empties as a whole.
  */
@@ -45,7 +45,7 @@ kvf_messages_slot *kvf_messages_pool_take(kvf_messages_pool *pool, uint32_t held
 void kvf_messages_pool_want(kvf_messages_pool *pool) {
     uint64_t one = 1;
     atomic_store(&pool->wanted, true);
-    /* One that came back just before has seen nobody waiting. */
+    /* A slot that came back just before has not seen `wanted`. */
     if (atomic_load(&pool->returned) && atomic_exchange(&pool->wanted, false))
         (void)!write(pool->fd, &one, sizeof one);
 }
@@ -61,7 +61,7 @@ kvf_messages_slot *kvf_messages_pool_returned(kvf_messages_pool *pool) {
     return atomic_load(&pool->returned) ? atomic_exchange(&pool->returned, NULL) : NULL;
 }
 
-/* On ZeroMQ's thread, mostly. */
+/* Runs mostly on ZeroMQ's thread. */
 static void come_back(void *data, void *hint) {
     (void)data;
     kvf_messages_slot *slot = hint;

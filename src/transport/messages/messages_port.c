@@ -1,6 +1,6 @@
 /*
- * The port: where the endpoint listens, who is connected to it, and who is hung up on. Strangers are those who have not
- * shown the card's secret, or were refused.
+ * The port: where the endpoint listens, its connections, and hanging up. Strangers are peers that have not shown the
+ * card's secret, or were refused.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,13 +18,13 @@
 #define CONNECTIONS_DEFAULT 16384u
 #define SIXTEENTHS 8u /* of the process's descriptors, at most */
 #define SECOND UINT64_C(1000000000)
-/* Who comes and goes is looked at a hundred times a second at most: where connections are made without end, each would
- * wake us twice. */
+/* New and ended connections are handled at most a hundred times a second: otherwise, in a flood of connections, each
+ * would wake us twice. */
 #define DOOR_PAUSE_NS UINT64_C(10000000)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* A number from 1 on; without one it stays as it is. */
+/* Reads a number of at least 1; without the setting `out` stays as it is. */
 static kvf_status take_limit(const kvf_transport_options *options, const char *key, uint32_t *out) {
     const char *text = kvf_setting_of(options, key);
     char *end;
@@ -53,7 +53,7 @@ kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_t
 
 /* ---- the door -------------------------------------------------------------------------------- */
 
-/* What the door knows a connection by; never 0. */
+/* The door's number for a connection; never 0. */
 static uint64_t route_of(uint32_t number) {
     return UINT64_C(1) << 32 | number;
 }
@@ -68,7 +68,7 @@ static void on_left(void *context, uint64_t route) {
 
 void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool client, zmq_msg_t *message) {
     if (!client && kvf_guests_has(&endpoint->door.guests, route_of(number)))
-        return; /* strangers do not gain time by talking */
+        return; /* strangers do not gain time by sending messages */
     if (kvf_door_hear(&endpoint->door, route_of(number), message, endpoint->now))
         endpoint->door_stirs = true;
 }
@@ -97,7 +97,7 @@ bool kvf_messages_is_muted(const kvf_messages_endpoint *endpoint, uint32_t numbe
     return kvf_guests_is_muted(&endpoint->door.guests, route_of(number));
 }
 
-/* Not later than that; one that is too early does no harm. */
+/* Wakes the endpoint at `ns` at the latest; earlier does no harm. */
 static void wake_at(kvf_messages_endpoint *endpoint, uint64_t ns) {
     if (ns >= endpoint->timer_ns)
         return;
@@ -107,7 +107,7 @@ static void wake_at(kvf_messages_endpoint *endpoint, uint64_t ns) {
         endpoint->timer_ns = ns;
 }
 
-/* The next that happens at the door wakes us, once. */
+/* The next event at the door wakes us, once. */
 static void listen_to_door(const kvf_messages_endpoint *endpoint) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT,
                                 .data.ptr = (void *)(uintptr_t)&endpoint->door};
@@ -149,7 +149,7 @@ static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *liste
     return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", listen, zmq_strerror(error));
 }
 
-/* "tcp://[::]:4711", as ZeroMQ says where it listens. */
+/* ZeroMQ reports where it listens as "tcp://[::]:4711". */
 static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
     char bound[MESSAGES_ADDRESS_BYTES + 16];
     size_t bytes = sizeof bound;

@@ -1,10 +1,10 @@
 /*
- * The owner's side. ZeroMQ knows each connection by a number; who has said the secret in it becomes a client, and
- * who says anything else over another is hung up on (messages_port.c). A client that is refused is told why, forgotten, and
- * hung up on when it has had time to read that.
+ * The owner's side. ZeroMQ gives each connection a number. A peer that sends the secret becomes a client; if it sends
+ * anything else first, we hang up (messages_port.c). A client that is refused is told why and forgotten; we hang up
+ * once it has had time to read that.
  *
- * Clients say goodbye, and who could not is found when it is sent to: that its connection has ended says little, for what
- * came before may still be unread.
+ * Clients send a BYE. A client that could not is found when a message to it fails: the end of its connection is no
+ * reason to drop it, for earlier messages of it may still be unread.
  */
 #include <errno.h>
 
@@ -17,7 +17,7 @@
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-/* 0, or errno: EHOSTUNREACH, it is gone; EAGAIN, it does not read. The message is taken over in any case. */
+/* 0, or errno: EHOSTUNREACH, it is gone; EAGAIN, it does not read. Always takes the message over. */
 static int send_to(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     unsigned char name[NAME_BYTES] = {0};
     int error = 0;
@@ -64,7 +64,7 @@ static bool is_new(const kvf_messages_endpoint *endpoint, const kvf_messages_cli
     return endpoint->now - client->since_ns < MESSAGES_NEW_NS;
 }
 
-/* It has something to do: its turn comes. Who is new shares one with all who are. */
+/* The client has something to do, and waits for its turn. All new clients share one party. */
 static void set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
     kvf_turn_party *party = is_new(endpoint, client) ? &endpoint->newcomers : &client->own;
     if (!client->is_starved)
@@ -86,7 +86,7 @@ static void set_starved(kvf_messages_endpoint *endpoint, kvf_messages_client *cl
         KVF_QUEUE_REMOVE(endpoint->starved, endpoint->last_starved, client);
 }
 
-/* Whatever it asked for and was not answered is dropped. */
+/* Drops its unanswered requests too. */
 static void forget_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
     set_starved(endpoint, client, false);
     kvf_turns_stop_waiting(&client->seat);
@@ -129,7 +129,7 @@ static bool answer_bytes(kvf_messages_endpoint *endpoint, kvf_messages_client *c
     return false;
 }
 
-/* Those that are gone are forgotten. */
+/* Forgets the clients that are gone. */
 static void sweep(kvf_messages_endpoint *endpoint) {
     unsigned char alive[MESSAGES_ANSWER_BYTES];
     kvf_messages_client *client, *next;
@@ -183,7 +183,7 @@ kvf_status kvf_messages_admit(void *self, const void *part, size_t bytes) {
 
 /* ---- greetings ------------------------------------------------------------------------------- */
 
-/* Takes as long for any secret: the time would tell how much of it is right. */
+/* Takes equally long for any secret, so that the time does not tell how much of it is right. */
 static bool is_secret(const unsigned char *said, const unsigned char *ours) {
     volatile unsigned char difference = 0;
     for (size_t i = 0; i < MESSAGES_SECRET_BYTES; i++)
@@ -191,7 +191,7 @@ static bool is_secret(const unsigned char *said, const unsigned char *ours) {
     return difference == 0;
 }
 
-/* Why it is not let in; 0: it is. */
+/* Why a peer is not let in; 0: it is. */
 static int check_hello(const kvf_messages_endpoint *endpoint, const kvf_messages_hello *hello,
                        uint32_t version, uint64_t *detail) {
     uint32_t region_count;
@@ -232,7 +232,7 @@ static bool let_in(kvf_messages_endpoint *endpoint, uint32_t number, const kvf_m
     return true;
 }
 
-/* False: later. */
+/* False: try again later. */
 static bool greet(kvf_messages_endpoint *endpoint, uint32_t number, const void *data, size_t bytes) {
     kvf_messages_hello hello;
     uint32_t version;
@@ -277,7 +277,7 @@ static void take_request(kvf_messages_endpoint *endpoint, kvf_messages_client *c
     set_ready(endpoint, client);
 }
 
-/* A greeting for which there is no memory waits, and everything behind it. */
+/* A HELLO for which there is no memory waits, and so do all messages after it. */
 static void hear(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     if (greet(endpoint, number, zmq_msg_data(message), zmq_msg_size(message)))
         return;
@@ -297,8 +297,8 @@ static bool hear_again(kvf_messages_endpoint *endpoint) {
     return true;
 }
 
-/* Somebody who is no client says who he is, or goes. What was on its way of one who was refused is passed over until he
- * goes, for hung up on at once he would not learn why; that is long only of one who was a client. */
+/* A peer that is not a client must send a HELLO, or we hang up. Messages of a refused peer are ignored until it goes:
+ * if we hung up at once, it would not learn why. Only one that was a client may send long messages. */
 static void take_strange(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     const unsigned char *data = zmq_msg_data(message);
     const size_t bytes = zmq_msg_size(message);
@@ -330,7 +330,7 @@ static void take_message(kvf_messages_endpoint *endpoint, uint32_t number, zmq_m
         refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
 }
 
-/* A message of several frames: nobody who keeps to the protocol sends one. */
+/* A message of several frames, which violates the protocol. */
 static void take_foul(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *first) {
     kvf_messages_client *client = find_client(endpoint, number);
     kvf_messages_heard(endpoint, number, client != NULL, first);
@@ -363,7 +363,7 @@ bool kvf_messages_is_client(const kvf_messages_endpoint *endpoint, uint32_t numb
 
 bool kvf_messages_take(kvf_messages_endpoint *endpoint) {
     for (int i = 0; i < MESSAGES_A_TURN; i++) {
-        /* It may be a notification, which must not be lost for want of memory. */
+        /* The message may be a notification, which must not be lost for lack of memory. */
         if (!hear_again(endpoint) || kvf_deliver_room(endpoint->transport, KVF_NOTICE_ROOM_MAX))
             return true;
         if (!receive_one(endpoint))
@@ -389,7 +389,7 @@ copy_listed(kvf_messages_endpoint *endpoint, const kvf_messages_request *request
     }
 }
 
-/* The sentence of the thread. Who asks for what there is not again and again is cut off; false: it was, or is gone. */
+/* Answers with the error detail. Refuses a client with too many failed requests; false: it is refused, or is gone. */
 static bool fail_request(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint32_t number) {
     if (client->failed++ == MESSAGES_FAILED_MAX) {
         refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
@@ -436,7 +436,7 @@ static kvf_status write_data(kvf_messages_endpoint *endpoint, kvf_messages_clien
     return answer_bytes(endpoint, client, done, sizeof done) ? KVF_OK : KVF_E_PEER_LOST;
 }
 
-/* The first of what a client asks. KVF_E_AGAIN: later; KVF_E_PEER_LOST: the client was forgotten. */
+/* Serves a client's first request. KVF_E_AGAIN: later; KVF_E_PEER_LOST: the client was forgotten. */
 static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_client *client, uint64_t *work) {
     zmq_msg_t *message = &client->pending[client->first % MESSAGES_WINDOW_MAX];
     kvf_messages_request request;
@@ -449,7 +449,7 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
     }
     kvf_status status = kvf_messages_list_check(request.list, request.list_bytes, request.bytes, regions,
                                                 (uint32_t)kvf_min_u64(region_count, client->region_count));
-    /* What a write has brought was received, whatever becomes of it. */
+    /* A write's data was received, and counts even if the write fails. */
     *work += zmq_msg_size(message) + (status || data[0] == MESSAGES_WRITE ? 0 : request.bytes);
     if (status)
         status = fail_request(endpoint, client, request.number) ? KVF_OK : KVF_E_PEER_LOST;
@@ -477,7 +477,7 @@ static kvf_status serve_client(kvf_messages_endpoint *endpoint, kvf_messages_cli
     return client->count > 0 ? serve_first(endpoint, client, work) : KVF_OK;
 }
 
-/* Slots may be back, or memory. */
+/* Slots or memory may be available again. */
 static void wake_starved(kvf_messages_endpoint *endpoint) {
     while (endpoint->starved) {
         kvf_messages_client *client = endpoint->starved;
@@ -486,7 +486,7 @@ static void wake_starved(kvf_messages_endpoint *endpoint) {
     }
 }
 
-/* Slots are all on their way, and others wait: who has taken nothing for long goes, so that its slots come back. */
+/* Clients wait, and all slots are on their way: hangs up on clients that read nothing for long, to get slots back. */
 static void unstick(kvf_messages_endpoint *endpoint) {
     kvf_messages_client *client, *next;
     if (endpoint->now - endpoint->unstuck_ns < MESSAGES_STUCK_NS / 8)
@@ -500,7 +500,7 @@ static void unstick(kvf_messages_endpoint *endpoint) {
     }
 }
 
-/* The next whose turn it is, at most one request of it; false: nobody has something to do. */
+/* Serves at most one request of the client whose turn it is; false: no client has something to do. */
 static bool serve_next(kvf_messages_endpoint *endpoint, uint64_t *budget) {
     kvf_turn_party *party = NULL;
     kvf_messages_client *client = (kvf_messages_client *)kvf_turns_next(&endpoint->turns, &party);

@@ -74,7 +74,7 @@ void kvf_messages_answer_write(kvf_messages_kind kind, uint32_t number,
 
 enum { HAS_REGION = 1, HAS_BYTES = 2, HAS_SERIES = 4 };
 
-/* Two runs at a distance cost less as two. */
+/* Two runs are shorter as two entries. */
 #define SERIES_LEAST 3u
 
 static unsigned char *put_varint(unsigned char *at, uint64_t number) {
@@ -92,7 +92,7 @@ static uint64_t unfold_sign(uint64_t folded) {
     return folded >> 1 ^ (uint64_t) - (folded & 1);
 }
 
-/* The runs from the first on that are a series; or one long run, where they touch. */
+/* The first runs that form a series; or, if they touch, one long run. */
 static size_t find_series(const kvf_run *runs, size_t count, kvf_messages_series *out) {
     *out = (kvf_messages_series){runs->remote_offset, runs->bytes, 1, 0, runs->remote_region};
     size_t length = 1;
@@ -182,7 +182,7 @@ bool kvf_messages_walk_series(kvf_messages_walk *walk, kvf_messages_series *out)
     return !from->cut_off;
 }
 
-/* All of a series fit when its first and its last do. */
+/* All runs of a series fit if the first and the last fit. */
 static bool fits(const kvf_messages_series *series, uint64_t region_bytes) {
     bool down = series->distance >> 63;
     uint64_t span;

@@ -1,7 +1,7 @@
 /*
- * What the two ends of a connection say to each other; docs/protocol.md describes it for those who write the other
- * end anew. Each message is one frame of ZeroMQ: a byte that says what it is, then the fields below, all numbers in
- * little endian. Everything here comes from outside: nothing is believed before it was checked.
+ * The messages between the two ends of a connection; docs/protocol.md describes them for other implementations. Each
+ * message is one frame of ZeroMQ: a byte with its kind, then the fields below, all numbers in little endian. All of
+ * this comes from outside: readers check it before they use it.
  */
 #ifndef KVF_TRANSPORT_MESSAGES_WIRE_H
 #define KVF_TRANSPORT_MESSAGES_WIRE_H
@@ -13,10 +13,10 @@
 #define MESSAGES_SECRET_BYTES 16u
 #define MESSAGES_ID_BYTES 16u
 
-/** Data of one request, and its runs. A longer batch is several requests. */
+/** The most bytes of data and the most runs in one request. A longer batch is several requests. */
 #define MESSAGES_CHUNK_BYTES (1u << 20)
 #define MESSAGES_CHUNK_RUNS 8192u
-/** A list of so many runs, each with another region, size and place. */
+/** The longest list: each run has another region, size and place. */
 #define MESSAGES_RUN_BYTES_MAX 20u
 #define MESSAGES_LIST_BYTES ((size_t)MESSAGES_CHUNK_RUNS * MESSAGES_RUN_BYTES_MAX)
 
@@ -32,7 +32,7 @@
 #define MESSAGES_BYTES_MAX (MESSAGES_REQUEST_BYTES + MESSAGES_LIST_BYTES + MESSAGES_CHUNK_BYTES)
 
 typedef enum kvf_messages_kind {
-    /* From who connects. */
+    /* From the consumer, which connects. */
     MESSAGES_HELLO = 1,
     MESSAGES_READ = 2,
     MESSAGES_WRITE = 3,
@@ -51,17 +51,17 @@ typedef enum kvf_messages_kind {
 typedef enum kvf_messages_refusal {
     MESSAGES_REFUSED_STRANGER = 1,   /**< another secret than the owner's */
     MESSAGES_REFUSED_VERSION = 2,    /**< `number`: the owner's version */
-    MESSAGES_REFUSED_GENERATION = 3, /**< `number`: the oldest that the owner accepts */
+    MESSAGES_REFUSED_GENERATION = 3, /**< `number`: the oldest generation that the owner accepts */
     MESSAGES_REFUSED_FENCED = 4,
     MESSAGES_REFUSED_CLOSED = 5,
-    MESSAGES_REFUSED_PROTOCOL = 6, /**< the consumer does not keep to it */
-    MESSAGES_REFUSED_FULL = 7,     /**< no room for one more */
+    MESSAGES_REFUSED_PROTOCOL = 6, /**< the consumer violates the protocol */
+    MESSAGES_REFUSED_FULL = 7,     /**< no room for another client */
 } kvf_messages_refusal;
 
 typedef struct kvf_messages_hello {
     unsigned char secret[MESSAGES_SECRET_BYTES]; /**< of the card */
     unsigned char id[MESSAGES_ID_BYTES];         /**< of the endpoint that connects */
-    uint64_t generation;                         /**< of the memory of which the card speaks */
+    uint64_t generation;                         /**< of the memory that the card describes */
     uint32_t region_count;                       /**< that the card names */
     char name[KVF_SENDER_MAX + 1];
 } kvf_messages_hello;
@@ -69,31 +69,31 @@ typedef struct kvf_messages_hello {
 #define MESSAGES_HELLO_BYTES_MAX                                                                             \
     (1u + 4 + 2 + MESSAGES_SECRET_BYTES + MESSAGES_ID_BYTES + 8 + 4 + 1 + KVF_SENDER_MAX)
 
-/** Returns how many bytes of `out`, which has MESSAGES_HELLO_BYTES_MAX. */
+/** Writes a HELLO to `out`, which has MESSAGES_HELLO_BYTES_MAX bytes; returns its length. */
 size_t kvf_messages_hello_write(const kvf_messages_hello *hello, unsigned char *out);
 
 /**
  * Reads a HELLO.
  *
- * @param version  receives that of the sender; fields of another one are not read
- * @return false: it is none
+ * @param version  receives the sender's version; fields of another version are not read
+ * @return false: it is not a HELLO
  */
 bool kvf_messages_hello_read(const void *data, size_t bytes, kvf_messages_hello *out, uint32_t *version);
 
 /** A READ or a WRITE. */
 typedef struct kvf_messages_request {
-    uint32_t number; /**< which the answer repeats */
+    uint32_t number; /**< repeated in the answer */
     uint32_t bytes;  /**< of all runs */
     const unsigned char *list;
     size_t list_bytes;
-    const unsigned char *data; /**< WRITE: what is to be written, run behind run */
+    const unsigned char *data; /**< WRITE: the bytes to write, run after run */
 } kvf_messages_request;
 
-/** Writes what comes before the list. */
+/** Writes the part of a request before the list. */
 void kvf_messages_request_write(kvf_messages_kind kind, uint32_t number, uint32_t list_bytes, uint32_t bytes,
                                 unsigned char out[MESSAGES_REQUEST_BYTES]);
 
-/** Reads one of that kind; `out` points into it. False: its lengths contradict each other. */
+/** Reads a READ or a WRITE; `out` points into it. False: its lengths contradict each other. */
 bool kvf_messages_request_read(const void *data, size_t bytes, kvf_messages_request *out);
 
 /** Writes the kind and a number: the beginning of DATA, DONE, FAILED and TAKEN. */
@@ -105,7 +105,7 @@ void kvf_messages_answer_write(kvf_messages_kind kind, uint32_t number,
  * A list says where the runs lie in the owner's memory, in the order of the data. Runs of one size at equal
  * distances are one entry:
  *
- *   what follows (1 byte) | region? | bytes? | begins | count? | distance?
+ *   which fields follow (1 byte) | region? | bytes? | begins | count? | distance?
  *
  * Numbers are varints (7 bits a byte, the lowest first, the last byte without the high bit). `begins` is counted
  * from the end of the run before it, and `distance` from one beginning to the next; both may be negative, and are
@@ -117,7 +117,7 @@ typedef struct kvf_messages_series {
     uint64_t offset;
     uint64_t bytes; /**< of each run */
     uint64_t count;
-    uint64_t distance; /**< from one to the next; wraps around, for those that go down */
+    uint64_t distance; /**< from one run to the next; wraps around if the runs descend */
     uint32_t region;
 } kvf_messages_series;
 
@@ -139,11 +139,12 @@ typedef struct kvf_messages_walk {
     uint64_t at; /**< in the data */
 } kvf_messages_walk;
 
-/** Takes the next series; false at the end, or where the list is malformed. */
+/** Takes the next series; false at the end, or if the list is malformed. */
 bool kvf_messages_walk_series(kvf_messages_walk *walk, kvf_messages_series *out);
 
 /**
- * Whether all of a list lies in registered memory and is `bytes` long; afterwards it may be walked without checks.
+ * Whether all runs of a list lie in registered memory and have `bytes` bytes in all; afterwards the list may be walked
+ * without checks.
  *
  * @param region_count  of the regions that the list may name
  * @return KVF_OK, or KVF_E_PARSE, KVF_E_NOT_REGISTERED, KVF_E_RANGE with the run that is wrong

@@ -18,7 +18,7 @@
 
 #define EVENTS 64
 #define DIRECT "shm.direct"
-#define BACKLOG 16 /* short, so that a newcomer is not behind many strangers; who finds it full tries again */
+#define BACKLOG 16 /* short, so that few strangers are ahead of a consumer; if it is full, consumers retry */
 #define LOOKS_OF_A_TURN 4u
 
 _Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
@@ -150,7 +150,7 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
 static kvf_status shm_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
                                void **out) {
     kvf_shm_endpoint *endpoint = self;
-    (void)kind, (void)device; /* the host is all there is */
+    (void)kind, (void)device; /* host memory only */
     kvf_shm_arena *grown = kvf_resize(endpoint->arenas, endpoint->arena_count + 1, sizeof *grown);
     if (!grown)
         return kvf_nomem("shared memory");
@@ -164,13 +164,13 @@ static kvf_status shm_allocate(void *self, kvf_memory_kind kind, uint32_t device
     return KVF_OK;
 }
 
-/* The front's table says all there is to say. */
+/* Uses the front's table, and needs none of its own. */
 static kvf_status shm_register(void *self, uint32_t region, const kvf_memory *memory) {
     (void)self, (void)region, (void)memory;
     return KVF_OK;
 }
 
-/* Who is connected has a card of before; who has not shown it yet is refused when it does. */
+/* Every connected client has an older card. Strangers with an older card are refused in their HELLO. */
 static kvf_status shm_unregister(void *self, uint32_t region) {
     kvf_shm_endpoint *endpoint = self;
     (void)region;
@@ -230,7 +230,7 @@ void kvf_shm_wake_at(kvf_shm_endpoint *endpoint, uint64_t ns) {
         endpoint->timer_ns = ns;
 }
 
-/* What is late is seen to where links move. */
+/* Only clears the timer: kvf_shm_link_move() handles late answers. */
 static void take_timer(kvf_shm_endpoint *endpoint) {
     uint64_t count;
     (void)!read(endpoint->timer_fd, &count, sizeof count);
@@ -277,7 +277,7 @@ static kvf_status look(const kvf_shm_endpoint *endpoint, int *count) {
     return KVF_OK;
 }
 
-/* In between it is looked who else wants something now: nobody waits for all the work that others had before. */
+/* Looks for new messages in between, so that no client waits for all the work that others had asked for before. */
 static kvf_status serve_clients(kvf_shm_endpoint *endpoint, bool *more) {
     const uint64_t part = KVF_SLICE_BYTES / LOOKS_OF_A_TURN;
     int count = 0;
@@ -313,9 +313,9 @@ static kvf_status shm_progress(void *self, bool *busy) {
     return KVF_OK;
 }
 
-/* ---- what it costs --------------------------------------------------------------------------- */
+/* ---- costs ----------------------------------------------------------------------------------- */
 
-/* As kvf_shm_direct() does, of our own process. */
+/* Copies as kvf_shm_direct() does, but within our own process. */
 static bool copy_by_system_call(const kvf_yardstick *yardstick, const kvf_run *runs, size_t count) {
     struct iovec local[SHM_VECTORS], remote[SHM_VECTORS];
     for (size_t first = 0; first < count; first += SHM_VECTORS) {
@@ -334,7 +334,7 @@ static bool copy_by_system_call(const kvf_yardstick *yardstick, const kvf_run *r
 
 static void shm_measure(const kvf_yardstick *yardstick, kvf_cost_model *cost, kvf_cost_model *apart) {
     kvf_copy_price alone;
-    kvf_yardstick part = *yardstick; /* the pages of each run are found anew: a few show as much */
+    kvf_yardstick part = *yardstick; /* each run's pages are found anew, so fewer bytes suffice */
     part.bytes /= 4;
     kvf_cost_price(cost, &yardstick->mapped);
     if (kvf_yardstick_runs(&part, copy_by_system_call, &alone))

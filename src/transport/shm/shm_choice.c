@@ -1,21 +1,21 @@
 #include "transport/shm/shm_choice.h"
 
 #define SERVED_BYTES_MIN (64u << 10) /* for less the owner need not be woken */
-#define FIRST_BYTES (64u << 10)      /* asked of one that may be asleep */
-#define ASLEEP_NS 500000000u         /* without an answer */
-#define LOOK_NS 10000u               /* so long we read while answers may come, at least ... */
-#define LATE_NS 200000u              /* an answer where reads are slow */
-#define LOOK_SHARE 4u                /* ... and this share of the time that it has let us wait */
-#define WHOLE_BYTES_MAX (256u << 10) /* a run is read whole: a rest of it would be asked for alone */
-#define TRY_BYTES (512u << 20)       /* then the way that was not used is used, to know what it takes; ... */
-#define TRY_FIRST_BYTES (64u << 20)  /* ... when nothing is known of it */
-#define MEASURE_NS 1000000u          /* of one way */
-#define CLEARLY 0.9f                 /* better */
+#define FIRST_BYTES (64u << 10)      /* asked of an owner that may be asleep */
+#define ASLEEP_NS 500000000u         /* an owner without an answer for this long may be asleep */
+#define LOOK_NS 10000u               /* we read at least this long between two looks for answers ... */
+#define LATE_NS 200000u              /* an answer is late after this, where reads are slow */
+#define LOOK_SHARE 4u                /* ... and this fraction of the time that we have waited for the owner */
+#define WHOLE_BYTES_MAX (256u << 10) /* a shorter run is read whole: its rest would be a request of its own */
+#define TRY_BYTES (512u << 20)       /* after these the unused way is tried, to measure it; ... */
+#define TRY_FIRST_BYTES (64u << 20)  /* ... if it was never measured */
+#define MEASURE_NS 1000000u          /* length of a measurement */
+#define CLEARLY 0.9f                 /* better: a way with at most this share of the other's cost */
 #define LEARN_BYTES_MIN 1024u
 #define WINDOW_MAX 7u
-/* Nothing is tried that cannot be better: reads take at most so much less alone. */
+/* A way that cannot be better is not tried: reads alone are at most this much faster. */
 #define SLOWER 3.0f
-/* Measurements of one try: as many as move the median. */
+/* Measurements of one try: enough to move the median. */
 #define TRIES (SHM_MEASUREMENTS / 2 + 1)
 
 static uint64_t mean_run(const kvf_slice *slice) {
@@ -32,7 +32,7 @@ static uint32_t length_class(const kvf_slice *slice) {
     return size_class;
 }
 
-/* Until it was measured: a system call finds each run's pages, a copy misses the caches. */
+/* Until a cost is measured: a system call finds each run's pages, a copy misses the caches. */
 static float cost(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way) {
     float measured = choice->lengths[size_class].ways[way].median;
     float run_bytes = (float)(48u << size_class);
@@ -41,7 +41,7 @@ static float cost(const kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way
     return way == SHM_WAY_DIRECT ? 250 / run_bytes + 0.15f : 30 / run_bytes + 0.1f;
 }
 
-/* What a read takes, also while the owner is at work. */
+/* The cost of a read, also while the owner works. */
 static float reading(const kvf_shm_choice *choice, uint32_t size_class) {
     float measured = choice->lengths[size_class].reads.median;
     return measured > 0 ? measured : cost(choice, size_class, SHM_WAY_DIRECT);
@@ -71,7 +71,7 @@ static bool should_ask(const kvf_shm_choice *choice, uint32_t size_class) {
     return (is_due(choice, size_class, other(way)) ? other(way) : way) == SHM_WAY_SERVED;
 }
 
-/* While the owner is at work. Where reads are so much slower that they would only keep us from the answers of one that
+/* The step while the owner works. If reads are so slow that they would only keep us from the answers of an owner that
  * is awake, they begin when an answer is late. */
 static kvf_shm_step meanwhile(const kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns) {
     uint32_t size_class = length_class(slice);
@@ -94,7 +94,7 @@ kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *
     uint32_t window = asleep ? 1 : choice->window + 1;
     window = window < load->slots ? window : load->slots;
     bool enough = load->waiting > 0 || slice->bytes >= SERVED_BYTES_MIN;
-    /* Of one that may be asleep never all: while we read the rest, it has had its time. */
+    /* Never ask an owner that may be asleep for everything: it gets the time in which we read the rest. */
     uint64_t most = window == 1 ? kvf_min_u64(FIRST_BYTES, slice->bytes / 2) : SHM_SLOT_BYTES;
     if (enough && load->abandoned == 0 && load->waiting < window && should_ask(choice, size_class))
         return (kvf_shm_step){SHM_WAY_SERVED, most, 0};
@@ -103,7 +103,7 @@ kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *
     return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
 }
 
-/* Where fewer were measured than are kept, the rest is what was believed: one alone is not believed. */
+/* With too few measurements the previous belief fills the rest, so that a single measurement changes little. */
 static void add(kvf_shm_price *price, float believed, float now) {
     float sorted[SHM_MEASUREMENTS];
     for (uint32_t i = price->measured; i < SHM_MEASUREMENTS; i++)
@@ -119,7 +119,7 @@ static void add(kvf_shm_price *price, float believed, float now) {
     price->median = sorted[SHM_MEASUREMENTS / 2];
 }
 
-/* A try goes on while it shows the other way to be the better one: nothing makes a measurement shorter than it is. */
+/* A try goes on while its way looks better: disturbances only make measurements longer, never shorter. */
 static void learn(kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way, float now) {
     uint32_t *tries = &choice->lengths[size_class].tries[way];
     bool promises = now < CLEARLY * cost(choice, size_class, other(way));
@@ -129,7 +129,7 @@ static void learn(kvf_shm_choice *choice, uint32_t size_class, kvf_shm_way way, 
     choice->lengths[size_class].better = better_way(choice, size_class);
 }
 
-/* What a way takes shows in a while in which it was the only one. */
+/* The cost of a way is measured over a time in which only this way was used. */
 static void count(kvf_shm_choice *choice, const kvf_slice *slice, uint64_t now_ns) {
     uint32_t size_class = length_class(slice);
     choice->lengths[size_class].unused_bytes[SHM_WAY_SERVED] += slice->bytes;
@@ -171,7 +171,7 @@ uint64_t kvf_shm_choice_direct_ns(const kvf_shm_choice *choice, const kvf_slice 
 
 void kvf_shm_choice_asked(kvf_shm_choice *choice, bool waiting, uint64_t now_ns) {
     if (!choice->together)
-        choice->begin_ns = 0; /* what was read alone until now is not measured with it */
+        choice->begin_ns = 0; /* what we read alone until now does not count in this measurement */
     choice->together = choice->asked = true;
     if (!waiting)
         choice->since_ns = now_ns;

@@ -2,8 +2,8 @@
  * Reading and writing memory that another process's caller brought, by one system call for up to 1024 runs.
  *
  * Such a call names its target by a process id, which the kernel may give to a new process once the old one
- * is dead. So whatever was read counts only if the old one is found alive after the call; and nothing is
- * written unless it was alive just before.
+ * is dead. So a read counts only if the old process is found alive after the call; and nothing is written
+ * unless it was alive just before.
  */
 #include <errno.h>
 
@@ -14,7 +14,7 @@ typedef struct vectors {
     size_t count;
 } vectors;
 
-/* Adds a piece of memory, to the last one if they touch. */
+/* Adds a piece of memory; joins it to the last one if they touch. */
 static void add(vectors *to, void *address, size_t bytes) {
     if (bytes == 0)
         return;
@@ -28,7 +28,7 @@ static void add(vectors *to, void *address, size_t bytes) {
     to->of[to->count++] = (struct iovec){address, bytes};
 }
 
-/* Takes what was moved off the front. */
+/* Removes the first `bytes` bytes, which were moved. */
 static void take_off(vectors *from, size_t bytes) {
     while (from->count > 0 && bytes >= from->of->iov_len) {
         bytes -= from->of->iov_len;
@@ -45,7 +45,7 @@ static kvf_status lost(const char *why) {
     return kvf_fail(KVF_E_PEER_LOST, "%s", why);
 }
 
-/* `all_moved` counts the bytes. */
+/* Counts the moved bytes in `all_moved`. */
 static kvf_status move_all(const kvf_shm_link *link, kvf_direction direction, vectors local, vectors remote,
                            uint64_t *all_moved) {
     bool write = direction == KVF_WRITE;
@@ -72,7 +72,7 @@ static kvf_status move_all(const kvf_shm_link *link, kvf_direction direction, ve
     return KVF_OK;
 }
 
-/* Puts before the detail at which run it stopped. */
+/* Puts the run at which the copy stopped before the detail. */
 static kvf_status name_run(const kvf_run *runs, size_t count, uint64_t moved) {
     while (count > 1 && moved >= runs->bytes) {
         moved -= runs->bytes;

@@ -1,9 +1,9 @@
 /*
  * The gate between a writer and the memory it has mapped: a page that the owner shares with each writer.
  *
- * A writer says that it is inside before it looks whether the gate is shut, and the owner shuts it before it
- * looks whether the writer is inside. Both are in one order that all processors agree on, so at least one of
- * them sees the other: a writer that is not seen inside will see the gate shut, whenever it goes on.
+ * A writer says that it is inside before it checks whether the gate is shut, and the owner shuts it before it
+ * checks whether the writer is inside. All processors see these steps in one order, so at least one of the two
+ * sees the other: a writer that the owner does not see inside will see the gate shut before its next write.
  *
  *     writer                            owner
  *     inside = 1                        shut = 1
@@ -41,7 +41,7 @@ static inline void shm_gate_leave(kvf_shm_gate *gate) {
         atomic_store(&gate->inside, 0);
 }
 
-/** Shuts it, for ever; whether the writer is inside. NULL: nobody ever was. */
+/** Shuts the gate for ever; returns whether the writer is inside. NULL: it never was. */
 static inline bool shm_gate_shut(kvf_shm_gate *gate) {
     if (!gate)
         return false;
@@ -49,10 +49,10 @@ static inline bool shm_gate_shut(kvf_shm_gate *gate) {
     return atomic_load(&gate->inside) != 0;
 }
 
-/** Makes one, and the descriptor that lets a writer map it. */
+/** Makes a gate, and the descriptor with which a writer can map it. */
 kvf_status kvf_shm_gate_make(kvf_shm_gate **out, int *fd);
 
-/** Maps one that an owner sent. */
+/** Maps a gate that an owner sent. */
 kvf_status kvf_shm_gate_map(int fd, kvf_shm_gate **out);
 
 /** NULL is accepted. */

@@ -1,8 +1,8 @@
 /*
  * The consumer's side: a connection to the owner of memory.
  *
- * A batch is reported as moved only after the owner was found alive behind its last copy: a mapping outlives
- * its owner, and then holds what nobody stands for.
+ * A batch is reported as moved only if the owner is found alive after its last copy: a mapping outlives its
+ * owner, and its content then means nothing.
  */
 #include "transport/shm/shm.h"
 
@@ -18,13 +18,13 @@
 #include "transport/shm/shm_process.h"
 
 #define ARENAS_MAX 4096u
-#define PATIENCE_NS 10000000u    /* with an owner, while there is something else to do */
-#define CONNECT_NS 10000000000u  /* how long a connection to an owner with a full queue is tried, ... */
+#define PATIENCE_NS 10000000u    /* how long an answer may take while there is something else to do */
+#define CONNECT_NS 10000000000u  /* how long we try to connect to an owner with a full queue, ... */
 #define CONNECT_PAUSE_NS 200000u /* ... and how often */
 
 /* ---- an owner that is gone --------------------------------------------------------------------- */
 
-/* A hung-up socket, or a process that has ended: a forked child may keep the socket open. */
+/* Checks the socket and the process, for a forked child may keep the socket open. */
 const char *kvf_shm_link_gone(const kvf_shm_link *link) {
     struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
     if (poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
@@ -75,7 +75,7 @@ static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
     kvf_shm_link_lose(link, known ? words[refusal] : "it refuses us");
 }
 
-/* Whether the owner is there no more. The last thing it said may say why. */
+/* The owner's last message may say why it is gone. */
 bool kvf_shm_link_lose_if_gone(kvf_shm_link *link) {
     const char *gone = kvf_shm_link_gone(link);
     kvf_shm_packet *packet = &link->endpoint->packet;
@@ -103,7 +103,7 @@ static kvf_status check_card(const kvf_shm_endpoint *self, const kvf_shm_card *c
     return KVF_OK;
 }
 
-/* KVF_E_AGAIN: its queue of connections is full. */
+/* KVF_E_AGAIN: the owner's queue of connections is full. */
 static kvf_status reach(kvf_shm_link *link) {
     struct sockaddr_un address;
     socklen_t length = kvf_shm_socket_address(link->card.name, &address);
@@ -121,8 +121,8 @@ static kvf_status reach(kvf_shm_link *link) {
                     strerror(errno));
 }
 
-/* Takes hold of the process at the other end, and makes sure that it is the one that wrote the card: had it
- * died meanwhile, its number might belong to another. */
+/* Opens the process at the other end, and checks that it is the one that wrote the card: if that one has died
+ * meanwhile, its number may belong to another. */
 static kvf_status take_hold(kvf_shm_link *link) {
     kvf_status status = kvf_neighbour_process(link->fd, &link->pid);
     if (status)
@@ -165,7 +165,7 @@ static kvf_status enter(kvf_shm_link *link) {
     return status;
 }
 
-/* An owner that is busy, or flooded with connections by others, takes new ones in a moment. */
+/* An owner that is busy, or that others flood with connections, accepts new ones in a moment. */
 static void enter_again(kvf_shm_link *link) {
     uint64_t now = kvf_shm_now_ns();
     if (now >= link->connect_at_ns) {
@@ -194,7 +194,7 @@ static kvf_status make_tables(kvf_shm_link *link) {
     return link->bases && link->addresses ? KVF_OK : kvf_nomem("a peer");
 }
 
-/* A forked child may hold the same file open, and then closing it does not end the watching. */
+/* A forked child may hold the same file open: then close() alone does not remove it from the epoll. */
 static void unwatch(const kvf_shm_link *link, int *fd) {
     if (*fd < 0)
         return;
@@ -265,7 +265,7 @@ void kvf_shm_disconnect(void *self) {
     free_link(link);
 }
 
-/* ---- what the owner tells -------------------------------------------------------------------- */
+/* ---- messages from the owner ----------------------------------------------------------------- */
 
 static bool take_arena(kvf_shm_link *link, const kvf_shm_packet *packet) {
     const kvf_shm_arena_message *message = &packet->as.arena;
@@ -320,7 +320,7 @@ static bool take_regions(kvf_shm_link *link, const kvf_shm_packet *packet) {
     return true;
 }
 
-/* False: it does not keep to the protocol, or says something else than its card. */
+/* False: the owner violates the protocol, or contradicts its card. */
 static bool take_message(kvf_shm_link *link, const kvf_shm_packet *packet) {
     switch (packet->as.header.kind) {
     case SHM_ARENA:
@@ -358,7 +358,7 @@ void kvf_shm_link_read(kvf_shm_link *link) {
     link->blocked = false;
     set_blocked(link, false);
     kvf_status status = KVF_OK;
-    /* After an answer the owner is given something to do before the next is looked at. */
+    /* After an answer the owner gets its next request before we handle another answer. */
     bool answered = false;
     for (uint32_t i = 0; !link->lost && !answered && i < 2 * SHM_SLOTS_MAX; i++) {
         status = kvf_shm_receive(link->fd, packet);
@@ -420,7 +420,7 @@ const char *kvf_shm_link_way(const void *self) {
                                        : "process_vm_readv, and meanwhile a shared buffer";
 }
 
-/* Leaves those runs in a slice that go the same way as its first; true when that is by a mapping. */
+/* Cuts a slice to the runs that are reached like its first one; true if that is by a mapping. */
 static bool same_way(const kvf_shm_link *link, kvf_slice *slice) {
     size_t count;
     bool mapped = link->bases[kvf_slice_runs(slice, &count)->remote_region] != NULL;
@@ -443,7 +443,7 @@ static void copy_mapped(const kvf_shm_link *link, kvf_direction direction, const
     kvf_kernel_copy_runs(read ? KVF_COPY_TO_LOCAL : KVF_COPY_TO_REMOTE, bases, runs, count, slice->bytes);
 }
 
-/* Without the owner's help. Writing needs its leave, for it may have shut us out meanwhile. */
+/* Moves without the owner's help. Writing must pass the gate, for the owner may have shut us out meanwhile. */
 static kvf_status move_alone(kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice,
                              bool mapped) {
     kvf_status status = KVF_OK;
@@ -477,8 +477,8 @@ bool kvf_shm_leave(void *self, kvf_direction direction) {
     return !kvf_shm_link_lose_if_gone(link);
 }
 
-/* Memory that is not mapped, as the choice says. What the owner writes for us we could not take back if it fell silent,
- * so writing asks for its help only where there is no other way. */
+/* The next step for memory that is not mapped, from the choice. If the owner fell silent, we could not take back a
+ * write that it makes for us, so writing asks for its help only if there is no other way. */
 static kvf_shm_step next_step(const kvf_shm_link *link, kvf_direction direction, const kvf_slice *slice) {
     if (link->no_direct)
         return (kvf_shm_step){SHM_WAY_SERVED, SHM_SLOT_BYTES, 0};
@@ -504,7 +504,7 @@ static kvf_status ask_owner(kvf_shm_link *link, kvf_slice *slice) {
     return status ? status : kvf_shm_slots_start(link, slice, slice);
 }
 
-/* Moves what can be moved of a slice, and leaves in it what was. KVF_E_AGAIN: nothing can, for now. */
+/* Moves what it can of a slice, and cuts the slice to that. KVF_E_AGAIN: nothing can be moved now. */
 static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_slice *slice) {
     if (same_way(link, slice))
         return move_alone(link, direction, slice, true);
@@ -523,8 +523,8 @@ static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_sl
     return ask_owner(link, slice);
 }
 
-/* At the end the owner has as long as we would take. Before, nobody waits for it but batches that are done but for
- * what it has, and these not for ever. */
+/* At the end the owner has as long as we would take. Before that, only batches of which the owner has the last part
+ * wait for it, and not for ever. */
 static void watch_owner(kvf_shm_link *link) {
     bool waiting = !link->slices.current;
     if (waiting)
@@ -537,7 +537,7 @@ static void watch_owner(kvf_shm_link *link) {
         kvf_shm_wake_at(link->endpoint, deadline);
 }
 
-/* Ends the batches from `first` on that are complete, if their owner still stands for them. */
+/* Ends the complete batches from `first` on, if their owner is still alive. */
 static void end_complete(kvf_shm_link *link, kvf_batch *first) {
     if (first == link->slices.current || link->lost)
         return;

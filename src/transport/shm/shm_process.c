@@ -11,7 +11,7 @@ socklen_t kvf_shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct 
     return kvf_neighbour_address("kvferry-", name, out);
 }
 
-/* The 22nd field of the line; the second is a name in brackets, with anything in it. */
+/* Reads the 22nd field of the line; the second is a name in brackets, which may contain anything. */
 uint64_t kvf_shm_process_started(pid_t pid) {
     char path[64], line[1024];
     (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);

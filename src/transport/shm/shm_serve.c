@@ -1,6 +1,6 @@
 /*
- * The owner's side. Whoever connects is a stranger until it has shown the key of the card, and is not
- * believed afterwards either: it can make us copy only between our registered memory and the buffer it gave.
+ * The owner's side. A process that connects is a stranger until it has shown the key of the card, and is not
+ * trusted afterwards either: it can make us copy only between our registered memory and the buffer it gave.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #define PIECES_AT_ONCE 256u
 #define DOOR_PAUSE_NS 1000000u
 
-/* Best effort: who does not read it finds the connection closed. */
+/* Best effort: a client that does not read it finds the connection closed. */
 static void say_refused(int fd, kvf_shm_refusal why, uint64_t number) {
     kvf_shm_refused_message message = {{SHM_REFUSED, why}, number};
     (void)kvf_shm_send(fd, &message, sizeof message, -1);
@@ -50,13 +50,13 @@ static void free_client(kvf_shm_client *client) {
     kvf_shm_gate_unmap(client->gate);
     if (client->gate_fd >= 0)
         (void)close(client->gate_fd);
-    /* A forked child may hold the same file open, and then closing it does not end the watching. */
+    /* A forked child may hold the same file open: then close() alone does not remove it from the epoll. */
     (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
     (void)close(client->fd);
     kvf_free(client);
 }
 
-/* A stranger counts no more from now on; a client does until its descriptor is closed. */
+/* A stranger stops counting now, a client when its descriptor is closed. */
 static void leave(kvf_shm_client *client) {
     if (client->gone)
         return;
@@ -69,7 +69,7 @@ static void leave(kvf_shm_client *client) {
     client->tenant = NULL;
 }
 
-/* It closes its end outside of any copy, and the kernel closes it after all of its threads. */
+/* A client closes its end only outside of copies, and the kernel closes it after all threads of the client. */
 static bool has_hung_up(kvf_shm_client *client) {
     struct pollfd end = {client->fd, POLLIN, 0};
     if (!client->hung_up)
@@ -80,7 +80,7 @@ static bool has_hung_up(kvf_shm_client *client) {
 static void describe(const kvf_shm_client *client, char *out, size_t size) {
     char name[64];
     (void)snprintf(name, sizeof name, "%.63s", client->name);
-    for (char *at = name; *at; at++) /* it is the peer's own word */
+    for (char *at = name; *at; at++) /* the peer chose the name */
         if ((unsigned char)*at < ' ' || *at == 127)
             *at = '?';
     if (client->tenant->process)
@@ -103,8 +103,8 @@ kvf_status kvf_shm_client_shut_out(kvf_shm_client *client) {
                     who, (double)(now - client->inside_since_ns) / SECOND_NS);
 }
 
-/* One that is in the middle of a write is kept until it is not: it may be asked for by kvf_shm_fence(). Only its end is
- * looked for then. */
+/* Keeps a client that is in the middle of a write until it is not, for kvf_shm_fence() may ask for it. Only its end is
+ * watched for then. */
 static void retire(kvf_shm_client *client) {
     if (!client->retired)
         kvf_shm_watch_change(client->endpoint, client->fd, &client->watch, false, false);
@@ -143,8 +143,7 @@ void kvf_shm_close_clients(kvf_shm_endpoint *endpoint) {
         free_client(endpoint->clients);
 }
 
-/* Strangers that say nothing must not keep others out: of the process with the most of them, the one that came first
- * goes. */
+/* Silent strangers must not keep others out: drops the oldest stranger of the process with the most strangers. */
 static void drop_stranger(const kvf_shm_endpoint *endpoint) {
     const kvf_shm_tenant *largest = NULL;
     kvf_shm_client *oldest = NULL;
@@ -153,7 +152,7 @@ static void drop_stranger(const kvf_shm_endpoint *endpoint) {
             largest = client->tenant;
     for (kvf_shm_client *client = endpoint->strangers; client; client = client->following)
         if (!client->gone && client->tenant == largest)
-            oldest = client; /* they are listed newest first */
+            oldest = client; /* the list is newest first */
     if (oldest)
         leave(oldest);
 }
@@ -182,14 +181,14 @@ static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
     KVF_LIST_ADD(endpoint->strangers, client);
     if (endpoint->tenants.strangers > endpoint->tenants.strangers_max)
         drop_stranger(endpoint);
-    /* As a rule it has said something by now, and is a stranger no more before the next is accepted. */
+    /* It has usually sent its HELLO by now, and so stops being a stranger before the next is accepted. */
     if (!client->gone)
         kvf_shm_client_wants(client, 0);
     return KVF_OK;
 }
 
-/* Without a descriptor for it, the connection at the head of the queue would stay there, and we would be
- * called for it forever. */
+/* Without a descriptor for it, the connection at the head of the queue would stay there, and the listening socket
+ * would stay readable forever. */
 static bool refuse_one(kvf_shm_endpoint *endpoint) {
     if (endpoint->spare_fd < 0)
         return false;
@@ -221,7 +220,7 @@ void kvf_shm_open_door(kvf_shm_endpoint *endpoint) {
     kvf_shm_watch_change(endpoint, endpoint->listen_fd, &endpoint->listen_watch, true, false);
 }
 
-/* Whether more may be waiting. */
+/* Returns whether more connections may be waiting. */
 static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
     uint64_t now = kvf_shm_now_ns();
     *work = SHM_LOOK_WORK;
@@ -241,7 +240,7 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
     return true;
 }
 
-/* ---- what a client is told at first ---------------------------------------------------------- */
+/* ---- the first messages to a client ---------------------------------------------------------- */
 
 kvf_shm_region kvf_shm_describe_region(const kvf_shm_endpoint *endpoint, const kvf_memory *region) {
     kvf_shm_region told = {(uint64_t)(uintptr_t)region->address, region->bytes, 0, SHM_NO_ARENA, 0};
@@ -334,9 +333,9 @@ static kvf_status tell(kvf_shm_client *client) {
     return client->gate_told ? tell_ready(client) : tell_gate(client);
 }
 
-/* ---- what a client asks ---------------------------------------------------------------------- */
+/* ---- messages from a client ------------------------------------------------------------------ */
 
-/* In a time that does not depend on how much of the key is right. */
+/* The time does not depend on how much of the key is right. */
 static bool same_key(const unsigned char *a, const unsigned char *b) {
     unsigned char different = 0;
     for (size_t i = 0; i < SHM_ID_BYTES; i++)
@@ -419,7 +418,7 @@ static bool take_buffer(kvf_shm_client *client, const kvf_shm_packet *packet) {
     return true;
 }
 
-/* Every piece in our regions, and all of them in the slot. */
+/* Every piece must lie in our regions, and all of them must fit into the slot. */
 static kvf_status check_pieces(const kvf_shm_client *client, const kvf_shm_move_message *move,
                                uint64_t *bytes) {
     uint32_t regions;
@@ -466,7 +465,7 @@ static bool take_move(kvf_shm_client *client, const kvf_shm_packet *packet, uint
         (move->direction != KVF_READ && move->direction != KVF_WRITE))
         return false;
     if (client->hung_up)
-        return true; /* nobody waits for it, and what it wanted written it has taken back */
+        return true; /* it no longer waits for the answer, and has taken its writes back */
     uint64_t bytes;
     kvf_status status = check_pieces(client, move, &bytes);
     if (!status)
@@ -485,7 +484,7 @@ static bool take_notice(const kvf_shm_client *client, const kvf_shm_packet *pack
                        bytes) == KVF_OK;
 }
 
-/* False: it does not keep to the protocol. */
+/* False: the client violates the protocol. */
 static bool take_message(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *work) {
     if (!client->known)
         return take_hello(client, packet);
@@ -501,11 +500,11 @@ static bool take_message(kvf_shm_client *client, const kvf_shm_packet *packet, u
     }
 }
 
-/* Whether there was one. */
+/* Reads and handles a message; false: there was none. */
 static bool read_one(kvf_shm_client *client, uint64_t *work) {
     kvf_shm_packet *packet = &client->endpoint->packet;
     *work += SHM_LOOK_WORK;
-    /* What there is no memory for stays in the socket. */
+    /* Without memory for a notification the message stays in the socket. */
     if (kvf_deliver_room(client->endpoint->transport, KVF_NOTICE_ROOM_MAX))
         return false;
     kvf_status status = kvf_shm_receive(client->fd, packet);
@@ -530,7 +529,7 @@ static bool send_due(kvf_shm_client *client, uint64_t *work) {
     kvf_status status = tell(client);
     *work += SHM_MESSAGE_WORK;
     if (status == KVF_E_PEER_LOST)
-        client->hung_up = true; /* what it sent before is read */
+        client->hung_up = true; /* what it sent before is still read */
     else if (status && status != KVF_E_AGAIN)
         leave(client);
     bool blocked = status == KVF_E_AGAIN;
@@ -540,8 +539,8 @@ static bool send_due(kvf_shm_client *client, uint64_t *work) {
     return !client->gone && !blocked;
 }
 
-/* One step: a message that is due, or one that has come, with its answer. Nothing is read while an answer cannot be
- * sent, so there is never more than one. Whether there may be more. */
+/* One step: sends a message that is due, or handles one that has come, with its answer. It reads nothing while an
+ * answer cannot be sent, so there is never more than one. Returns whether there may be more to do. */
 static bool serve(kvf_shm_client *client, uint64_t *work) {
     if (is_anything_due(client))
         return send_due(client, work);
@@ -552,7 +551,7 @@ static bool serve(kvf_shm_client *client, uint64_t *work) {
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
-/* What strangers want is the door's work. */
+/* Strangers wait in the door's queue. */
 static void wait_for_turn(kvf_shm_client *client) {
     kvf_shm_tenants *tenants = &client->endpoint->tenants;
     kvf_shm_tenants_wait(tenants, client->known ? client->tenant : &tenants->door, &client->seat);

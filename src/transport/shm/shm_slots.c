@@ -1,7 +1,7 @@
 /*
- * Where the kernel forbids reading another process's memory, or is slow at it: a buffer that we share with the owner,
- * in slots. For a read the owner gathers into a slot and we scatter from it; for a write, the other way round. While
- * it works on one slot, we work on another.
+ * A buffer that we share with the owner, in slots, for use where the kernel forbids reading another process's memory,
+ * or is slow at it. For a read the owner gathers into a slot and we scatter from it; for a write, the other way round.
+ * While the owner works on one slot, we work on another.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -103,8 +103,7 @@ kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_sl
     return KVF_OK;
 }
 
-/* A batch that is not the current one has been started whole, or was stopped: it ends with its last answer.
- */
+/* A batch that is not the current one has been started completely, or was stopped: it ends with its last answer. */
 static void settle(kvf_shm_link *link, kvf_batch *batch) {
     if (batch->failed && batch == link->slices.current)
         (void)kvf_slices_drop_current(&link->slices);
@@ -118,7 +117,7 @@ static void settle(kvf_shm_link *link, kvf_batch *batch) {
         kvf_batch_end(batch);
 }
 
-/* The first of the runs that the owner was asked for stands for all of them. */
+/* Names the first of the runs that the owner was asked for. */
 static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer) {
     size_t count;
     const kvf_run *runs = kvf_slice_runs(slice, &count);
@@ -145,7 +144,7 @@ uint64_t kvf_shm_slots_alone_ns(const kvf_shm_link *link) {
     return alone_ns;
 }
 
-/* Their answers come later, perhaps, and are nobody's. */
+/* The answers to these requests may still come later, and are ignored. */
 void kvf_shm_slots_rescue(kvf_shm_link *link) {
     kvf_shm_choice_abandoned(&link->choice);
     for (uint32_t i = 0; i < link->buffer.slots && !link->lost; i++) {
@@ -155,7 +154,7 @@ void kvf_shm_slots_rescue(kvf_shm_link *link) {
             continue;
         bool wanted = !batch->failed && !batch->cancelled;
         kvf_status status = wanted ? kvf_shm_direct(link, KVF_READ, &slot->slice) : KVF_OK;
-        if (status == KVF_E_UNSUPPORTED) { /* it has to be waited for */
+        if (status == KVF_E_UNSUPPORTED) { /* we must wait for the owner */
             link->no_direct = SHM_FORBIDDEN;
             return;
         }
@@ -191,7 +190,7 @@ bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer
     return true;
 }
 
-/* What was to be read lies in our slot, and stays there. What was to be written the owner may still write. */
+/* Cancelled reads need no answer: the owner writes only to our slot. Writes do: the owner may still make them. */
 void kvf_shm_slots_forget(kvf_shm_link *link) {
     if (!link->slices.cancelled)
         return;

@@ -2,7 +2,7 @@
 
 #include <stdatomic.h>
 
-/* All endpoints of a process take from the same descriptors. */
+/* All endpoints of a process share its descriptors. */
 static _Atomic uint32_t clients_of_process;
 
 void kvf_shm_tenants_open(kvf_shm_tenants *tenants, uint64_t descriptors) {
@@ -47,7 +47,7 @@ static kvf_shm_tenant *find_largest(const kvf_shm_tenants *tenants) {
 
 kvf_shm_refusal kvf_shm_tenants_admit(kvf_shm_tenants *tenants, kvf_shm_tenant *tenant, uint64_t *limit,
                                       kvf_shm_tenant **loser) {
-    /* Processes that cannot be told apart have half of the room together. */
+    /* Processes that cannot be told apart share half of the places. */
     *limit = tenant->process ? SHM_TENANT_CLIENTS_MAX : tenants->clients_max / 2;
     *loser = NULL;
     if (tenant->clients >= *limit)

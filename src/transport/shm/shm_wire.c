@@ -52,8 +52,8 @@ kvf_status kvf_shm_send_two(int socket, const void *head, size_t head_bytes, con
     return send_parts(socket, parts, 2, -1);
 }
 
-/* The descriptor that came with a message, or -1. Space for one has room for two, for it is aligned; further ones are
- * closed, and `surplus` says that there were any. */
+/* The descriptor that came with a message, or -1. Because of alignment the space for one has room for two; further
+ * descriptors are closed, and `surplus` says that there were some. */
 static int take_descriptor(struct msghdr *message, bool *surplus) {
     int fd = -1;
     *surplus = false;
@@ -82,7 +82,7 @@ kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet) {
     packet->fd = -1;
     ssize_t got;
     int resets = 0;
-    do /* when the other end closed with messages of ours unread, its own come after that error */
+    do /* if the other end closed with messages of ours unread, its own messages come after that error */
         got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
     if (got < 0 && errno == EAGAIN)
@@ -119,7 +119,7 @@ kvf_status kvf_shm_map_foreign(int fd, uint64_t bytes, unsigned char **out) {
     if (fd < 0 || bytes == 0 || fstat(fd, &stat) != 0 || stat.st_size < 0 || (uint64_t)stat.st_size < bytes)
         return kvf_fail(KVF_E_PARSE, "shared memory of %llu bytes: it is not that large",
                         (unsigned long long)bytes);
-    /* Huge pages of hugetlbfs are left out, for touching one may fault when the machine has no more. */
+    /* Memory of hugetlbfs is refused, for accessing it may fault if the machine has no more huge pages. */
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC)
         return kvf_fail(KVF_E_PARSE, "shared memory that is not sealed against shrinking");

@@ -1,19 +1,19 @@
 /*
- * What two endpoints on one host say to each other over a Unix socket: one packet a message, each beginning
- * with a header. The side that connects is the consumer, the side it connects to the owner of the memory.
+ * The messages of two endpoints on one host over a Unix socket: one packet a message, each beginning with a
+ * header. The side that connects is the consumer, the side it connects to the owner of the memory.
  *
  *     consumer                                   owner
  *     HELLO key                           ->     checks it
  *                                         <-     ARENA fd, ... REGIONS, ... GATE fd, READY; or REFUSED why
- *     (maps, or reads with process_vm_readv, without a word; writes while the gate is open)
+ *     (maps, or reads with process_vm_readv, without a message; writes while the gate is open)
  *     NOTICE bytes                        ->
  *     BUFFER fd                           ->     maps some of it            where direct reading is forbidden,
  *                                         <-     BUFFER how much             or both read at the same time
  *     MOVE slot, list of pieces           ->     copies memory <-> slot
  *                                         <-     MOVED slot, status
  *
- * Both sides run on the same machine, so numbers are as the machine has them. Neither side trusts the other:
- * lengths, indices and sizes are checked by whoever receives them.
+ * Both sides run on the same machine, so numbers have its byte order. Neither side trusts the other: the receiver
+ * checks lengths, indices and sizes.
  */
 #ifndef KVF_TRANSPORT_SHM_WIRE_H
 #define KVF_TRANSPORT_SHM_WIRE_H
@@ -39,34 +39,34 @@ typedef enum kvf_shm_kind {
     SHM_MOVED = 7,
     SHM_NOTICE = 8,
     SHM_GATE = 9,     /**< with the descriptor of a kvf_shm_gate; nothing follows the header */
-    SHM_REFUSED = 10, /**< the last word before the owner hangs up; count: a kvf_shm_refusal */
+    SHM_REFUSED = 10, /**< the last message before the owner hangs up; count: a kvf_shm_refusal */
 } kvf_shm_kind;
 
-/** Why an owner does not talk to a consumer. */
+/** Why an owner refuses a consumer. */
 typedef enum kvf_shm_refusal {
     SHM_REFUSED_VERSION = 1,
     SHM_REFUSED_KEY = 2,
     SHM_REFUSED_FENCED = 3,
-    SHM_REFUSED_PROTOCOL = 4, /**< a message that makes no sense */
+    SHM_REFUSED_PROTOCOL = 4, /**< an invalid message */
     SHM_REFUSED_USER = 5,
-    SHM_REFUSED_GENERATION = 6, /**< the card speaks of memory that is not there any more */
-    SHM_REFUSED_LIMIT = 7,      /**< the process has as many connections as one may have */
-    SHM_REFUSED_FULL = 8,       /**< the owner has as many as it takes from all */
+    SHM_REFUSED_GENERATION = 6, /**< the card describes memory that is gone */
+    SHM_REFUSED_LIMIT = 7,      /**< the process has as many connections as it may have */
+    SHM_REFUSED_FULL = 8,       /**< the owner has as many connections as it accepts */
 } kvf_shm_refusal;
 
 typedef struct kvf_shm_header {
     uint32_t kind;
-    uint32_t count; /**< of what follows: regions, pieces, bytes of a notice; or as the kind says; else 0 */
+    uint32_t count; /**< of regions, pieces or bytes of a notice that follow; or as the kind says; else 0 */
 } kvf_shm_header;
 
 /** This fabric's part of the card. */
 typedef struct kvf_shm_card {
     unsigned char host[SHM_ID_BYTES];
-    uint64_t network;                 /**< of the name: the network namespace it is in */
-    unsigned char name[SHM_ID_BYTES]; /**< of the socket: everybody on the machine can see it */
-    unsigned char key[SHM_ID_BYTES];  /**< nobody can see it */
+    uint64_t network;                 /**< the network namespace that the name is in */
+    unsigned char name[SHM_ID_BYTES]; /**< of the socket: every process on the machine can see it */
+    unsigned char key[SHM_ID_BYTES];  /**< other processes see it only on the card */
     uint64_t started;                 /**< when the process began, in the kernel's ticks; 0: not known */
-    uint64_t brought;                 /**< regions that its caller brought, which nobody can map */
+    uint64_t brought;                 /**< regions that its caller brought, which no other process can map */
 } kvf_shm_card;
 
 typedef struct kvf_shm_hello {
@@ -82,7 +82,7 @@ typedef struct kvf_shm_hello {
 /** The header's count is a kvf_shm_refusal. */
 typedef struct kvf_shm_refused_message {
     kvf_shm_header header;
-    uint64_t number; /**< the oldest generation of which a card may speak; or the limit that is reached */
+    uint64_t number; /**< the oldest generation that a card may describe; or the limit that is reached */
 } kvf_shm_refused_message;
 
 /** With the descriptor of the memory. */
@@ -106,8 +106,8 @@ typedef struct kvf_shm_regions_message {
     kvf_shm_region regions[SHM_REGIONS_MAX]; /* only `count` are sent */
 } kvf_shm_regions_message;
 
-/** With the descriptor of the memory: `slots` times `slot_bytes`. The owner's answer, without one, says how much of it
- * the owner takes: no more and no larger slots, which lie one after the other from the beginning. */
+/** With the descriptor of the memory: `slots` times `slot_bytes`. The owner's answer, without a descriptor,
+ * says how much the owner takes: no more and no larger slots, one after the other from the beginning. */
 typedef struct kvf_shm_buffer_message {
     kvf_shm_header header;
     uint64_t slot_bytes;
@@ -164,7 +164,7 @@ typedef struct kvf_shm_packet {
         unsigned char raw[SHM_PACKET_MAX];
     } as;
     size_t bytes;
-    int fd; /**< that came with it, or -1: the receiver's to close */
+    int fd; /**< that came with it, or -1; the receiver closes it */
 } kvf_shm_packet;
 
 /**
@@ -174,12 +174,12 @@ typedef struct kvf_shm_packet {
  */
 kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet);
 
-/** Whether a packet of this length can be `fixed` bytes and then `header.count` elements, 1 to `most`. */
+/** Whether a packet's length is `fixed` bytes and `header.count` elements, 1 to `most`. */
 bool kvf_shm_fits(const kvf_shm_packet *packet, size_t fixed, size_t element_bytes, uint32_t most);
 
 /**
  * Maps memory whose descriptor another process sent: it must really have that many bytes and be sealed
- * against shrinking, so that touching it cannot fault. The descriptor stays the caller's.
+ * against shrinking, so that accessing it cannot fault. The caller still owns the descriptor.
  *
  * @return KVF_OK, KVF_E_PARSE (not such memory), KVF_E_NOMEM
  */

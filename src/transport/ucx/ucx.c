@@ -1,23 +1,23 @@
 /*
- * The UCX fabric: one-sided reads and writes as UCX finds its way, by shared memory, TCP, RDMA or from and
- * to CUDA memory.
+ * The UCX fabric: one-sided reads and writes by the transport that UCX selects: shared memory, TCP, RDMA, also
+ * from and to CUDA memory.
  *
  * An endpoint is one UCX context and one worker; a link is one UCX endpoint with peer error handling, so that
  * a peer that dies ends its operations instead of leaving them hanging. UCX's shared memory transports offer
- * that only when asked (the *_ERROR_HANDLING settings below), and see neither an endpoint that closes while
- * its process lives on, nor a death sooner than in 20 seconds: for peers on the same machine the beacon does.
+ * that only when asked (the *_ERROR_HANDLING settings below). They never notice an endpoint that closes while its
+ * process lives on, and notice a death only after up to 20 seconds: for peers on the same machine the beacon does.
  *
- * Who must make progress. UCX moves bytes without the peer's help only where the transport can: RDMA, and
+ * Which side must make progress. UCX moves bytes without the peer's help only where the transport can: RDMA, and
  * shared memory that was allocated here by kvf_transport_allocate(), which the peer maps (from UCX 1.16 on to write to
- * it, not to read from it). Everything else UCX emulates by messages, and then operations move only while the peer calls
- * kvf_transport_progress(): TCP always; shared memory for regions the caller brought (UCX 1.13 uses CMA for its
- * rendezvous protocol only, never for one-sided access). Operations on a peer that does not progress wait, and cancelling
- * waits with them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
+ * it, not to read from it). UCX emulates everything else by messages, and then operations move only while the peer
+ * calls kvf_transport_progress(): always for TCP; for shared memory if the caller brought the region (UCX 1.13 uses CMA
+ * only for its rendezvous protocol, never for one-sided access). Operations on a peer that makes no progress wait, and
+ * so does cancelling them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
  *
- * What a peer can reach. Runs this side submits are checked like everywhere. But where UCX emulates, the
- * target's UCX serves whatever address a message names, registered or not: UCX trusts everybody who has a
- * worker's address. So "auto" goes without a UCX that finds no RDMA ("ucx.emulated"), agents that name "ucx" there give
- * keys to their arena only, and a card must only be given to peers that may be trusted with the process.
+ * What a peer can reach. Runs that this side submits are checked as in every fabric. But if UCX emulates, the
+ * target's UCX serves any address that a message names, registered or not: UCX trusts every peer that has a
+ * worker's address. So "auto" leaves out a UCX that finds no RDMA ("ucx.emulated"), agents that name "ucx" there give
+ * keys only to their arena, and users must give a card only to peers that they trust with the whole process.
  *
  * UCX is loaded when the first endpoint opens (ucx_library.c); endpoints of one process may use different ones.
  * UCX itself reads the environment (UCX_TLS, UCX_NET_DEVICES, ...); nothing is ever written there.
@@ -34,7 +34,7 @@
 #include "transport/ucx/ucx.h"
 
 #define IN_FLIGHT_DEFAULT 64u
-/* A worker opens about 15, and more where there are more networks. UCX aborts at some that it cannot open. */
+/* A worker opens about 15, more on a host with more networks. UCX aborts if it cannot open some of them. */
 #define DESCRIPTORS_OF_UCX 64u
 #define TLS "ucx.tls"
 #define LIBRARY "ucx.library"
@@ -48,8 +48,8 @@
 
 /* ---- notifications that come in -------------------------------------------------------------- */
 
-/* More than all notifications that one call of ucp_worker_progress() brings: what its transports take out of
- * their queues and sockets at once is a small multiple of their 8 KiB segments. */
+/* More than all notifications that one call of ucp_worker_progress() brings: its transports take only a small
+ * multiple of their 8 KiB segments out of their queues and sockets at once. */
 #define NOTICES_A_PROGRESS (512u << 10)
 
 /* The header is the sender's name. */
@@ -57,7 +57,7 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
                               size_t bytes, const ucp_am_recv_param_t *param) {
     kvf_ucx_endpoint *endpoint = argument;
     char sender[KVF_SENDER_MAX + 1] = "";
-    /* Ours are always sent whole; whatever else comes is not from a kvferry and is dropped. */
+    /* kvferry always sends them whole; other messages are not from kvferry, and are dropped. */
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) || bytes == 0 || bytes > KVF_NOTICE_MAX ||
         header_bytes > KVF_SENDER_MAX)
         return UCS_OK;
@@ -71,9 +71,9 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
 /* ---- opening --------------------------------------------------------------------------------- */
 
 /*
- * A host that is silent over TCP is given up after a minute, and not within 20 seconds, as UCX would: links come back, and
- * leases say how long to wait for them. What the user has set stays. Versions of UCX know these by one name or the other,
- * and a version that knows neither does as it would.
+ * UCX would give up a host that is silent over TCP within 20 seconds; here it waits a minute, for network links come
+ * back, and leases limit the wait. Settings of the user stay. Versions of UCX know these settings by one name or the
+ * other; a version that knows neither keeps its own behaviour.
  */
 static void be_patient(const kvf_ucx_library *ucx, ucp_config_t *config) {
     static const struct {
@@ -92,7 +92,7 @@ static kvf_status configure(const kvf_ucx_library *ucx, const kvf_transport_opti
     ucs_status_t status = ucx->ucp_config_read(NULL, NULL, out);
     if (status != UCS_OK)
         return kvf_ucx_fail(ucx, status, "configuration");
-    /* Memory for peers to map comes zeroed from these, and from no others. */
+    /* Only these methods give zeroed memory that peers can map. */
     const char *settings[][2] = {{"MM_ERROR_HANDLING", "y"},
                                  {"ALLOC_PRIO", "md:sysv,md:posix,huge,mmap"},
                                  {"TLS", kvf_setting_of(options, TLS)},
@@ -205,7 +205,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_free(endpoint);
 }
 
-/* ---- what is emulated ------------------------------------------------------------------------ */
+/* ---- emulation ------------------------------------------------------------------------------- */
 
 static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
     endpoint->takes_emulated = value && strcmp(value, "on") == 0;
@@ -215,8 +215,8 @@ static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
 }
 
 /*
- * "auto" goes without a UCX that emulates: a peer that has its card is served any address, what is still on its way
- * cannot be kept out, and messages are faster. CUDA memory has no other way.
+ * "auto" leaves out a UCX that emulates: UCX serves any address to a peer with the card, cannot keep out writes that
+ * are on their way, and the fabric "messages" is faster. CUDA memory has no other way to other hosts.
  */
 static kvf_status refuse_emulated(const kvf_ucx_endpoint *endpoint) {
     char ways[512];
@@ -243,7 +243,7 @@ kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kin
 
 /* ---- opening and closing one ----------------------------------------------------------------- */
 
-/* What it says of KVF_E_IO, as something that "auto" can do without. */
+/* Turns its KVF_E_IO into KVF_E_UNSUPPORTED, so that "auto" goes on without UCX. */
 static kvf_status check_room(void) {
     kvf_status status = kvf_descriptors_check("UCX", DESCRIPTORS_OF_UCX);
     return status ? kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ") : KVF_OK;
@@ -286,8 +286,8 @@ static void ucx_close(void *self) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-/* Sees to what does not come through UCX: new watchers of our beacon, and the beacons we watch. Returns
- * whether UCX's descriptor, or ours, is readable. */
+/* Handles the events that do not come through UCX: new watchers of our beacon, and the beacons we watch.
+ * Returns whether UCX's descriptor, or ours, is readable. */
 static bool look_around(kvf_ucx_endpoint *endpoint) {
     struct epoll_event events[16];
     int count = epoll_wait(endpoint->event_fd, events, sizeof events / sizeof *events, 0);
@@ -308,8 +308,8 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
 }
 
 /*
- * Goes to sleep if there is nothing to do: afterwards the event descriptor wakes for whatever comes. UCX
- * stays armed until its descriptor fires, so who calls progress() in a loop pays for arming only once.
+ * Goes to sleep if there is nothing to do: afterwards any event makes the event descriptor readable. UCX stays
+ * armed until its descriptor fires, so a caller that calls progress() in a loop pays for arming only once.
  */
 static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool *busy) {
     endpoint->idle_rounds = moved ? 0 : endpoint->idle_rounds + 1;
@@ -334,7 +334,7 @@ static kvf_status ucx_progress(void *self, bool *busy) {
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more; i++) {
         more = kvf_ucx_post(endpoint);
         if (kvf_deliver_room(endpoint->transport, NOTICES_A_PROGRESS)) {
-            more = true; /* what came stays where it is until there is memory for it */
+            more = true; /* notifications stay with UCX until there is memory for them */
             break;
         }
         if (endpoint->ucx->ucp_worker_progress(endpoint->worker) == 0)

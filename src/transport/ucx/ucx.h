@@ -7,9 +7,9 @@
  *   ucx_post.c    moving runs
  *   ucx_card.c    the form of its part of the card
  *   ucx_beacon.c  noticing that a peer on this machine is gone
- *   ucx_library.c loading UCX, and what it finds
- *   ucx_sockets.c its sockets, where it goes by TCP
- *   ucx_words.c   UCX's errors and log lines as ours
+ *   ucx_library.c loading UCX, and the transports that it finds
+ *   ucx_sockets.c its sockets, if it uses TCP
+ *   ucx_words.c   UCX's errors and log lines in our words
  *
  * The front does not include this.
  */
@@ -22,8 +22,7 @@
 #include "base/wake.h"
 #include "transport/transport.h"
 
-/** What a card says about the beacon: a random key, then the place (machine and network name space) where its
- * name counts. */
+/** The beacon on a card: a random key, then the place (machine and network namespace) where its name is valid. */
 #define KVF_UCX_KEY_BYTES 16
 #define KVF_UCX_PLACE_BYTES 24
 #define KVF_UCX_BEACON_BYTES (KVF_UCX_KEY_BYTES + KVF_UCX_PLACE_BYTES)
@@ -31,16 +30,16 @@
 
 /* ---- ucx_library.c --------------------------------------------------------------------------- */
 
-/** The UCX that can be used: what is called here has been there since that version. */
+/** The oldest version of UCX that can be used: it has all functions that are called here. */
 #define KVF_UCX_MAJOR 1
 #define KVF_UCX_MINOR_MIN 13
 
 /** Versions from this one on understand each other's addresses and keys, as far as transport_ucx_versions_test has seen
- * (1.22 and 1.23). Others understand their own only: 1.22 refuses keys of 1.18 over TCP, and 1.16 crashes at those of
- * 1.14 in shared memory. */
+ * (1.22 and 1.23). Older ones understand only their own: 1.22 refuses keys of 1.18 over TCP, and 1.16 crashes on keys
+ * of 1.14 in shared memory. */
 #define KVF_UCX_MINOR_ALIKE 22
 
-/** Every function of UCX that is called, and those that some versions may lack. */
+/** All functions of UCX that are called: those that are needed, and those that some versions may lack. */
 #define KVF_UCX_FUNCTIONS(NEEDED, USEFUL)                                                                    \
     NEEDED(ucp_config_read)                                                                                  \
     NEEDED(ucp_config_modify)                                                                                \
@@ -87,20 +86,20 @@ typedef struct kvf_ucx_library {
 } kvf_ucx_library;
 
 /**
- * Loads the first UCX of a list that can be used; one that is loaded already is the same again. Any thread may call.
+ * Loads the first usable UCX of a list; returns the same library if it is loaded already. Any thread may call it.
  *
- * @param candidates  files, ':' between them; one without a slash is looked for as the system's loader does. NULL:
- *                    the system's UCX
- * @return KVF_OK, KVF_E_UNSUPPORTED (none can be used: each with the reason; or a child of a process that has loaded
- *         one), KVF_E_INVALID (an empty name), KVF_E_NOMEM
+ * @param candidates  files, separated by ':'; the system's loader finds those without a slash. NULL: the system's
+ *                    UCX
+ * @return KVF_OK, KVF_E_UNSUPPORTED (none can be used, each with the reason; or this is a child of a process that has
+ *         loaded one), KVF_E_INVALID (an empty name), KVF_E_NOMEM
  */
 kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out);
 
-/** What a context can use, as "tcp/eth0 cma/memory", whole words only; "" when this UCX does not tell. */
+/** The resources that a context can use, as "tcp/eth0 cma/memory", whole words only; "" if this UCX does not tell. */
 void kvf_ucx_resources(const kvf_ucx_library *ucx, ucp_context_h context, char *out, size_t bytes);
 
-/** Whether a context has a transport whose cards read and write the memory of other hosts by themselves; all else UCX
- * emulates. False when this UCX does not tell. */
+/** Whether a context has a transport whose network cards read and write the memory of other hosts by themselves; UCX
+ * emulates this for all other transports. False if this UCX does not tell. */
 bool kvf_ucx_has_rdma(const kvf_ucx_library *ucx, ucp_context_h context);
 
 /* ---- ucx_words.c ----------------------------------------------------------------------------- */
@@ -115,20 +114,20 @@ kvf_status kvf_ucx_status(ucs_status_t status);
 kvf_status kvf_ucx_fail(const kvf_ucx_library *ucx, ucs_status_t status, const char *what);
 
 /**
- * Around calls of UCX: what UCX would print to the terminal from this thread is kept for kvf_ucx_fail()
- * instead, unless the user asked for UCX's log by setting UCX_LOG_LEVEL. May be nested.
+ * To be called around calls of UCX: messages that UCX would print to the terminal from this thread are kept for
+ * kvf_ucx_fail() instead, unless the user asked for UCX's log by setting UCX_LOG_LEVEL. Calls may be nested.
  */
 void kvf_ucx_enter(void);
 void kvf_ucx_leave(void);
 
-/** Sees to that for a UCX that was just loaded. */
+/** Catches the log of a UCX that was just loaded. */
 void kvf_ucx_catch_log(const kvf_ucx_library *ucx);
 
 /* ---- ucx_beacon.c ---------------------------------------------------------------------------- */
 
 /**
- * A socket in this machine's abstract name space that is there exactly as long as the endpoint. Peers connect
- * to it and never send anything: that the connection ends is what it is for.
+ * A socket in this machine's abstract namespace that exists exactly as long as the endpoint. Peers connect to it and
+ * never send anything: the end of the connection tells them that the endpoint is gone.
  */
 typedef struct kvf_ucx_beacon {
     int listener;                             /**< -1: none */
@@ -137,25 +136,25 @@ typedef struct kvf_ucx_beacon {
     size_t watcher_count, watcher_capacity;
 } kvf_ucx_beacon;
 
-/** Best effort: without one there is no beacon, and UCX's own detection is all there is. */
+/** Best effort: if it fails there is no beacon, and only UCX's own detection. */
 void kvf_ucx_beacon_open(kvf_ucx_beacon *beacon);
-/** Takes in new watchers and lets go of those that are gone. */
+/** Accepts new watchers and drops those that are gone. */
 void kvf_ucx_beacon_tend(kvf_ucx_beacon *beacon);
 void kvf_ucx_beacon_close(kvf_ucx_beacon *beacon);
 
 /**
  * Watches the beacon with this mark.
  *
- * @param out  receives a descriptor that polls as hung up once the beacon is gone, or -1 when the beacon
- *             cannot be seen from here
- * @return KVF_OK, or KVF_E_PEER_LOST when it could be seen from here but is gone
+ * @param out  receives a descriptor that polls as hung up once the beacon is gone, or -1 if the beacon cannot be
+ *             seen from here
+ * @return KVF_OK, or KVF_E_PEER_LOST if the beacon's place is here but it is gone
  */
 kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], int *out);
 bool kvf_ucx_beacon_gone(int watch);
 
 /* ---- ucx_card.c ------------------------------------------------------------------------------ */
 
-/** A remote region as the card says. Without address and key it is withheld. */
+/** A remote region, as on the card. Without address and key it is withheld. */
 typedef struct kvf_ucx_card_region {
     uint64_t address;
     uint64_t bytes;
@@ -168,7 +167,7 @@ typedef struct kvf_ucx_card {
     uint32_t major, minor; /**< of the UCX whose address and keys these are */
     const void *worker;    /**< into the card */
     uint32_t worker_bytes;
-    kvf_ucx_card_region *regions; /**< owned by whoever read the card */
+    kvf_ucx_card_region *regions; /**< owned by the caller that read the card */
     uint32_t region_count;
 } kvf_ucx_card;
 
@@ -183,16 +182,16 @@ kvf_status kvf_ucx_card_write(const kvf_ucx_card *card, kvf_buffer *out);
  */
 kvf_status kvf_ucx_card_read(const void *data, size_t bytes, kvf_ucx_card *out);
 
-/** The sum a card of these bytes must carry; the bytes of the sum itself do not count. */
+/** The sum that a card of these bytes must have; the bytes of the sum itself do not count. */
 uint64_t kvf_ucx_card_sum(const void *data, size_t bytes);
 
 /**
- * A copy of a blob of the card for UCX to read: UCX is not told where it ends, so it is followed by as many
- * zeros as UCX could possibly run over.
+ * A copy of a blob of the card for UCX to read: UCX does not know where the blob ends, so as many zeros follow as UCX
+ * could read past the end.
  */
 void *kvf_ucx_card_blob(const void *data, size_t bytes);
 
-/* ---- what the files share -------------------------------------------------------------------- */
+/* ---- shared structures ----------------------------------------------------------------------- */
 
 typedef struct kvf_ucx_job kvf_ucx_job;
 typedef struct kvf_ucx_link kvf_ucx_link;
@@ -203,7 +202,7 @@ typedef struct kvf_ucx_memory {
     uint64_t bytes;
     ucp_mem_h handle;
     ucs_memory_type_t type;
-    bool mapped;   /**< `handle` is ours to unmap: not that of an allocation */
+    bool mapped;   /**< we must unmap `handle`: it is not that of an allocation */
     bool withheld; /**< from peers: no address and no key on the card */
 } kvf_ucx_memory;
 
@@ -217,7 +216,7 @@ typedef struct kvf_ucx_endpoint {
     const kvf_ucx_library *ucx;
     ucp_context_h context;
     ucp_worker_h worker;
-    uint64_t memory_types; /**< that this UCX knows, a bit each */
+    uint64_t memory_types; /**< a bit for each type that this UCX knows */
     uint32_t max_in_flight;
     bool emulates;           /**< one-sided operations on other hosts: see kvf_ucx_has_rdma() */
     bool takes_emulated;     /**< "ucx.emulated" is on */
@@ -227,7 +226,7 @@ typedef struct kvf_ucx_endpoint {
     kvf_ucx_beacon beacon;
     int event_fd;           /**< an epoll of UCX's descriptor, `wake`, the beacon and the links' watches */
     kvf_wake wake;          /**< readable while progress() has something to do that UCX does not show */
-    int64_t sockets_due_ns; /**< when its sockets are looked at again */
+    int64_t sockets_due_ns; /**< when to look at UCX's sockets again */
     uint32_t idle_rounds;
     uint32_t rounds;
     kvf_ucx_link *links;
@@ -261,15 +260,15 @@ struct kvf_ucx_link {
     int watch;                            /**< of the peer's beacon; -1: none */
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
     kvf_ucx_job *first, *last;            /**< all jobs, in order of submission */
-    kvf_ucx_job *posting;                 /**< the first with runs not yet posted */
-    uint64_t posted_bytes;                /**< of the run posting->batch->next, when it is a long one */
+    kvf_ucx_job *posting;                 /**< the first job with runs not yet posted */
+    uint64_t posted_bytes;                /**< of the run posting->batch->next, if it is a long one */
     uint32_t in_flight;                   /**< runs and flushes */
     uint32_t messages;                    /**< notifications UCX has not yet taken */
     bool withholds;                       /**< some target has no key, though there is memory */
     bool notified;                        /**< something may have to leave before the link is closed */
     kvf_ucx_message *spare;               /**< messages to use again */
     uint32_t lingering;                   /**< flushes of disconnect() that are not complete */
-    bool lost;                            /**< noticed; to be told to the front by progress() */
+    bool lost;                            /**< noticed; progress() tells the front */
     bool lost_told;
     char lost_why[KVF_REASON_BYTES];
     kvf_ucx_link *previous, *following;
@@ -288,10 +287,10 @@ struct kvf_ucx_job {
 
 /* ---- ucx.c ----------------------------------------------------------------------------------- */
 
-/** Opens a beacon that peers may watch; cards of an earlier one lead nowhere. */
+/** Opens a beacon that peers may watch; cards with an earlier beacon become invalid. */
 void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint);
 
-/** KVF_E_UNSUPPORTED: this endpoint would emulate, and memory of that kind goes another way. */
+/** KVF_E_UNSUPPORTED: this endpoint would emulate, and another fabric moves memory of that kind. */
 kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kind kind);
 
 /** Adds a descriptor to the endpoint's; `what` is its beacon or the link that watches with it. */
@@ -299,8 +298,7 @@ bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void
 
 /* ---- ucx_sockets.c --------------------------------------------------------------------------- */
 
-/** Where UCX goes by TCP: what waits in its connections goes out soon after a link is back. Looks at most once a
- * second. */
+/** If UCX uses TCP: makes waiting data go out soon after a network link is back. Acts at most once a second. */
 void kvf_ucx_try_often(kvf_ucx_endpoint *endpoint);
 
 /* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
@@ -313,13 +311,13 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
 void kvf_ucx_disconnect(void *self);
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes);
 bool kvf_ucx_withholds(const void *self);
-bool kvf_ucx_is_emulated(const void *self); /**< as our own UCX has it; the peer's may differ */
+bool kvf_ucx_is_emulated(const void *self); /**< by our own UCX; the peer's may differ */
 bool kvf_ucx_place(const void *self, unsigned char out[KVF_PLACE_BYTES]);
 
 /** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
 
-/** The reason when its beacon is gone. */
+/** The reason if its beacon is gone. */
 #define KVF_UCX_BEACON_GONE                                                                                  \
     "its endpoint has closed, its process has ended, or its memory is of another generation than the card"
 
@@ -331,7 +329,7 @@ void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);
 kvf_status kvf_ucx_submit(void *self, kvf_batch *batch);
 void kvf_ucx_cancel(void *self, kvf_batch *batch);
 
-/** Posts runs of all links, some megabytes at most; returns whether there is more to post at once. */
+/** Posts at most some megabytes of runs, of all links; returns whether there is more to post at once. */
 bool kvf_ucx_post(kvf_ucx_endpoint *endpoint);
 
 /** Ends the batches of jobs that are ready, or flushes their writes. */

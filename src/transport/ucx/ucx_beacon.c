@@ -1,14 +1,14 @@
 /*
  * Noticing that a peer on this machine is gone.
  *
- * TCP and RDMA connections break when the peer dies or closes, and UCX reports that. Shared memory does not:
- * UCX looks every 20 seconds whether the peer's process is still there, and never notices that only the
- * endpoint was closed, while the process lives on and its memory is used for something else. So each endpoint
- * listens on a socket with a random name, and its peers connect to it. The kernel ends the connection with
- * the endpoint, however it ends, and that wakes the peer.
+ * TCP and RDMA connections break when the peer dies or closes, and UCX reports that. For shared memory UCX
+ * checks every 20 seconds whether the peer's process is still there, and never notices that only the endpoint
+ * was closed, while the process lives on and uses the memory for something else. So each endpoint listens on a
+ * socket with a random name, and its peers connect to it. The kernel ends the connection with the endpoint,
+ * however it ends, and that wakes the peer.
  *
- * Nothing is ever sent. From another machine or network name space the beacon cannot be seen; shared memory
- * over such a border has only UCX's own detection.
+ * Nothing is ever sent. The beacon cannot be seen from another machine or network namespace; shared memory
+ * across such a border has only UCX's own detection.
  */
 #include <errno.h>
 #include <poll.h>
@@ -24,7 +24,7 @@
 
 #define WATCHERS_MAX 65536
 
-/* The name is made from the key here, on both sides: a card cannot make us connect to any other socket. */
+/* Both sides make the name from the key: so a card cannot make us connect to any other socket. */
 static socklen_t beacon_name(const unsigned char *key, struct sockaddr_un *out) {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     char *name = out->sun_path + 1; /* after the zero that makes it abstract */
@@ -34,7 +34,7 @@ static socklen_t beacon_name(const unsigned char *key, struct sockaddr_un *out) 
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-/* Where abstract socket names count: this boot of this machine, and this network name space. */
+/* The scope of abstract socket names: this boot of this machine, and this network namespace. */
 static bool find_place(unsigned char out[KVF_UCX_PLACE_BYTES]) {
     static const unsigned char unknown[KVF_HOST_ID_BYTES];
     _Static_assert(KVF_UCX_PLACE_BYTES == KVF_HOST_ID_BYTES + sizeof(uint64_t), "a host and an inode");
@@ -81,7 +81,7 @@ static void drop_hung_up(kvf_ucx_beacon *beacon) {
     beacon->watcher_count = kept;
 }
 
-/* Only processes of our user: nobody else could map our memory, nor shall fill our descriptor table. */
+/* Accepts only processes of our user: others cannot map our memory, and must not fill our descriptor table. */
 static bool is_ours(int watcher) {
     struct ucred credentials;
     socklen_t bytes = sizeof credentials;

@@ -1,12 +1,12 @@
 /*
  * The UCX fabric's part of the card:
  *
- *   magic 4 | sum 8 | beacon 40 | UCX version: major 4, minor 4 | worker address: length 4, bytes | regions 4 | for each region:
- *   address 8, bytes 8, key: length 4, bytes; a region that is withheld has bytes, but address 0 and no key
+ *   magic 4 | sum 8 | beacon 40 | UCX version: major 4, minor 4 | worker address: length 4, bytes | regions 4 |
+ *   for each region: address 8, bytes 8, key: length 4, bytes; a withheld region has bytes, but address 0 and no key
  *
- * All numbers are little endian. The sum finds damage, not malice: the worker address and the keys are UCX's
- * own, which UCX reads without being told their length. A copy followed by enough zeros keeps it inside our
- * memory; what it does with a forged address is up to UCX, so cards must come from peers that are known.
+ * All numbers are little endian. The sum detects damage, not malice: the worker address and the keys are in
+ * UCX's own format, and UCX reads them without knowing their length. A copy followed by enough zeros keeps UCX inside
+ * our memory, but we cannot control what UCX does with a forged address: cards must come from trusted peers.
  */
 #include "base/bytes.h"
 #include "transport/ucx/ucx.h"
@@ -16,8 +16,8 @@
 #define HEADER_BYTES (SUM_AT + 8)
 #define REGION_HEADER_BYTES 20u
 #define BLOB_MAX (16u << 10)
-/* A key has up to 64 parts of up to 255 bytes, each behind its length. An address is a list too, and ends at
- * the latest when UCX has found as many transports as it knows numbers for. */
+/* A key has up to 64 parts of up to 255 bytes, each behind its length. An address is a list too, and ends
+ * at the latest once UCX has read as many transports as it has numbers for. */
 #define BLOB_TAIL (32u << 10)
 
 /* ---- writing --------------------------------------------------------------------------------- */

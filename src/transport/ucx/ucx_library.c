@@ -1,23 +1,22 @@
 /*
  * Loading UCX when it is first needed.
  *
- * Nothing here is linked against UCX: what kvferry calls of it is looked up in a library that is opened at run time,
- * so that one build serves machines with any UCX, and with none. UCX keeps its interface from version to version:
- * structs say by a mask which of their fields are set, and fields are added at the end. So whatever headers kvferry
- * was compiled with, every UCX from 1.13 on reads the same.
+ * kvferry is not linked against UCX: it looks up UCX's functions in a library that it opens at run time, so that
+ * one build serves machines with any UCX, and with none. UCX keeps its interface from version to version:
+ * structs say by a mask which of their fields are set, and fields are added at the end. So every UCX from
+ * 1.13 on reads the same, whatever headers kvferry was compiled with.
  *
- * A process may have several: the system's, those of Python packages, one that another library brought. They are
- * opened with RTLD_LOCAL, so that the names of one do not stand in for those of another. That is not enough in two
- * cases:
+ * A process may have several: the system's, those of Python packages, one that another library brought. kvferry opens
+ * them with RTLD_LOCAL, so that one does not call the functions of another. That is not enough in two cases:
  *
- *  - Files of the same name. The loader takes what a library needs ("libucs.so.0") from whatever is loaded under that
- *    name already, wherever it lies. A UCX put together from two is refused. Wheels that carry a UCX of their own give
- *    their files names that nobody else has.
+ *  - Files of the same name. If a library needs "libucs.so.0", the loader uses a file of that name that is loaded
+ *    already, from any folder. A UCX that is mixed from two is refused. Wheels with their own UCX give their files
+ *    unique names.
  *  - A UCX among the process's global names: the program is linked against one, or opened one with RTLD_GLOBAL. Its
- *    names come before those of any library opened later. Then only that one can be used; every other is refused before
- *    it is opened. RTLD_DEEPBIND is no help: UCX opens its modules without it, and they crash.
+ *    names come before those of any library opened later. Then only that one can be used; all others are refused before
+ *    they are opened. RTLD_DEEPBIND is no help: UCX opens its modules without it, and they crash.
  *
- * What was loaded stays: UCX has patched the memory calls of libc by then, and its threads may run.
+ * A loaded UCX is never unloaded: it has patched the memory calls of libc by then, and its threads may run.
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -31,13 +30,13 @@
 #include "transport/ucx/ucx.h"
 
 #define CANDIDATES_DEFAULT "libucp.so.0"
-#define PART "ucs_status_string" /* a function of libucs, to see which libucs a libucp has */
+#define PART "ucs_status_string" /* a function of libucs, to find the libucs that a libucp uses */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_ucx_library *all_loaded;
 static atomic_uint owner; /* fork count, and 1, of the process that loads or has loaded one; 0: none */
 
-/* ---- what is looked up ----------------------------------------------------------------------- */
+/* ---- functions of UCX ------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;
@@ -61,7 +60,7 @@ static kvf_status find_functions(void *handle, kvf_ucx_library *out) {
     return KVF_OK;
 }
 
-/* The file that an address is in, without links; "" when that cannot be told. */
+/* The file that an address is in, without links; "" if unknown. */
 static void file_of(void *address, char out[PATH_MAX]) {
     Dl_info info;
     if (!dladdr(address, &info) || !info.dli_fname || !realpath(info.dli_fname, out))
@@ -87,7 +86,7 @@ static kvf_status check_version(void *handle, kvf_ucx_library *out) {
     return KVF_OK;
 }
 
-/* A UCX is three libraries and more, which lie in one folder. */
+/* A UCX is three or more libraries, which must lie in one folder. */
 static kvf_status check_parts(void *handle, kvf_ucx_library *out) {
     char path[PATH_MAX], part[PATH_MAX];
     file_of(dlsym(handle, "ucp_get_version"), path);
@@ -112,7 +111,8 @@ static kvf_ucx_library *loaded_from(const char *path) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-/* UCX keeps a function of ours, so whatever this code is part of stays too. Fails for a program, which does anyway. */
+/* UCX keeps a function of ours, so the library that contains this code must stay too. Fails for a program, which stays
+ * anyway. */
 static void stay_loaded(void) {
     Dl_info info;
     if (dladdr(&all_loaded, &info) && info.dli_fname)
@@ -152,16 +152,16 @@ static kvf_status examine(void *handle, kvf_ucx_library **out) {
 }
 
 /* A wheel's own UCX comes with its own libraries for InfiniBand, under names with a hash, but its module for EFA needs
- * libefa of the system, and so the system's copies of the same libraries. Opened by that module they would call into the
- * wheel's, and the process would crash when it ends (nixl-cu13 1.5.1 on Debian 12, with or without kvferry). Opened
- * before, on their own, they keep to themselves. */
+ * libefa of the system, and so the system's copies of the same libraries. If that module opened them, they would call
+ * into the wheel's, and the process would crash when it ends (nixl-cu13 1.5.1 on Debian 12, with or without kvferry).
+ * If they are opened before, on their own, they do not. */
 static void keep_apart(const char *name) {
     const char *file = strrchr(name, '/');
     if (file && strncmp(file, "/libucp.so", strlen("/libucp.so")) != 0)
         (void)dlopen("libefa.so.1", RTLD_NOW | RTLD_LOCAL);
 }
 
-/* Opening anything but a plain file may block, and a name without a slash is the loader's to find. */
+/* Opening anything but a plain file may block. The loader finds names without a slash. */
 static kvf_status check_file(const char *name) {
     struct stat file;
     if (!strchr(name, '/') || stat(name, &file) != 0 || S_ISREG(file.st_mode))
@@ -205,7 +205,7 @@ static kvf_status load_one(const char *name, kvf_ucx_library **out) {
     }
     status = examine(handle, out);
     if (status)
-        (void)dlclose(handle); /* or its files stand in for those of the next one */
+        (void)dlclose(handle); /* or the loader would use its files for the next one */
     return status;
 }
 
@@ -248,15 +248,15 @@ kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out) {
     kvf_ucx_library *found = NULL;
     (void)pthread_mutex_lock(&lock);
     status = load_first(candidates ? candidates : CANDIDATES_DEFAULT, &found);
-    atomic_store(&owner, all_loaded ? now : 0); /* a child may load one where this process has none */
+    atomic_store(&owner, all_loaded ? now : 0); /* a child may load one if this process has none */
     (void)pthread_mutex_unlock(&lock);
     *out = found;
     return status;
 }
 
-/* ---- what it found --------------------------------------------------------------------------- */
+/* ---- resources ------------------------------------------------------------------------------- */
 
-/* UCX prints its resources, "<transport>/<device>", one a line; nothing else tells them. */
+/* UCX prints its resources, "<transport>/<device>", one a line; there is no other way to get them. */
 static void note_resource(const char *line, char *out, size_t bytes) {
     size_t used = strlen(out);
     const char *last = line + strlen(line);
@@ -289,7 +289,7 @@ void kvf_ucx_resources(const kvf_ucx_library *ucx, ucp_context_h context, char *
 #define RESOURCES_BYTES (8u << 10) /* some hundreds of them */
 
 bool kvf_ucx_has_rdma(const kvf_ucx_library *ucx, ucp_context_h context) {
-    /* As their names begin: InfiniBand and RoCE, EFA, Cray. UCX's datagrams, ud_*, are there beside these. */
+    /* The beginnings of their names: InfiniBand and RoCE, EFA, Cray. UCX's datagrams, ud_*, exist only beside these. */
     static const char *const able[] = {"rc_", "dc_", "gga_", "srd/", "ugni_rdma"};
     char found[RESOURCES_BYTES];
     kvf_ucx_resources(ucx, context, found, sizeof found);

@@ -44,7 +44,7 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* A forced close throws away what UCX still has to send. Give notifications a moment to leave. */
+/* A forced close discards what UCX still has to send. This gives notifications a moment to leave. */
 static void linger(kvf_ucx_link *link) {
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
@@ -60,7 +60,7 @@ static void linger(kvf_ucx_link *link) {
         (void)link->ucx->ucp_worker_progress(link->endpoint->worker);
 }
 
-/* Afterwards UCX touches no memory on behalf of this link any more: all its operations have called back. */
+/* Afterwards UCX accesses no memory for this link any more: all its operations have called back. */
 static void close_ep(kvf_ucx_link *link) {
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
     ucp_worker_h worker = link->endpoint->worker;
@@ -75,7 +75,7 @@ static void close_ep(kvf_ucx_link *link) {
     }
     while (link->in_flight > 0 || link->messages > 0 || link->lingering > 0)
         (void)link->ucx->ucp_worker_progress(worker);
-    kvf_wake_set(&link->endpoint->wake, true); /* something of other links may have come in meanwhile */
+    kvf_wake_set(&link->endpoint->wake, true); /* messages for other links may have come in meanwhile */
 }
 
 static void stop_watching(kvf_ucx_link *link) {
@@ -166,7 +166,7 @@ static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
         (void)snprintf(words, sizeof words, "%s", kvf_error_detail());
         failed = kvf_fail(failed, "%s; the setting ucx.devices says which interfaces to use", words);
     }
-    /* The memory through which shared memory transports meet went away with its owner. */
+    /* The memory that connects shared memory transports has gone with its owner. */
     return status == UCS_ERR_SHMEM_SEGMENT ? KVF_E_PEER_LOST : failed;
 }
 
@@ -279,7 +279,7 @@ static void recycle(kvf_ucx_message *message) {
 }
 
 static void sent(void *request, ucs_status_t status, void *user_data) {
-    (void)status; /* when it failed, the link is lost, which says more */
+    (void)status; /* if it failed, the link is lost, and its reason says more */
     kvf_ucx_message *message = user_data;
     message->link->messages--;
     recycle(message);

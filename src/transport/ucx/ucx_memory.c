@@ -1,5 +1,5 @@
 /*
- * Memory of the UCX fabric: what it allocates, what it registers, and the keys to it on the card.
+ * Memory of the UCX fabric: allocating, registering, and the keys on the card.
  */
 #include "transport/ucx/ucx.h"
 
@@ -18,7 +18,7 @@ static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx
 }
 
 kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out) {
-    (void)kind, (void)device; /* the host is all there is */
+    (void)kind, (void)device; /* host memory only */
     kvf_ucx_endpoint *endpoint = self;
     uint64_t padded; /* so that rounding up to pages inside UCX cannot overflow */
     if (!kvf_add(bytes, 1u << 30, &padded))
@@ -45,8 +45,7 @@ kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, u
     return KVF_OK;
 }
 
-/* The allocation a region lies in. Its handle serves the region too, and lets peers on this machine map it.
- */
+/* The allocation that a region lies in. Its handle serves the region too, and lets peers on this machine map it. */
 static const kvf_ucx_allocation *allocation_of(const kvf_ucx_endpoint *endpoint, const kvf_memory *region) {
     uintptr_t address = (uintptr_t)region->address;
     for (const kvf_ucx_allocation *at = endpoint->allocations; at; at = at->following) {
@@ -102,8 +101,8 @@ kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memor
     return status;
 }
 
-/* Peers on this machine watch the beacon: that it goes out ends their connections, and their cards lead nowhere.
- * Others get an error from UCX for the key. */
+/* Peers on this machine watch the beacon: its end ends their connections, and makes their cards invalid. Other peers
+ * get an error from UCX for the key. */
 kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
     kvf_ucx_endpoint *endpoint = self;
     kvf_ucx_memory *memory = &endpoint->regions[region];

@@ -1,17 +1,17 @@
 /*
- * Moving runs with UCX: jobs, posting with a bounded number in flight, and what completions do.
+ * Moving runs with UCX: jobs, posting with a bounded number in flight, and completions.
  *
  *   submit -> posting -> all posted -> nothing in flight: ready -> (a write: flushed -> ready again) -> ended
  *
- * UCX calls back on completion, from inside its own progress; those callbacks only count, and put jobs whose
- * last operation it was on the endpoint's ready list.
+ * UCX calls back on completion, from inside its own progress; the callbacks only count, and put a job on the
+ * endpoint's ready list after its last operation.
  */
 #include "transport/ucx/ucx.h"
 
-/* What one progress() copies by itself at the most, and how many operations it posts. */
+/* The most bytes that one progress() copies itself, and the most operations that it posts. */
 #define BYTES_A_ROUND (4u << 20)
 #define OPERATIONS_A_ROUND 4096u
-/* Longer runs go out in pieces, so that a batch can be cancelled in the middle of one. */
+/* Longer runs go out in pieces, so that a batch can be cancelled in the middle of a run. */
 #define PIECE_BYTES (4u << 20)
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
@@ -104,7 +104,7 @@ kvf_status kvf_ucx_submit(void *self, kvf_batch *batch) {
     return KVF_OK;
 }
 
-/* What is in flight cannot be called back, only waited for; posting sees to the rest. */
+/* Operations in flight cannot be taken back, only waited for; posting handles the rest. */
 void kvf_ucx_cancel(void *self, kvf_batch *batch) {
     (void)batch;
     kvf_ucx_link *link = self;
@@ -171,7 +171,7 @@ static uint64_t post_piece(kvf_ucx_link *link, kvf_ucx_job *job, ucp_request_par
     return UCS_PTR_IS_PTR(result) ? 0 : bytes;
 }
 
-/* Returns whether the budget ended it. */
+/* Posts a link's runs; returns whether the budget ended it. */
 static bool post_link(kvf_ucx_link *link, uint64_t *bytes_left, uint32_t *operations_left) {
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -219,8 +219,8 @@ bool kvf_ucx_post(kvf_ucx_endpoint *endpoint) {
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
-/* A put is complete here when its bytes have left; a flush, when they have arrived. Cancelled and failed
- * writes are flushed too: they end when nothing of them is under way any more. */
+/* A put completes here when its bytes have left; a flush, when they have arrived. Cancelled and failed writes are
+ * flushed too: they end when nothing of them is under way any more. */
 static bool still_flushing(kvf_ucx_job *job) {
     if (job->batch->direction == KVF_READ || job->flushed || job->link->lost)
         return false;
@@ -239,9 +239,9 @@ void kvf_ucx_end_ready(kvf_ucx_endpoint *endpoint) {
     while ((job = next_ready(endpoint))) {
         kvf_ucx_link *link = job->link;
         if (link->lost || still_flushing(job))
-            continue; /* when lost, the front ends all batches of the link */
+            continue; /* if it is lost, the front ends all its batches */
         kvf_batch *batch = job->batch;
-        /* What a peer that is gone no longer guards may have been anybody's bytes. */
+        /* If the peer is gone, its memory may have held other data, so the batch does not count. */
         if (!batch->failed && link->watch >= 0 && kvf_ucx_beacon_gone(link->watch)) {
             kvf_ucx_mark_lost(link, KVF_UCX_BEACON_GONE);
             continue;

@@ -1,8 +1,8 @@
 /*
- * The sockets of a UCX that goes by TCP.
+ * The sockets of a UCX that uses TCP.
  *
- * UCX has no setting for how often TCP tries again, and hands out no socket. But its worker's descriptor, for which it
- * says when it is readable, is an epoll of epolls with all of them, and the kernel says what is in one.
+ * UCX has no setting for how often TCP retransmits, and gives access to no socket. But the descriptor of its worker is
+ * an epoll of epolls with all its sockets, and the kernel lists what an epoll contains.
  */
 #include <netinet/in.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 #define LOOK_EVERY_NS 1000000000
 #define UNACKNOWLEDGED_MS 60000 /* as long as a host that sends nothing may be silent */
-#define DEPTH_MAX 3u            /* of the worker, of its interfaces, and their sockets */
+#define DEPTH_MAX 3u            /* the worker's epoll, its interfaces' epolls, and their sockets */
 
 static bool is_tcp(int fd) {
     int protocol = 0;
@@ -23,7 +23,7 @@ static bool is_tcp(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes) == 0 && protocol == IPPROTO_TCP;
 }
 
-/* What is none of the two has no lines of this form. */
+/* A descriptor that is neither a socket nor an epoll has no lines of this form. */
 static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at most DEPTH_MAX */
     char path[64], line[256];
     int inside;

@@ -1,9 +1,9 @@
 /*
  * UCX's errors and log lines in our words.
  *
- * UCX logs to the terminal whatever goes wrong, which a library must not do. Its log lines also say more than
- * its status codes ("no active messages transport to ..."), so they are caught and become part of the detail
- * text. Lines from UCX's own helper thread, and everything once the user sets UCX_LOG_LEVEL, are left alone.
+ * UCX logs all errors to the terminal, which a library must not do. Its log lines also say more than its status
+ * codes ("no active messages transport to ..."), so they are caught and become part of the detail text. Lines
+ * from UCX's own helper thread, and all lines if the user has set UCX_LOG_LEVEL, are left alone.
  */
 #include <stdio.h>
 #include <stdlib.h>
