@@ -400,8 +400,8 @@ static bool somebody_waits(kvf_stage *stage, uint64_t since) {
     return long_since;
 }
 
-/* If one has, ends the flows that have returned no slot for as long. Their slots are free when they have kept them as
- * long again: waiting flows come first. */
+/* If one has, ends the flows whose peers have returned no slot for as long. Their slots are freed when the peers have
+ * kept them as long again. */
 static void end_keepers(kvf_stage *stage, uint64_t now) {
     const uint64_t patience = stage->options.doubt_ns;
     const uint64_t since = now > patience ? now - patience : 0;
