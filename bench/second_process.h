@@ -11,7 +11,7 @@
 #include "agent/session.h"
 #include "report.h"
 
-#define BENCH_BLOCKS 128u /* of either engine: so many requests may be under way */
+#define BENCH_BLOCKS 128u /* of either engine: the most requests under way */
 
 typedef enum bench_order {
     BENCH_IDLE = 0,
@@ -26,7 +26,7 @@ typedef struct bench_board {
     uint32_t first, count; /* requests to offer */
     char endpoint[64];     /* of the other process */
     atomic_ullong live_bytes, resident_bytes;
-    uint32_t echo_bytes; /* of an answer of the echo */
+    uint32_t echo_bytes; /* bytes of an answer from the echo */
     pid_t pid;
 } bench_board;
 
@@ -35,7 +35,7 @@ kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint
                          uint32_t blocks);
 /** Its agent with registered memory; leases and heartbeats take hours. */
 kvf_agent *bench_agent(const kvf_engine *engine);
-/** The same over another link than ZeroMQ, where one is given, and with own_thread, verify and transport of `more`. */
+/** The same over another link than ZeroMQ, if one is given, with own_thread, verify and transport from `more`. */
 kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
                           const kvf_agent_options *more);
 
