@@ -257,7 +257,7 @@ static double copy_ns(const shape *s, form from, form to) {
 typedef struct move_case {
     const char *title, *name;
     form from, to;
-    form copy_from, copy_to; /* for the driver's copy: no later case needs what it overwrites */
+    form copy_from, copy_to; /* for the driver's copy; the bytes that it overwrites are not checked */
 } move_case;
 
 /* Each case reads the result of the one before: pages, then the arena, then the host's memory. */

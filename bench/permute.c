@@ -3,8 +3,8 @@
  *
  *   copy      memcpy of every block to the same block of another buffer: the limit for the comparison
  *   moved     kvf_copy_blocks() to the other buffer: the same, written past the caches and prefetched
- *   aside     memcpy of every block to one scratch block and back: what permuting through a scratch block
- *             could reach if reordering were free
+ *   aside     memcpy of every block to one scratch block and back: the limit of permuting through a
+ *             scratch block, if reordering were free
  *
  * In memory: 192 MiB of blocks in scattered order, far beyond the caches. In the cache: 256 KiB again and
  * again, so that both buffers of the copy stay in a second-level cache of 1 MiB. The four take turns every

@@ -1,6 +1,6 @@
 /*
  * A process beside the benchmark's own: an engine that offers requests, or an echo that is nothing but
- * ZeroMQ. The two share a page, on which one gives orders and the other says that they are carried out.
+ * ZeroMQ. The two share a page, on which one gives orders and the other confirms them.
  */
 #ifndef BENCH_SECOND_PROCESS_H
 #define BENCH_SECOND_PROCESS_H
@@ -47,7 +47,7 @@ typedef struct bench_ask {
 } bench_ask;
 const kvf_agent_request *bench_ask_of(bench_ask *ask, uint32_t number, uint32_t block, const char *endpoint);
 
-/** Starts engine P with so many layers, 64 KiB a block and layer; or, with 0 layers, an echo. */
+/** Starts engine P with `layers` layers of 64 KiB a block; or, with 0 layers, an echo. */
 bench_board *bench_second_start(uint32_t layers);
 /** Gives an order and waits until it is carried out. */
 void bench_second_order(bench_board *board, bench_order order, uint32_t first, uint32_t count);

@@ -87,7 +87,7 @@ double bench_pair_move(const bench_pair *pair, kvf_way way, kvf_move_info *info)
 /** Runs until all flows have exchanged their ENDs. */
 void bench_pair_settle(const bench_pair *pair);
 
-/** Spoils the receiver's memory and requires that no cell check passes; requires that every cell is right. */
+/** Spoils the receiver's memory and requires that the check then fails; requires that every cell is right. */
 void bench_pair_spoil(const bench_pair *pair);
 void bench_pair_check(const bench_pair *pair);
 

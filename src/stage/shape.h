@@ -29,7 +29,7 @@ typedef struct kvf_shapes {
  *
  * @param selection  taken over, whatever is returned
  * @param out        receives a shape that counts one user more
- * @return KVF_OK, KVF_E_NOMEM, and what kvf_stream_map_create() refuses
+ * @return KVF_OK, KVF_E_NOMEM, and the failures of kvf_stream_map_create()
  */
 kvf_status kvf_shapes_use(kvf_shapes *shapes, kvf_selection *selection, kvf_stage_shape **out);
 

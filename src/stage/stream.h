@@ -20,7 +20,7 @@
  *
  * Three things, each made from the one before it:
  *
- *   kvf_selection    what flows from one rank to another, by coordinates; can be sent
+ *   kvf_selection    the cells that flow from one rank to another, by coordinates; can be sent
  *   kvf_stream_map   the selection in the memory of one shard; one for all requests and all peers of that shape
  *   kvf_stream       one request over a map: steps and blocks
  */
