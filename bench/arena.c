@@ -1,9 +1,9 @@
 /*
- * How much memory the stage uses, independent of the bytes it moves: one request of 4 GiB through arenas of 64 MiB, and
- * 10,000 requests one after the other. Blocks of both caches are named many times over in the tables of the large one, so that 4 GiB flow
- * between caches of 64 MiB; each block has the bytes of its number, and what arrives is compared.
+ * Measures the stage's memory, which must not depend on the bytes it moves: one request of 4 GiB through arenas of
+ * 64 MiB, and 10,000 requests one after the other. The tables of the large request name the blocks of both caches many
+ * times, so that 4 GiB flow between caches of 64 MiB. A block's number determines its bytes, which are checked.
  *
- * The library's own allocations are counted exactly; resident memory is the process's.
+ * The library's own allocations are counted exactly; resident memory is that of the process.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 #define LARGE_BYTES (4ull << 30)
 #define ARENA_BYTES (64ull << 20)
 #define REQUESTS 10000u
-#define WARM 1000u /* requests until all that is kept was made */
+#define WARM 1000u /* requests until everything that is kept has been allocated */
 #define TOKENS_PER_BLOCK 16u
 #define HEADS 8u
 #define CELL_BYTES 256u
@@ -88,7 +88,7 @@ typedef struct end {
     kvf_transport *transport;
     kvf_stage *stage;
     kvf_engine *engine;
-    kvf_peer *peer; /* the other */
+    kvf_peer *peer; /* the other end */
     unsigned char *cells;
 } end;
 
@@ -144,7 +144,7 @@ static kvf_model *make_model(void) {
 
 /* ---- requests --------------------------------------------------------------------------------- */
 
-/* Pulls `blocks` of the sequence, of which the tables name the caches' over and over. */
+/* Pulls `blocks` blocks of a sequence, whose tables name the caches' blocks again and again. */
 static void pull(end *d, end *p, const kvf_plan *plan, const uint32_t *ids, uint32_t blocks) {
     const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
     const kvf_group_request group = {
@@ -166,7 +166,7 @@ static void pull(end *d, end *p, const kvf_plan *plan, const uint32_t *ids, uint
     kvf_request_free(request);
 }
 
-/* Each cell has the number of its block, token and head; the source's heads come before its tokens. */
+/* A cell's content follows from its block, token and head; in the source's blocks, heads come before tokens. */
 static uint32_t content(uint32_t block, uint32_t token, uint32_t head_number, uint32_t word) {
     return (block * 1000003u + token * 10007u + head_number * 101u) ^ word * 2654435761u;
 }
@@ -177,7 +177,7 @@ static uint32_t *cell_of(const end *e, uint32_t block, uint32_t token, uint32_t 
     return (uint32_t *)(void *)(e->cells + (uint64_t)block * BLOCK_BYTES + (uint64_t)cell * CELL_BYTES);
 }
 
-/* Writes all cells of the source, or counts those words of the reader's first blocks that are wrong. */
+/* Writes all cells of the source, or counts the wrong words in the reader's first blocks. */
 static uint64_t go_over(const end *e, bool source, uint32_t blocks) {
     uint64_t wrong = 0;
     for (uint32_t b = 0; b < blocks; b++)

@@ -1,9 +1,9 @@
 /*
- * Checksums by coordinates, beside plain copies of the same bytes: memcpy of every region to another buffer.
- * About 192 MiB, far beyond the caches, one rank, blocks in scattered order; the two take turns, and figures
- * are medians.
+ * Checksums by coordinates, compared with plain copies of the same bytes: memcpy of every region to another buffer.
+ * About 192 MiB, far beyond the caches, one rank, blocks in scattered order; the two take turns, and figures are
+ * medians.
  *
- * What is paid for is hashing cell by cell, which another shape forces: the smaller the cell, the dearer.
+ * The cost is hashing cell by cell, which different shapes make necessary: the smaller the cells, the higher the cost.
  */
 #include <stdio.h>
 #include <stdlib.h>

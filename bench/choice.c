@@ -1,18 +1,17 @@
 /*
- * Whether the way that a stage chooses is the better one, and whether predictions hold: requests of many lengths of runs
- * and many sizes, in an order at random, between two processes, over each fabric; direct, packed and chosen in turns.
+ * Whether a stage chooses the better way, and whether its predictions hold: requests of many run lengths and sizes, in
+ * random order, between two processes, over each fabric; direct, packed and chosen in turns.
  *
- * One model has a group for each length of runs, so that one stage and one peer see them all, and what is learned from
- * some is what others are predicted from. The ranks keep heads and tokens in other orders (NHD and HND): a run is one
- * head of one token. Every cell is compared before anything is measured.
+ * One model has a group for each run length, so that one stage and one peer see them all, and measurements of some
+ * predict others. The ranks keep heads and tokens in different orders (NHD and HND): a run is one head of one token.
+ * Every cell is compared before any measurement.
  *
  *     bench/choice [--json FILE]
  *
- * A point is a length and a size. A choice is right where the way that was chosen takes at most a tenth longer than the
- * other: of each round the ratio of the two, which took turns, and the median of these. An error is |predicted / taken -
- * 1|, of a move that was told its way: beside what this move took, and beside the median of what such moves took in all
- * rounds, for a single one also varies by itself. The first round is shown by itself: nothing was learned of that point
- * then.
+ * A point is a length and a size. A choice is right if the chosen way takes at most a tenth longer than the other, by
+ * the median over the rounds of the ratio of the two, which took turns. An error is |predicted / taken - 1|, of a move
+ * whose way was given: compared with its own duration, and with the median of such moves over all rounds, because
+ * single moves vary. The first round is shown separately: the stage had learned nothing about the point then.
  */
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +20,7 @@
 
 #include "stage_pair.h"
 
-#define ROUNDS 8u /* the first shows what is predicted of what was never seen */
+#define ROUNDS 8u /* the first shows predictions without measurements of the point */
 #define SPINS 2000
 #define ALLOWED_LOSS 1.1
 #define WANTED_RIGHT 0.95
@@ -59,8 +58,8 @@ typedef struct point {
     uint32_t length;
     uint64_t tokens, bytes;
     double took[3][ROUNDS];      /* ns, by kvf_way; [KVF_WAY_AUTO]: chosen */
-    double predicted[3][ROUNDS]; /* of the way that was gone */
-    bool packed[ROUNDS];         /* what was chosen */
+    double predicted[3][ROUNDS]; /* for the way that was taken */
+    bool packed[ROUNDS];         /* whether the stage chose packed */
 } point;
 
 typedef struct sweep {
@@ -89,7 +88,7 @@ static void make_points(sweep *s) {
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-/* All cells, by each way; and then what that took is not to be known. */
+/* Compares all cells, by each way; the stage must then forget these measurements. */
 static void verify(bench_pair *pair) {
     bench_pair_verify(pair, KVF_WAY_DIRECT);
     bench_pair_verify(pair, KVF_WAY_PACKED);
@@ -130,8 +129,8 @@ typedef struct errors {
 typedef struct verdict {
     uint32_t points, right; /* by the last round's choice */
     uint32_t first_right;   /* by the first's */
-    errors single, median;  /* after the first round: beside a move, beside the median of all */
-    errors first;           /* in it, beside the median of all */
+    errors single, median;  /* after the first round: compared with the move, with the median */
+    errors first;           /* in the first round, compared with the median */
 } verdict;
 
 static void note(errors *to, double predicted, double taken) {
@@ -149,7 +148,7 @@ static void add(errors *to, const errors *from) {
     to->count += from->count;
 }
 
-/* Packed over direct, which took turns. */
+/* The median ratio of packed to direct, which took turns. */
 static double ratio_of(const point *p) {
     double ratios[ROUNDS];
     for (uint32_t round = 0; round < ROUNDS; round++)
@@ -157,7 +156,7 @@ static double ratio_of(const point *p) {
     return bench_spread_of(ratios, ROUNDS).median;
 }
 
-/* How much longer what was chosen takes than the better one. */
+/* The duration of the chosen way over that of the better one. */
 static double loss_of(double ratio, bool packed) {
     return fmax(packed ? ratio : 1 / ratio, 1);
 }

@@ -1,12 +1,12 @@
 /*
- * What the copy engine of a device takes, each beside a copy of the same bytes by the driver, taking turns in one run:
- * gather, scatter and copy between two orders of pages within the device, gather to the host and scatter from it over the
- * link; by the length of runs, and by how many blocks of threads it may use. The same gather by the driver's batched copy, run
- * by run. And what the host spends on submitting.
+ * The speed of a device's copy engine, compared with the driver's copy of the same bytes, in turns in one run: gather,
+ * scatter and copy between two orders of pages within the device, gather to the host and scatter from it over the link;
+ * by run length, and by the number of blocks of threads. The same gather with the driver's batched copy, run by run.
+ * And the host's time for submitting.
  *
- * Where each case puts bytes is compared by token and head with what must be there, and cleared memory before, which must
- * be found wrong. KVF_BENCH_BYTES and KVF_BENCH_ROUNDS say how much is moved at once (256 MiB), and how often (7).
- * Ends with 77, and says so, where there is no device, or this build has no code for any.
+ * The destination of each case is checked by token and head; before the case it is cleared, and the check must fail.
+ * KVF_BENCH_BYTES and KVF_BENCH_ROUNDS set how much is moved at once (256 MiB), and how often (7). Ends with 77, and a
+ * message, if there is no device, or this build has no code for any.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "report.h"
 
 #define HEADS 8ull
-#define ROWS 16ull /* tokens of a block */
+#define ROWS 16ull /* tokens in a block */
 #define SHORTEST 64u
 #define LONGEST 65536u
 #define MEGABYTE (1u << 20)
@@ -42,14 +42,14 @@ static const uint32_t caps[] = {4, 8, 16, 32, 0};
 static struct {
     const kvf_cuda *cuda;
     kvf_copier *copiers[CAPS]; /* NULL: the device has fewer multiprocessors */
-    CUstream stream;           /* of the driver's copies */
+    CUstream stream;           /* for the driver's copies */
     CUevent over;
     CUdeviceptr memory[FORMS]; /* ON_HOST: pinned memory of the host, under the same address */
     uint64_t room;             /* of each */
-    unsigned char *seen;       /* pinned, where the host looks at what the device has */
-    uint64_t bytes;            /* moved at once, about */
+    unsigned char *seen;       /* pinned, for the host to check the device's bytes */
+    uint64_t bytes;            /* moved at once, roughly */
     uint32_t rounds;
-    bool spoiled; /* a case has put wrong bytes */
+    bool spoiled; /* a case has written wrong bytes */
 } bench;
 
 static void driver(CUresult result, const char *doing) {
@@ -113,9 +113,9 @@ static void wait_for_stream(void) {
 
 /* ---- cells ---------------------------------------------------------------------------------------- */
 
-/* A cache of one layer: so many tokens whose blocks lie in a random order. */
+/* A cache of one layer, with its blocks in random order. */
 typedef struct shape {
-    uint64_t run; /* bytes of a head of a token */
+    uint64_t run; /* bytes of one head of a token */
     uint32_t tokens, blocks;
     uint32_t *ids;
 } shape;
@@ -241,7 +241,7 @@ static double move_ns(kvf_copier *copier, const shape *s, form from, form to) {
     return taken;
 }
 
-/* The driver's copy of the same bytes, between other memory of the same two places. */
+/* The driver's copy of as many bytes, between other memory of the same device or host. */
 static double copy_ns(const shape *s, form from, form to) {
     const CUdeviceptr seen = (CUdeviceptr)(uintptr_t)bench.seen;
     const CUdeviceptr source = from == ON_HOST ? seen : bench.memory[from];
@@ -257,10 +257,10 @@ static double copy_ns(const shape *s, form from, form to) {
 typedef struct move_case {
     const char *title, *name;
     form from, to;
-    form copy_from, copy_to; /* of the driver's copy: what it spoils is not looked at */
+    form copy_from, copy_to; /* for the driver's copy; the bytes that it overwrites are not checked */
 } move_case;
 
-/* What one case needs is what the one before has left: pages, then the arena, then the host's memory. */
+/* Each case reads the result of the one before: pages, then the arena, then the host's memory. */
 static const move_case cases[] = {
     {"Gather within the device", "gather", HEADS_FIRST, PACKED, HEADS_FIRST, TOKENS_FIRST},
     {"Scatter within the device", "scatter", PACKED, TOKENS_FIRST, HEADS_FIRST, TOKENS_FIRST},
@@ -291,7 +291,7 @@ static void measure(const move_case *of, const shape *s, found *out) {
     out->copy_gb_per_s = (double)bytes_of(s) / bench_spread_of(copies, made).median;
 }
 
-/* With each cap the bytes must be right. */
+/* The bytes must be right with each cap. */
 static void verify(const move_case *of, const shape *s) {
     for (size_t cap = 0; cap < CAPS; cap++) {
         if (!bench.copiers[cap])
@@ -314,7 +314,7 @@ static void add_row(bench_report *report, const shape *s, const found *f) {
     }
 }
 
-/* Lengths outside, cases inside, for what a case leaves the next one reads; so the figures are kept, and printed later. */
+/* Lengths outside, cases inside, because each case reads the result of the one before. Figures are printed later. */
 static void run_cases(bench_report *report) {
     enum { LENGTHS = 11 };
     static found all[CASES][LENGTHS];
@@ -347,7 +347,7 @@ static void run_cases(bench_report *report) {
 
 /* As the driver declares it from CUDA 12.8 on; later versions have others beside it. */
 typedef struct batch_attributes {
-    int source_order; /* 1: as the stream's */
+    int source_order; /* 1: the stream's order */
     int from_where[2], to_where[2];
     unsigned flags;
 } batch_attributes;
@@ -355,7 +355,7 @@ typedef CUresult (*batch_copy)(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes
                                batch_attributes *attributes, size_t *attribute_begins, size_t attribute_count,
                                size_t *failed, CUstream stream);
 
-/* The runs of a gather: a list as it would be given to the driver. */
+/* The runs of a gather, as a list for the driver. */
 typedef struct run_list {
     CUdeviceptr *from, *to;
     size_t *bytes, count;
@@ -381,7 +381,7 @@ static void free_runs(run_list *list) {
     free(list->bytes);
 }
 
-/* Until all is there; `submitting` receives what the call took. */
+/* Time until all bytes are there; `submitting` receives the duration of the call. */
 static double batch_ns(batch_copy copy, const run_list *list, double *submitting) {
     batch_attributes attributes = {.source_order = 1};
     size_t begin = 0, failed = 0;
@@ -432,7 +432,7 @@ static void batches(bench_report *report) {
 
 /* ---- submitting ----------------------------------------------------------------------------------- */
 
-/* What the host does for a request of many layers, which are a box each, until it is on its way. */
+/* The host's time to submit a request of many layers, of one box each. */
 static double submit_ns(kvf_copier *copier, const shape *s) {
     kvf_device_table table;
     kvf_copy_job *job = NULL;

@@ -1,16 +1,16 @@
 /*
- * Scattered blocks from one process to another over TCP on the loopback, or between two network namespaces, by each
- * fabric that reaches other machines, beside a plain socket that moves the same bytes from the same memory to the same
- * memory: the owner gathers them into pieces of 1 MiB, the reader scatters each piece, by the library's own loops. Its
- * list both know before; the fabrics are told it.
+ * Moves scattered blocks from one process to another, over TCP on the loopback or between two network namespaces, with
+ * each fabric that reaches other machines, compared with a plain socket between the same places: the owner gathers the
+ * bytes into pieces of 1 MiB, and the reader scatters each piece, with the library's own loops. For the socket, both
+ * sides know the list of blocks beforehand; the fabrics are told it.
  *
  * The ways are measured in turn; figures are medians of the rounds, a ratio is the median of the rounds' ratios. The
- * processor time is that of both processes, with ZeroMQ's threads and the kernel's work for them.
+ * processor time is that of both processes, including ZeroMQ's threads and the kernel's work for them.
  *
  *     bench/network [--json FILE]
  *
  * With KVF_BENCH_SPACE, a file of a network namespace, and KVF_BENCH_HOST, an address there, the owners are in that
- * namespace: scripts/bench-hosts makes two with a link of a given rate between them. KVF_BENCH_DEVICE is what UCX may use.
+ * namespace: scripts/bench-hosts makes two with a link of a given rate. KVF_BENCH_DEVICE names UCX's device.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -38,7 +38,7 @@
 #define ROUNDS 11
 #define BATCH_RUNS 4096u
 #define BATCHES 4u
-#define SHORT_PARTS 16u /* a fabric to which short runs are slow moves a part of them */
+#define SHORT_PARTS 16u /* a fabric that is slow with short runs moves only a part of the list */
 #define OF_LONG_RUNS 0.6
 #define OF_PLAIN 0.5
 
@@ -57,7 +57,7 @@ static char public_key[41], secret_key[41];
 static const char *owner_host = "127.0.0.1";
 static int our_space = -1, owner_space = -1; /* network namespaces; -1: one for both */
 
-/* One way: the process that owns the memory, and our side of it. */
+/* One way to move: the process that owns the memory, and our side. */
 typedef struct bench_way {
     int number;
     pid_t pid;
@@ -102,7 +102,7 @@ static void enter_space(int space) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* Every block of the region once, from a random place to a random place. */
+/* Lists every block of the region once, from a random place to a random place. */
 static void make_list(uint64_t bytes, bench_list *out) {
     out->count = REGION_BYTES / bytes;
     out->runs = bench_alloc(out->count, sizeof *out->runs);
@@ -137,7 +137,7 @@ static bool read_all(int fd, void *data, size_t bytes) {
     return true;
 }
 
-/* The side of `runs` that is not memory becomes the piece, run behind run. */
+/* Redirects one side of `runs` to the piece, where the runs are contiguous. */
 static void lay_out(const kvf_run *runs, size_t count, bool remote, kvf_run *out) {
     uint64_t at = 0;
     for (size_t i = 0; i < count; i++) {
@@ -152,7 +152,7 @@ static size_t piece_runs(const bench_list *list, size_t i) {
     return list->count - i < runs ? list->count - i : runs;
 }
 
-/* Sends a list each time its number comes. */
+/* Sends the bytes of a list each time its number is received. */
 /* NOLINTNEXTLINE(readability-non-const-parameter): the copying loop takes it so */
 static void serve_plain(int line, unsigned char *memory) {
     static kvf_run runs[PIECE_BYTES / 256];
@@ -313,7 +313,7 @@ static void join(bench_way *way, unsigned char *local) {
 
 static void end(bench_way *way) {
     kvf_transport_close(way->transport);
-    (void)shutdown(way->line, SHUT_RDWR); /* processes that were started later have it open, too */
+    (void)shutdown(way->line, SHUT_RDWR); /* processes that were started later also have it open */
     (void)close(way->line);
     (void)waitpid(way->pid, NULL, 0);
 }
@@ -389,14 +389,14 @@ int main(int argc, char **argv) {
     find_hosts();
     for (size_t size = 0; size < SIZES; size++)
         make_list(sizes[size], &lists[size]);
-    for (int way = 0; way < WAYS; way++) /* before anything is opened here: UCX does not survive a fork */
+    for (int way = 0; way < WAYS; way++) /* before this process opens UCX, which does not survive a fork */
         if (there[way])
             start(&ways[way], way);
     unsigned char *local = map_bytes(REGION_BYTES);
     for (int way = 0; way < WAYS; way++)
         if (there[way])
             join(&ways[way], local);
-    for (int round = -1; round < ROUNDS; round++) /* the first finds pages, and is checked */
+    for (int round = -1; round < ROUNDS; round++) /* the first round maps pages, and is checked */
         for (size_t size = 0; size < SIZES; size++)
             for (int way = 0; way < WAYS; way++) {
                 bench_figures *of = &figures[way][size];

@@ -1,12 +1,12 @@
 /*
- * A request between two processes, pulled and pushed, direct and packed, by the length of its runs: the same bytes over
- * the same fabric in turns, beside a plain socket that moves them from memory to memory.
+ * A request between two processes, pulled and pushed, direct and packed, by run length: the same bytes over the same
+ * fabric in turns, compared with a plain socket that moves them from memory to memory.
  *
- * The two ranks keep K and V of two heads in other orders (NHD and HND), so that a run is one head of one token, however
- * long: 256 B is what models have. Every byte is compared before anything is measured.
+ * The two ranks keep K and V of two heads in different orders (NHD and HND), so that a run is one head of one token; in
+ * models it has 256 B. Every byte is compared before any measurement.
  *
- * Memory that the callers brought is read on one host in more ways: by system calls alone, through a buffer that its
- * owner fills, by both at the same time, which is direct, and packed. What they take of the processors is both sides'.
+ * On one host, memory that the callers brought is read in more ways: by system calls alone, through a buffer that its
+ * owner fills, by both at the same time (which is direct), and packed. Their processor time is that of both sides.
  *
  *     bench/packed [--json FILE]
  */
@@ -31,7 +31,7 @@ static const bench_route routes[] = {
 static const bench_route brought = {.title = "Pulled on the same host: memory that the callers brought",
                                     .kind = "shm",
                                     .brought = true,
-                                    .spins = 100}; /* what waits spends little */
+                                    .spins = 100}; /* a side that waits uses little processor time */
 
 #define ROUTES (sizeof routes / sizeof *routes)
 
@@ -90,7 +90,7 @@ static void compare(bench_report *report, uint64_t run, bench_pair *pair) {
 
 enum { TOGETHER, ALONE, SERVED, PACKED, CHOSEN, WAYS };
 
-/* The pair's memory again, by a transport with another setting; TOGETHER is what the pair's own does. */
+/* Another transport to the pair's memory, with a different setting; TOGETHER is the pair's own. */
 typedef struct bench_rival {
     kvf_transport *transport;
     kvf_peer *peer;
@@ -178,7 +178,7 @@ static void compare_brought(bench_report *report, uint64_t run, bench_pair *pair
         for (int way = 0; way < WAYS; way++)
             ratios[way][turn] = rates[CHOSEN][turn] / rates[way][turn];
     }
-    /* Not of each turn's better one: of two that vary, the better one is better than both. */
+    /* Not with the better of each turn: if two ways vary, the best of each turn beats both. */
     double beside_alone = bench_spread_of(ratios[ALONE], TURNS).median;
     double beside_served = bench_spread_of(ratios[SERVED], TURNS).median;
     double ratio = beside_alone < beside_served ? beside_alone : beside_served;

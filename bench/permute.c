@@ -1,15 +1,15 @@
 /*
- * Bringing received blocks into this engine's form, in place, beside plain copies of the same bytes:
+ * Bringing received blocks into this engine's form, in place, compared with plain copies of the same bytes:
  *
- *   copy      memcpy of every block to the same block of another buffer: the limit that is asked about
- *   moved     kvf_copy_blocks() to the other buffer: the same, written past the caches and asked for ahead
- *   aside     memcpy of every block to one scratch block and back: what permuting through a scratch block
- *             could reach if reordering were free
+ *   copy      memcpy of every block to the same block of another buffer: the limit for the comparison
+ *   moved     kvf_copy_blocks() to the other buffer: the same, written past the caches and prefetched
+ *   aside     memcpy of every block to one scratch block and back: the limit of permuting through a
+ *             scratch block, if reordering were free
  *
  * In memory: 192 MiB of blocks in scattered order, far beyond the caches. In the cache: 256 KiB again and
- * again, so that both buffers of the copy stay in a second level cache of 1 MiB. The four take turns every
- * few milliseconds, on bytes that none has touched for long or, in the cache, all just have; figures are
- * medians.
+ * again, so that both buffers of the copy stay in a second-level cache of 1 MiB. The four take turns every
+ * few milliseconds, on bytes that none has touched recently or, in the cache, that all just have; figures
+ * are medians.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@
 typedef struct subject {
     uint64_t heads, cell_bytes;
     kvf_page_form received, wanted;
-    bool required; /* whether REQUIRED holds for it in memory */
+    bool required; /* whether REQUIRED applies to it in memory */
 } subject;
 
 #define HND KVF_PAGE_HND
@@ -56,7 +56,7 @@ static const subject subjects[] = {
     /* fp8, and small heads. */
     {8, 128, {HND, 64}, {NHD, 64}, true},
     {8, 64, {HND, 64}, {NHD, 64}, true},
-    /* As wide as a latent of DeepSeek in bf16, and in fp8 with its scales. */
+    /* The width of DeepSeek's latent in bf16, and in fp8 with its scales. */
     {2, 1152, {HND, 64}, {NHD, 64}, true},
     {2, 656, {HND, 64}, {NHD, 64}, true},
     /* Cells that are gathered. */
@@ -114,7 +114,7 @@ static void move(const setting *s, const uint32_t *ids) {
 static void copy_aside(const setting *s, const uint32_t *ids) {
     for (size_t b = 0; b < s->per_turn; b++) {
         memcpy(s->aside, s->memory + ids[b] * s->page, s->page);
-        __asm__ volatile("" : : "r"(s->aside) : "memory"); /* or it could be seen that nothing changes */
+        __asm__ volatile("" : : "r"(s->aside) : "memory"); /* or the compiler could drop both copies */
         memcpy(s->memory + ids[b] * s->page, s->aside, s->page);
     }
 }
@@ -131,12 +131,12 @@ static void measure(bench_report *report, const setting *s, bool cached, bool re
     unsigned rounds = cached ? CACHE_ROUNDS : MEMORY_ROUNDS;
     double permuted[SAMPLES], copied[SAMPLES], moved[SAMPLES], aside[SAMPLES];
     size_t samples = 0;
-    /* A quarter of the list lies between what they work on; the first turns only warm. */
+    /* The four work a quarter of the list apart; the first turns only warm up. */
     for (size_t turn = 0; turn < s->turns * (rounds + 1) && samples < SAMPLES; turn++) {
         double a = take_turn(copy, s, turn);
         double b = take_turn(permute, s, turn + s->turns / 4);
         double c = take_turn(copy_aside, s, turn + s->turns / 4 * 2);
-        /* It writes past the caches, so that what is meant to lie there would be gone. */
+        /* It writes past the caches, which would evict the data that is meant to be cached. */
         double d = cached ? 0 : take_turn(move, s, turn + s->turns / 4 * 3);
         if (turn < s->turns)
             continue;

@@ -1,9 +1,9 @@
 /*
- * What planning costs: building a plan, its memory, and emitting the runs of a request.
+ * The cost of planning: building a plan, its memory, and emitting the runs of a request.
  *
  * The shapes are Llama 3.1 70B's, prefill TP 8 to decode TP 4 unless a row says otherwise, one request of
  * 8000 tokens over scattered blocks. Figures are medians over repetitions. The limits next to them are this
- * project's own: 100 us and 64 KiB for each remote rank, 3 ns for each run that merges with no other.
+ * project's own: 100 us and 64 KiB for each remote rank, 3 ns for each run that does not merge with another.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@
 
 typedef struct bench_report bench_report;
 
-/** Reads the arguments (--json FILE) and prints what machine this is. Ends the program when they are wrong.
+/** Reads the arguments (--json FILE) and prints a description of the machine. Ends the program when they are wrong.
  */
 bench_report *bench_report_start(const char *name, int argc, char **argv);
 
@@ -36,7 +36,7 @@ void bench_note(bench_report *report, const char *sentence);
 /** Marks the report as failed: something it requires does not hold. */
 void bench_fail(bench_report *report, const char *sentence);
 
-/** Prints and writes what is left; returns what main() should: 0, or 1 when something failed. */
+/** Prints and writes the rest; returns main()'s result: 0, or 1 when something failed. */
 int bench_report_end(bench_report *report);
 
 /** Nanoseconds of a clock that only goes forward. */
@@ -51,7 +51,7 @@ bench_spread bench_spread_of(double *values, size_t count);
 /** "512 B", "2 KiB", "256 MiB", in a buffer that the next call but three uses again. */
 const char *bench_bytes(uint64_t bytes);
 
-/** Memory, or the end of the program. */
+/** Allocates memory, or ends the program. */
 void *bench_alloc(size_t count, size_t element_bytes);
 
 /** 0 to `count` - 1 in a random order that is the same in each run of a program, for free(). */

@@ -111,7 +111,7 @@ static uint64_t resident_bytes(void) {
     FILE *file = fopen("/proc/self/statm", "r");
     bench_require(file && fgets(line, sizeof line, file), "no /proc/self/statm");
     (void)fclose(file);
-    (void)strtoull(line, &after_first, 10); /* all pages; then those in memory */
+    (void)strtoull(line, &after_first, 10); /* skips the number of all pages; resident ones follow */
     return strtoull(after_first, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
@@ -171,7 +171,7 @@ static void echo_all(void *router, const void *answer, const bench_board *board)
     }
 }
 
-/* Sends back a message of `echo_bytes` for each that comes. */
+/* Answers each message with one of `echo_bytes`. */
 static void be_echo(bench_board *board) {
     void *zmq = zmq_ctx_new(), *router = zmq_socket(zmq, ZMQ_ROUTER);
     const int none = 0, backlog = 4096;
@@ -201,7 +201,7 @@ static void be_echo(bench_board *board) {
 bench_board *bench_second_start(uint32_t layers) {
     bench_board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     bench_require(board != MAP_FAILED, "no shared memory");
-    atomic_store(&board->order, BENCH_COUNT_MEMORY); /* until it is up */
+    atomic_store(&board->order, BENCH_COUNT_MEMORY); /* cleared when the process is up */
     (void)fflush(stdout);
     board->pid = fork();
     bench_require(board->pid >= 0, "no second process");

@@ -1,6 +1,6 @@
 /*
  * A process beside the benchmark's own: an engine that offers requests, or an echo that is nothing but
- * ZeroMQ. The two share a page, on which one gives orders and the other says that they are carried out.
+ * ZeroMQ. The two share a page, on which one gives orders and the other confirms them.
  */
 #ifndef BENCH_SECOND_PROCESS_H
 #define BENCH_SECOND_PROCESS_H
@@ -11,7 +11,7 @@
 #include "agent/session.h"
 #include "report.h"
 
-#define BENCH_BLOCKS 128u /* of either engine: so many requests may be under way */
+#define BENCH_BLOCKS 128u /* of either engine: the most requests under way */
 
 typedef enum bench_order {
     BENCH_IDLE = 0,
@@ -26,7 +26,7 @@ typedef struct bench_board {
     uint32_t first, count; /* requests to offer */
     char endpoint[64];     /* of the other process */
     atomic_ullong live_bytes, resident_bytes;
-    uint32_t echo_bytes; /* of an answer of the echo */
+    uint32_t echo_bytes; /* bytes of an answer from the echo */
     pid_t pid;
 } bench_board;
 
@@ -35,7 +35,7 @@ kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint
                          uint32_t blocks);
 /** Its agent with registered memory; leases and heartbeats take hours. */
 kvf_agent *bench_agent(const kvf_engine *engine);
-/** The same over another link than ZeroMQ, where one is given, and with own_thread, verify and transport of `more`. */
+/** The same over another link than ZeroMQ, if one is given, with own_thread, verify and transport from `more`. */
 kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
                           const kvf_agent_options *more);
 
@@ -47,7 +47,7 @@ typedef struct bench_ask {
 } bench_ask;
 const kvf_agent_request *bench_ask_of(bench_ask *ask, uint32_t number, uint32_t block, const char *endpoint);
 
-/** Starts engine P with so many layers, 64 KiB a block and layer; or, with 0 layers, an echo. */
+/** Starts engine P with `layers` layers of 64 KiB a block; or, with 0 layers, an echo. */
 bench_board *bench_second_start(uint32_t layers);
 /** Gives an order and waits until it is carried out. */
 void bench_second_order(bench_board *board, bench_order order, uint32_t first, uint32_t count);

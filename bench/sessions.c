@@ -1,7 +1,7 @@
 /*
- * What sessions cost: meeting 1,000 peers, keeping 10,000 leases alive, and small requests between two
- * processes; each beside what ZeroMQ alone does, in the same run, with messages of the same sizes in the same
- * pattern. And how long calls wait for the agent's own thread, and pulls for loops of an engine's own.
+ * The cost of sessions: meeting 1,000 peers, keeping 10,000 leases alive, and small requests between two
+ * processes; each compared with ZeroMQ alone, in the same run, with messages of the same sizes in the same
+ * pattern. And how long calls wait for the agent's own thread, and pulls for the engine's own loops.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -23,31 +23,31 @@
 #define BEATS 15u
 #define SETTLED_NS 10000000u
 #define SINGLE 2000u /* requests one after the other */
-#define MANY 10000u  /* requests of which up to BENCH_BLOCKS are under way, */
+#define MANY 10000u  /* requests, of which up to BENCH_BLOCKS are under way */
 #define MANY_ROUNDS 5u
 #define CALLERS ((size_t)4)
-#define CALLS 2000u /* of each, a round */
+#define CALLS 2000u /* of each caller in a round */
 #define CALL_ROUNDS 5u
 #define LOOP_ROUNDS 7u
 #define LOOP_PULLS 15u /* a round */
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
-/* What a peer says, one after the other: HELLO for the ranks, HELLO for the card, JOIN. */
+/* A peer sends, one after the other: HELLO for the ranks, HELLO for the card, JOIN. */
 #define STEPS 3u
 
 typedef struct crowd {
     void *zmq;
     void *sockets[PEERS];
-    uint32_t steps[PEERS]; /* answers that have come */
+    uint32_t steps[PEERS]; /* answers received */
     kvf_wire_buffer shard;
-    const kvf_agent *like; /* the peers are as this agent */
-    bool plain;            /* says nothing that means anything, to an echo */
+    const kvf_agent *like; /* the agent that the peers imitate */
+    bool plain;            /* sends meaningless messages to an echo */
     uint32_t plain_bytes;
     uint64_t sent, received, messages;
 } crowd;
 
-/* Each peer is an engine of its own, of one rank: no two processes may speak for one rank. */
+/* Each peer is a separate engine of one rank, because no two processes may speak for one rank. */
 static void say(crowd *c, uint32_t peer, const uint8_t *session) {
     const kvf_agent *like = c->like;
     uint32_t step = c->steps[peer];
@@ -98,7 +98,7 @@ static void say(crowd *c, uint32_t peer, const uint8_t *session) {
     kvf_wire_buffer_free(&bytes);
 }
 
-/* Ends the bench where a peer got another answer than a WELCOME, or to its JOIN, a good one. */
+/* Ends the bench unless a peer got a WELCOME, or to its JOIN an answer with status 0. */
 static void require_good(const kvf_message *message, uint32_t peer, bool joins) {
     bool refused = message->kind == KVF_MESSAGE_REFUSED, answered = message->kind == KVF_MESSAGE_ANSWER;
     if (joins ? answered && !message->answer.status : message->kind == KVF_MESSAGE_WELCOME)
@@ -111,7 +111,7 @@ static void require_good(const kvf_message *message, uint32_t peer, bool joins) 
     bench_require(false, words);
 }
 
-/* One answer of one peer, if it is there, and what is said to it. */
+/* Takes one answer to a peer, if there is one, and sends the peer's next message. */
 static bool hear(crowd *c, uint32_t peer) {
     static unsigned char data[1 << 20];
     int bytes = zmq_recv(c->sockets[peer], data, sizeof data, ZMQ_DONTWAIT);
@@ -130,7 +130,7 @@ static bool hear(crowd *c, uint32_t peer) {
     return true;
 }
 
-/* Connects all and lets them meet; seconds. */
+/* Connects all peers and lets them meet. Returns seconds. */
 static double meet(crowd *c, const char *endpoint) {
     const int none = 0;
     c->zmq = zmq_ctx_new();
@@ -215,7 +215,7 @@ static kvf_status count_sent(kvf_link *link, kvf_route route, const void *data, 
     return kvf_link_zmq.send(link, route, data, bytes);
 }
 
-/* Nanoseconds of the call of progress in which a message is taken in. */
+/* Nanoseconds of the progress call that takes in a message. */
 static double take_one(kvf_agent *agent) {
     for (uint64_t before = agent->stats.messages_received;;) {
         bool busy;
@@ -226,7 +226,7 @@ static double take_one(kvf_agent *agent) {
     }
 }
 
-/* Until all calls are answered, and neither has got a message for a while: what is measured is not of those before. */
+/* Waits until all calls are answered and no messages come for a while, so that none disturbs the measurement. */
 static void settle(kvf_agent *p, kvf_agent *d) {
     uint64_t got = 0, since = bench_now_ns();
     while (d->all_sessions->calls || p->all_sessions->calls || bench_now_ns() < since + SETTLED_NS) {
@@ -238,7 +238,7 @@ static void settle(kvf_agent *p, kvf_agent *d) {
     }
 }
 
-/* A heartbeat now: the consumer says it, the producer answers, the consumer takes the answer. */
+/* One heartbeat, at once: the consumer sends it, the producer answers, the consumer takes the answer. */
 static void beat(kvf_agent *p, kvf_agent *d, double *say_ns, double *answer_ns, double *take_ns,
                  uint64_t *bytes, uint64_t *answer_bytes) {
     kvf_session *session = d->all_sessions;
@@ -343,7 +343,7 @@ static void start_one(consumer *c) {
     bench_must((c->push ? kvf_agent_expect : kvf_agent_pull)(c->agent, request, &c->tickets[block]));
 }
 
-/* Takes what has ended; `latencies` may be NULL. */
+/* Takes the requests that have ended; `latencies` may be NULL. */
 static void take_ended(consumer *c, double *latencies) {
     kvf_event event = {.struct_size = sizeof event};
     (void)kvf_agent_wait(c->agent, 10 * KVF_SECOND);
@@ -362,7 +362,7 @@ static void take_ended(consumer *c, double *latencies) {
     }
 }
 
-/* Runs `count` requests with up to `window` under way; seconds. */
+/* Runs `count` requests with up to `window` under way. Returns seconds. */
 static double run(consumer *c, bench_board *board, uint32_t count, uint32_t window, double *latencies) {
     bench_second_order(board, c->push ? BENCH_PUSH : BENCH_HOLD, c->next, count);
     c->started = c->ended = 0;
@@ -376,7 +376,7 @@ static double run(consumer *c, bench_board *board, uint32_t count, uint32_t wind
     return (double)(bench_now_ns() - begun) / 1e9;
 }
 
-/* `beside`: so many other requests are held meanwhile. */
+/* `beside`: how many other requests are held meanwhile. */
 static void bench_requests_of(bench_report *report, uint32_t layers, bool push, uint32_t beside) {
     static double latencies[SINGLE];
     kvf_engine *engine = bench_engine("D", layers, 8, 128, BENCH_BLOCKS);
@@ -453,7 +453,7 @@ static void bench_requests(bench_report *report) {
 
 /* ---- callers --------------------------------------------------------------------------------- */
 
-/* What four threads call: next to nothing in itself. A look needs the lock, a cancel the transport too. */
+/* The calls of four threads, cheap in themselves. A look needs the lock, a cancel the transport too. */
 typedef enum calling { LOOKS, CANCELS, CALLINGS } calling;
 
 typedef struct caller {
@@ -463,7 +463,7 @@ typedef struct caller {
     double *nanoseconds; /* [CALLS] */
 } caller;
 
-/* With a moment between two. */
+/* Calls CALLS times, with a pause between calls. */
 static void *call_often(void *context) {
     const caller *self = context;
     for (uint32_t i = 0; i < CALLS; i++) {
@@ -491,7 +491,7 @@ static void *call_all(void *context) {
     return NULL;
 }
 
-/* An agent with a thread of its own, and what its thread does beside the callers. */
+/* An agent with a thread of its own, and that thread's work beside the callers. */
 typedef struct callee {
     const char *name;
     bool reads, verifies;
@@ -573,18 +573,18 @@ static void bench_callers(bench_report *report) {
 
 /* ---- loops of an engine's own ---------------------------------------------------------------- */
 
-/* How both sides of a pull are made to work. */
+/* How both sides of a pull are driven. */
 typedef struct loop {
     const char *name;
-    int poll_ms; /* 0: by threads of their own */
+    int poll_ms; /* 0: by the agents' own threads */
     kvf_agent *p, *d;
-    pthread_t thread; /* that polls the producer */
-    uint64_t last;    /* ticket, whose event ends it */
+    pthread_t thread; /* polls the producer */
+    uint64_t last;    /* the ticket whose event ends the thread */
     uint32_t next;
     double ns[LOOP_ROUNDS];
 } loop;
 
-/* One turn of an engine's loop around an agent; whether there was an event. */
+/* One turn of an engine's loop around an agent. Returns whether there was an event. */
 static bool turn_loop(kvf_agent *agent, int poll_ms, kvf_event *event) {
     struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
     (void)poll(&fd, 1, poll_ms);

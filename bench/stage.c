@@ -1,13 +1,13 @@
 /*
- * Gathering cells of a cache into a packed stream, and scattering one into a cache, beside one thread's memcpy of the
- * same bytes. All lie in memory: 192 MiB of cells in scattered blocks, and as much beside them. The three take turns,
- * each on the third of the memory after that of the one before; the ratio is the median of the turns' ratios.
+ * Gathering cells of a cache into a packed stream, and scattering a stream into a cache, compared with one thread's
+ * memcpy of the same bytes. All data is beyond the caches: 192 MiB of cells in scattered blocks, and as much packed.
+ * The three take turns, each on the next third of the memory; the ratio is the median of the turns' ratios.
  *
- * Heads come before tokens in a block, so that no two cells of the stream touch in memory; a row of the stream is as many
- * cells as there are heads. Pieces of 2 B are keys channel by channel: 128 channels of blocks of 16 and 64 tokens.
+ * Heads come before tokens in a block, so that no two cells of the stream touch in memory; a row of the stream has one
+ * cell for each head. Pieces of 2 B are keys stored channel by channel: 128 channels of blocks of 16 and 64 tokens.
  *
- * Where elements change their type on the way the bytes are the mean of those in the cache and those in the stream:
- * those are read, and these written.
+ * If elements change their type on the way, bytes are the mean of those in the cache and those in the stream, because
+ * one is read and the other written.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,16 +19,16 @@
 
 #define MEMORY_BYTES (192ull << 20)
 #define TURNS                                                                                                \
-    3u /* through all of the memory: each is twice what the caches hold, so that hardly a byte is a gift */
-#define RANGE_BYTES (1ull << 20) /* of one call: a slot of an arena */
+    3u /* through all of the memory: each is twice as large as the caches, so that they hardly help */
+#define RANGE_BYTES (1ull << 20) /* in one call: a slot of an arena */
 #define SAMPLES 15u
 
 typedef struct subject {
     uint32_t cell_bytes; /* in the cache */
     uint32_t heads, tokens;
-    bool channels; /* cells in pieces of an element */
+    bool channels; /* cells in pieces of one element */
     kvf_dtype from, to;
-    double required; /* of memcpy, both ways */
+    double required; /* as a fraction of memcpy, both ways */
 } subject;
 
 #define PLAIN KVF_DTYPE_BF16, KVF_DTYPE_BF16
@@ -114,13 +114,13 @@ static void close_cache(const cache *c) {
     kvf_model_free(c->model);
 }
 
-static bool too_slow; /* some row */
+static bool too_slow; /* in some row */
 
 /* ---- turns ------------------------------------------------------------------------------------ */
 
 typedef struct setting {
     const cache *cache;
-    unsigned char *memory, *packed; /* the packed side has room for elements that are twice as wide */
+    unsigned char *memory, *packed; /* the packed side has room for elements of twice the width */
     uint64_t turn_bytes;            /* of the stream */
     double mean;                    /* bytes of cache and stream, for each of the stream */
 } setting;
@@ -135,21 +135,21 @@ static void scatter(const setting *s, kvf_byte_range bytes) {
     kvf_stream_scatter(s->cache->stream, &s->memory, bytes, s->packed + bytes.begin);
 }
 
-/* As many bytes as the others read and write, from the memory to beside it. */
+/* Copies as many bytes as the others, from the cache's memory to the packed side. */
 static void copy(const setting *s, kvf_byte_range bytes) {
     const uint64_t place = (uint64_t)((double)bytes.begin * s->mean) % (MEMORY_BYTES - 2 * RANGE_BYTES);
     const uint64_t begin = place / 4096 * 4096;
     memcpy(s->packed + begin, s->memory + begin, (size_t)((double)(bytes.end - bytes.begin) * s->mean));
 }
 
-/* Of this thread's processor, waiting for memory included: who else is let run meanwhile does not count. */
+/* Processor time of this thread, including waits for memory; other threads' time does not count. */
 static uint64_t now_ns(void) {
     struct timespec now;
     bench_require(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0, "there is no clock of the thread's");
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* GB/s. */
+/* Returns GB/s. */
 static double take_turn(work run, const setting *s, uint64_t turn) {
     const uint64_t begin = turn * s->turn_bytes, start = now_ns();
     for (uint64_t at = begin; at < begin + s->turn_bytes; at += RANGE_BYTES)
@@ -164,7 +164,7 @@ static void measure(bench_report *report, const subject *what, const setting *s)
         const double a = take_turn(copy, s, turn % TURNS);
         const double b = take_turn(gather, s, (turn + 1) % TURNS);
         const double c = take_turn(scatter, s, (turn + 2) % TURNS);
-        if (turn == 0) /* only warms */
+        if (turn == 0) /* only warms up */
             continue;
         copied[n] = a;
         gathered[n] = b;
@@ -201,7 +201,7 @@ static void row(bench_report *report, const subject *what, unsigned char *memory
     close_cache(&c);
 }
 
-/* As caches and arenas begin. */
+/* Memory aligned to pages, like caches and arenas. */
 static unsigned char *pages(uint64_t bytes) {
     unsigned char *memory = aligned_alloc(4096, bytes);
     bench_require(memory != NULL, "there is no memory");

@@ -9,9 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PLAIN_BYTES 262144u /* that a plain socket is given at once */
+#define PLAIN_BYTES 262144u /* given to a plain socket at once */
 
-/* What the other process is asked for; it answers each with a word. */
+/* Orders to the other process; it answers each with a word. */
 typedef enum order_kind {
     SPOIL = 's',
     CHECK = 'c', /* 'y': every cell is right */
@@ -41,12 +41,12 @@ static uint32_t block_count(const bench_cells *cells, uint32_t group) {
     return (uint32_t)((cells->tokens[group] + BENCH_BLOCK_TOKENS - 1) / BENCH_BLOCK_TOKENS);
 }
 
-/* From the last block back to the first: none follows the one before it in memory. */
+/* Blocks in descending order: none follows its predecessor in memory. */
 static uint32_t block_of(const bench_cells *cells, uint32_t group, uint64_t token) {
     return block_count(cells, group) - 1 - (uint32_t)(token / BENCH_BLOCK_TOKENS);
 }
 
-/* The same rank, whose keys are kept channel by channel where they lay token by token. Takes the engine over. */
+/* Makes the same rank with its keys stored channel by channel instead of token by token. Takes the engine over. */
 static kvf_engine *by_channels(kvf_engine *engine) {
     const kvf_shard_desc *built = kvf_shard_get(kvf_engine_shard(engine, 0));
     const kvf_model *model = kvf_engine_model(engine);
@@ -170,7 +170,7 @@ static void close_end(bench_end *end, bool brought) {
     kvf_engine_free(end->engine);
 }
 
-/* Returns the other's, which stays until the next call. */
+/* Returns the other end's card, which stays valid until the next call. */
 static const void *exchange_cards(bench_end *end, int line, size_t *their_bytes) {
     static unsigned char theirs[65536];
     const void *card;
@@ -192,7 +192,7 @@ static void work(const bench_end *end, unsigned *idle) {
     *idle = moving || staging ? 0 : *idle + 1;
 }
 
-/* Sleeps where there has been nothing to do for a while. False: something came by `line`. */
+/* Sleeps if there has been nothing to do for a while. False: an order came by `line`. */
 static bool nap(const bench_end *end, unsigned idle, int line) {
     if (idle < end->spins)
         return true;
@@ -203,7 +203,7 @@ static bool nap(const bench_end *end, unsigned idle, int line) {
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
-/* Fills a cell with what follows from its coordinates, or says whether that is in it. */
+/* Fills a cell with content that follows from its coordinates, or checks that it has this content. */
 static bool cell_is(unsigned char *memory, const kvf_cell_location *at, uint64_t coordinates, bool fill) {
     const uint64_t seed = coordinates * 0x9e3779b97f4a7c15u, piece = at->bytes / at->pieces;
     const uint64_t step = piece < 8 ? piece : 8;
@@ -380,7 +380,7 @@ double bench_pair_move(const bench_pair *pair, kvf_way way, kvf_move_info *info)
     for (;;) {
         work(end, &idle);
         if ((status = kvf_move_status(move)) != KVF_IN_PROGRESS)
-            break; /* what work() brought to its end wakes nobody */
+            break; /* an end that work() itself has reached wakes nobody */
         (void)nap(end, idle, -1);
     }
     const double ns = (double)(bench_now_ns() - begin);

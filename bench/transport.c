@@ -1,14 +1,14 @@
 /*
- * Same-host transfer of scattered blocks, beside what the machine can do with the same list of blocks:
+ * Same-host transfer of scattered blocks, compared with the machine's limit for the same list of blocks:
  *
  *   mapped   memory that the library allocated, against a plain memcpy loop from a shared mapping
  *   direct   memory that the caller brought, against process_vm_readv with 1024 blocks a call
- *   chosen   the same memory as the library chooses by the length of runs, against the better of its two ways,
- *            and one thread's memcpy of the same blocks beyond the caches; and against the direct way while the
- *            owner does something else
+ *   chosen   the same memory, by the way that the library chooses from the run length, against the better of its
+ *            two ways, and one thread's memcpy of the same blocks beyond the caches; and against the direct way
+ *            while the owner is busy
  *
- * The memory is another process's. The ways are measured in turn, so that what disturbs one disturbs the
- * others; figures are medians of the rounds, and a ratio is the median of the rounds' ratios.
+ * The memory is another process's. The ways are measured in turn, so that a disturbance affects all of them;
+ * figures are medians of the rounds, and a ratio is the median of the rounds' ratios.
  */
 #include <poll.h>
 #include <stdatomic.h>
@@ -32,11 +32,11 @@
 #define VECTORS 1024u
 #define REQUIRED 0.90
 
-/* Powers of two, and lengths as cells and latents have. */
+/* Powers of two, and lengths of real cells and latents. */
 static const uint64_t run_bytes[] = {128,  256,  512,   656,   1024,  1152,  2048,   2944,
                                      4096, 8192, 16384, 32768, 49152, 65536, 131072, 262144};
 #define RUN_SIZES (sizeof run_bytes / sizeof *run_bytes)
-#define TURN_BYTES (24ull << 20) /* moved by one way before it is the next one's turn */
+#define TURN_BYTES (24ull << 20) /* moved by one way in its turn */
 #define TURNS 61
 
 static const uint64_t busy_run_bytes[] = {256, 2944, 16384, 262144};
@@ -50,8 +50,8 @@ static const uint64_t block_bytes[] = {512, 2048, 8192, 32768, 131072};
 typedef struct bench_owner {
     pid_t pid;
     int to, from;           /* pipes */
-    atomic_bool *busy;      /* shared: it does something else */
-    unsigned char *brought; /* its address there */
+    atomic_bool *busy;      /* shared: the owner is busy */
+    unsigned char *brought; /* its address in the owner */
     unsigned char *card;
     size_t card_bytes;
 } bench_owner;
@@ -75,8 +75,8 @@ static void read_all(int fd, void *data, size_t bytes) {
     }
 }
 
-/* Region 0 is allocated by the library, region 1 is brought; `shared` is for the plain loop. Serves until the
- * pipe is closed. */
+/* The owner: serves until the pipe is closed. The library allocates region 0, the owner brings region 1; `shared`
+ * is for the plain loop. */
 static void be_owner(int from, int to, unsigned char *shared, atomic_bool *busy) {
     kvf_transport *transport = NULL;
     void *allocated = NULL;
@@ -142,7 +142,7 @@ static void end_owner(bench_owner *owner) {
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-/* Every block of the region once, from a random place to a random place. */
+/* Lists every block of the region once, from a random place to a random place. */
 static kvf_run *make_runs(uint64_t bytes, uint32_t remote_region, size_t *count) {
     *count = REGION_BYTES / bytes;
     kvf_run *runs = bench_alloc(*count, sizeof *runs);
@@ -175,7 +175,7 @@ static void by_memcpy(bench_state *bench) {
                bench->runs[i].bytes);
 }
 
-/* The vectors were made before: the loop is nothing but the system calls. */
+/* The vectors are made beforehand: the loop contains only the system calls. */
 static void by_process_vm(bench_state *bench) {
     for (size_t i = 0; i < bench->count; i += VECTORS) {
         size_t here = bench->count - i < VECTORS ? bench->count - i : VECTORS;
@@ -229,7 +229,7 @@ static void check_copy(const bench_state *bench) {
                       "the bytes that arrived are wrong");
 }
 
-/* One cell of the table: our way and the machine's, in turn. */
+/* One row of the table: our way and the machine's limit, in turn. */
 static void compare(bench_report *report, bench_state *bench, uint64_t bytes, bool mapped) {
     size_t count;
     kvf_run *runs = make_runs(bytes, mapped ? 0 : 1, &count);
@@ -244,12 +244,12 @@ static void compare(bench_report *report, bench_state *bench, uint64_t bytes, bo
     }
     void (*machine)(bench_state *) = mapped ? by_memcpy : by_process_vm;
     double ours[ROUNDS], limit[ROUNDS], ratios[ROUNDS];
-    (void)gigabytes_per_second(bench, machine); /* pages are found */
+    (void)gigabytes_per_second(bench, machine); /* maps the pages */
     memset(bench->local, 0, REGION_BYTES);
     (void)gigabytes_per_second(bench, by_kvferry);
     check_copy(bench);
     for (int i = 0; i < ROUNDS; i++) {
-        bool first = i % 2; /* what disturbs the second of two disturbs each as often */
+        bool first = i % 2; /* each is second equally often, in case that is slower */
         if (first)
             ours[i] = gigabytes_per_second(bench, by_kvferry);
         limit[i] = gigabytes_per_second(bench, machine);
@@ -276,9 +276,9 @@ static void compare(bench_report *report, bench_state *bench, uint64_t bytes, bo
 
 /* ---- the library's own choice ---------------------------------------------------------------- */
 
-enum { CHOSEN, DIRECT, SERVED, WAYS }; /* the owner has to do something for the last one only */
+enum { CHOSEN, DIRECT, SERVED, WAYS }; /* only SERVED needs work of the owner */
 
-/* One transport each, to the same owner; the states share everything else. */
+/* Opens a transport for each way, to the same owner; the states share everything else. */
 static void open_ways(const bench_state *bench, bench_state *out) {
     static const char *const direct[WAYS] = {"auto", "on", "off"};
     for (int way = 0; way < WAYS; way++) {
@@ -296,7 +296,7 @@ static void open_ways(const bench_state *bench, bench_state *out) {
     }
 }
 
-/* All of the list once, which finds pages and lets the ways be measured; then each way's turn with a part of it. */
+/* Moves all of the list once by each way, which maps pages and teaches the library the ways' speed. */
 static void start_list(bench_state *ways, int way_count, const kvf_run *runs, size_t count, uint64_t bytes) {
     for (int way = 0; way < way_count; way++) {
         ways[way].runs = runs;
@@ -330,7 +330,7 @@ static void compare_choice(bench_report *report, bench_state *ways, uint64_t byt
         for (int way = DIRECT; way < WAYS; way++)
             ratios[way][turn] = rates[CHOSEN][turn] / rates[way][turn];
     }
-    /* Not of each turn's better one: of two that vary, the better one is better than both. */
+    /* Not with the better of each turn: if two ways vary, the best of each turn beats both. */
     double beside_direct = bench_spread_of(ratios[DIRECT], TURNS).median;
     double beside_served = bench_spread_of(ratios[SERVED], TURNS).median;
     double ratio = beside_direct < beside_served ? beside_direct : beside_served;
@@ -344,7 +344,7 @@ static void compare_choice(bench_report *report, bench_state *ways, uint64_t byt
     free(runs);
 }
 
-/* The owner answers before each turn, as it would between two steps of its engine, and not during it. */
+/* The owner answers before each turn, as between two steps of its engine, and not during the turn. */
 static void compare_busy(bench_report *report, bench_state *ways, uint64_t bytes) {
     size_t count;
     kvf_run *runs = make_runs(bytes, 1, &count);

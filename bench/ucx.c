@@ -1,12 +1,12 @@
 /*
- * The UCX fabric between two processes beside UCX's own ucx_perftest: the same size, the same transports, the
- * same number in flight, the same place in memory over and over, in turns within one run.
+ * The UCX fabric between two processes, compared with UCX's own ucx_perftest: the same size, the same transports,
+ * the same number in flight, the same place in memory again and again, in turns within one run.
  *
- * Both processes of both poll without sleeping, so the figures mean something only where two processors have
- * nothing else to do.
+ * In both, both processes poll without sleeping, so the figures are valid only if two processors are otherwise
+ * idle.
  *
- * The two differ in what they do for it: ucx_perftest polls one connection that may hang when its peer dies;
- * the fabric has error handling and an event descriptor, takes runs from a list and checks each one.
+ * The two do different work: ucx_perftest polls one connection that may hang when its peer dies; the fabric has
+ * error handling and an event descriptor, takes runs from a list and checks each one.
  *
  *     bench/ucx [--json FILE]
  */
@@ -31,11 +31,11 @@
 #define IN_FLIGHT 64
 #define ROUNDS 5
 #define SECONDS_A_TURN 0.15
-#define RUNS 2048 /* of a batch */
+#define RUNS 2048 /* in a batch */
 #define BATCHES 4 /* submitted at once */
 #define TARGET_SPINS 20000
 #define LONGEST_BYTES 131072u
-#define PERFTEST_MS 20000 /* after that it is taken for hanging */
+#define PERFTEST_MS 20000 /* after this time it is considered hung */
 
 static const uint64_t sizes[] = {512, 2048, 8192, 32768, LONGEST_BYTES};
 
@@ -56,8 +56,8 @@ static const bench_route routes[] = {
 
 /* ---- processors ------------------------------------------------------------------------------ */
 
-/* The processors the two sides run on; -1 where there are not two. Left to themselves, two processes that
- * poll may sit on one processor for seconds, and then this measures the scheduler. */
+/* The processors of the two sides; -1: there are not two. Without pinning, two polling processes may share one
+ * processor for seconds, and this would measure the scheduler. */
 static int processors[2] = {-1, -1};
 
 static void choose_processors(void) {
@@ -112,7 +112,7 @@ static _Noreturn void be_target(const bench_route *by, int line) {
     const void *card;
     size_t bytes;
     stay_on(processors[1]);
-    /* It opens UCX only when its turn comes, and ends with the benchmark at the latest. */
+    /* The target opens UCX only when its turn comes, and ends with the benchmark at the latest. */
     if (recv(line, &word, 1, 0) != 1)
         _exit(0);
     kvf_transport_options options = {0};
@@ -150,7 +150,7 @@ static bench_target start_target(const bench_route *by) {
 }
 
 static void end_target(const bench_target *target) {
-    /* Targets started later have the descriptor too, so closing it would not be noticed. */
+    /* Targets started later also have the descriptor, so the target would not notice its closing. */
     (void)shutdown(target->line, SHUT_RDWR);
     (void)close(target->line);
     (void)waitpid(target->pid, NULL, 0);
@@ -238,7 +238,7 @@ static int free_port(void) {
     return ntohs(address.sin_port);
 }
 
-/* Starts ucx_perftest with its output in `out` (or nowhere); returns 0 when there is none. */
+/* Starts ucx_perftest with its output in `out` (or nowhere); returns 0 if it cannot be started. */
 static pid_t spawn_perftest(char *const *arguments, int out) {
     posix_spawn_file_actions_t actions;
     pid_t pid = 0;
@@ -254,7 +254,7 @@ static pid_t spawn_perftest(char *const *arguments, int out) {
     return pid;
 }
 
-/* The last number of the last line is messages a second. */
+/* The last number of the text: messages per second. */
 static double last_number(const char *text) {
     const char *end = text + strlen(text);
     while (end > text && (end[-1] == '\n' || end[-1] == ' '))
@@ -266,7 +266,7 @@ static double last_number(const char *text) {
     return isfinite(number) ? number : 0;
 }
 
-/* Negative when it hangs. */
+/* Returns a negative number if ucx_perftest hangs. */
 static double read_result(int from) {
     char text[4096];
     size_t length = 0;
@@ -309,7 +309,7 @@ static double by_perftest(kvf_direction direction, uint64_t bytes, uint64_t coun
     double rate = 0;
     for (int attempt = 0; serving && rate == 0 && attempt < 20; attempt++) {
         int lines[2];
-        struct timespec wait = {.tv_nsec = 100000000}; /* until the server listens: there is no sign of it */
+        struct timespec wait = {.tv_nsec = 100000000}; /* until the server listens: it does not report it */
         (void)nanosleep(&wait, NULL);
         bench_require(pipe(lines) == 0, "no pipe");
         pid_t asking = spawn_perftest(client, lines[1]);
@@ -361,8 +361,8 @@ static void compare_route(bench_report *report, const bench_route *by, const ben
     static bench_mover mover;
     mover = (bench_mover){0};
     open_mover(&mover, by, target);
-    /* What ucx_perftest does by default is ours with allocated memory; this makes its memory like a
-     * caller's. */
+    /* By default ucx_perftest does what the fabric does with allocated memory; UCX_ALLOC_PRIO makes its memory
+     * like a caller's. */
     (void)setenv("UCX_TLS", by->tls, 1);
     if (by->allocated)
         (void)unsetenv("UCX_ALLOC_PRIO");

@@ -6,7 +6,7 @@
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
 
-/* Boxes of one kernel: copying ones and converting ones are launched apart. */
+/* Boxes of one kernel: copies and conversions are launched separately. */
 typedef struct launch {
     uint32_t count, tiles;
 } launch;
@@ -15,12 +15,12 @@ enum { COPIES, CONVERSIONS, LAUNCHES };
 
 struct kvf_copy_job {
     kvf_copier *copier;
-    kvf_cuda_box *boxes;  /* of the host, pinned: `room` copies, then `room` conversions */
+    kvf_cuda_box *boxes;  /* in pinned host memory: `room` copies, then `room` conversions */
     CUdeviceptr uploaded; /* the same on the device */
     launch launches[LAUNCHES];
     CUevent over;
     bool started;
-    CUresult failed; /* a part of it could not be started; the rest runs */
+    CUresult failed; /* a part could not be started; the parts before it run */
     struct kvf_copy_job *next_free;
 };
 
@@ -32,7 +32,7 @@ struct kvf_copier {
     kvf_cuda_box *boxes;  /* of all jobs */
     CUdeviceptr uploaded; /* likewise */
     kvf_copy_job *jobs, *free;
-    uint32_t started; /* and not over */
+    uint32_t started; /* jobs started and not over */
 };
 
 /* ---- device code -------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
     return kvf_cuda_status(cuda, result, "making room for jobs");
 }
 
-/* Frees whatever was made; the device is entered. */
+/* Frees everything made so far; the device must be entered. */
 static void unmake(kvf_copier *copier, const kvf_cuda *cuda) {
     for (uint32_t i = 0; copier->jobs && i < copier->job_count; i++)
         if (copier->jobs[i].over)
@@ -140,7 +140,7 @@ kvf_status kvf_copier_close(kvf_copier *copier) {
         return kvf_fail(KVF_E_AGAIN, "%u jobs of CUDA device %u are under way", copier->started,
                         copier->device);
     kvf_status status = kvf_cuda_enter(copier->device, &cuda);
-    if (status) /* a child of fork(): what its parent made is not its own */
+    if (status) /* a child of fork(), which does not own what its parent made */
         return status;
     unmake(copier, cuda);
     kvf_cuda_leave(cuda);
@@ -178,7 +178,7 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
         return status;
     const size_t bytes = (size_t)(count ? count : 1) * sizeof *ids;
     CUdeviceptr address = 0;
-    /* In the stream's order: to free memory otherwise waits for all that the device does. */
+    /* In the stream's order: freeing memory otherwise waits for all work of the device. */
     CUresult result = cuda->cuMemAllocAsync(&address, bytes, copier->stream);
     if (!result && count)
         result = cuda->cuMemcpyHtoDAsync_v2(address, ids, bytes, copier->stream);
@@ -234,7 +234,7 @@ kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, cons
     return status;
 }
 
-/* `any`: something is on the stream now. */
+/* Uploads and launches one kind of boxes; sets `any` once something is on the stream. */
 static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which, bool *any) {
     kvf_copier *copier = job->copier;
     launch *given = &job->launches[which];
@@ -253,8 +253,8 @@ static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which, bool *an
     return result;
 }
 
-/* Puts a job on the stream, and its event behind it. What is there touches memory until the event has come, also where the
- * rest could not follow: then the job fails when that is over. */
+/* Puts a job on the stream, and its event behind it. The job may touch memory until the event has come. If only a part
+ * could be put there, the job fails when that part is over. */
 static CUresult put(kvf_copy_job *job, const kvf_cuda *cuda, CUevent after) {
     kvf_copier *copier = job->copier;
     bool any = false;
@@ -266,7 +266,7 @@ static CUresult put(kvf_copy_job *job, const kvf_cuda *cuda, CUevent after) {
     job->failed = result;
     result = cuda->cuEventRecord(job->over, copier->stream);
     if (result)
-        (void)cuda->cuStreamSynchronize(copier->stream); /* no other way to know */
+        (void)cuda->cuStreamSynchronize(copier->stream); /* no other way to know when it is over */
     return result;
 }
 

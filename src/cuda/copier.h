@@ -1,6 +1,6 @@
 /*
- * The copy engine of one device: cells are gathered, scattered, copied into another order and converted by kernels, on a
- * stream of its own that gives way to the device's other work.
+ * The copy engine of one device: kernels gather, scatter, reorder and convert cells, on a stream of the engine's own
+ * that yields to the device's other work.
  *
  *     kvf_copier_open(device, NULL, &copier);
  *     kvf_copier_put_table(copier, ids, count, &table);         once a request and group
@@ -9,9 +9,9 @@
  *     kvf_copy_job_start(job, after);
  *     while (kvf_copy_job_poll(job) == KVF_IN_PROGRESS) ...     nothing here waits for the device
  *
- * The device computes addresses from boxes and tables; what the host does for a job grows with its boxes, not with bytes
- * or runs. Memory on either side is a device's, or the host's if the driver knows it (kvf_copier_pin()). Nothing is
- * allocated after opening but tables.
+ * The device computes addresses from boxes and tables, so the host's work for a job grows with its boxes, not with
+ * bytes or runs. Memory on either side is a device's, or the host's if the driver knows it (kvf_copier_pin()). After
+ * opening, only tables are allocated.
  *
  * A copier is used by one thread at a time.
  */
@@ -24,12 +24,12 @@
 typedef struct kvf_copier kvf_copier;
 typedef struct kvf_copy_job kvf_copy_job;
 
-/** Zeroed fields mean what their comment says. */
+/** Zeroed fields mean their defaults. */
 typedef struct kvf_copier_options {
     uint32_t
         blocks;     /**< of threads that run at once; 0: 16. Never more than the device has multiprocessors */
-    uint32_t jobs;  /**< under way at once; 0: 32 */
-    uint32_t boxes; /**< of a job; 0: 256 */
+    uint32_t jobs;  /**< jobs under way at once; 0: 32 */
+    uint32_t boxes; /**< boxes of a job; 0: 256 */
 } kvf_copier_options;
 
 /**
@@ -42,31 +42,32 @@ typedef struct kvf_copier_options {
 kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, kvf_copier **out);
 
 /**
- * Closes it. NULL is accepted.
+ * Closes a copier. NULL is accepted.
  *
- * @return KVF_OK; KVF_E_AGAIN, and nothing is closed: a job is under way, for what it waits for has not happened
+ * @return KVF_OK; KVF_E_AGAIN (nothing is closed, because a started job has not been polled to its end);
+ *         and the results of kvf_cuda_enter()
  */
 kvf_status kvf_copier_close(kvf_copier *copier);
 
 /**
- * Lets devices read and write memory of the host, until kvf_copier_unpin(): it cannot be paged out meanwhile. Its address
- * is the same for them.
+ * Lets devices read and write host memory, until kvf_copier_unpin(); it cannot be paged out meanwhile. Devices use the
+ * same address.
  *
  * @return KVF_OK, KVF_E_NOMEM, KVF_E_EXISTS (known to the driver already), KVF_E_IO
  */
 kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes);
 
-/** Nothing under way uses it. */
+/** Undoes kvf_copier_pin(); nothing under way may use the memory. */
 void kvf_copier_unpin(kvf_copier *copier, void *memory);
 
 /** A block table in the device's memory. */
 typedef struct kvf_device_table {
     uint64_t address;
-    const uint32_t *on_host; /**< as it was given: boxes that name blocks of it are understood by that */
+    const uint32_t *on_host; /**< as it was given; locates the blocks that boxes point to */
 } kvf_device_table;
 
 /**
- * Brings a table to the device; what is started afterwards finds it there.
+ * Copies a table to the device; jobs that are started afterwards can use it.
  *
  * @param ids  must stay, unchanged, until kvf_copier_drop_table(): boxes point into it
  * @return KVF_OK, KVF_E_NOMEM, KVF_E_IO
@@ -74,21 +75,21 @@ typedef struct kvf_device_table {
 kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_t count,
                                 kvf_device_table *out);
 
-/** No job that uses it is under way. One that was never put is accepted. */
+/** Frees a table; no job under way may use it. A zeroed table is accepted. */
 void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table);
 
 /**
  * Begins a job.
  *
- * @return KVF_OK, KVF_E_AGAIN (as many are under way as may be: poll one)
+ * @return KVF_OK, KVF_E_AGAIN (the most jobs are under way: poll one)
  */
 kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out);
 
 /**
- * Adds cells to a job: as kvf_device_boxes().
+ * Adds cells to a job, as in kvf_device_boxes().
  *
- * @return KVF_OK, KVF_E_LIMIT (more boxes than a job has room for: start this one, and put the rest into another),
- *         KVF_E_UNSUPPORTED; the job is then as it was
+ * @return KVF_OK, KVF_E_LIMIT (more boxes than the job has room for: start it, and put the rest into another),
+ *         KVF_E_UNSUPPORTED; after a failure the job is unchanged
  */
 kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, const kvf_device_side *to,
                             uint64_t rows, uint64_t units, uint64_t cell_elements);
@@ -96,20 +97,20 @@ kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, cons
 /**
  * Starts a job, behind all that the copier started before.
  *
- * @param after  an event of the same process that is waited for first, by the device; NULL: none
- * @return KVF_OK; KVF_E_IO, KVF_E_NOMEM: the job is over and gone, and touches nothing. Where the driver has taken only a part
- *         of it, that is KVF_OK, and kvf_copy_job_poll() says so when the part is over
+ * @param after  an event of this process that the device waits for first; NULL: none
+ * @return KVF_OK; KVF_E_IO, KVF_E_NOMEM: the job is gone, and touches no memory. If the driver has taken only a part of
+ *         it, the result is KVF_OK, and kvf_copy_job_poll() reports the failure when the part is over
  */
 kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after);
 
 /**
- * Looks whether a job that was started is over. With any other answer than KVF_IN_PROGRESS it is gone.
+ * Polls a started job. After any result but KVF_IN_PROGRESS the job is gone.
  *
- * @return KVF_OK (what it wrote is there, for devices and the host), KVF_IN_PROGRESS, KVF_E_IO, KVF_E_NOMEM
+ * @return KVF_OK (devices and the host see what it wrote), KVF_IN_PROGRESS, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_copy_job_poll(kvf_copy_job *job);
 
-/** Gives back a job that was not started. */
+/** Drops a job that was not started. */
 void kvf_copy_job_drop(kvf_copy_job *job);
 
 #endif

@@ -2,13 +2,13 @@
 
 #include "kernel/convert.h"
 
-#define NUMBERS (1u << 31) /* what divisors divide is below */
+#define NUMBERS (1u << 31) /* divisors divide numbers below this */
 #define VECTOR_BYTES 16u
 
 /*
- * With 2^bits >= by > 2^(bits - 1), factor = floor(2^(31 + bits) / by) + 1 exceeds the true ratio by at most by / by: the
- * product of a number below 2^31 with what is too much stays below 2^(31 + bits) / by, so the floor is right (Granlund and
- * Montgomery, 1994, theorem 4.2).
+ * With 2^bits >= by > 2^(bits - 1), factor = floor(2^(31 + bits) / by) + 1 exceeds the true ratio by at most by / by.
+ * The product of this excess and a number below 2^31 stays below 2^(31 + bits) / by, so the floor is right (Granlund
+ * and Montgomery, 1994, theorem 4.2).
  */
 kvf_divisor kvf_divisor_of(uint32_t by) {
     const uint32_t divisor = by > 0 ? by : 1; /* nothing is divided by 0 */
@@ -29,7 +29,7 @@ static uint32_t alignment(uint64_t ored) {
     return bytes;
 }
 
-/* All that a vector's bytes must divide on one side. */
+/* All numbers of one side that a vector's bytes must divide, ored. */
 static uint64_t steps_of(const kvf_device_side *side, uint64_t cell_bytes) {
     const kvf_box *box = side->pages;
     if (!box)
@@ -68,7 +68,7 @@ static uint16_t device_type(kvf_dtype type) {
     return type == KVF_DTYPE_F32 ? KVF_CUDA_F32 : type == KVF_DTYPE_F16 ? KVF_CUDA_F16 : KVF_CUDA_BF16;
 }
 
-/* Rows of one side's table up to and including the last that a box may number. */
+/* The rows of a logical block: the first row of a device's box is below this. */
 static uint64_t rows_before(const kvf_device_side *side) {
     return side->pages ? side->pages->block_rows * side->pages->kernel_blocks : 0;
 }

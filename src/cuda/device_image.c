@@ -4,7 +4,7 @@ static bool runs_on(const kvf_device_image *image, uint32_t major, uint32_t mino
     return (image->major == major && image->minor <= minor) || (image->portable && image->major < major);
 }
 
-/* Machine code before what has to be compiled first, and of each the newest. */
+/* Prefers machine code to PTX, and of each the newest. */
 const kvf_device_image *kvf_device_image_for(uint32_t major, uint32_t minor) {
     const kvf_device_image *found = NULL;
     for (size_t i = 0; i < kvf_device_image_count; i++) {

@@ -1,4 +1,4 @@
-/* Device code that was compiled with the library: cmake/device_code.cmake makes the table from kernels.cu. */
+/* Device code compiled with the library: cmake/device_code.cmake makes the table from kernels.cu. */
 #ifndef KVF_CUDA_DEVICE_IMAGE_H
 #define KVF_CUDA_DEVICE_IMAGE_H
 
@@ -7,17 +7,17 @@
 #include <stdint.h>
 
 typedef struct kvf_device_image {
-    uint32_t major, minor; /**< of the compute capability that it is for: 9 and 0 of sm_90 */
+    uint32_t major, minor; /**< compute capability for which it was compiled: 9 and 0 for sm_90 */
     bool portable;         /**< PTX, which the driver compiles for this and any later one */
     const unsigned char *data;
     size_t bytes;
 } kvf_device_image;
 
-/** Ascending; machine code runs where the major number is the same and the minor one is no smaller. */
+/** Ascending; machine code runs on devices of the same major number and the same or a larger minor one. */
 extern const kvf_device_image kvf_device_images[];
 extern const size_t kvf_device_image_count;
 
-/** What a device of this compute capability runs; NULL: nothing of this build. */
+/** The image for a device of this compute capability; NULL: this build has none. */
 const kvf_device_image *kvf_device_image_for(uint32_t major, uint32_t minor);
 
 #endif

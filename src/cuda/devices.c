@@ -1,5 +1,5 @@
 /*
- * What callers may ask of devices (kvferry/device.h).
+ * The public functions about devices (kvferry/device.h).
  */
 #include <kvferry/device.h>
 #include <stdio.h>
@@ -72,7 +72,7 @@ kvf_status kvf_device_get_info(kvf_memory_kind kind, uint32_t device, kvf_device
 
 /* ---- addresses ---------------------------------------------------------------------------------- */
 
-/* Which context is current does not matter to the answer, but some must be; a thread that has none borrows the first
+/* The answer does not depend on the current context, but there must be one; a thread without one borrows the first
  * device's. */
 static CUresult ask(const kvf_cuda *cuda, const void *address, int attribute, int *value) {
     enum { NOT_INITIALIZED = 3, INVALID_CONTEXT = 201 };

@@ -7,13 +7,13 @@
 #include "base/fork.h"
 
 #define LIBRARY "libcuda.so.1"
-#define VERSION_MIN 12000 /* the oldest whose programs may be built by the compiler that builds ours */
+#define VERSION_MIN 12000 /* the oldest driver that may run code of the compiler that builds ours */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda driver;
-static enum { UNSEEN, LOADED, FOUND, MISSING } seen; /* FOUND: and started */
+static enum { UNSEEN, LOADED, FOUND, MISSING } seen; /* FOUND: loaded and started */
 static char why_missing[512];
-static uint32_t forks; /* kvf_fork_count() where the driver was found */
+static uint32_t forks; /* kvf_fork_count() when the driver was started */
 
 static const struct {
     const char *name;
@@ -94,7 +94,7 @@ static kvf_status load(void) {
     return status ? status : check_version();
 }
 
-/* Goes on with looking, under the lock: what was found, and what was missing, stays so. */
+/* Loads, and with `start` starts, the driver, under the lock. A success or a failure is final. */
 static void look(bool start) {
     kvf_status status = KVF_OK;
     if (seen == UNSEEN) {
@@ -285,7 +285,7 @@ static kvf_status meaning(CUresult result) {
     }
 }
 
-/* After these every call that touches the context fails with the same result, until the process ends. */
+/* Whether, after this result, every call that uses the context fails with it until the process ends. */
 static bool stays(CUresult result) {
     return result >= 700 && result <= 719 && result != 704 && result != 705 && result != 708 &&
            result != 712 && result != 713;

@@ -1,14 +1,14 @@
 /*
- * The CUDA driver: libcuda.so.1, opened when device memory is first spoken of.
+ * The CUDA driver: libcuda.so.1, opened when device memory is first used.
  *
- * kvferry is neither compiled nor linked against CUDA: the few functions of the driver that it calls are declared
- * here and looked up at run time, so one build serves machines with any driver from 12.0 on, and with none. Two
- * functions hide all else from the rooms that use devices: kvf_cuda_find() gives the driver or the reason why there is
- * none, and kvf_cuda_enter() makes a device the one that this thread's calls are about.
+ * kvferry is neither compiled nor linked against CUDA: the few driver functions that it calls are declared here and
+ * looked up at run time, so one build serves machines with any driver from 12.0 on, and with none. Two functions are
+ * the entry for other rooms: kvf_cuda_find() gives the driver or the reason why there is none, and kvf_cuda_enter()
+ * makes a device current for this thread's calls.
  *
- * A device is used through its primary context, which is also that of the process's other users of CUDA (torch, an
- * engine), so their addresses are ours. It stays until the process ends. A child of fork() cannot use the driver of its
- * parent, and is told so.
+ * A device is used through its primary context, which the process's other users of CUDA (torch, an engine) use too, so
+ * their addresses are valid here. It stays until the process ends. A child of fork() cannot use its parent's driver:
+ * calls fail with a detail that says so.
  *
  * All functions here may be called by any thread.
  */
@@ -19,7 +19,7 @@
 
 /* ---- the driver's own names ------------------------------------------------------------------- */
 
-typedef int CUresult; /* 0: all is well */
+typedef int CUresult; /* 0: success */
 typedef int CUdevice;
 typedef uint64_t CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
@@ -35,8 +35,8 @@ typedef struct CUuuid {
 } CUuuid;
 
 enum {
-    CUDA_NOT_READY = 600,                   /* of a stream or an event: there is more to do */
-    CUDA_PEER_ACCESS_ALREADY_ENABLED = 704, /* as was wanted */
+    CUDA_NOT_READY = 600,                   /* of a stream or an event: not finished */
+    CUDA_PEER_ACCESS_ALREADY_ENABLED = 704, /* counts as success */
     /* Values of arguments. */
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
@@ -51,7 +51,7 @@ enum {
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 };
 
-/* Each function that is called: its result's name in the library, and its arguments. */
+/* Each function that is called: its name in the library, and its arguments. */
 #define KVF_CUDA_FUNCTIONS(F)                                                                                \
     F(cuDriverGetVersion, (int *version))                                                                    \
     F(cuInit, (unsigned flags))                                                                              \
@@ -101,18 +101,18 @@ enum {
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,          \
                        CUstream stream, void **arguments, void **extra))
 
-/* ---- what there is ------------------------------------------------------------------------------ */
+/* ---- finding driver and devices ----------------------------------------------------------------- */
 
 #define KVF_CUDA_DEVICES_MAX 64u
 
 typedef struct kvf_cuda_device {
     char name[64];
-    uint32_t major, minor;    /**< compute capability: 9 and 0 of sm_90 */
+    uint32_t major, minor;    /**< compute capability: 9 and 0 for sm_90 */
     uint32_t multiprocessors; /**< SMs */
-    CUuuid uuid;              /**< the same in all processes, however they number what they see */
+    CUuuid uuid;              /**< the same in all processes, however they number devices */
 } kvf_cuda_device;
 
-/** The driver, as it was found. Never freed. */
+/** The driver's functions and devices. Never freed. */
 typedef struct kvf_cuda {
 #define MEMBER(name, arguments) CUresult(*name) arguments; /* NOLINT(bugprone-macro-parentheses) */
     KVF_CUDA_FUNCTIONS(MEMBER)
@@ -124,46 +124,46 @@ typedef struct kvf_cuda {
 } kvf_cuda;
 
 /**
- * Gives the driver of this process. It is looked for once, as the loader finds libcuda.so.1.
+ * Gives the driver of this process. The first call looks for it, as the loader finds libcuda.so.1.
  *
- * @return KVF_OK, or KVF_E_UNSUPPORTED; the detail says what was tried and what is missing: no library, one that is too
- *         old or lacks a function, no device, a process that inherited it by fork()
+ * @return KVF_OK, or KVF_E_UNSUPPORTED; the detail names the cause: no library, one that is too old or lacks a
+ *         function, no device, or a process that inherited it by fork()
  */
 kvf_status kvf_cuda_find(const kvf_cuda **out);
 
 /**
- * Gives it without starting it, for which it would keep children of fork() from it: `version` is known, and
- * `device_count` is 0 unless somebody has started it.
+ * Gives the driver without starting it, because children of fork() cannot use a started driver: `version` is known, and
+ * `device_count` is 0 unless the driver was started before.
  *
- * @return as kvf_cuda_find(), but for what is wrong with devices
+ * @return as kvf_cuda_find(), but does not find faults of devices
  */
 kvf_status kvf_cuda_load(const kvf_cuda **out);
 
 /**
  * Makes a device current for this thread, until kvf_cuda_leave(). Pairs may be nested.
  *
- * @return KVF_OK, KVF_E_RANGE (no such device; the detail says how many there are), and what kvf_cuda_find() and
- *         kvf_cuda_status() say
+ * @return KVF_OK, KVF_E_RANGE (no such device; the detail says how many there are), and the results of
+ *         kvf_cuda_find() and kvf_cuda_status()
  */
 kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out);
 
-/** Makes current what was so before. */
+/** Restores the context that was current before kvf_cuda_enter(). */
 void kvf_cuda_leave(const kvf_cuda *cuda);
 
-/** The number by which this process knows a device; KVF_CUDA_DEVICES_MAX: it does not see it. */
+/** The number of a device in this process; KVF_CUDA_DEVICES_MAX: this process does not see it. */
 uint32_t kvf_cuda_device_with(const kvf_cuda *cuda, const CUuuid *uuid);
 
 /**
- * Whether kernels of a device can reach the memory of another one, or of itself: over NVLink or PCIe.
+ * Checks that kernels of a device can reach the memory of another device, over NVLink or PCIe, or its own.
  *
  * @return KVF_OK, KVF_E_UNSUPPORTED (the detail names both)
  */
 kvf_status kvf_cuda_check_reach(const kvf_cuda *cuda, uint32_t device, uint32_t other);
 
 /**
- * Lets kernels of a device reach the memory that this process has on another one, from now on.
+ * Lets kernels of a device reach this process's memory on another device, from now on.
  *
- * @return KVF_OK, also where it is so already, KVF_E_RANGE, KVF_E_UNSUPPORTED, KVF_E_IO
+ * @return KVF_OK (also if they can already), KVF_E_RANGE, KVF_E_UNSUPPORTED, KVF_E_IO
  */
 kvf_status kvf_cuda_let_reach(uint32_t device, uint32_t other);
 
@@ -175,22 +175,22 @@ typedef struct kvf_cuda_place {
 } kvf_cuda_place;
 
 /**
- * Finds the allocation of this process that an address lies in, wherever in it: allocators of engines give out parts of
- * larger ones.
+ * Finds the allocation of this process that contains an address: allocators of engines give out parts of larger
+ * allocations.
  *
- * @param device  whose memory it must be
- * @param bytes   that must lie in it from the address on
+ * @param device  the device whose memory it must be
+ * @param bytes   how many bytes from the address on must be in the allocation
  * @return KVF_OK, KVF_E_INVALID (freed or never allocated, the host's, another device's, or not that many bytes; the
- *         detail says which), and what kvf_cuda_enter() says
+ *         detail says which), and the results of kvf_cuda_enter()
  */
 kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t bytes, kvf_cuda_place *out);
 
 /**
- * What a result of the driver means, in a detail with its name and sentence: "copying: CUDA_ERROR_ILLEGAL_ADDRESS (an
- * illegal memory access was encountered)".
+ * Translates a result of the driver; the error detail has its name and sentence: "copying: CUDA_ERROR_ILLEGAL_ADDRESS
+ * (an illegal memory access was encountered)".
  *
  * @return KVF_OK, KVF_IN_PROGRESS (CUDA_NOT_READY, no detail), KVF_E_NOMEM, KVF_E_PERMISSION, KVF_E_UNSUPPORTED, or
- *         KVF_E_IO: with that a device may be of no more use to this process, as the detail says where it is known
+ *         KVF_E_IO: the device may then be unusable for this process, which the detail says if it is known
  */
 kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing);
 

@@ -1,5 +1,5 @@
 /*
- * What the kernels are given: plain numbers, laid out alike for the host, which fills them in, and for devices.
+ * The kernels' arguments: plain numbers with the same layout on the host, which fills them in, and on devices.
  */
 #ifndef KVF_CUDA_KERNEL_BOXES_H
 #define KVF_CUDA_KERNEL_BOXES_H
@@ -13,9 +13,9 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
-#define KVF_TILE_THREADS 256u  /* of a block of threads */
+#define KVF_TILE_THREADS 256u  /* in a block of threads */
 #define KVF_TILE_ROUNDS 4u     /* vectors of a thread in a tile */
-#define KVF_TILE_VECTORS 1024u /* the two, multiplied */
+#define KVF_TILE_VECTORS 1024u /* the product of the two */
 
 /** Division by multiplication: (number * factor) >> shift is number / by, for numbers below 2^31. */
 typedef struct kvf_divisor {
@@ -25,8 +25,8 @@ typedef struct kvf_divisor {
 /** Where cells lie on one side; addresses are a device's. */
 typedef struct kvf_cuda_side {
     uint64_t
-        memory; /**< row 0 of kernel block 0, or of all where there is no table; first unit, first piece */
-    uint64_t blocks; /**< a table of logical blocks, uint32_t; 0: rows lie at even distances */
+        memory; /**< row 0 of kernel block 0, or of all rows if there is no table; first unit, first piece */
+    uint64_t blocks; /**< a table of logical blocks, uint32_t; 0: rows are `row_stride` apart */
     uint64_t block_stride, row_stride, unit_stride, piece_stride; /**< bytes; blocks: kernel blocks */
     kvf_divisor block_rows;                                       /**< of a kernel block */
     kvf_divisor kernel_blocks;                                    /**< of a logical block */
@@ -34,15 +34,15 @@ typedef struct kvf_cuda_side {
     uint32_t first_row;      /**< counted from row 0 of the first block of the table */
 } kvf_cuda_side;
 
-/** Types of elements that are converted; where both sides have the same, it does not matter which. */
+/** Types of elements to convert; KVF_CUDA_BYTES on both sides: only bytes are moved. */
 enum { KVF_CUDA_BYTES = 0, KVF_CUDA_F32 = 1, KVF_CUDA_F16 = 2, KVF_CUDA_BF16 = 3 };
 
 /** Cells on two sides, in one order: row, unit, byte. */
 typedef struct kvf_cuda_box {
     kvf_cuda_side from, to;
-    kvf_divisor units;             /**< of a row */
-    kvf_divisor cell_vectors;      /**< of a cell */
-    uint32_t vectors;              /**< of the box; below 2^31 */
+    kvf_divisor units;             /**< in a row */
+    kvf_divisor cell_vectors;      /**< in a cell */
+    uint32_t vectors;              /**< in the box; below 2^31 */
     uint32_t first_tile;           /**< of the box among those of the launch; ascending */
     uint16_t from_bytes, to_bytes; /**< of a vector: 1, 2, 4, 8 or 16 */
     uint16_t from_type, to_type;   /**< see above */

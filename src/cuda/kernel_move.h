@@ -1,23 +1,22 @@
 /*
  * The kernel that moves cells: one list of boxes, one launch.
  *
- * A box is so many cells, row by row, unit by unit, as they lie on each of two *sides*: in pages of a cache, which a
- * block table names, or side by side in a packed stream. So gathering, scattering, copying from one cache into another
- * that is ordered otherwise, and converting on the way are the same kernel, and the host gives it rules and block tables
- * and never a list of runs.
+ * A box has cells, in the order of row and unit, and their places on two *sides*: in pages of a cache, which a block
+ * table names, or contiguous in a packed stream. So the same code gathers, scatters, copies from one cache into another
+ * of different order, and converts on the way; the host gives it rules and block tables, never a list of runs.
  *
  *   vector    what one thread moves at a time: up to 16 bytes of a cell, contiguous on both sides
- *   tile      KVF_TILE_VECTORS of one box, moved by one block of threads; blocks take every grid-th tile
+ *   tile      KVF_TILE_VECTORS of one box, moved by one block of threads; a block of threads takes every grid-th tile
  *
  *   tile 0            tile 1            tile 2 (end of box 0)   tile 3 (box 1) ..
  *   | 4 rounds of 256 vectors |  ..
  *
- * Threads beside each other move vectors beside each other, in four rounds whose loads come before their stores, so that
- * enough of them are under way. Places are found by multiplying with prepared reciprocals (kvf_divisor).
+ * Neighbouring threads move neighbouring vectors, in four rounds. All loads come before the stores, so that enough of
+ * them are under way. Addresses are found by multiplying with prepared reciprocals (kvf_divisor).
  *
- * This header is compiled twice: for devices, and for the host, where tests run it thread by thread. Whoever includes
- * it defines KVF_DEVICE (what stands before a function), KVF_REACH(address) (a pointer for an address of a device) and
- * KVF_UNROLL (what stands before a loop of constant length).
+ * This header is compiled twice: for devices, and for the host, where tests run it thread by thread. The including file
+ * defines KVF_DEVICE (prefix of a function), KVF_REACH(address) (a pointer for an address of a device) and KVF_UNROLL
+ * (prefix of a loop of constant length).
  */
 #ifndef KVF_CUDA_KERNEL_MOVE_H
 #define KVF_CUDA_KERNEL_MOVE_H
@@ -29,7 +28,7 @@ typedef struct kvf_vector16 {
     uint32_t words[4];
 } __attribute__((aligned(16))) kvf_vector16;
 
-/* What a thread holds between load and store. */
+/* A vector that a thread holds between load and store. */
 typedef union kvf_held {
     kvf_vector16 v16;
     uint64_t v8;
@@ -42,7 +41,7 @@ KVF_DEVICE uint32_t kvf_quotient(uint32_t number, kvf_divisor by) {
     return (uint32_t)(((uint64_t)number * by.factor) >> by.shift);
 }
 
-/* Where a byte of a cell lies. */
+/* The address of a byte of a cell. */
 KVF_DEVICE uint64_t kvf_address(const kvf_cuda_side *side, uint32_t row, uint32_t unit, uint32_t byte) {
     uint64_t address = side->memory + unit * side->unit_stride;
     row += side->first_row;
@@ -60,7 +59,7 @@ KVF_DEVICE uint64_t kvf_address(const kvf_cuda_side *side, uint32_t row, uint32_
            (byte - piece * side->piece_bytes.by);
 }
 
-/* Addresses of vector `index` of a box on both sides. */
+/* The addresses of vector `index` of a box on both sides. */
 KVF_DEVICE void kvf_place(const kvf_cuda_box *box, uint32_t index, uint64_t *from, uint64_t *to) {
     const uint32_t cell = kvf_quotient(index, box->cell_vectors);
     const uint32_t vector = index - cell * box->cell_vectors.by;
@@ -69,7 +68,7 @@ KVF_DEVICE void kvf_place(const kvf_cuda_box *box, uint32_t index, uint64_t *fro
     *to = kvf_address(&box->to, row, unit, vector * box->to_bytes);
 }
 
-/* `bytes` is a constant of the caller's in what follows: no switch is left in the loops. */
+/* Callers pass a constant as `bytes`, so that no switch is left in the loops. */
 KVF_DEVICE kvf_held kvf_load(uint64_t address, uint32_t bytes) {
     kvf_held held;
     switch (bytes) {
@@ -110,7 +109,7 @@ KVF_DEVICE void kvf_store(uint64_t address, uint32_t bytes, kvf_held held) {
     }
 }
 
-/* What a thread does of one tile, from its vector `first` on. */
+/* Moves a thread's part of one tile, from its vector `first` on. */
 KVF_DEVICE void kvf_copy_vectors(const kvf_cuda_box *box, uint32_t first, uint32_t bytes) {
     kvf_held held[KVF_TILE_ROUNDS];
     uint64_t to[KVF_TILE_ROUNDS];
@@ -169,7 +168,7 @@ KVF_DEVICE void kvf_store_f32(uint64_t address, uint32_t type, uint32_t bits) {
     }
 }
 
-/* A vector is one element: threads beside each other take elements beside each other. */
+/* A vector is one element: neighbouring threads take neighbouring elements. */
 KVF_DEVICE void kvf_convert_tile(const kvf_cuda_box *box, uint32_t tile, uint32_t thread) {
     const uint32_t first = (tile - box->first_tile) * KVF_TILE_VECTORS + thread;
     uint32_t bits[KVF_TILE_ROUNDS];
@@ -191,7 +190,7 @@ KVF_DEVICE void kvf_convert_tile(const kvf_cuda_box *box, uint32_t tile, uint32_
 
 /* ---- a launch ----------------------------------------------------------------------------------- */
 
-/* The box that a tile belongs to: the last that begins at it or before. */
+/* The box of a tile: the last box that begins at the tile or before. */
 KVF_DEVICE uint32_t kvf_box_of_tile(const kvf_cuda_box *boxes, uint32_t count, uint32_t tile) {
     uint32_t low = 0, high = count;
     while (high - low > 1) {
@@ -204,7 +203,7 @@ KVF_DEVICE uint32_t kvf_box_of_tile(const kvf_cuda_box *boxes, uint32_t count, u
     return low;
 }
 
-/* What one thread does in all. Of one launch all boxes are converted, or none is. */
+/* All work of one thread. A launch converts all of its boxes, or none. */
 KVF_DEVICE void kvf_move_thread(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert,
                                 uint32_t block, uint32_t blocks, uint32_t thread) {
     for (uint32_t tile = block; tile < tiles; tile += blocks) {

@@ -1,4 +1,4 @@
-// The kernels as devices run them; what they do is in kernel_move.h, which the tests run on the host too.
+// The kernels' entry points; their code is in kernel_move.h, which tests also run on the host.
 #define KVF_DEVICE static __device__ __forceinline__
 #define KVF_UNROLL _Pragma("unroll")
 #define KVF_REACH(address) ((void *)(address))

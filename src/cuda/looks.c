@@ -12,7 +12,7 @@ kvf_status kvf_looks_open(kvf_looks *looks) {
     return looks->fd < 0 ? kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno)) : KVF_OK;
 }
 
-/* To set a timer, or to stop it, also forgets that it had expired. */
+/* Setting or stopping a timer also clears its expiry. */
 void kvf_looks_set(kvf_looks *looks, bool waiting, bool changed) {
     looks->pause_ns = waiting && !changed ? kvf_min_u64(2 * looks->pause_ns, PAUSE_MOST_NS) : PAUSE_LEAST_NS;
     const struct itimerspec once = {.it_value.tv_nsec = waiting ? (long)looks->pause_ns : 0};

@@ -1,6 +1,6 @@
 /*
- * When to look again at what a device does: the driver tells nobody that a copy is over, and to look all the time takes a
- * processor. A descriptor becomes readable when it is time: soon after something has begun or ended, and then after pauses
+ * When to poll a device again: the driver does not report that a copy is over, and constant polling takes a whole
+ * processor. A descriptor becomes readable when it is time: soon after a copy has begun or ended, and then after pauses
  * that grow from 20 us to 1 ms. One thread at a time.
  */
 #ifndef KVF_CUDA_LOOKS_H
@@ -8,7 +8,7 @@
 
 #include "base/base.h"
 
-/** `fd` is -1 while it is not open: initialise with {-1, 0}. */
+/** `fd` is -1 while this is not open: initialise with {-1, 0}. */
 typedef struct kvf_looks {
     int fd;
     uint64_t pause_ns;
@@ -18,14 +18,14 @@ typedef struct kvf_looks {
 kvf_status kvf_looks_open(kvf_looks *looks);
 
 /**
- * Says when the descriptor is readable next; it is not before.
+ * Sets when the descriptor becomes readable next; until then it is not readable.
  *
- * @param waiting  something is under way; otherwise it is not readable until this is called again
- * @param changed  something has begun or ended since the last call
+ * @param waiting  a copy is under way; otherwise the descriptor is not readable until this is called again
+ * @param changed  a copy has begun or ended since the last call
  */
 void kvf_looks_set(kvf_looks *looks, bool waiting, bool changed);
 
-/** Closes it; one that is not open is accepted. */
+/** Closes it; accepted if it is not open. */
 void kvf_looks_close(kvf_looks *looks);
 
 #endif

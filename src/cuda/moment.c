@@ -3,7 +3,7 @@
 struct kvf_cuda_moment {
     uint32_t device;
     CUstream stream;
-    CUevent event; /* behind the other's, on the stream */
+    CUevent event; /* on our stream, behind the caller's event */
 };
 
 static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent event) {
@@ -17,7 +17,7 @@ static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent 
     return kvf_cuda_status(cuda, result, "waiting for an event");
 }
 
-/* The driver keeps what is under way of them. */
+/* The driver keeps what is still under way. */
 static void let_go(const kvf_cuda *cuda, const kvf_cuda_moment *moment) {
     if (moment->event)
         (void)cuda->cuEventDestroy_v2(moment->event);

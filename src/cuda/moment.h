@@ -1,6 +1,6 @@
 /*
- * A moment of somebody's stream, as an event of his says: kept by a stream and an event of our own, so that he may record
- * his anew or destroy it at once.
+ * A moment of a caller's stream, given by the caller's event. It is kept by a stream and an event of our own, so the
+ * caller may record its event again or destroy it at once.
  *
  *     kvf_cuda_moment_take(device, event, &moment);
  *     while (kvf_cuda_moment_status(moment) == KVF_IN_PROGRESS) ...     nothing here waits for the device
@@ -16,19 +16,19 @@
 typedef struct kvf_cuda_moment kvf_cuda_moment;
 
 /**
- * Takes the moment that an event stands for now: what was put on its stream before it was recorded last. One that was never
- * recorded stands for what is over.
+ * Takes the moment for which an event stands now: all work put on its stream before its last record. An event that was
+ * never recorded stands for a moment in the past.
  *
- * @param device  of the event
- * @param event   of this process
- * @return KVF_OK, KVF_E_INVALID (NULL), KVF_E_NOMEM, and what kvf_cuda_enter() and kvf_cuda_status() say
+ * @param device  the event's device
+ * @param event   an event of this process
+ * @return KVF_OK, KVF_E_INVALID (NULL), KVF_E_NOMEM, and the results of kvf_cuda_enter() and kvf_cuda_status()
  */
 kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment **out);
 
-/** @return KVF_OK (it has come), KVF_IN_PROGRESS, KVF_E_IO (the device does nothing any more; the detail says why) */
+/** @return KVF_OK (it has come), KVF_IN_PROGRESS, KVF_E_IO (the device is unusable; the detail says why) */
 kvf_status kvf_cuda_moment_status(const kvf_cuda_moment *moment);
 
-/** Whether it has come or not; NULL is accepted. */
+/** Frees a moment, whether it has come or not; NULL is accepted. */
 void kvf_cuda_moment_drop(kvf_cuda_moment *moment);
 
 #endif

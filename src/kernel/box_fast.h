@@ -1,24 +1,25 @@
 /*
- * Moving boxes fast, written once for every instruction set: to be included by a file that has defined
+ * Moving boxes fast, written once for all instruction sets. A file that includes this one first defines
  *
- *     stream_lines(to, from, lines)   writes whole cache lines past the caches, where the machine can; `to` begins one
- *     end_streaming()                 makes them seen before later stores
+ *     stream_lines(to, from, lines)   writes whole cache lines past the caches, if possible; `to` is at a line's begin
+ *     end_streaming()                 makes them visible before later stores
  *
- * and finds gather_fast() and scatter_fast() here. What is beside the cells of a block in memory is copied as it lies:
+ * and gets gather_fast() and scatter_fast(). How a box is copied depends on how its cells lie in memory:
  *
  *   - pieces, units and rows that touch become longer runs, up to all rows of a block
- *   - loops are ordered so that what is read is read upwards, for that is what processors foresee; where a block ends
- *     they foresee nothing, so the lines of the next block are asked for, one by one, while this one is copied
- *   - where rows lie closer than pieces, as in keys channel by channel, a block of a unit is a matrix to be transposed:
- *     in registers, 16 bytes a side, and through a matrix in the first cache where the result goes past the caches
+ *   - loops are ordered to read upwards, which processors foresee; they do not foresee the next block, so its lines are
+ *     prefetched one by one while this one is copied
+ *   - where rows lie closer than pieces, as in keys stored channel by channel, a block of a unit is a matrix to be
+ *     transposed: in registers, in squares of 16 bytes a side, and through a buffer in the first-level cache if the
+ *     result goes past the caches
  */
 #include "kernel/box.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
 #define LINE ((size_t)64)
-#define ASIDE_BYTES 16384u         /* half of a first cache */
-#define ASK_MOST_BYTES (64u << 10) /* of a block: longer ones are foreseen for most of their length */
-#define STREAM_LEAST (4 * LINE)    /* shorter runs that begin inside a line have hardly a whole one */
+#define ASIDE_BYTES 16384u         /* half of a first-level cache */
+#define ASK_MOST_BYTES (64u << 10) /* of a block: the processor foresees most of a longer one */
+#define STREAM_LEAST (4 * LINE)    /* shorter runs that begin inside a line have few whole ones */
 
 /* ---- runs ------------------------------------------------------------------------------------- */
 
@@ -33,7 +34,7 @@ ALWAYS void ask_for(const unsigned char *memory, uint64_t bytes) {
         __builtin_prefetch(memory + at, 0, 3);
 }
 
-/* Whole lines in between go past the caches. */
+/* The whole lines of a run go past the caches. */
 static void stream_run(unsigned char *to, const unsigned char *from, size_t bytes) {
     const size_t head = (size_t)(-(uintptr_t)to % LINE);
     memcpy(to, from, head);
@@ -45,7 +46,7 @@ static void stream_run(unsigned char *to, const unsigned char *from, size_t byte
 
 typedef enum run_way { RUN_COPY, RUN_LINES, RUN_STREAM } run_way;
 
-/* `bytes`, `way` and `asks` are constants; `next` is read after this. */
+/* `bytes`, `way` and `asks` are constants; `next` is the source of the copy after this one. */
 ALWAYS void copy_nest(const nest *n, unsigned char *to, const unsigned char *from, const unsigned char *next,
                       size_t bytes, run_way way, bool asks) {
     const uint64_t count = n->count[2], to_step = n->to[2], from_step = n->from[2];
@@ -116,7 +117,7 @@ static void copy_runs(const nest *n, unsigned char *to, const unsigned char *fro
 
 /* ---- transposing ------------------------------------------------------------------------------ */
 
-/* `rows` rows of `columns` elements side by side become columns. */
+/* `rows` rows of `columns` contiguous elements become columns. */
 typedef struct matrix {
     unsigned char *to;
     const unsigned char *from;
@@ -133,9 +134,9 @@ ALWAYS void transpose_edge(size_t bytes, const matrix *m, uint64_t row, uint64_t
 
 /*
  * A square of 16 bytes a side. Number its elements by (register, place): interleaving the registers of the first half
- * with those of the second turns the bits of that number left by one, so as often as there are bits in the place, and
- * the two have changed sides. Rows at great powers of two meet in the same places of the first cache, which has few of
- * each: on the side whose rows lie farther apart lines are used up before others come.
+ * with those of the second rotates the bits of that number left by one, so after as many rounds as the place has bits,
+ * the two have changed places. Rows at large powers of two map to the same few sets of the first-level cache, so on the
+ * side whose rows lie farther apart, lines are finished before others are begun.
  */
 #define TRANSPOSE(name, type, side, LOW, HIGH)                                                               \
     typedef type name##_vector __attribute__((vector_size(16)));                                             \
@@ -195,7 +196,7 @@ static void transpose(const matrix *m, uint64_t bytes) {
         transpose8(m);
 }
 
-/* The same past the caches: as many of the new rows as fit are made aside. */
+/* The same past the caches: makes as many new rows as fit in a buffer, then streams them. */
 static void transpose_past(const matrix *m, uint64_t bytes) {
     unsigned char room[ASIDE_BYTES + LINE], *aside = room + -(uintptr_t)room % LINE;
     const uint64_t row = m->rows * bytes, at_once = ASIDE_BYTES / row;
@@ -218,7 +219,7 @@ static void transpose_past(const matrix *m, uint64_t bytes) {
     }
 }
 
-/* Whether new rows are long enough, and not too long, to be made aside. */
+/* Whether new rows are long enough, and not too long, for the buffer. */
 static bool goes_past(const matrix *m, uint64_t bytes) {
     const uint64_t row = m->rows * bytes;
     return row <= ASIDE_BYTES &&
@@ -229,7 +230,7 @@ static bool goes_past(const matrix *m, uint64_t bytes) {
 
 /* The rows of a box that lie in one block. */
 typedef struct page {
-    unsigned char *memory, *next; /* of its first row, and of that of the block after it */
+    unsigned char *memory, *next; /* the first row, and the first row of the block after */
     uint64_t rows;
 } page;
 
@@ -243,7 +244,7 @@ static page page_at(const kvf_box *box, uint64_t row) {
     return p;
 }
 
-/* How a box looks when what touches is one: pieces of a cell, cells of a row, rows. */
+/* The same box with touching pieces of a cell, and touching cells of a row, joined. */
 static kvf_box widened(const kvf_box *box) {
     kvf_box b = *box;
     if (b.pieces > 1 && b.piece_stride == b.piece_bytes) {
@@ -263,7 +264,7 @@ static bool is_matrix(const kvf_box *box, const page *p) {
            (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
 }
 
-/* Rows, units and pieces of a page; packed strides on one side. */
+/* Loops over the rows, units and pieces of a page; strides are packed on one side. */
 static nest nest_of(const kvf_box *box, const page *p, bool gathers) {
     const uint64_t cell = box->pieces * box->piece_bytes, row = box->units * cell;
     if (box->units == 1 && box->pieces == 1 && box->row_stride == box->piece_bytes)
@@ -276,7 +277,7 @@ static nest nest_of(const kvf_box *box, const page *p, bool gathers) {
     memory[0] = box->row_stride;
     memory[1] = box->unit_stride;
     memory[2] = box->piece_stride;
-    for (size_t i = 0; i < 3; i++) /* what has one step has no stride: it must not count for alignment */
+    for (size_t i = 0; i < 3; i++) /* a loop of one step has no stride that could count for alignment */
         if (n.count[i] == 1)
             n.to[i] = n.from[i] = 0;
     return n;
@@ -288,7 +289,7 @@ static void swap_loops(nest *n, size_t a, size_t b) {
     n->count[b] = old.count[a], n->to[b] = old.to[a], n->from[b] = old.from[a];
 }
 
-/* The loops in the order of what is read; of one step each they come first. */
+/* Orders the loops so that reads go upwards; loops of one step come first. */
 static void read_upwards(nest *n) {
     for (size_t pass = 0; pass < 2; pass++)
         for (size_t i = 0; i < 2; i++)
@@ -296,7 +297,7 @@ static void read_upwards(nest *n) {
                 swap_loops(n, i, i + 1);
 }
 
-/* The matrix that a unit of a page is: of pieces by rows in memory, of rows by pieces in the packed form. */
+/* A unit of a page as a matrix: pieces by rows in memory, rows by pieces in packed form. */
 static matrix matrix_of(const kvf_box *box, const page *p, uint64_t unit, unsigned char *out,
                         const unsigned char *in) {
     const uint64_t cell = box->pieces * box->piece_bytes, row = box->units * cell;
@@ -313,7 +314,7 @@ static matrix matrix_of(const kvf_box *box, const page *p, uint64_t unit, unsign
     return m;
 }
 
-/* Those of the matrix that is moved after one, which is like it but for the place. */
+/* Prefetches the rows of the next matrix, at `from`, which has the same shape. */
 static void ask_for_rows(const matrix *like, const unsigned char *from, uint64_t bytes) {
     for (uint64_t r = 0; r < like->rows; r++)
         ask_for(from + r * like->from_stride, like->columns * bytes);

@@ -1,8 +1,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* There is no store past the caches that a compiler offers; these machines see by themselves that lines are written
- * whole. */
+/* Compilers offer no store past the caches; these machines detect by themselves that whole lines are written. */
 static void stream_lines(unsigned char *to, const unsigned char *from, size_t lines) {
     memcpy(to, from, 64 * lines);
 }

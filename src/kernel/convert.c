@@ -7,7 +7,7 @@
 #include "kernel/convert_bits.h"
 #include "model/match.h"
 
-/* ---- all of them ------------------------------------------------------------------------------ */
+/* ---- every conversion ------------------------------------------------------------------------- */
 
 bool kvf_kernel_converts(kvf_dtype from, kvf_dtype to) {
     return (size_t)from < 32 && (size_t)to < 32 &&
@@ -46,7 +46,7 @@ static void convert_plain(kvf_dtype from, kvf_dtype to, const void *in, void *ou
 const kvf_convert_loop kvf_convert_plain = {"plain", convert_plain};
 
 #if defined(__x86_64__)
-/* Not every compiler has a name for it. */
+/* Not every compiler lets __builtin_cpu_supports() ask for it. */
 static bool has_f16c(void) {
     unsigned eax, ebx, ecx, edx;
     return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
@@ -71,7 +71,7 @@ const kvf_convert_loop *kvf_kernel_convert_loop(uint32_t i) {
 void kvf_kernel_convert(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past) {
     KVF_ASSERT(kvf_kernel_converts(from, to));
     static _Atomic(const kvf_convert_loop *)
-        fastest; /* asking a virtual processor takes as long as some KiB */
+        fastest; /* asking a virtual processor takes as long as converting some KiB */
     const kvf_convert_loop *loop = atomic_load_explicit(&fastest, memory_order_relaxed), *next;
     if (!loop) {
         for (uint32_t i = 0; (next = kvf_kernel_convert_loop(i)) != NULL; i++)

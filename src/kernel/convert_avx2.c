@@ -1,6 +1,6 @@
 /*
- * Converting with AVX2 and F16C, eight elements at a time. The processor's own conversions between f32 and f16 round and
- * quiet as convert.h says, when told how to round; for bf16 it is done in whole numbers.
+ * Converting with AVX2 and F16C, eight elements at a time. The processor's own conversions between f32 and f16,
+ * given a rounding mode, round and make NaNs quiet as convert.h says; bf16 is converted in integer arithmetic.
  */
 #include <immintrin.h>
 
@@ -29,12 +29,12 @@ ALWAYS __m128i bf16_of(__m256i bits) {
     const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
     const __m256i upper = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
-    /* Within each 128 bits; the halves that count are the first and the third. */
+    /* Packing works within 128 bits; the results are in the first and the third 64 bits. */
     const __m256i narrow = _mm256_permute4x64_epi64(_mm256_packus_epi32(upper, upper), 0x08);
     return _mm256_castsi256_si128(narrow);
 }
 
-/* `past` the caches `out` is aligned for. */
+/* With `past`, `out` is aligned for stores past the caches. */
 ALWAYS void write_f32(kvf_dtype type, __m256i bits, unsigned char *out, bool past) {
     if (type == KVF_DTYPE_F32) {
         if (past)

@@ -1,6 +1,6 @@
 /*
- * Converting with AVX-512, sixteen elements at a time; as convert_avx2.c. The instruction for bf16 takes f32 that are
- * smaller than normal for zero, so it is not used.
+ * Converting with AVX-512, sixteen elements at a time, as in convert_avx2.c. The instruction for bf16 treats subnormal
+ * f32 as zero, so it is not used.
  */
 #include <immintrin.h>
 
@@ -31,7 +31,7 @@ ALWAYS __m256i bf16_of(__m512i bits) {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
 }
 
-/* `past` the caches `out` is aligned for. */
+/* With `past`, `out` is aligned for stores past the caches. */
 ALWAYS void write_f32(kvf_dtype type, __m512i bits, unsigned char *out, bool past) {
     if (type == KVF_DTYPE_F32) {
         if (past)

@@ -1,18 +1,18 @@
 /*
- * The types of an element that is converted on the way, bit by bit, in whole numbers: what every loop must give.
+ * The conversion of one element, in integer arithmetic on its bits: the reference for every loop.
  *
  *          sign   exponent   fraction
  *   f32     1        8          23
  *   bf16    1        8           7      the upper half of an f32
  *   f16     1        5          10
  *
- * Over f32, which has every f16 and bf16: so nothing is rounded twice. Device code includes this too, and so it needs
- * neither a library nor another header.
+ * Conversions go through f32, which has every f16 and bf16, so nothing is rounded twice. Device code includes this file
+ * too, so it must need no library and no other header.
  */
 #ifndef KVF_KERNEL_CONVERT_BITS_H
 #define KVF_KERNEL_CONVERT_BITS_H
 
-#ifdef __CUDACC_RTC__ /* whoever includes this has its integers */
+#ifdef __CUDACC_RTC__ /* the including file defines the integer types */
 #define KVF_BITS static __device__ inline
 #define KVF_LEADING_ZEROS(bits) ((uint32_t)__clz((int)(bits)))
 #else
@@ -31,13 +31,13 @@ KVF_BITS bool kvf_is_nan32(uint32_t bits) {
     return (bits & 0x7fffffffu) > KVF_F32_INFINITY;
 }
 
-/* `bits` without its last `n`, rounded to the nearest, to the even one of two as near; 0 < n < 32. */
+/* `bits` without its last `n`, rounded to nearest, ties to even; 0 < n < 32. */
 KVF_BITS uint32_t kvf_round_off(uint32_t bits, uint32_t n) {
     const uint32_t half = 1u << (n - 1), kept = bits >> n, rest = bits & (2 * half - 1);
     return kept + (rest > half || (rest == half && (kept & 1)));
 }
 
-/* ---- to f32: nothing is lost ------------------------------------------------------------------ */
+/* ---- to f32: exact ---------------------------------------------------------------------------- */
 
 KVF_BITS uint32_t kvf_f32_of_bf16(uint16_t bits) {
     const uint32_t wide = (uint32_t)bits << 16;
@@ -51,12 +51,13 @@ KVF_BITS uint32_t kvf_f32_of_f16(uint16_t bits) {
         return sign | KVF_F32_INFINITY | (fraction ? KVF_F32_QUIET | fraction << 13 : 0);
     if (exponent == 0 && fraction == 0)
         return sign;
-    /* An f32 with an exponent of e is 2^(e - 127), an f16 2^(e - 15); one of 0 has no leading 1, and counts as 1. */
+    /* An exponent of e means 2^(e - 127) in f32, 2^(e - 15) in f16. An exponent of 0 means the same as 1, without a
+     * leading 1. */
     if (exponent == 0) {
         const uint32_t places =
-            KVF_LEADING_ZEROS(fraction) - 21; /* until its first bit is the leading 1, 0x400 */
+            KVF_LEADING_ZEROS(fraction) - 21; /* shifts its first bit to the leading 1, 0x400 */
         fraction <<= places;
-        exponent = 1 - places; /* below 0 it goes around, and comes back with what is added */
+        exponent = 1 - places; /* may wrap below 0; the addition below wraps back */
     }
     return sign | (exponent + (127 - 15)) << 23 | (fraction & 0x3ffu) << 13;
 }
@@ -66,7 +67,7 @@ KVF_BITS uint32_t kvf_f32_of_f16(uint16_t bits) {
 KVF_BITS uint16_t kvf_bf16_of_f32(uint32_t bits) {
     if (kvf_is_nan32(bits))
         return (uint16_t)((bits | KVF_F32_QUIET) >> 16);
-    return (uint16_t)kvf_round_off(bits, 16); /* a carry goes into the exponent, where it belongs */
+    return (uint16_t)kvf_round_off(bits, 16); /* a carry correctly increments the exponent */
 }
 
 KVF_BITS uint16_t kvf_f16_of_f32(uint32_t bits) {
@@ -74,13 +75,13 @@ KVF_BITS uint16_t kvf_f16_of_f32(uint32_t bits) {
     const uint32_t exponent = magnitude >> 23, fraction = magnitude & 0x7fffffu;
     if (kvf_is_nan32(bits))
         return (uint16_t)(sign | KVF_F16_INFINITY | KVF_F16_QUIET | fraction >> 13);
-    if (exponent >= 127 + 16) /* 2^16 and more; what rounds up to it gets there by a carry */
+    if (exponent >= 127 + 16) /* 2^16 and more; smaller values that round up to it carry below */
         return (uint16_t)(sign | KVF_F16_INFINITY);
     if (exponent > 127 - 15)
         return (uint16_t)(sign | kvf_round_off(magnitude - ((127u - 15) << 23), 13));
-    if (exponent < 127 - 25) /* less than half of the least, 2^-24 */
+    if (exponent < 127 - 25) /* less than half of the smallest f16, 2^-24 */
         return (uint16_t)sign;
-    return (uint16_t)(sign | kvf_round_off(fraction | 0x800000u, 126 - exponent)); /* counted in 2^-24 */
+    return (uint16_t)(sign | kvf_round_off(fraction | 0x800000u, 126 - exponent)); /* in units of 2^-24 */
 }
 
 #endif

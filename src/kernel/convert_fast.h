@@ -1,12 +1,12 @@
 /*
- * The converting loops, written once for every width of vector: to be included by a file that has defined AT_ONCE,
- * read_f32() and write_f32() for so many elements, and end_streaming(); it finds convert_fast() here.
+ * The converting loops, written once for all vector widths. A file that includes this one first defines AT_ONCE,
+ * read_f32() and write_f32() for AT_ONCE elements, and end_streaming(); it gets convert_fast().
  */
 #define LINE ((size_t)64)
 #define STREAM_LEAST 256u /* elements */
 
-/* The types are constants. What is left at an end is converted together with some that have been, so that it is as many
- * as are converted at once: the result is the same. */
+/* The types are constants. The rest at the end is converted together with elements before it that are done already, to
+ * make AT_ONCE elements: their result is the same. */
 ALWAYS void convert_from_to(kvf_dtype from, kvf_dtype to, const unsigned char *in, unsigned char *out,
                             size_t count, bool past) {
     const size_t in_bytes = from == KVF_DTYPE_F32 ? 4 : 2, out_bytes = to == KVF_DTYPE_F32 ? 4 : 2;

@@ -1,6 +1,6 @@
 /*
- * Converting with NEON, four elements at a time. The processor's own conversions between f32 and f16 keep NaNs, quiet;
- * they round as the process says, which is to the nearest unless somebody has changed that.
+ * Converting with NEON, four elements at a time. The processor's own conversions between f32 and f16 keep NaNs and make
+ * them quiet; they use the process's rounding mode, which is to nearest unless the process has changed it.
  */
 #include <arm_neon.h>
 
@@ -29,7 +29,7 @@ ALWAYS uint16x4_t bf16_of(uint32x4_t bits) {
     return vshrn_n_u32(vbslq_u32(is_nan, quiet, rounded), 16);
 }
 
-/* There is no store past the caches that a compiler offers. */
+/* Compilers offer no store past the caches. */
 ALWAYS void write_f32(kvf_dtype type, uint32x4_t bits, unsigned char *out, bool past) {
     (void)past;
     if (type == KVF_DTYPE_F32) {

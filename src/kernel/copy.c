@@ -1,8 +1,8 @@
 #include "kernel/kernel.h"
 
 /*
- * Bytes from which copies go past the caches. Below, the destination may well stay in the second level cache
- * (1 MiB and more on the machines this is for) until somebody reads it.
+ * Copies of this many bytes and more go past the caches. The destination of a shorter copy may stay in the second-level
+ * cache (1 MiB and more on the intended machines) until it is read.
  */
 #define STREAM_BYTES (256u << 10)
 
@@ -36,10 +36,10 @@ void kvf_kernel_copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run 
     (fast ? fast : &kvf_copy_plain)->runs(way, bases, runs, count);
 }
 
-/* As in copy_avx2.c: the list says where the processor will have to wait, if it is not asked before. */
+/* As in copy_avx2.c: the processor cannot foresee the next runs, but the list names them, so prefetch them. */
 #define AHEAD 4u /* runs */
 #define LINE ((size_t)64)
-#define AHEAD_BYTES 512u /* of each: then the processor's own prefetcher has caught up */
+#define AHEAD_BYTES 512u /* of each run: after them the processor's own prefetcher has caught up */
 
 static const unsigned char *source_of(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *run) {
     return way == KVF_COPY_TO_LOCAL ? bases.from[run->remote_region] + run->remote_offset

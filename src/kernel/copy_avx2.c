@@ -1,12 +1,12 @@
 /*
  * Copying runs with AVX2.
  *
- * The runs of a request are scattered, so each begins with cache misses that the processor cannot foresee;
- * the list says where they will be. And a cache that is filled by a transfer is not read by this core soon:
- * ordinary stores would first read every line they overwrite and then push useful lines out.
+ * The runs of a request are scattered, so each begins with cache misses that the processor cannot foresee, but
+ * the list of runs can. And this core does not soon read a KV cache that a transfer fills: ordinary stores would
+ * read every line before they overwrite it, and evict useful lines.
  *
- *   - the first lines of a run's source are asked for some runs ahead
- *   - whole lines of the destination are written past the caches; what is left at both ends, ordinarily
+ *   - the first lines of a run's source are prefetched some runs ahead
+ *   - whole lines of the destination are written past the caches, the rest at both ends ordinarily
  */
 #include <immintrin.h>
 
@@ -14,15 +14,15 @@
 
 #define LINE ((size_t)64)
 #define AHEAD 2u                /* runs */
-#define AHEAD_BYTES 1024u       /* of each: the processor's own prefetcher has caught up by then */
-#define STREAM_LEAST (4 * LINE) /* shorter runs have hardly a whole line */
+#define AHEAD_BYTES 1024u       /* of each run: after them the processor's own prefetcher has caught up */
+#define STREAM_LEAST (4 * LINE) /* shorter runs have few whole lines */
 
 static void ask_for(const unsigned char *memory, uint64_t bytes) {
     for (uint64_t at = 0; at < kvf_min_u64(bytes, AHEAD_BYTES); at += LINE)
         _mm_prefetch((const char *)memory + at, _MM_HINT_T0);
 }
 
-/* `to` begins a line; whole lines only. */
+/* Copies whole lines; `to` is at the beginning of a line. */
 static void stream_lines(unsigned char *to, const unsigned char *from, size_t lines) {
     for (; lines > 0; lines--, to += LINE, from += LINE) {
         __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)from);
@@ -61,7 +61,7 @@ static void stream_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *r
             ask_for(source(way, bases, &runs[i + AHEAD]), runs[i + AHEAD].bytes);
         stream_one(destination(way, bases, &runs[i]), source(way, bases, &runs[i]), runs[i].bytes);
     }
-    _mm_sfence(); /* streamed stores are not in order with others: they must be, before anyone is told */
+    _mm_sfence(); /* streamed stores are unordered: order them before anything reports that the bytes are there */
 }
 
 const kvf_copy_loop kvf_copy_avx2 = {"avx2", stream_runs};

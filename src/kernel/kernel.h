@@ -1,8 +1,8 @@
 /*
- * The loops that touch bytes. Each has a plain version that is obviously right and, where it was measured to
- * be faster, versions for one instruction set; a table chosen once at run time says which is used.
+ * The loops that touch bytes. Each has a plain version that is obviously right and, where measurements showed a gain,
+ * versions for instruction sets; the choice is made at run time.
  *
- * Nothing here checks anything: callers have checked every offset before.
+ * These functions check nothing: callers must have checked every offset.
  */
 #ifndef KVF_KERNEL_H
 #define KVF_KERNEL_H
@@ -17,26 +17,26 @@ typedef struct kvf_copy_bases {
     unsigned char *const *from;
 } kvf_copy_bases;
 
-/** Which side of a run is `to`. */
+/** Which side of a run is the destination. */
 typedef enum kvf_copy_way {
     KVF_COPY_TO_LOCAL = 0,
     KVF_COPY_TO_REMOTE = 1,
 } kvf_copy_way;
 
-/** One way to copy runs that do not overlap. Later stores of this thread are seen after the bytes. */
+/** One implementation for runs that do not overlap. Later stores of this thread become visible after the bytes. */
 typedef struct kvf_copy_loop {
     const char *name; /**< "plain", "avx2" */
     void (*runs)(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count);
 } kvf_copy_loop;
 
-/** Copies runs by the fastest loop of this machine. `bytes` is their sum. Any thread. */
+/** Copies runs with the fastest loop of this machine. `bytes` is the sum of the runs' bytes. Any thread. */
 void kvf_kernel_copy_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count,
                           uint64_t bytes);
 
-/** Copies runs like the above, into memory that is read at once: what is written stays in the caches. Any thread. */
+/** Copies runs likewise, into memory that is read at once: the result stays in the caches. Any thread. */
 void kvf_kernel_pack_runs(kvf_copy_way way, kvf_copy_bases bases, const kvf_run *runs, size_t count);
 
-/** The loops this machine can run, plain first, the fastest for many bytes last; NULL past it. Any thread. */
+/** The loops that this machine can run, plain first, the fastest for many bytes last; NULL after it. Any thread. */
 const kvf_copy_loop *kvf_kernel_copy_loop(uint32_t i);
 
 /** memcpy, run by run. */

@@ -1,6 +1,6 @@
 #include "kernel/permute.h"
 
-/* Shorter cells are gathered: to look up a place takes as long as to move 64 bytes. */
+/* Shorter cells are gathered: looking up a place takes as long as moving 64 bytes. */
 #define ROTATE_LEAST 64u
 
 #define LINE 64u /* of the cache */
@@ -25,7 +25,7 @@ kvf_permute_way kvf_permute_best_way(const kvf_gather *gather) {
     return gather->cell_bytes >= ROTATE_LEAST && can_rotate(gather) ? KVF_PERMUTE_ROTATE : KVF_PERMUTE_GATHER;
 }
 
-/* For each cell: its place, where its cell comes from, and, at most, half a cycle. */
+/* For each cell: its place, its source, and at most half a cycle length. */
 #define ROTATE_CELL_BYTES (sizeof(kvf_place) + 2 * sizeof(uint32_t))
 
 bool kvf_permute_memory_bytes(const kvf_gather *gather, kvf_permute_way way, uint64_t *out) {
@@ -38,8 +38,8 @@ bool kvf_permute_memory_bytes(const kvf_gather *gather, kvf_permute_way way, uin
     return true;
 }
 
-/* Numbers the cells of a page in their new order and writes down, for each, the cell that goes there. All
- * distances are whole cells: the axes were joined from the inside. */
+/* Stores, for each cell of a page in the new order, the number of the cell that goes there. All distances are
+ * whole cells, because the axes were joined from the inside. */
 static void number_sources(const kvf_gather *gather, uint32_t *sources) {
     uint64_t cell = gather->cell_bytes, step = gather->from[2] / cell;
     for (uint64_t b = 0; b < gather->block_count; b++)
@@ -53,7 +53,7 @@ static void number_sources(const kvf_gather *gather, uint32_t *sources) {
 
 static void find_cycles(const kvf_gather *gather, uint32_t *sources, kvf_place *places, uint32_t *lengths,
                         kvf_rotation *out) {
-    /* can_rotate() has seen that both fit */
+    /* can_rotate() has checked that both fit */
     uint32_t cells = (uint32_t)cells_of_page(gather), per_block = cells / gather->block_count;
     number_sources(gather, sources);
     size_t used = 0, cycles = 0;
@@ -80,7 +80,7 @@ static void find_cycles(const kvf_gather *gather, uint32_t *sources, kvf_place *
     out->block_count = gather->block_count;
 }
 
-/* Where a line of the cache begins: vectors that lie over two lines cost twice. */
+/* Rounds up to the beginning of a cache line: vectors across two lines cost twice. */
 static unsigned char *at_line(unsigned char *memory) {
     return memory + (LINE - (uintptr_t)memory % LINE) % LINE;
 }
@@ -154,7 +154,7 @@ static void plain_copy_aside(unsigned char *aside, const unsigned char *block, s
 const kvf_permute_kernels kvf_permute_plain = {
     .name = "plain", .gather = plain_gather, .rotate = plain_rotate, .copy_aside = plain_copy_aside};
 
-/* ---- which loops ----------------------------------------------------------------------------- */
+/* ---- choosing the loops ---------------------------------------------------------------------- */
 
 const kvf_permute_kernels *kvf_kernel_permute_set(uint32_t i) {
     const kvf_permute_kernels *sets[3] = {&kvf_permute_plain};
@@ -169,7 +169,7 @@ const kvf_permute_kernels *kvf_kernel_permute_set(uint32_t i) {
     return i < count ? sets[i] : NULL;
 }
 
-/* The widest vectors are the fastest, but for what they say they do not suit. */
+/* The widest vectors are the fastest, except where their suits_gather() says no. */
 const kvf_permute_kernels *kvf_permute_best_kernels(const kvf_gather *gather, kvf_permute_way way) {
     const kvf_permute_kernels *best = &kvf_permute_plain, *set;
     for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++)

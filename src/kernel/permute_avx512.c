@@ -25,8 +25,8 @@
 
 #include "kernel/permute_gather.h"
 
-/* Where cells are transposed 16 bytes by 16 bytes and those of one row are few, wide vectors would be mostly
- * empty; 2 rows are fewer than they have pieces, and with 16 the registers do not last. */
+/* Not where short rows of cells are transposed by 16 bytes: wide vectors would be mostly empty. Nor with 2 rows, fewer
+ * than a vector has pieces, or 16, for which there are not enough registers. */
 static bool suits_gather(const kvf_gather *g) {
     bool narrow = g->count[1] * g->cell_bytes <= 32 || g->count[2] == 2 || g->count[2] == 16;
     return g->cell_bytes > 16 || (g->cell_bytes < 16 && !narrow);

@@ -1,6 +1,6 @@
 /*
- * Gathering cells, with vectors of any width: to be included after permute_vectors.h, by a file that finds
- * gather_cells(), copy_aside(), put_aside() and bring_back() here.
+ * Gathering cells, with vectors of any width. A file includes this one after permute_vectors.h, and gets
+ * gather_cells(), copy_aside(), put_aside() and bring_back().
  */
 /* ---- gathering small cells ------------------------------------------------------------------- */
 
@@ -8,9 +8,9 @@
  * Cells of n = 1, 2, 4 or 8 bytes are transposed in registers, `side` = 16/n of them in each 16 bytes.
  *
  * Number the cells of 2^r registers by (register, cell in 16 bytes), in bits. Interleaving register i with
- * register i + half, cell by cell, into registers 2i and 2i + 1 turns the bits of that number left by one. So
- * after as many rounds as there are bits in the second half, both have changed places: whatever the shape,
- * transposing is turning.
+ * register i + half, cell by cell, into registers 2i and 2i + 1 rotates the bits of that number left by one. So
+ * after as many rounds as the cell has bits, register and cell have changed places: whatever the shape,
+ * transposing is rotating.
  */
 ALWAYS VECTOR low_halves(size_t n, VECTOR a, VECTOR b) {
     return n == 1 ? low1(a, b) : n == 2 ? low2(a, b) : n == 4 ? low4(a, b) : low8(a, b);
@@ -20,7 +20,7 @@ ALWAYS VECTOR high_halves(size_t n, VECTOR a, VECTOR b) {
     return n == 1 ? high1(a, b) : n == 2 ? high2(a, b) : n == 4 ? high4(a, b) : high8(a, b);
 }
 
-/* Turns the numbers of the cells in `count` registers as often as 2 goes into `turns`. */
+/* Rotates the numbers of the cells in `count` registers by log2(`turns`) bits. */
 ALWAYS void turn_registers(size_t n, VECTOR *registers, size_t count, size_t turns) {
     VECTOR turned[16];
     for (size_t round = 1; round < turns; round *= 2) {
@@ -33,14 +33,14 @@ ALWAYS void turn_registers(size_t n, VECTOR *registers, size_t count, size_t tur
     }
 }
 
-/* One matrix: `wide` cells side by side in memory become rows of `deep` cells. */
+/* One matrix: `deep` rows of `wide` cells become `wide` rows of `deep` cells. */
 typedef struct matrix {
     unsigned char *to, *end; /* nothing is written from `end` on */
     const unsigned char *from;
     size_t wide, deep, from_stride;
 } matrix;
 
-/* Writes the 16 bytes of a column: `deep` cells of them count, and others may be written over. */
+/* Writes a column of `bytes` bytes. It may write 16, because later columns overwrite the excess; not past the end. */
 ALWAYS void store_column(const matrix *m, unsigned char *to, __m128i column, size_t bytes) {
     if (bytes == 16 || m->end - to >= 16) {
         _mm_storeu_si128((__m128i *)(void *)to, column);
@@ -58,8 +58,8 @@ ALWAYS void store_column(const matrix *m, unsigned char *to, __m128i column, siz
                          height * n);
 
 /*
- * The tiles at one place, `height` <= 16/n rows high. Less than 16/n only where the matrix is no deeper: what
- * a store writes too much is then written over by the next column, for columns are stored in order.
+ * The tiles at one place, `height` <= 16/n rows high. Less than 16/n only if the matrix is no deeper: the next
+ * column then overwrites a store's excess, because columns are stored in order.
  */
 ALWAYS void move_tiles(size_t n, const matrix *m, size_t first_row, size_t height, size_t first_column,
                        size_t columns) {
@@ -74,7 +74,7 @@ ALWAYS void move_tiles(size_t n, const matrix *m, size_t first_row, size_t heigh
     STORE_TILE(3)
 }
 
-/* The last tiles of a row or column lie over those before them, so that they are whole where they can be. */
+/* The last tiles of a row or column overlap those before them, so that they are whole if possible. */
 ALWAYS void transpose_matrix(size_t n, const matrix *m) {
     const size_t side = 16 / n, across = VECTOR_BYTES / n;
     for (size_t row = 0; row < m->deep; row += side) {
@@ -95,7 +95,7 @@ ALWAYS void transpose_matrix(size_t n, const matrix *m) {
         for (size_t i = 0; i < deep; i++)                                                                    \
             _mm_storeu_si128((__m128i *)(void *)(to + ((l)*deep + i) * 16), lane(rows[i], l));
 
-/* A matrix of few long rows, 2, 4 or 8, fewer than side: interleaved. */
+/* A matrix of 2, 4 or 8 long rows, fewer than `side`: interleaves them. */
 ALWAYS void transpose_strip(size_t n, const matrix *m, size_t deep) {
     const size_t across = VECTOR_BYTES / n;
     VECTOR rows[8];
@@ -112,7 +112,7 @@ ALWAYS void transpose_strip(size_t n, const matrix *m, size_t deep) {
     }
 }
 
-/* A matrix of many rows of 2, 4, 8 or 16 cells that lie side by side: taken apart. */
+/* A matrix of many contiguous rows of 2, 4, 8 or 16 cells: separates the columns. */
 ALWAYS void transpose_ribbon(size_t n, const matrix *m, size_t wide) {
     const size_t side = 16 / n, down = VECTOR_BYTES / n;
     VECTOR columns[16];
@@ -170,8 +170,8 @@ static void gather_tiles(const kvf_gather *g, unsigned char *to, const unsigned 
     }
 }
 
-/* A row of cells of n bytes, `apart` bytes apart; each is copied with `most` bytes, what is too much being
- * written over by the next one. `most` is a constant; 0: each as long as it is. */
+/* A row of cells of n bytes, `apart` bytes apart. Copies `most` bytes for each; the next cell overwrites the
+ * excess. `most` is a constant; 0: copies exactly n bytes. */
 ALWAYS void gather_cells_of(unsigned char *to, const unsigned char *from, size_t count, size_t apart,
                             size_t n, size_t most) {
     for (size_t k = 0; k < count; k++, to += n, from += apart) {
@@ -184,7 +184,7 @@ ALWAYS void gather_cells_of(unsigned char *to, const unsigned char *from, size_t
     }
 }
 
-/* Cells of `most`/2 to `most` bytes, a constant, or of any size where it is 0. */
+/* Cells of `most`/2 to `most` bytes, a constant, or of any size if it is 0. */
 ALWAYS void gather_each(const kvf_gather *g, unsigned char *to, const unsigned char *from, size_t most) {
     const size_t n = g->cell_bytes, count = g->count[2], apart = g->from[2], rows = g->count[1];
     for (uint64_t i = 0; i < g->count[0]; i++)
@@ -192,12 +192,12 @@ ALWAYS void gather_each(const kvf_gather *g, unsigned char *to, const unsigned c
             const unsigned char *row = from + i * g->from[0] + j * g->from[1];
             if (i + 1 < g->count[0] || j + 1 < rows || n == most)
                 gather_cells_of(to, row, count, apart, n, most);
-            else /* nothing behind the block is written over */
+            else /* nothing behind the block may be overwritten */
                 gather_cells_of(to, row, count, apart, n, 0);
         }
 }
 
-/* A row of cells of 16 bytes that lie `apart` bytes apart. The last vector lies over the one before it. */
+/* A row of cells of 16 bytes that are `apart` bytes apart. The last vector overlaps the one before it. */
 ALWAYS void gather_row(unsigned char *to, const unsigned char *from, size_t count, size_t apart) {
     const size_t lanes = VECTOR_BYTES / 16;
     unsigned char *last = to + (count - lanes) * 16;
@@ -241,9 +241,9 @@ static void gather_cells(const kvf_gather *g, unsigned char *to, const unsigned 
         gather_each(g, to, from, 2);
 }
 
-/* ---- what is put aside ----------------------------------------------------------------------- */
+/* ---- the copy aside -------------------------------------------------------------------------- */
 
-/* Copies a block aside and asks for the next one meanwhile, for which there is time. */
+/* Copies a block aside, and prefetches the next one meanwhile, because there is time for it. */
 static void copy_aside(unsigned char *aside, const unsigned char *block, size_t bytes,
                        const unsigned char *next) {
     size_t at = 0;
@@ -258,12 +258,11 @@ static void copy_aside(unsigned char *aside, const unsigned char *block, size_t 
 /* ---- gathering in two halves ----------------------------------------------------------------- */
 
 /*
- * Rows that are far apart, 2, 4, 8 or 16 of them, `deep`, are interleaved on their way aside, and what comes
- * out is put in order on its way back: each half has only as much to shuffle as can be done while it waits
- * for memory.
+ * `deep` rows (2, 4, 8 or 16) that are far apart are interleaved on their way aside, and the result is put in
+ * order on its way back: each half shuffles only as much as it can while it waits for memory.
  *
- * After turning `deep` vectors as often as 2 goes into deep, the 16 bytes of number l of vector i hold
- * columns whose cells are complete: they are piece l*deep + i of what is to be written.
+ * After log2(deep) rounds on `deep` vectors, the l-th 16 bytes of vector i hold columns whose cells are
+ * complete: they are piece l*deep + i of the output.
  */
 #define MOST_DEEP 16u
 

@@ -1,13 +1,13 @@
 /*
- * The permuting loops, written once for every width of vector. A file that includes this one defines
+ * The permuting loops, written once for all vector widths. A file that includes this one defines
  *
  *     VECTOR, VECTOR_BYTES           the type and its size, a multiple of 16
  *     load(from), store(to, vector)  at any address
- *     load_lanes(from, distance)     each 16 bytes from `distance` bytes after those before
+ *     load_lanes(from, distance)     16 bytes for each lane, from addresses `distance` bytes apart
  *     lane(vector, i)                the i-th 16 bytes; i is a constant
  *     low1 .. low8, high1 .. high8   interleaving the lower or upper halves of each 16 bytes of two vectors
  *
- * and finds rotate_cells() in it, and in permute_gather.h the rest.
+ * and gets rotate_cells(); permute_gather.h has the rest.
  */
 #include <immintrin.h>
 
@@ -69,9 +69,8 @@ ALWAYS void copy_cell(unsigned char *to, const unsigned char *from, size_t bytes
         copy_short(to, from, bytes);
 }
 
-/* Asks for a line of the block that comes next, into the second level cache. `next` is any memory where there
- * is none. How much is asked for: all of most blocks, for cells that are gathered are of scales or of few
- * heads. */
+/* Prefetches a line of the next block into the second-level cache; without a next block, `next` is any memory.
+ * The limit covers all of most blocks, because gathered cells are of scales or of few heads. */
 ALWAYS void ask_for(const unsigned char *next, size_t at) {
     if (at < 16384)
         _mm_prefetch((const char *)(next + at), _MM_HINT_T1);
@@ -79,8 +78,8 @@ ALWAYS void ask_for(const unsigned char *next, size_t at) {
 
 /* ---- rotating -------------------------------------------------------------------------------- */
 
-/* A page in the loops below. `single` is a constant: whether it is one block, which then is `first`; read
- * from `blocks` it would be read again for every cell, for what is stored might be it. */
+/* A page in the loops below. `single` is a constant: whether it is one block, which then is `first`. Every cell
+ * would otherwise reload the pointer from `blocks`, because a store might have changed it. */
 typedef struct page {
     bool single;
     unsigned char *first;
@@ -92,8 +91,8 @@ ALWAYS unsigned char *find(page p, kvf_place place, uint64_t at) {
 }
 
 /*
- * While a page is rotated, the next one is brought into the second level cache, line by line in order of
- * address: memory is fastest that way, and the rotation then finds it near, in whatever order.
+ * While a page is rotated, the next one is prefetched into the second-level cache, line by line in order of
+ * address: memory is fastest that way, and the rotation can then read it in any order.
  */
 typedef struct look_ahead {
     unsigned char *const *block; /* of the next page, or NULL */
@@ -116,11 +115,11 @@ ALWAYS void ask_ahead(look_ahead *ahead, size_t bytes) {
     const unsigned char *line = ahead->line;
     size_t rest = (size_t)(ahead->end - line);
     ahead->line += bytes < rest ? bytes : rest;
-    for (size_t at = 0; at < bytes; at += 64) /* beyond the end it does no harm */
+    for (size_t at = 0; at < bytes; at += 64) /* harmless beyond the end */
         _mm_prefetch((const char *)((uintptr_t)line + at), _MM_HINT_T1);
 }
 
-/* Rotates `bytes` bytes of each cell, from `at` on, one cycle after another. What waits is in `hold`. */
+/* Rotates `bytes` bytes of each cell, from `at` on, one cycle after another. `hold` keeps a cycle's first cell. */
 ALWAYS void rotate_piece(page p, const kvf_rotation *rotation, look_ahead *ahead, uint64_t at, size_t bytes,
                          unsigned char *hold) {
     const kvf_place *place = rotation->places;
@@ -140,7 +139,7 @@ ALWAYS void rotate_piece(page p, const kvf_rotation *rotation, look_ahead *ahead
     }
 }
 
-/* Cells of a few vectors wait in registers: cycles may be as short as two cells. */
+/* The first cell of a cycle waits in registers if it has few vectors: cycles may be as short as two cells. */
 ALWAYS void rotate_vectors(page p, const kvf_rotation *rotation, look_ahead *ahead, size_t count) {
     const kvf_place *place = rotation->places;
     VECTOR held[8];

@@ -8,36 +8,36 @@
 #include "kernel/kernel.h"
 
 #define BYTES                                                                                                \
-    ((size_t)2 << 20)     /* of each side: together more than second levels of caches, and little to touch */
-#define SHORT_PIECE 128u  /* what is short in practice: a head's share of a token */
-#define LONG_PIECE 16384u /* what is long: nothing is saved by longer ones */
-#define ROWS 16u          /* of a block, each of UNITS pieces */
+    ((size_t)2 << 20) /* of each side: together larger than second-level caches, and still quick to touch */
+#define SHORT_PIECE 128u  /* a short piece in practice: one head of a token */
+#define LONG_PIECE 16384u /* a long piece: longer ones save nothing */
+#define ROWS 16u          /* in a block, each of UNITS pieces */
 #define UNITS 2u
 #define BLOCK_PIECES ((uint64_t)ROWS * UNITS)
 #define RUNS_AT_ONCE 1024u
-#define TRIES 2           /* of which the shorter counts: the other may have been disturbed */
-#define ENOUGH_NS 2000000 /* one that takes so long is not repeated */
+#define TRIES 2           /* the shorter counts: the other may have been disturbed */
+#define ENOUGH_NS 2000000 /* a measurement that takes this long is not repeated */
 
 static bool is_over(const kvf_yardstick *yardstick) {
     return kvf_now(&kvf_monotonic) >= yardstick->deadline_ns;
 }
 
-/* What is measured. */
+/* One kind of copy to measure. */
 typedef struct measured {
     const kvf_yardstick *yardstick;
     kvf_yardstick_copy copy; /* of runs; NULL: boxes */
-    /* Copies all bytes in pieces of so many. False: not allowed, or no time. */
+    /* Copies all bytes in pieces of `piece_bytes`. False: not allowed, or no time left. */
     bool (*all)(const struct measured *m, uint64_t piece_bytes);
 } measured;
 
-/* Of this thread: what others take of the processor does not count. */
+/* Processor time of this thread: time taken by others does not count. */
 static double processor_ns(void) {
     struct timespec time = {0};
     (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 
-/* Nanoseconds; 0: it was not measured. */
+/* The shortest of the tries, in nanoseconds; 0: not measured. */
 static double time_of(const measured *m, uint64_t piece_bytes) {
     double shortest = 0;
     for (int i = 0; i < TRIES && shortest < ENOUGH_NS; i++) {
@@ -50,7 +50,7 @@ static double time_of(const measured *m, uint64_t piece_bytes) {
     return shortest;
 }
 
-/* Two equations: pieces x ns_per_piece + bytes x ns_per_byte. Neither price is less than nothing. */
+/* Solves two equations: time = pieces x ns_per_piece + bytes x ns_per_byte. Both prices stay above 0. */
 static bool measure(const measured *m, kvf_copy_price *out) {
     const double bytes = (double)m->yardstick->bytes;
     const double many = bytes / SHORT_PIECE, few = bytes / LONG_PIECE;
@@ -67,7 +67,8 @@ static bool measure(const measured *m, kvf_copy_price *out) {
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-/* The i-th piece of the one side is this one of the other: blocks in falling order, units before rows there. */
+/* The piece of the other side that is piece i of the one side: there, blocks are in descending order, and units are
+ * outside rows. */
 static uint64_t other_place(uint64_t i, uint64_t pieces) {
     const uint64_t blocks = pieces / BLOCK_PIECES, at = i % BLOCK_PIECES;
     return (blocks - 1 - i / BLOCK_PIECES) * BLOCK_PIECES + at % ROWS * UNITS + at / ROWS;
@@ -95,7 +96,7 @@ bool kvf_yardstick_runs(const kvf_yardstick *yardstick, kvf_yardstick_copy copy,
 
 /* ---- boxes ----------------------------------------------------------------------------------- */
 
-/* Block by block, as slots are filled, once each way. */
+/* Some blocks at a time, as slots are filled, once each way. */
 static bool move_boxes(const measured *m, uint64_t piece_bytes) {
     const kvf_yardstick *yardstick = m->yardstick;
     const uint64_t block_bytes = BLOCK_PIECES * piece_bytes;
@@ -146,7 +147,7 @@ static bool copy_mapped(const kvf_yardstick *yardstick, const kvf_run *runs, siz
 
 kvf_status kvf_yardstick_open(kvf_yardstick *yardstick, uint64_t budget_ns) {
     *yardstick = (kvf_yardstick){.bytes = BYTES, .deadline_ns = kvf_now(&kvf_monotonic) + budget_ns};
-    /* Not of the caller's allocator, and given back at once. */
+    /* Not from the caller's allocator: close() returns it to the system at once. */
     void *memory = mmap(NULL, 2 * BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return kvf_nomem("measuring");

@@ -32,7 +32,7 @@ uint32_t kvf_arena_share(const kvf_arena *arena, const kvf_slot_share *share) {
     return half > 0 ? half : 1;
 }
 
-/* The one that was used last: its memory is in the processor's caches. */
+/* Takes the most recently used slot: its memory is in the processor's caches. */
 kvf_slot *kvf_arena_take(kvf_arena *arena) {
     kvf_slot *slot = arena->first_free;
     if (!slot)

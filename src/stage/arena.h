@@ -1,12 +1,12 @@
 /*
- * The arena: memory of bounded size that is cut into slots, and who may touch which.
+ * The arena: memory of bounded size that is cut into slots, and the record of who may touch each.
  *
  * A slot is *free*, *own* (only our operations touch it), *lent* (a peer may read or write it), or *in doubt* (it was
- * lent, what it was lent for is over, and the peer may touch it still). Lent slots and those in doubt count against the
- * peer's share. At least half of the arena is never lent: own slots always become free by what this side does alone, so
- * two ranks that lend each other all they may still go on.
+ * lent to a flow that is over, but the peer may still touch it). Lent slots and those in doubt count against the peer's
+ * share. At least half of the arena is never lent. This side alone can free its own slots, so two ranks still make
+ * progress when each has lent the other as much as it may.
  *
- * Each time that a slot is lent it gets a new generation, by which a message says of which time it speaks.
+ * A slot gets a new generation each time it is lent; messages name it, to tell one loan from another.
  */
 #ifndef KVF_STAGE_ARENA_H
 #define KVF_STAGE_ARENA_H
@@ -20,25 +20,25 @@ typedef enum kvf_slot_state {
     KVF_SLOT_DOUBT,
 } kvf_slot_state;
 
-/** How many slots one peer has. */
+/** How many slots are lent to one peer. */
 typedef struct kvf_slot_share {
-    uint32_t lent;  /**< with those in doubt */
-    uint32_t doubt; /**< in doubt */
+    uint32_t lent;  /**< including those in doubt */
+    uint32_t doubt; /**< those in doubt */
 } kvf_slot_share;
 
 typedef struct kvf_slot {
     unsigned char *memory;
     uint32_t number;
-    uint32_t generation; /**< of the last time it was lent; never 0 then */
+    uint32_t generation; /**< of its last loan, from 1; 0: never lent */
     kvf_slot_state state;
-    kvf_slot_share *share;      /**< of the peer it is lent to */
-    struct kvf_slot *following; /**< of those that are free */
+    kvf_slot_share *share;      /**< of the peer to which it is lent */
+    struct kvf_slot *following; /**< the next free slot */
 } kvf_slot;
 
 typedef struct kvf_arena {
     kvf_slot *slots;
     uint32_t slot_count, slot_bytes;
-    uint32_t lent, doubt; /**< of all peers; `lent` with those in doubt */
+    uint32_t lent, doubt; /**< of all peers; `lent` includes those in doubt */
     uint32_t free_count;
     kvf_slot *first_free;
 } kvf_arena;
@@ -47,23 +47,23 @@ typedef struct kvf_arena {
 kvf_status kvf_arena_open(kvf_arena *arena, void *memory, uint32_t slot_count, uint32_t slot_bytes);
 void kvf_arena_close(kvf_arena *arena);
 
-/** The most slots that are lent to all peers together. */
+/** The most slots that may be lent to all peers together. */
 uint32_t kvf_arena_lendable(const kvf_arena *arena);
 
-/** The most slots of one peer: half of what can be lent and others do not have, so that peers who keep what they
- * have leave some. Of n who want many each comes to have one in n + 1. */
+/** The most slots that one peer may have: half of the lendable slots that other peers do not have, so that peers who
+ * keep theirs leave some. If n peers want many slots, each ends up with a share of 1 / (n + 1). */
 uint32_t kvf_arena_share(const kvf_arena *arena, const kvf_slot_share *share);
 
-/** A slot for our own operations; NULL: none is free. */
+/** Takes a slot for our own operations; NULL: none is free. */
 kvf_slot *kvf_arena_take(kvf_arena *arena);
 
-/** A slot to be lent; NULL: none is free, or the peer has its share. */
+/** Takes a slot to lend; NULL: none is free or lendable, or the peer has its share. */
 kvf_slot *kvf_arena_lend(kvf_arena *arena, kvf_slot_share *share);
 
-/** What a lent slot was lent for is over, but the peer may touch it still. */
+/** Marks a lent slot as in doubt: its flow is over, but the peer may still touch it. */
 void kvf_arena_doubt(kvf_arena *arena, kvf_slot *slot);
 
-/** Nobody touches it any more. */
+/** Frees a slot that nobody touches any more. */
 void kvf_arena_give(kvf_arena *arena, kvf_slot *slot);
 
 /** Where a slot begins in the arena. */

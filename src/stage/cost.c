@@ -10,24 +10,24 @@
 
 #define NOTICES_PER_SLOT 2.0   /* lent and returned */
 #define NOTICES_PER_FLOW 4.0   /* opened, accepted, ended by both */
-#define NOTICE_RUNS 2.0        /* what a notification costs, in operations of the fabric */
+#define NOTICE_RUNS 2.0        /* the cost of a notification, in operations of the fabric */
 #define NS_PER_NEAR_NOTICE 5e3 /* on one host */
-/* Of a device that gathers into the host's pinned memory, or scatters from it: published by others, for PCIe 5 and CUDA 12.
- * What short runs cost its kernels more is not known. */
+/* Costs of a device that gathers into the host's pinned memory, or scatters from it: published elsewhere, for PCIe 5
+ * and CUDA 12. The extra cost of short runs to its kernels is not known. */
 #define NS_PER_DEVICE_BYTE (1 / 52.0) /* SGLang, pull request 18968 */
 #define NS_PER_DRIVER_CALL 2300.0     /* FlexKV, pull request 193 */
-#define DRIVER_CALLS_PER_SLOT 4.0     /* boxes brought, kernel launched, event recorded and asked */
-#define DRIVER_CALLS_PER_SOURCE 2.0   /* table allocated and brought */
-#define TRANSPOSED_BYTES 16u          /* that one step of transposing takes and writes */
+#define DRIVER_CALLS_PER_SLOT 4.0     /* boxes copied, kernel launched, event recorded and polled */
+#define DRIVER_CALLS_PER_SOURCE 2.0   /* table allocated and copied */
+#define TRANSPOSED_BYTES 16u          /* read and written by one step of transposing */
 #define WEIGHT 0.25                   /* of one transfer in the average */
-#define FACTOR_MAX 16.0               /* a transfer that took longer was disturbed by something else */
-#define SURPRISE_MAX 4.0              /* likewise, where a class is known */
-#define SHORTEST_BYTES 256u           /* below it, the first class of lengths */
+#define FACTOR_MAX 16.0               /* a larger factor means that something else disturbed the transfer */
+#define SURPRISE_MAX 4.0              /* likewise, for a class with measurements */
+#define SHORTEST_BYTES 256u           /* shorter runs are in the first class of lengths */
 #define SMALLEST_BYTES (64u << 10)
 
 /* ---- what is assumed ------------------------------------------------------------------------- */
 
-/* The fabric that a kind is of; `apart`: it is memory, or a machine, of another sort. */
+/* The fabric of a kind; `apart`: the kind names another sort of memory or machine after a slash. */
 static kvf_transport_kind fabric_of(const char *kind, bool *apart) {
     kvf_transport_kind found = {.struct_size = sizeof found};
     const size_t bytes = strcspn(kind, "/");
@@ -38,7 +38,7 @@ static kvf_transport_kind fabric_of(const char *kind, bool *apart) {
     return (kvf_transport_kind){.reach = KVF_REACH_NETWORK};
 }
 
-/* Memory of this host that cannot be mapped. */
+/* Whether the kind is memory of this host that cannot be mapped. */
 static bool is_brought(const char *kind) {
     bool apart;
     const kvf_transport_kind fabric = fabric_of(kind, &apart);
@@ -55,7 +55,7 @@ void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes
     kvf_cost_model fabric;
     kind = kvf_cost_assumed(kind, &fabric);
     *cost = (kvf_stage_cost){.struct_size = sizeof *cost, .direct = fabric, .packed = fabric};
-    if (is_brought(kind)) { /* no operation between the two arenas, and both sides copy at the same time */
+    if (is_brought(kind)) { /* no operation moves slots, and both sides copy at the same time */
         cost->packed.ns_per_run = copying.ns_per_piece;
         cost->packed.ns_per_byte = copying.ns_per_byte + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / slot_bytes;
         cost->packed.ns_per_source += NOTICES_PER_FLOW * NS_PER_NEAR_NOTICE;
@@ -142,13 +142,13 @@ double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t by
                : kvf_cost_predict(&cost->learned, runs, bytes);
 }
 
-/* The first of a class is all that is known of it; later ones count less, down to a quarter. */
+/* The first transfer of a class sets its factor; later ones weigh less, down to a quarter. */
 void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns) {
     const double expected = kvf_way_cost_predict(cost, runs, bytes);
     const double assumed = kvf_cost_predict(&cost->assumed, runs, bytes);
     if (!(expected > 0) || !(assumed > 0))
         return;
-    ns = fmax(ns, 1); /* less than the clock sees */
+    ns = fmax(ns, 1); /* a duration of 0 is below the clock's resolution */
     const class_place at = place_of(runs, bytes);
     uint8_t *seen = &cost->seen[at.length][at.size];
     const double weight = fmax(WEIGHT, 1.0 / (*seen + 1));
@@ -160,7 +160,7 @@ void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, doubl
     kvf_cost_learn(&cost->learned, runs, bytes, ns);
 }
 
-/* ---- who shares it --------------------------------------------------------------------------- */
+/* ---- shared records -------------------------------------------------------------------------- */
 
 static bool is_same(const kvf_known_cost *a, const kvf_known_cost *b) {
     return a->placed && b->placed && strcmp(a->kind, b->kind) == 0 &&
@@ -214,11 +214,11 @@ static kvf_status count_pieces(const kvf_plan *plan, uint32_t source, uint64_t t
     return status;
 }
 
-/* One side's copies are made by a device instead of a core. */
+/* Adjusts the cost for one side whose device makes the copies instead of a core. */
 static void assume_device(kvf_cost_model *packed) {
     const kvf_copy_price copying = kvf_cost_copying();
     packed->ns_per_run =
-        fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* one core's, where both copy at once */
+        fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* only one core's, if both copy at once */
     packed->ns_per_byte += NS_PER_DEVICE_BYTE - copying.ns_per_byte +
                            DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / KVF_SLOT_BYTES;
     packed->ns_per_source += DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;

@@ -1,14 +1,14 @@
 /*
- * What the two ways cost: assumed from the fabric at first, then moved towards what was seen.
+ * The costs of the two ways: first assumed from the fabric, then adjusted towards measurements.
  *
- * Prices: ns_per_source + runs x ns_per_run + bytes x ns_per_byte. A transfer that was seen says only what all of it took,
- * so each of the three is moved by its share of the prediction: that of short runs by transfers of short runs, that of
- * bytes by long ones.
+ * Prices: ns_per_source + runs x ns_per_run + bytes x ns_per_byte. A transfer gives only its total duration, so each of
+ * the three prices is adjusted by its share of the prediction: transfers of short runs adjust mostly the price of runs,
+ * transfers of long runs that of bytes.
  *
- * Prices of lengths and sizes as unlike as a cache has are no straight line: fabrics change their protocol with the length
- * of a run, small transfers wait for round trips, large ones overlap. So a transfer also belongs to a *class*, by the length
- * of its runs and by its bytes, each within a factor of four; and what transfers of a class took, in terms of what was
- * assumed at first, is what the next of this class is predicted to take. Prices are for classes that were never seen.
+ * One straight line does not fit all lengths and sizes that a cache has: fabrics change their protocol with the length
+ * of a run, small transfers wait for round trips, large ones overlap. So a transfer also belongs to a *class*, by the
+ * length of its runs and by its bytes, each within a factor of four. A class learns a factor, measured duration over
+ * assumed, which predicts its next transfer. Learned prices are used for classes without a measurement.
  */
 #ifndef KVF_STAGE_COST_H
 #define KVF_STAGE_COST_H
@@ -17,26 +17,24 @@
 
 #include "transport/transport.h"
 
-/** The bytes of a slot of a stage that is not told otherwise: with half as many, emulated reads over TCP lose a
- * fifth. */
+/** The default bytes of a slot: with half as many, emulated reads over TCP are a fifth slower. */
 #define KVF_SLOT_BYTES (1u << 20)
 
-#define KVF_COST_LENGTHS 8u /**< classes: runs of less than 256 B, 1 KiB, .. 1 MiB, and more */
-#define KVF_COST_SIZES 8u   /**< of less than 64 KiB, 256 KiB, .. 256 MiB, and more */
+#define KVF_COST_LENGTHS 8u /**< classes: run lengths below 256 B, 1 KiB, .. 1 MiB, and above */
+#define KVF_COST_SIZES 8u   /**< classes: bytes below 64 KiB, 256 KiB, .. 256 MiB, and above */
 
 /** Prices, in nanoseconds. */
 typedef struct kvf_prices {
     double per_source, per_run, per_byte;
 } kvf_prices;
 
-/** What one way is expected to take, in one direction. */
+/** The expected cost of one way, in one direction. */
 typedef struct kvf_way_cost {
-    kvf_prices assumed; /**< stays */
+    kvf_prices assumed; /**< never changes */
     kvf_prices learned;
-    float factors[KVF_COST_LENGTHS]
-                 [KVF_COST_SIZES]; /**< what transfers of a class took, of what was assumed */
+    float factors[KVF_COST_LENGTHS][KVF_COST_SIZES]; /**< measured duration over assumed, by class */
     uint8_t seen[KVF_COST_LENGTHS]
-                [KVF_COST_SIZES]; /**< those transfers, or 255; 0: the factor says nothing */
+                [KVF_COST_SIZES]; /**< number of transfers measured, at most 255; 0: no factor */
     uint64_t transfers;           /**< of all classes */
 } kvf_way_cost;
 
@@ -46,64 +44,64 @@ typedef struct kvf_peer_cost {
 } kvf_peer_cost;
 
 /**
- * What is known of all peers on one machine that are reached by one kind of transport: they share it, so that what was
- * seen with one is known of the next, and a thousand of them do not keep it a thousand times.
+ * The costs of all peers on one machine that are reached by one kind of transport. They share one record, so that
+ * measurements with one peer serve the next, and a thousand peers do not need a thousand records.
  */
 typedef struct kvf_known_cost {
     kvf_peer_cost by_direction[2];
     const char *kind; /**< as in kvf_cost_assumed() */
-    bool placed;      /**< it is known where they are; else there is one peer */
+    bool placed;      /**< the machine is known; else there is one peer */
     unsigned char place[KVF_PLACE_BYTES];
     uint32_t users;
     struct kvf_known_cost *previous, *following;
 } kvf_known_cost;
 
 /**
- * Finds what is known of a peer, or begins with what is assumed.
+ * Finds the known costs of a peer, or makes a record with the assumed ones.
  *
- * @param list        all of a stage
+ * @param list        all records of a stage
  * @param slot_bytes  of the stage
  * @return NULL: no memory
  */
 kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, uint32_t slot_bytes);
 
-/** One peer less; with the last it is forgotten. NULL is accepted. */
+/** Removes one user; the last frees the record. NULL is accepted. */
 void kvf_known_cost_leave(kvf_known_cost **list, kvf_known_cost *known);
 
-/** Begins with what is assumed: nothing was seen. */
+/** Begins with assumed costs, without any measurement. */
 void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_stage_cost *assumed);
 
 /** The prediction, in nanoseconds. */
 double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t bytes);
 
-/** Takes one transfer into account. */
+/** Learns from one transfer. */
 void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns);
 
-/** Fills in what is assumed of a peer that a kind of transport reaches, as in kvf_cost_assumed(). */
+/** Fills in the assumed cost of a peer that is reached by a kind of transport, as in kvf_cost_assumed(). */
 void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes);
 
-/** Whether a kind of transport moves many runs in one operation: then there is nothing left for us to pack. Not where
- * memory of this host cannot be mapped: its runs cost more than copies. */
+/** Whether a kind of transport moves many runs in one operation: then packing saves nothing. False for memory of this
+ * host that cannot be mapped: its runs cost more than copies. */
 bool kvf_cost_has_lists(const char *kind);
 
-/** How many copies the pieces of a packed source are on each side: those of cells that are cut unlike are transposed,
- * many at a time (kernel/box_fast.h). */
+/** How many copies each side makes for the pieces of a packed source: if the two sides cut cells differently, pieces
+ * are transposed, many at a time (kernel/box_fast.h). */
 uint64_t kvf_cost_copies(const kvf_plan *plan, uint64_t pieces, uint64_t bytes);
 
-/** Whether packing may be chosen for what it saves: over a fabric that takes lists of runs only where cells are cut unlike,
- * for there runs have some bytes each, and else as many as the pieces of the packed stream. */
+/** Whether packing can save time. Over a fabric that takes lists of runs, only if the two sides cut cells differently:
+ * then runs have a few bytes each; otherwise they are as long as the pieces of the packed stream. */
 bool kvf_cost_may_pack(const kvf_plan *plan, bool has_lists);
 
-/** Prices as users are told them. */
+/** Prices in their public form. */
 static inline kvf_cost_model kvf_cost_model_of(const kvf_prices *prices) {
     return (kvf_cost_model){
         .ns_per_source = prices->per_source, .ns_per_run = prices->per_run, .ns_per_byte = prices->per_byte};
 }
 
-/** What prices say, in nanoseconds. */
+/** The prediction from prices, in nanoseconds. */
 double kvf_cost_predict(const kvf_prices *prices, uint64_t runs, uint64_t bytes);
 
-/** Moves prices towards one transfer: an exponential average, in which it counts a quarter. */
+/** Adjusts prices towards one transfer: an exponential average, in which it has a weight of one quarter. */
 void kvf_cost_learn(kvf_prices *prices, uint64_t runs, uint64_t bytes, double ns);
 
 #endif

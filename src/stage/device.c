@@ -6,16 +6,16 @@
 #include "base/list.h"
 #include "cuda/looks.h"
 
-#define PAUSE_NS 20000 /* between two looks, where one must wait */
+#define PAUSE_NS 20000 /* between two polls while a call waits */
 
 struct kvf_stage_device {
     kvf_copier *copier;
     kvf_looks looks;
-    bool changed; /* a job was put or taken since they were looked at */
+    bool changed; /* a job was put or taken since the jobs were last polled */
     void *arena;
     struct {
         kvf_job *first, *last;
-    } jobs; /* in the order in which they were put; those that run before those that wait */
+    } jobs; /* in the order in which they were put; running jobs before waiting ones */
 };
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
@@ -48,7 +48,7 @@ void kvf_stage_device_close(kvf_stage_device *device) {
     if (device->arena)
         kvf_copier_unpin(device->copier, device->arena);
     kvf_looks_close(&device->looks);
-    (void)kvf_copier_close(device->copier); /* in a child of fork() the parent's stays */
+    (void)kvf_copier_close(device->copier); /* in a child of fork(), this leaves the parent's open */
     kvf_free(device);
 }
 
@@ -180,7 +180,7 @@ void kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job) {
         remove_job(device, job);
 }
 
-/* All are looked at each time: one that waits for room on the device may stand before those that have it. */
+/* Each round advances all jobs: a job that waits for room on the device may be listed before jobs that have room. */
 void kvf_stage_device_settle(kvf_stage_device *device) {
     for (bool settled = false; !settled;) {
         settled = true;

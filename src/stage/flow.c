@@ -15,7 +15,7 @@ void kvf_stage_flow_uncount(kvf_stage_flow *flow) {
     if (flow->counted) {
         kvf_stage *stage = flow->stage;
         if (flow->peer->flows[flow->mover]-- >= flow->peer->flows_most)
-            stage->held_up = true; /* another one may wait for this: it is its turn now */
+            stage->held_up = true; /* another flow may wait for this */
         flow->counted = false;
     }
 }
@@ -79,7 +79,7 @@ void kvf_credit_give(kvf_credit *credit, kvf_credit_state next) {
     credit->state = next;
 }
 
-/* What was lent is in doubt where the flow did not end well: the peer may not know yet. */
+/* A lent slot is in doubt if the flow failed: the peer may not know yet. */
 static void end_credit(kvf_credit *credit, kvf_status status) {
     kvf_stage *stage = credit->flow->stage;
     if (credit->state == KVF_CREDIT_COPYING && stage->device)
@@ -101,7 +101,7 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
     flow->ended = true;
     flow->status = status;
     if (!flow->mover)
-        flow->kept_ns = kvf_now(stage->clock); /* the peer is to give back what it has */
+        flow->kept_ns = kvf_now(stage->clock); /* from now on the peer is to give back its slots */
     if (status) {
         (void)snprintf(flow->detail, sizeof flow->detail, "%s", kvf_error_detail());
         stage->counts.failed++;
@@ -113,7 +113,7 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         end_credit(&flow->credits[i], status);
     kvf_stage_device_drop(stage->device, &flow->table);
-    if (flow->mover && flow->opening && flow->opening_at == 0) /* nobody has heard of it */
+    if (flow->mover && flow->opening && flow->opening_at == 0) /* the peer has not heard of it */
         flow->end_sent = flow->end_heard = true;
     drop_opening(flow);
 }
@@ -124,7 +124,7 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         if (flow->credits[i].state == KVF_CREDIT_LENT)
             kvf_credit_give(&flow->credits[i], KVF_CREDIT_NONE);
-    if (kvf_stage_flow_is_over(flow)) /* what comes with this message may be the opening of the next one */
+    if (kvf_stage_flow_is_over(flow)) /* the next message may open another flow */
         kvf_stage_flow_uncount(flow);
 }
 
@@ -186,7 +186,7 @@ bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message) {
         flow->stage->held_up = true;
     else if (status) {
         kvf_stage_flow_end(flow, status);
-        flow->end_sent = true; /* nothing reaches it; the rest is a matter of kvf_stage_leave() */
+        flow->end_sent = true; /* the peer is out of reach; kvf_stage_leave() does the rest */
     }
     return !status;
 }
@@ -201,7 +201,7 @@ kvf_credit *kvf_stage_flow_credit(kvf_stage_flow *flow, kvf_credit_state state) 
     return first;
 }
 
-/* The next to be named: where slots are full, that with the next bytes. */
+/* The next credit to name; with full slots, the one with the next bytes. */
 static kvf_credit *next_to_say(kvf_stage_flow *flow, kvf_credit_state state, bool full) {
     kvf_credit *credit = kvf_stage_flow_credit(flow, state);
     return credit && full && credit->note.bytes.begin != flow->told ? NULL : credit;
@@ -260,7 +260,7 @@ kvf_status kvf_stage_check_memory(const kvf_stage *stage) {
     return KVF_OK;
 }
 
-/* A shorter copy is made while a worker would wake up; unless slots have no more. */
+/* A shorter copy takes less time than waking a worker. Slots smaller than this still go to workers. */
 #define WORTH_A_WORKER_BYTES (64u << 10)
 
 static bool is_for_workers(const kvf_stage *stage, kvf_byte_range bytes) {

@@ -1,20 +1,20 @@
 /*
- * A flow: one stream on its way between this rank and a peer, through slots of both arenas.
+ * A flow: one stream that moves between this rank and a peer, through slots of both arenas.
  *
  * The mover opens it and its operations move the bytes; the lender lends slots of its arena (see message.h):
  *
  *     pull    lender: gather into a slot, lend it           mover: read it into a slot of its own, return it, scatter
  *     push    lender: lend an empty slot .. scatter it      mover: gather into a slot of its own, write it, return it
  *
- * Bytes go in the order of the stream. A side ends the flow with one END, which is the last that it says of it, and
- * which a mover says only when none of its operations is under way: so with the mover's END all lent slots are free, and
- * a flow of which both ENDs have been said is forgotten. Nothing that comes later speaks of it.
+ * Bytes go in the order of the stream. Each side ends the flow with one END, its last message about the flow. A mover
+ * sends its END only when none of its operations is under way, so the mover's END frees all lent slots. After both ENDs
+ * the flow is forgotten; no later message names it.
  *
- * What is to be said is a matter of state (which slots are to be lent or returned, whether the END was sent), so where a
- * peer takes no notification at the moment, nothing is queued and nothing is lost.
+ * Messages are derived from state (which slots to lend or return, whether the END was sent). So while a peer takes no
+ * notification, nothing is queued and nothing is lost.
  *
- * Files call one way: stage.c and ways.c (what users call), lender.c and mover.c (what each side does), flow.c (what is
- * the same for both), workers.c, arena.c, shape.c, message.c, cost.c.
+ * Files call in one direction: stage.c and ways.c (public functions), lender.c and mover.c (the two sides), flow.c
+ * (code of both sides), workers.c, arena.c, shape.c, message.c, cost.c.
  */
 #ifndef KVF_STAGE_FLOW_H
 #define KVF_STAGE_FLOW_H
@@ -38,27 +38,27 @@
 typedef struct kvf_stage_flow kvf_stage_flow;
 typedef struct kvf_stage_peer kvf_stage_peer;
 
-/** What becomes of one slot of the window. */
+/** The state of one slot of the window. */
 typedef enum kvf_credit_state {
     KVF_CREDIT_NONE = 0,
     /* at the lender */
-    KVF_CREDIT_TO_LEND, /**< the slot is ready; to be said */
+    KVF_CREDIT_TO_LEND, /**< the slot is ready; its LEND is to be sent */
     KVF_CREDIT_LENT,    /**< the mover has it */
     KVF_CREDIT_BACK,    /**< push: it came back full */
     /* at the mover */
     KVF_CREDIT_HERE,      /**< the lender has lent a slot */
-    KVF_CREDIT_MOVING,    /**< an operation is under way between it and a slot of our own */
+    KVF_CREDIT_MOVING,    /**< an operation is under way between it and our own slot */
     KVF_CREDIT_MOVED,     /**< pull: the bytes are in our own slot */
-    KVF_CREDIT_TO_RETURN, /**< to be said */
+    KVF_CREDIT_TO_RETURN, /**< its RETURN is to be sent */
     /* at either */
-    KVF_CREDIT_COPYING, /**< a worker copies between the slot of ours and the shard's memory */
+    KVF_CREDIT_COPYING, /**< a worker or device copies between our slot and the shard's memory */
 } kvf_credit_state;
 
 typedef struct kvf_credit {
     kvf_stage_flow *flow;
     kvf_credit_state state;
-    kvf_slot *own;      /**< of our arena: lent, or between the lender's and our memory; NULL: none */
-    kvf_slot_note note; /**< the lender's slot and what is in it, as messages say it */
+    kvf_slot *own; /**< slot of our arena: lent, or between the lender's slot and our memory; NULL: none */
+    kvf_slot_note note; /**< the lender's slot and its bytes, as in messages */
     kvf_run run;
     kvf_operation operation;
     kvf_job job;
@@ -68,44 +68,44 @@ struct kvf_stage_flow {
     kvf_stage *stage;
     kvf_stage_peer *peer;
     uint64_t id;
-    bool mover;              /**< we are; else the lender */
+    bool mover;              /**< we are the mover; else the lender */
     kvf_direction direction; /**< KVF_READ: a pull. The mover reads */
     uint32_t priority, window;
-    uint64_t permission; /**< by which it was opened */
-    bool held;           /**< mover: operations begin only as far as `allowed` goes */
+    uint64_t permission; /**< the permission with which it was opened */
+    bool held;           /**< mover: operations may begin only for `allowed` bytes */
     uint64_t allowed;    /**< bytes */
 
-    unsigned char *opening; /**< mover: to be sent; lender: as far as it has come. NULL: all of it was */
+    unsigned char *opening; /**< mover: to be sent; lender: as far as received. NULL: done */
     uint32_t opening_bytes, opening_at;
-    bool whole;    /**< lender: it has come and is to be read in a turn of the stage */
-    bool open;     /**< lender: it has come and was accepted; mover: the lender has said so */
-    bool accepted; /**< lender: that is said */
+    bool whole;    /**< lender: it has come and will be read in a turn of the stage */
+    bool open;     /**< lender: it was accepted; mover: the lender's ACCEPT has come */
+    bool accepted; /**< lender: the ACCEPT was sent */
 
     kvf_stage_shape *shape;
     kvf_stream *stream;
-    kvf_device_table table; /**< of the stream, where the shard's memory is a device's */
+    kvf_device_table table; /**< of the stream, if the shard's memory is a device's */
     uint64_t bytes;         /**< of the stream */
     uint64_t next;          /**< the first byte that is in no credit yet */
-    uint64_t told;          /**< the first byte that no message of ours has named */
-    uint64_t done;          /**< how many bytes have arrived where they belong, or came back read */
+    uint64_t told;          /**< the first byte that none of our messages has named */
+    uint64_t done;          /**< how many bytes are in place, or (lender of a pull) were read */
     kvf_credit credits[KVF_WINDOW_MAX];
     uint32_t region, slot_bytes, slot_count; /**< mover: of the lender's arena */
     uint32_t moving;                         /**< operations under way */
-    uint64_t operations;                     /**< that have ended well */
+    uint64_t operations;                     /**< that have succeeded */
 
-    bool ended; /**< nothing more is done for it, but for what is under way; `status` is final */
+    bool ended; /**< nothing new is begun for it; `status` is final */
     bool end_sent, end_heard;
     kvf_status status;
     char detail[KVF_STAGE_DETAIL_BYTES];
-    bool counted;        /**< among the `flows` of its peer */
-    bool owned;          /**< by a move, which lets go of it with kvf_stage_flow_leave() */
-    uint64_t began_ns;   /**< mover: when its opening began to be sent; 0: it waits for its turn */
-    uint64_t took_ns;    /**< mover: from then to the end */
-    uint64_t heard_ns;   /**< when the peer last said something of it */
-    uint64_t waits_ns;   /**< lender: since when it waits for the first slot of its peer; 0: it does not */
-    uint64_t kept_ns;    /**< lender: when its first slot was lent, the last came back, or it ended */
-    uint64_t doubt_ends; /**< lender, of a peer that has left: when its slots are free; 0: not begun */
-    kvf_stage_flow *previous, *following; /**< all of the stage, in the order of turns */
+    bool counted;      /**< among the `flows` of its peer */
+    bool owned;        /**< by a move, which releases it with kvf_stage_flow_leave() */
+    uint64_t began_ns; /**< mover: when it began to send its opening; 0: it waits for its turn */
+    uint64_t took_ns;  /**< mover: from then to the end */
+    uint64_t heard_ns; /**< when it last made progress: a message, or a completed operation */
+    uint64_t waits_ns; /**< lender: since when it waits for a slot while its peer has none; 0: it does not */
+    uint64_t kept_ns;  /**< lender: the latest of: first slot lent, a slot returned, the end */
+    uint64_t doubt_ends; /**< lender, of a peer that has left: when its slots are free; 0: not set */
+    kvf_stage_flow *previous, *following; /**< all flows of the stage, in the order of turns */
 };
 
 struct kvf_stage_peer {
@@ -114,12 +114,12 @@ struct kvf_stage_peer {
     kvf_slot_share share;
     kvf_known_cost *known; /**< NULL: it has left */
     kvf_peer_cost *costs;  /**< by direction, of `known` */
-    bool has_lists; /**< one operation takes many runs, and then they cost little: kvf_cost_may_pack() */
-    kvf_stage_flow *outgoing; /**< whose opening is being sent; NULL: none */
-    kvf_stage_flow *incoming; /**< whose opening is coming in */
-    uint32_t flows[2];     /**< that are not over: [0] it has opened, [1] we have, without those that wait */
-    uint32_t flows_most;   /**< [1] at once: one, until it has said with an ACCEPT how many it takes */
-    uint64_t opened_bytes; /**< openings of those that it has opened: what it makes us keep */
+    bool has_lists;        /**< one operation takes many runs, which makes them cheap: kvf_cost_may_pack() */
+    kvf_stage_flow *outgoing; /**< the flow whose opening is being sent; NULL: none */
+    kvf_stage_flow *incoming; /**< the flow whose opening is being received */
+    uint32_t flows[2];        /**< flows not over, [0] opened by it, [1] by us, without those that wait */
+    uint32_t flows_most;      /**< limit of flows[1]: one, until its first ACCEPT says how many it takes */
+    uint64_t opened_bytes;    /**< bytes of the openings that it makes us keep */
     kvf_stage_peer *previous, *following;
 };
 
@@ -130,112 +130,112 @@ struct kvf_stage {
     uint32_t *convert; /**< options.convert, owned; NULL: none */
     const kvf_clock *clock;
     kvf_arena arena;
-    kvf_workers *workers;     /**< NULL: copies are made in kvf_stage_progress() */
+    kvf_workers *workers;     /**< NULL: kvf_stage_progress() makes the copies */
     bool uses_regions;        /**< the transport knows of our workers or device */
-    kvf_stage_device *device; /**< where the shard's memory is; NULL: the host */
+    kvf_stage_device *device; /**< the device with the shard's memory; NULL: it is the host's */
     uint32_t region;
     uint64_t model;
     kvf_shapes shapes;
     kvf_stage_peer *peers;
-    kvf_known_cost *known_costs;  /**< of these */
+    kvf_known_cost *known_costs;  /**< of these peers */
     kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
-    uint64_t last_flow;           /**< number of ours */
-    uint32_t waiting; /**< flows that wait for the first slot of their peer; perhaps some that do no more */
-    uint32_t moving;  /**< operations under way, of all flows */
-    uint32_t moves;   /**< that are not freed */
-    bool closed;      /**< freed with the last of these */
-    bool held_up;     /**< something is to be said: a peer takes nothing now, or a turn has come */
+    uint64_t last_flow;           /**< number of the last flow that we opened */
+    uint32_t waiting;             /**< flows that wait while their peer has no slot; perhaps too many */
+    uint32_t moving;              /**< operations under way, of all flows */
+    uint32_t moves;               /**< moves that are not freed */
+    bool closed;                  /**< to be freed with the last flow, operation and move */
+    bool held_up; /**< messages wait: a peer takes none now, or a flow's turn to open has come */
     kvf_stage_info counts;
 };
 
-/* ---- flow.c: what is the same for both sides ----------------------------------------------------- */
+/* ---- flow.c: code of both sides ------------------------------------------------------------------ */
 
-/** A flow in the list, without a stream. @return NULL: no memory */
+/** Makes a flow without a stream, and adds it to the list. @return NULL: no memory */
 kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint64_t id, bool mover);
 
-/** Gives a flow its place among those of its priority: the last. */
+/** Puts a flow behind the others of its priority. */
 void kvf_stage_flow_line_up(kvf_stage_flow *flow);
 
-/** Its flow of that number, as mover or as lender; NULL: there is none. */
+/** The peer's flow of that number in which we are the mover or the lender; NULL: there is none. */
 kvf_stage_flow *kvf_stage_flow_find(const kvf_stage *stage, const kvf_stage_peer *peer, uint64_t id,
                                     bool mover);
 
-/** Ends our side, once; slots that nobody else touches are free. The detail of the thread is its sentence. */
+/** Ends our side, once, and frees the slots that the peer does not use. The thread's error detail is the reason. */
 void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status);
 
-/** The same, and an event: the peer broke the rules. */
+/** The same, and reports an event: the peer broke the rules. */
 void kvf_stage_flow_blame(kvf_stage_flow *flow, kvf_status status);
 
-/** Counts what a peer must not have sent, and tells the user; the detail of the thread is the sentence. */
+/** Counts a message that the peer must not send, and tells the user; the text is the thread's error detail. */
 void kvf_stage_blame(kvf_stage *stage, const char *peer, kvf_status status);
 
-/** Says a message of this flow. False where the peer takes none at the moment, or is lost. */
+/** Sends a message of this flow. False: the peer takes none at the moment, or is lost. */
 bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message);
 
-/** Says what slots are in this state, in the order of the stream, and what becomes of them. */
+/** Sends one message that names all slots in state `from`, in the stream's order; their state is then `to`. */
 void kvf_stage_flow_say_slots(kvf_stage_flow *flow, kvf_stage_word word, kvf_credit_state from,
                               kvf_credit_state to);
 
-/** Says the END where it is due. */
+/** Sends the END if it is due. */
 void kvf_stage_flow_say_end(kvf_stage_flow *flow);
 
-/** Says the lender's END of a flow that there is not, to a mover that waits for it, with the sentence of `status`. Where
- * it cannot be said now it is not: the mover's own END is answered so, too. */
+/** Sends a mover the lender's END of a flow that does not exist here, with the thread's error detail. If the peer takes
+ * no message now, nothing is sent: the mover's own END gets the same answer later. */
 void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, kvf_status status);
 
-/** The peer touches no slot of this flow any more: it has said its END, or is gone for good. */
+/** Frees the flow's lent slots: the peer no longer uses them, because it has sent its END or is gone for good. */
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
 
-/** The credit in this state whose bytes are the first; NULL: none. */
+/** The credit in this state whose bytes come first; NULL: none. */
 kvf_credit *kvf_stage_flow_credit(kvf_stage_flow *flow, kvf_credit_state state);
 
-/** Gives the slot of our arena that a credit has, if any. */
+/** Gives a credit's own slot, if any, back to our arena; the credit is then in state `next`. */
 void kvf_credit_give(kvf_credit *credit, kvf_credit_state next);
 
-/** Whether the shard's memory is registered: regions come and go, and what is not there is not touched.
+/** Whether the shard's memory is registered: regions come and go, and unregistered memory is not touched.
  * @return KVF_OK, KVF_E_NOT_REGISTERED */
 kvf_status kvf_stage_check_memory(const kvf_stage *stage);
 
 /**
- * Copy a credit's bytes between the shard's memory and the credit's own slot: at once, or by a worker, until when the
- * credit is KVF_CREDIT_COPYING. Where the shard's memory is not registered the flow ends.
+ * Copy a credit's bytes between the shard's memory and the credit's own slot: at once, or by a worker or device, during
+ * which the credit is KVF_CREDIT_COPYING. If the shard's memory is not registered, the flow ends.
  *
- * @return whether they are copied; otherwise kvf_lender_copied() or kvf_mover_copied() is called when they are, unless
- *         the flow ends before
+ * @return whether they are copied; otherwise kvf_lender_copied() or kvf_mover_copied() is called after the copy, unless
+ *         the flow ends first
  */
 bool kvf_stage_flow_gather(kvf_credit *credit);
 bool kvf_stage_flow_scatter(kvf_credit *credit);
 
-/** Whether bytes that a peer names are the next of the stream and end at an element: KVF_OK, KVF_E_RANGE. */
+/** Checks that bytes named by a peer are the next of the stream and end at an element: KVF_OK, KVF_E_RANGE. */
 kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range bytes, uint64_t most);
 
-/** Counts it among those of its peer, and no longer: both once at most. */
+/** Count a flow among its peer's, and stop counting it; each at most once. */
 void kvf_stage_flow_count(kvf_stage_flow *flow);
 void kvf_stage_flow_uncount(kvf_stage_flow *flow);
 
-/** Whether nothing more is to be done or said. What is over and not `owned` can be freed. */
+/** Whether nothing is left to do or to send. A flow that is over and not `owned` can be freed. */
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow);
 
 void kvf_stage_flow_free(kvf_stage_flow *flow);
 
 /* ---- lender.c, mover.c ---------------------------------------------------------------------------
  *
- * step: one slot's worth of work, copying at most; false where there is nothing to do now.
- * copied: what becomes of a slot whose bytes have been gathered or scattered.
- * talk: says what is to be said. hear: takes a message.
+ * step: at most one slot's worth of copying; false if there is nothing to do now.
+ * copied: goes on with a slot whose bytes have been gathered or scattered.
+ * talk: sends the messages that are due. hear: takes a message.
  */
 
 bool kvf_lender_step(kvf_stage_flow *flow);
 void kvf_lender_copied(kvf_credit *credit);
 void kvf_lender_talk(kvf_stage_flow *flow);
 void kvf_lender_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
-/** Whether it waits for a slot, and its peer has none. */
+/** Whether it waits for a slot while its peer has none. */
 bool kvf_lender_waits(const kvf_stage_flow *flow);
-/** Whether the peer has slots of it, and has given none back since then, not even where it has ended. */
+/** Whether the peer still has slots of this flow, ended or not, and has given none back since `before_ns`. */
 bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns);
-/** A part of an opening: the first makes the flow. */
+/** Takes a part of an opening; the first part makes the flow. */
 void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message);
-/** Reads one opening of those that have come and are long; whether there are more. */
+/** Reads one of the long openings that have arrived. @return whether there are more */
 bool kvf_lender_read_one(kvf_stage *stage);
 
 bool kvf_mover_step(kvf_stage_flow *flow);
@@ -243,7 +243,7 @@ void kvf_mover_copied(kvf_credit *credit);
 void kvf_mover_talk(kvf_stage_flow *flow);
 void kvf_mover_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
 
-/** What a mover wants. */
+/** A mover's request. */
 typedef struct kvf_flow_wish {
     kvf_direction direction;
     kvf_stage_shape *shape;        /**< taken over, whatever becomes of the flow */
@@ -256,7 +256,7 @@ typedef struct kvf_flow_wish {
 } kvf_flow_wish;
 
 /**
- * Begins a flow; nothing is said before kvf_stage_progress().
+ * Begins a flow; nothing is sent before kvf_stage_progress().
  *
  * @param wish  read during the call
  * @param out   receives a flow that is `owned`, see kvf_stage_flow_leave()
@@ -264,16 +264,16 @@ typedef struct kvf_flow_wish {
 kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flow_wish *wish,
                            kvf_stage_flow **out);
 
-/** Lets a flow that is held begin so many bytes more. Nothing is saved up: no more than the slots need that the
- * lender has lent. Returns how many were of use. */
+/** Lets a held flow begin `bytes` more bytes, but no more than the slots that the lender has lent can use: nothing is
+ * saved up. Returns how many were used. */
 uint64_t kvf_mover_allow(kvf_stage_flow *flow, uint64_t bytes);
 
-/** Ends it where it is not over, and lets go of it. */
+/** Ends an owned flow if it has not ended, and gives up its ownership. */
 void kvf_stage_flow_leave(kvf_stage_flow *flow);
 
 /* ---- stage.c ------------------------------------------------------------------------------------- */
 
-/** Frees a stage that was closed, with its last operation. */
+/** Frees a closed stage, once its last flow, operation and move are gone. */
 void kvf_stage_release(kvf_stage *stage);
 
 kvf_stage_peer *kvf_stage_find_peer(const kvf_stage *stage, const kvf_peer *peer);

@@ -1,5 +1,5 @@
 /*
- * What the files of the packed stream share.
+ * Declarations that the files of the packed stream share.
  */
 #ifndef KVF_STAGE_INSIDE_H
 #define KVF_STAGE_INSIDE_H
@@ -8,11 +8,11 @@
 #include "stage/kept.h"
 #include "stage/stream.h"
 
-/** Items times their layers: a plan of 80 layers of 128 heads, each from another box, has 2^15 of one part. What comes
- * from elsewhere must not make us allocate more than some MiB. */
+/** The most items times their layers: a plan of 80 layers of 128 heads, each from another box, has 2^15 of one part.
+ * Data from a peer must not make us allocate more than some MiB. */
 #define KVF_STREAM_MAX_LANES (1u << 18)
 
-/** An item in one of its layers: what of a stream lies together, if it is not empty. */
+/** An item in one of its layers: a contiguous range of the stream, possibly empty. */
 typedef struct kvf_lane {
     uint32_t layer; /* of the model */
     uint32_t item;
@@ -30,7 +30,7 @@ kvf_status kvf_lanes_of(const kvf_model *model, const kvf_stream_item *items, ui
                         uint32_t *lane_count);
 
 /**
- * How an item's elements count. An *atom* is what is never cut: an element; a byte of those that are smaller.
+ * How an item's elements are counted. An *atom* is never cut: it is an element, or a byte if elements are smaller.
  */
 typedef struct kvf_item_shape {
     kvf_dtype memory_type, stream_type;
@@ -43,22 +43,22 @@ struct kvf_stream_map {
     const kvf_shard *shard;
     kvf_selection *selection;
     kvf_item_shape *shapes; /* by item */
-    kvf_kept *kept;         /* by group; zeroed where no item is */
+    kvf_kept *kept;         /* by group; zeroed if the group has no item */
     kvf_lane *lanes;
     uint32_t lane_count;
 };
 
-/** What flows of a group in one request, and where this rank has it. */
+/** The steps of a group that flow in one request, and where this rank has them. */
 typedef struct kvf_stream_group {
-    uint64_t first, steps; /* common steps of the sequence before those that flow, and those */
+    uint64_t first, steps; /* common steps of the sequence: before those that flow, and that flow */
     uint64_t position;     /* of the first step of ids[0] */
-    uint32_t *ids;         /* logical blocks from there on; of no meaning where none of these steps is */
+    uint32_t *ids;         /* logical blocks from there on; undefined for those without any of these steps */
 } kvf_stream_group;
 
 struct kvf_stream {
     const kvf_stream_map *map;
     kvf_stream_group *groups;
-    uint64_t *begins; /* by lane, and one more: the bytes before it */
+    uint64_t *begins; /* the bytes before each lane; the last entry is their sum */
     uint32_t *ids;    /* of all groups */
     uint64_t id_count;
 };
@@ -69,7 +69,7 @@ static inline const kvf_placement *kvf_lane_placement(const kvf_stream_map *map,
     return kvf_shard_placement(map->shard, item->group, lane->group_layer, item->part);
 }
 
-/** The lane in which a byte of the stream lies; the number of lanes for its end. */
+/** The lane in which a byte of the stream lies; the number of lanes if the byte is the stream's end. */
 uint32_t kvf_stream_lane(const kvf_stream *stream, uint64_t byte);
 
 #endif

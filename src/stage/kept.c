@@ -4,7 +4,7 @@ static bool same_share(kvf_token_share a, kvf_token_share b) {
     return a.count == b.count && a.width == b.width && a.index == b.index;
 }
 
-/* One stretch of `steps` positions from `first` on, in a period of so many. */
+/* One stretch of `steps` positions from `first` on, in a period of `positions`. */
 static kvf_status one_stretch(uint64_t positions, uint64_t first, uint64_t steps, kvf_kept *out) {
     out->stretches = kvf_alloc(1, sizeof *out->stretches);
     if (!out->stretches)
@@ -23,7 +23,7 @@ static void add_stretch(kvf_kept *kept, uint64_t position, uint64_t steps) {
     kept->steps += steps;
 }
 
-/* Both share: what they have in common is looked for through one period. */
+/* Both ranks share tokens: walk one period to find the common steps. */
 static kvf_status many_stretches(kvf_token_share own, kvf_token_share other, kvf_kept *out) {
     const uint64_t own_period = (uint64_t)own.width * own.count;
     const uint64_t other_period = (uint64_t)other.width * other.count;
@@ -40,7 +40,7 @@ static kvf_status many_stretches(kvf_token_share own, kvf_token_share other, kvf
     if (!out->stretches)
         return kvf_nomem("token shares");
     out->positions = other_period / divisor * own.width;
-    /* Blocks as long as they get: pieces end where a turn does, and now and then elsewhere. */
+    /* With the longest possible blocks, pieces end at the end of a turn, and rarely elsewhere. */
     kvf_walk walk = {{UINT32_MAX, own}, {UINT32_MAX, other}, 0, period};
     kvf_walk_piece piece;
     while (kvf_walk_next(&walk, &piece))
@@ -73,7 +73,7 @@ uint64_t kvf_kept_before(const kvf_kept *kept, uint64_t position) {
     if (kept->steps == kept->positions)
         return position;
     const uint64_t in_period = position % kept->positions;
-    uint32_t low = 0, high = kept->count; /* of those that begin before it, how many */
+    uint32_t low = 0, high = kept->count; /* how many stretches begin before it */
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
         if (kept->stretches[middle].position < in_period)
@@ -94,7 +94,7 @@ kvf_kept_place kvf_kept_find(const kvf_kept *kept, uint64_t i) {
     if (kept->steps == kept->positions)
         return (kvf_kept_place){i, UINT64_MAX};
     const uint64_t in_period = i % kept->steps;
-    uint32_t low = 0, high = kept->count; /* the last that begins at or before it */
+    uint32_t low = 0, high = kept->count; /* the last stretch that begins at or before it */
     while (high - low > 1) {
         const uint32_t middle = low + (high - low) / 2;
         if (kept->stretches[middle].before <= in_period)
@@ -112,8 +112,8 @@ kvf_kept_place kvf_kept_find(const kvf_kept *kept, uint64_t i) {
 
 __extension__ typedef unsigned __int128 wide;
 
-/* The sum of (a*k + b) / m, rounded down, over k below n: by turns of Euclid's algorithm, each of which sees the points
- * below a line from the other axis. */
+/* The sum of (a*k + b) / m, rounded down, over k below n. Each step of Euclid's algorithm counts the points below a
+ * line from the other axis. */
 static wide floor_sum(wide n, wide m, wide a, wide b) {
     wide sum = 0;
     while (n > 0) {
@@ -130,7 +130,7 @@ static wide floor_sum(wide n, wide m, wide a, wide b) {
     return sum;
 }
 
-/* Multiples of `tokens` after the first of the positions that are in both ranges. */
+/* How many multiples of `tokens` are in both ranges, not counting the first position of their intersection. */
 static uint64_t multiples(uint64_t begin, uint64_t end, uint64_t from, uint64_t to, uint64_t tokens) {
     begin = kvf_max_u64(begin, from);
     end = kvf_min_u64(end, to);
@@ -146,7 +146,7 @@ uint64_t kvf_kept_edges(const kvf_kept *kept, uint64_t first, uint64_t steps, ui
         return multiples(from, to, from, to, tokens);
     const uint64_t period = kept->positions, begin = from / period, last = (to - 1) / period;
     wide edges = 0;
-    for (uint32_t i = 0; i < kept->count; i++) { /* in the first period, the last, and those between */
+    for (uint32_t i = 0; i < kept->count; i++) { /* the edges in the first period, in the last, and between */
         const uint64_t at = kept->stretches[i].position, end = at + steps_of(kept, i);
         edges += multiples(begin * period + at, begin * period + end, from, to, tokens);
         if (last > begin)

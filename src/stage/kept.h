@@ -1,15 +1,15 @@
 /*
- * The steps that two ranks both keep, by number, and where one of them has each.
+ * The steps that two ranks both keep, by number, and the position of each in one of the ranks.
  *
- * Both ranks share the tokens of a sequence, each in its way. The steps that both keep repeat after a *period*, a
- * multiple of either side's own, and in terms of our positions (plan/walk.h) they are a few *stretches* of it:
+ * Each rank keeps its own share of a sequence's tokens. The pattern of steps that both keep repeats after a *period*, a
+ * multiple of both ranks' periods. In our positions (plan/walk.h), these steps are a few *stretches* of the period:
  *
  *   width 2, we are 0 of 2    |0 1 . . 4 5 . . 8 9 . .|      our positions    0 1 2 3 4 5
  *   width 3, they 0 of 2      |0 1 2 . . . 6 7 8 . . .|      both keep        x x . . x .
  *   both                       0 1             8              stretches        [0, 2), [4, 5) of 6
  *
- * Where one side keeps all steps there is one stretch, and it is the whole period where the other has no other steps.
- * So the i-th common step is found by a division and a binary search, and nothing here grows with the sequence.
+ * If one side keeps all steps, there is one stretch; it is the whole period if the other side has all of our steps.
+ * A division and a binary search find the i-th common step, and nothing here grows with the sequence.
  */
 #ifndef KVF_STAGE_KEPT_H
 #define KVF_STAGE_KEPT_H
@@ -17,10 +17,10 @@
 #include "base/base.h"
 #include "plan/walk.h"
 
-/** How often the shares of two ranks may alternate until they repeat. */
+/** The most turns of both ranks' shares in one period. */
 #define KVF_KEPT_MAX_STRETCHES 4096u
 
-/** Neighbouring positions in a period, all of which are kept by both. */
+/** Neighbouring positions of a period whose steps both ranks keep. */
 typedef struct kvf_kept_stretch {
     uint64_t position; /* the first */
     uint64_t before;   /* common steps of the period before it */
@@ -28,14 +28,14 @@ typedef struct kvf_kept_stretch {
 
 typedef struct kvf_kept {
     kvf_token_share own;       /* defaults filled in */
-    uint64_t positions, steps; /* of a period: our positions, and how many of them both keep; may be 0 */
+    uint64_t positions, steps; /* of a period: our positions, and those of them that both keep (may be 0) */
     kvf_kept_stretch *stretches;
     uint32_t count;
 } kvf_kept;
 
 /**
  * @param own, other  defaults filled in
- * @return KVF_OK, KVF_E_LIMIT (they repeat too rarely), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_LIMIT (the period has too many turns), KVF_E_NOMEM
  */
 kvf_status kvf_kept_make(kvf_token_share own, kvf_token_share other, kvf_kept *out);
 
@@ -51,18 +51,18 @@ static inline uint64_t kvf_kept_number(const kvf_kept *kept, uint64_t step) {
     return kvf_kept_before(kept, kvf_walk_position(&side, step));
 }
 
-/** Neighbours among positions. */
+/** The position of a common step. */
 typedef struct kvf_kept_place {
     uint64_t position;
-    uint64_t steps; /* common ones from there on without another between; UINT64_MAX: all that follow */
+    uint64_t steps; /* common steps from there on at neighbouring positions; UINT64_MAX: all that follow */
 } kvf_kept_place;
 
-/** Where the i-th common step of the sequence is. There must be one. */
+/** The position of the i-th common step of the sequence. There must be common steps. */
 kvf_kept_place kvf_kept_find(const kvf_kept *kept, uint64_t i);
 
 /**
- * How many of `steps` common steps from the `first` on are at a position that is a multiple of `tokens`, with the one
- * before them at the position before. So with 1: how many follow the one before them without a gap.
+ * Counts, among `steps` common steps from the `first` on, those at a position that is a multiple of `tokens` whose
+ * predecessor is at the position before. With `tokens` 1: those that follow their predecessor without a gap.
  */
 uint64_t kvf_kept_edges(const kvf_kept *kept, uint64_t first, uint64_t steps, uint64_t tokens);
 

@@ -1,16 +1,16 @@
 /*
- * The side that lends slots of its arena: it holds the cells of a pull, and reads those of a push.
+ * The lender: it lends slots of its arena. It is the holder of a pull and the reader of a push.
  */
 #include "stage/flow.h"
 
 #define READ_AT_ONCE                                                                                         \
-    (64u << 10) /* longer openings are read one in a turn of the stage: they take milliseconds */
+    (64u << 10) /* of longer openings, a turn of the stage reads one: each takes milliseconds */
 #define OPENED_BYTES                                                                                         \
-    (64u << 20) /* of one peer's openings: what comes from elsewhere must not fill our memory */
+    (64u << 20) /* of one peer's openings: what a peer sends must not be able to fill our memory */
 
 /* ---- being opened ---------------------------------------------------------------------------- */
 
-/* Elements of other types than ours: whether we let them be converted. Frees the selection where not. */
+/* Checks that elements of other types than ours may be converted. If not, frees the selection. */
 static kvf_status check_types(const kvf_stage *stage, kvf_selection *selection) {
     for (uint32_t i = 0; i < selection->item_count; i++) {
         const kvf_stream_item *item = &selection->items[i];
@@ -83,7 +83,7 @@ static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     return make_stream(flow, opening);
 }
 
-/* An opening has come whole: what it asks for is looked at. */
+/* All of an opening has come: read it and decide. */
 static void finish_opening(kvf_stage_flow *flow) {
     kvf_opening opening;
     kvf_status status = kvf_stage_read_opening(flow->opening, flow->opening_bytes, &opening);
@@ -131,7 +131,7 @@ static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_s
     return flow;
 }
 
-/* The flow that a part belongs to, new where it is the first. */
+/* The flow of a part; the first part makes it. */
 static kvf_stage_flow *flow_of_part(kvf_stage *stage, kvf_stage_peer *peer,
                                     const kvf_stage_message *message) {
     kvf_stage_flow *flow = kvf_stage_flow_find(stage, peer, message->flow, false);
@@ -202,8 +202,8 @@ static uint32_t credits_in_use(const kvf_stage_flow *flow) {
     return count;
 }
 
-/* Slots are left for those whose peer has none and who have waited for longer, whatever their priority: who gives one
- * back and takes the next at once would have it for ever. */
+/* Slots are reserved for flows that have waited longer and whose peer has none, whatever their priority: otherwise a
+ * peer that returns a slot and takes the next at once would keep it forever. */
 static bool others_come_first(const kvf_stage_flow *flow) {
     const kvf_arena *arena = &flow->stage->arena;
     uint32_t left = kvf_arena_lendable(arena) - arena->lent;
@@ -217,7 +217,7 @@ static bool others_come_first(const kvf_stage_flow *flow) {
     return left == 0;
 }
 
-/* A slot that the peer will have, in a credit that is free. */
+/* Takes a slot for the peer, in a free credit. */
 static kvf_credit *take_slot(kvf_stage_flow *flow) {
     const uint32_t used = credits_in_use(flow);
     if (used >= flow->window)
@@ -239,7 +239,7 @@ static kvf_credit *take_slot(kvf_stage_flow *flow) {
     return credit;
 }
 
-/* Pull: the next bytes into a slot. */
+/* Pull: gathers the next bytes into a slot. */
 static bool lend_full(kvf_stage_flow *flow) {
     kvf_credit *credit = flow->next < flow->bytes ? take_slot(flow) : NULL;
     if (!credit)
@@ -252,7 +252,7 @@ static bool lend_full(kvf_stage_flow *flow) {
     return true;
 }
 
-/* Push: as many empty slots as the rest needs. */
+/* Push: lends an empty slot, if the rest of the stream needs more than are lent. */
 static bool lend_empty(kvf_stage_flow *flow) {
     uint64_t lent = 0;
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
@@ -260,7 +260,7 @@ static bool lend_empty(kvf_stage_flow *flow) {
     return lent * flow->slot_bytes < flow->bytes - flow->next && take_slot(flow);
 }
 
-/* Push: what came back full goes where it belongs. */
+/* Push: scatters a slot that came back full. */
 static bool take_in(kvf_stage_flow *flow) {
     kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_BACK);
     if (!credit)
@@ -337,7 +337,7 @@ static kvf_status find_lent(kvf_stage_flow *flow, const kvf_slot_note *note, kvf
                     note->generation);
 }
 
-/* Pull: it has read the slot. */
+/* Pull: the mover has read the slot. */
 static kvf_status come_back_empty(kvf_stage_flow *flow, kvf_credit *credit, const kvf_slot_note *note) {
     if (note->bytes.end > 0)
         return kvf_fail(KVF_E_INVALID, "it returned slot %u with bytes, of a pull", note->slot);
@@ -376,7 +376,7 @@ static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
     if (!flow->ended && message->status)
         kvf_stage_flow_end(flow, kvf_fail(message->status, "%s: %s", flow->peer->name, message->sentence));
     else if (!flow->ended && flow->open && flow->direction == KVF_READ && got == bytes)
-        kvf_stage_flow_end(flow, KVF_OK); /* with it the last slots come back */
+        kvf_stage_flow_end(flow, KVF_OK); /* this also returns the last slots */
     else if (!flow->ended)
         kvf_stage_flow_blame(flow,
                              kvf_fail(KVF_E_INVALID, "it ended well after %llu of %llu bytes", got, bytes));

@@ -30,7 +30,7 @@ static bool is_share(kvf_token_share own, kvf_token_share of_item) {
            (own.count == 1 || (own.index == of_item.index && own.width == of_item.width));
 }
 
-/* Which steps of the item's group both ends keep, as this rank counts them. */
+/* Finds the steps of the item's group that both ends keep, in this rank's positions. */
 static kvf_status pair_shares(const kvf_shard *shard, const kvf_stream_item *item, kvf_kept *out) {
     const kvf_token_share own = shard->groups[item->group].tokens;
     const uint32_t other = is_share(own, item->tokens[0]) ? 1 : 0;
@@ -45,7 +45,7 @@ static kvf_status pair_shares(const kvf_shard *shard, const kvf_stream_item *ite
     return kvf_kept_make(item->tokens[1 - other], item->tokens[other], out);
 }
 
-/* No product overflows: a step of the group, in the model's types, has its bytes in 64 bits. */
+/* No product overflows: the bytes of a step of the group, in the model's types, fit in 64 bits. */
 static kvf_item_shape shape_of(const kvf_shard *shard, const kvf_stream_item *item) {
     const kvf_part_desc *part = &kvf_model_group(shard->model, item->group)->parts[item->part];
     kvf_item_shape shape = {.memory_type = part->dtype,
@@ -76,7 +76,7 @@ kvf_status kvf_stream_map_create(const kvf_shard *shard, const kvf_selection *se
     if (!map)
         return kvf_nomem("a stream");
     map->shard = shard;
-    /* Checked again, for it may have been made for another model. */
+    /* Checked again, because it may have been made for another model. */
     kvf_status status =
         kvf_selection_check(shard->model, selection->items, selection->item_count, &map->selection);
     if (!status) {

@@ -111,7 +111,7 @@ static kvf_status read_end(kvf_byte_reader *from, kvf_stage_message *out) {
                         KVF_STAGE_SENTENCE_MAX - 1);
     size_t length = from->left;
     const char *text = kvf_take_bytes(from, length);
-    for (size_t i = 0; i < length; i++) /* it is shown to people: nothing in it moves a cursor */
+    for (size_t i = 0; i < length; i++) /* shown to users, so it must not move the cursor */
         out->sentence[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
     out->sentence[length] = '\0';
     return KVF_OK;
@@ -192,7 +192,7 @@ uint64_t kvf_stage_model_sum(const kvf_model *model) {
         for (uint32_t p = 0; p < group->part_count; p++) {
             const kvf_part_desc *part = &group->parts[p];
             sum = kvf_byte_sum(sum, part->name, strlen(part->name) + 1);
-            /* Not the type: each item names that of the stream. */
+            /* Without the type: each item names its type in the stream. */
             const uint64_t sizes[] = {part->units, part->cell_elements, part->rows_per_step};
             sum = kvf_byte_sum(sum, sizes, sizeof sizes);
         }
@@ -265,7 +265,7 @@ kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **o
     return KVF_OK;
 }
 
-/* Gives the table the ids behind `ids`, and returns those behind it; NULL: it is cut off. */
+/* Reads a table, puts its ids at `ids`, and returns the place behind them; NULL: the data is cut off. */
 static uint32_t *read_table(kvf_byte_reader *from, uint32_t *ids, kvf_block_table *table) {
     table->first_block = (uint32_t)kvf_take_number(from, 4);
     table->count = (uint32_t)kvf_take_number(from, 4);
@@ -317,7 +317,7 @@ kvf_status kvf_stage_read_opening(const unsigned char *data, size_t bytes, kvf_o
     kvf_group_steps *groups = kvf_alloc0(out->group_count, sizeof *groups);
     out->items = items;
     out->groups = groups;
-    out->ids = kvf_alloc(from.left / 4, sizeof *out->ids); /* no more can follow */
+    out->ids = kvf_alloc(from.left / 4, sizeof *out->ids); /* the data has no more */
     kvf_status status = items && groups && out->ids ? read_parts(&from, items, groups, out)
                                                     : kvf_nomem("the opening of a flow");
     if (status)

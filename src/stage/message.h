@@ -1,9 +1,9 @@
 /*
- * What two stages say to each other, as bytes of one notification each. docs/protocol.md has them as tables.
+ * The messages of two stages, each the bytes of one notification. docs/protocol.md has them as tables.
  *
- * The rank that opens a flow is its *mover*: its operations move the bytes, reading (a pull) or writing (a push). The
- * other rank is the *lender*: it lends slots of its arena. In a pull slots are lent full and come back empty, in a
- * push they are lent empty and come back full.
+ * The rank that opens a flow is its *mover*: its operations move the bytes, by reading (a pull) or writing (a push).
+ * The other rank is the *lender*: it lends slots of its arena. In a pull, slots are lent full and come back empty; in
+ * a push, they are lent empty and come back full.
  *
  *     mover     OPEN (in parts)          RETURN ..               END
  *     lender                   ACCEPT            LEND ..               END
@@ -18,7 +18,7 @@
 #define KVF_STAGE_VERSION 1u
 #define KVF_STAGE_MESSAGE_MAX 4096u
 #define KVF_STAGE_SLOTS_MAX 16u      /**< of one LEND or RETURN */
-#define KVF_STAGE_SENTENCE_MAX 1024u /**< bytes of an END's */
+#define KVF_STAGE_SENTENCE_MAX 1024u /**< bytes of the sentence in an END */
 
 typedef enum kvf_stage_word {
     KVF_STAGE_OPEN = 1,
@@ -28,7 +28,7 @@ typedef enum kvf_stage_word {
     KVF_STAGE_END = 5,
 } kvf_stage_word;
 
-/** A slot of the lender's, and the bytes of the stream that are in it; none: begin and end are 0. */
+/** A slot of the lender, and the bytes of the stream in it; an empty slot has begin and end 0. */
 typedef struct kvf_slot_note {
     uint32_t slot;
     uint32_t generation;
@@ -38,11 +38,11 @@ typedef struct kvf_slot_note {
 typedef struct kvf_stage_message {
     kvf_stage_word word;
     uint64_t flow;
-    /* OPEN: bytes [at, at + part_bytes) of an opening of so many */
+    /* OPEN: bytes [at, at + part_bytes) of an opening of `opening_bytes` */
     uint32_t opening_bytes, at;
     const unsigned char *part;
     size_t part_bytes;
-    /* ACCEPT: where slots are, the bytes of the stream, and how many flows the lender lets its peer open */
+    /* ACCEPT: where the slots are, the bytes of the stream, and how many flows the lender lets its peer open */
     uint32_t region, slot_bytes, slot_count;
     uint64_t stream_bytes;
     uint32_t flows;
@@ -55,44 +55,44 @@ typedef struct kvf_stage_message {
     char sentence[KVF_STAGE_SENTENCE_MAX];
 } kvf_stage_message;
 
-/** Whether a notification is of a stage, of whatever version, well formed or not. */
+/** Whether a notification comes from a stage, of any version, well formed or not. */
 bool kvf_stage_is_message(const void *data, size_t bytes);
 
 /**
- * Reads one. `out->part` points into the data.
+ * Reads a message. `out->part` points into the data.
  *
- * @return KVF_OK, KVF_E_UNSUPPORTED (of another version), KVF_E_PARSE (the detail names what is wrong)
+ * @return KVF_OK, KVF_E_UNSUPPORTED (another version), KVF_E_PARSE (the detail names what is wrong)
  */
 kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_message *out);
 
-/** Writes one and returns its bytes. The part of an OPEN and the sentence of an END are cut to fit; of the former, see
- * kvf_stage_part_max(). */
+/** Writes a message and returns its bytes. The part of an OPEN (see kvf_stage_part_max()) and the sentence of an END
+ * are cut to fit. */
 size_t kvf_stage_write_message(const kvf_stage_message *message, unsigned char out[KVF_STAGE_MESSAGE_MAX]);
 
-/** The most bytes of an opening that one OPEN brings. */
+/** The most bytes of an opening that fit in one OPEN. */
 size_t kvf_stage_part_max(void);
 
 /* ---- the opening ----------------------------------------------------------------------------- */
 
 #define KVF_STAGE_OPENING_MAX (8u << 20) /**< bytes: two million blocks */
 
-/** What a mover asks for. */
+/** A mover's request for a flow. */
 typedef struct kvf_opening {
     kvf_direction direction; /**< KVF_READ: the mover reads */
     uint32_t priority;
-    uint32_t window;       /**< the most slots it wants lent at once */
-    uint32_t slot_bytes;   /**< the most bytes that it takes in one */
-    uint64_t stream_bytes; /**< as the mover works them out */
+    uint32_t window;       /**< the most slots that it wants to have at once */
+    uint32_t slot_bytes;   /**< the most bytes that it takes in one slot */
+    uint64_t stream_bytes; /**< as the mover computes them */
     uint64_t model;        /**< kvf_stage_model_sum() of its model */
     uint64_t permission;   /**< a number that the lender gave; 0: none */
     const kvf_stream_item *items;
     uint32_t item_count;
     const kvf_group_steps *groups; /**< with the lender's blocks */
     uint32_t group_count;
-    uint32_t *ids; /**< of all tables, where it was read */
+    uint32_t *ids; /**< of all tables, in an opening that was read */
 } kvf_opening;
 
-/** A sum over what a model's elements are; equal models have equal sums. */
+/** A checksum of a model's groups, layers and parts; equal models have equal sums. */
 uint64_t kvf_stage_model_sum(const kvf_model *model);
 
 /**
@@ -101,10 +101,10 @@ uint64_t kvf_stage_model_sum(const kvf_model *model);
  */
 kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **out, size_t *bytes);
 
-/** @return KVF_OK, KVF_E_PARSE, KVF_E_NOMEM; `out` is then freed already */
+/** @return KVF_OK, KVF_E_PARSE, KVF_E_NOMEM. After a failure `out` needs no freeing */
 kvf_status kvf_stage_read_opening(const unsigned char *data, size_t bytes, kvf_opening *out);
 
-/** Frees what kvf_stage_read_opening() made. */
+/** Frees the contents of an opening that kvf_stage_read_opening() filled in. */
 void kvf_stage_free_opening(kvf_opening *opening);
 
 #endif

@@ -1,7 +1,8 @@
 /*
- * Gathering and scattering: a range of bytes becomes boxes, which the kernels move.
+ * Gathering and scattering: a range of bytes is split into boxes, which the kernels move.
  *
- * In a lane a range begins and ends anywhere in a row, a cell, a piece. What is whole of it is moved whole:
+ * In a lane, a range may begin and end anywhere in a row, a cell or a piece. Rows, cells and pieces that it contains
+ * whole are moved whole:
  *
  *     row 0        row 1        row 2                  range: from the third element of row 0's second cell
  *     |u0 |u1 |u2 ||u0 |u1 |u2 ||u0 |u1 |u2 |                 to the second of row 2's second
@@ -12,19 +13,19 @@
 #include "kernel/convert.h"
 #include "stage/inside.h"
 
-/* Of elements that are converted at once, as they are in memory. */
+/* Elements that are converted at once, in their memory type. */
 #define ASIDE_BYTES 16384u
 #define LINE_BYTES 64u
 
-/* Ranges from which bytes are written past the caches: shorter ones may well stay in the second level until somebody
- * reads them. */
+/* Ranges of this size and more are written past the caches: shorter ones may stay in the second level until they are
+ * read. */
 #define PAST_BYTES (256u << 10)
 
-/* One of the two ways: `in` is NULL when gathering, `out` when scattering. */
+/* Packed bytes: `in` is NULL when gathering, `out` when scattering. */
 typedef struct packed {
     unsigned char *out;
     const unsigned char *in;
-    bool past; /* the caches: what is written is not read soon */
+    bool past; /* write past the caches: the bytes are not read soon */
 } packed;
 
 static packed after(packed at, uint64_t bytes) {
@@ -44,7 +45,7 @@ typedef struct lane_walk {
     const kvf_kept *kept;
     const kvf_stream_group *group;
     uint64_t piece_atoms;
-    kvf_box whole; /* of all rows, but for which */
+    kvf_box whole; /* a box for all rows, without its first row */
 } lane_walk;
 
 static lane_walk walk_lane(const kvf_stream *stream, const kvf_lane *lane, unsigned char *const *bases) {
@@ -74,7 +75,7 @@ static lane_walk walk_lane(const kvf_stream *stream, const kvf_lane *lane, unsig
     return walk;
 }
 
-/* Puts a box at a row of the lane; returns how many rows from there on lie at neighbouring positions. */
+/* Puts a box at a row of the lane; returns how many rows from there on are at neighbouring positions. */
 static uint64_t put_at_row(const lane_walk *walk, uint64_t row, kvf_box *box) {
     const uint64_t rows = walk->shape->rows_per_step, step = row / rows, in_step = row % rows;
     const kvf_kept_place place = kvf_kept_find(walk->kept, walk->group->first + step);
@@ -82,7 +83,7 @@ static uint64_t put_at_row(const lane_walk *walk, uint64_t row, kvf_box *box) {
     return kvf_min_u64(place.steps, walk->group->steps - step) * rows - in_step;
 }
 
-/* Some of a row's atoms, as many as one box can: [begin, end) of its atoms. Returns how many. */
+/* Puts a box at the first of a row's atoms [begin, end), over as many as one box can take. Returns how many. */
 static uint64_t part_of_row(const lane_walk *walk, uint64_t begin, uint64_t end, kvf_box *box) {
     const uint64_t cell = walk->shape->cell_atoms, piece = walk->piece_atoms;
     const uint64_t in_cell = begin % cell, in_piece = in_cell % piece;
@@ -102,7 +103,7 @@ static uint64_t part_of_row(const lane_walk *walk, uint64_t begin, uint64_t end,
     return atoms;
 }
 
-/* The box at the beginning of atoms [begin, end) of a lane; returns how many atoms it has. */
+/* Makes the first box of atoms [begin, end) of a lane; returns how many atoms it has. */
 static uint64_t next_box(const lane_walk *walk, uint64_t begin, uint64_t end, kvf_box *box) {
     const uint64_t row_atoms = walk->shape->row_atoms, row = begin / row_atoms, in_row = begin % row_atoms;
     *box = walk->whole;
@@ -129,8 +130,8 @@ static void move_atoms(const lane_walk *walk, uint64_t begin, uint64_t end, pack
     }
 }
 
-/* How many atoms are converted at once: whole rows, if there is room for one; of those a number that divides blocks, most
- * likely. */
+/* How many atoms are converted at once: whole rows if one fits, and a power of two of them, which most likely divides
+ * blocks. */
 static uint64_t converted_at_once(const kvf_item_shape *shape) {
     const uint64_t atoms = ASIDE_BYTES / shape->memory_atom, rows = atoms / shape->row_atoms;
     uint64_t power = 1;
@@ -139,7 +140,7 @@ static uint64_t converted_at_once(const kvf_item_shape *shape) {
     return rows > 0 ? power * shape->row_atoms : atoms;
 }
 
-/* The same for elements that have another type in the stream: through memory that stays in the first cache. */
+/* The same for elements that have another type in the stream: through a buffer that stays in the first-level cache. */
 static void convert_atoms(const lane_walk *walk, uint64_t begin, uint64_t end, packed at) {
     const kvf_item_shape *shape = walk->shape;
     const uint64_t at_once = converted_at_once(shape);

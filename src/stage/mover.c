@@ -1,6 +1,5 @@
 /*
- * The side that opens a flow and whose operations move the bytes: it reads the cells of a pull, and holds those of a
- * push.
+ * The mover: it opens a flow, and its operations move the bytes. It is the reader of a pull and the holder of a push.
  */
 #include "stage/flow.h"
 
@@ -57,7 +56,7 @@ kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flo
     return KVF_OK;
 }
 
-/* One opening at a time goes to a peer, and no more flows than both sides take. */
+/* A peer is sent one opening at a time, and no more flows than both sides allow. */
 static bool may_open(kvf_stage_flow *flow) {
     kvf_stage_peer *peer = flow->peer;
     if (flow->began_ns > 0)
@@ -131,7 +130,7 @@ static bool submit(kvf_stage_flow *flow, kvf_credit *credit) {
     return true;
 }
 
-/* The bytes that a slot which was lent is for: those in it, or the next of ours from `next` on. */
+/* How many bytes a lent slot will move: those in it (pull), or our next ones from `next` on (push). */
 static uint64_t bytes_of_slot(const kvf_stage_flow *flow, const kvf_credit *credit, uint64_t next) {
     if (flow->direction == KVF_READ)
         return credit->note.bytes.end - credit->note.bytes.begin;
@@ -163,8 +162,9 @@ static void use_up(kvf_stage_flow *flow, uint64_t bytes) {
 }
 
 /*
- * Where the lender's arena is in our address space, a slot needs no other of ours: bytes go between it and the shard.
- * False: it is not, or not now; then an operation moves the slot, or says why it cannot.
+ * If the lender's arena is mapped into our address space, bytes are copied directly between its slot and the shard,
+ * without a slot of ours. False: it is not mapped, or not now; then an operation moves the slot, or reports why it
+ * cannot.
  */
 static bool move_in_place(kvf_stage_flow *flow, kvf_credit *credit, uint64_t length) {
     kvf_peer *peer = flow->peer->peer;
@@ -193,7 +193,7 @@ static bool move_in_place(kvf_stage_flow *flow, kvf_credit *credit, uint64_t len
     return true;
 }
 
-/* Pull: in place a slot each step, for that is a copy; reads begin as soon as a slot of ours is free. */
+/* Pull: in place, one slot a step, because that is a copy; otherwise, reads begin as long as slots of ours are free. */
 static bool read_slots(kvf_stage_flow *flow) {
     bool did = false;
     kvf_credit *credit;
@@ -293,7 +293,7 @@ static kvf_status hear_accept(kvf_stage_flow *flow, const kvf_stage_message *mes
     if (message->flows == 0)
         return kvf_fail(KVF_E_RANGE, "it takes 0 flows; allowed from 1 on");
     const uint32_t most = flow->stage->options.flows;
-    flow->stage->held_up = true; /* others may have waited for this */
+    flow->stage->held_up = true; /* other flows may have waited for this */
     flow->peer->flows_most = message->flows < most ? message->flows : most;
     flow->region = message->region;
     flow->slot_bytes = message->slot_bytes;
@@ -355,7 +355,7 @@ void kvf_mover_hear(kvf_stage_flow *flow, const kvf_stage_message *message) {
         return;
     }
     if (flow->ended)
-        return; /* it was on its way */
+        return; /* the peer sent it before it heard of the end */
     if (message->word == KVF_STAGE_ACCEPT)
         status = hear_accept(flow, message);
     else

@@ -13,7 +13,7 @@ bool kvf_stream_converts(kvf_dtype from, kvf_dtype to) {
 
 /* ---- lanes ------------------------------------------------------------------------------------ */
 
-/* Where the lanes of each layer of the model begin; one number more than there are layers. NULL: no memory. */
+/* Where the lanes of each layer of the model begin, and their end. NULL: no memory. */
 static uint32_t *layers_of(const kvf_model *model, const kvf_stream_item *items, uint32_t count) {
     const uint32_t layers = kvf_model_layer_count(model);
     uint32_t *begins = kvf_alloc0((size_t)layers + 1, sizeof *begins);
@@ -27,8 +27,8 @@ static uint32_t *layers_of(const kvf_model *model, const kvf_stream_item *items,
     return begins;
 }
 
-/* By layer, and in a layer as the items stand, which is in the order of group, part and first unit. Peers say what is to
- * be put in order, so it takes as many steps as there are lanes. */
+/* Sorts by layer, and keeps the order of items in a layer, which is by group, part and first unit. A counting sort:
+ * peers choose the items, so the time must be linear in the lanes. */
 kvf_status kvf_lanes_of(const kvf_model *model, const kvf_stream_item *items, uint32_t count, kvf_lane **out,
                         uint32_t *lane_count) {
     uint64_t total = 0;
@@ -79,11 +79,11 @@ static kvf_status take_share(const kvf_group_desc *group, const char *whose, kvf
         return kvf_fail(KVF_E_RANGE, "tokens.count of the %s is %u; a state cannot be shared by token", whose,
                         share->count);
     if (share->count == 1)
-        share->width = 1; /* of no meaning */
+        share->width = 1; /* has no meaning then */
     return KVF_OK;
 }
 
-/* By itself; fills in defaults. */
+/* Checks one item by itself; fills in defaults. */
 static kvf_status take_item(const kvf_model *model, kvf_stream_item *item) {
     const kvf_group_desc *group = kvf_model_group(model, item->group);
     if (!group)
@@ -116,10 +116,10 @@ static int compare_items(const kvf_stream_item *a, const kvf_stream_item *b) {
 }
 
 static bool same_shares(const kvf_stream_item *a, const kvf_stream_item *b) {
-    return memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0; /* three numbers each, nothing between */
+    return memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0; /* three numbers each, no padding */
 }
 
-/* Against the item before it. */
+/* Checks an item against the one before it. */
 static kvf_status check_order(const kvf_stream_item *before, const kvf_stream_item *item) {
     if (compare_items(before, item) > 0)
         return kvf_fail(
@@ -134,7 +134,7 @@ static kvf_status check_order(const kvf_stream_item *before, const kvf_stream_it
     return KVF_OK;
 }
 
-/* In a layer, items of one part stand in the order of their units. */
+/* In a layer, items of one part are in the order of their units, so neighbours are enough. */
 static kvf_status check_overlap(const kvf_stream_item *items, const kvf_lane *lanes, uint32_t count) {
     for (uint32_t i = 1; i < count; i++) {
         const kvf_stream_item *a = &items[lanes[i - 1].item], *b = &items[lanes[i].item];
@@ -166,7 +166,7 @@ static kvf_status check_items(const kvf_model *model, kvf_stream_item *items, ui
 
 /* ---- making them ------------------------------------------------------------------------------ */
 
-/* Room for so many items behind their head. */
+/* Allocates a selection with room for `count` items behind it. */
 static kvf_selection *selection_of(uint32_t count, kvf_stream_item **items) {
     kvf_selection *selection = kvf_alloc0(1, sizeof *selection + (size_t)count * sizeof **items);
     if (selection) {
@@ -198,7 +198,7 @@ static int by_order(const void *a, const void *b) {
     return compare_items(a, b);
 }
 
-/* Boxes of neighbouring layers that have the same units are one item. Returns how many there are then. */
+/* Joins items of neighbouring layers that have the same units. Returns how many items are left. */
 static uint32_t join_layers(kvf_stream_item *items, uint32_t count) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < count; i++) {

@@ -3,7 +3,7 @@
 #include "base/list.h"
 
 #define KEPT 256u             /* shapes; a large deployment has a few for each pair of engines */
-#define KEPT_LANES (1u << 18) /* of all of them: some MiB, whatever peers ask for */
+#define KEPT_LANES (1u << 18) /* of all shapes: some MiB, whatever peers ask for */
 
 _Static_assert(sizeof(kvf_stream_item) == 13 * sizeof(uint32_t),
                "an item has no padding: it is compared as bytes");
@@ -22,7 +22,7 @@ static void forget(kvf_shapes *shapes, kvf_stage_shape *shape) {
     kvf_free(shape);
 }
 
-/* Forgets those that were used least recently, of those that nobody uses. */
+/* Frees shapes without users, the least recently used first. */
 static void make_room(kvf_shapes *shapes, uint64_t lanes) {
     while (shapes->count >= KEPT || shapes->lanes + lanes > KEPT_LANES) {
         kvf_stage_shape *oldest = NULL;

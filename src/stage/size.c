@@ -1,14 +1,14 @@
 /*
  * How many bytes and pieces a stream has, without walking it.
  *
- * Pieces stand in the order of row, unit and piece. Between two that follow each other one of these indices goes up by
- * one and those inside it begin anew, so whether they touch depends on which it is: a placement has four such edges at
- * most, and what is counted is how often each comes.
+ * Pieces are ordered by row, unit and piece. From one piece to the next, one of these indices goes up by one and those
+ * inside it restart, so which index it is decides whether the two pieces touch. A placement has at most four kinds of
+ * such edges; this code counts each kind.
  */
 #include "model/model.h"
 #include "stage/inside.h"
 
-/* How often steps of a group follow each other, in the same kernel block and from one to the next of a logical block. */
+/* How many steps of a group directly follow the step before, in one kernel block, and across two of a logical block. */
 typedef struct step_edges {
     uint64_t steps, in_kernel_block, between_kernel_blocks;
 } step_edges;
@@ -38,7 +38,7 @@ static uint64_t count_pieces(const kvf_stream_map *map, const kvf_lane *lane, co
     const kvf_part_desc *part = &kvf_model_group(map->shard->model, item->group)->parts[item->part];
     const uint64_t piece = kvf_piece_bytes(part, placement), pieces = placement->pieces;
     const uint64_t block_rows = kvf_kernel_rows(&map->shard->groups[item->group], part);
-    /* From the first byte of the first piece to the last of the last one: of a cell, a row, a kernel block. */
+    /* The extent of a cell, a row and a kernel block: from the first piece's first byte to the last piece's last. */
     const uint64_t cell = (pieces - 1) * placement->piece_stride + piece;
     const uint64_t row = (shape->units - 1) * placement->unit_stride + cell;
     const uint64_t block = (block_rows - 1) * placement->row_stride + row;

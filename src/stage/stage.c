@@ -1,5 +1,5 @@
 /*
- * What users call of a stage, but for moves: opening it, who its peers are, messages, turns, and time.
+ * The public functions of a stage, except for moves: opening, peers, messages, turns, and time.
  */
 #include <sys/random.h>
 
@@ -14,7 +14,7 @@
 #define WINDOW 8u
 #define FLOWS 64u
 #define SECOND UINT64_C(1000000000)
-#define COPIED_BYTES (1u << 20) /* of one kvf_stage_progress(): meanwhile nobody progresses the transport */
+#define COPIED_BYTES (1u << 20) /* in one kvf_stage_progress(), which holds up the transport's progress */
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -77,7 +77,7 @@ static void close_copiers(kvf_stage *stage) {
     stage->device = NULL;
 }
 
-/* Where the shard's memory is: all of it in one place. NULL: it has none. */
+/* Finds the shard's memory, which must all be in one place. NULL: the shard has none. */
 static kvf_status find_memory(const kvf_stage *stage, const kvf_memory **out) {
     uint32_t count;
     const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
@@ -93,7 +93,7 @@ static kvf_status find_memory(const kvf_stage *stage, const kvf_memory **out) {
     return KVF_OK;
 }
 
-/* Whoever copies beside this thread: a device what is there, workers what is the host's. */
+/* Opens the helpers that copy beside this thread: a device for its memory, workers for the host's. */
 static kvf_status open_copiers(kvf_stage *stage) {
     const kvf_memory *memory = NULL;
     kvf_status status = find_memory(stage, &memory);
@@ -137,7 +137,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     stage->clock = clock;
     (void)kvf_transport_regions(transport, &stage->region);
     stage->model = kvf_stage_model_sum(kvf_shard_model(shard));
-    /* Numbers of flows are never used again, not by the process that comes after this one either. */
+    /* Numbers of flows are never reused, not even by the process that replaces this one. */
     if (getrandom(&stage->last_flow, sizeof stage->last_flow, 0) != sizeof stage->last_flow)
         stage->last_flow = kvf_now(clock);
     stage->last_flow >>= 1;
@@ -184,7 +184,7 @@ static void free_flows(kvf_stage *stage) {
         following = flow->following;
         if (!kvf_stage_flow_is_over(flow))
             continue;
-        kvf_stage_flow_uncount(flow); /* its move may have it for as long as its user likes: others can go */
+        kvf_stage_flow_uncount(flow); /* its move may keep it for long; other flows need not wait */
         if (!flow->owned)
             kvf_stage_flow_free(flow);
     }
@@ -208,9 +208,9 @@ void kvf_stage_close(kvf_stage *stage) {
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
         kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "the stage was closed"));
         flow->end_sent = true;
-        kvf_stage_flow_hear_end(flow); /* nobody uses the arena again */
+        kvf_stage_flow_hear_end(flow); /* the arena is not used again */
     }
-    close_copiers(stage); /* each has been waited for */
+    close_copiers(stage); /* their jobs have ended with the flows */
     stage->closed = true;
     kvf_stage_release(stage);
 }
@@ -251,15 +251,15 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     }
     joined->known = kvf_known_cost_use(&stage->known_costs, peer, stage->arena.slot_bytes);
     if (!joined->known)
-        return kvf_nomem("a peer of a stage"); /* one that has not joined goes with the next turn */
+        return kvf_nomem("a peer of a stage"); /* the next turn frees a record that has not joined */
     joined->flows_most = 1;
-    joined->peer = peer; /* slots that one of this name may still touch count against its share */
+    joined->peer = peer; /* slots that an earlier peer of this name may still touch count against its share */
     joined->costs = joined->known->by_direction;
     joined->has_lists = kvf_cost_has_lists(joined->known->kind);
     return KVF_OK;
 }
 
-/* The peer says nothing more, and hears nothing. */
+/* Ends a flow whose peer has left: no message goes either way any more. */
 static void part_from(kvf_stage_flow *flow) {
     const kvf_stage *stage = flow->stage;
     kvf_stage_flow_end(flow, kvf_fail(KVF_E_PEER_LOST, "%s has left", flow->peer->name));
@@ -338,7 +338,7 @@ static void hear(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message
             kvf_fail(KVF_E_NOT_FOUND, "a message of kind %d about flow %llu, which there is not",
                      (int)message->word, (unsigned long long)message->flow);
         kvf_stage_blame(stage, peer->name, status);
-        if (!flow && !mover && message->word == KVF_STAGE_END) /* it waits for ours */
+        if (!flow && !mover && message->word == KVF_STAGE_END) /* it waits for our END */
             kvf_stage_flow_deny(peer, message->flow, status);
     } else if (mover)
         kvf_mover_hear(flow, message);
@@ -374,7 +374,7 @@ static void talk(kvf_stage_flow *flow) {
         kvf_lender_talk(flow);
 }
 
-/* Whether only the peer can bring a flow on. */
+/* Whether a flow can only go on when its peer acts. */
 static bool waits_for_peer(const kvf_stage_flow *flow) {
     if (flow->ended || (flow->mover && flow->began_ns == 0))
         return false;
@@ -387,7 +387,8 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
     return flow->mover ? !ours || flow->next == flow->bytes : lent || !flow->open;
 }
 
-/* Whether a flow has waited for long for the first slot of its peer: all that can be lent is kept by others. */
+/* Whether a flow has waited since before `since` while its peer has no slot: others keep all lendable slots. Counts the
+ * flows that wait. */
 static bool somebody_waits(kvf_stage *stage, uint64_t since) {
     bool long_since = false;
     stage->waiting = 0;
@@ -399,8 +400,8 @@ static bool somebody_waits(kvf_stage *stage, uint64_t since) {
     return long_since;
 }
 
-/* Then flows that have given nothing back for as long are ended, and their slots are free when that is as long ago: who
- * waits comes first. */
+/* If one has, ends the flows whose peers have returned no slot for as long. Their slots are freed when the peers have
+ * kept them as long again. */
 static void end_keepers(kvf_stage *stage, uint64_t now) {
     const uint64_t patience = stage->options.doubt_ns;
     const uint64_t since = now > patience ? now - patience : 0;
@@ -453,7 +454,7 @@ static kvf_job *next_copied(const kvf_stage *stage) {
                             : NULL;
 }
 
-/* What workers, or a device, have copied goes on. */
+/* Goes on with the slots that workers, or a device, have copied. */
 static void take_copied(const kvf_stage *stage) {
     kvf_job *job;
     while ((job = next_copied(stage))) {
@@ -468,7 +469,7 @@ static void take_copied(const kvf_stage *stage) {
     }
 }
 
-/* One slot's work for each flow in turn; whoever had its turn goes behind the others of its priority. */
+/* One slot's work for each flow in turn; a flow that had its turn goes behind the others of its priority. */
 static bool take_turns(kvf_stage *stage) {
     uint32_t left = COPIED_BYTES / stage->arena.slot_bytes;
     kvf_stage_flow *flow = stage->first;
@@ -504,7 +505,7 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
     return KVF_OK;
 }
 
-/* ---- seen from outside ----------------------------------------------------------------------- */
+/* ---- what a stage reports -------------------------------------------------------------------- */
 
 kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out) {
     kvf_status status = kvf_check_out(out, "kvf_stage_info");

@@ -1,8 +1,8 @@
 /*
  * The stream of one request: how many bytes each lane has, and which blocks.
  *
- * The common steps of a group are numbered (stage/kept.h); those of the request are neighbours among them. So a lane has
- * as many bytes as it has steps times a step's, and a byte's place in it says which step it is of.
+ * The common steps of a group are numbered (stage/kept.h), and those of the request have consecutive numbers. So the
+ * bytes of a lane are its steps times the bytes of a step, and a byte's place in the lane gives its step.
  */
 #include "model/model.h"
 #include "request/request.h"
@@ -24,7 +24,7 @@ static kvf_status look_up(const kvf_stream_map *map, uint32_t group, const kvf_b
     return kvf_table_look_up(&side, position, kvf_kept_step(&map->kept[group], position), id);
 }
 
-/* Which steps of a group flow, and which blocks they are in. */
+/* Finds the steps of a group that flow, and their blocks. */
 static kvf_status measure_group(const kvf_stream_map *map, uint32_t g, group_blocks *blocks,
                                 kvf_stream_group *out) {
     const kvf_group_steps *wanted = blocks->wanted;
@@ -41,7 +41,7 @@ static kvf_status measure_group(const kvf_stream_map *map, uint32_t g, group_blo
         return KVF_OK;
     const uint64_t first = kvf_kept_find(kept, out->first).position;
     const uint64_t last = kvf_kept_find(kept, out->first + out->steps - 1).position;
-    uint32_t id; /* what lies between is looked at when there is room for it */
+    uint32_t id; /* copy_table() checks the blocks between */
     status = look_up(map, g, &wanted->table, first, &id);
     if (!status)
         status = look_up(map, g, &wanted->table, last, &id);

@@ -1,5 +1,5 @@
 /*
- * Whole requests: for each source the way it goes, what that was predicted to take, and what it took.
+ * Whole requests: each source's way, its predicted duration, and its measured one.
  */
 #include <stdio.h>
 
@@ -12,9 +12,9 @@
 #include "transport/transfer.h"
 #include "transport/transport.h"
 
-/* What one source gives. */
+/* The move of one source's bytes. */
 typedef struct leg {
-    kvf_way way; /* as it goes; KVF_WAY_AUTO: it has nothing to move */
+    kvf_way way; /* the chosen way; KVF_WAY_AUTO: nothing to move */
     kvf_peer *peer;
     kvf_direction direction;
     kvf_transfer *transfer;
@@ -22,20 +22,20 @@ typedef struct leg {
     uint64_t bytes, runs, copies;
     uint64_t began_ns;
     bool over;
-    bool was_held; /* what it took says nothing of its way */
+    bool was_held; /* its duration then says nothing about its way */
 } leg;
 
 struct kvf_move {
     kvf_stage *stage;
     leg *legs;
     uint32_t leg_count;
-    uint32_t turn;     /* the leg that kvf_move_advance() lets go first */
+    uint32_t turn;     /* the leg that kvf_move_advance() serves first */
     kvf_status failed; /* the first failure */
     char detail[KVF_STAGE_DETAIL_BYTES];
     kvf_move_info info;
 };
 
-/* What is asked for, of one source. */
+/* The request to one source. */
 typedef struct order {
     const kvf_request *request;
     uint32_t source;
@@ -56,7 +56,7 @@ static kvf_status go_direct(const kvf_move *move, const order *by, leg *out) {
                : kvf_transfer_push_held(by->request, by->source, by->peer, by->held, &out->transfer);
 }
 
-/* The shape of what the source gives, in our memory. */
+/* The shape of the source's selection in our memory. */
 static kvf_status find_shape(kvf_stage *stage, const order *by, kvf_stage_shape **out) {
     kvf_selection *selection = NULL;
     kvf_status status = kvf_selection_of_plan(kvf_request_plan(by->request), by->source, &selection);
@@ -108,7 +108,7 @@ static kvf_status check_packed(const kvf_stage *stage, const order *by) {
     return KVF_OK;
 }
 
-/* The steps that are asked for. */
+/* The steps of the request. */
 static void spans_of(const kvf_request *request, kvf_step_span *spans) {
     const kvf_group_request *groups = kvf_request_groups(request);
     const uint32_t count = kvf_model_group_count(kvf_shard_model(kvf_plan_local(kvf_request_plan(request))));
@@ -116,7 +116,7 @@ static void spans_of(const kvf_request *request, kvf_step_span *spans) {
         spans[g] = (kvf_step_span){groups[g].begin, groups[g].end};
 }
 
-/* Counts and predicts both ways, and says which is the cheaper. */
+/* Counts and predicts both ways, and returns the way to take. */
 static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out) {
     const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
     const kvf_peer_cost *cost = &peer->costs[by->direction];
@@ -140,7 +140,7 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
                              : KVF_WAY_DIRECT;
 }
 
-/* Lets go what one source gives. */
+/* Starts the move of one source. */
 static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
     kvf_stage *stage = move->stage;
     kvf_stage_shape *shape = NULL;
@@ -299,12 +299,12 @@ static uint64_t bytes_of(const leg *at) {
     return bytes;
 }
 
-/* What a source's bytes took is what the next ones are predicted from. */
+/* Records a source's duration, for later predictions. */
 static void learn(kvf_move *move, const leg *at) {
     kvf_stage *stage = move->stage;
     stage->counts.bytes[at->way] += at->bytes;
     kvf_stage_peer *peer = kvf_stage_find_peer(stage, at->peer);
-    if (!peer || at->runs == 0 || at->was_held) /* no runs: nobody asks what cannot go packed */
+    if (!peer || at->runs == 0 || at->was_held) /* no runs: it cannot go packed, and needs no prediction */
         return;
     kvf_peer_cost *cost = &peer->costs[at->direction];
     if (at->flow)

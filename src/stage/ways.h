@@ -1,5 +1,5 @@
 /*
- * What agents use of a stage beside its public functions: they have a clock, know what is more urgent, and give
+ * Functions of a stage that only agents use: agents bring a clock, know which moves are more urgent, and give
  * permissions.
  */
 #ifndef KVF_STAGE_WAYS_H
@@ -9,37 +9,37 @@
 
 #include "base/clock.h"
 
-/** kvf_stage_open() with a clock of the caller's. */
+/** kvf_stage_open() with the caller's own clock. */
 kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
                              const kvf_stage_options *options, const kvf_clock *clock, kvf_stage **out);
 
 /** The peer that has joined by this name; NULL: none. */
 kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name);
 
-/** Whether a flow goes by this peer's connection. */
+/** Whether any flow uses this peer's connection. */
 bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer);
 
-/** Whether there is no flow: then it waits for nothing that time could end. */
+/** Whether the stage has no flow: then no timeout is pending. */
 bool kvf_stage_is_idle(const kvf_stage *stage);
 
-/** As kvf_stage_pull() and kvf_stage_push(); with `held`, nothing moves before it is let go. */
+/** As kvf_stage_pull() and kvf_stage_push(); with `held`, nothing moves before the move is released. */
 kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                                const kvf_move_options *options, bool held, kvf_move **out);
 kvf_status kvf_stage_push_held(kvf_stage *stage, const kvf_request *request, uint32_t source, kvf_peer *peer,
                                const kvf_move_options *options, bool held, kvf_move **out);
 
-/** Holds a move: it begins nothing more by itself; what is under way goes on. Or lets it go. */
+/** Holds a move, or releases it. A held move starts no operations by itself; those under way go on. */
 void kvf_move_hold(kvf_move *move, bool held);
 
 /**
- * Lets a held move begin so many bytes, of all sources in turn. Direct ones cut runs where they end; packed ones begin
- * whole slots, as soon as so many bytes have been allowed.
+ * Lets a held move begin `bytes` more bytes, of all sources in turn. Direct sources cut a run where the bytes end;
+ * packed ones begin whole slots, as soon as enough bytes for a slot have been allowed.
  *
- * @return how many were of use
+ * @return how many bytes were used
  */
 uint64_t kvf_move_advance(kvf_move *move, uint64_t bytes);
 
-/** The bytes of a source that have moved packed. */
+/** How many bytes of a source have moved packed. */
 uint64_t kvf_move_packed(const kvf_move *move, uint32_t source);
 
 /** Operations completed: runs of direct sources, slots of packed ones. */

@@ -13,8 +13,8 @@ typedef struct job_list {
 } job_list;
 
 struct kvf_workers {
-    pthread_mutex_t lock; /* of all below, and of the own part of jobs */
-    pthread_cond_t work;  /* something is queued, or they are to end */
+    pthread_mutex_t lock; /* guards the fields below, and the private part of jobs */
+    pthread_cond_t work;  /* a job is queued, or the threads are to end */
     pthread_cond_t ended; /* a job that was under way is done */
     job_list queued, done;
     uint32_t under_way;
@@ -145,7 +145,7 @@ void kvf_workers_put(kvf_workers *workers, kvf_job *job) {
     unlock(workers);
 }
 
-/* One that is done. With the last of them there is nothing to wake for. */
+/* Takes a job that is done. After the last one the descriptor is no longer readable. */
 static void pick(kvf_workers *workers, kvf_job *job) {
     KVF_QUEUE_REMOVE(workers->done.first, workers->done.last, job);
     job->state = KVF_JOB_APART;
