@@ -21,8 +21,8 @@ def base_request_id(request_id: bytes | str) -> bytes:
 def prefill_token_count(prompt_tokens: int, has_state: bool = False, lookahead_tokens: int = 0) -> int:
     """The tokens of a prompt that a producer computes and hands over.
 
-    A state cannot be stepped back, so with state groups the producer leaves the last token to the consumer; with
-    speculation that looks `lookahead_tokens` ahead, all but one of those.
+    A state cannot be stepped back, so with state groups the producer leaves the last token to the consumer;
+    with speculation that looks `lookahead_tokens` ahead, all but one of those.
     """
     return int(lib.kvf_prefill_token_count(prompt_tokens, has_state, lookahead_tokens))
 
