@@ -2,8 +2,8 @@
 
 vLLM describes the cache of one rank. If a layer has fewer heads than there are ranks, several ranks hold the
 same head, and one rank's share does not say how many heads there are: one head on each of four ranks may be
-one, two or four heads. So the number is read from vLLM's configuration, which has it layer by layer (Gemma 4 gives
-layers with a sliding window more heads than the others), and is checked against the rank's share.
+one, two or four heads. So the number is read from vLLM's configuration, which has it layer by layer (Gemma 4
+gives layers with a sliding window more heads than the others), and is checked against the rank's share.
 
 Some models give single layers other numbers in fields that vLLM's configuration does not read. These numbers
 are candidates too: the layer has the only candidate that agrees with the rank's share, and is refused if
