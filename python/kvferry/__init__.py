@@ -1,7 +1,7 @@
 """kvferry moves KV caches and model state between LLM inference engines of different shape.
 
-This module has the way of one request: Model, Engine, Plan, Request, Transport, and Agent, which does all of it
-between processes that may fail; and what is common to everything. More is in the modules:
+This module has what one request needs: Model, Engine, Plan, Request, Transport, and Agent, which does all of it
+between processes that may fail; and what all modules share. The other modules are:
 
     kvferry.scheduler, kvferry.aggregator, kvferry.rules   what an engine's scheduler needs
     kvferry.postprocess                                    blocks that arrived in another form

@@ -1,4 +1,4 @@
-"""The command: `python -m kvferry plan ...` runs the program that the wheel brings, or that the system has."""
+"""The command: `python -m kvferry plan ...` runs the program in the wheel, or else the system's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def _is_program(path: Path) -> bool:
-    """Not the script of the same name, which would come back here."""
+    """Whether this is the program, not the script of the same name, which would call this module again."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"\x7fELF" and os.access(path, os.X_OK)
@@ -17,7 +17,7 @@ def _is_program(path: Path) -> bool:
 
 
 def main() -> int:
-    """Becomes the command; 127 where there is none."""
+    """Replaces this process by the command; returns 127 if there is none."""
     folders = [str(Path(__file__).with_name("bin")), *os.get_exec_path()]
     for folder in folders:
         program = Path(folder) / "kvferry"

@@ -1,4 +1,4 @@
-"""Between Python objects and the library's: ownership, and C structs made from Python values."""
+"""Connects Python objects with those of the library: ownership, and C structs made from Python values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Ids = Union[Sequence[int], "NDArray[Any]"]
 
 
 class Resource:
-    """One object of the library. It is freed when nobody uses it, and after everything that depends on it.
+    """One object of the library. It is freed when nothing uses it, and after everything that depends on it.
 
-    The second is more than a reference: objects of a cycle are finalised in any order.
+    References alone do not ensure that order: Python finalises the objects of a cycle in any order.
     """
 
     __slots__ = ("_dependents", "_dropped", "_parents", "_release", "pointer")
@@ -54,7 +54,7 @@ class Resource:
 
     @classmethod
     def borrow(cls, pointer: Any, owner: Resource) -> Resource:
-        """A part of another object of the library, which it keeps alive."""
+        """A part of another object of the library; the part keeps that object alive."""
         return cls(pointer, _freed_by_others, (owner,))
 
     def __del__(self) -> None:
@@ -71,19 +71,19 @@ class Resource:
             self._parents = ()
 
 
-# Reentrant, for a collection may begin, and drop other objects, at any point.
+# Reentrant, because a garbage collection may begin, and drop other objects, at any point.
 _LOCK = threading.RLock()
 
 
 def _freed_by_others(_pointer: Any) -> None:
-    """What there is to do to free a part of something else."""
+    """Does nothing: the owner frees its parts."""
 
 
 class Handle:
-    """A Python object that stands for one of the library.
+    """A Python object that stands for an object of the library.
 
-    Closing it gives up the Python object; what depends on it keeps the library's object alive as long as it
-    needs it. close() may be called again; using a closed object raises ClosedError. All handles are context
+    Closing it gives up the Python object; objects that depend on it keep the library's object alive as long as
+    they need it. close() may be called again; using a closed object raises ClosedError. All handles are context
     managers.
     """
 
@@ -93,7 +93,7 @@ class Handle:
         self._resource = Resource(pointer, release, parents)
 
     def _get(self) -> Resource:
-        """The library's object, for the length of a call. Keep the result: it is what keeps it alive."""
+        """The library's object, for the length of a call. The returned reference keeps the object alive."""
         resource = self._resource
         if resource is None:
             raise ClosedError(f"this {type(self).__name__} was closed")
@@ -136,11 +136,11 @@ class Arena:
         return self.keep(ffi.new("char[]", value.encode()))
 
     def data(self, value: bytes) -> Any:
-        """Bytes; never NULL, also where there are none."""
+        """Bytes; never NULL, even if there are none."""
         return self.keep(ffi.new("char[]", value))
 
     def numbers(self, element: str, values: Iterable[int]) -> Any:
-        """An array of integers; cffi refuses what does not fit, and that becomes OutOfRangeError."""
+        """An array of integers; a number that does not fit raises OutOfRangeError."""
         values = list(values)
         try:
             return self.keep(ffi.new(f"{element}[]", values))
@@ -164,7 +164,7 @@ class Arena:
         return self.keep(ffi.from_buffer("uint32_t[]", array)), int(array.size)
 
     def new(self, type_name: str, **fields: Any) -> Any:
-        """A pointer to a zeroed struct with these fields set, and its struct_size where it has one."""
+        """A pointer to a zeroed struct with these fields set, and its struct_size if it has one."""
         value = _zeroed(type_name)
         fill(value, **fields)
         return self.keep(value)
@@ -180,7 +180,7 @@ class Arena:
 
 
 def _zeroed(type_name: str) -> Any:
-    """A pointer to a zeroed value; a struct that has a struct_size says it."""
+    """A pointer to a zeroed value, with struct_size set if the struct has one."""
     value, kind = ffi.new(f"{type_name} *"), ffi.typeof(type_name)
     if kind.kind == "struct" and "struct_size" in dict(kind.fields or ()):
         value.struct_size = ffi.sizeof(type_name)
@@ -199,7 +199,7 @@ def fill(struct: Any, **fields: Any) -> None:
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Calls a function of the library and raises what its status stands for."""
+    """Calls a function of the library and raises the exception of its status."""
     try:
         status = function(*arguments)
     except OverflowError as error:
@@ -225,7 +225,7 @@ def data_at(pointer: Any, size: int) -> bytes:
 
 
 def id_fields(name: bytes | str, arena: Arena) -> dict[str, Any]:
-    """The fields of a kvf_request_id; text stands for its UTF-8."""
+    """The fields of a kvf_request_id; text is encoded as UTF-8."""
     data = id_bytes(name)
     return {"data": arena.data(data), "size": len(data)}
 
@@ -257,12 +257,12 @@ def id_bytes(value: bytes | str) -> bytes:
 
 
 def nanoseconds(seconds: float | None) -> int:
-    """A duration; 0, which the library takes for its default, for None."""
+    """A duration; 0 for None, which makes the library use its default."""
     if seconds is None:
         return 0
     if not 0 <= seconds < 1.8e10:
         raise OutOfRangeError(f"a duration of {seconds} s; allowed: 0 to 1.8e10")
-    # A duration that is too short to count is not the default.
+    # A duration that rounds to 0 must not become the default.
     return max(round(seconds * 1e9), 1)
 
 

@@ -1,4 +1,4 @@
-"""How the named quantities are asked for: lists of numbers, and the reason behind a refusal."""
+"""Calls for the connector's named quantities: lists of numbers, and the reason for a refusal."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def lists_in(lists: Sequence[Sequence[int]], arena: Arena) -> Any:
 
 
 def ids_out(ids: Any) -> list[int]:
-    """The numbers of a kvf_ids, which stays whose it was."""
+    """The numbers of a kvf_ids, whose owner does not change."""
     return list(ffi.unpack(ids.at, ids.count)) if ids.count else []
 
 
 def lists_out(lists: Any) -> list[list[int]]:
-    """The numbers of a kvf_block_lists, which stays whose it was."""
+    """The numbers of a kvf_block_lists, whose owner does not change."""
     return [ids_out(lists.groups[i]) for i in range(lists.count)]
 
 

@@ -1,6 +1,6 @@
-"""Sessions: how the ranks of two engines meet, lend each other blocks, move them, and survive each other.
+"""Sessions: the ranks of two engines meet, lend each other blocks, move them, and survive each other's failure.
 
-See kvferry/agent.h for who does what, and when a block is whose.
+See kvferry/agent.h for the roles of both sides, and for who owns a block when.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from kvferry.ucx import with_ucx
 
 __all__ = ["Agent", "Contact", "KeyPair"]
 
-# A thread that waits looks up so often whether the agent is being closed, and for signals.
+# A waiting thread checks at this interval for signals, and whether the agent is being closed.
 WAIT_SECONDS = 0.05
 ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
 
 
 class HasFileno(Protocol):
-    """What has a file descriptor: a file, a socket, a pipe's end."""
+    """An object with a file descriptor: a file, a socket, a pipe's end."""
 
     def fileno(self) -> int:
         """The descriptor."""
@@ -72,7 +72,7 @@ class HasFileno(Protocol):
 
 @runtime_checkable
 class HasCudaEvent(Protocol):
-    """What torch.cuda.Event is."""
+    """An event like torch.cuda.Event."""
 
     @property
     def cuda_event(self) -> int:
@@ -80,7 +80,7 @@ class HasCudaEvent(Protocol):
 
     @property
     def device(self) -> Any:
-        """Whose event it is: something with an `index`."""
+        """The event's device: an object with an `index`."""
 
 
 # A file descriptor that becomes readable when memory is ready to be read, and stays so; or an event of a CUDA
@@ -122,7 +122,7 @@ def _read_match(match: Any) -> GroupMatch:
 
 
 class _Session:
-    """What lives as long as the library's agent does, and no shorter: also when nobody closes it."""
+    """State that must live as long as the library's agent, also if the caller never closes the agent."""
 
     def __init__(self, log: Callable[[LogLine], object] | None) -> None:
         self.pointer: Any = None
@@ -156,7 +156,7 @@ class _Session:
 
     @contextlib.contextmanager
     def waking(self, ready: asyncio.Event) -> Iterator[None]:
-        """Sets `ready`, of a task that waits, when the agent is closed meanwhile."""
+        """Sets `ready`, the event of a waiting task, if the agent is closed meanwhile."""
         with self.change:
             if self.closing:
                 raise ClosedError("this Agent was closed")
@@ -177,7 +177,7 @@ class _Session:
             for ready, loop in self.awaiting.items():
                 with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
                     loop.call_soon_threadsafe(ready.set)
-            # Whoever closes, the agent is closed when this returns.
+            # The agent is closed when this returns, also if another thread closes it.
             self.change.wait_for(lambda: self.inside == 0 if first else self.pointer is None)
         if first:
             if self.pointer is not None:
@@ -204,36 +204,36 @@ class Agent:
     """One rank of an engine, as its peers know it. Safe to use from several threads.
 
     Args:
-        engine: every rank of the own engine; None: a directory, see Agent.directory()
-        rank: which of them this is
+        engine: every rank of this engine; None: a directory, see Agent.directory()
+        rank: number of this rank in the engine
         listen: where to listen; None: "tcp://127.0.0.1:*"; "": nowhere
         advertise: the endpoint told to peers; None: the one listened on
         transport: kind, see transport_kinds()
         settings: of kinds of transport, see Transport
-        facts: what must be the same on both sides, beyond the model: weights, rotary scaling ...
+        facts: facts beyond the model that must be equal on both sides: weights, rotary scaling ...
         keys: own keys; None: no encryption
-        allowed_keys: public keys of those who may connect, or grants that also say as whom; none: everyone who
-            knows our public key
+        allowed_keys: public keys of peers that may connect, or grants, which also name the peer; none: every
+            peer that knows our public key
         insecure: listen beyond loopback without keys
         lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults
         max_peers, max_requests_per_peer: 0: the library's defaults
         max_connections, max_connections_per_address: likewise
-        policy: what events of failed requests ask for
-        verify: check what was read or written against checksums of the producer
-        own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless somebody
-            waits by wait(), wait_event() or event(), or calls progress() when fileno() is readable
+        policy: what the engine is asked to do about failed requests
+        verify: check the bytes that were read or written against checksums of the producer
+        own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless the caller
+            waits in wait(), wait_event() or event(), or calls progress() when fileno() is readable
         log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
-        log_level: the least important lines that are wanted
-        way: by which way requests move; DIRECT: the agent has no arena
-        arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched where something goes packed
+        log_level: level of the least important lines to receive
+        way: how requests move; DIRECT: the agent has no arena
+        arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched once something goes packed
         slot_bytes: most that one packed operation moves, a power of two from 4 KiB to 1 MiB; 0: a default
-        workers: threads that copy to and from that memory; 0: who makes progress copies; up to 16
+        workers: threads that copy to and from that memory; 0: the thread that makes progress copies; up to 16
         convert: element types (of f32, f16, bf16) that may be converted into each other on the way; a group
-            whose types differ moves where both engines allow all of them, and then packed
-        convert_groups: the groups for which that holds; None: all
-        remember: seconds for which a request that was held or pushed is remembered when it has ended: who asks
+            whose types differ moves if both engines allow all of them, and then packed
+        convert_groups: the groups to which `convert` applies; None: all
+        remember: seconds for which a held or pushed request is remembered after its end: a consumer that asks
             for it then is refused at once, and does not wait for a request of that id; None: not at all
-        trace_requests: of how many requests, the latest, the times are kept for trace(); up to 65536
+        trace_requests: number of requests, the latest ones, whose times are kept for trace(); up to 65536
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -341,7 +341,7 @@ class Agent:
         return self._session.closing
 
     def close(self) -> None:
-        """Ends everything under way, and no more events come; peers notice. May be called again.
+        """Ends everything under way; no more events come, and peers notice. May be called again.
 
         Blocks must not be used again before it has returned. Threads inside wait() and tasks inside event()
         get ClosedError; arrays of allocate() stay usable.
@@ -357,7 +357,7 @@ class Agent:
         self.close()
 
     def allow_key(self, key: str | KeyGrant) -> None:
-        """Lets holders of another key connect: as whoever no grant names, or as the grant says.
+        """Lets holders of another key connect: as any engine that no grant names, or as the grant says.
 
         Raises InvalidError (not a key, or everyone may connect), OutOfRangeError (ranks that are no range).
         """
@@ -367,7 +367,7 @@ class Agent:
             call(lib.kvf_agent_grant_key, pointer, arena.new("kvf_key_grant", **grant_fields(grant, arena)))
 
     def withdraw_key(self, public_key: str) -> None:
-        """Takes a key off the list of those allowed: its holders are not heard any more.
+        """Removes a key from the allowed ones: the agent ignores its holders from then on.
 
         Raises NotFoundError (it was not allowed), InvalidError.
         """
@@ -399,8 +399,8 @@ class Agent:
         kind: MemoryKind = MemoryKind.HOST,
         device: int | str = 0,
     ) -> NDArray[Any] | DeviceArray:
-        """A zeroed array that peers on this host can map: the host\'s may be used longer than the agent,
-        a device\'s ends with it.
+        """A zeroed array that peers on this host can map: host memory may outlive the agent, memory of a
+        device ends with it.
 
         Args:
             device: a number of its kind; or "cpu", "cuda" or "cuda:1", which name the kind too
@@ -425,14 +425,14 @@ class Agent:
     def register(self, buffers: Memory, *, withheld: bool | None = None) -> None:
         """Registers this rank's memory, once; from here on peers are served.
 
-        The objects are kept until the agent is closed or their region is unregistered; their bytes are not
+        The agent keeps the objects until it is closed or their region is unregistered; their bytes are not
         copied.
         Number, sizes, element types and shapes are checked against the shard: see Shard.regions(). `buffers`
-        has one for each region, or is {layer: one}.
+        has one object for each region, or is {layer: object}.
 
         Args:
-            withheld: no peer is given a way to it, and it moves packed; None: so it is with memory of devices,
-                and not with the host's
+            withheld: no peer gets access to the memory, and it moves packed; None: true for memory of devices,
+                false for the host's
 
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already),
         UnsupportedError.
@@ -462,10 +462,10 @@ class Agent:
             self._session.regions[region] = found
 
     def unregister_region(self, region: int) -> None:
-        """Takes one region back, at any time, as an engine does that sleeps or moves its cache.
+        """Takes one region back, at any time: for engines that sleep or move their cache.
 
-        New requests are refused until all regions are registered again, and peers meet this rank anew. After
-        it nobody touches the memory.
+        New requests are refused until all regions are registered again, and peers meet this rank anew. Nothing
+        touches the memory after the call.
 
         Raises AgainError (a request has blocks in it, which the detail names, or a peer is in the middle of a
         write), NotRegisteredError, OutOfRangeError.
@@ -482,7 +482,7 @@ class Agent:
 
     @property
     def contact(self) -> Contact:
-        """Where this agent's engine is met: here. It has to know the introductions of the other ranks."""
+        """A contact for this engine at this agent, which must know the introductions of the other ranks."""
         return Contact(self._contact_engine, self.endpoint, self._public_key)
 
     @property
@@ -494,7 +494,7 @@ class Agent:
             return data_at(data[0], size[0])
 
     def introduce(self, introduction: bytes) -> None:
-        """Adds another rank of the same engine to those this agent (or directory) hands out.
+        """Adds another rank of the same engine to the introductions that this agent (or directory) hands out.
 
         Raises ParseError, MismatchError (of another engine or model).
         """
@@ -517,8 +517,8 @@ class Agent:
     def match(self, engine: str) -> list[GroupMatch]:
         """What a met engine and ours have in common, group by group.
 
-        First the groups of our model, in order, then those that only theirs has. A request needs only the
-        groups whose steps it names. Raises NotFoundError: no engine of this name is met.
+        The groups of our model come first, in order, then groups that only theirs has. A request needs only the
+        groups whose steps it names. Raises NotFoundError: no engine of this name was met.
         """
         found: list[GroupMatch] = []
         arena = Arena()
@@ -589,15 +589,15 @@ class Agent:
         Args:
             request_id: up to 1024 bytes; the consumers use the same
             groups: one for each group of the model: the steps that are there
-            consumers: engines that will take it
+            consumers: how many engines will take the request
             lease: seconds without a sign of life after which the blocks are free; None: the agent's
-            after: a file descriptor that is readable when the blocks are written, such as an eventfd; not
-                before that are they read, or does a consumer learn of them, and then the lease begins. It is
-                duplicated, so it may be closed; nobody may read it before the request's event. Or an event of a
-                CUDA stream: a torch.cuda.Event that was recorded, or a CudaEvent; what it stands for during the
-                call counts
-            records: what travels with the cache, under the same lease. Each consumer rank gets those of the
-                ranks that it reads from, with its DONE event
+            after: a file descriptor, such as an eventfd, that becomes readable once the blocks are written.
+                Only then are the blocks read, do consumers learn of them, and does the lease begin. The agent
+                duplicates the descriptor, so it may be closed; nobody may read from it before the request's
+                event. Or an event of a CUDA stream, as it is during the call: a torch.cuda.Event that was
+                recorded, or a CudaEvent
+            records: data that travels with the cache, under the same lease. Each consumer rank gets the records
+                of the ranks that it reads from, with its DONE event
 
         Event: DONE (all have them), or FAILED with TIMEOUT (the lease ran out) or CANCELLED.
         Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
@@ -620,17 +620,17 @@ class Agent:
     ) -> int:
         """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
 
-        Where all groups are empty nothing is read, and the producer is told that it may free. With None the
-        producer's blocks are only reserved until pull_into() says where to.
+        If all groups are empty, nothing is read, and the producer is told that it may free its blocks. With
+        None, the producer's blocks are only reserved until pull_into() names the destination.
 
         Args:
             contact: where the producer is met
             groups: one for each group of the model: the steps that are wanted
             deadline: seconds; None: 120 s
-            patience: seconds within which the producer has to be met and to lend its blocks; None: the deadline
-            priority: requests of higher ones move first; a lower one still moves 1 MiB every 100 ms
-            bytes_per_second: the most that this rank moves of it; None: no cap
-            way: by which way its bytes go; AUTO: the agent's
+            patience: seconds within which the producer must be met and must lend its blocks; None: the deadline
+            priority: requests of higher priority move first; a lower one still moves 1 MiB every 100 ms
+            bytes_per_second: most that this rank moves of the request; None: no cap
+            way: how its bytes go; AUTO: the agent's way
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
         Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
@@ -662,11 +662,11 @@ class Agent:
         deadline: float | None = None,
         way: Way = Way.AUTO,
     ) -> int:
-        """Consumer: lets a producer write a request into own blocks. Events and errors as of pull().
+        """Consumer: lets a producer write a request into own blocks. Events and errors are those of pull().
 
         Args:
-            way: PACKED: it is written packed, and its blocks are free as soon as the request has ended; AUTO:
-                the agent's, or that of the push
+            way: PACKED: the request is written packed, and its blocks are free as soon as it has ended; AUTO:
+                the agent's way, or that of the push
         """
         return self._submit(lib.kvf_agent_expect, request_id, groups, deadline, contact=contact, way=way)
 
@@ -683,13 +683,13 @@ class Agent:
         way: Way = Way.AUTO,
         records: Sequence[Record] = (),
     ) -> int:
-        """Producer: opens the writing of a request to those who expect it; push_ready() says what is ready.
+        """Producer: begins to write a request to the consumers that expect it; push_ready() says what is ready.
 
         Args:
-            groups: one for each group of the model. Their `end` says how long the request will be; blocks that
-                their tables do not have yet come with push_ready()
-            priority, bytes_per_second, way: as of pull()
-            after, records: as of hold(): nothing is written before; records come with the last byte
+            groups: one for each group of the model. Their `end` says how long the request will be; push_ready()
+                brings the blocks that their tables do not have yet
+            priority, bytes_per_second, way: as in pull()
+            after, records: as in hold(): nothing is written before `after`; records come with the last byte
 
         Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
         Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError,
@@ -721,12 +721,12 @@ class Agent:
         """Says how much of a push is ready; with the ticket alone, all of it.
 
         Args:
-            chunk: the tokens (begin, end) that are being computed; all layers of those before are ready
-            layers: so many model layers are ready for the tokens of the chunk
-            blocks: those that the push does not have yet, one table for each group of the model, each with its
-                place in the sequence: BlockTable(ids, first_block). They are claimed by this call
-            after: as of hold(): the chunk is ready then, and what is said later waits behind it
-            records: further ones of the push
+            chunk: the tokens (begin, end) that are being computed; all layers of earlier tokens are ready
+            layers: number of model layers that are ready for the tokens of the chunk
+            blocks: blocks that the push does not have yet, one table for each group of the model, each with its
+                place in the sequence: BlockTable(ids, first_block). This call claims them
+            after: as in hold(): the chunk is ready then, and later calls take effect after it
+            records: further records of the push
 
         Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, or blocks that do not reach
         over the chunk), ExistsError (a block is being filled).
@@ -746,7 +746,7 @@ class Agent:
             call(lib.kvf_agent_push_ready, pointer, ticket, said)
 
     def cancel(self, ticket: int) -> None:
-        """Stops a request; its event still comes. Raises NotFoundError when the ticket has ended."""
+        """Stops a request; its event still comes. Raises NotFoundError if the ticket has ended."""
         with self._session.using() as pointer:
             call(lib.kvf_agent_cancel, pointer, ticket)
 
@@ -763,7 +763,7 @@ class Agent:
             return read_event(event)
 
     def events(self) -> Iterator[Event]:
-        """Takes the events that are there now."""
+        """Takes all events that have come so far."""
         while (event := self.next_event()) is not None:
             yield event
 
@@ -784,7 +784,7 @@ class Agent:
                 return False
 
     def wait_event(self, timeout: float | None = None) -> Event | None:
-        """Takes the next event, waiting for it at most `timeout` seconds; None when there was none."""
+        """Takes the next event, waiting for it at most `timeout` seconds; None if none came."""
         until = None if timeout is None else time.monotonic() + timeout
         while (event := self.next_event()) is None:
             left = None if until is None else until - time.monotonic()
@@ -809,7 +809,7 @@ class Agent:
     async def _readable(self) -> None:
         ready = asyncio.Event()
         loop = asyncio.get_running_loop()
-        # A loop knows one reader for each descriptor: every task that waits has its own.
+        # A loop allows one reader for each descriptor, so every waiting task has its own descriptor.
         descriptor = os.dup(self.fileno())
         try:
             with self._session.waking(ready):
@@ -824,15 +824,15 @@ class Agent:
     def fileno(self) -> int:
         """A file descriptor that is readable while there are events to take. Do not read from it.
 
-        Without `own_thread` it is readable also while progress() has something to do.
+        Without `own_thread` it is also readable while progress() has something to do.
         """
         with self._session.using() as pointer:
             return int(lib.kvf_agent_event_fd(pointer))
 
     def timeout(self) -> float | None:
-        """In how many seconds progress() is to be called again at the latest; None: no time is waited for.
+        """Seconds after which progress() must be called again at the latest; None: no limit.
 
-        For loops that do not wait for fileno(), which becomes readable then.
+        For loops that do not wait for fileno(), which becomes readable at that time.
         """
         with self._session.using() as pointer:
             left = int(lib.kvf_agent_timeout(pointer))
@@ -844,30 +844,30 @@ class Agent:
             return bool(take(lib.kvf_agent_progress, "bool", pointer))
 
     def block(self, group: int, block: int) -> BlockClaim:
-        """What the agent has to do with a block. Raises OutOfRangeError when there is no such block."""
+        """The agent's claim on a block. Raises OutOfRangeError if there is no such block."""
         with self._session.using() as pointer:
             state, requests = ffi.new("kvf_block_state *"), ffi.new("uint32_t *")
             call(lib.kvf_agent_block, pointer, group, block, state, requests)
             return BlockClaim(BlockState(state[0]), requests[0])
 
     def explain(self, engine: str | None = None, level: LogLevel = LogLevel.INFO) -> str:
-        """Says in words who reads what from whom, by which transport, and what a request should take.
+        """Describes which rank reads what from which, by which transport, and how long a request should take.
 
         Args:
-            engine: one that was met, or that reads from here; None: this agent itself, and all engines it knows
-            level: INFO: a summary; DEBUG: after it every rank and every piece
+            engine: an engine that was met, or that reads from here; None: this agent, and all engines it knows
+            level: INFO: a summary; DEBUG: the summary, then every rank and every piece
 
-        Raises NotFoundError: the engine is not known here.
+        Raises NotFoundError: the agent does not know the engine.
         """
         arena = Arena()
         return self._text(lib.kvf_agent_explain, arena.text(engine), level)
 
     def metrics(self) -> str:
-        """What the agent has counted, as text for Prometheus, to be put on the engine's page of metrics."""
+        """The agent's counters as text for Prometheus, to be added to the engine's page of metrics."""
         return self._text(lib.kvf_agent_metrics)
 
     def trace(self) -> str:
-        """The times of the latest requests, also of those under way, as a file that Perfetto opens.
+        """The times of the latest requests, also of those under way, as the text of a file that Perfetto opens.
 
         kvferry.trace joins those of several agents. Raises InvalidError: `trace_requests` was 0.
         """
@@ -885,7 +885,7 @@ class Agent:
             size = length[0]
 
     def peers(self) -> list[AgentPeer]:
-        """The peers: those there is a session with, and after them those that were lost lately."""
+        """The peers: first those with a session, then those that were lost lately."""
         count, room = ffi.new("uint32_t *"), 8
         with self._session.using() as pointer:
             while True:  # there may be more, and more may come meanwhile

@@ -1,4 +1,4 @@
-"""Adding up what the workers of an engine answer in each step. See kvferry/schedule.h."""
+"""Adds up the outputs of an engine's workers in each step. See kvferry/schedule.h."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RequestKey:
     """A request in one life.
 
     Attributes:
-        id: any bytes; text stands for its UTF-8
-        generation: tells lives of the same id apart; 0: of an engine that does not count them
+        id: any bytes; text is encoded as UTF-8
+        generation: tells lives of the same id apart; 0: the engine does not count them
     """
 
     id: bytes
@@ -42,7 +42,7 @@ class GroupBlock:
 
 
 class Rider(enum.IntFlag):
-    """Opaque things that ride on an output: the engine is told which workers had them."""
+    """Opaque data attached to an output: the engine is told which workers had it."""
 
     STATS = lib.KVF_RIDER_STATS
     META = lib.KVF_RIDER_META
@@ -50,7 +50,7 @@ class Rider(enum.IntFlag):
 
 
 class CountRule(enum.IntEnum):
-    """What is counted towards the number of workers expected: workers, or reports as vLLM does."""
+    """What counts towards the number of expected workers: workers, or (as in vLLM) reports."""
 
     WORKERS = lib.KVF_COUNT_WORKERS
     REPORTS = lib.KVF_COUNT_REPORTS
@@ -61,12 +61,12 @@ class WorkerOutput:
     """What one worker says in one step. Order and repeats do not matter.
 
     Attributes:
-        sent: producer: this worker needs the request's blocks no more
-        received: consumer: over, well or not; nothing writes its blocks any more
-        failed: of those received now or later: nothing of what was loaded is valid
-        invalid: blocks without valid content, of whatever requests
-        expected: from here on so many workers are expected; 0: as before
-        riders: what rides on the output, Rider or-ed
+        sent: producer: requests whose blocks this worker no longer needs
+        received: consumer: requests that have ended, successfully or not; nothing writes their blocks any more
+        failed: requests, received now or later, of which nothing that was loaded is valid
+        invalid: blocks without valid content, of any requests
+        expected: number of workers expected from here on; 0: as before
+        riders: data attached to the output, Rider or-ed
     """
 
     sent: Sequence[KeyLike] = ()
@@ -83,11 +83,11 @@ class Aggregate:
 
     Attributes:
         output: the worker whose output stands for all; None: it has none in this step
-        expected: workers, after this step
+        expected: number of workers expected after this step
         sent, received: each request once, ordered by id and generation
-        failed: among `received`: on one worker or more
-        forgotten: for lack of room
-        invalid: of all workers, each once, ascending
+        failed: those of `received` that failed on one worker or more
+        forgotten: requests forgotten for lack of room
+        invalid: invalid blocks of all workers, each once, ascending
         with_stats, with_meta, with_events: workers that have them, ascending
     """
 
@@ -148,7 +148,7 @@ class Aggregator(Handle):
         expected: workers that report each request; 0: all
         drops_steps: drop the whole step when the selected worker has no output, as vLLM's KVOutputAggregator
             does: requests may then hang; for comparing only
-        max_pending: requests remembered that not all workers have reported; 0: 65536
+        max_pending: most requests remembered that not all workers have reported; 0: 65536
 
     Raises OutOfRangeError, InvalidError.
     """
@@ -204,7 +204,7 @@ class Aggregator(Handle):
             )
 
     def forget(self, request: KeyLike) -> None:
-        """Forgets what was reported of a request that is no more."""
+        """Forgets the reports of a request that no longer exists."""
         resource, arena = self._get(), Arena()
         with self._lock:
             lib.kvf_aggregator_forget(resource.pointer, key_in(request, arena))
@@ -242,11 +242,11 @@ def _output_in(output: WorkerOutput, arena: Arena) -> Any:
 
 @dataclass(frozen=True)
 class StepRequest:
-    """A request of one step, the blocks it got in it, and whether these replace what it had.
+    """A request of one step, the blocks it got in that step, and whether these replace its former ones.
 
     Attributes:
-        id: any bytes, or text, which stands for its UTF-8
-        groups: blocks by group; None, as vLLM has it, or empty: it got none
+        id: any bytes, or text, which is encoded as UTF-8
+        groups: blocks by group; None (as in vLLM) or empty: it got none
     """
 
     id: bytes | str
@@ -264,7 +264,7 @@ def step_requests(
     Args:
         fresh: requests that run for the first time
         cached: requests the workers know
-        resumed: which of those were preempted before; bytes and text with the same UTF-8 are the same id
+        resumed: those of `cached` that were preempted; bytes and text with the same UTF-8 are the same id
     """
     arena = Arena()
     given = [*fresh, *cached]
@@ -281,7 +281,7 @@ def step_requests(
     )
     out = ffi.new("kvf_step_request[]", max(len(given), 1))
     call(lib.kvf_step_requests, step, out)
-    # The library only says which are resumed; ids and tables are those that were given.
+    # The library only says which requests are resumed; ids and tables are the caller's.
     return [StepRequest(request.id, request.groups, out[i].resumed) for i, request in enumerate(given)]
 
 

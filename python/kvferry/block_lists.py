@@ -32,7 +32,7 @@ Lists = Sequence[Sequence[int]]
 
 
 def same_length(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
-    """The first of two lists that have to be equally long."""
+    """The first of two lists that must be equally long."""
     if len(first) != len(second):
         raise InvalidError(f"lists of {len(first)} and {len(second)} entries; they should be equally long")
     return first
@@ -108,7 +108,7 @@ class DcpPair:
 
 
 def dcp_prefix_trim(pair: DcpPair, local: Sequence[int], remote: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Pairs blocks where either side deals the blocks of a sequence out to its ranks."""
+    """Pairs blocks if either side distributes the blocks of a sequence over its ranks."""
     arena = Arena()
     known = pair.num_remote_blocks is not None
     fields = {**vars(pair), "has_num_remote_blocks": known, "num_remote_blocks": pair.num_remote_blocks or 0}
@@ -124,7 +124,7 @@ def dcp_prefix_trim(pair: DcpPair, local: Sequence[int], remote: Sequence[int]) 
 
 
 def block_ids_by_region(lists: Lists, region_groups: Sequence[int]) -> list[list[int]]:
-    """The blocks that each region is read for: those of its group, or with ALL_GROUPS of all in order."""
+    """The blocks to read in each region: those of its group, or with ALL_GROUPS of all groups in order."""
     arena = Arena()
     groups = arena.numbers("int32_t", region_groups)
     return take_lists(lib.kvf_block_ids_by_region, lists_in(lists, arena), groups, len(region_groups))
@@ -136,7 +136,7 @@ class ExchangeGroup:
 
     Attributes:
         window_tokens: sliding window; 0: none
-        spec_blocks: of state: speculative slots after the one that counts
+        spec_blocks: state groups: speculative slots after the valid one
     """
 
     kind: CacheKind
@@ -160,7 +160,7 @@ def exchange_clip(
 
 
 def ssm_state_clip(blocks: Sequence[int], spec_blocks: int) -> list[int]:
-    """The one block that bears the state: the last before the speculative ones."""
+    """The one block that holds the state: the last before the speculative ones."""
     arena = Arena()
     return take_ids(lib.kvf_ssm_state_clip, ids_pointer(blocks, arena), spec_blocks)
 
@@ -179,12 +179,12 @@ class IdSpace:
 
 
 def state_blocks(kernel_blocks: int, physical_per_logical: int) -> int:
-    """Logical blocks of a cache of `kernel_blocks`. Raises NotExpressibleError when they do not divide."""
+    """Logical blocks of a cache of `kernel_blocks`. Raises NotExpressibleError if they do not divide."""
     return int(take(lib.kvf_state_blocks, "uint64_t", kernel_blocks, physical_per_logical))
 
 
 def desc_ids(space: IdSpace, kinds: Sequence[CacheKind], lists: Lists) -> list[int]:
-    """Descriptor ids of a request: region by region, or, where some group keeps state, group by group."""
+    """Descriptor ids of a request: region by region, or, if some group keeps state, group by group."""
     arena = Arena()
     return take_ids(
         lib.kvf_desc_ids,

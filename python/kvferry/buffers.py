@@ -3,7 +3,7 @@
 A region is anything whose bytes lie in one piece: NumPy arrays, objects with the buffer protocol (bytearray,
 mmap, memoryview ...), and tensors with `__dlpack__` (torch, also bfloat16 and on CUDA devices) or
 `__cuda_array_interface__`. An array may have its axes in any order, as transposed views have, but no holes:
-every byte of its memory is the region.
+every byte of its memory belongs to the region.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvferry.shard import RegionView, Shard
 
 
-# Python 3.10 has no type for "has the buffer protocol".
+# Python 3.10 has no type for objects with the buffer protocol.
 Buffer = Union["NDArray[Any]", bytearray, memoryview, mmap.mmap, SupportsDLPack, Any]
 
 
@@ -94,7 +94,7 @@ def _find_region(buffer: Any) -> Region:
         if not view.c_contiguous:
             raise holes(view.shape or (), view.strides or ()) from None
         array = np.asarray(view.cast("B"))
-    # The view keeps the owner from moving its bytes, as a bytearray does that grows.
+    # The view keeps the owner from moving its bytes, as a growing bytearray would.
     return _region_of_array(array, view)
 
 
@@ -116,7 +116,7 @@ def _refuse_overlaps(regions: Sequence[Region]) -> None:
 
 
 def refuse_overlap(number: int, region: Region, others: Mapping[int, Region]) -> None:
-    """Raises OverlapError where a region shares memory with one of the others, by number."""
+    """Raises OverlapError if a region shares memory with one of the others, which are given by number."""
     for other, known in others.items():
         if (known.kind, known.device) != (region.kind, region.device):
             continue
@@ -156,13 +156,13 @@ def _by_layer(buffers: Mapping[int, Buffer], shard: Shard | None) -> list[Buffer
 def _cuts_across(region: Region, view: RegionView) -> bool:
     """Whether the axes of an array cut across those that a shard lays out.
 
-    An axis covers the bytes from its stride to the end of its last step. An array may join axes, as one of
-    plain bytes joins them all, and may split them; but no axis may end inside of one of the other's, and none
-    may step where the shard has a gap.
+    An axis covers the bytes from its stride to the end of its last step. An array may join axes (an array of
+    plain bytes joins all) and may split them; but no axis may end inside an axis of the other, and none may
+    step where the shard has a gap.
     """
     axes = [(axis.stride, axis.stride * axis.length) for axis in view.axes]
     if any(inner > begin for (begin, _), (_, inner) in itertools.pairwise(axes)):
-        return False  # woven into each other: no array has them
+        return False  # interleaved axes: no array has such
     if axes:
         axes[0] = (axes[0][0], max(axes[0][1], region.bytes))  # a cache may have more blocks
     smallest = axes[-1][0] if axes else region.bytes
@@ -181,7 +181,7 @@ def _cuts_across(region: Region, view: RegionView) -> bool:
 
 
 def _refuse_shape(number: int, region: Region, views: Sequence[RegionView]) -> None:
-    """Refuses an array whose shape contradicts what its region holds, where that is one regular array."""
+    """Refuses an array whose shape contradicts the content of its region, if that is one regular array."""
     if len(views) != 1 or not views[0].regular or views[0].offset:
         return
     view = views[0]
@@ -207,7 +207,7 @@ def _refuse_type(number: int, region: Region, views: Sequence[RegionView]) -> No
 
 
 def check_region(number: int, region: Region, size: int, views: Sequence[RegionView]) -> None:
-    """Checks one region against what the shard says about it; raises as regions_of()."""
+    """Checks one region against the shard; raises as regions_of()."""
     if region.bytes < size:
         raise OutOfRangeError(f"region {number} has {region.bytes} bytes; the shard needs {size}")
     _refuse_type(number, region, views)
@@ -215,11 +215,11 @@ def check_region(number: int, region: Region, size: int, views: Sequence[RegionV
 
 
 def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
-    """The memory of a rank's regions, checked against what its shard says about them.
+    """The memory of a rank's regions, checked against its shard.
 
-    `buffers` has one for each region, in the order of the shard, or one for each layer, by its number.
-    Arrays of bytes may hold anything; arrays of integers what has as many bits; others the shard's own type.
-    Where a region is one regular array, an array of several axes may join and split the shard's axes, but not
+    `buffers` has one object for each region, in the order of the shard, or one for each layer, by its number.
+    Arrays of bytes may hold any type; arrays of integers any type of as many bits; others the shard's own type.
+    If a region is one regular array, an array of several axes may join and split the shard's axes, but not
     contradict them.
 
     Raises InvalidError (see region_of(); the wrong type or shape, the wrong number of regions),
@@ -240,9 +240,9 @@ def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
 
 
 def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
-    """The memory of one region, checked as by regions_of(); where a device has it, the driver must know it.
+    """The memory of one region, checked as by regions_of(); the driver must know memory of a device.
 
-    Raises UnsupportedError where there is no driver.
+    Raises UnsupportedError if there is no driver.
     """
     try:
         region = region_of(buffer)
@@ -260,7 +260,8 @@ def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
 def memory_array(regions: Sequence[Region], withheld: bool | None = None) -> Any:
     """The regions as a kvf_memory[]; keep both while it is in use.
 
-    `withheld` is kvf_memory.withheld; None: of devices' memory, which then moves packed, by any transport.
+    `withheld` is kvf_memory.withheld; None: true for memory of devices, which then moves packed, by any
+    transport.
     """
     memory = ffi.new("kvf_memory[]", len(regions))
     for i, region in enumerate(regions):
@@ -276,7 +277,7 @@ def memory_array(regions: Sequence[Region], withheld: bool | None = None) -> Any
 class Allocations:
     """Arrays over memory that a transport or an agent has allocated, and their addresses there.
 
-    An array looks at a mapping of its own of the same pages, so it may outlive what allocated it.
+    An array uses its own mapping of the same pages, so it may outlive the transport or agent.
     """
 
     def __init__(self) -> None:
@@ -286,7 +287,7 @@ class Allocations:
         """An array over `size` bytes that were allocated at `address`."""
         view = lib.python_second_view(address, size)
         if view == ffi.NULL:
-            # Memory that is not shared has nobody to share it with: memory of Python's own does as well.
+            # No peer can map memory that is not shared, so Python's own memory serves as well.
             plain = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
             return _shaped(plain[:size], shape, dtype)
         begin = int(ffi.cast("uintptr_t", view))

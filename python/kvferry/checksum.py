@@ -1,6 +1,6 @@
 """Checksums of cached cells that do not depend on the shape of the engine that holds them.
 
-See kvferry/checksum.h: sums of areas that share no cell add up modulo 2**64, whoever holds them.
+See kvferry/checksum.h: sums of areas that share no cell add up modulo 2**64, on whichever ranks the areas are.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ def checksum_cells(
     table: Blocks,
     step: int,
 ) -> NDArray[np.uint64]:
-    """Takes the sum of one step apart: an array of [layer][unit], so that two sides can find where they differ.
+    """Splits the sum of one step into an array of [layer][unit], by which two sides can find where they differ.
 
-    Arguments and errors as of checksum_steps().
+    Arguments and errors are those of checksum_steps().
     """
     resource, found, arena = shard._get(), regions_of(regions, shard), Arena()
     rows, columns = span(layers), span(units)
     if rows.end < rows.begin or columns.end < columns.begin:
         raise OutOfRangeError(f"layers {layers}, units {units}: one ends before it begins")
-    # The library checks the area, but its answer needs room before that.
+    # The library checks the area, but the array for its answer is allocated before.
     groups = shard.groups
     if not 0 <= group < len(groups) or not 0 <= part < len(groups[group].parts):
         raise OutOfRangeError(f"group {group}, part {part}: the model has no such part")

@@ -17,7 +17,7 @@ class KeyPair(NamedTuple):
 
 
 def make_keys() -> KeyPair:
-    """Makes a pair of keys, with which agents encrypt and recognise each other."""
+    """Makes a pair of keys, by which agents encrypt messages and recognise each other."""
     public_key, secret_key = ffi.new("char[41]"), ffi.new("char[41]")
     call(lib.kvf_agent_make_keys, public_key, secret_key)
     return KeyPair(string(public_key), string(secret_key))
@@ -25,9 +25,9 @@ def make_keys() -> KeyPair:
 
 @dataclass(frozen=True)
 class KeyGrant:
-    """A key that may connect, and whom its holders may say they are.
+    """A key that may connect, and the ranks for which its holders may speak.
 
-    A name that any grant names is only for the keys of those grants; a key may have several.
+    Only the keys granted for an engine's name may use that name; a key may have several grants.
 
     Attributes:
         public_key: Z85

@@ -1,4 +1,4 @@
-"""Descriptor tables, and the plan of one remote engine, as vLLM's connector makes them.
+"""Descriptor tables and the plan for one remote engine, as vLLM's connector makes them.
 
 See kvferry/connector/descriptors.h. kvferry's own transfers need no tables: these are for comparing, explaining
 and migrating.
@@ -42,7 +42,7 @@ class DescriptorTable:
 
 
 def table_out(table: Any) -> DescriptorTable:
-    """A copy of a kvf_descriptor_table, which stays whose it was."""
+    """A copy of a kvf_descriptor_table, whose owner does not change."""
     copied = np.empty(table.count, dtype=DESCRIPTOR_DTYPE)
     if table.count:
         ffi.memmove(ffi.cast("char *", copied.ctypes.data), table.at, copied.nbytes)
@@ -83,7 +83,7 @@ class CacheMemory:
 
     Attributes:
         region_base: address of each region
-        region_block_bytes: of a kernel block in each region
+        region_block_bytes: size of a kernel block in each region
         num_blocks: kernel blocks in each region
         physical_per_logical: kernel blocks of a logical block
         state: state that shares the pages of each region
@@ -144,10 +144,10 @@ def remote_descriptors(
     remote_rank: int,
     region_replicated: Sequence[bool] | None = None,
 ) -> DescriptorTable:
-    """The descriptors of one remote rank: of each block, the bytes that hold heads (or channels) of ours.
+    """The descriptors of one remote rank: for each block, the bytes that hold heads (or channels) of ours.
 
     Args:
-        region_replicated: regions that every rank holds whole; None: none
+        region_replicated: regions of which every rank holds all; None: none
     """
     arena, resource = Arena(), topology._get()
     view = arena.new(
@@ -189,7 +189,7 @@ def split_descriptors(
     region_replicated: Sequence[bool] | None = None,
     descriptors_per_region: int = 0,
 ) -> DescriptorTable:
-    """The local descriptors to use with one source rank: of attention the heads that rank holds."""
+    """The local descriptors to use with one source rank: for attention, only the heads that this rank holds."""
     arena, resource = Arena(), topology._get()
     replicated = ffi.NULL
     if region_replicated is not None:
@@ -207,7 +207,7 @@ def split_descriptors(
 def compute_split_handle_data(
     topology: Topology, remote: EngineTransferInfo, local: DescriptorTable, source_rank: int
 ) -> DescriptorTable:
-    """The same as PR 39529 makes it: a rank that brings state only names the first piece of attention."""
+    """The same as in PR 39529: a rank that brings only state names the first piece of attention."""
     arena, resource = Arena(), topology._get()
     facts, table = remote_in(remote, arena), table_in(local, arena)
     return take_table(lib.kvf_compute_split_handle_data, resource.pointer, facts, table, source_rank)
@@ -234,7 +234,7 @@ class Reads:
     Attributes:
         specs: one for each rank that is read
         notify_only: ranks that wait for this request and from which nothing is read
-        notice: what to tell every one of these ranks
+        notice: the message for every one of these ranks
     """
 
     specs: tuple[ReadSpec, ...]
@@ -300,7 +300,7 @@ class EngineTransferPlan(Handle):
         return self._table(lib.kvf_engine_transfer_plan_split, source_rank)
 
     def remote_table(self, remote_rank: int) -> DescriptorTable | None:
-        """The table of one remote rank; None when nothing of it is ours."""
+        """The table of one remote rank; None if it holds nothing of ours."""
         return self._table(lib.kvf_engine_transfer_plan_remote, remote_rank)
 
     def read(self, local_blocks: Lists, remote_blocks: Lists, remote_request_id: str) -> Reads:

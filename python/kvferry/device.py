@@ -1,4 +1,4 @@
-"""Devices: which there are, and arrays in their memory. See kvferry/device.h."""
+"""Lists devices, and makes arrays in their memory. See kvferry/device.h."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Device:
     """A device; see kvf_device_info in kvferry/device.h.
 
     Attributes:
-        code: what of this build it runs, such as "sm_90"; "": nothing, and `why_not` says why
+        code: the code of this build that it runs, such as "sm_90"; "": none, and `why_not` says why
     """
 
     number: int
@@ -66,7 +66,7 @@ def devices() -> list[Device]:
 
 
 def place_of(kind: MemoryKind, device: int | str) -> tuple[MemoryKind, int]:
-    """Where memory is to be: from a kind and a number, or from torch's words: "cpu", "cuda", "cuda:1".
+    """The place for memory, from a kind and a number, or from torch's words: "cpu", "cuda", "cuda:1".
 
     Raises InvalidError.
     """
@@ -82,9 +82,9 @@ def place_of(kind: MemoryKind, device: int | str) -> tuple[MemoryKind, int]:
 
 @dataclass(frozen=True)
 class CudaEvent:
-    """An event of a CUDA stream that memory is ready with, by its handle: a cudaEvent_t, which is a CUevent.
+    """An event of a CUDA stream, after which memory is ready: its handle, a cudaEvent_t, which is a CUevent.
 
-    What it stands for when it is given counts; it may be recorded anew or destroyed at once.
+    It is read during the call that gets it, and may then be recorded anew or destroyed at once.
 
     Attributes:
         handle: the pointer as a number, as `torch.cuda.Event.cuda_event` gives it
@@ -98,12 +98,12 @@ class CudaEvent:
 class DeviceArray:
     """An array in a device's memory that a transport or an agent has allocated.
 
-    Frameworks look into it without copying: `torch.from_dlpack(array)`, `cupy.asarray(array)`. The array keeps
-    its owner, and so does every tensor that was made from it by DLPack; but its memory ends when the owner is
-    closed, whoever has a tensor of it.
+    Frameworks use it without copying: `torch.from_dlpack(array)`, `cupy.asarray(array)`. The array keeps its
+    owner, and so does every tensor that was made from it by DLPack; but closing the owner ends the memory, also
+    if such tensors exist.
 
     Attributes:
-        address: of the first byte, a device's
+        address: of the first byte, on the device
         device: the number of the CUDA device
     """
 
@@ -149,10 +149,10 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule of its memory, as DLPack has them; `stream` is not waited for: nothing here writes by one.
+        """A DLPack capsule of its memory; `stream` is not waited for, because nothing here writes on a stream.
 
         Raises BufferError (a copy, or another device, was asked for), UnsupportedError (an element type that
-        DLPack has not), ClosedError.
+        DLPack does not have), ClosedError.
         """
         self._refuse_closed()
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):

@@ -1,7 +1,7 @@
 """What can go wrong: one exception for each status of the library.
 
-Every exception carries the status and the library's sentence about what was wrong: the field, its value and
-what is allowed. `except KvferryError` catches all of them.
+Every exception has the status and the library's sentence about what was wrong: the field, its value and what is
+allowed. `except KvferryError` catches all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KvferryError(Exception):
     Attributes:
         status: which status of the library it stands for
         detail: one sentence: which field, which value, what was allowed
-        refusal: of the named quantities: the connector's word for the reason, such as "tp_not_divisible"
+        refusal: for the connector's named quantities: its word for the reason, such as "tp_not_divisible"
     """
 
     status: Status = Status.INVALID
@@ -97,7 +97,7 @@ class MismatchError(KvferryError, ValueError):
 
 
 class UncoveredError(KvferryError):
-    """Cells that are wanted, and nobody holds."""
+    """Some wanted cells are held by no rank."""
 
     status = Status.UNCOVERED
 
@@ -133,7 +133,7 @@ class ParseError(KvferryError, ValueError):
 
 
 class OutOfMemoryError(KvferryError, MemoryError):
-    """There is no memory."""
+    """Memory could not be allocated."""
 
     status = Status.NOMEM
 
@@ -151,7 +151,7 @@ class NotPermittedError(KvferryError):
 
 
 class NotRegisteredError(KvferryError):
-    """Memory that no registration covers."""
+    """No registration covers the memory."""
 
     status = Status.NOT_REGISTERED
 
@@ -181,13 +181,13 @@ class DeadlineError(KvferryError):
 
 
 class EmptyError(KvferryError):
-    """Nothing is there to be taken."""
+    """There is nothing to take."""
 
     status = Status.EMPTY
 
 
 class LimitError(KvferryError):
-    """As many as an option allows are there already; the detail names the limit."""
+    """An option's limit is reached; the detail names it."""
 
     status = Status.LIMIT
 
@@ -221,13 +221,13 @@ CLASSES: dict[int, type[KvferryError]] = {
 
 
 def error_of(status: int, detail: str) -> KvferryError:
-    """The exception that stands for a status; one of a newer library is a plain KvferryError."""
+    """The exception for a status; a status of a newer library becomes a plain KvferryError."""
     kind = CLASSES.get(status)
     name = ffi.string(lib.kvf_status_name(status)).decode()
     return kind(detail or name) if kind else KvferryError(f"{name} ({status}): {detail}")
 
 
 def check(status: int) -> None:
-    """Raises what a status stands for, with the detail of this thread's last failure; nothing for KVF_OK."""
+    """Raises the exception for a status, with the detail of this thread's last failure; nothing for KVF_OK."""
     if status != 0:
         raise error_of(status, ffi.string(lib.kvf_error_detail()).decode(errors="replace"))

@@ -26,7 +26,7 @@ class EventKind(enum.IntEnum):
 
 
 class RequestKind(enum.IntEnum):
-    """What a ticket was made by."""
+    """Which call made a ticket."""
 
     NONE = lib.KVF_REQUEST_NONE
     HOLD = lib.KVF_REQUEST_HOLD
@@ -37,7 +37,7 @@ class RequestKind(enum.IntEnum):
 
 
 class BlockState(enum.IntEnum):
-    """What claim an agent has on a block."""
+    """The claim of an agent on a block."""
 
     FREE = lib.KVF_BLOCK_FREE
     HELD = lib.KVF_BLOCK_HELD
@@ -47,14 +47,14 @@ class BlockState(enum.IntEnum):
 
 
 class FailurePolicy(enum.IntEnum):
-    """What events of failed requests ask for."""
+    """What events of failed requests ask the engine to do."""
 
     RECOMPUTE = lib.KVF_FAILURE_RECOMPUTE
     FAIL = lib.KVF_FAILURE_FAIL
 
 
 class Way(enum.IntEnum):
-    """By which way bytes go: see kvf_agent_options in kvferry/agent.h."""
+    """How bytes move: see kvf_agent_options in kvferry/agent.h."""
 
     AUTO = lib.KVF_WAY_AUTO  # directly on one host; between machines what is predicted to be faster
     DIRECT = lib.KVF_WAY_DIRECT
@@ -62,7 +62,7 @@ class Way(enum.IntEnum):
 
 
 class LogLevel(enum.IntEnum):
-    """How important a line of an agent's log is: the numbers of Python's logging."""
+    """How important a line of an agent's log is, as the numbers of Python's logging."""
 
     DEBUG = lib.KVF_LOG_DEBUG
     INFO = lib.KVF_LOG_INFO
@@ -80,7 +80,7 @@ class LogLine(NamedTuple):
     """A line of an agent's log.
 
     Attributes:
-        level: DEBUG (every rank, every piece), INFO (an engine was met: who reads what from whom), or WARNING
+        level: DEBUG (every rank, every piece), INFO (an engine was met: which rank reads what), or WARNING
             (a request failed or a peer was lost; the text is an object of JSON)
         time: seconds since 1970, UTC
         text: without a newline
@@ -104,7 +104,7 @@ class LogLine(NamedTuple):
 
 
 def read_line(line: Any) -> LogLine:
-    """A copy of a kvf_log_line, which is about to end."""
+    """A copy of a kvf_log_line, which is valid only during the callback."""
     return LogLine(LogLevel(line.level), line.time_ns / 1e9, string(line.text))
 
 
@@ -115,18 +115,18 @@ class Event:
     Attributes:
         kind: see EventKind
         request_kind: which call made the ticket
-        ticket: the number that call returned; 0: it is about no request
+        ticket: the number that this call returned; 0: the event is not about a request
         request_id: the id given to that call
         status: OK unless FAILED
-        detail: a sentence; "" when there is nothing to say
-        engine: the peer's name; "" when it is not about one
+        detail: a sentence; "" if there is nothing to say
+        engine: the peer's name; "" if the event is not about a peer
         rank: of the peer; None: all of them, or none
-        blocks_free: the request's blocks are the engine's again; said once of every request
+        blocks_free: the engine owns the request's blocks again; set once for every request
         recompute: FAILED, by policy: compute `invalid`, rather than fail the request
         invalid: FAILED pulls and expects: blocks without valid content, of each group
         bytes, runs: moved
-        bytes_packed: of these bytes, those that went packed; of pulls and pushes
-        records: DONE pulls and expects: what came with the cache, rank by rank
+        bytes_packed: how many of these bytes went packed; of pulls and pushes
+        records: DONE pulls and expects: the records that came with the cache, rank by rank
     """
 
     kind: EventKind
@@ -152,7 +152,7 @@ class Event:
 
 
 def read_event(event: Any) -> Event:
-    """A copy of a kvf_event, whose pointers are about to end."""
+    """A copy of a kvf_event, whose pointers are valid until the next event is taken."""
     invalid: list[tuple[int, ...]] = []
     if event.invalid != ffi.NULL:
         for i in range(event.group_count):
@@ -179,7 +179,7 @@ def read_event(event: Any) -> Event:
 
 @dataclass(frozen=True)
 class BlockClaim:
-    """What an agent has to do with a block: its state, and how many requests name it."""
+    """An agent's claim on a block: its state, and how many requests name it."""
 
     state: BlockState
     requests: int
@@ -187,7 +187,7 @@ class BlockClaim:
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What a peer's clock shows more than ours, and how far off this may be, in nanoseconds."""
+    """A peer's clock minus ours, and how far off this may be, in nanoseconds."""
 
     offset_ns: int
     error_ns: int
@@ -204,7 +204,7 @@ class Histogram:
     buckets: tuple[int, ...]
 
     def quantile(self, share: float) -> int:
-        """The duration below which a share (0 to 1) of the counted ones lies, to within its bucket."""
+        """The duration below which a share (0 to 1) of the counted durations lies, to within its bucket."""
         histogram = ffi.new(
             "kvf_histogram *", (self.count, self.sum_ns, self.min_ns, self.max_ns, self.buckets)
         )
@@ -213,7 +213,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class AgentStats:
-    """Counted since the agent was opened, but for those "now"; see kvf_agent_stats in kvferry/agent.h."""
+    """Counters since the agent was opened, except those of "now"; see kvf_agent_stats in kvferry/agent.h."""
 
     bytes_read: int
     bytes_written: int

@@ -1,5 +1,5 @@
 """Memory of other frameworks' tensors, by DLPack and by `__cuda_array_interface__`, without copying and without
-waiting for their streams: what is registered is a place, and nothing is read from it then.
+waiting for their streams: registering memory reads nothing from it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kvferry.region import MemoryKind, Region, dense_elements, holes, strides_in
 
 @runtime_checkable
 class SupportsDLPack(Protocol):
-    """A tensor that other frameworks may look into."""
+    """A tensor whose memory other frameworks may use."""
 
     def __dlpack__(self, *arguments: Any, **options: Any) -> Any: ...
 
 
 @runtime_checkable
 class SupportsCudaArrayInterface(Protocol):
-    """An array on a CUDA device that other frameworks may look into."""
+    """An array on a CUDA device whose memory other frameworks may use."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
@@ -60,7 +60,7 @@ class _VersionedTensor(ctypes.Structure):
 
 
 DLPACK_READ_ONLY, DLPACK_COPIED = 1, 2
-# The host's, CUDA's, the host's that CUDA has pinned, and what CUDA moves between the two.
+# Host memory, CUDA memory, host memory pinned by CUDA, and memory that CUDA moves between the two.
 DLPACK_DEVICES = {1: MemoryKind.HOST, 2: MemoryKind.CUDA, 3: MemoryKind.HOST, 13: MemoryKind.CUDA}
 DLPACK_ELEMENTS = {0: "i", 1: "u", 2: "f", 4: "bf"}
 NO_WAITING = -1  # as a stream: the producer orders nothing
@@ -72,12 +72,12 @@ def _refuse_device(device_type: int) -> None:
 
 
 def _capsule_of(tensor: SupportsDLPack) -> Any:
-    """What `__dlpack__` gives, asked for in the words of the newest interface that the tensor knows."""
+    """The capsule of `__dlpack__`, called with arguments of the newest interface that the tensor supports."""
     name, options = type(tensor).__name__, {}
     if hasattr(tensor, "__dlpack_device__"):
         try:
             device_type, _ = tensor.__dlpack_device__()
-        except (ValueError, BufferError) as error:  # on no device of DLPack, as torch's "meta"
+        except (ValueError, BufferError) as error:  # not on a device of DLPack, as torch's "meta"
             raise InvalidError(f"{name} does not share its memory: {error}") from error
         _refuse_device(device_type)
         if DLPACK_DEVICES[device_type] == MemoryKind.CUDA:
@@ -87,7 +87,7 @@ def _capsule_of(tensor: SupportsDLPack) -> Any:
     for form in forms:
         try:
             return tensor.__dlpack__(**options, **form)
-        except TypeError as error:  # of before the interface had these words
+        except TypeError as error:  # older than these arguments
             reason = error
         except BufferError as error:
             raise InvalidError(f"{name} does not share its memory: {error}") from error
@@ -136,7 +136,7 @@ def region_of_tensor(tensor: SupportsDLPack) -> Region:
         kind=kind,
         element=f"{DLPACK_ELEMENTS.get(found.code, 'code')}{found.bits}",
         element_bits=bits,
-        keeps=capsule,  # it lets go of the memory when it goes
+        keeps=capsule,  # its destructor releases the memory
         shape=shape,
         strides=tuple(stride * bits // 8 for stride in strides),
         device=found.device_id if kind == MemoryKind.CUDA else 0,
@@ -146,7 +146,7 @@ def region_of_tensor(tensor: SupportsDLPack) -> Region:
 def region_of_cuda_array(array: SupportsCudaArrayInterface) -> Region:
     """The memory of an object with `__cuda_array_interface__`, which is kept.
 
-    That does not say on which device it is: the driver is asked.
+    The interface does not say on which device the memory is, so the driver is asked.
     """
     name, described = type(array).__name__, array.__cuda_array_interface__
     address, read_only = described["data"]
@@ -186,7 +186,7 @@ def _device_of(region: Region, name: str) -> int:
 
 
 def check_device(region: Region, name: str) -> None:
-    """Raises InvalidError where a region's memory is not on the device that it says, as the driver knows it."""
+    """Raises InvalidError if, according to the driver, a region's memory is not on the region's device."""
     if region.kind == MemoryKind.HOST:
         return
     device = _device_of(region, name)

@@ -38,7 +38,7 @@ class Dtype(enum.IntEnum):
     def by_name(cls, name: str) -> Dtype:
         """Finds a dtype by kvferry's name or one that configurations use, such as "torch.bfloat16".
 
-        Raises NotFoundError for a name that nobody uses.
+        Raises NotFoundError for an unknown name.
         """
         return cls(take(lib.kvf_dtype_by_name, "kvf_dtype", Arena().text(name)))
 
@@ -67,10 +67,10 @@ class GroupKind(enum.IntEnum):
 
 
 class Agreement(enum.IntEnum):
-    """How the groups of one name of two models stand to each other.
+    """How two models' groups of the same name compare.
 
-    SAME: what both have of it are the same elements of the same types. CONVERT: of other types, which both
-    sides convert; not moved yet. DIFFER: other elements. MISSING: only one side has the group.
+    SAME: what both have of it are the same elements of the same types. CONVERT: the same elements of other
+    types, which both sides allow to be converted. DIFFER: other elements. MISSING: only one side has the group.
     """
 
     SAME = lib.KVF_AGREE_SAME
@@ -85,7 +85,7 @@ class GroupMatch:
 
     Attributes:
         ours, theirs: its number in either model; None: that model lacks it
-        layers_both: how many layers both have in the group; layers_ours, layers_theirs: only one
+        layers_both: how many layers both have in the group; layers_ours, layers_theirs: layers of one side only
         detail: what differs or is missing, with both values
     """
 
@@ -117,8 +117,8 @@ class Part:
         cell_elements: elements of one cell, such as the head size
         granule_units: units that tensor parallelism never separates; divides `units`
         rows_per_step: rows for each token or state
-        tensor: parts of one number share a buffer
-        tp_rule: whether ranks share the units out, or each keeps all
+        tensor: parts of the same number share a buffer
+        tp_rule: whether ranks split the units, or each keeps all
     """
 
     name: str
@@ -254,7 +254,7 @@ class Model(Handle):
 
     @classmethod
     def _of(cls, pointer: Any) -> Model:
-        """One more owner of a model that something else of the library has."""
+        """One more owner of a model that another object of the library owns."""
         return cls._adopt(lib.kvf_model_retain(pointer))
 
     @classmethod
@@ -268,7 +268,7 @@ class Model(Handle):
         scale_dtype: DtypeLike | None = None,
         scale_per_head: bool = False,
     ) -> Model:
-        """Makes a model from a Hugging Face `config.json`: its text, or what it says as a mapping.
+        """Makes a model from a Hugging Face `config.json`: its text, or its content as a mapping.
 
         Args:
             name: for messages; None: the configuration's model_type
@@ -307,7 +307,7 @@ class Model(Handle):
 
     @classmethod
     def _read(cls, pointer: Any) -> Model:
-        """Adopts a model that a configuration described; its caller's caller is warned of what was not read."""
+        """Adopts a model made from a configuration; warns the caller's caller of fields that were not read."""
         model = cls._adopt(pointer)
         for note in model.notes:
             warnings.warn(f"{model.name}: {note}", ConfigWarning, stacklevel=3)
@@ -342,7 +342,7 @@ class Model(Handle):
         return tuple(_read_group(lib.kvf_model_group(resource.pointer, i)) for i in range(count))
 
     def compare(self, other: Model) -> None:
-        """Raises MismatchError where the two cache different cells: it names the first field that differs."""
+        """Raises MismatchError, naming the first field that differs, if the two cache different cells."""
         mine, theirs = self._get(), other._get()
         call(lib.kvf_model_compare, mine.pointer, theirs.pointer)
 
@@ -375,7 +375,7 @@ def _config_options(
 def config_families() -> list[tuple[str, ...]]:
     """The families whose configurations Model.load() reads, each as the values of `model_type` that name it.
 
-    The types of one family are cached alike. What is of none of them is described by hand: Model(...).
+    The types of one family are cached alike. A model of no family is described by hand: Model(...).
     """
     families: list[tuple[str, ...]] = []
     while (types := lib.kvf_config_family(len(families))) != ffi.NULL:

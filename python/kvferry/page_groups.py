@@ -1,7 +1,7 @@
 """The per-group plan of PR 41169: attention groups that differ in heads and head size but share pages.
 
-See kvferry/connector/page_groups.h. Where a local page is no run of whole pieces the answer is
-NotExpressibleError; a Plan does not have this limit.
+See kvferry/connector/page_groups.h. A local page that is not a run of whole pieces raises NotExpressibleError;
+a Plan does not have this limit.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class PagePlan(Handle):
     """How the larger of two pages is cut into pieces as long as the smaller one, for each group.
 
     Args:
-        remote_block_size: for groups that say nothing else
-        blocks_first: in each page, all of K and then all of V
+        remote_block_size: for groups that have none of their own
+        blocks_first: each page has all of K and then all of V
 
     Raises NotExpressibleError, InvalidError, SizeOverflowError.
     """
@@ -96,17 +96,17 @@ class PagePlan(Handle):
 
     @property
     def remote_to_local_page_ratio(self) -> int:
-        """Pieces of a remote page; 1 where it is not the larger one."""
+        """Pieces of a remote page; 1 if it is not the larger one."""
         return int(self._get().pointer.remote_to_local_page_ratio)
 
     @property
     def local_to_remote_page_ratio(self) -> int:
-        """Pieces of a local page; 1 where it is not the larger one."""
+        """Pieces of a local page; 1 if it is not the larger one."""
         return int(self._get().pointer.local_to_remote_page_ratio)
 
     @property
     def all_source_ranks(self) -> list[int]:
-        """The ranks that anything is read from."""
+        """The ranks from which anything is read."""
         resource = self._get()
         return ids_out(resource.pointer.all_source_ranks)
 
@@ -172,7 +172,7 @@ class PagePlan(Handle):
         return take_table(lib.kvf_page_plan_remote_table, resource.pointer, base, device)
 
     def local_table(self, layer_base: Sequence[int], local_num_blocks: int, device: int = 0) -> DescriptorTable:
-        """The local descriptors for gather reads, where local pages are cut to the remote size."""
+        """The local descriptors for gather reads: local pages cut to the remote size."""
         resource, arena = self._get(), Arena()
         self._check_layers(layer_base)
         base = arena.numbers("uint64_t", layer_base)

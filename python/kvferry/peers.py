@@ -1,4 +1,4 @@
-"""The peers of an agent, as it knows them."""
+"""What an agent knows of its peers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PeerRole(enum.IntEnum):
 
 
 class PeerState(enum.IntEnum):
-    """How an agent stands with a peer."""
+    """The state of an agent's session with a peer."""
 
     GREETING = lib.KVF_PEER_GREETING  # it was greeted and has not answered yet
     OPEN = lib.KVF_PEER_OPEN

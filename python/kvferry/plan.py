@@ -1,4 +1,4 @@
-"""What moves, and from whom: the cover of one shard by the shards of another engine. See kvferry/plan.h."""
+"""What moves, and from which rank: the cover of one shard by another engine's shards. See kvferry/plan.h."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Strides:
 
 @dataclass(frozen=True)
 class CopyLane:
-    """One pair of places where a copy rule starts; offsets in bytes from the start of the regions."""
+    """One pair of start positions of a copy rule; offsets in bytes from the start of the regions."""
 
     local_region: int
     local_offset: int
@@ -78,10 +78,10 @@ class CostModel:
 
     @classmethod
     def assumed(cls, kind: str = "auto") -> CostModel:
-        """What predictions assume for a kind of transport, or have measured of it; see kvf_cost_assumed().
+        """The costs that predictions assume for a kind of transport, or have measured; see kvf_cost_assumed().
 
         Args:
-            kind: of transport_kinds(); "auto" and unknown ones: the best that reaches peers on one host
+            kind: of transport_kinds(); "auto" and unknown kinds: the best that reaches peers on one host
         """
         found = ffi.new("kvf_cost_model *")
         lib.kvf_cost_assumed(Arena().text(kind), found)
@@ -98,7 +98,7 @@ class Prediction:
 
 
 class Plan(Handle):
-    """Who sends what to whom, so that `local` is filled from the ranks of `remote`.
+    """Which rank of `remote` sends what, so that `local` is filled.
 
     Immutable: any thread may read it. It keeps both sides alive.
 
@@ -108,11 +108,11 @@ class Plan(Handle):
         groups: of the local model: fill only these; None: all
         convert: element types (of f32, f16, bf16) that may be converted into each other on the way
 
-    The remote engine may be of another model: groups and parts are found by name, layers by number, and only
-    what is asked for must be the same there.
+    The remote engine may serve another model: groups and parts are matched by name, layers by number, and only
+    those asked for must be the same there.
 
-    Raises MismatchError (what is asked for differs or is missing there), UnsupportedError (its element types
-    differ, and are not in `convert`), UncoveredError (no rank holds some cells), OutOfRangeError.
+    Raises MismatchError (what is asked for differs or is missing there), UnsupportedError (element types differ
+    there, and are not in `convert`), UncoveredError (no rank holds some cells), OutOfRangeError.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Plan(Handle):
 
     @property
     def converts(self) -> bool:
-        """Whether some of it is of another type there: it then has no copy rules and runs, and goes packed."""
+        """Whether some cells have another type there: the plan then has no rules and runs, and goes packed."""
         resource = self._get()
         return bool(lib.kvf_plan_converts(resource.pointer))
 
@@ -157,7 +157,7 @@ class Plan(Handle):
 
     @property
     def cuts(self) -> list[Cut]:
-        """Who gives what, ordered by group, layer, part, unit."""
+        """Which source gives what, ordered by group, layer, part, unit."""
         resource = self._get()
         found = []
         for i in range(lib.kvf_plan_cut_count(resource.pointer)):
@@ -209,7 +209,7 @@ class Plan(Handle):
         return to_range(lib.kvf_plan_source_rules(resource.pointer, source))
 
     def verify(self) -> None:
-        """Proves that every wanted cell is written once, from the bytes of the same cell, and no other is.
+        """Proves that every wanted cell is written once, from the bytes of the same cell, and no other cell is.
 
         Raises UncoveredError, OverlapError or MismatchError with the coordinates of the first wrong cell.
         """

@@ -1,8 +1,8 @@
-"""What is left to do on blocks after their bytes have arrived: another form, zeroing, copying.
+"""Work on blocks after their bytes have arrived: changing their form, zeroing, copying.
 
-See kvferry/connector/postprocess.h. A plan puts every cell where it belongs while it moves and needs none of
-this; these are for caches that were received as whole blocks in the form the sender keeps them. On an error
-nothing is changed. Calls on different blocks may run at the same time in different threads.
+See kvferry/connector/postprocess.h. A plan puts every cell in its place while it moves and needs none of this;
+these functions are for caches that were received as whole blocks in the sender's form. On an error nothing is
+changed. Calls on different blocks may run at the same time in different threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIRECTIONS = {"h2d": int(lib.KVF_COPY_H2D), "d2h": int(lib.KVF_COPY_D2H)}
 
 
 class PageOrder(enum.IntEnum):
-    """What runs slowest through a page: HND head, token, element; NHD token, head, element."""
+    """The axes of a page from outermost to innermost: HND head, token, element; NHD token, head, element."""
 
     HND = lib.KVF_PAGE_HND
     NHD = lib.KVF_PAGE_NHD
@@ -38,7 +38,7 @@ class PageForm:
 
 @dataclass(frozen=True)
 class ReceivedShape:
-    """How blocks were received and how they are wanted; one number of tokens must divide the other.
+    """The form of blocks as received, and the form wanted; one number of tokens must divide the other.
 
     Attributes:
         heads: of this rank
@@ -83,8 +83,8 @@ def block_region(array: Buffer, *, split_axis: int | None = None) -> BlockRegion
     """The blocks of one layer, from an array or tensor whose bytes lie in order (C-contiguous).
 
     Args:
-        array: blocks along the first axis, or along the second where `split_axis` is 0
-        split_axis: 0 or 1: the axis that tells K from V; None: an array of K, of V, or of something else
+        array: blocks along the first axis, or along the second if `split_axis` is 0
+        split_axis: 0 or 1: the axis that separates K from V; None: an array of K, of V, or of something else
     """
     memory = region_of(array)
     if not memory.in_order:
@@ -187,7 +187,7 @@ def finish_received(
     *,
     scratch: Buffer | None = None,
 ) -> None:
-    """Permutes the blocks of requests, and zeroes every token past the covered ones.
+    """Permutes the blocks of requests, and zeroes every token after the covered ones.
 
     Raises as permute_received(); OutOfRangeError also for more covered tokens than the blocks hold.
     """
@@ -216,13 +216,13 @@ def copy_blocks(
 ) -> int:
     """Copies blocks, in every layer of the source, to the destination's layer of the same name.
 
-    In the public connector's words it is copy_kv_blocks.
+    The public connector calls this copy_kv_blocks.
 
     Args:
-        direction: "h2d": the source is host memory; "d2h": the destination is. Where both are, as today they
-            have to be, it makes no difference.
+        direction: "h2d": the source is host memory; "d2h": the destination is. Today both must be host memory,
+            so it makes no difference.
 
-    Returns the pairs copied in each layer: 0 where one side has no layers or no ids, or the lists differ in
+    Returns the pairs copied in each layer: 0 if one side has no layers or no ids, or if the lists differ in
     length, as the public function does.
     Raises NotFoundError (no layer of that name), OutOfRangeError, MismatchError (sizes differ), OverlapError,
     UnsupportedError (memory of a device), InvalidError (an unknown direction; memory of a device on the host's

@@ -12,13 +12,13 @@ from kvferry._native import Arena, data_at, string
 
 @dataclass(frozen=True)
 class Record:
-    """What a producer knows of a request beside its cache; see kvferry/record.h.
+    """Data of a producer about a request, beside its cache; see kvferry/record.h.
 
     Attributes:
-        name: what the data is, in words that both engines know: 1 to 64 bytes
-        data: any bytes; up to 64 records of a rank have 128 KiB together
-        begin, end: the tokens that it is about; they need not be among those that move
-        rank: of the producer that gave it; not looked at where records are given
+        name: what the data is, by a name that both engines know: 1 to 64 bytes
+        data: any bytes; a rank gives up to 64 records, of 128 KiB together
+        begin, end: the tokens that the data is about; they need not be among those that move
+        rank: the producer's rank that gave it; ignored when records are given
     """
 
     name: str
@@ -29,7 +29,7 @@ class Record:
 
 
 def records_in(records: Sequence[Record], arena: Arena) -> dict[str, Any]:
-    """The fields that a struct has for records."""
+    """The fields of a struct that hold records."""
     items = [
         {
             "name": arena.text(record.name),
@@ -44,7 +44,7 @@ def records_in(records: Sequence[Record], arena: Arena) -> dict[str, Any]:
 
 
 def records_out(records: Any, count: int) -> tuple[Record, ...]:
-    """Copies of kvf_records, which are about to end."""
+    """Copies of kvf_records, which are valid only as long as their event."""
     if records == ffi.NULL:
         return ()
     return tuple(

@@ -20,7 +20,7 @@ class MemoryKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Region:
-    """A piece of memory: where it is, how its elements lie in it, and what must be kept for it to stay there.
+    """A piece of memory: where it is, how its elements lie in it, and the object that keeps it there.
 
     Attributes:
         element: "f32", "bf16", "i16" ...
@@ -44,7 +44,7 @@ class Region:
 
     @property
     def in_order(self) -> bool:
-        """Whether the elements lie in the order of the axes, the last one running fastest (C-contiguous)."""
+        """Whether the elements lie in the order of the axes, the last axis innermost (C-contiguous)."""
         expected = self.element_bits // 8
         for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if length > 1 and stride != expected:
@@ -54,7 +54,7 @@ class Region:
 
 
 def dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The elements of an array that fills its memory, axes in any order; None where it has holes."""
+    """The number of elements of an array that fills its memory, axes in any order; None if it has holes."""
     expected = 1
     for stride, length in sorted((stride, length) for length, stride in zip(shape, strides, strict=True)):
         if length == 0:
@@ -66,7 +66,7 @@ def dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 
 
 def strides_in_order(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in elements where the last axis runs fastest: what DLPack means where it gives none."""
+    """Strides in elements with the last axis innermost: the meaning of missing strides in DLPack."""
     strides = [1]
     for length in reversed(shape[1:]):
         strides.append(strides[-1] * length)

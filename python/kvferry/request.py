@@ -48,9 +48,9 @@ class BlockTable:
 
     @classmethod
     def tail(cls, ids: Ids, tokens: int, tokens_per_block: int) -> BlockTable:
-        """A table that ends where a sequence of `tokens` tokens ends: what an engine has after a prefix hit.
+        """A table that ends where a sequence of `tokens` tokens ends, as engines have after a prefix hit.
 
-        Raises OutOfRangeError when the list is longer than the sequence.
+        Raises OutOfRangeError if the list is longer than the sequence.
         """
         arena = Arena()
         pointer, count = arena.ids(ids)
@@ -72,7 +72,7 @@ def table_fields(blocks: Blocks, arena: Arena) -> dict[str, Any]:
 class GroupSteps:
     """The blocks of one sequence in one group on one side, and which steps they hold or shall receive.
 
-    Steps are tokens; in state groups, states. `begin == end` means nothing.
+    Steps are tokens; in state groups, states. `begin == end` means no steps.
     """
 
     table: Blocks = ()
@@ -103,8 +103,8 @@ class GroupRequest:
     """One group of a request: where the steps [begin, end) are on both sides.
 
     Attributes:
-        local, remote: blocks of the side to fill, and of the side that gives
-        begin: the first step wanted: tokens before it are here already
+        local, remote: blocks of the side to fill, and of the source side
+        begin: the first step wanted: earlier tokens are here already
         end: one past the last; equal to `begin`: nothing moves
     """
 
@@ -115,7 +115,7 @@ class GroupRequest:
 
 
 class Request(Handle):
-    """The bytes of one request, over a plan. Made once, and set again for each request.
+    """The bytes of one request, by a plan. Made once, and set again for each request.
 
     Calls from several threads wait for one another.
     """
@@ -164,7 +164,7 @@ class Request(Handle):
             return int(lib.kvf_request_bytes(resource.pointer, source))
 
     def run_count(self, source: int) -> int:
-        """Runs of one source, after merging. Walks them all."""
+        """Number of runs of one source, after merging. Iterates over all of them."""
         resource = self._get()
         with self._lock:
             return int(lib.kvf_request_run_count(resource.pointer, source))
@@ -172,7 +172,7 @@ class Request(Handle):
     def runs(self, source: int) -> NDArray[np.void]:
         """All runs of one source: an array of RUN_DTYPE, in the order in which they move.
 
-        Raises UnsupportedError where the plan converts.
+        Raises UnsupportedError if the plan converts.
         """
         resource = self._get()
         cursor = ffi.new("kvf_run_cursor *")

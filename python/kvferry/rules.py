@@ -21,8 +21,8 @@ def base_request_id(request_id: bytes | str) -> bytes:
 def prefill_token_count(prompt_tokens: int, has_state: bool = False, lookahead_tokens: int = 0) -> int:
     """The tokens of a prompt that a producer computes and hands over.
 
-    A state cannot be stepped back, so with state groups the last token is left to the consumer; with
-    speculation that looks `lookahead_tokens` ahead, all but one of those.
+    A state cannot be stepped back, so with state groups the producer leaves the last token to the consumer;
+    with speculation that looks `lookahead_tokens` ahead, all but one of those.
     """
     return int(lib.kvf_prefill_token_count(prompt_tokens, has_state, lookahead_tokens))
 
@@ -33,14 +33,14 @@ def lease_expired(now_ns: int, expiry_ns: int, *, clock_offset_ns: int = 0, marg
     Args:
         now_ns: our clock
         expiry_ns: on the clock of the engine that gave the lease; 0: the lease has no end
-        clock_offset_ns: what that clock shows more than ours
+        clock_offset_ns: that clock minus ours
     """
     return bool(lib.kvf_lease_expired(now_ns, expiry_ns, clock_offset_ns, margin_ns))
 
 
 @dataclass(frozen=True)
 class ClockProbe:
-    """One look at another clock: sent and received on ours, remote_ns on the other in between."""
+    """One reading of another clock: sent and received on our clock, remote_ns on the other in between."""
 
     sent_ns: int
     received_ns: int
@@ -48,7 +48,7 @@ class ClockProbe:
 
 
 def clock_offset(probes: Sequence[ClockProbe]) -> ClockOffset:
-    """What the other clock shows more than ours, by the probe with the smallest round trip.
+    """The other clock minus ours, by the probe with the shortest round trip.
 
     Raises InvalidError (no probes; one was received before it was sent), SizeOverflowError.
     """
@@ -65,7 +65,7 @@ class TransferSamples:
 
     Attributes:
         failed_transfers, failed_handshakes, failed_notifications: a summary counts them together
-        expired, late: requests whose blocks nobody came for in time, and notifications that came after that
+        expired, late: requests whose blocks no consumer read in time, and notifications that came after that
     """
 
     transfer_seconds: Sequence[float] = ()
@@ -81,7 +81,7 @@ class TransferSamples:
 
 @dataclass(frozen=True)
 class TransferSummary:
-    """What operators read; str() gives one line of name=value pairs. MB are 2**20 bytes.
+    """A summary for operators; str() gives one line of name=value pairs. MB are 2**20 bytes.
 
     Attributes:
         failed: transfers, handshakes and notifications together, as the public connector counts

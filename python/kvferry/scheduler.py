@@ -1,7 +1,7 @@
-"""What an engine's scheduler needs: when a request has to wait, when its blocks are free, what workers do.
+"""Bookkeeping for an engine's scheduler: when requests wait, when their blocks are free, what workers do.
 
-See kvferry/schedule.h for the life of a request. All of it is bookkeeping: no input or output, no threads, no
-clock. Times are nanoseconds on any clock of the engine's own, always the same.
+See kvferry/schedule.h for the life of a request. There is no input or output, no thread and no clock. Times are
+nanoseconds on a clock of the engine's choice, always the same one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from kvferry.request import Blocks, BlockTable, GroupSteps, table_fields
 
 
 class LoadPolicy(enum.IntEnum):
-    """What becomes of a request whose load failed."""
+    """What happens to a request whose load failed."""
 
     RECOMPUTE = lib.KVF_LOAD_RECOMPUTE
     FAIL = lib.KVF_LOAD_FAIL
 
 
 class InstructionKind(enum.IntEnum):
-    """What workers are told: see kvf_instruction_kind."""
+    """What workers are told to do: see kvf_instruction_kind."""
 
     RESERVE = lib.KVF_INSTRUCT_RESERVE
     PULL = lib.KVF_INSTRUCT_PULL
@@ -53,7 +53,7 @@ class InstructionKind(enum.IntEnum):
 
 
 class LoadOutcome(enum.IntEnum):
-    """How a load ended: run it; run it from a token on; by policy: end it."""
+    """How a load ended: run the request; run it from a token on; by policy: end it."""
 
     LOADED = lib.KVF_LOADED
     IN_PART = lib.KVF_LOADED_IN_PART
@@ -66,9 +66,9 @@ class TransferParams:
 
     Attributes:
         engine: the producer's name
-        id: what both engines call the transfer, up to 1024 bytes
-        endpoint, public_key: where it is met; "": known by other means, no encryption
-        tokens: that the producer has; 0: all that prefill_token_count() says
+        id: both engines' name of the transfer, up to 1024 bytes
+        endpoint, public_key: where the producer is met; "": known by other means, no encryption
+        tokens: number that the producer has; 0: as many as prefill_token_count() says
         expiry_ns: on the producer's clock; 0: not known
         push: the producer writes; otherwise the consumer reads
     """
@@ -95,15 +95,15 @@ class Instruction:
     """Something every worker does.
 
     Attributes:
-        kind: what; reports are due as InstructionKind says
-        cancels: of a CANCEL: what it stops
-        request: what reports have to say
-        transfer_id: what agents have to call it
+        kind: what to do; InstructionKind says which reports are due
+        cancels: CANCEL: the kind of instruction that it stops
+        request: the request that reports must name
+        transfer_id: the request id that agents must use
         groups: PULL, EXPECT, HOLD, PUSH: the steps of each group and where they are, block ids as arrays
         engine, endpoint, public_key: of the producer, for consumers; "" when there is none
         deadline: seconds; PULL, EXPECT, RESERVE, PUSH: fails after so long. HOLD: the lease
         consumers: of HOLD and PUSH
-        reserved: PULL, NOTIFY: a RESERVE went before; continue it
+        reserved: PULL, NOTIFY: continues an earlier RESERVE
         push: NOTIFY: the producer would have written
     """
 
@@ -123,11 +123,11 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A request that waited and needs not any more; see kvf_loaded.
+    """A request that no longer needs to wait; see kvf_loaded.
 
     Attributes:
-        tokens: from the first, whose cache is valid
-        invalid: its blocks that do not have what was asked for
+        tokens: number of tokens, from the first, whose cache is valid
+        invalid: its blocks without the content that was asked for
     """
 
     request: RequestKey
@@ -138,7 +138,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Freed:
-    """A request whose blocks were kept and are free now; of_load: it was loading into them."""
+    """A request whose blocks were kept and are free now; of_load: a load was filling them."""
 
     request: RequestKey
     of_load: bool
@@ -146,7 +146,7 @@ class Freed:
 
 @dataclass(frozen=True)
 class News:
-    """What came of a step: run these, free those."""
+    """The result of a step: the requests to run, and those whose blocks are free."""
 
     loaded: tuple[Loaded, ...]
     freed: tuple[Freed, ...]
@@ -154,7 +154,7 @@ class News:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A request that waits, and whose producer must be kept from freeing it."""
+    """A waiting request whose producer must be kept from freeing its blocks."""
 
     engine: str
     endpoint: str
@@ -183,7 +183,7 @@ class Schedule(Handle):
     Args:
         tokens_per_block: of the logical blocks of each group, 1 for states
         engine, endpoint, public_key: needed to serve: our name, and where we are met
-        incarnation: any number that differs from life to life of this process
+        incarnation: any number that differs after each start of this process
         lookahead_tokens: see prefill_token_count()
         lease, heartbeat, margin, deadline: seconds; None: 30 s, a sixth of the lease, 5 s, 120 s
         heartbeats: the engine sends signs of life for waiting requests by itself, see heartbeats()
@@ -255,12 +255,12 @@ class Schedule(Handle):
             source: where its cache is; None: it will be computed
             clock_offset_ns: the source's clock minus ours
             serves: other engines will want its cache, see finished()
-            consumers: how many
-            push: we write it to them, rather than wait until they read
-            push_id: what they call the transfer; None: base_request_id() of the id
+            consumers: number of these engines
+            push: we write the cache to them, rather than wait until they read
+            push_id: their name of the transfer; None: base_request_id() of the id
 
-        Raises ExistsError (a request of this id has not ended), LimitError (max_requests), OutOfRangeError (a
-        source whose state is after more tokens than a consumer can use: add the request without it).
+        Raises ExistsError (a request of this id has not ended), LimitError (max_requests), OutOfRangeError (the
+        source's state is after more tokens than a consumer can use: add the request without a source).
         """
         resource, arena = self._get(), Arena()
         request = arena.new(
@@ -279,7 +279,7 @@ class Schedule(Handle):
         return RequestKey(id_bytes(request_id), generation)
 
     def match(self, request: KeyLike, computed_tokens: int, *, now_ns: int) -> int:
-        """How many tokens beyond those that are cached here can be loaded; 0: nothing, or no longer."""
+        """How many tokens beyond the locally cached ones can be loaded; 0: none, or none any more."""
         resource, arena = self._get(), Arena()
         key = key_in(request, arena)
         with self._lock:
@@ -298,7 +298,7 @@ class Schedule(Handle):
 
         Args:
             tables: one for each group, over all tokens it needs; state groups: the last entry is the state's
-            load_tokens: to load after the computed ones; 0: everything is cached here
+            load_tokens: number to load after the computed ones; 0: everything is cached here
 
         Raises DeadlineError (the lease has ended since match(): compute the request), OutOfRangeError.
         """
@@ -319,11 +319,11 @@ class Schedule(Handle):
         return bool(waits)
 
     def push(self, request: KeyLike, tables: Sequence[Blocks] | None, tokens: int) -> None:
-        """Lets workers push a request before it has finished, computed or not.
+        """Lets workers push a request before it has finished, whether or not it is computed yet.
 
         Args:
-            tables: all blocks of its prompt; None: the chunks of Agent.push_ready() bring theirs
-            tokens: of the prompt
+            tables: all blocks of its prompt; None: each Agent.push_ready() brings the blocks of its chunk
+            tokens: number of tokens of the prompt
         """
         resource, arena = self._get(), Arena()
         key = key_in(request, arena)
@@ -334,11 +334,11 @@ class Schedule(Handle):
     def finished(
         self, request: KeyLike, tables: Sequence[Blocks] = (), tokens: int = 0, *, now_ns: int
     ) -> ScheduleEnd:
-        """The request has finished. One that serves is kept for its consumers while they give signs of life.
+        """The request has finished. If it serves, it is kept for its consumers while they give signs of life.
 
         Args:
-            tables: what it leaves behind; not used when it does not serve
-            tokens: computed
+            tables: its blocks; not used if it does not serve
+            tokens: number of computed tokens
         """
         resource, arena = self._get(), Arena()
         key, blocks = key_in(request, arena), _tables_in(tables, arena)
@@ -363,7 +363,7 @@ class Schedule(Handle):
             return bool(take(lib.kvf_schedule_abort, "bool", resource.pointer, key))
 
     def preempted(self, request: KeyLike) -> bool:
-        """The request loses its blocks and will come again. Returns whether its blocks are free, as abort()."""
+        """The request loses its blocks and will be scheduled again. Returns as abort()."""
         resource, arena = self._get(), Arena()
         key = key_in(request, arena)
         with self._lock:
@@ -378,7 +378,7 @@ class Schedule(Handle):
             return [_instruction_out(items[0][i]) for i in range(count[0])]
 
     def update(self, aggregate: Aggregate) -> News:
-        """Takes in what a step of the workers added up to, of Aggregator.step() or the engine's own."""
+        """Takes in the result of a workers' step, from Aggregator.step() or the engine's own aggregation."""
         resource, arena = self._get(), Arena()
         struct = arena.new(
             "kvf_aggregate",

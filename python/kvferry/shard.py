@@ -1,4 +1,4 @@
-"""Who holds which cells, and where: shards, and engines as the set of their ranks. See kvferry/shard.h."""
+"""Which rank holds which cells, and where: shards, and engines as sets of ranks. See kvferry/shard.h."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Placement:
     """Where a rank keeps the cells of one (layer, part); strides in bytes.
 
     The cell of (kernel block, row, unit) is at offset + block * block_stride + row * row_stride
-    + (unit - first unit held) * unit_stride of the region. It is kept in `pieces` pieces of as many elements
-    each, `piece_stride` apart: keys channel by channel are cells in pieces of one element.
+    + (unit - first unit held) * unit_stride of the region. It is kept in `pieces` equal pieces, `piece_stride`
+    apart: keys channel by channel are cells in pieces of one element.
     """
 
     region: int
@@ -50,11 +50,11 @@ class PartShare:
 
 @dataclass(frozen=True)
 class RegionAxis:
-    """An axis of an array: so many steps, so many bytes from one to the next.
+    """An axis of an array: its number of steps, and the bytes from one step to the next.
 
     Attributes:
         name: as in GroupSpec.order: L, B (kernel blocks), P, H, N (rows); D: the elements of a cell, or its
-            bytes where elements are smaller
+            bytes if elements are smaller than a byte
     """
 
     name: str
@@ -64,7 +64,7 @@ class RegionAxis:
 
 @dataclass(frozen=True)
 class RegionView:
-    """What one group keeps in a memory region, of parts whose cells are alike: an array, where it is regular.
+    """What one group keeps in a memory region, of parts with equal cells: an array, if it is regular.
 
     Attributes:
         layers: of the model
@@ -83,7 +83,7 @@ class RegionView:
 
     @property
     def order(self) -> str:
-        """The names of the axes, such as "BPHND"; "irregular" where none describe it."""
+        """The names of the axes, such as "BPHND"; "irregular" if axes cannot describe it."""
         return "".join(axis.name for axis in self.axes) if self.regular else "irregular"
 
 
@@ -96,7 +96,7 @@ class GroupShard:
         block_count: logical blocks in the cache
         parts: one for each part of the model's group
         placements: [held layer of this group][part], layers ascending
-        kernel_blocks_per_block: smaller blocks that memory is cut into, for each logical one
+        kernel_blocks_per_block: number of smaller blocks into which memory is cut for each logical block
         tokens: which tokens the rank keeps
     """
 
@@ -110,7 +110,7 @@ class GroupShard:
 
 @dataclass(frozen=True)
 class CellLocation:
-    """The region and byte offset of one cell: of its first piece, where it is kept in several.
+    """The region and byte offset of one cell: of its first piece, if it is kept in several.
 
     Attributes:
         bytes: of the whole cell; each piece has bytes / pieces
@@ -144,7 +144,7 @@ def _group_shard_fields(group: GroupShard, arena: Arena) -> dict[str, Any]:
 
 
 class Shard(Handle):
-    """What one rank holds, made from explicit placements: for memory that something else laid out.
+    """What one rank holds, made from explicit placements: for memory that the engine's own allocator laid out.
 
     Every cell of every block is checked to lie inside its region and to share no byte with another cell of
     its group. Immutable: any thread may read it. Engine makes the shards of all ranks from a specification.
@@ -153,7 +153,7 @@ class Shard(Handle):
         rank: number of this rank in its engine
         layers: model layers this rank holds
         region_bytes: size of each memory region
-        groups: one for each group of the model, also where no layer is held
+        groups: one for each group of the model, also if no layer of it is held
 
     Raises InvalidError, OutOfRangeError, SizeOverflowError, OverlapError.
     """
@@ -200,7 +200,7 @@ class Shard(Handle):
 
     @classmethod
     def _borrow(cls, pointer: Any, owner: Resource) -> Shard:
-        """A shard that belongs to something else, which it keeps alive."""
+        """A shard owned by another object of the library; the shard keeps that object alive."""
         shard = cls.__new__(cls)
         shard._resource = Resource.borrow(pointer, owner)
         return shard
@@ -225,7 +225,7 @@ class Shard(Handle):
 
     @property
     def region_bytes(self) -> list[int]:
-        """Size of each memory region: what the rank has to register."""
+        """Size of each memory region that the rank must register."""
         resource = self._get()
         desc = lib.kvf_shard_get(resource.pointer)
         return [desc.region_bytes[i] for i in range(desc.region_count)]
@@ -301,8 +301,7 @@ class Shard(Handle):
     def regions(self) -> list[tuple[RegionView, ...]]:
         """What each memory region holds, in the order in which they are registered.
 
-        Mostly one view a region; several where groups share it, or where parts are unlike or at uneven
-        distances.
+        Mostly one view a region; several if groups share it, or if its parts differ or lie at uneven distances.
         """
         resource = self._get()
         count = lib.kvf_shard_get(resource.pointer).region_count
@@ -366,8 +365,8 @@ class GroupSpec:
         tokens_per_block: of a logical block; state groups: always 1
         order: the axes from outermost to innermost, see kvf_group_spec in kvferry/shard.h: L layer, B block,
             T tensor, P part, H head, N token; '|' ends the axes that get a buffer of their own
-        kernel_blocks_per_block: smaller blocks that memory is cut into
-        page_bytes: stride of the B axis; 0: as small as its content
+        kernel_blocks_per_block: number of smaller blocks into which memory is cut for each logical block
+        page_bytes: stride of the B axis; 0: the size of its content
         page_align: rounds that stride up to a multiple
     """
 
@@ -394,7 +393,7 @@ class Engine(Handle):
         tp_size, pp_size: tensor-parallel ranks and pipeline stages
         pp_layers: layers of each stage, summing to the model's; None: split as evenly as possible
         dcp_size: ranks that share the tokens of a sequence
-        dcp_width: neighbouring tokens kept together
+        dcp_width: number of neighbouring tokens kept together
         state: how ranks arrange state groups; None: as `all`
         groups: one for each group of the model, instead of `all` and `state`
         share_pages: groups use the same buffers
@@ -444,10 +443,10 @@ class Engine(Handle):
 
     @classmethod
     def from_shards(cls, model: Model, shards: Sequence[Shard], name: str = "engine") -> Engine:
-        """Makes an engine from shards that came from somewhere else; shards[i] has rank i.
+        """Makes an engine from existing shards; shards[i] has rank i.
 
-        The shards are given to the engine: those objects are closed afterwards. Shards of another engine
-        cannot be given away.
+        The engine takes the shards over, and their Python objects are closed. Shards that belong to another
+        engine cannot be used.
 
         Raises MismatchError (another model, or ranks that share tokens differently), InvalidError.
         """
@@ -470,14 +469,14 @@ class Engine(Handle):
         engine = cls.__new__(cls)
         engine._own(made, lib.kvf_engine_free)
         for shard, taken in zip(shards, resources, strict=True):
-            # Whoever is just using the shard goes on doing so, for the engine keeps it.
+            # A thread that is using the shard may go on, because the engine keeps it.
             taken.give_to(engine._get())
             shard.close()
         return engine
 
     @property
     def name(self) -> str:
-        """What messages and peers call it."""
+        """Its name for messages and peers."""
         resource = self._get()
         return string(lib.kvf_engine_name(resource.pointer))
 

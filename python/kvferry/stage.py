@@ -1,9 +1,9 @@
 """Fewer, longer operations between transports, without agents: see kvferry/stage.h.
 
-A stage belongs to one transport and has an arena of bounded size there. What one rank gives another goes
-direct, one operation for each run, or packed through the arenas of both: by what is predicted to be faster, or
-as told.
-The transport hands its stage what comes, and the stage progresses where the transport does.
+A stage belongs to one transport and has an arena of bounded size there. Cells from one rank to another go
+direct, one operation for each run, or packed through the arenas of both: whichever is predicted to be faster,
+or as the caller says.
+The transport passes incoming messages to its stage, and progresses it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageInfo:
-    """What a stage has and did; see kvf_stage_info in kvferry/stage.h."""
+    """The resources and counters of a stage; see kvf_stage_info in kvferry/stage.h."""
 
     region: int
     slots: int
@@ -49,13 +49,13 @@ class StageInfo:
 
 @dataclass(frozen=True)
 class FlowRequest:
-    """What a peer asks for that begins a flow; see kvf_flow_request in kvferry/stage.h.
+    """What a peer asks for when it begins a flow; see kvf_flow_request in kvferry/stage.h.
 
     Attributes:
-        direction: READ: it reads from here; WRITE: it writes here
-        permission: the number by which it says it may, see Stage.pull(); 0: none
-        bytes: of the flow, as it says
-        groups: steps and blocks of this rank, one for each group of the model. Nothing of them is checked yet
+        direction: READ: the peer reads from here; WRITE: it writes here
+        permission: the number by which the peer claims permission, see Stage.pull(); 0: none
+        bytes: of the flow, according to the peer
+        groups: steps and blocks of this rank, one for each group of the model, all unchecked
     """
 
     peer: str
@@ -76,26 +76,26 @@ def _convert_sets(model: Model, convert: Iterable[DtypeLike], names: Sequence[st
 
 
 class Stage:
-    """What makes fewer, longer operations of a rank's requests.
+    """Moves a rank's requests in fewer, longer operations.
 
     Args:
-        transport: on which the shard's memory is registered, and of which cards are asked for afterwards; it
-            has one stage at most
+        transport: with the shard's memory registered; its card is asked for after the stage is made; it has one
+            stage at most
         shard: this rank's
         arena_bytes: 0: 64 MiB; at least 4 slots
         slot_bytes: most that one operation moves: a power of two from 4 KiB to 1 MiB; 0: 1 MiB
         window: slots lent for one flow at once, up to 16; 0: 8
-        flows: open with one peer at once, each way, where both sides take as many; those beyond it wait; 0: 64
+        flows: open with one peer at once, each way, if both sides allow as many; further ones wait; 0: 64
         workers: threads that gather and scatter; 0: Transport.progress() does it itself; up to 16
-        stall: seconds after which a flow is ended whose peer says nothing, where it should; None: 30 s
+        stall: seconds after which a flow is ended if its peer owes a message and is silent; None: 30 s
         doubt: seconds for which slots are kept that a lost peer may still touch; None: 30 s
-        convert: element types (of f32, f16, bf16) that flows of peers may be converted between
-        convert_groups: the groups for which that holds; None: all
-        permit: called with a FlowRequest when a peer begins a flow, from Transport.progress(); whether it may.
-            It may call nothing of the stage. What it raises, progress() raises, and the flow is refused. None:
-            all may who have joined
-        on_event: called with the name of a peer that did what it must not, the status and a sentence, from
-            Transport.progress(). It may call nothing of the stage
+        convert: element types (of f32, f16, bf16) between which peers' flows may be converted
+        convert_groups: the groups to which `convert` applies; None: all
+        permit: called with a FlowRequest, from Transport.progress(), when a peer begins a flow; returns whether
+            the peer may. It may call nothing of the stage. If it raises, progress() raises the same, and the
+            flow is refused. None: every peer that has joined may
+        on_event: called from Transport.progress() with the name of a peer that broke the rules, the status and
+            a sentence. It may call nothing of the stage
 
     Raises InvalidError, NotRegisteredError (the shard's memory is not), ExistsError (the transport has one).
     """
@@ -117,7 +117,7 @@ class Stage:
         permit: Callable[[FlowRequest], bool] | None = None,
         on_event: Callable[[str, Status, str], object] | None = None,
     ) -> None:
-        # The endpoint keeps its stage, which must not keep the transport: who forgets that, closes both.
+        # The endpoint keeps its stage, so the stage must not keep the transport: dropping it closes both.
         self._transport_of = weakref.ref(transport)
         self._endpoint = transport._endpoint
         self._shard = shard
@@ -167,8 +167,7 @@ class Stage:
         return self._pointer is None
 
     def close(self) -> None:
-        """Ends all flows, without a word to the peers. The transport does so where it is closed. May be called
-        again."""
+        """Ends all flows, without telling the peers. Closing the transport does so too. May be called again."""
         with self._endpoint.lock:
             if self._pointer is None:
                 return
@@ -202,18 +201,18 @@ class Stage:
             lib.kvf_stage_leave(pointer, peer._of(self._transport))
 
     def stop(self, peer: Peer) -> None:
-        """Ends what this peer has opened, with CancelledError there."""
+        """Ends the flows that this peer has opened, with CancelledError there."""
         with self._using() as pointer:
             lib.kvf_stage_stop(pointer, peer._of(self._transport))
 
     def revoke(self, permission: int) -> None:
-        """Ends what peers have opened by a permission, with CancelledError there: no flow of it touches the
-        shard's memory any more."""
+        """Ends the flows that peers have opened by a permission, with CancelledError there: none of them
+        touches the shard's memory any more."""
         with self._using() as pointer:
             lib.kvf_stage_revoke(pointer, permission)
 
     def quiet(self, name: str) -> None:
-        """Nobody of that name, who has left, touches our memory any more: slots it was lent are free."""
+        """Says that a peer that has left no longer touches our memory: the slots lent to it are free."""
         with self._using() as pointer:
             lib.kvf_stage_quiet(pointer, Arena().text(name))
 
@@ -230,8 +229,8 @@ class Stage:
 
         Args:
             way: of all sources; AUTO chooses for each
-            priority: 0 to 255: packed flows of a higher one go first, at both ends
-            permissions: for each source, a number that its peer gave and hands to its `permit`; None: 0 for all
+            priority: 0 to 255: packed flows of higher priority go first, at both ends
+            permissions: for each source, a number from its peer, for the peer's `permit`; None: 0 for all
         """
         resource = request._get()
         count = lib.kvf_plan_source_count(lib.kvf_request_plan(resource.pointer))
@@ -258,14 +257,14 @@ class Stage:
         priority: int = 0,
         permission: int = 0,
     ) -> StageMove:
-        """Starts writing what one source gives, at the source itself: this process is that rank.
+        """Starts writing one source's cells at the source itself: this process is that rank.
 
         Args:
             request: over a plan that fills the peer's shard
-            source: index of Plan.sources which this rank is
-            peer: the rank the plan calls local
-            way, priority: as of pull()
-            permission: a number that the peer gave and hands to its `permit`
+            source: this rank's index in Plan.sources
+            peer: the rank that the plan calls local
+            way, priority: as in pull()
+            permission: a number from the peer, which the peer's `permit` gets
         """
         resource = request._get()
         arena = Arena()
@@ -278,7 +277,7 @@ class Stage:
 
     @property
     def info(self) -> StageInfo:
-        """What it has and did so far."""
+        """Its resources, and its counters so far."""
         with self._using() as pointer:
             info = Arena().new("kvf_stage_info")
             call(lib.kvf_stage_get_info, pointer, info)
@@ -297,7 +296,7 @@ class Stage:
                 info.worker_copies,
             )
 
-    # What the transport calls, with its lock.
+    # The transport calls these, holding its lock.
 
     def _notice(self, sender: Any, data: Any, size: int) -> bool:
         return bool(lib.kvf_stage_notice(self._pointer, sender, data, size))
@@ -342,11 +341,11 @@ def python_on_event(context: Any, peer: Any, status: int, text: Any) -> None:
 
 
 class StageMove(Moving):
-    """A request on its way through a stage, whichever way its sources go."""
+    """A request moving through a stage, whether its sources go direct or packed."""
 
     def __init__(self, stage: Stage, request: Request, pointer: Any) -> None:
         self._stage = stage
-        self._transport = stage._transport  # lives as long as what moves
+        self._transport = stage._transport  # lives as long as the move
         self._request = request
         self._kept = request._get()
         self._pointer: Any = pointer

@@ -1,4 +1,4 @@
-"""The recurrent state of a layer as vLLM keeps it: a conv state and after it the state that is carried on.
+"""The recurrent state of a layer as vLLM keeps it: a conv state, followed by the recurrent state.
 
 See kvferry/connector/state.h.
 """
@@ -69,7 +69,7 @@ class ByteRun:
 def state_shape_of(model: StateModel, tp_size: int) -> StateShape:
     """The shapes of the state on each rank of an engine of `tp_size` ranks.
 
-    Raises NotExpressibleError where something does not divide, InvalidError, OutOfRangeError.
+    Raises NotExpressibleError (a size does not divide), InvalidError, OutOfRangeError.
     """
     found = take(
         lib.kvf_state_shape_of, "kvf_state_shape", Arena().new("kvf_state_model", **vars(model)), tp_size
@@ -80,7 +80,7 @@ def state_shape_of(model: StateModel, tp_size: int) -> StateShape:
 def conv_split(type: StateType, shape: StateShape, conv_elem_bytes: int, ssm_elem_bytes: int) -> StateLayout:
     """Finds the projections of a conv state from the shapes of the two tensors alone.
 
-    Raises NotExpressibleError (the channels do not come apart), UnsupportedError, InvalidError.
+    Raises NotExpressibleError (the channels cannot be split), UnsupportedError, InvalidError.
     """
     if len(shape.temporal) > 3:
         raise InvalidError(f"temporal has {len(shape.temporal)} dimensions; allowed: at most 3")
@@ -127,7 +127,7 @@ def local_projection_runs(local: StateLayout) -> list[ByteRun]:
 
 
 def remote_projection_runs(local: StateLayout, tp_ratio: int, local_offset: int) -> list[ByteRun]:
-    """Which bytes of the remote conv state fill the local projections: of each, our share.
+    """The bytes of the remote conv state that fill the local projections: our share of each projection.
 
     Args:
         tp_ratio: see Topology.tp_ratio()

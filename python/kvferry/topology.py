@@ -1,9 +1,9 @@
-"""The quantities that engineers of vLLM's KV connector name: ratios, target ranks, slots.
+"""The quantities named by vLLM's KV connector: ratios, target ranks, slots.
 
 See kvferry/connector/topology.h.
 
-They describe shapes that divide. Where a shape does not, they raise NotExpressibleError; a Plan needs none of
-this and still works. The `refusal` of what they raise is the connector's word for the reason.
+They describe shapes that divide. For other shapes they raise NotExpressibleError; a Plan needs none of them and
+still works. The `refusal` of their errors is the connector's word for the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CacheKind(enum.IntEnum):
 
 
 class Dialect(enum.IntEnum):
-    """Which connector's conventions to follow, where two releases differ in something a peer or a log sees."""
+    """Which connector's conventions to follow if two releases differ in something a peer or a log sees."""
 
     V0_32 = lib.KVF_DIALECT_V0_32
     PR_40731 = lib.KVF_DIALECT_PR_40731
@@ -70,8 +70,8 @@ class TpMapping:
     Attributes:
         source_ranks: one list for each group, ascending
         all_source_ranks: their union, ascending
-        attention_slot: by rank of all_source_ranks: which piece of the local heads it has; None: none of ours
-        rank_offset_factor: times the local block length: byte offset into the remote block
+        attention_slot: for each rank of all_source_ranks: its piece of the local heads; None: none of ours
+        rank_offset_factor: multiplied by the local block length, the byte offset into the remote block
         local_consumers: see Topology.consumers_per_source()
     """
 
@@ -138,7 +138,7 @@ class Topology(Handle):
         self._own(take(lib.kvf_topology_create, "kvf_topology *", desc), lib.kvf_topology_free)
 
     def check(self, remote: EngineTransferInfo) -> None:
-        """Says whether this rank can pair with an engine, before anything is asked: see kvf_topology_check().
+        """Checks whether this rank can pair with an engine, before any other call: see kvf_topology_check().
 
         Raises NotExpressibleError, MismatchError (block lengths), OutOfRangeError; `refusal` is the rule.
         """
@@ -148,8 +148,8 @@ class Topology(Handle):
     def register(self, engine_id: str, remote: EngineTransferInfo) -> EngineTransferInfo:
         """Registers a remote engine; a second registration changes nothing. Returns the facts on record.
 
-        A hybrid checks the engine first, as check() does. A dense model registers any, as the public connector
-        does: call check() to know at once what would be refused later.
+        A hybrid checks the engine first, as check() does. A dense model registers any engine, as the public
+        connector does: call check() to learn at once what would be refused later.
 
         Raises ExistsError (the local engine's own id), InvalidError, OutOfRangeError; of a hybrid as check().
         """
@@ -204,7 +204,7 @@ class Topology(Handle):
 
     @property
     def local_replicates_kv_cache(self) -> bool:
-        """The same of the local engine."""
+        """The same for the local engine."""
         resource = self._get()
         return bool(lib.kvf_local_replicates_kv_cache(resource.pointer))
 
@@ -246,11 +246,11 @@ class Topology(Handle):
     # ---- hybrids; a topology that is not is_mamba raises InvalidError, refusal "not_hybrid"
 
     def fa_source_ranks(self, remote: EngineTransferInfo) -> list[int]:
-        """The remote ranks that attention is read from."""
+        """The remote ranks from which attention is read."""
         return self._ask_ids(lib.kvf_fa_source_ranks, remote)
 
     def state_source_ranks(self, remote: EngineTransferInfo) -> list[int]:
-        """The remote ranks that state is read from."""
+        """The remote ranks from which state is read."""
         return self._ask_ids(lib.kvf_state_source_ranks, remote)
 
     def all_source_ranks(self, remote: EngineTransferInfo) -> list[int]:
@@ -289,7 +289,7 @@ class Topology(Handle):
         local: Sequence[Sequence[int]],
         remote_lists: Sequence[Sequence[int]],
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """The block lists to use with one source rank: attention is emptied where another rank brings it."""
+        """The block lists to use with one source rank: attention is emptied if another rank brings it."""
         resource, arena = self._get(), Arena()
         return take_two_lists(
             lib.kvf_filter_block_ids_for_rank,
@@ -312,7 +312,7 @@ class Topology(Handle):
         return take_text(lib.kvf_topology_describe, resource.pointer, remote_in(remote, arena))
 
     def completion_notice(self, remote: EngineTransferInfo, remote_request_id: str) -> str:
-        """What a consumer sends to a producer rank when it is done: id, colon, number of consumers."""
+        """The message of a consumer to a producer rank when it is done: id, colon, number of consumers."""
         resource, arena = self._get(), Arena()
         return take_text(
             lib.kvf_completion_notice,
@@ -335,7 +335,7 @@ def _remote_out(found: Any) -> EngineTransferInfo:
 
 
 def mapping_out(mapping: Any) -> TpMapping:
-    """The dataclass of a kvf_tp_mapping, which stays whose it was."""
+    """The dataclass of a kvf_tp_mapping, whose owner does not change."""
     ranks = ids_out(mapping.all_source_ranks)
     slots = {rank: int(mapping.attention_slot[i]) for i, rank in enumerate(ranks)}
     return TpMapping(
@@ -348,7 +348,7 @@ def mapping_out(mapping: Any) -> TpMapping:
 
 
 def physical_heads(total_kv_heads: int, tp_size: int) -> int:
-    """The KV heads that every rank of an engine of `tp_size` ranks stores at least."""
+    """The number of KV heads that every rank of an engine of `tp_size` ranks stores at least."""
     return int(lib.kvf_physical_heads(total_kv_heads, tp_size))
 
 
@@ -358,7 +358,7 @@ def physical_head_range(tp_size: int, total_kv_heads: int, rank: int) -> range:
 
 
 def needs_split(is_mla: bool, tp_ratio: int, source_rank_count: int) -> bool:
-    """Whether local blocks have to be cut into one piece a source: more prefill ranks, and not one latent."""
+    """Whether local blocks must be cut into one piece for each source: more prefill ranks, and not a latent."""
     return bool(lib.kvf_needs_split(is_mla, tp_ratio, source_rank_count))
 
 

@@ -3,12 +3,12 @@
     python -m kvferry.trace prefill.json decode.json -o both.json
     python -m kvferry.trace prefill.json decode.json --otlp -o spans.json
 
-Each file is what kvf_agent_trace() or Agent.trace() gave. The others are brought to the clock of the first;
-Perfetto (ui.perfetto.dev) and chrome://tracing open the result. `--otlp` writes OpenTelemetry's spans as its
-JSON for collectors, and send_spans() hands them to the OpenTelemetry that the process has set up.
+Each file is the text of kvf_agent_trace() or Agent.trace(). All times are converted to the clock of the first;
+Perfetto (ui.perfetto.dev) and chrome://tracing open the result. `--otlp` writes OpenTelemetry spans as JSON for
+collectors, and send_spans() hands them to the OpenTelemetry that the process has set up.
 
-Clocks are joined by what agents say of each other's: the offset by the smallest round trip of their messages.
-Where no file says anything of another one's clock, even over a third, the wall clocks of both agents are taken,
+Clocks are joined by the offsets that agents have measured, each by the shortest round trip of their messages.
+If no file has an offset to another one's clock, not even over a third, the wall clocks of both agents are used,
 and a note says so.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 __all__ = ["Joined", "Side", "join", "otlp", "read", "send_spans"]
 
-# What one side says and the other hears of the same thing: (name, kind that says it, kind that hears it).
+# Moments that one side sends and the other receives: (name, kind of the sender, kind of the receiver).
 ARROWS = (
     ("granted", "hold", "pull"),
     ("released", "pull", "hold"),
@@ -46,7 +46,7 @@ class Side:
         origin: nanoseconds of its clock at time 0 of the trace
         unix: the same moment since 1970, by its wall clock
         events: as in the file
-        clocks: of each rank of a peer its clock minus ours, and how far off that may be, in nanoseconds
+        clocks: for each peer rank its clock minus ours, and how far off this may be, in nanoseconds
     """
 
     name: Name
@@ -61,10 +61,10 @@ class Joined:
     """Several traces on the clock of the first.
 
     Attributes:
-        events: of all of them, in Chrome's format; a process is a trace, by its place in the list
+        events: of all of them, in Chrome's format; a process stands for a trace, by its place in the list
         unix: nanoseconds since 1970 at time 0
         sides: their names
-        notes: what makes times less sure
+        notes: reasons why times are less certain
     """
 
     events: list[TraceEvent]
@@ -120,9 +120,9 @@ def _offset(one: Side, other: Side) -> tuple[int, int] | None:
 
 
 def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
-    """What is added to each one's clock for the first's, and notes on those that could not be joined."""
+    """The offset of each clock to the first, and notes on clocks that could not be joined."""
     known: dict[int, tuple[int, int]] = {0: (0, 0)}
-    while True:  # from those that are known to the next, by the surest step
+    while True:  # from the known clocks to the next, by the most certain offset
         steps = [
             (known[a][1] + step[1], b, known[a][0] + step[0])
             for a in known
@@ -150,7 +150,7 @@ def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
 def _arrows(
     sides: Sequence[Side], events: Sequence[TraceEvent], kinds: Mapping[tuple[int, int], str]
 ) -> Iterator[TraceEvent]:
-    """From what one side says to where the other hears it."""
+    """Arrows from a moment on one side to its receipt on the other."""
     places = {side.name: i + 1 for i, side in enumerate(sides)}
     said: dict[tuple[str, str, int, int], list[tuple[str, TraceEvent]]] = {}
     for event in events:
@@ -175,7 +175,7 @@ def _arrows(
 
 
 def join(sides: Sequence[Side]) -> Joined:
-    """Brings traces to the clock of the first, with arrows between the two sides of a request."""
+    """Converts traces to the clock of the first, with arrows between the two sides of a request."""
     if not sides:
         raise ValueError("no trace is given")
     offsets, notes = _offsets(sides)
@@ -277,7 +277,7 @@ def _otlp_span(span: _Span, request: str, parent: str | None, number: object) ->
 def otlp(joined: Joined) -> str:
     """The spans as OTLP's JSON (an ExportTraceServiceRequest): a trace is a request, on all sides.
 
-    The trace id follows from the request's id alone: traces that each side sends for itself come together, too.
+    The trace id follows from the request's id alone, so traces that each side sends by itself are joined, too.
     """
     resources: dict[Name, list[dict[str, Any]]] = {side: [] for side in joined.sides}
     for span in _spans(joined):
@@ -304,7 +304,7 @@ def otlp(joined: Joined) -> str:
 def send_spans(joined: Joined) -> int:
     """Hands the spans to the OpenTelemetry that this process has set up, by its tracer "kvferry".
 
-    Returns how many there were. Ids are that OpenTelemetry's own; that of the request is the attribute
+    Returns how many there were. OpenTelemetry chooses the ids; the request's id is the attribute
     "kvferry.request".
 
     Raises ImportError: the package opentelemetry-api is not installed.

@@ -1,4 +1,4 @@
-"""A whole request on its way. See kvferry/transport.h."""
+"""A whole request that is moving. See kvferry/transport.h."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Self = TypeVar("Self", bound="Moving")
 
 
 class Moving:
-    """What transfers and moves of a stage have in common. It moves while its transport progresses.
+    """The base of transfers and of a stage's moves. It moves while its transport progresses.
 
     Close it (or leave its `with` block) before the request is set again.
     """
@@ -45,7 +45,7 @@ class Moving:
     def wait(self, timeout: float | None = None) -> bool:
         """Makes progress until it has ended, at most `timeout` seconds; returns whether it has.
 
-        Raises what it failed with.
+        Raises the error with which it failed.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while (status := self.status) == Status.IN_PROGRESS:
@@ -58,12 +58,12 @@ class Moving:
         return True
 
     def cancel(self) -> None:
-        """Stops it: its status becomes CANCELLED once nothing of this side touches its memory any more."""
+        """Stops it: its status becomes CANCELLED once nothing on this side touches its memory any more."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Gives it up, cancelled where it still moves: then its memory may be touched until the transport (of a
-        move: its stage) or the peers are closed. May be called again."""
+        """Gives it up, and cancels it if it still moves: its memory may then be touched until the transport
+        (for a stage's move, the stage) or the peers are closed. May be called again."""
         raise NotImplementedError
 
     def __enter__(self: Self) -> Self:
@@ -76,7 +76,7 @@ class Moving:
 
 
 class Move:
-    """The library's side of a transfer; the endpoint has it until it is freed, whatever Python forgets."""
+    """The library's side of a transfer; the endpoint keeps it until it is freed, also if Python drops it."""
 
     def __init__(self, endpoint: Endpoint, request: Request, pointer: Any) -> None:
         self.endpoint = endpoint
@@ -89,7 +89,7 @@ class Move:
         endpoint.moves.add(self)
 
     def look(self) -> tuple[Status, int, int]:
-        """Status, bytes and runs; the last ones where it was freed."""
+        """Status, bytes and runs; the last known ones if it was freed."""
         with self.endpoint.lock:
             if self.pointer is not None:
                 size, runs = ffi.new("uint64_t *"), ffi.new("uint64_t *")
@@ -99,14 +99,14 @@ class Move:
 
     @property
     def detail(self) -> str:
-        """The sentence about its failure; the last one where it was freed."""
+        """The sentence about its failure; the last known one if it was freed."""
         with self.endpoint.lock:
             if self.pointer is not None:
                 self._detail = string(lib.kvf_transfer_detail(self.pointer))
             return self._detail
 
     def end(self) -> None:
-        """Frees it, cancelled where it still moves."""
+        """Frees it, and cancels it if it still moves."""
         with self.endpoint.lock:
             if self.pointer is None:
                 return
@@ -127,7 +127,7 @@ class Transfer(Moving):
         self._move = move
 
     def __del__(self) -> None:
-        # Not freed here: a collection may begin with any lock held.
+        # Not freed here, because a garbage collection may begin with any lock held.
         self._move.endpoint.forgotten.append(self._move)
 
     @property

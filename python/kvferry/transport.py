@@ -1,8 +1,8 @@
 """Moving runs between processes: endpoints, peers, transfers. See kvferry/transport.h.
 
-Both sides have to call progress() (or wait(), or Transfer.wait()): the one that reads or writes to get on, the
-other to answer connections, to hear notifications, and to serve memory that cannot be reached directly. Methods
-may be called from any thread; those of one transport wait for one another.
+Both sides must call progress() (or wait(), or Transfer.wait()): the side that reads or writes, to get on; the
+other, to answer connections, to receive notifications, and to serve memory that cannot be reached directly.
+Methods may be called from any thread; calls on one transport wait for one another.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """What serves a peer; see kvf_peer_info in kvferry/transport.h."""
+    """The transport that serves a peer, and its counters; see kvf_peer_info in kvferry/transport.h."""
 
     kind: str
     way: str
@@ -59,7 +59,7 @@ class PeerInfo:
 
 @dataclass(frozen=True)
 class TransportInfo:
-    """What peers take of an endpoint; see kvf_transport_info in kvferry/transport.h."""
+    """The resources of an endpoint that peers use; see kvf_transport_info in kvferry/transport.h."""
 
     clients: int
     clients_max: int
@@ -72,7 +72,7 @@ class TransportInfo:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a transport found of one kind on this machine; see kvf_transport_finding in kvferry/transport.h."""
+    """What one kind of transport found on this machine; see kvf_transport_finding in kvferry/transport.h."""
 
     kind: str
     asked: bool
@@ -84,7 +84,7 @@ class Finding:
 
 
 class Direction(enum.IntEnum):
-    """Which way bytes go."""
+    """The direction of a move."""
 
     READ = lib.KVF_READ
     WRITE = lib.KVF_WRITE
@@ -107,7 +107,7 @@ def settings_of(arena: Arena, settings: Mapping[str, str]) -> Any:
 
 
 class Endpoint:
-    """What lives as long as the library's endpoint does, and no shorter: also when nobody closes it."""
+    """State that must live as long as the library's endpoint, also if the caller never closes it."""
 
     def __init__(self, on_notify: Any, on_peer_lost: Any) -> None:
         self.pointer: Any = None
@@ -121,17 +121,17 @@ class Endpoint:
         self.regions: dict[int, Region] = {}  # registered
         self.allocations = Allocations()
         self.transport: Callable[[], Transport | None] = lambda: None
-        # Peers keep their transport, and so must not be kept from here.
+        # Peers keep their transport, so the transport must not keep them.
         self.peers: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
         self.moves: set[Move] = set()
-        self.forgotten: deque[Move] = deque()  # of transfers that nobody has any more
+        self.forgotten: deque[Move] = deque()  # of transfers that Python has dropped
         self.operations: dict[int, Operation] = {}
         self.stage: Stage | None = None
         self.context = ffi.new_handle(self)
 
     def close(self) -> None:
         if self.process != os.getpid():
-            return  # what it does goes on in the process that opened it
+            return  # the endpoint belongs to the process that opened it
         with self.lock:
             if self.pointer is None:
                 return
@@ -151,14 +151,14 @@ class Endpoint:
             self.regions.clear()
 
     def end_forgotten(self) -> None:
-        """Frees transfers that nobody has any more."""
+        """Frees transfers that Python has dropped."""
         while self.forgotten:
             self.forgotten.popleft().end()
 
 
 @contextlib.contextmanager
 def _collecting(endpoint: Endpoint) -> Iterator[None]:
-    """What callbacks raise must not be lost on its way through the library."""
+    """Keeps an exception of a callback, which would be lost on its way through the library."""
     try:
         yield
     except BaseException as error:
@@ -199,17 +199,16 @@ class Transport:
     """One endpoint of a rank.
 
     Args:
-        kind: "auto", or one of transport_kinds(), which is then the only one used
+        kind: "auto", or one of transport_kinds(), which is then the only kind used
         name: for messages and for peers' logs; None: made from the process id
         max_in_flight: operations posted at once, for each peer; 0: a default
         settings: of kinds of transport, such as {"ucx.tls": "tcp", "shm.direct": "off"}: see
             kvferry/transport.h. Without "ucx.library", the UCX of Python packages is tried after the system's
-        on_notify: called with the transport, the name the sender gave itself, and the bytes when a peer sent a
-            notification
-        on_peer_lost: called with the transport, the peer and the reason when a peer is gone
+        on_notify: called for each notification of a peer, with the transport, the sender's name and the bytes
+        on_peer_lost: called when a peer is gone, with the transport, the peer and the reason
 
-    Callbacks run inside progress(), on the thread that calls it; what they raise, progress() raises. They may
-    call anything of the transport but progress() and close().
+    Callbacks run inside progress(), on the thread that calls it; progress() raises their exceptions. They may
+    call anything of the transport except progress() and close().
 
     Raises NotFoundError (no such kind), UnsupportedError (not in this build), InputOutputError.
     """
@@ -258,7 +257,7 @@ class Transport:
         return self._endpoint.pointer is None
 
     def close(self) -> None:
-        """Closes all peers (what they move ends with CancelledError) and the endpoint. May be called again."""
+        """Closes all peers (their transfers end with CancelledError) and the endpoint. May be called again."""
         self._endpoint.close()
 
     def __enter__(self) -> Transport:
@@ -271,7 +270,7 @@ class Transport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found of each kind of transport in this build, best first."""
+        """What each kind of transport in this build found, best first."""
         with self._using() as pointer:
             found, out = Arena().new("kvf_transport_finding"), []
             for i in range(len(transport_kinds())):
@@ -312,8 +311,8 @@ class Transport:
         kind: MemoryKind = MemoryKind.HOST,
         device: int | str = 0,
     ) -> NDArray[Any] | DeviceArray:
-        """A zeroed array that peers on this host can map: the host\'s may be used longer than the transport,
-        a device\'s ends with it.
+        """A zeroed array that peers on this host can map: host memory may outlive the transport, memory of a
+        device ends with it.
 
         Args:
             device: a number of its kind; or "cpu", "cuda" or "cuda:1", which name the kind too
@@ -336,12 +335,12 @@ class Transport:
         not copied.
 
         Args:
-            buffers: one for each region of the shard, or {layer: one} where a region is a layer: see
+            buffers: one object for each region of the shard, or {layer: object} if a region is a layer: see
                 kvferry.buffers
-            shard: what the memory holds, to check number, sizes, element types and shapes against: see
-                Shard.regions(); None: no checks
-            withheld: no peer is given a way to it, and it moves packed, through a Stage; None: so it is with
-                memory of devices, and not with the host's
+            shard: number, sizes, element types and shapes are checked against it: see Shard.regions(); None: no
+                checks
+            withheld: no peer gets access to the memory, and it moves packed, through a Stage; None: true for
+                memory of devices, false for the host's
 
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already), UnsupportedError.
         """
@@ -354,9 +353,9 @@ class Transport:
     def register_region(
         self, region: int, buffer: Buffer, shard: Shard | None = None, *, withheld: bool | None = None
     ) -> None:
-        """Registers one region, at any time: one that was unregistered, or the next new one.
+        """Registers one region, at any time: an unregistered one, or the next new one.
 
-        Peers reach it by the card of after that. The object is kept until the transport is closed or the
+        Peers reach it by cards exported after the call. The object is kept until the transport is closed or the
         region is unregistered.
 
         Raises InvalidError, OutOfRangeError (numbers left out, or too small), OverlapError, ExistsError,
@@ -371,7 +370,7 @@ class Transport:
 
     @property
     def info(self) -> TransportInfo:
-        """What peers take of this endpoint, as far as its kinds count it."""
+        """The resources of this endpoint that peers use, as far as its kinds count them."""
         with self._using() as pointer:
             info = Arena().new("kvf_transport_info")
             call(lib.kvf_transport_get_info, pointer, info)
@@ -386,10 +385,10 @@ class Transport:
             )
 
     def unregister_region(self, region: int) -> None:
-        """Takes one region back, at any time: cards of before are refused from then on.
+        """Takes one region back, at any time: earlier cards are refused from then on.
 
         Raises AgainError (operations use it, or a peer, which the message names with its process, is in the
-        middle of a write: progress and repeat), NotRegisteredError.
+        middle of a write: make progress and call again), NotRegisteredError.
         """
         with self._using() as pointer:
             call(lib.kvf_transport_unregister_region, pointer, region)
@@ -397,7 +396,7 @@ class Transport:
 
     @property
     def card(self) -> bytes:
-        """What lets a peer connect and access the registered memory: give it only to peers that may."""
+        """The card by which peers connect and access the registered memory: give it only to peers that may."""
         with self._using() as pointer:
             data, size = ffi.new("void const **"), ffi.new("size_t *")
             call(lib.kvf_transport_export, pointer, data, size)
@@ -463,12 +462,12 @@ class Transport:
             return Transfer(self, Move(self._endpoint, request, made))
 
     def push(self, request: Request, source: int, peer: Peer) -> Transfer:
-        """Starts writing what one source gives, at the source itself: this process is that rank.
+        """Starts writing one source's cells at the source itself: this process is that rank.
 
         Args:
             request: over a plan that fills the peer's shard
-            source: index of Plan.sources which this rank is
-            peer: the rank the plan calls local
+            source: this rank's index in Plan.sources
+            peer: the rank that the plan calls local
         """
         resource = request._get()
         with self._using(), request._lock:
@@ -511,7 +510,7 @@ class Peer:
 
     @property
     def info(self) -> PeerInfo:
-        """What serves this peer, and what has moved."""
+        """The transport that serves this peer, and how much has moved."""
         with self._using() as pointer:
             info = Arena().new("kvf_peer_info")
             call(lib.kvf_peer_get_info, pointer, info)
@@ -537,7 +536,7 @@ class Peer:
         runs: NDArray[np.void],
         on_done: Callable[[Operation], object] | None = None,
     ) -> Operation:
-        """Submits a batch of runs, an array of RUN_DTYPE: all of it is accepted, or none.
+        """Submits a batch of runs, an array of RUN_DTYPE: all runs are accepted, or none.
 
         Args:
             on_done: called once, from progress(), or when the peer or the transport is closed

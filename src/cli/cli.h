@@ -26,8 +26,8 @@ int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int failure(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /**
- * Says "context: " and the library's detail of its last failure. Returns EXIT_FAILED where the machine is at
- * fault (memory, input and output), otherwise EXIT_USAGE: then a given number, name or shape is wrong.
+ * Prints "context: " and the library's detail of its last failure on stderr. Returns EXIT_FAILED if the machine is
+ * at fault (memory, input and output), otherwise EXIT_USAGE: a given number, name or shape is wrong.
  */
 int library_error(kvf_status status, const char *context, ...) __attribute__((format(printf, 2, 3)));
 

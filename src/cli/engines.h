@@ -28,21 +28,21 @@ void engines_free(engines *all);
 /** Prints the model and the shapes, a line each. */
 void engines_print(const engines *all);
 
-/** Prints what the first ranks' memory regions hold; either may be NULL. False when memory ran out. */
+/** Prints the content of the first ranks' memory regions; either engine may be NULL. False if memory ran out. */
 bool engines_print_regions(const kvf_engine *prefill, const kvf_engine *decode);
 
-/** The same for JSON, of all ranks: adds "model", and "prefill" and "decode" of what there is. */
+/** The same as JSON, for all ranks: adds "model", and "prefill" and "decode" for the engines that there are. */
 void engines_add_json(const engines *all, struct json_object *out);
 
 /** Bytes of all memory regions of an engine; 0 of none. */
 uint64_t engine_bytes(const kvf_engine *engine);
 
-/** Builds the plan of one decode rank, with the asked choice of replicas. Types that differ were asked for: they are
+/** Builds the plan of one decode rank, with the chosen replicas. Types that differ were asked for by the user, and are
  * converted. */
 int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,
                  kvf_plan **out);
 
-/** Proves a plan; says what is wrong with it. One that converts has no rules, and so nothing to prove. */
+/** Proves a plan; prints what is wrong with it. A plan that converts has no rules, and so nothing to prove. */
 int engines_verify(const kvf_plan *plan, uint32_t rank);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Lines that are no longer than who reads them has room for, as far as their words allow.
+ * Folds text into lines that fit the reader's terminal, as far as the words allow.
  */
 #ifndef KVFERRY_CLI_FOLDING_H
 #define KVFERRY_CLI_FOLDING_H
@@ -9,10 +9,10 @@
 /** Characters of a line: as many as COLUMNS says, or the terminal has, or 80. */
 size_t fold_width(void);
 
-/** How much of a text goes on a line of so many characters: up to a blank, and at least a word. */
+/** How much of a text fits on a line of `width` characters: up to a blank, and at least a word. */
 size_t fold_at(const char *text, size_t width);
 
-/** What is left of a text after so much of it went on a line. */
+/** The rest of a text after `length` characters of it went on a line. */
 const char *fold_rest(const char *text, size_t length);
 
 /** Prints a text and ends its line. It begins at column `from`; further lines begin with `indent` blanks. */

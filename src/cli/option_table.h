@@ -1,7 +1,7 @@
 /*
- * The one table of options: a row says for which commands an option is, how its value is read and where it goes, what
- * it is where the option is not given, and when it would have no effect. The parser, the help, the completions of
- * shells, and by the help the check of the manual pages, read this table and nothing else.
+ * The one table of options: a row says for which commands an option is, how its value is read and where it goes, its
+ * default, and when it would have no effect. The parser, the help, the completions of shells, and through the help the
+ * check of the manual pages, read only this table.
  */
 #ifndef KVFERRY_CLI_OPTION_TABLE_H
 #define KVFERRY_CLI_OPTION_TABLE_H
@@ -11,10 +11,10 @@
 
 typedef struct option_row option_row;
 
-/** Reads a value; says what is allowed when it is wrong, and returns EXIT_USAGE. */
+/** Reads a value; if it is wrong, prints what is allowed and returns EXIT_USAGE. */
 typedef int (*option_take)(const option_row *row, const char *written, options *out);
 
-/** Why the option has no effect beside the others that were given; NULL: it has. */
+/** Why the option has no effect beside the other given options; NULL: it has one. */
 typedef const char *(*option_idle)(const options *asked);
 
 struct option_row {

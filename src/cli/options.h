@@ -19,8 +19,8 @@ typedef enum fault_kind {
 /** The most operands that a command takes, keys that it may be given to allow, and rows of the table of options. */
 enum { OPTIONS_MAX_OPERANDS = 2, OPTIONS_MAX_KEYS = 64, OPTIONS_MAX_ROWS = 128 };
 
-/** What was asked for. Texts belong to argv. What speaks with running engines has no shapes and no model but those
- * asked for. */
+/** The options that the user gave. Texts belong to argv. Commands that speak with running engines have no default
+ * shapes or model. */
 typedef struct options {
     uint32_t command; /* its bit */
     const char *model;
@@ -83,20 +83,20 @@ bool options_want_text(const options *asked);
 
 enum { UCX_SETTINGS_MAX = 3 };
 
-/** What was asked for of UCX, as settings of a transport, whose number is returned. */
+/** Writes the options about UCX as settings of a transport, and returns their number. */
 uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]);
 
 /**
- * Opens an endpoint with every kind of transport that "auto" takes here; says what is wrong when it cannot.
+ * Opens an endpoint with every kind of transport that "auto" takes here; prints what is wrong if it cannot.
  *
  * @param emulated  also with a UCX that only emulates one-sided operations
  */
 int options_open_transport(const options *asked, bool emulated, kvf_transport **out);
 
-/** Loads the model that was asked for; says what is wrong when it cannot. */
+/** Loads the model that the user named; prints what is wrong if it cannot. */
 int options_load_model(const options *asked, kvf_model **out);
 
-/** Says on stderr what is to be known of how a model was read. */
+/** Prints the notes about reading a model on stderr. */
 void options_say_notes(const char *name, const kvf_model *model);
 
 #endif

@@ -27,10 +27,10 @@ typedef struct page {
  */
 int page_open(const char *file, const char *title, page *out);
 
-/** Writes markup as it is. Names that somebody else chose must go through page_text(). */
+/** Writes markup as it is. Names from outside must go through page_text(). */
 void page_markup(page *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** Writes text, with what would be markup in it escaped. It may stand between tags and in attributes. */
+/** Writes text, and escapes markup in it. It may stand between tags and in attributes. */
 void page_text(page *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /** Writes a table, which stays the caller's. */

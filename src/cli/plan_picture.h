@@ -1,5 +1,5 @@
 /*
- * A plan as a picture: the cells that the ranks of both sides hold, and who reads which from whom.
+ * A plan as a picture: the cells that the ranks of both sides hold, and which rank reads which from which.
  */
 #ifndef KVFERRY_CLI_PLAN_PICTURE_H
 #define KVFERRY_CLI_PLAN_PICTURE_H

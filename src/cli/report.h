@@ -1,5 +1,5 @@
 /*
- * Who reads what from whom between two engines, each plan proved: as a table or as JSON.
+ * Which rank reads what from which between two engines, each plan proved: as a table or as JSON.
  */
 #ifndef KVFERRY_CLI_REPORT_H
 #define KVFERRY_CLI_REPORT_H
@@ -10,7 +10,7 @@
 #include "options.h"
 #include "table.h"
 
-/* Tokens of the predicted request where none are asked for. */
+/* Tokens of the predicted request if the user gives none. */
 enum { REPORT_TOKENS = 1024 };
 
 /** Sums over all decode ranks. */
@@ -55,28 +55,28 @@ typedef struct report {
 /** Begins a report; the engines stay the caller's and must outlive it. Free it with report_free(). */
 void report_start(report *to, const options *asked, const kvf_engine *prefill, const kvf_engine *decode);
 
-/** Plans for every decode rank, and proves the plans; says what is wrong with one. */
+/** Makes and proves the plan of every decode rank; prints what is wrong with one. */
 int report_make(report *to);
 
-/** What a source takes by the way that would be chosen. */
+/** The time of a source by the way that would be chosen. */
 double report_cheaper(const kvf_way_prediction *cost);
 
-/** Says in one line what was predicted, and with which costs. */
+/** Writes one line that says what was predicted, and with which costs. */
 void report_say_costs(const report *of, char *out, size_t bytes);
 
-/** A table of what the kinds of transport would take; without rows where it was not asked for. Free it. */
+/** A table of the times of the kinds of transport; without rows if it was not asked for. Free it. */
 void report_list_fabrics(const report *to, table *out);
 
-/** Prints what was made: the costs that are assumed, the table, and what it comes to. */
+/** Prints the report: the assumed costs, the table, and the totals. */
 int report_print(report *to);
 
 /**
- * Says on stderr where runs are short for the transport: where more than half of the time that is predicted goes into
- * how many runs there are (or into packing them), not into their bytes.
+ * Warns on stderr if runs are short for the transport: if more than half of the predicted time is due to the number of
+ * runs (or to packing them), not to their bytes.
  */
 void report_warn(const report *to);
 
-/** Adds what was made: "tokens", "cost", "ranks", "total", and "fabrics" where they were asked for. */
+/** Adds the report: "tokens", "cost", "ranks", "total", and "fabrics" if they were asked for. */
 void report_add_json(report *to, struct json_object *out);
 
 void report_free(report *to);

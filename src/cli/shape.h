@@ -1,8 +1,8 @@
 /*
  * The shape of an engine as it is written on the command line: "tp=4,pp=2,block=16,order=nhd,state.order=sd".
  *
- * A key without a dot speaks of the engine or of all token groups; "state.KEY" of all state groups; and
- * "GROUP.KEY" of the group of that name. What is closer wins.
+ * A key without a dot is for the engine or for all token groups; "state.KEY" for all state groups; and
+ * "GROUP.KEY" for the group of that name. The more specific key wins.
  */
 #ifndef KVFERRY_CLI_SHAPE_H
 #define KVFERRY_CLI_SHAPE_H
@@ -45,10 +45,10 @@ int shape_parse(const char *side, const char *written, const kvf_model *model, e
 
 void shape_free(engine_shape *shape);
 
-/** Chooses numbers of blocks where none were asked for: for plans, which do not depend on them. */
+/** Chooses numbers of blocks if the user gave none: for plans, which do not depend on them. */
 void shape_fill_blocks(engine_shape *shape, const kvf_model *model);
 
-/** Lays out the engine with the block counts that are in shape->groups; says what is wrong with it. */
+/** Lays out the engine with the block counts of shape->groups; prints what is wrong with it. */
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out);
 
 /** Writes the short name of an order ("nhd"), or the order itself where it has none. */

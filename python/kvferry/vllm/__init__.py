@@ -1,4 +1,4 @@
-"""KvferryConnector: vLLM serves prefill and decode apart, and kvferry carries the caches between them.
+"""KvferryConnector: vLLM serves prefill and decode separately, and kvferry moves the caches between them.
 
     --kv-transfer-config '{"kv_connector": "KvferryConnector", "kv_connector_module_path": "kvferry.vllm",
                            "kv_role": "kv_producer"}'
@@ -17,7 +17,7 @@ __all__ = ["KvferryConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    """The connector, when it is asked for: then vLLM is imported, and must have all that is needed of it."""
+    """Imports the connector, and with it vLLM, at first use; checks that vLLM has all that it needs."""
     if name != "KvferryConnector":
         raise AttributeError(f"module {__name__} has no {name}")
     from kvferry.vllm import needs

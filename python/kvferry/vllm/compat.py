@@ -1,6 +1,6 @@
-"""The only module that imports vLLM while the connector runs and touches what is private there.
+"""The only module that uses private names of vLLM, and imports vLLM while the connector runs.
 
-What is imported is listed in needs.py, with the reason, and has been checked when this module is read.
+needs.py lists every import with its reason, and has checked them before this module is imported.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def write_cpu_page(
     """Has the CPU's attention kernel write a page of one head, and returns the name of the kernel.
 
     Args:
-        content: [token, 1, element]: what is written, as keys and as values
+        content: [token, 1, element]: written as keys and as values
         keys: receives the page's keys
         values: receives its values
     """

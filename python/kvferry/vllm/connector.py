@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvferry")
 
-# Engines can sleep where vLLM says when memory goes. Before 0.33 it took the memory away without a word.
+# Engines can sleep only if vLLM announces that memory goes. Before 0.33 it took the memory without a call.
 CAN_SLEEP = hasattr(KVConnectorBase_V1, "unregister_kv_caches")
 
 
@@ -75,12 +75,12 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """What all ranks said of themselves; keys are (pipeline stage, tensor-parallel rank)."""
+        """The handshakes of all ranks; keys are (pipeline stage, tensor-parallel rank)."""
         ranks = {where: found for where, found in metadata.items() if isinstance(found, KvferryHandshake)}
         self.scheduling.introduce(ranks)
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """Who knows the blocks of requests."""
+        """Keeps the manager, which knows the blocks of requests."""
         super().bind_kv_cache_manager(kv_cache_manager)
         self.scheduling.bind(kv_cache_manager)
 
@@ -91,9 +91,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """Groups whose new blocks vLLM need not fill with zeros because a load writes all of them.
 
-        A load writes tokens, not blocks, so the end of the last block keeps what was there before: in another
-        group's type that may be no number at all, and attention multiplies it by its weight of zero. Only the
-        groups that vLLM would otherwise compute again (bounded replay) have to be named.
+        A load writes tokens, not blocks, so the end of the last block keeps its old content. In another group's
+        type these bytes may be NaN, and attention multiplies them by a weight of zero. Only the groups that
+        vLLM would otherwise compute again (bounded replay) must be named.
         """
         return tuple(
             group
@@ -112,22 +112,22 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduling.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """What the workers do in this step."""
+        """The workers' tasks in this step."""
         return self.scheduling.step(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What the workers reported."""
+        """Takes in the reports of the workers."""
         self.scheduling.update(connector_output)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request has finished: whether its blocks are kept, and what the client is told."""
+        """A request has finished. Returns whether its blocks are kept, and the parameters for the client."""
         well = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
         return self.scheduling.finished(request, block_ids, well)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """The same where all layers are in one group: beside a connector that knows of one only."""
+        """The same if all layers are in one group: beside a connector that supports only one."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     # ---- in a worker
@@ -139,7 +139,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """The caches are there."""
+        """The caches have been allocated."""
         self.worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -147,16 +147,16 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return self.worker.handshake()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Starts what the scheduler's half said; the agent does it in a thread of its own."""
+        """Starts the instructions of the scheduler's half; the agent moves bytes in a thread of its own."""
         self.worker.start(self._step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: requests wait as a whole, before they are scheduled."""
+        """Does nothing: whole requests wait, before they are scheduled."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        """A layer's attention has run: what is pushed while it is computed may go so far."""
+        """A layer's attention has run: pushes may go up to the layers that are complete."""
         self.worker.layer_done(self._step, layer_name)
 
     def wait_for_save(self) -> None:
@@ -164,7 +164,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.seal(self._step)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Blocks are about to be written that are being pushed: those pushes end here."""
+        """vLLM is about to overwrite blocks that are being pushed: those pushes end here."""
         assert isinstance(kv_connector_metadata, KvferryStep)
         self.worker.give_up(kv_connector_metadata)
 
@@ -175,22 +175,22 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return step
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """What has ended since the last step."""
+        """The transfers that have ended since the last step."""
         return self.worker.take_results()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks of loads that failed; of models with several groups, whole requests are reported instead."""
+        """Blocks of failed loads; for models with several groups, whole requests are reported instead."""
         return self.worker.take_invalid()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """What was counted since the last step."""
+        """The counters since the last step."""
         return self._worker.take_stats() if self._worker is not None else None
 
     # ---- where statistics are shown
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
-        """The statistics in what has come from a worker."""
+        """The statistics in a worker's data."""
         return KvferryStats(data or {})
 
     @classmethod
@@ -201,19 +201,19 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics | None:
-        """Where the metrics are shown."""
+        """The metrics for vLLM's Prometheus endpoint."""
         return KvferryMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- both
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A whole graph replays without a word to us; between pieces we learn which layers are computed."""
+        """A full graph replays without calling us; between pieces we learn which layers are computed."""
         return is_push(extra_config.get("transfer_mode", "pull"))
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """Caches may go away and come back."""
+        """Whether the memory of caches may go away and come back."""
         return CAN_SLEEP
 
     def unregister_kv_caches(self) -> None:
@@ -221,7 +221,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.sleep()
 
     def restore_kv_caches(self) -> None:
-        """It is there again."""
+        """The memory of the caches is there again."""
         self.worker.wake()
 
     def shutdown(self) -> None:

@@ -1,8 +1,9 @@
-"""What a rank of vLLM caches and where, as plain data that travels between processes; and kvferry's objects
-made of it.
+"""What a rank of vLLM caches and where, as plain data that processes exchange; and kvferry's objects made from
+it.
 
-A group of vLLM becomes one group of kvferry for each kind of layer in it, for layers of one kvferry group have
-the same parts, and the draft model's are kinds of their own. All of these have the block table of vLLM's group.
+A group of vLLM becomes one group of kvferry for each kind of layer in it, because layers of one kvferry group
+must have the same parts, and the draft model's layers are kinds of their own. All of these groups use the block
+table of vLLM's group.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvferry.model import Group, GroupKind, Model, Part
 from kvferry.shard import Engine, GroupShard, PartShare, Placement, Shard, TokenShare
 from kvferry.vllm.ranks import ALL_TOKENS
 
-#: What the names of groups of a draft model's layers begin with.
+#: Prefix of the names of groups of a draft model's layers.
 DRAFT_PREFIX = "draft."
 
 
@@ -33,11 +34,11 @@ class GroupGeometry:
     """The layers of one kind in one group of vLLM, as one rank has them.
 
     Attributes:
-        source: index of vLLM's group, whose block table it has
+        source: index of vLLM's group, whose block table it uses
         shares: what the rank holds of each part
-        tokens_per_block: for which a block has room on each rank
-        tokens: which of them the rank keeps
-        speculative_blocks: state groups: blocks that follow the one of the state
+        tokens_per_block: number of tokens for which a block has room on each rank
+        tokens: which tokens the rank keeps
+        speculative_blocks: state groups: number of blocks after the block of the state
     """
 
     source: int
@@ -56,7 +57,7 @@ class GroupGeometry:
 
     @property
     def steps_per_entry(self) -> int:
-        """Tokens for which an entry of a block table stands, on all ranks that share them; 1 of states."""
+        """Tokens of one entry of a block table, over all ranks that share them; 1 for states."""
         return 1 if self.kind == GroupKind.STATE else self.tokens_per_block * self.tokens.count
 
     @property
@@ -87,9 +88,9 @@ class RankGeometry:
 
 
 def number_groups(ranks: Sequence[RankGeometry]) -> list[RankGeometry]:
-    """All ranks, with the model's groups named as if vLLM had none that only a draft model's layers are in.
+    """All ranks, with the model's groups numbered as if vLLM had no groups of only a draft model's layers.
 
-    Groups of two engines are the same by their names, and the other engine may have no draft.
+    Groups of two engines are matched by name, and the other engine may have no draft.
     """
     sources = sorted({group.source for rank in ranks for group in rank.groups if not group.is_draft})
     number = {source: i for i, source in enumerate(sources)}
@@ -103,7 +104,7 @@ def number_groups(ranks: Sequence[RankGeometry]) -> list[RankGeometry]:
 
 
 def own_group_name(number: int, kind: int | str) -> str:
-    """The name of a group of the model's own: of vLLM's group of this number, the layers of one kind."""
+    """The name of a group of the model itself: the layers of one kind in vLLM's group of this number."""
     return f"{number:03}.{kind}"
 
 
@@ -154,9 +155,9 @@ def build_engine(ranks: Sequence[RankGeometry], name: str) -> Engine:
 
 
 def draft_cells(model: Model) -> str:
-    """What the draft model's groups cache, as a digest; empty without a draft model.
+    """A digest of what the draft model's groups cache; empty without a draft model.
 
-    An engine asks for the draft's cells only where the other has the same: they make drafts better, and no
+    An engine asks for the draft's cells only if the other engine has the same: they make drafts better, and no
     output depends on them.
     """
     groups = [group for group in model.groups if group.name.startswith(DRAFT_PREFIX)]
@@ -164,7 +165,7 @@ def draft_cells(model: Model) -> str:
 
 
 def group_order(ranks: Sequence[RankGeometry]) -> list[GroupGeometry]:
-    """One description of each group of the model, in the model's order: what block tables need."""
+    """One description of each group of the model, in the model's order, for making block tables."""
     samples = {group.name: group for rank in ranks for group in rank.groups}
     return [samples[name] for name in sorted(samples)]
 

@@ -1,13 +1,13 @@
 """How many KV heads a layer of the whole model has.
 
-vLLM describes the cache of one rank. Where a layer has fewer heads than there are ranks, several ranks hold the
-same head, and what one rank holds does not say how many there are: one head on each of four ranks may be one,
-two or four. So the number is read from vLLM's configuration, which has it layer by layer (Gemma 4 gives layers
-with a sliding window more heads than the others); what the rank holds is the check.
+vLLM describes the cache of one rank. If a layer has fewer heads than there are ranks, several ranks hold the
+same head, and one rank's share does not say how many heads there are: one head on each of four ranks may be
+one, two or four heads. So the number is read from vLLM's configuration, which has it layer by layer (Gemma 4
+gives layers with a sliding window more heads than the others), and is checked against the rank's share.
 
 Some models give single layers other numbers in fields that vLLM's configuration does not read. These numbers
-are candidates too: the layer has the only one that agrees with what the rank holds, and is refused where
-several do.
+are candidates too: the layer has the only candidate that agrees with the rank's share, and is refused if
+several agree.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from kvferry.errors import UnsupportedError
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-#: The fields that vLLM's configuration reads, of each layer where these differ.
+#: The fields that vLLM's configuration reads, for each layer if layers differ.
 READ = {"n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups"}
-#: Where vLLM's model classes find the numbers of single layers: fields with such names, anywhere, and one that
-#: has the query heads for each KV head instead.
+#: The fields in which vLLM's model classes find the numbers of single layers: fields with such names, anywhere,
+#: and one that has the number of query heads for each KV head instead.
 OTHERS = re.compile(r"(kv_heads|key_value_heads|kv_n_heads|attention_groups)$")
 GROUP_SIZE = "n_heads_in_group"
 
@@ -33,7 +33,7 @@ def total_kv_heads(model: ModelConfig, name: str, layer: int, local: int, tp_siz
     """The KV heads of one layer in the whole model.
 
     Args:
-        model: the configuration of the model that the layer is of
+        model: the configuration of the layer's model
         name: vLLM's name of the layer, for messages
         layer: its number in that model
         local: how many of its heads each rank holds
@@ -61,14 +61,14 @@ def total_kv_heads(model: ModelConfig, name: str, layer: int, local: int, tp_siz
 
 
 def _held(heads: int, tp_size: int) -> int | None:
-    """How many of so many heads vLLM gives each rank; None where it would not divide them."""
+    """How many of `heads` heads vLLM gives each rank; None if it would not divide them."""
     if heads < 1 or (heads % tp_size and tp_size % heads):
         return None
     return max(1, heads // tp_size)
 
 
 def _other_numbers(value: Any, query_heads: int, inside: str) -> Iterator[tuple[str, int]]:
-    """Where a configuration has numbers of KV heads that vLLM's does not read, and the numbers."""
+    """Places and values of a configuration's numbers of KV heads that vLLM's configuration does not read."""
     items = enumerate(value) if isinstance(value, list) else value.items()
     for field, item in items:
         where = f"{inside}.{field}" if inside else str(field)

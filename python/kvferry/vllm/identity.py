@@ -1,7 +1,7 @@
-"""What two engines must agree in beyond their caches: the weights, and what connectors say to each other.
+"""What two engines must agree on beyond their caches: the weights, and the version of connectors' parameters.
 
-Caches of other weights have the same shapes, and other content: nobody would notice. So an engine may say which
-weights it has, and one with others is refused by name.
+Caches of other weights have the same shapes and other content, which no check of shapes would notice. So an
+engine may name its weights, and engines with other weights are refused.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 
 from kvferry.errors import InvalidError, MismatchError
 
-#: What is said in kv_transfer_params and in names of groups: the oldest and the newest form that this connector
-#: understands. Engines work together where these ranges meet.
+#: Forms of kv_transfer_params and of group names: the oldest and the newest that this connector understands.
+#: Engines work together if these ranges overlap.
 VERSIONS = (1, 1)
 
-#: The setting with which the weights are told from the files of the checkpoint.
+#: The setting by which the weights are identified from the files of the checkpoint.
 CHECKPOINT = "checkpoint"
 SAMPLE_BYTES = 64
 LONGEST_HEADER = 100 << 20
 
 
 def weights_of(setting: str, model: str) -> str:
-    """The identity of the weights: what the operator gives, or that of the checkpoint; "": none is asked for.
+    """The identity of the weights: the operator's setting, or that of the checkpoint; "": none is asked for.
 
     Args:
         model: where the checkpoint is
 
-    Raises InvalidError: there are no safetensors files, or one that is none.
+    Raises InvalidError: there are no safetensors files, or one of them is not such a file.
     """
     if setting != CHECKPOINT:
         return setting
@@ -67,7 +67,7 @@ def _tensors(file: pathlib.Path) -> Iterator[tuple[str, str, str, bytes]]:
 
 
 def check_weights(theirs: object, ours: str) -> None:
-    """Raises MismatchError where the weights that parameters speak of are others than ours."""
+    """Raises MismatchError if the weights named in the parameters differ from ours."""
     if (theirs or "") != ours:
         raise MismatchError(
             f"kvferry_weights is {theirs or None!r}; this engine's weights are {ours or None!r}"
@@ -75,9 +75,9 @@ def check_weights(theirs: object, ours: str) -> None:
 
 
 def check_versions(theirs: object) -> None:
-    """Raises MismatchError where no form of the parameters is understood by both; none said is the first.
+    """Raises MismatchError if both sides understand no common form of the parameters; no range means the first.
 
-    Raises InvalidError: this is no range.
+    Raises InvalidError: this is not a range.
     """
     oldest, newest = VERSIONS
     said = (1, 1) if theirs is None else theirs

@@ -1,8 +1,8 @@
 """Which layers are a draft model's, and how layers are numbered.
 
 Speculative decoding may run a draft model beside the model (EAGLE, MTP, a small model). vLLM puts layers of
-both into one group where their caches are alike. To kvferry those of the draft are groups of their own: so an
-engine with a draft model and one without have the same groups otherwise, and what both have is moved.
+both into one group if their caches are alike. kvferry has groups of their own for the draft's layers, so that
+an engine with a draft model and one without have the same other groups, which can be moved.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def layer_index(name: str) -> int:
 def place_layer(config: VllmConfig, name: str) -> LayerPlace:
     """Finds out where a layer belongs.
 
-    vLLM counts the layers of EAGLE's drafts and of most MTP modules on from the model's own. Those of other
-    drafts begin at 0 again, and their names begin otherwise.
+    vLLM numbers the layers of EAGLE's drafts and of most MTP modules after the model's own. The layers of other
+    drafts begin at 0 again, with another prefix in their names.
     """
     number, speculative = layer_index(name), config.speculative_config
     draft = speculative.draft_model_config if speculative is not None else None

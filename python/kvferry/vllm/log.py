@@ -1,4 +1,4 @@
-"""The agents' log goes where vLLM's goes, at the level each line has."""
+"""Sends the agents' log to vLLM's log, each line at its level."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvferry.events import LogLevel, LogLine
 
 
 def log_options(logger: logging.Logger) -> dict[str, Any]:
-    """The options of an agent that logs to a logger: lines for debugging only where it takes them."""
+    """The options of an agent that logs to a logger: debug lines only if the logger takes them."""
 
     def log(line: LogLine) -> None:
         logger.log(line.level, "%s", line.text)

@@ -1,4 +1,4 @@
-"""When a device has computed what was queued on it: descriptors that an agent can wait for."""
+"""File descriptors by which an agent waits until a device has done the work queued on it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Waitable(Protocol):
     """An event of a device."""
 
     def record(self) -> None:
-        """It happens when the device has done all that is queued now."""
+        """The event happens once the device has done all work queued so far."""
 
     def synchronize(self) -> None:
         """Waits until it has happened."""
 
 
 class DeviceMarks:
-    """Marks in what is queued on a device. A thread of its own waits for them, one after the other.
+    """Marks in a device's queue. A thread of this object waits for them, one after the other.
 
     Args:
         device: a module such as torch.cuda: its Event() is a Waitable
@@ -35,7 +35,7 @@ class DeviceMarks:
 
     @contextlib.contextmanager
     def mark(self) -> Iterator[int]:
-        """A descriptor that is readable when the device has come to here. Closed afterwards: duplicate it."""
+        """A descriptor that becomes readable when the device reaches the mark. Closed on exit: duplicate it."""
         event: Waitable = self._device.Event()
         event.record()
         descriptor = os.eventfd(0)
@@ -46,7 +46,7 @@ class DeviceMarks:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Ends the thread, when what was marked before has been computed."""
+        """Ends the thread, once the device has reached all earlier marks."""
         self._queue.put(None)
         self._thread.join()
 

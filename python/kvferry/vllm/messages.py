@@ -1,4 +1,4 @@
-"""What the scheduler's half and the workers' halves of the connector tell each other."""
+"""Messages between the scheduler's half and the workers' halves of the connector."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvferry.vllm.geometry import RankGeometry
 
 @dataclass
 class KvferryHandshake(KVConnectorHandshakeMetadata):
-    """What the scheduler's half learns from a rank when the caches are there.
+    """A rank's message to the scheduler's half when the caches are there.
 
     Attributes:
-        weights: their identity; "" where they are not compared
-        others: what all ranks say, where vLLM does not pass on what each says: it knows ranks by pipeline
-            stage and tensor-parallel rank, which several have under prefill context parallelism
+        weights: their identity; "" if they are not compared
+        others: the messages of all ranks, if vLLM cannot pass on each: it names ranks by pipeline stage and
+            tensor-parallel rank, which several ranks share under prefill context parallelism
     """
 
     introduction: bytes
@@ -28,12 +28,12 @@ class KvferryHandshake(KVConnectorHandshakeMetadata):
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a step computes of a request that is written while it is computed.
+    """What a step computes of a request that is pushed while it is computed.
 
     Attributes:
         request: its id
-        begin, end: the tokens; those before are computed
-        tables: blocks that the workers do not know yet, of each group
+        begin, end: the tokens; earlier tokens are computed already
+        tables: for each group, blocks that the workers do not know yet
     """
 
     request: str
@@ -44,14 +44,14 @@ class Chunk:
 
 @dataclass
 class KvferryStep(KVConnectorMetadata):
-    """What the workers do in a step.
+    """The workers' tasks in a step.
 
     Attributes:
         instructions: in order
-        void: requests that vLLM waits for although nothing was begun for them: to report as failed
+        void: requests for which vLLM waits although nothing was begun: workers report them as failed
         chunks: what the step computes of requests that are pushed meanwhile
-        ended: such requests that have finished or were aborted: to report as sent when their push is over
-        lost: such requests whose blocks vLLM has taken away; their push is cancelled, and not to be reported
+        ended: such requests that have finished or were aborted: reported as sent when their push is over
+        lost: such requests whose blocks vLLM has taken away; their push is cancelled, and not reported
         idle: no request runs in this step: vLLM only asks whether transfers have ended
     """
 

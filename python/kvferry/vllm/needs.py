@@ -1,10 +1,10 @@
 """What the connector needs of vLLM.
 
-vLLM's connector interface is young: names move, and some of what a connector needs is private. So no version
-is asked for. check() names what this vLLM does not have, and what it is needed for, before anything begins; it
-is called when the connector is taken from `kvferry.vllm`. Everything listed here is touched in compat.py only.
+vLLM's connector interface is young: names move, and some that a connector needs are private. So no version is
+required. Before anything begins, check() names what this vLLM lacks, and what it is needed for; it is called
+when the connector is imported from `kvferry.vllm`. Only compat.py uses the names listed here.
 
-The list was read off vLLM 0.32.0 and 0.33.0.
+The list was made from vLLM 0.32.0 and 0.33.0.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _REQUEST = "vllm.v1.request:Request"
 
 @dataclass(frozen=True)
 class Need:
-    """Something of vLLM that the connector cannot do without.
+    """A name of vLLM that the connector requires.
 
     Attributes:
-        where: module:name, or module:class.attribute, also of attributes that the constructor sets
+        where: module:name, or module:class.attribute, also for attributes that the constructor sets
         purpose: what it is needed for, as the end of a sentence
     """
 
@@ -53,7 +53,7 @@ class Need:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Whether a module or class has an attribute, or instances of the class get it when they are made."""
+    """Whether a module or class has an attribute, or the constructor of the class sets it."""
     if hasattr(owner, name):
         return True
     if not inspect.isclass(owner):
@@ -68,7 +68,7 @@ def _has(owner: Any, name: str) -> bool:
     return False
 
 
-# What vLLM calls. A method that has another name there would never be called, and nobody would notice.
+# Methods that vLLM calls. A method with another name in vLLM would never be called, without any error.
 HOOKS = {
     "set_xfer_handshake_metadata_pp_aware": "meeting other engines",
     "bind_kv_cache_manager": "writing requests while they are computed",
@@ -179,13 +179,13 @@ NEEDS = (
     Need("vllm.logger:init_logger", "the log"),
 )
 
-# Asked for where pages on the CPU are read only.
+# Needed only to read pages on the CPU.
 CPU_NEEDS = (
     Need("vllm._custom_ops:cpu_attn_reshape_and_cache", "finding how the CPU kernels order keys"),
     Need("vllm.v1.attention.backends.cpu_attn:_get_attn_isa", "finding how the CPU kernels order keys"),
 )
 
-# Methods of the interface that the connector knows of and leaves as vLLM has them.
+# Methods of the interface that the connector knows and does not override.
 LEFT_ALONE = frozenset(
     {
         "bind_connector_metadata",
@@ -214,17 +214,17 @@ LEFT_ALONE = frozenset(
     }
 )
 
-# Methods that not every vLLM has: for sleep, with which caches go and come back. Without them it is refused.
+# Methods for sleep, in which caches go and come back. Not every vLLM has them; without them, sleep is refused.
 SLEEP = frozenset({"supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches"})
 
 
 def missing(needs: Sequence[Need] = NEEDS) -> list[Need]:
-    """What this vLLM does not have."""
+    """The needs that this vLLM does not meet."""
     return [need for need in needs if not need.is_met()]
 
 
 def check(needs: Sequence[Need] = NEEDS) -> None:
-    """Raises UnsupportedError, which names all that this vLLM does not have and what each is needed for."""
+    """Raises UnsupportedError, which names everything that this vLLM lacks, and what each is needed for."""
     lacking = missing(needs)
     if lacking:
         import vllm
@@ -236,6 +236,6 @@ def check(needs: Sequence[Need] = NEEDS) -> None:
 
 
 def unknown_hooks(base: type) -> list[str]:
-    """Methods of vLLM's interface that are newer than this connector: vLLM's defaults answer them."""
+    """Methods of vLLM's interface that this connector does not know: vLLM's defaults apply."""
     known = HOOKS.keys() | LEFT_ALONE | SLEEP
     return sorted(name for name in dir(base) if not name.startswith("_") and name not in known)

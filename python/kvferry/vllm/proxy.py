@@ -2,13 +2,13 @@
 
     python -m kvferry.vllm.proxy --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
 
-A request goes to a prefill server first, for one token. What that answers as `kv_transfer_params` goes to a
-decode server with the request, whose answer is passed on as it comes. Where a prefill server writes (its
-`transfer_mode` is "push") and has answered before, so that its engine is known, both are asked at once: the
-proxy invents the name of the transfer, and the prefill server writes while it computes. Servers are chosen by
-load and by what they have seen of the prompt (proxy_servers.py). What fails is tried elsewhere while the client
-has seen nothing of it yet, and a prompt whose cache cannot be had is computed by the decode server. A client
-that goes away takes its requests along.
+The proxy sends a request to a prefill server first, for one token. It then sends the request with the
+`kv_transfer_params` of that answer to a decode server, and passes on the decode server's answer as it comes. If
+a prefill server writes (its `transfer_mode` is "push") and has answered before, so that its engine is known,
+the proxy asks both at once: it names the transfer, and the prefill server writes while it computes.
+Servers are chosen by load and by how much of the prompt they have seen (proxy_servers.py). A request that fails
+is tried on another server as long as the client has received nothing, and the decode server computes a prompt
+whose cache cannot be loaded. When a client disconnects, its requests are cancelled.
 
 Needs aiohttp, which vLLM brings, and not vLLM itself. `GET /health` and `GET /metrics` are the proxy's own.
 """
@@ -37,21 +37,21 @@ logger = logging.getLogger("kvferry.proxy")
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-#: What a prefill server is not asked for: it makes one token, which nobody sees.
+#: Fields that a prefill server does not get: it makes one token, which no client sees.
 NOT_TO_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "echo")
 ATTEMPTS = 3
 MOST_BODY_BYTES = 64 << 20
 CONNECT_SECONDS = 5.0
 PATIENCE = 600.0
-END_SECONDS = 1.0  # for which a prefill server may take longer to end than the answer that came of it
+END_SECONDS = 1.0  # for which a prefill server may go on after the decode server's answer has ended
 BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Failed(Exception):
-    """A server did not do what it was asked for.
+    """A server did not do what the proxy asked.
 
     Attributes:
-        heard: it may have begun with the request, so that what it was given may be used up
+        heard: it may have begun the request, so that the request's parameters may be used up
     """
 
     def __init__(self, what: str, heard: bool = True) -> None:
@@ -60,7 +60,7 @@ class Failed(Exception):
 
 
 class Refused(Exception):
-    """A server says that the request is wrong: so would all others."""
+    """A server says that the request is wrong; all others would say the same."""
 
     def __init__(self, answer: web.Response) -> None:
         super().__init__(answer.status)
@@ -68,7 +68,7 @@ class Refused(Exception):
 
 
 class ClientGone(Exception):
-    """Nobody wants the answer any more."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Work:
         return bool(self.body.get("stream"))
 
     def for_prefill(self, transfer: str = "") -> dict[str, Any]:
-        """What a prefill server is asked; and what the transfer is called where both are asked at once."""
+        """The request to a prefill server; `transfer` names the transfer if both servers are asked at once."""
         body = {key: value for key, value in self.body.items() if key not in NOT_TO_PREFILL}
         body |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(TO_PREFILL)}
         if transfer:
@@ -97,14 +97,14 @@ class Work:
         return body
 
     def for_decode(self, params: dict[str, Any] | None) -> dict[str, Any]:
-        """What a decode server is asked; without parameters it computes the prompt."""
+        """The request to a decode server; without parameters it computes the prompt."""
         return self.body | ({"kv_transfer_params": params} if params else {})
 
 
 def why_not_handed_over(body: dict[str, Any]) -> str:
-    """Why a decode server computes a request from the beginning; "": it need not.
+    """Why a decode server must compute the whole request; "": it need not.
 
-    The parameters that a prefill server gives are those of one prompt, and are used once.
+    The parameters of a prefill server are for one prompt, and can be used once.
     """
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not all(type(item) is int for item in prompt):
@@ -112,12 +112,12 @@ def why_not_handed_over(body: dict[str, Any]) -> str:
     if body.get("use_beam_search") or any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
         return "several_answers"
     if body.get("prompt_logprobs") is not None or (body.get("echo") and body.get("logprobs") is not None):
-        return "prompt_logprobs"  # which only who computes the prompt has
+        return "prompt_logprobs"  # only the server that computes the prompt has them
     return ""
 
 
 def error_answer(status: int, message: str) -> web.Response:
-    """An error in the form that clients of OpenAI's interface know."""
+    """An error in the form of OpenAI's interface."""
     return web.json_response(
         {"error": {"message": message, "type": "kvferry_proxy", "code": status}}, status=status
     )
@@ -128,9 +128,9 @@ class Proxy:
 
     Args:
         prefill, decode: URLs of servers, such as http://127.0.0.1:8100
-        patience: seconds for which a server may be silent before it counts as failed; one that streams nothing
-            is silent until its answer is whole
-        health: seconds between two questions whether a server is up
+        patience: seconds for which a server may be silent before it counts as failed; a server that does not
+            stream is silent until its answer is complete
+        health: seconds between two health checks of a server
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class Proxy:
         return app
 
     async def _running(self, app: web.Application) -> AsyncIterator[None]:
-        # A new connection each time: a server may close an old one in the moment in which it is used, and then
-        # nobody knows whether it has heard the request.
+        # A new connection each time: a server may close an old one just when the proxy uses it, and the proxy
+        # could not tell whether the server got the request.
         connections = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=self._patience)
         async with aiohttp.ClientSession(connector=connections, timeout=timeout) as self._session:
@@ -175,7 +175,7 @@ class Proxy:
             await asyncio.gather(*watching, return_exceptions=True)
 
     async def _watch(self, kind: Servers) -> None:
-        """Asks all servers of a kind, again and again, whether they are up."""
+        """Checks at intervals whether the servers of a kind are up."""
 
         async def look(server: Server) -> None:
             try:
@@ -209,7 +209,7 @@ class Proxy:
             return broken.answer
         except ClientGone:
             outcome = "client_gone"
-            return web.Response(status=499)  # which nobody reads
+            return web.Response(status=499)  # the client is gone and does not read it
         except asyncio.CancelledError:
             outcome = "client_gone"
             raise
@@ -223,13 +223,13 @@ class Proxy:
             raise Refused(error_answer(400, f"the body is not JSON: {error}")) from None
         if not isinstance(body, dict):
             raise Refused(error_answer(400, "the body is not an object"))
-        body.pop("kv_transfer_params", None)  # which servers speak with each other is not the client's to say
+        body.pop("kv_transfer_params", None)  # a client may not choose which servers speak with each other
         name = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         headers = {key: request.headers[key] for key in ("Authorization",) if key in request.headers}
         return Work(request.path, body, read_prompt(body), name, headers)
 
     async def _in_turn(self, to: Passing, work: Work, begun: float) -> web.StreamResponse:
-        """Asks a prefill server, and then a decode server with what that has answered."""
+        """Asks a prefill server, and then a decode server with the parameters of its answer."""
         reason, tried = why_not_handed_over(work.body), list[Server]()
         params: dict[str, Any] | None = None
         lent = contextlib.ExitStack()
@@ -240,7 +240,7 @@ class Proxy:
                 break
             try:
                 params = await self._prefill(replace(work, name=f"{work.name}-p{len(tried)}"), server)
-                reason = "" if params else "no_parameters"  # its connector does not hand over
+                reason = "" if params else "no_parameters"  # its connector does not hand caches over
                 if params:
                     lent.enter_context(server.lends())
             except Failed as failed:
@@ -251,7 +251,7 @@ class Proxy:
             return await self._decode(to, work, params, begun, lent)
 
     async def _prefill(self, work: Work, server: Server, transfer: str = "") -> dict[str, Any] | None:
-        """Has the prompt computed there; the parameters of the answer, if there are any."""
+        """Has the server compute the prompt; returns the parameters of the answer, if there are any."""
         async with self._ask(self.prefill, server, work, work.for_prefill(transfer)) as answer:
             found = await answer.json()
         params = found.get("kv_transfer_params") if isinstance(found, dict) else None
@@ -262,7 +262,7 @@ class Proxy:
         return params
 
     async def _at_once(self, to: Passing, work: Work, begun: float) -> web.StreamResponse | None:
-        """Asks both at the same time. None: the prefill server cannot, or has failed; nothing came of it."""
+        """Asks both servers at once. None: the prefill server cannot, or has failed; the client got nothing."""
         server = None if why_not_handed_over(work.body) else self.prefill.choose(work.prompt)
         if server is None or server.engine is None:
             return None
@@ -281,7 +281,7 @@ class Proxy:
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
             params = None
-            if not decode.done() and not to.begun:  # the decode server waits for what is announced
+            if not decode.done() and not to.begun:  # the decode server still waits for the announced push
                 try:
                     params = await prefill
                 except (Failed, Refused) as failed:
@@ -301,7 +301,7 @@ class Proxy:
             lent.close()
 
     def _count_way(self, way: str, reason: str = "") -> None:
-        """How a prompt's cache got to a decode server, or why it is computed there."""
+        """Counts how a prompt's cache got to a decode server, or why it is computed there."""
         key = ("handed_over", f'way="{way}"') if way else ("computed", f'reason="{reason}"')
         self._count[key] += 1
 
@@ -313,7 +313,7 @@ class Proxy:
         begun: float,
         lent: contextlib.ExitStack,
     ) -> web.StreamResponse:
-        """Has it answered, and passes the answer on; `lent` is closed when the cache is not wanted any more."""
+        """Gets an answer and passes it on; `lent` is closed when the cache is no longer needed."""
         tried: list[Server] = []
         why = self.decode.why_none()
         while len(tried) < ATTEMPTS and (server := self.decode.choose(work.prompt, tried)):
@@ -369,10 +369,10 @@ class Proxy:
         self._first_sum += seconds
         self._first[sum(seconds > limit for limit in BUCKETS)] += 1
 
-    # ---- what is asked of the proxy itself
+    # ---- the proxy's own pages
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """What a decode server says."""
+        """Passes on a decode server's list."""
         body: dict[str, Any] = {}
         server = self.decode.choose(read_prompt(body))
         if server is None:
@@ -441,17 +441,17 @@ class Proxy:
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
-    """Ends tasks that may have ended, whatever became of them."""
+    """Ends tasks that may have ended, and ignores their results."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def first_to_last(answer: aiohttp.ClientResponse, is_stream: bool) -> AsyncIterator[bytes]:
-    """The pieces of an answer as they come; one that is no stream comes whole.
+    """The pieces of an answer as they come; an answer that is not a stream comes whole.
 
-    Raises Failed where a stream begins with an error, as it does when a cache could not be loaded and vLLM was
-    told not to compute it: then there is nothing yet that a client would have to forget.
+    Raises Failed if a stream begins with an error, as it does if a cache could not be loaded and vLLM was told
+    not to compute it: the client has received nothing yet.
     """
     if not is_stream:
         yield await answer.read()
@@ -467,7 +467,7 @@ async def first_to_last(answer: aiohttp.ClientResponse, is_stream: bool) -> Asyn
 
 
 class Passing:
-    """The answer to a client, which begins with the first piece of a server's."""
+    """The answer to a client, which begins with the first piece of a server's answer."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -475,7 +475,7 @@ class Passing:
 
     @property
     def begun(self) -> bool:
-        """Whether the client has seen something of it."""
+        """Whether anything has been sent to the client."""
         return self._response is not None
 
     async def write(self, answer: aiohttp.ClientResponse, work: Work, piece: bytes) -> None:
@@ -500,7 +500,7 @@ class Passing:
         return self._response
 
     async def break_off(self, why: str) -> web.StreamResponse:
-        """Tells the client that nothing more will come: by an event, and by an end that is none."""
+        """Tells the client that nothing more will come: by an event, and by a connection that breaks off."""
         assert self._response is not None
         event = {"error": {"message": why, "type": "kvferry_proxy", "code": 502}}
         with contextlib.suppress(ConnectionError):

@@ -1,6 +1,6 @@
-"""What an operator asks of the proxy: that a server gets no new requests, before it is ended.
+"""The operator's interface to the proxy: gives a server no new requests, before it is ended.
 
-A door of its own, which clients do not reach.
+It listens on a port of its own, which clients do not reach.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvferry.vllm.proxy_servers import Server, Servers
 logger = logging.getLogger("kvferry.proxy")
 
 DRAIN_SECONDS, LONGEST_DRAIN = 300.0, 86400.0
-LOOK_SECONDS = 0.05  # between two looks whether a server has become idle
+LOOK_SECONDS = 0.05  # between two checks whether a server has become idle
 
 
 class Operator:
@@ -33,7 +33,7 @@ class Operator:
         self._kinds = kinds
 
     def app(self) -> web.Application:
-        """What there is to ask."""
+        """The application with the operator's routes."""
         app = web.Application()
         app.add_routes([web.post("/drain", self.drain), web.post("/resume", self.resume)])
         return app

@@ -1,8 +1,8 @@
 """The servers behind the proxy: which are up, how busy each is, and which beginnings of prompts it has seen.
 
-A server is chosen by one number: what it has to do already, and what of the new prompt it has not seen, both in
-bytes of prompts. So a server that has computed a conversation before gets its next turn, unless others are that
-much freer.
+A server is chosen by one number: its present load plus the part of the new prompt that it has not seen, both in
+bytes of prompts. So a server that has computed a conversation before gets its next turn, unless another server
+is that much less busy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 logger = logging.getLogger("kvferry.proxy")
 
-#: Beginnings of prompts are told apart in steps of so many bytes, which are about a hundred tokens.
+#: Beginnings of prompts are compared in steps of this many bytes, about a hundred tokens.
 CHUNK_BYTES = 512
-#: So many of them are remembered for each kind of server: prompts of 32 MiB.
+#: Most of these steps remembered for each kind of server: prompts of 32 MiB.
 MOST_CHUNKS = 65536
-#: What a request costs beyond its prompt.
+#: The load of a request beyond its prompt.
 REQUEST_BYTES = 64
-#: Of the parameters that a prefill server answers with, those of a request. The others speak of its engine.
+#: Parameters of a prefill server's answer that are about the request. The others are about its engine.
 OF_REQUEST = frozenset(
     {
         "do_remote_prefill",
@@ -59,7 +59,7 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
         content = said.encode(errors="replace")
     elif isinstance(said, list) and said and all(type(item) is int and 0 <= item < 2**32 for item in said):
         content = array("I", said).tobytes()
-    elif isinstance(said, list):  # message by message, so that a longer conversation begins like a shorter one
+    elif isinstance(said, list):  # message by message, so that a longer conversation begins as a shorter one
         content = b"".join(json.dumps(item, sort_keys=True).encode() for item in said)
     else:
         content = b""
@@ -72,9 +72,9 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
     return Prompt(len(content), tuple(beginnings))
 
 
-#: Of these, what changes while an engine goes on: how often its caches have come back after a sleep.
+#: Engine parameters that change while an engine runs: how often its caches have come back after a sleep.
 OF_TIME = frozenset({"remote_registration_generation"})
-#: So many answers in a row of one engine: no others take turns with it behind its URL any more.
+#: After this many answers in a row from one engine, no other engine is assumed to share its URL.
 SETTLED_ANSWERS = 32
 
 
@@ -83,13 +83,13 @@ class Server:
 
     Attributes:
         url: without a path
-        up: whether it answered when it was last asked
+        up: whether it answered the last health check
         load: bytes of prompts that it is busy with
-        now, total, failed: requests under way, so far, and of them those that failed
+        now, total, failed: numbers of requests: under way, in all, and failed ones among them
         lent: of a prefill server: requests whose cache a decode server has not loaded yet
         drains: an operator has said that it gets no new requests
-        engine: what a decode server has to know of its engine to announce blocks to it; None: not known, or it
-            does not write to those who announce
+        engine: what a decode server must know of its engine to announce blocks to it; None: not known, or it
+            does not write to decode servers that announce blocks
     """
 
     def __init__(self, url: str) -> None:
@@ -98,11 +98,11 @@ class Server:
         self.drains = False
         self.load = self.now = self.total = self.failed = self.lent = 0
         self.engine: dict[str, Any] | None = None
-        self._latest: dict[str, Any] | None = None  # who answered
-        self._unsettled = 0  # answers to wait for until it is believed that nobody else does
+        self._latest: dict[str, Any] | None = None  # the engine that answered
+        self._unsettled = 0  # answers still to come before only one engine is assumed
 
     def learn(self, params: dict[str, Any]) -> None:
-        """From the parameters of an answer. Where several engines take turns, who is next is not known.
+        """Learns the engine from an answer's parameters. If several take turns, the next one is not known.
 
         Engines may come and go behind one URL, as data-parallel ones do.
         """
@@ -116,17 +116,17 @@ class Server:
         self.engine = engine if writes and not self._unsettled else None
 
     def forget(self) -> None:
-        """It was down: what comes back may be another engine."""
+        """Forgets the engine: the server was down, and may come back with another one."""
         self.engine, self._latest, self._unsettled = None, None, 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of it is under way: it may end."""
+        """Whether it has nothing under way, and may be ended."""
         return self.now == 0 and self.lent == 0
 
     @contextlib.contextmanager
     def lends(self) -> Iterator[None]:
-        """While a decode server still wants a cache that it has."""
+        """Counts a cache as lent while a decode server still needs it."""
         self.lent += 1
         try:
             yield
@@ -135,7 +135,7 @@ class Server:
 
     @contextlib.contextmanager
     def busy(self, prompt: Prompt) -> Iterator[None]:
-        """While it answers a request."""
+        """Counts a request while the server answers it."""
         cost = prompt.size + REQUEST_BYTES
         self.load += cost
         self.now += 1
@@ -156,10 +156,10 @@ class Servers:
         self._seen: OrderedDict[bytes, set[Server]] = OrderedDict()  # by beginning; the latest last
 
     def choose(self, prompt: Prompt, tried: Collection[Server] = ()) -> Server | None:
-        """The one that should have it done first: of those that are up and were not tried, if there are any.
+        """The server that should be done first: of those that are up, preferably one that was not tried.
 
-        None: no server is up, but for those that drain. One that was tried may be tried again, for it may have
-        been the request's parameters that failed.
+        None: no server is up, except draining ones. A server may be tried again, because the failure may have
+        been due to the request's parameters.
         """
         up = [server for server in self.all if server.up and not server.drains]
         seen = self._seen_of(prompt)
@@ -170,14 +170,14 @@ class Servers:
         )
 
     def why_none(self) -> str:
-        """Why there is none to choose."""
+        """Why there is no server to choose."""
         drain = [server.url for server in self.all if server.up and server.drains]
         return f"no {self.kind} server is up" + (
             f", but for those that drain: {', '.join(drain)}" if drain else ""
         )
 
     def remember(self, server: Server, prompt: Prompt) -> None:
-        """It has computed or loaded this prompt."""
+        """Records that a server has computed or loaded this prompt."""
         for beginning in prompt.beginnings:
             self._seen.setdefault(beginning, set()).add(server)
             self._seen.move_to_end(beginning)
@@ -185,7 +185,7 @@ class Servers:
             self._seen.popitem(last=False)
 
     def found(self, server: Server, up: bool) -> None:
-        """Whether it answers. One that does not may come back with nothing in its cache."""
+        """Records whether a server answers. If it does not, it may come back with an empty cache."""
         if up == server.up:
             return
         server.up = up

@@ -1,10 +1,10 @@
 """Writing a request while it is computed: chunk by chunk, and within a chunk layer by layer.
 
-Where the decode server was asked at the same time as the prefill server, both know the name of the transfer
-before there is anything to write: the decode server announces its blocks, and the prefill server opens the
-push with the first chunk. What is computed then moves while the rest is being computed. The scheduler's half
-says which tokens a step computes and in which blocks (EarlyPushes); a worker says to its agent how much of them
-is ready (LayerPushes).
+If the decode server was asked at the same time as the prefill server, both know the name of the transfer before
+there is anything to write: the decode server announces its blocks, and the prefill server opens the push with
+the first chunk. Computed layers then move while the others are being computed. The scheduler's half says which
+tokens a step computes and in which blocks (EarlyPushes); a worker tells its agent how much of them is ready
+(LayerPushes).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Early:
     Attributes:
         opened: the workers have been told of the push
         brought: blocks up to this token have gone to the workers
-        needed: of each group, the first token that a consumer needs
+        needed: for each group, the first token that a consumer needs
     """
 
     request: Request
@@ -77,7 +77,7 @@ class EarlyPushes:
         self._lost: list[str] = []
 
     def add(self, request: Request, key: RequestKey) -> None:
-        """A request whose consumer has been asked at the same time."""
+        """Adds a request whose consumer was asked at the same time."""
         self._all[request.request_id] = _Early(request, key)
 
     def open(self, output: SchedulerOutput) -> None:
@@ -99,7 +99,7 @@ class EarlyPushes:
         instructions: Sequence[Instruction],
         blocks: KVCacheManager,
     ) -> list[Chunk]:
-        """What this step computes of them."""
+        """The chunks of these requests that this step computes."""
         for item in instructions:
             early = self._all.get(item.request.id.decode())
             if early is not None and item.kind == InstructionKind.PUSH:
@@ -110,14 +110,14 @@ class EarlyPushes:
             if early is None:
                 continue
             begin, prompt = early.request.num_computed_tokens, early.request.num_prompt_tokens
-            if begin < prompt:  # after its prompt a request computes what nobody else wants
+            if begin < prompt:  # consumers do not want tokens after the prompt
                 end = min(begin + count, prompt)
                 found.append(Chunk(name, begin, end, self._tables(early, end, blocks.get_block_ids(name))))
                 early.brought = end
         return found
 
     def _tables(self, early: _Early, end: int, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
-        """The blocks that workers do not know yet: of tokens up to `end`; a state's with the last of them."""
+        """The blocks that workers do not know yet: of tokens up to `end`; a state's comes with the last."""
         tables = []
         for group, needed in zip(self._groups, early.needed, strict=True):
             whole = self._table_of(group, block_ids[group.source])
@@ -130,13 +130,13 @@ class EarlyPushes:
         return tables
 
     def preempted(self, name: str) -> None:
-        """A request loses its blocks. What was written of it is void; it is computed again and not written."""
+        """A request loses its blocks. What was written is void; it is computed again, but not pushed."""
         early = self._all.pop(name, None)
         if early is not None and early.opened:
             self._lost.append(name)
 
     def finished(self, name: str, kept: bool) -> None:
-        """A request has finished or was aborted; its blocks are kept until its push is over, or not at all."""
+        """A request has finished or was aborted; `kept`: its blocks are kept until its push is over."""
         early = self._all.pop(name, None)
         if early is not None and early.opened:
             (self._ended if kept else self._lost).append(name)
@@ -149,7 +149,7 @@ class EarlyPushes:
     def take_lost(self, keys: Mapping[str, RequestKey]) -> list[str]:
         """Those that have lost their blocks since the last call, when their cancellation has been taken.
 
-        vLLM has the blocks already: nobody waits for a report, which the schedule gets here.
+        vLLM has the blocks already and waits for no report, so the schedule gets its report here.
         """
         lost, self._lost = self._lost, []
         gone = tuple(keys[name] for name in lost if name in keys)
@@ -167,9 +167,9 @@ _NOTHING = BlockTable(np.empty(0, np.uint32))
 class LayerOrder:
     """How many model layers are complete when a layer's attention has run.
 
-    Only attention calls a hook, after it has run, and layers run in the order of their numbers. So a layer is
-    complete with its own hook where it has one cache. Where it has more, as with an indexer or with attention
-    beside a state, and where it has none with a hook, it is complete when a later layer has run, or the step.
+    Only attention calls a hook, after it has run, and layers run in the order of their numbers. So a layer with
+    one cache is complete with its own hook. A layer with several caches, as with an indexer or with attention
+    beside a state, or with none that has a hook, is complete when a later layer has run, or the step has.
     """
 
     def __init__(self, config: VllmConfig, names: Sequence[str]) -> None:
@@ -179,7 +179,7 @@ class LayerOrder:
         self._complete = {
             name: place.number + (numbers.count(place.number) == 1)
             for name, place in places.items()
-            if not place.draft  # which runs several times over, and ends with the step
+            if not place.draft  # a draft runs several times, and is complete at the end of the step
         }
 
     def complete(self, name: str) -> int:
@@ -188,14 +188,13 @@ class LayerOrder:
 
 
 class Pieces:
-    """In how many pieces the layers of a chunk go.
+    """Decides in how many pieces the layers of a chunk go.
 
-    With `n` pieces, what is still to be moved when the last layer has been computed is an n-th of the chunk,
-    and moving costs the price of a piece n times. The sum is least at the root of (the chunk's time / a piece's
-    price); below 4 prices that is one piece, and the chunk goes as a whole.
+    With `n` pieces, an n-th of the chunk is still to be moved when the last layer has been computed, and moving
+    costs the price of a piece n times. The sum is least at n = root of (the chunk's time / a piece's price). If
+    the chunk's time is below 4 prices, the chunk goes as one piece.
 
-    What the consumer's shape is does not matter much here: the chunk's time is that of moving it to an engine
-    like this one.
+    The consumer's shape hardly matters here: the chunk's time is that of moving it to an engine like this one.
     """
 
     def __init__(self, engine: Engine, rank: int, layers: range) -> None:
@@ -208,7 +207,7 @@ class Pieces:
         return Plan(self._engine.shard(self._rank), self._engine)
 
     def layers_each(self, tokens: int, cost: CostModel) -> int:
-        """How many layers a piece of a chunk of so many tokens has."""
+        """How many layers a piece has, in a chunk of `tokens` tokens."""
         moving = CostModel(cost.ns_per_run, cost.ns_per_byte)
         whole = sum(self._plan.predict(i, tokens, moving).ns for i in range(len(self._plan.sources)))
         pieces = min(len(self._layers), max(1, math.isqrt(int(whole / cost.ns_per_source))))
@@ -217,11 +216,11 @@ class Pieces:
 
 @dataclass
 class _Word:
-    """What the agent was told of a chunk.
+    """What the agent was told about a chunk.
 
     Attributes:
-        each: layers that go at a time
-        said: layers that were said to be ready
+        each: number of layers that go at a time
+        said: number of layers reported as ready
     """
 
     ticket: int
@@ -231,7 +230,7 @@ class _Word:
 
 
 class LayerPushes:
-    """What a step computes of requests that are pushed, as it becomes ready."""
+    """Tells the agent which layers of pushed requests a step has computed, as they become ready."""
 
     def __init__(
         self, agent: Agent, order: LayerOrder, pieces: Pieces, transport: str, marks: DeviceMarks | None = None
@@ -249,7 +248,7 @@ class LayerPushes:
             self._marks.close()
 
     def begin(self, chunks: Sequence[Chunk], tickets: Mapping[str, int]) -> None:
-        """The step begins; the blocks of its chunks are the agent's from here on."""
+        """The step begins; from here on the agent owns the blocks of its chunks."""
         known = [
             chunk for chunk in chunks if chunk.request in tickets
         ]  # the others were refused, or have ended
@@ -278,7 +277,7 @@ class LayerPushes:
                     word.said = layers
 
     def seal(self) -> None:
-        """The step has ended: everything of its chunks is ready, also what has no hook."""
+        """The step has ended: all layers of its chunks are ready, also those without a hook."""
         words, self._words = self._words, []
         if words:
             with self._computed() as after:
@@ -286,11 +285,11 @@ class LayerPushes:
                     self._say(word, None, None, after)
 
     def _computed(self) -> contextlib.AbstractContextManager[int | None]:
-        """What to wait for until all called for is in memory; None: it is when the call returns."""
+        """A descriptor to wait for until all queued work is in memory; None: it is when the call returns."""
         return contextlib.nullcontext() if self._marks is None else self._marks.mark()
 
     def _fabric(self) -> str:
-        """What serves those who were written to; the kind of the settings where nobody was."""
+        """The transport kind that serves the consumers; before the first push, the kind of the settings."""
         return next((peer.fabric for peer in self._agent.peers() if peer.fabric), self._transport)
 
     def _say(
@@ -300,7 +299,7 @@ class LayerPushes:
         blocks: Sequence[BlockTable] | None,
         after: int | None,
     ) -> bool:
-        """Says that so many layers of a chunk are ready; None: all. False: the push is over, or ends now."""
+        """Reports `layers` layers of a chunk as ready; None: all. False: the push is over, or ends now."""
         chunk = (word.chunk.begin, word.chunk.end)
         try:
             if layers is None:

@@ -1,4 +1,4 @@
-"""The scheduler's half of the connector: kvferry's Schedule, in the words of vLLM."""
+"""The scheduler's half of the connector: kvferry's Schedule, in vLLM's terms."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_USES = 64
 
 
 class Scheduling:
-    """Which requests wait for caches, and which are kept for others."""
+    """Keeps track of requests that wait for caches, and of requests kept for other engines."""
 
     def __init__(self, config: VllmConfig, cache: KVCacheConfig) -> None:
         self._config = config
@@ -52,11 +52,11 @@ class Scheduling:
         self._groups: list[GroupGeometry] = []
         self._keys: dict[str, RequestKey] = {}
         self._loading: set[str] = set()
-        self._matched: dict[str, int] = {}  # tokens in the prefix cache when match() was asked last
+        self._matched: dict[str, int] = {}  # tokens in the prefix cache at the last match()
         self._void: list[str] = []
         self._generation = 0  # how often the caches have come back
-        self._weights = ""  # which we have
-        self._draft = ""  # what our draft model caches
+        self._weights = ""  # identity of ours
+        self._draft = ""  # digest of what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
         self._turns: set[str] = set()  # requests of a consumer that are kept for the next turn
         self._early: EarlyPushes | None = None
@@ -65,7 +65,7 @@ class Scheduling:
     # ---- meeting
 
     def introduce(self, ranks: dict[tuple[int, int], KvferryHandshake]) -> None:
-        """The workers' caches are there: the engine can be met from here on; or they are there again."""
+        """The workers' caches are there, or there again: peers can meet the engine from here on."""
         if self._directory is not None:
             self._generation += 1
             return
@@ -102,7 +102,7 @@ class Scheduling:
         logger.info("kvferry engine %s is met at %s", transfer.engine_id, self._directory.endpoint)
 
     def bind(self, blocks: KVCacheManager) -> None:
-        """Who knows the blocks of requests that are being computed."""
+        """Keeps the manager, which knows the blocks of requests that are being computed."""
         self._blocks = blocks
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Scheduling:
                 push=push,
                 push_id=_given_id(params) if announced else None,
             )
-            if announced and self._early is not None:  # the consumer was asked, too
+            if announced and self._early is not None:  # the consumer was asked at the same time
                 self._early.add(request, key)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
@@ -156,7 +156,7 @@ class Scheduling:
             return 0, False
         try:
             tokens = self._schedule.match(key, computed_tokens, now_ns=time.monotonic_ns())
-        except NotFoundError:  # it has been loaded
+        except NotFoundError:  # it has been loaded already
             return 0, False
         self._matched[request.request_id] = computed_tokens
         return tokens, tokens > 0
@@ -182,14 +182,14 @@ class Scheduling:
         if waits:
             self._loading.add(request.request_id)
         elif load_tokens:
-            # vLLM waits for what will not come: say that it has come to nothing.
+            # vLLM waits for a load that will not happen: report that it has failed.
             self._loading.add(request.request_id)
             self._void.append(request.request_id)
 
     def finished(
         self, request: Request, block_ids: Sequence[Sequence[int]], ended_well: bool
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The request has finished: whether its blocks are kept, and what the consumer needs."""
+        """The request has finished. Returns whether its blocks are kept, and parameters for the consumer."""
         keep, params = self._finish(request, block_ids, ended_well)
         if self._early is not None:
             self._early.finished(request.request_id, keep)
@@ -213,7 +213,7 @@ class Scheduling:
                     self._void.append(request.request_id)
                 return not free, None
             tokens = request.num_computed_tokens
-            if is_turn:  # a step that nobody waits for may be computing the token that ended it
+            if is_turn:  # a step that is still running may be computing the token that ended it
                 tokens = min(tokens, request.num_tokens - 1)
             end = self._schedule.finished(key, self._tables(block_ids), tokens, now_ns=time.monotonic_ns())
         except NotFoundError:
@@ -228,7 +228,7 @@ class Scheduling:
     # ---- steps
 
     def step(self, output: SchedulerOutput) -> KvferryStep:
-        """What the workers do in this step."""
+        """The workers' tasks in this step."""
         if self._schedule is None:
             return KvferryStep()
         for request in output.preempted_req_ids or ():
@@ -260,7 +260,7 @@ class Scheduling:
         return [self._keep_turn(self._leave_draft(item)) for item in self._schedule.take()]
 
     def update(self, output: KVConnectorOutput) -> None:
-        """What the workers reported, all of them taken together."""
+        """Takes in the reports of all workers."""
         received = set(output.finished_recving or ())
         self._loading -= received
         if self._schedule is None:
@@ -275,7 +275,7 @@ class Scheduling:
         if news.sent or news.received:
             self._schedule.update(news)
 
-    # ---- between vLLM's words and ours
+    # ---- between vLLM's terms and ours
 
     @property
     def _has_state(self) -> bool:
@@ -292,7 +292,7 @@ class Scheduling:
             shorten_prompt(request, keep)
 
     def _leave_draft(self, item: Instruction) -> Instruction:
-        """Leaves the draft model's cells out of what is loaded where the other side does not have them."""
+        """Leaves the draft model's cells out of a load if the other side does not have them."""
         if item.request.id.decode() not in self._without_draft or not item.groups:
             return item
         groups = zip(self._groups, item.groups, strict=True)
@@ -304,11 +304,11 @@ class Scheduling:
 
     @property
     def _keeps_turns(self) -> bool:
-        """Whether what was answered is kept. A state may have gone past the tokens that are known."""
+        """Whether answers are kept. Not with states, which may be past the known tokens."""
         return self._settings.turns and not self._has_state
 
     def _keep_turn(self, item: Instruction) -> Instruction:
-        """Keeps an answer for as long as its next turn may take: until then nobody gives a sign of life."""
+        """Keeps an answer as long as its next turn may take: until then no consumer gives a sign of life."""
         name = item.request.id.decode()
         if item.kind != InstructionKind.HOLD or name not in self._turns:
             return item
@@ -316,7 +316,7 @@ class Scheduling:
         return replace(item, deadline=self._settings.turn)
 
     def _turn_before(self, request: Request, params: dict[str, Any]) -> TransferParams | None:
-        """Where a prefill server finds what a decode server has kept of the turn before, if anywhere."""
+        """Where a prefill server finds what a decode server has kept of the previous turn; None: nowhere."""
         if not params.get("remote_request_id") or not self._keeps_turns or not self._same_draft(params):
             return None
         try:
@@ -330,7 +330,7 @@ class Scheduling:
         return [_table(group, block_ids[group.source]) for group in self._groups]
 
     def _source(self, params: dict[str, Any]) -> TransferParams:
-        """Where a cache is, from what a proxy passes on."""
+        """Where a cache is, from the parameters that a proxy passes on."""
         missing = [
             name
             for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
@@ -354,7 +354,7 @@ class Scheduling:
     def _params_out(
         self, request: Request, params: TransferParams, block_ids: Sequence[Sequence[int]], is_turn: bool
     ) -> dict[str, Any]:
-        """What a proxy passes on: to a decode server; of a turn, to who prefills the next one."""
+        """The parameters that a proxy passes on: to a decode server; of a turn, to the next prefill server."""
         host, _, port = params.endpoint.removeprefix("tcp://").rpartition(":")
         parallel = self._config.parallel_config
         return {
@@ -392,7 +392,7 @@ def _number(params: dict[str, Any], name: str, low: int, high: int) -> int:
 
 
 def _transfer_id(params: dict[str, Any]) -> bytes:
-    """What both engines call the transfer; other producers than ours have no name of their own for it."""
+    """Both engines' name of the transfer; producers other than ours do not give it a name."""
     if not params.get("kvferry_transfer_id"):
         return str(params["remote_request_id"]).encode()
     return _given_id(params)

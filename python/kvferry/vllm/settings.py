@@ -14,11 +14,11 @@ from kvferry.events import Way
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# A host may be busy for seconds; where a wrong address is given, somebody waits as long as this.
+# A host may be busy for seconds; a request with a wrong address waits as long as this.
 PATIENCE = 30.0
 # Most transfers end within this time.
 DRAIN = 5.0
-# People take minutes to think of what they ask next.
+# Users may take minutes to ask the next question.
 TURN = 480.0
 LONGEST_NAME = 200
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -26,27 +26,26 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """How engines reach each other, and how long things may take.
+    """How engines reach each other, and their time limits.
 
     Attributes:
         host: side_channel_host or KVFERRY_SIDE_CHANNEL_HOST; other machines need an address they can reach
         port: side_channel_port or KVFERRY_SIDE_CHANNEL_PORT; 0: any free one
         transport: kind, see kvferry.transport_kinds()
-        move: by which way bytes go
+        move: how bytes go
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
-        patience: seconds after which it fails when nobody is met who has the request
+        patience: seconds after which a load fails if no engine that has the request was met
         drain: seconds for which a worker waits for its transfers to end before the memory of the caches goes
         convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption
-        weights: what the weights are called; "checkpoint": find out; "": they are not compared
+        weights: name of the weights; "checkpoint": made from the checkpoint; "": weights are not compared
         push: as a producer, write to consumers rather than wait until they read
-        turns: as a consumer, keep what was answered for the producer that gets the next turn of it; as that
-            producer, read it
-        turn: seconds for which it is kept
+        turns: as a consumer, keep answers for the producer that gets the next turn; as that producer, read them
+        turn: seconds for which an answer is kept
         keys: own keys; None: no encryption
-        allowed_keys: public keys of those who may connect; none: everyone who knows ours
+        allowed_keys: public keys of peers that may connect; none: every peer that knows ours
     """
 
     host: str
@@ -69,12 +68,12 @@ class Settings:
 
     @property
     def listen(self) -> str:
-        """Where the ranks listen."""
+        """The endpoint on which the ranks listen."""
         return f"tcp://{self.host}:*"
 
     @property
     def meeting(self) -> str:
-        """Where the engine is met."""
+        """The endpoint where the engine is met."""
         return f"tcp://{self.host}:{self.port or '*'}"
 
 

@@ -1,8 +1,8 @@
 """Caches whose memory goes away and comes back: an engine that sleeps, or moves its caches.
 
-Before it goes, what is under way gets a while to end, and is cancelled then. While it is away peers are told so
-by name, and wait as long as their patience; when it is back they meet this rank anew. What was kept for others
-is not kept any more, and who asks for it is told at once.
+Before the memory goes, requests under way get some time to end, and are then cancelled. While it is away, peers
+are told so, and wait as long as their patience allows; when it is back, they meet this rank anew. Requests kept
+for consumers are dropped, and consumers that ask for them are told at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvferry.errors import AgainError
 from kvferry.events import Event
 from kvferry.vllm.tickets import cancel
 
-# Events are looked for at least so often.
+# Events are taken at least this often.
 WAIT_SECONDS = 0.05
 # A request that was cancelled ends when its readers' leases, or its writers' time, have run out. Messages about
 # it get this much longer.
@@ -28,8 +28,8 @@ class Caches:
     """The memory of a rank's caches, registered with its agent.
 
     Args:
-        under_way: the requests that use it, by their tickets; `note` takes out what has ended
-        note: is told every event
+        under_way: tickets of the requests that use it; `note` removes those that have ended
+        note: called with every event
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Caches:
         return len(self._here) == len(self._memory)
 
     def leave(self, drain: float, cancelled: float) -> None:
-        """The memory goes: returns when nobody touches it any more. Does nothing where it is away.
+        """The memory goes: returns when nothing touches it any more. Does nothing if it is away already.
 
         Args:
             drain: seconds for which the worker waits for requests to end; then it cancels the others
-            cancelled: seconds for which it waits for those that it has cancelled
+            cancelled: seconds for which it waits for the cancelled ones
 
-        Raises AgainError, which names what still uses the memory: it must not go. It can be called again.
+        Raises AgainError, which names what still uses the memory: it must not go yet. May be called again.
         """
         if not self._here:
             return
@@ -69,7 +69,7 @@ class Caches:
             self._unregister(region, end)
 
     def come(self, memory: Sequence[torch.Tensor] | None = None) -> None:
-        """The memory is there again; with `memory`, elsewhere. Does nothing where it is here."""
+        """The memory is there again; with `memory`, at other addresses. Does nothing if it is here already."""
         if memory is not None and not self._here:
             self._memory = list(memory)
         for region in set(range(len(self._memory))) - self._here:
@@ -88,7 +88,7 @@ class Caches:
             self._work(WAIT_SECONDS, lambda: False)
 
     def _work(self, seconds: float, until: Callable[[], bool]) -> None:
-        """Notes events until something holds, or the time is over."""
+        """Notes events until a condition holds, or the time is over."""
         end = time.monotonic() + seconds
         while not until():
             left = end - time.monotonic()

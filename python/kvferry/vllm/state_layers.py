@@ -1,7 +1,7 @@
-"""Where state layers (Mamba, gated delta nets) keep what: conv state and recurrent state in one page.
+"""The layout of state layers (Mamba, gated delta nets): conv state and recurrent state in one page.
 
-What a conv state's channels are (x, B and C, or queries, keys and values, which tensor parallelism cuts each on
-its own) is not in vLLM's description of the cache; kvferry knows it from the model's configuration.
+vLLM's description of the cache does not say what a conv state's channels are (x, B and C, or queries, keys and
+values, each split by tensor parallelism separately); kvferry knows it from the model's configuration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the workers count, in vLLM's log line and its metrics.
+"""Puts the workers' counters into vLLM's log line and its metrics.
 
-Counters count up: their seconds are those of all loads added together, and divided by the loads they are
-means. How single loads are spread is in the histograms, of which the workers say every value.
+Counters only grow: seconds are summed over all loads, and divided by the number of loads they are means. The
+histograms show the distribution of single loads; the workers report every value for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Spread:
-    """A histogram: what its values are, and the limits of its buckets."""
+    """A histogram: the meaning of its values, and the limits of its buckets."""
 
     meaning: str
     limits: tuple[float, ...]
@@ -46,7 +46,7 @@ SPREADS = {
 
 
 def counted(stats: AgentStats) -> dict[str, float]:
-    """An agent's counters by our names: those that are not of requests as vLLM knows them."""
+    """An agent's counters by our names, except those of vLLM's requests."""
     return {
         "expired": stats.leases_expired,
         "bytes": stats.bytes_read,
@@ -57,10 +57,10 @@ def counted(stats: AgentStats) -> dict[str, float]:
 
 
 class KvferryStats(KVConnectorStats):
-    """What was counted in some time, by one worker or several."""
+    """The counts of one or several workers over a period."""
 
     def reset(self) -> None:
-        """Nothing was counted."""
+        """Sets all counts to zero."""
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
@@ -71,7 +71,7 @@ class KvferryStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What a line of the log says."""
+        """The values for a line of the log."""
         said = {name: round(self.data.get(name, 0), 3) for name in MEANINGS}
         for name in SPREADS:
             values = sorted(self.data.get(name, ()))

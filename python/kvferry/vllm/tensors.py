@@ -1,7 +1,7 @@
 """Reads what vLLM caches, and where, from its configuration and from the tensors it registers.
 
-Strides come from the tensors, never from the names of layouts. What the tensors do not say, the order inside a
-page that only the attention kernels know, is asked of the kernels: see key_order().
+Strides come from the tensors, never from the names of layouts. The tensors do not show the order inside a page,
+which only the attention kernels know; key_order() finds it out by running a kernel.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def _page_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _kept_tokens(spec: AttentionSpec, ranks: Ranks) -> TokenShare:
-    """The tokens that a rank keeps: of some caches, as those of a draft model, every rank keeps all."""
+    """The tokens that a rank keeps; of some caches, such as a draft model's, every rank keeps all tokens."""
     return ranks.tokens(spec.block_size) if spec.dcp_sharded else ALL_TOKENS
 
 
 def _latent_layer(spec: AttentionSpec, tensor: torch.Tensor, ranks: Ranks, regions: Regions) -> _Layer:
-    """Every rank holds all of a latent, of the tokens that it keeps."""
+    """A latent layer: every rank holds the whole latent of the tokens that it keeps."""
     block, head, token = _page_strides(tensor)
     region, offset = regions.place(tensor)
     part = Part("latent", dtype_of(tensor.dtype), 1, tensor.shape[3], tp_rule=TpRule.REPLICATE)
@@ -160,8 +160,8 @@ def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> st
     """How the attention kernels lay a head's keys and values out in a page.
 
     "packed": token by token, its key and then its value. "transposed": all keys channel by channel, then all
-    values token by token, as vLLM's CPU kernels do; the tensor's shape says the first all the same. So the CPU
-    kernel is asked: it writes single elements into a page of our own.
+    values token by token, as vLLM's CPU kernels do, although the tensor's shape is that of "packed". So the CPU
+    kernel is tested: it writes single elements into a page of our own.
     """
     if config.device_config.device_type != "cpu":
         return "packed"
@@ -210,7 +210,7 @@ def describe(
             kinds[place.draft].setdefault(layer.parts, []).append((place.number, layer))
         for kind, (parts, layers) in enumerate(kinds[False].items()):
             groups.append(_group(cache, source, own_group_name(source, kind), parts, layers))
-        # In which of vLLM's groups a draft's layers are may not be the same in both engines.
+        # The two engines may have a draft's layers in different groups of vLLM.
         for parts, layers in kinds[True].items():
             groups.append(_group(cache, source, f"{DRAFT_PREFIX}{drafts:03}", parts, layers))
             drafts += 1

@@ -1,4 +1,4 @@
-"""Tickets of an agent, as all parts of a worker treat them."""
+"""Functions on an agent's tickets, for all parts of a worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvferry.errors import NotFoundError
 
 
 def cancel(agent: Agent, ticket: int) -> None:
-    """Cancels a request that may have ended meanwhile: then its event, which is still to be taken, says so."""
+    """Cancels a request that may have ended meanwhile; if so, its event, not taken yet, says how."""
     try:
         agent.cancel(ticket)
     except NotFoundError:

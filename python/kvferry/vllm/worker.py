@@ -1,4 +1,4 @@
-"""The worker's half of the connector: one agent, told by the scheduler's half what to do."""
+"""The worker's half of the connector: one agent, which carries out the scheduler's instructions."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Gathered = TypeVar("Gathered")
 
 logger = init_logger("vllm.kvferry")
 
-# What the library converts between.
+# The types that the library converts into each other.
 CONVERTED = (Dtype.F32, Dtype.F16, Dtype.BF16)
 
-# While transfers are all that is going on vLLM steps without a pause. A step that waits a moment for an event
-# hands over as soon, and leaves the cores to those who move the bytes.
+# While only transfers are going on, vLLM steps without a pause. A step that waits a moment for an event hands
+# over as soon, and leaves the cores to the threads that move the bytes.
 IDLE_SECONDS = 0.01
 
-# For so long it is known what was handed over: who brings its parameters once more is told at once.
+# Time for which ended transfers are remembered: a consumer that uses their parameters again is refused at once.
 REMEMBERED_SECONDS = 600.0
 
 # The agent's lease where the settings name none.
@@ -63,20 +63,20 @@ LOADS = (InstructionKind.PULL, InstructionKind.EXPECT)
 
 @dataclass
 class _Job:
-    """A ticket of the agent: what it is for."""
+    """The purpose of a ticket of the agent."""
 
     kind: InstructionKind
     request: str
     failed: bool = False
-    named: bool = False  # what failed was named block by block
-    lost: bool = False  # its blocks are vLLM's already: nobody waits for its end
+    named: bool = False  # its failed blocks were reported one by one
+    lost: bool = False  # its blocks are vLLM's already: vLLM does not wait for its end
     begun: float = field(default_factory=time.monotonic)
 
 
 def find_ranks(parallel: ParallelConfig) -> Ranks:
     """Where this process stands in its engine.
 
-    Raises UnsupportedError where vLLM shares tokens out in another order than the one we know.
+    Raises UnsupportedError if vLLM distributes tokens in an order that we do not know.
     """
     tp, pp = get_tp_group(), get_pp_group()
     pcp_size, dcp_size = parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size
@@ -100,10 +100,10 @@ def find_ranks(parallel: ParallelConfig) -> Ranks:
 
 
 def gather(own: Gathered, pcp_size: int) -> list[Gathered]:
-    """What every rank of this engine says, by their numbers. All of them call it at the same time.
+    """The messages of all ranks of this engine, by their numbers. All ranks call it at the same time.
 
-    vLLM's world group may hold other engines' ranks too: those of the data-parallel replicas, which come and go
-    by themselves. So what is said goes through the groups that one engine has, from the inner to the outer.
+    vLLM's world group may also hold ranks of other engines: data-parallel replicas, which come and go
+    independently. So messages go through the groups of one engine, from the inner to the outer.
     """
     said = [own]
     for group in (get_tp_group(), *([get_pcp_group()] if pcp_size > 1 else []), get_pp_group()):
@@ -115,7 +115,7 @@ def gather(own: Gathered, pcp_size: int) -> list[Gathered]:
 
 
 class Worker:
-    """What one rank does."""
+    """The connector's work on one rank."""
 
     def __init__(self, config: VllmConfig, cache: KVCacheConfig) -> None:
         self._config = config
@@ -142,9 +142,9 @@ class Worker:
     def register(self, caches: dict[str, Any]) -> None:
         """The caches are there: the rank can be met from here on. Every rank calls this at the same time.
 
-        Caches that come again take the place of those that were there.
+        Caches that are registered again replace the former ones.
 
-        Raises UnsupportedError (they have another layout than those), AgainError as of sleep().
+        Raises UnsupportedError (their layout differs from the former one), AgainError as in sleep().
         """
         ranks = find_ranks(self._config.parallel_config)
         described, memory = describe(self._config, self._cache, caches, ranks)
@@ -220,7 +220,7 @@ class Worker:
     # ---- steps
 
     def begin(self, step: KvferryStep) -> None:
-        """Opens what is pushed while the step computes it: before it computes, or with its first layer."""
+        """Opens the pushes of chunks that the step computes: before the step, or with its first layer."""
         if step is self._begun or self._layers is None:
             return
         self._begun = step
@@ -257,7 +257,7 @@ class Worker:
                 cancel(self._agent, ticket)
 
     def start(self, step: KvferryStep) -> None:
-        """Does what the scheduler's half said."""
+        """Carries out the instructions of the scheduler's half."""
         self._idle = step.idle
         self.begin(step)
         early = {chunk.request for chunk in step.chunks}
@@ -301,7 +301,7 @@ class Worker:
         if kind == InstructionKind.PUSH and request not in self._early:
             try:
                 agent.push_ready(ticket)  # all of it: the request has finished
-            except NotFoundError:  # nobody wants any of it; its event says so
+            except NotFoundError:  # the push has ended; its event says why
                 pass
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
@@ -324,7 +324,7 @@ class Worker:
         return agent.pull(item.transfer_id, contact, groups, deadline=deadline, patience=patience)
 
     def _refused(self, kind: InstructionKind, request: str) -> None:
-        """Nothing was begun, so nothing will be reported by an event."""
+        """Reports a refused request here, because without a ticket no event will report it."""
         if kind in SENDS:
             self._sent(request)
         elif kind in LOADS:
@@ -339,7 +339,7 @@ class Worker:
             self._results.finished_sending.add(request)
 
     def take_results(self) -> KVConnectorTransferResults:
-        """What has ended since the last call."""
+        """The transfers that have ended since the last call."""
         if self._agent is not None:
             if self._idle and self._jobs and not self._results.finished_recving:
                 self._agent.wait(IDLE_SECONDS)
@@ -349,15 +349,15 @@ class Worker:
         return results
 
     def take_invalid(self) -> set[int]:
-        """Blocks that loads which have ended since the last call left without valid content."""
+        """Blocks without valid content, of loads that have ended since the last call."""
         invalid, self._invalid = self._invalid, set()
         return invalid
 
     @property
     def _names_blocks(self) -> bool:
-        """Whether vLLM can be told block by block what failed.
+        """Whether failures can be reported to vLLM block by block.
 
-        Its block ids have to be unique, and what is before the first invalid block must be enough to go on.
+        Its block ids must be unique, and the content before the first invalid block must be enough to go on.
         """
         assert self._geometry is not None
         return len(self._cache.kv_cache_groups) == 1 and all(
@@ -366,7 +366,7 @@ class Worker:
         )
 
     def take_stats(self) -> KvferryStats | None:
-        """What was counted since the last call; None when nothing has ended."""
+        """The counts since the last call; None if nothing has ended."""
         if self._agent is None or not self._news:
             return None
         self._news = False
