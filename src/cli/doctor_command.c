@@ -1,5 +1,5 @@
 /*
- * kvferry doctor: what of this machine decides how well caches move, what was found, and what can be done about it.
+ * kvferry doctor: checks the properties of this machine on which moving caches depends, and says how to improve them.
  */
 #include <errno.h>
 #include <glob.h>

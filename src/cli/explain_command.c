@@ -1,5 +1,5 @@
 /*
- * kvferry explain: who running engines are, and what one would read from the other.
+ * kvferry explain: describes running engines, and what one would read from the other.
  *
  * The command visits agents as any engine that meets them would begin to (visit.h), and plans by itself: it asks
  * nothing that is not in an introduction, and what is planned here is what the engines plan.

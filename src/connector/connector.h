@@ -106,7 +106,7 @@ typedef struct kvf_state_runs_out {
 kvf_status kvf_state_runs(const kvf_state_layout *local, const kvf_shared_units *shared,
                           kvf_state_runs_out *out);
 
-/** A block: so many bytes for so many units (heads, or a latent) of so many tokens. */
+/** A block: its bytes, units (heads, or a latent) and tokens. */
 typedef struct kvf_block_length {
     uint64_t bytes;
     uint32_t units, tokens;

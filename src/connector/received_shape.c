@@ -1,4 +1,4 @@
-/* What a change of form is: where each cell of a wanted page lies in what was received. */
+/* The description of a change of form: where each cell of a wanted page lies in the received page. */
 #include "connector/postprocess.h"
 
 /* One axis of the wanted page: how many, and how far apart what is received lies. */

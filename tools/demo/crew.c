@@ -18,13 +18,13 @@
 
 enum {
     TICK_MS = 100,
-    GRACE_MS = 500,      /* for finding out who died when others complain */
+    GRACE_MS = 500,      /* for finding out which rank died when others complain */
     QUIT_MS = 20 * 1000, /* until ranks that were told to quit are killed */
 };
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* Ranks and who stands by for one. */
+/* Ranks and their stand-bys. */
 static uint32_t process_count(const crew *of) {
     return of->count + of->job->spares;
 }
@@ -290,7 +290,7 @@ static void clear_progress(const crew *of) {
         (void)fputs("\r\033[K", stderr);
 }
 
-/* When one rank complains or is gone, a rank that died is the reason, whoever is heard first. */
+/* If ranks complain or are gone, a rank that died is the reason, even if another is heard first. */
 static int blame(crew *of, uint32_t member, const char *doing, const char *complaint) {
     clear_progress(of);
     for (uint32_t waited = 0; waited < GRACE_MS; waited += 20) {

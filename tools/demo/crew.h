@@ -21,7 +21,7 @@ typedef struct crew_member {
 
 typedef struct crew {
     const demo_job *job;
-    crew_member *members; /* prefill ranks, then decode ranks, then who stands by */
+    crew_member *members; /* prefill ranks, then decode ranks, then stand-bys */
     uint32_t count;       /* of ranks */
     bool shows_progress;
     uint64_t begin_ns;
@@ -68,7 +68,7 @@ int crew_connect(crew *of, const char *endpoint);
  */
 int crew_stand(crew *of, int stop_fd, const char *doing);
 
-/** Kills a rank and reaps it; nobody waits for it, or speaks to it, any more. */
+/** Kills a rank and reaps it; the crew no longer waits for it or speaks to it. */
 void crew_strike(crew *of, uint32_t member);
 
 /** Lets the process that stands by take the place of a rank that was killed. */

@@ -102,7 +102,7 @@ static bool begin_round(decode_rank *self) {
 static bool count_taken(decode_rank *self, const kvf_event *event) {
     uint32_t count = self->base.job->work.request_count;
     self->finished++;
-    if (event->request_kind == KVF_REQUEST_PULL) { /* otherwise who writes counts */
+    if (event->request_kind == KVF_REQUEST_PULL) { /* otherwise the writer counts */
         self->figures.bytes += event->bytes;
         self->figures.bytes_packed += event->bytes_packed;
         self->figures.runs += event->runs;

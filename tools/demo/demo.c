@@ -61,7 +61,7 @@ static int reserve_copy_source(demo_job *job) {
 
 int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
     *out = (demo_job){.asked = asked, .rounds = asked->rounds ? asked->rounds : default_rounds};
-    /* Ranks wait longer than the coordinator does, so that it names who is silent. Leases outlast the slowest round,
+    /* Ranks wait longer than the coordinator does, so that it names a silent rank. Leases outlast the slowest round,
      * for nothing here frees blocks early; a peer that closed is let go of at once. */
     out->patience_ns = (asked->timeout_s + UINT64_C(60)) * 1000000000u;
     out->silence_s = asked->timeout_s;

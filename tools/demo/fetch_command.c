@@ -29,7 +29,7 @@ typedef struct fetch {
     key_pair keys;
     kvf_visited *visited;
     pattern_facts pattern;
-    char name[48]; /* of our engine: one that nobody else has */
+    char name[48]; /* of our engine: a unique one */
     crew all;
     moved sum;
     double *seconds, *stream_seconds; /* [round] */

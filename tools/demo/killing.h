@@ -9,7 +9,7 @@
 
 #include "crew.h"
 
-/** Chooses who is killed: the first rank that decode rank 0 reads from; says what is in the way. */
+/** Chooses the rank to kill: the first from which decode rank 0 reads; prints what is in the way. */
 int killing_prepare(demo_job *job);
 
 /**

@@ -51,7 +51,7 @@ int move_round(crew *all, moved *sum) {
     round_state self = {.sum = sum, .begin_ns = UINT64_MAX};
     sum->bytes = sum->bytes_packed = sum->runs = 0;
     crew_send(all, CREW_ALL, MESSAGE_MOVE, NULL, 0);
-    /* Who writes has counted the bytes, and who is written to says when all are there. */
+    /* The writer has counted the bytes, and the receiver says when all are there. */
     const crew_part movers = all->job->asked->push ? CREW_ALL : CREW_DECODE;
     int result = crew_await(all, movers, MESSAGE_MOVED, "moving", take_moved, &self);
     if (result)

@@ -71,7 +71,7 @@ static bool lend(prefill_rank *self, const char *id, uint32_t number, uint64_t *
     return status ? rank_fail_status(&self->base, status, "holding a request") : true;
 }
 
-/* So many layers of all of it, or everything where `layers` is UINT32_MAX. */
+/* The first `layers` layers of all of it, or everything if `layers` is UINT32_MAX. */
 static bool write_layers(const prefill_rank *self, uint64_t ticket, uint32_t layers) {
     const kvf_push_chunk chunk = {.struct_size = sizeof chunk, .end = UINT64_MAX, .layers = layers};
     kvf_status status = kvf_agent_push_ready(self->base.agent, ticket, layers < UINT32_MAX ? &chunk : NULL);
@@ -107,7 +107,7 @@ static bool hold_standing(prefill_rank *self) {
     return all;
 }
 
-/* Fetched, or given up by who fetched it: either way it is there for the next. */
+/* Fetched, or given up by its consumer: either way it is there for the next one. */
 static bool hold_again(prefill_rank *self, const kvf_event *event) {
     uint32_t round, number;
     bool ended = event->request_kind == KVF_REQUEST_HOLD && event->blocks_free &&
@@ -168,7 +168,7 @@ static bool break_off(prefill_rank *self) {
            (!dies || broken_wait_halfway(&self->base, &self->broken, heed, UINT32_MAX, layers));
 }
 
-/* As an engine does that hears of the failure: nobody reads or writes it any more. */
+/* As an engine does when it hears of the failure: nothing reads or writes it any more. */
 static bool give_up(prefill_rank *self) {
     if (self->broken.ticket && !self->broken.told.told_ns)
         (void)kvf_agent_cancel(self->base.agent, self->broken.ticket); /* or it has just ended */

@@ -1,5 +1,5 @@
 /*
- * kvferry serve: a prefill engine whose ranks hold a pattern for whoever fetches it, until it is stopped.
+ * kvferry serve: a prefill engine whose ranks hold a pattern for any consumer, until it is stopped.
  */
 #include <errno.h>
 #include <signal.h>
@@ -81,7 +81,7 @@ static int open_directory(service *self) {
     return status ? library_failure(status, "serve") : EXIT_DONE;
 }
 
-/* What is wrong with address or keys is said before anything is started. */
+/* Errors in the address or the keys are reported before anything is started. */
 static int try_directory(service *self) {
     int result = open_directory(self);
     kvf_agent_close(self->directory);

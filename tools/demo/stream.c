@@ -19,7 +19,7 @@ enum {
     PIECE_BYTES = 1 << 20,
     WARM_BYTES =
         16 << 20, /* until the connection has found its rate: those of an engine have been there for long */
-    SERVER_PATIENCE_S = 30, /* for one who asks and does not take */
+    SERVER_PATIENCE_S = 30, /* for a client that asks and does not read */
 };
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -107,7 +107,7 @@ static bool read_whole(int fd, void *data, size_t bytes) {
     return true;
 }
 
-/* One who asks again over the same connection is answered again. */
+/* A client that asks again over the same connection is answered again. */
 static void answer(int fd, const uint8_t *buffer) {
     uint64_t wanted;
     while (read_whole(fd, &wanted, sizeof wanted))

@@ -257,7 +257,7 @@ static bool shuffle(side *of, uint64_t count, uint64_t seed) {
     return true;
 }
 
-/* What is left of a pool goes to the next group of the same. */
+/* Shuffles a pool at its first group; the next group of the pool gets the blocks that are left. */
 static bool open_pool(side *of, uint32_t group, uint64_t seed) {
     return !is_here(of->shape) || pool_of(of, group) != group ||
            shuffle(of, of->shape->groups[group].block_count, seed);
