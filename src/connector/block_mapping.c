@@ -126,7 +126,7 @@ kvf_status kvf_ssm_state_clip(const kvf_ids *blocks, uint32_t spec_blocks, kvf_i
         return kvf_plain_fail(KVF_E_INVALID, "blocks and out must be given");
     if (!blocks->count)
         return kvf_ids_make(out, 0);
-    /* A short list has lost its speculative slots already: its first block bears the state. */
+    /* A short list no longer has its speculative slots: its first block bears the state. */
     size_t last = blocks->count - 1;
     size_t bearing = spec_blocks < last ? last - spec_blocks : 0;
     return kvf_ids_slice(out, blocks, bearing, bearing + 1);

@@ -1,7 +1,7 @@
 /*
- * The field's named quantities, as views: what the files of this room share.
+ * What the files of this room share. The room computes the quantities that vLLM's connectors name.
  *
- * Nothing here is needed by another room.
+ * No other room needs this header.
  */
 #ifndef KVF_CONNECTOR_CONNECTOR_H
 #define KVF_CONNECTOR_CONNECTOR_H
@@ -15,12 +15,12 @@
 kvf_status kvf_refuse(kvf_refusal refusal, kvf_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* As with kvf_fail(): a static analyser must be told what a failure returns. */
+/* As for kvf_fail(): tells a static analyser what a failure returns. */
 #ifdef __clang_analyzer__
 #define kvf_refuse(refusal, status, ...) kvf_returned(status, (kvf_refuse)(refusal, status, __VA_ARGS__))
 #endif
 
-/** The same for errors without a reason of their own. */
+/** kvf_refuse() for errors without a reason of their own. */
 #define kvf_plain_fail(status, ...) kvf_refuse(KVF_REFUSAL_NONE, status, __VA_ARGS__)
 
 /** kvf_take_options() for the structs of this room: its errors have no reason of their own. */
@@ -61,7 +61,7 @@ bool kvf_block_lists_all_empty(const kvf_block_lists *lists);
 /** The ranks of `other_ranks` whose share of the whole overlaps that of rank `rank` of `ranks`. */
 kvf_range kvf_axis_overlap(uint32_t ranks, uint32_t rank, uint32_t other_ranks);
 
-/** What both hold; empty ranges have begin == end. */
+/** The intersection of two ranges; an empty one has begin == end. */
 kvf_range kvf_range_common(kvf_range a, kvf_range b);
 
 static inline uint32_t kvf_range_size(kvf_range range) {
@@ -86,11 +86,11 @@ typedef struct kvf_shared_units {
     uint32_t remote_units; /**< of the remote share */
 } kvf_shared_units;
 
-/** The heads, or the latent, that both hold. */
+/** The heads, or the latent, that a source rank and this rank both hold. */
 kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                 uint32_t remote_rank, kvf_shared_units *out);
 
-/** The same for sharded state: an axis of as many units as both sides can share exactly. */
+/** The same for sharded state, on an axis of one unit for each rank of the larger side. */
 kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                             uint32_t remote_rank, kvf_shared_units *out);
 
@@ -115,11 +115,11 @@ typedef struct kvf_block_length {
 /** Checks that one token of one unit has as many bytes on both sides. */
 kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_block_length *remote);
 
-/** The remote ranks that attention is read from, of any model. */
+/** The remote ranks that attention is read from, for dense models too. */
 kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                  kvf_ids *out);
 
-/** Checks that the topology is a hybrid's: PR 39529 has some quantities for no other. */
+/** Checks that the topology is a hybrid's: PR 39529 defines some quantities only for hybrids. */
 kvf_status kvf_check_hybrid(const kvf_topology *topology);
 
 /** `bytes` * `part` / `whole`, refusing a remainder. `what` names the bytes in the error. */

@@ -1,4 +1,4 @@
-/* Texts in the connector's words: the summary of a pair of engines, and what a consumer says when done. */
+/* Texts in the connector's words: the summary of a pair of engines, and a consumer's message that it is done. */
 #include "connector/connector.h"
 
 /* Hands a finished text over; `text` is empty afterwards. */
@@ -18,7 +18,7 @@ static void add_ranks(kvf_text *text, const char *name, const kvf_ids *ranks) {
     kvf_text_add(text, "]");
 }
 
-/* 0 where a block length is not known, as the connector has it. */
+/* As in the connector, 0 if a block length is not known. */
 static kvf_status descriptor_bytes(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    uint64_t *out) {
     *out = 0;

@@ -36,7 +36,7 @@ static kvf_status make_room(const kvf_block_lists *lists, uint64_t regions, uint
     return kvf_ids_make(out, total);
 }
 
-/* Where attention ends and state begins, and where the table ends. */
+/* The index where attention ends and state begins, and the index where the table ends. */
 static kvf_status measure(const kvf_id_space *space, uint64_t *attention_end, uint64_t *end) {
     if (!kvf_mul(space->attention_regions, space->attention_blocks, attention_end) ||
         !kvf_mul_add(space->state_regions, space->state_blocks, *attention_end, end))
@@ -52,7 +52,7 @@ static kvf_status add_attention(const kvf_id_space *space, const kvf_ids *list, 
     return add_region(list, region, region * space->attention_blocks, space->attention_blocks, out);
 }
 
-/* No state anywhere: the regions run over the groups put end to end. */
+/* Without state: each region lists the blocks of all groups, one group after another. */
 static kvf_status number_attention(const kvf_id_space *space, const kvf_block_lists *lists, kvf_ids *out) {
     kvf_status status = KVF_OK;
     for (uint32_t r = 0; r < space->attention_regions; r++)
@@ -105,7 +105,7 @@ kvf_status kvf_desc_ids(const kvf_id_space *given, const kvf_cache_kind *kinds, 
     return KVF_OK;
 }
 
-/* Regions of different lengths, one after another: where each begins. */
+/* The index where each region begins; regions differ in length and lie one after another. */
 static kvf_status region_starts(const uint64_t *blocks, size_t count, uint64_t **out) {
     uint64_t *starts = kvf_alloc(count + 1, sizeof *starts);
     if (!starts)

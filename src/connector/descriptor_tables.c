@@ -1,5 +1,5 @@
 /*
- * Descriptor tables: region after region, of each block the bytes that are ours.
+ * Descriptor tables: for each block of each region, the bytes that are ours.
  *
  *   a block of a remote rank, HND:  | head 4 | head 5 | head 6 | head 7 |
  *   local rank 1 of 4 (heads 4, 5):  `--- descriptor ---'
@@ -30,7 +30,7 @@ static kvf_status take_memory(const kvf_cache_memory *given, const char *side, k
     return KVF_OK;
 }
 
-/* Every address of a region fits: the loops below may then use plain arithmetic. */
+/* Checks that every address of a region fits in 64 bits, so that the loops below may use plain arithmetic. */
 static kvf_status check_region(const kvf_cache_memory *memory, uint32_t region) {
     uint64_t end;
     if (!kvf_mul_add(memory->num_blocks, memory->region_block_bytes[region], memory->region_base[region],
@@ -96,7 +96,7 @@ static kvf_status local_pieces(const kvf_state_layout *state, state_pieces *out)
     return KVF_OK;
 }
 
-/* The remote state has to be ours scaled: where groups are repeated over ranks it is not. */
+/* Refuses a remote state that is not ours scaled, as happens when ranks hold copies of the same groups. */
 static kvf_status remote_pieces(const kvf_state_layout *local, const kvf_state_layout *remote,
                                 const kvf_shared_units *shared, state_pieces *out) {
     kvf_state_runs_out runs;
@@ -170,8 +170,7 @@ kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_
 
 /* ---- attention */
 
-/* How one region is cut: `halves` of a block, of each half `count` pieces of `bytes`, the first at `offset`.
- */
+/* How one region is cut: each half of a block into `count` pieces of `bytes`, the first one at `offset`. */
 typedef struct block_cut {
     uint64_t half_bytes, offset, bytes;
     uint32_t count;
@@ -244,7 +243,7 @@ kvf_status kvf_local_descriptors(const kvf_cache_memory *given, kvf_region_layou
     return KVF_OK;
 }
 
-/* What a region that every rank holds whole has for us. */
+/* Our share of a region that every rank holds whole. */
 static const kvf_shared_units all_shared = {.units = 1, .local_units = 1, .remote_units = 1};
 
 static kvf_status check_block_bytes(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
@@ -361,7 +360,7 @@ static bool is_replicated(const kvf_replicated_regions *replicated, size_t descr
     return region < replicated->region_count && replicated->region_replicated[region];
 }
 
-/* Attention as one rank holds it, state as another does. */
+/* The split table of a source rank. The rank whose attention it names may be another one. */
 static kvf_status split_table(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                               const kvf_descriptor_table *local, uint32_t attention_rank, uint32_t state_rank,
                               const kvf_replicated_regions *replicated, kvf_descriptor_table *out) {

@@ -1,4 +1,4 @@
-/* Lists of ids: made with exactly the room they need, so that filling them cannot fail. */
+/* Lists of ids, made with enough room for all their entries, so that filling them cannot fail. */
 #include "connector/connector.h"
 
 kvf_status kvf_ids_make(kvf_ids *list, uint64_t capacity) {

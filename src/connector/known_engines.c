@@ -1,7 +1,7 @@
 /* The local rank's facts, and the remote engines it knows by id. */
 #include "connector/connector.h"
 
-/* Ranks of one engine. A bound keeps lists of ranks small whatever a peer says. */
+/* Ranks of one engine. The bound limits the memory of rank lists, because the number may come from a peer. */
 #define MAX_RANKS 65536u
 
 static kvf_status check_ranks(const char *who, uint32_t tp_size, uint32_t dcp_size) {

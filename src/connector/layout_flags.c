@@ -13,8 +13,8 @@ kvf_status kvf_detect_layout(const uint64_t *probe_shape, size_t probe_dimension
                           "have shapes of their own",
                           registered_dimensions);
     kvf_layout_flags flags;
-    /* A cache with K and V has 5 dimensions; the probe has 1 block and 2 of K and V. Pages that attention
-     * shares with state are always blocks first. */
+    /* A cache with K and V has 5 dimensions. The probe has 1 block, and its axis of K and V has size 2, so a first
+     * axis of 1 is that of the blocks. Pages that attention shares with state are always blocks first. */
     flags.is_kv_layout_blocks_first = is_mamba || (probe_dimensions == 5 && probe_shape[0] == 1);
     flags.cross_layers_blocks = registered_dimensions == probe_dimensions + 1;
     flags.split_k_and_v = !is_mla && !flags.is_kv_layout_blocks_first && !flags.cross_layers_blocks;
@@ -42,7 +42,7 @@ static int compare_runs(const char *a, size_t a_length, const char *b, size_t b_
     return order ? order : compare_lengths(a_length, b_length);
 }
 
-/* Numbers of any length: without leading zeros, the longer is larger. A name that has ended comes first. */
+/* Compares numbers of any length: without leading zeros, the longer one is larger. A missing number comes first. */
 static int compare_numbers(const char *a, size_t a_length, const char *b, size_t b_length) {
     if (!a_length || !b_length)
         return compare_lengths(a_length, b_length);
@@ -70,7 +70,7 @@ static int compare_names(const char *a, const char *b) {
     return 0;
 }
 
-/* A name and where it stood: equal names keep their order. */
+/* A name and its index before sorting, so that equal names keep their order. */
 typedef struct placed_name {
     const char *name;
     size_t place;

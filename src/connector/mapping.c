@@ -3,15 +3,15 @@
  *
  *   local heads            | 0 | 1 | 2 | 3 |
  *   rank 0, 1 of 8 hold      0   .   .   .       sources 0, 2, 4, 6: the first holder of each head
- *   rank 2, 3 of 8 hold      .   1   .   .       slots   0  0  1  1  2 ...: whose piece a rank repeats
+ *   rank 2, 3 of 8 hold      .   1   .   .       slots   0  0  1  1  2 ...: by rank, which source has its piece
  */
 #include "connector/connector.h"
 
 /* The attention side of a mapping. */
 typedef struct attention_view {
     kvf_ids targets; /* ranks of the handshake */
-    kvf_ids sources; /* of these, the ones read from */
-    uint64_t *slot;  /* beside targets */
+    kvf_ids sources; /* the targets that attention is read from */
+    uint64_t *slot;  /* parallel to targets */
     uint64_t rank_offset_factor;
 } attention_view;
 
@@ -21,7 +21,7 @@ static void free_view(attention_view *view) {
     kvf_free(view->slot);
 }
 
-/* Every token share is a source of its own, and any of them could stand for the latent: the last does. */
+/* Every token share is a source of its own. For a latent any slot would do: each target gets the last one. */
 static void map_latent(const kvf_engine_transfer_info *remote, attention_view *view) {
     size_t sources = remote->dcp_size > 1 ? view->targets.count : 1;
     for (size_t i = 0; i < sources; i++)
@@ -42,8 +42,7 @@ static kvf_status map_heads(const kvf_topology *topology, const kvf_engine_trans
         view->slot[i] = KVF_NO_SLOT;
         if (!shared.units)
             continue;
-        /* Target ranks ascend, and so do their heads: a rank brings news when it ends past what is covered.
-         */
+        /* Target ranks ascend, and so do their heads: a rank has new heads if its last one is not covered yet. */
         if (shared.local_begin + shared.units > covered) {
             if (!view->sources.count && shared.remote_begin % shared.units)
                 return kvf_refuse(KVF_REFUSAL_LENGTH_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
@@ -173,7 +172,7 @@ bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_count) {
     return tp_ratio < 0 && (!is_mla || source_rank_count > 1);
 }
 
-/* ---- the same, asked one quantity at a time */
+/* ---- single quantities of a mapping */
 
 static const kvf_cache_kind attention_and_state[] = {KVF_CACHE_FULL, KVF_CACHE_SSM};
 

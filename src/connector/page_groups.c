@@ -1,9 +1,9 @@
-/* The per-group plan: pages of one size, groups with tokens per page of their own. */
+/* The per-group plan: all pages have one size; each group has its own number of tokens per page. */
 #include <kvferry/connector/page_groups.h>
 
 #include "connector/connector.h"
 
-/* `larger` / `smaller` where that is the larger one and divides, else 1. */
+/* `larger` / `smaller`, refusing a remainder; 1 if `larger` is not the larger one. */
 static kvf_status larger_by(uint64_t larger, uint64_t smaller, const char *what, uint64_t *out) {
     if (larger <= smaller) {
         *out = 1;
@@ -12,16 +12,14 @@ static kvf_status larger_by(uint64_t larger, uint64_t smaller, const char *what,
     return kvf_exact_share(larger, 1, smaller, what, out);
 }
 
-/* The split of one group, in both directions: each is 1 where that axis is not cut. */
+/* The split of one group, in both directions; an axis that is not cut has 1. */
 typedef struct group_split {
     uint64_t remote_by_heads, remote_by_tokens; /* pieces of a remote page */
     uint64_t local_by_heads, local_by_tokens;   /* pieces of a local page */
-    kvf_shared_units first;                     /* what the first source has */
+    kvf_shared_units first;                     /* the heads that the first source has */
 } group_split;
 
-/*
- * Inside a page heads are the outer axis, so a part of the tokens is a run only of a single head.
- */
+/* Heads are the outer axis of a page, so that a part of the tokens is one run only if there is a single head. */
 static kvf_status check_split(size_t g, const group_split *split, uint64_t remote_pieces,
                               uint64_t local_pieces) {
     bool remote_cut = split->remote_by_heads * split->remote_by_tokens == remote_pieces &&
@@ -39,7 +37,7 @@ static kvf_status check_split(size_t g, const group_split *split, uint64_t remot
     return KVF_OK;
 }
 
-/* Sources and head pieces of a group: the mapping of a model that has only this group's heads. */
+/* Finds sources and head pieces of a group, as for a model that has only this group's heads. */
 static kvf_status map_group(const kvf_page_plan_desc *desc, const kvf_page_group *group, kvf_group_plan *plan,
                             group_split *split) {
     kvf_topology topology = {.local = {.struct_size = sizeof topology.local,

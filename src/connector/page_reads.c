@@ -36,8 +36,9 @@ static kvf_status name_pieces(const kvf_ids *list, size_t first, uint64_t pieces
 }
 
 /*
- * Without the prompt's length, as the connector names them. Pages that are gathered are cut here: what is
- * missing of the local list is cached, at whole pages; what is too much of it is dropped.
+ * Lists pieces without the prompt's length, as the connector does. If local pages are gathered from pieces, a local list
+ * that is too short means cached tokens: the remote list skips as many whole local pages. Surplus local blocks, the
+ * first ones, are dropped.
  */
 static kvf_status name_group(const group_read *read, kvf_ids *local_out, kvf_ids *remote_out) {
     uint64_t per_local = read->group->remote_blocks_per_local_block;
@@ -160,7 +161,7 @@ kvf_status kvf_flat_desc_ids(const kvf_block_lists *lists, uint32_t region_count
     return KVF_OK;
 }
 
-/* The descriptors of regions over buffers with one base a layer. */
+/* The descriptors of regions; each layer's buffer has its own base address. */
 static kvf_status build_table(const kvf_region_plan *regions, size_t count, const uint64_t *layer_base,
                               uint32_t device, kvf_descriptor_table *out) {
     uint64_t total = 0, part, end;
@@ -198,8 +199,8 @@ kvf_status kvf_page_plan_remote_table(const kvf_page_plan *plan, const uint64_t 
 }
 
 /*
- * A local page is as many remote pages as pieces; each half of it is cut alike, so that a local region is a
- * remote one with these three numbers scaled.
+ * A local page is as long as `pieces` remote pages, and each of its halves is cut in the same way, so that a local
+ * region is a remote one with a longer page, a larger offset and more descriptors in each block.
  */
 kvf_status kvf_page_plan_local_table(const kvf_page_plan *plan, const uint64_t *layer_base,
                                      uint64_t local_num_blocks, uint32_t device, kvf_descriptor_table *out) {
@@ -214,7 +215,7 @@ kvf_status kvf_page_plan_local_table(const kvf_page_plan *plan, const uint64_t *
         return kvf_plain_fail(KVF_E_NOMEM, "no memory for %zu regions", plan->region_count);
     uint64_t pieces = plan->local_to_remote_page_ratio;
     for (size_t r = 0; r < plan->region_count; r++) {
-        regions[r].page_stride *= pieces; /* the local page, which was given as one number */
+        regions[r].page_stride *= pieces; /* gives local_page_bytes, so that it cannot overflow */
         regions[r].offset_in_page *= pieces;
         regions[r].num_blocks = local_num_blocks;
         regions[r].descs_per_block = pieces;

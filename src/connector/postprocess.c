@@ -1,7 +1,7 @@
 #include "connector/postprocess.h"
 
-/* One call. Its scratch holds, one behind the other: the addresses of the blocks of two pages, what the
- * permutation needs, and the table of block ids. */
+/* One call. Its scratch holds, in this order, the addresses of the blocks of two pages, the permutation's working
+ * memory, and the table of block ids. */
 typedef struct job {
     kvf_received_shape shape;
     kvf_gather gather;
@@ -17,7 +17,7 @@ typedef struct job {
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
-/* Slots for ids: a power of two, at least twice as many. */
+/* The slots of a table for `ids` ids: a power of two, and at least twice `ids`. */
 static bool slots_for(uint64_t ids, uint64_t *out) {
     *out = 4;
     while (*out / 2 < ids) {
@@ -81,13 +81,13 @@ static kvf_status check_scratch(const job *j, const kvf_scratch *scratch) {
     return KVF_OK;
 }
 
-/* ---- a block is listed once ------------------------------------------------------------------ */
+/* ---- no block may be listed twice ------------------------------------------------------------ */
 
 #define NO_ID UINT32_MAX /* no region has this block */
 
-/* An open table of block ids. False: it is there already. */
+/* Adds an id to a hash table with open addressing; false if the id is in the table already. */
 static bool insert_id(uint32_t *table, uint64_t slots, uint32_t id) {
-    /* 2^64 over the golden ratio spreads ids that are near each other. */
+    /* The factor is 2^64 over the golden ratio: it spreads ids that are near each other. */
     uint64_t slot = (id * 0x9e3779b97f4a7c15u >> 32) & (slots - 1);
     for (; table[slot] != NO_ID; slot = (slot + 1) & (slots - 1))
         if (table[slot] == id)
@@ -107,7 +107,7 @@ static kvf_status check_listed_once(const job *j) {
     return KVF_OK;
 }
 
-/* ---- what was received ----------------------------------------------------------------------- */
+/* ---- checking requests and regions ----------------------------------------------------------- */
 
 static kvf_status check_request(const job *j, const kvf_received_request *request) {
     uint64_t tokens;
@@ -160,7 +160,7 @@ static kvf_status check_job(const job *j) {
     return KVF_OK;
 }
 
-/* ---- doing it -------------------------------------------------------------------------------- */
+/* ---- permuting and zeroing ------------------------------------------------------------------- */
 
 /* A received page in one part of one region. */
 typedef struct place {
@@ -168,13 +168,13 @@ typedef struct place {
     uint64_t part, page;
 } place;
 
-/* Pages with a covered token: the others need no permuting. */
+/* The number of pages with a covered token; the others need no permuting. */
 static uint64_t covered_pages(const job *j, const kvf_received_request *request) {
     uint64_t page_tokens = kvf_max_u64(j->shape.received.tokens, j->shape.wanted.tokens);
     return request->covered_tokens / page_tokens + (request->covered_tokens % page_tokens != 0);
 }
 
-/* Moves on until there is a page at the place; false at the end of all. */
+/* Moves on to the next place that has a page, which may be `at` itself; false if there is none. */
 static bool settle(const job *j, place *at) {
     while (at->region < j->region_count) {
         if (at->request == j->request_count) {
@@ -227,7 +227,7 @@ static void permute_pages(const job *j) {
 /* Zeroes the cells of a block from a token on. */
 static void zero_from(const kvf_received_shape *shape, unsigned char *block, uint64_t token) {
     uint64_t tokens = shape->wanted.tokens, cell = shape->cell_bytes;
-    /* Heads that lie apart, or one run of tokens. */
+    /* In HND the tokens to zero are one run in each head, otherwise one run in all. */
     bool apart = shape->wanted.order == KVF_PAGE_HND;
     uint64_t runs = apart ? shape->heads : 1, row = apart ? cell : shape->heads * cell;
     for (uint64_t run = 0; run < runs; run++)

@@ -1,6 +1,5 @@
 /*
- * What the functions on received blocks and on copied blocks share: shapes that make sense, and regions that
- * hold what they say.
+ * Checks of shapes and regions, for the functions on received blocks and on copied blocks.
  */
 #ifndef KVF_CONNECTOR_POSTPROCESS_H
 #define KVF_CONNECTOR_POSTPROCESS_H
@@ -10,7 +9,7 @@
 #include "kernel/permute.h"
 
 /**
- * Works out what a change of form is. Sizes are checked; all later arithmetic is within a page.
+ * Describes a change of form. Sizes are checked, so that later arithmetic, which stays within a page, cannot overflow.
  *
  * @return KVF_OK; KVF_E_INVALID for a zero or an unknown order; KVF_E_NOT_EXPRESSIBLE when neither number of
  *         tokens divides the other; KVF_E_OVERFLOW
@@ -31,7 +30,7 @@ static inline uint64_t kvf_part_count(const kvf_block_region *region) {
     return region->part_count ? region->part_count : 1;
 }
 
-/** Where a part of a block begins. The region and the block have been checked: nothing overflows. */
+/** Where a part of a block begins. Cannot overflow once the region and the block were checked. */
 static inline uint64_t kvf_part_offset(const kvf_block_region *region, uint32_t block, uint64_t part) {
     return block * region->block_stride_bytes + part * region->part_stride_bytes;
 }

@@ -3,7 +3,7 @@
 
 /* ---- finding the other side ------------------------------------------------------------------ */
 
-/* Layers mostly stand in the same order on both sides. */
+/* Tries `guess` first, because layers mostly have the same order on both sides. */
 static const kvf_block_region *layer_named(const kvf_block_region *regions, size_t count, const char *name,
                                            size_t guess) {
     for (size_t i = 0; i < count; i++) {
@@ -34,7 +34,7 @@ static kvf_status check_pair(const kvf_block_region *from, const kvf_block_regio
     return status ? status : kvf_check_block_ids(to, list->to, list->count, "destination_ids");
 }
 
-/* "h2d" reads from the host, "d2h" writes to it, whatever the other side is. */
+/* "h2d" reads from host memory, "d2h" writes to it; the other side may be of any kind. */
 static kvf_status check_direction(const kvf_block_region *source, size_t source_count,
                                   const kvf_block_region *destination, size_t destination_count,
                                   kvf_copy_direction direction) {
@@ -106,7 +106,7 @@ static void copy_layer(const kvf_block_region *from, const kvf_block_region *to,
     unsigned char *to_base = to->base, *from_base = from->base;
     batch b = {.bases = {&to_base, &from_base}, .count = 0};
     uint64_t parts = kvf_part_count(from);
-    /* A sum that does not fit only means very many bytes. */
+    /* The number only decides about caches, so one that does not fit counts as the largest. */
     if (!kvf_mul(parts * from->part_bytes, list->count, &b.total_bytes))
         b.total_bytes = UINT64_MAX;
     for (uint64_t part = 0; part < parts; part++)

@@ -1,12 +1,12 @@
 #include "connector/postprocess.h"
 
-/* An axis of a region: how many, and how far apart. */
+/* An axis of a region: the number of its entries, and the bytes from one to the next. */
 typedef struct spaced {
     const char *count_name, *stride_name;
     uint64_t count, stride;
 } spaced;
 
-/* Makes `bytes`, what one entry of the axis takes, what all entries take together. */
+/* Turns `bytes` from the bytes of one entry of the axis into those of all its entries together. */
 static kvf_status span(const spaced *axis, uint64_t *bytes, const char *name, size_t index) {
     if (axis->count == 1)
         return KVF_OK;

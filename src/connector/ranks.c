@@ -1,4 +1,4 @@
-/* Ratios, head ranges, and which ranks overlap: everything that follows from the sizes of the two sides. */
+/* Quantities that follow from the sizes of the two sides: ratios, head ranges, overlapping ranks. */
 #include "connector/connector.h"
 
 /*
@@ -30,7 +30,7 @@ kvf_status kvf_exact_share(uint64_t bytes, uint64_t part, uint64_t whole, const 
     return KVF_OK;
 }
 
-/* local bytes / units / tokens against the remote ones, without dividing. */
+/* Compares bytes / units / tokens of the two sides without dividing. */
 kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_block_length *remote) {
     uint64_t local_scale = (uint64_t)local->units * local->tokens;
     uint64_t remote_scale = (uint64_t)remote->units * remote->tokens;
@@ -77,7 +77,7 @@ kvf_status kvf_block_size_ratio(const kvf_topology *topology, const kvf_engine_t
     return KVF_OK;
 }
 
-/* A latent is one unit, whatever the model says of heads. */
+/* A latent is one unit; the model's number of heads does not matter. */
 static uint32_t attention_units(const kvf_topology *topology) {
     return topology->local.is_mla ? 1 : topology->local.total_kv_heads;
 }
@@ -157,7 +157,7 @@ kvf_status kvf_shared_state(const kvf_topology *topology, const kvf_engine_trans
     if (status)
         return status;
     uint32_t here = topology->local.tp_size, there = remote->tp_size;
-    uint32_t units = here > there ? here : there; /* the smallest axis both sides divide */
+    uint32_t units = here > there ? here : there; /* the smallest axis that divides over both sides */
     share_units(kvf_axis_share(units, here, topology->local.tp_rank),
                 kvf_axis_share(units, there, remote_rank), out);
     return KVF_OK;
@@ -167,13 +167,14 @@ uint32_t kvf_dcp_rank(const kvf_topology *topology) {
     return topology->local.tp_rank % topology->local.dcp_size;
 }
 
-/* Tokens that are kept by share a of n and share b of m exist when a and b agree modulo gcd(n, m). */
+/* Share a of n and share b of m have tokens in common if a and b are equal modulo gcd(n, m). */
 static bool shares_tokens(uint32_t a, uint32_t n, uint32_t b, uint32_t m) {
     uint32_t common = (uint32_t)kvf_gcd(n, m);
     return a % common == b % common;
 }
 
-/* Of the remote ranks that keep the same tokens, local ranks are spread over the replicas in order. */
+/* The replica that a local rank reads. A replica is dcp_size remote ranks that keep all tokens together; consecutive
+ * local ranks are spread evenly over the replicas. */
 static uint32_t replica_of(const kvf_engine_transfer_info *remote, uint32_t local_tp_size,
                            uint32_t local_rank) {
     uint32_t replicas = remote->tp_size / remote->dcp_size;
@@ -203,7 +204,7 @@ static kvf_status dcp_sources(const kvf_topology *topology, const kvf_engine_tra
     return KVF_OK;
 }
 
-/* A remote engine whose ranks can be told from ours: TP sizes that divide, token shares that fit. */
+/* Checks a remote engine's facts: one TP size must divide the other, and only a latent has token shares. */
 static kvf_status take_related(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                kvf_engine_transfer_info *other, int64_t *ratio) {
     kvf_status status = kvf_take_remote(remote, other);
@@ -212,7 +213,7 @@ static kvf_status take_related(const kvf_topology *topology, const kvf_engine_tr
     return status ? status : check_dcp(topology, other);
 }
 
-/* Every rank of an engine stores as many heads, so the first stands for all. */
+/* Every rank of an engine stores equally many heads, so that checking its first rank is enough. */
 static kvf_status check_lengths(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
     const kvf_topology_desc *local = &topology->local;
     kvf_range ours = {0, 0}, theirs = {0, 0};
@@ -287,7 +288,7 @@ kvf_status kvf_consumers_per_source(const kvf_topology *topology, const kvf_engi
         *out = ratio > 1 ? (uint32_t)ratio : 1;
         return KVF_OK;
     }
-    /* Local ranks that read the same replica and share tokens with what this rank reads of it. */
+    /* Counts the local ranks that read the same ranks of the same replica as this one. */
     const kvf_topology_desc *local = &topology->local;
     uint32_t common = (uint32_t)kvf_gcd(local->dcp_size, other.dcp_size), count = 0;
     uint32_t replica = replica_of(&other, local->tp_size, local->tp_rank);

@@ -5,11 +5,11 @@
 typedef struct source_tables {
     uint64_t rank;
     kvf_descriptor_table remote;
-    kvf_descriptor_table split; /* local blocks cut for this rank; no entries where blocks are not split */
+    kvf_descriptor_table split; /* local blocks cut for this rank; empty if blocks are not split */
 } source_tables;
 
 struct kvf_engine_transfer_plan {
-    kvf_topology *topology; /* ours, without engines */
+    kvf_topology *topology; /* a copy of the local rank's facts, without engines */
     kvf_engine_transfer_info remote;
     kvf_cache_kind *kinds;
     size_t group_count;
@@ -19,7 +19,7 @@ struct kvf_engine_transfer_plan {
     kvf_ids targets;
     kvf_tp_mapping mapping;
     kvf_descriptor_table local, local_cut; /* in our blocks; in blocks of the remote size */
-    source_tables *sources;                /* beside targets */
+    source_tables *sources;                /* parallel to targets */
 };
 
 void kvf_engine_transfer_plan_free(kvf_engine_transfer_plan *plan) {
@@ -42,8 +42,8 @@ void kvf_engine_transfer_plan_free(kvf_engine_transfer_plan *plan) {
 /* ---- what the connector refuses */
 
 /*
- * Heads that are replicated over more prefill than decode ranks would be read several times; blocks that are
- * cut by heads are not cut by tokens as well. A latent is neither.
+ * If prefill has more ranks than decode and replicates heads, heads would be read several times. A block that is cut by
+ * heads cannot be cut by tokens too. Neither applies to a latent.
  */
 static kvf_status refuse_shape(const kvf_engine_transfer_plan *plan, int64_t tp_ratio) {
     const kvf_topology_desc *local = &plan->topology->local;
@@ -102,7 +102,7 @@ static kvf_status take_desc(const kvf_topology *topology, const kvf_engine_trans
     return KVF_OK;
 }
 
-/* How ids number the tables of one side. */
+/* How the ids of one side number its tables. */
 static kvf_status make_space(const kvf_cache_memory *memory, uint32_t ppl, kvf_region_layout layout,
                              uint32_t ratio, kvf_id_space *out) {
     uint64_t states = 0;
@@ -121,7 +121,7 @@ static kvf_status make_space(const kvf_cache_memory *memory, uint32_t ppl, kvf_r
     return KVF_OK;
 }
 
-/* One numbering serves every rank of the remote engine, so their caches have to be of one shape. */
+/* All ranks of the remote engine share one numbering, so that their caches must have one shape. */
 static kvf_status check_rank_memory(const kvf_engine_transfer_plan *plan, const kvf_cache_memory *first,
                                     const kvf_cache_memory *memory, uint32_t rank) {
     uint32_t ppl = memory->physical_per_logical ? memory->physical_per_logical : 1;
@@ -253,7 +253,7 @@ const kvf_descriptor_table *kvf_engine_transfer_plan_remote(const kvf_engine_tra
 
 /* ---- planning a request */
 
-/* The blocks of a request in one form after another; every step replaces what was there. */
+/* The blocks of a request. Each step of planning replaces the lists by its result. */
 typedef struct request_blocks {
     kvf_block_lists local, remote;
 } request_blocks;
@@ -285,7 +285,7 @@ static kvf_status expand_blocks(const kvf_engine_transfer_plan *plan, const kvf_
     return KVF_OK;
 }
 
-/* Groups that are not read from this rank are emptied on both sides. */
+/* Empties, on both sides, the groups that are not read from this rank. */
 static void keep_groups_of(const kvf_engine_transfer_plan *plan, uint64_t rank, request_blocks *blocks) {
     for (size_t g = 0; g < plan->group_count; g++)
         if (!kvf_ids_have(&plan->mapping.source_ranks[g], rank)) {
@@ -294,7 +294,7 @@ static void keep_groups_of(const kvf_engine_transfer_plan *plan, uint64_t rank, 
         }
 }
 
-/* PR 40731 cuts every group to its tail, whatever the two sides' kernel blocks are. */
+/* PR 40731 keeps the tail of every attention group, even if the two sides' logical blocks differ in kernel blocks. */
 static kvf_status pair_blocks(const kvf_engine_transfer_plan *plan, request_blocks *blocks) {
     bool old = plan->topology->local.dialect == KVF_DIALECT_PR_40731;
     kvf_block_lists local, remote;

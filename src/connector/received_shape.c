@@ -1,12 +1,12 @@
 /* The description of a change of form: where each cell of a wanted page lies in the received page. */
 #include "connector/postprocess.h"
 
-/* One axis of the wanted page: how many, and how far apart what is received lies. */
+/* One axis of the wanted page: the number of its entries, and the bytes between them in the received page. */
 typedef struct axis {
     uint64_t count, from;
 } axis;
 
-/* Adds an axis inside those that are there; where it only continues the last one, it makes that longer. */
+/* Adds an axis inside the others. An axis that only continues the last one is merged into it. */
 static void add_axis(axis *axes, size_t *used, uint64_t count, uint64_t from) {
     if (count == 1)
         return;
@@ -44,11 +44,11 @@ static kvf_status check_shape(const kvf_received_shape *shape, uint64_t *row_byt
 }
 
 /*
- * A received page has R tokens and lies in its order at
+ * A received page has R tokens, and a cell lies in it at
  *
  *     HND: head*R*cell + token*cell        NHD: token*heads*cell + head*cell
  *
- * and page follows page. A block has T tokens. With T = ratio*R its token axis is (page, token of the page);
+ * Pages follow one another. A block has T tokens. With T = ratio*R its token axis is (page, token of the page);
  * with R = n*T, block b of n takes the tokens from b*T on.
  */
 kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out) {
@@ -70,7 +70,7 @@ kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out) {
     if (shape->wanted.order == KVF_PAGE_NHD)
         add_axis(axes, &used, head.count, head.from);
     if (used && axes[used - 1].from == cell)
-        cell *= axes[--used].count; /* cells side by side are one longer cell */
+        cell *= axes[--used].count; /* adjacent cells are one longer cell */
     *out = (kvf_gather){.count = {1, 1, 1},
                         .cell_bytes = cell,
                         .block_bytes = ours * row_bytes,

@@ -19,7 +19,7 @@ static kvf_status shape_mamba1(const kvf_state_model *model, uint32_t tp_size, k
 }
 
 static kvf_status shape_mamba2(const kvf_state_model *model, uint32_t tp_size, kvf_state_shape *out) {
-    /* Groups that do not divide are repeated, one a rank. */
+    /* Groups that do not divide over the ranks are replicated, one on each rank. */
     uint64_t groups = model->groups % tp_size == 0 ? model->groups : tp_size;
     uint64_t channels, heads, group_channels;
     if (!kvf_mul(2 * groups, model->state_size, &group_channels))
@@ -86,8 +86,8 @@ kvf_status kvf_state_shape_of(const kvf_state_model *given, uint32_t tp_size, kv
 }
 
 /*
- * One projection spans exactly as many channels as the carried state; the channels that are left over are two
- * projections of equal size, before it (Q, K) or after it (B, C).
+ * One projection has exactly as many channels as the carried state. The other channels are two projections of equal
+ * size, before it (Q, K) or after it (B, C).
  */
 static kvf_status decompose(kvf_state_type type, const kvf_state_shape *shape, kvf_state_layout *layout) {
     uint64_t carried = shape->temporal[0], channels = shape->conv[0];
@@ -203,7 +203,7 @@ kvf_status kvf_remote_projection_runs(const kvf_state_layout *local, int64_t tp_
         shared.local_units = parts;
     }
     kvf_state_layout conv = *local;
-    conv.ssm_bytes = 0; /* only the projections are asked for */
+    conv.ssm_bytes = 0; /* the caller wants only the projections */
     kvf_state_runs_out runs;
     kvf_status status = kvf_state_runs(&conv, &shared, &runs);
     if (status)

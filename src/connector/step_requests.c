@@ -1,4 +1,4 @@
-/* The requests of one scheduler step, one by one: what vLLM's connectors call yield_req_data. */
+/* The requests of one scheduler step, one by one, as yield_req_data of vLLM's connectors gives them. */
 #include <stdlib.h>
 
 #include <kvferry/connector/step_requests.h>

@@ -1,4 +1,4 @@
-/* Samples of transfers, reduced to what operators read. */
+/* Samples of transfers, reduced to the figures that operators read. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #define MB 1048576.0
 
-/* The nearest number with so many decimals, to even where two are as near: what printing does exactly and
+/* The nearest number with `decimals` decimals; of two equally near ones the even one. Printing does this exactly,
  * multiplying does not. */
 static double rounded(double value, int decimals) {
     char text[400]; /* the largest double has 309 digits before the point */
@@ -29,7 +29,7 @@ static int compare_samples(const void *a, const void *b) {
     return (*left > *right) - (*left < *right);
 }
 
-/* The 90th percentile: between the samples around rank 0.9 * (count - 1), linearly. */
+/* The 90th percentile, interpolated linearly between the samples around rank 0.9 * (count - 1). */
 static double p90_of(double *sorted, const double *samples, size_t count) {
     memcpy(sorted, samples, count * sizeof *sorted);
     qsort(sorted, count, sizeof *sorted, compare_samples);

@@ -1,5 +1,5 @@
 /*
- * Pairing the blocks decode still lacks with the prefill blocks that fill them.
+ * Pairing the blocks that decode still lacks with the prefill blocks that fill them.
  *
  *   prefill  | 0 | 1 | 2 | 3 | 4 |        decode has 0 and 1 cached and lists three blocks:
  *   decode           | a | b | c |        the tail of the prefill list pairs with them
@@ -21,8 +21,8 @@ static kvf_status pair_tails(size_t group, size_t decode, size_t prefill, pairin
 
 /*
  * A longer prefill list begins with positions that decode has. A longer decode list ends with slots that prefill
- * has no state for: positions that decode computes again, and scratch slots of speculative decoding. Where prefill
- * has none at all, decode may lack the one position that it computes itself, but no more.
+ * has no state for: positions that decode computes again, and scratch slots of speculative decoding. If prefill
+ * has no slot at all, decode may have only one, for the position that it computes itself.
  */
 static kvf_status pair_states(size_t group, size_t decode, size_t prefill, pairing *out) {
     if (prefill == 0 && decode > 1)
@@ -35,8 +35,8 @@ static kvf_status pair_states(size_t group, size_t decode, size_t prefill, pairi
 }
 
 /*
- * Each side rounds its list up to whole logical blocks of its own, so that the lists may differ by what the
- * two round up; the shorter one ends first.
+ * Each side rounds its list up to its own whole logical blocks, so that the lists may differ by the two paddings. The
+ * longer list is cut to the shorter one.
  */
 static kvf_status pair_fronts(size_t group, size_t decode, size_t prefill, uint64_t padding, pairing *out) {
     size_t count = decode < prefill ? decode : prefill;
@@ -157,7 +157,7 @@ kvf_status kvf_dcp_prefix_trim(const kvf_dcp_pair *given, const kvf_ids *local, 
     if (!status)
         status = kvf_ids_make(&theirs, local->count);
     for (size_t i = 0; !status && i < local->count; i++) {
-        /* The block's place in the whole sequence, which is what the two sides have in common. */
+        /* The block's index in the whole sequence, which is the same on both sides. */
         uint64_t global = (pair.num_computed + i) * pair.local_dcp_size + pair.local_dcp_rank;
         uint64_t entry = global / pair.remote_dcp_size;
         if (global % pair.remote_dcp_size != pair.remote_rank ||

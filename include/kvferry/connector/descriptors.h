@@ -94,7 +94,7 @@ KVF_API kvf_status kvf_dcp_prefix_trim(const kvf_dcp_pair *pair, const kvf_ids *
 KVF_API kvf_status kvf_block_ids_by_region(const kvf_block_lists *lists, const int32_t *region_groups,
                                            size_t region_count, kvf_block_lists *out);
 
-/** What a producer hands over of each group. */
+/** The part of a group that a producer hands over. */
 typedef struct kvf_exchange_group {
     kvf_cache_kind kind;
     uint32_t window_tokens; /**< sliding window; 0: none */
@@ -181,7 +181,7 @@ KVF_API void kvf_descriptor_table_free(kvf_descriptor_table *table);
 
 /** How regions hold K and V. */
 typedef enum kvf_region_layout {
-    KVF_LAYOUT_KV_OUTER = 0,     /**< regions of their own */
+    KVF_LAYOUT_KV_OUTER = 0,     /**< K and V in regions of their own */
     KVF_LAYOUT_BLOCKS_FIRST = 1, /**< in each block, all of K and then all of V */
     KVF_LAYOUT_PACKED = 2,       /**< K and V of a token side by side */
     KVF_LAYOUT_LATENT = 3,       /**< no heads */
@@ -306,11 +306,11 @@ KVF_API const kvf_descriptor_table *kvf_engine_transfer_plan_local(const kvf_eng
 KVF_API const kvf_descriptor_table *kvf_engine_transfer_plan_split(const kvf_engine_transfer_plan *plan,
                                                                    uint64_t source_rank);
 
-/** The table of one remote rank; NULL when nothing of it is ours. */
+/** The table of one remote rank; NULL if that rank holds no cells of ours. */
 KVF_API const kvf_descriptor_table *kvf_engine_transfer_plan_remote(const kvf_engine_transfer_plan *plan,
                                                                     uint64_t remote_rank);
 
-/** One copy: so many bytes from the remote address to the local one. */
+/** One copy of `bytes` from the remote address to the local one. */
 typedef struct kvf_read_copy {
     uint64_t remote_address;
     uint64_t local_address;

@@ -31,7 +31,7 @@ typedef struct kvf_page_group {
 typedef struct kvf_page_plan_desc {
     size_t struct_size; /**< sizeof(kvf_page_plan_desc) */
     uint32_t tp_size, tp_rank, remote_tp_size;
-    uint32_t remote_block_size; /**< for groups that say nothing else */
+    uint32_t remote_block_size; /**< for groups whose remote_tokens_per_block is 0 */
     const kvf_page_group *groups;
     size_t group_count;
     uint64_t local_page_bytes;
@@ -57,14 +57,14 @@ typedef struct kvf_group_plan {
     uint64_t local_blocks_per_remote_block;
     uint64_t remote_blocks_per_local_block;
     uint64_t tokens_per_piece;
-    uint64_t remote_desc_offset; /**< the first piece of a remote page that is ours */
-    kvf_ids source_ranks;        /**< the position of a rank is its slot: its piece of the local heads */
+    uint64_t remote_desc_offset; /**< index of our first piece in a remote page */
+    kvf_ids source_ranks;        /**< a rank's index is its slot: the piece of the local heads that it has */
 } kvf_group_plan;
 
 /** Owned; kvf_page_plan_free(). */
 typedef struct kvf_page_plan {
-    uint64_t remote_to_local_page_ratio; /**< pieces of a remote page; 1 where it is not the larger one */
-    uint64_t local_to_remote_page_ratio; /**< pieces of a local page; 1 where it is not the larger one */
+    uint64_t remote_to_local_page_ratio; /**< pieces of a remote page; 1 if it is not the larger one */
+    uint64_t local_to_remote_page_ratio; /**< pieces of a local page; 1 if it is not the larger one */
     kvf_group_plan *groups;
     size_t group_count;
     kvf_ids all_source_ranks;
@@ -81,15 +81,15 @@ KVF_API kvf_status kvf_page_plan_build(const kvf_page_plan_desc *desc, kvf_page_
 KVF_API void kvf_page_plan_free(kvf_page_plan *plan);
 
 /**
- * The descriptors to read from one source rank, group by group (ReadSpec): block * pieces + piece. Groups
- * that are not read from it are empty.
+ * The descriptor ids to read from one source rank, group by group (ReadSpec): block * pieces + piece. A group
+ * that is not read from this rank has empty lists.
  *
- * With the prompt's length, entry i of a local list pairs with entry i of the remote one: tokens that are
- * cached and places past the prompt's end are left out. Without it the blocks are only named, as the
+ * With the prompt's length, entry i of a local list pairs with entry i of the remote one, without tokens that
+ * are cached and without pieces past the prompt's end. Without the length the call lists each block's pieces, as the
  * connector does before it trims, and the two lists of a group may differ in length.
  *
  * @param prompt_tokens  tokens of the whole prompt, cached or not; 0: not known
- * @param local          blocks still to fill, in each group; fewer than the prompt's: the first are cached
+ * @param local          blocks still to fill, in each group; the prompt's other blocks, at its front, are cached
  * @param remote         blocks of the whole prompt
  * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_NOMEM, and with the prompt's length KVF_E_RANGE (more
  *         local blocks than the prompt fills, or fewer remote ones)

@@ -9,22 +9,22 @@
  *     | h0: t0 t1 | h1: t0 t1 |                   | h0: t0 t1 t2 t3 | h1: t0 t1 t2 t3 |
  *     | h0: t2 t3 | h1: t2 t3 |
  *
- * The functions of vLLM's connector are settings of one function here, kvf_permute_received(); the wanted
+ * One function here, kvf_permute_received(), does what several functions of vLLM's connector do; the wanted
  * pages have T tokens, `ratio` is T over the tokens of a received page:
  *
  *     kv_postprocess_blksize_on_receive              received {HND, T/ratio}   wanted {HND, T}
  *     kv_postprocess_layout_on_receive               received {HND, T}         wanted {NHD, T}
  *     kv_postprocess_blksize_and_layout_on_receive   received {HND, T/ratio}   wanted {NHD, T}
  *
- * and so are their reverses: NHD to HND, and received pages that are longer than a block. The receive step
- * of release 0.32 is kvf_finish_received(), copy_kv_blocks is kvf_copy_blocks().
+ * It also does the reverse: NHD to HND, and received pages that are longer than a block. The receive step of
+ * release 0.32 is kvf_finish_received(), copy_kv_blocks is kvf_copy_blocks().
  *
  * The processor does all of this, in host memory. A region may be declared to lie in a device's memory; today every
  * function refuses such a region (KVF_E_UNSUPPORTED, and the detail names it).
  *
  * Every argument is checked before the first byte is changed: on an error nothing is changed. No byte outside
- * the regions is read or written. Calls on different blocks may run at the same time in different threads; a
- * block may be in only one call at a time, and nothing else may read or write it during the call.
+ * the regions is read or written. Threads may call at the same time for different blocks; a block may be in only
+ * one call at a time, and no other code may read or write it during the call.
  */
 #ifndef KVFERRY_CONNECTOR_POSTPROCESS_H
 #define KVFERRY_CONNECTOR_POSTPROCESS_H
@@ -53,7 +53,7 @@ extern "C" {
 typedef struct kvf_block_region {
     const char *layer; /**< the layer's name; only kvf_copy_blocks() needs it */
     void *base;
-    uint64_t bytes;       /**< from base: nothing beyond is touched */
+    uint64_t bytes;       /**< from base; bytes beyond are never touched */
     uint64_t block_count; /**< at most 2^32 - 1 */
     uint64_t block_stride_bytes;
     uint64_t part_count; /**< 0 means 1 */
@@ -63,7 +63,7 @@ typedef struct kvf_block_region {
     uint32_t device;      /**< number of the device; not used for host memory */
 } kvf_block_region;
 
-/** Working memory in host memory that the caller provides; aligned for uint64_t, used by one call at a time. */
+/** Working memory of the caller's, in host memory, aligned for uint64_t; only one call at a time may use it. */
 typedef struct kvf_scratch {
     void *memory;
     uint64_t bytes;
@@ -85,7 +85,7 @@ typedef struct kvf_page_form {
 /**
  * How blocks were received and how they are wanted. One number of tokens must divide the other.
  *
- * A block holds one wanted page in each part. Received pages that are shorter lie one after another in it. A
+ * A block holds one wanted page in each part. Shorter received pages lie one after another in the block. A
  * received page that is `n` times as long lies in `n` blocks, one n-th in each, in order.
  */
 typedef struct kvf_received_shape {
@@ -100,10 +100,10 @@ typedef struct kvf_received_shape {
 /**
  * Permutes blocks in place from the received into the wanted form, with the same block ids in every region.
  *
- * @param shape         see there; part_bytes of every region is heads * wanted.tokens * cell_bytes
+ * @param shape         both forms; part_bytes of every region must be heads * wanted.tokens * cell_bytes
  * @param regions       those that share the block list: the layers of a group
  * @param block_ids     blocks in the order of the sequence, each once; a received page that is n blocks long
- *                      takes n of them. No blocks, or no regions: nothing happens.
+ *                      takes n of them. Without blocks or without regions the call does nothing.
  * @param scratch       at least kvf_received_scratch_bytes(); NULL: allocated for the call
  * @return KVF_OK; KVF_E_INVALID (NULL, zero, an unknown order, a region whose part_bytes differ, a scratch
  *         that is too small or not aligned, blocks that do not make whole received pages);
@@ -132,14 +132,14 @@ KVF_API kvf_status kvf_received_scratch_bytes(const kvf_received_shape *shape, s
 typedef struct kvf_received_request {
     const uint32_t *block_ids; /**< in the order of the sequence */
     size_t block_id_count;
-    uint64_t covered_tokens; /**< tokens from the first block on that were transferred; at most all */
+    uint64_t covered_tokens; /**< tokens that were transferred, from the first block on */
 } kvf_received_request;
 
 /**
  * Finishes requests: permutes their blocks as kvf_permute_received() does, and zeroes the cells of every
- * token after the covered ones, so that remains of other requests are never read.
+ * token after the covered ones, so that the engine never reads the remains of other requests.
  *
- * If the blocks arrived in the wanted form already, `shape` should say so: then only zeroing is left.
+ * For blocks that arrived in the wanted form, set both forms of `shape` alike: the call then only zeroes.
  *
  * @param requests  of one group; no two share a block. A request without blocks is allowed.
  * @return as kvf_permute_received(); KVF_E_RANGE also for more covered tokens than the blocks hold
@@ -163,13 +163,13 @@ typedef enum kvf_copy_direction {
  * in host memory, as is required today, both directions do the same. Pairs are copied in the order of the lists; a
  * destination block that is listed twice keeps the later copy.
  *
- * As in vLLM's function, nothing is copied and KVF_OK is returned if there are no source layers, no destination layers
- * or no block ids on one side, or if the lists differ in length; `copied` tells.
+ * As vLLM's function does, this one copies nothing and returns KVF_OK if there are no source layers, no destination
+ * layers or no block ids on one side, or if the lists differ in length; `copied` is then 0.
  *
  * @param source       layers with their names; every one is copied
- * @param destination  layers with their names, each with the parts of the source's; others are left alone
+ * @param destination  layers with their names; one that is copied to has the same parts as its source
  * @param source_ids, destination_ids  pairs of blocks
- * @param direction    the side that it names as host memory must be host memory
+ * @param direction    says which side must be host memory
  * @param copied       receives the pairs copied in each layer; may be NULL
  * @return KVF_OK; KVF_E_NOT_FOUND (the destination has no layer of that name); KVF_E_RANGE (a block id that
  *         one side does not have, a region that is longer than its bytes); KVF_E_MISMATCH (number or size of

@@ -1,6 +1,6 @@
 /*
  * The recurrent state of a layer as vLLM keeps it: a conv state, stored dimension first so that each
- * projection is contiguous, and after it the state that is carried from token to token.
+ * projection is contiguous, then the state that the model carries from token to token.
  *
  *   state page:  | conv: x | conv: B | conv: C | recurrent (ssm) state |          (padding) |
  */
@@ -48,7 +48,7 @@ typedef struct kvf_state_shape {
  * The shapes of the state on each rank of an engine of `tp_size` ranks. Mamba2 groups that do not divide over the ranks
  * are replicated, so that each rank has one.
  *
- * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOT_EXPRESSIBLE (something does not divide by tp_size)
+ * @return KVF_OK, KVF_E_INVALID, KVF_E_RANGE, KVF_E_NOT_EXPRESSIBLE (heads or channels do not divide by tp_size)
  */
 KVF_API kvf_status kvf_state_shape_of(const kvf_state_model *model, uint32_t tp_size, kvf_state_shape *out);
 
@@ -63,7 +63,7 @@ typedef struct kvf_state_layout {
 } kvf_state_layout;
 
 /**
- * Finds the projections of a conv state from the shapes of the two tensors alone.
+ * Finds the projections of a conv state, using only the shapes of the two tensors.
  *
  * @return KVF_OK, KVF_E_INVALID, KVF_E_OVERFLOW, KVF_E_UNSUPPORTED (the type), KVF_E_NOT_EXPRESSIBLE (the channels
  *         cannot be split into the type's projections)

@@ -23,7 +23,7 @@ typedef struct kvf_step_request {
     bool resumed;
 } kvf_step_request;
 
-/** What a scheduler decided for one step. */
+/** The requests that a scheduler chose for one step. */
 typedef struct kvf_step {
     const kvf_step_request *fresh; /**< requests that run for the first time */
     size_t fresh_count;

@@ -2,7 +2,7 @@
  * The quantities that vLLM's KV connectors define, for one rank of a local (decode) engine and the remote (prefill)
  * engines it reads from: tp_ratio, handshake target ranks, source ranks, head slots ...
  *
- * They all follow from one rule about who holds what. An axis of U units (KV heads; the shares of a state)
+ * They all follow from one rule for the ranks' shares. An axis of U units (KV heads; the shares of a state)
  * spread over n ranks gives rank r the units [rU/n, (r+1)U/n); with more ranks than units rank r holds unit
  * rU/n, which neighbours then share. Source ranks, slots and offsets are intersections of such ranges.
  *
@@ -167,9 +167,9 @@ KVF_API kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_en
  * Registers a remote engine. The first registration of an id stays: a second one changes nothing and returns
  * the facts of the first.
  *
- * A topology of a hybrid checks the engine first, as kvf_topology_check() does, and registers none that is refused. One
- * of a dense model registers any engine whose facts are in range, as vLLM's connector does, which asserts at the first
- * question instead: a plan (plan.h) may still be able to read from such an engine. Call kvf_topology_check() to find
+ * For a hybrid, kvf_topology_check() must accept the engine first. For a dense model any engine whose facts are in
+ * range is registered, because a plan (plan.h) may be able to read from an engine that kvf_topology_check() refuses.
+ * vLLM's connector registers it too, and asserts when it first computes a quantity. Call kvf_topology_check() to find
  * out at once.
  *
  * @param stored  receives the facts on record; NULL if not wanted
@@ -215,7 +215,7 @@ KVF_API bool kvf_is_kv_replicated(const kvf_topology *topology, const kvf_engine
 /** Whether several remote ranks hold the same cells: a latent, or more ranks than heads. */
 KVF_API bool kvf_replicates_kv_cache(const kvf_topology *topology, const kvf_engine_transfer_info *remote);
 
-/** The same of the local engine. */
+/** Whether several local ranks hold the same cells. */
 KVF_API bool kvf_local_replicates_kv_cache(const kvf_topology *topology);
 
 /**
@@ -236,15 +236,15 @@ KVF_API kvf_status kvf_physical_head_range(uint32_t tp_size, uint32_t total_kv_h
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
 /**
- * The remote ranks to shake hands with, ascending: those whose share of the model overlaps ours, and with decode
- * context parallelism every rank that keeps tokens that we need.
+ * The remote ranks to shake hands with, ascending: those whose share of the model overlaps ours; if the remote engine
+ * uses decode context parallelism, those that keep tokens that we need.
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_handshake_target_ranks(const kvf_topology *topology,
                                               const kvf_engine_transfer_info *remote, kvf_ids *out);
 
-/** The remote ranks that hold anything this rank could read: those of kvf_handshake_target_ranks(). */
+/** The remote ranks that hold cells of this rank: the same as kvf_handshake_target_ranks(). */
 KVF_API kvf_status kvf_target_remote_ranks(const kvf_topology *topology,
                                            const kvf_engine_transfer_info *remote, kvf_ids *out);
 
@@ -256,7 +256,7 @@ KVF_API kvf_status kvf_dcp_source_ranks(const kvf_topology *topology, const kvf_
                                         kvf_ids *out);
 
 /**
- * How many local ranks read, or at least notify, a remote rank that this rank reads: it waits for that many.
+ * How many local ranks read or only notify a remote rank that this rank reads. That remote rank waits for all of them.
  *
  * @return KVF_OK, KVF_E_NOT_EXPRESSIBLE
  */
@@ -268,14 +268,14 @@ KVF_API kvf_status kvf_consumers_per_source(const kvf_topology *topology,
 /** The slot of a rank that holds none of our heads. */
 #define KVF_NO_SLOT UINT64_MAX
 
-/** From which remote ranks each group is read. Owned; kvf_tp_mapping_free(). */
+/** The remote ranks that each group is read from. Owned; kvf_tp_mapping_free(). */
 typedef struct kvf_tp_mapping {
     size_t group_count;
     kvf_ids *source_ranks;    /**< one list for each group, ascending */
     kvf_ids all_source_ranks; /**< their union, ascending */
     /** Parallel to all_source_ranks: the piece of the local heads that the rank has */
     uint64_t *attention_slot;
-    /** This times the local block length is the byte offset in the remote block */
+    /** Times the local block length: the byte offset of our heads in the remote block */
     uint64_t rank_offset_factor;
     uint32_t local_consumers; /**< kvf_consumers_per_source() */
 } kvf_tp_mapping;
@@ -298,14 +298,17 @@ KVF_API void kvf_tp_mapping_free(kvf_tp_mapping *mapping);
 /** Finds the slot of one of all_source_ranks: KVF_OK, KVF_E_NOT_FOUND. */
 KVF_API kvf_status kvf_tp_mapping_slot(const kvf_tp_mapping *mapping, uint64_t rank, uint64_t *out);
 
-/** Whether local blocks must be cut into one piece for each source: more prefill ranks, and not a latent. */
+/**
+ * Whether local blocks must be cut into one piece for each source: always if prefill has more ranks, except for a
+ * latent with one source.
+ */
 KVF_API bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_count);
 
 /* ---- the quantities of PR 39529 for hybrids --------------------------------------------------
  *
- * They describe models that keep attention and recurrent state. A topology that is not is_mamba refuses
- * every question of this section and kvf_compute_split_handle_data(): KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID.
- * For a dense model use kvf_tp_mapping_build().
+ * They describe models that keep attention and recurrent state. With a topology that is not is_mamba, every function
+ * of this section and kvf_compute_split_handle_data() fails: KVF_E_INVALID, KVF_REFUSAL_NOT_HYBRID. For a dense model
+ * use kvf_tp_mapping_build().
  */
 
 /** The remote ranks that attention is read from. Errors as kvf_tp_mapping_build(). */
@@ -377,7 +380,7 @@ typedef struct kvf_layout_flags {
 } kvf_layout_flags;
 
 /**
- * Detects the layout from the shape a backend gives to a cache of 1 block, 16 tokens, 1 head of size 1.
+ * Detects the layout from the shape that a backend gives to a cache of 1 block, 16 tokens, 1 head of size 1.
  *
  * @param probe_shape            that shape
  * @param registered_dimensions  dimensions of the tensor that is registered for all layers together; 0: there is none

@@ -37,7 +37,7 @@ typedef struct kvf_transfer_summary {
     double average_descriptors;
     uint64_t failed; /**< transfers, handshakes and notifications together, as vLLM's connector counts them */
     uint64_t expired, late;
-    bool empty; /**< nothing was counted */
+    bool empty; /**< all counts are 0 */
 } kvf_transfer_summary;
 
 /**
