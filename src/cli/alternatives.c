@@ -6,7 +6,7 @@
 
 #include "cli.h"
 
-/* How many values the setting that begins here has: "tp=1/2,block=16" has two. */
+/* The number of values of the first setting in a text: 2 for "tp=1/2,block=16". */
 static uint32_t count_values(const char *setting) {
     uint32_t count = 1;
     for (const char *c = setting; *c && *c != ','; c++)
@@ -14,7 +14,7 @@ static uint32_t count_values(const char *setting) {
     return count;
 }
 
-/* The number of all shapes; more than ALTERNATIVES_MAX where they are too many. */
+/* The number of all shapes; some number above ALTERNATIVES_MAX if there are too many. */
 static uint32_t count_shapes(const char *text) {
     uint64_t count = 1;
     for (const char *at = text; at && count <= ALTERNATIVES_MAX;
@@ -32,8 +32,8 @@ static bool has_empty_value(const char *text) {
 }
 
 /*
- * Writes the i-th shape. The values of the keys are the digits of i; `left` is how many shapes the keys from here on
- * have. The shape is never longer than the text.
+ * Writes the i-th shape. The values of the keys are the digits of i; `left` is the number of shapes that the remaining
+ * keys make. The shape is never longer than the text.
  */
 static void write_shape(const char *text, uint32_t i, uint32_t left, char *out) {
     for (const char *at = text; *at;) {

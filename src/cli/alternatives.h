@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/** The most shapes of one side. */
+/** The largest number of shapes of one side. */
 enum { ALTERNATIVES_MAX = 256 };
 
 typedef struct alternatives {
@@ -15,8 +15,8 @@ typedef struct alternatives {
 } alternatives;
 
 /**
- * Writes out all shapes of a text. Returns EXIT_DONE, or says what is wrong: a text that stands for too many, or an
- * alternative that is empty. Whether the shapes have a meaning is for shape_parse() to say. Free it in either case.
+ * Writes out all shapes of a text. Returns EXIT_DONE, or prints what is wrong: too many shapes, or an empty
+ * alternative. shape_parse() checks the shapes themselves. Free the list in either case.
  *
  * @param side  for messages: "prefill" or "decode"
  */

@@ -1,5 +1,5 @@
 /*
- * The command's own frame: subcommands, exit codes, and how failures are said.
+ * The command's frame: subcommands, exit codes, and error messages.
  */
 #ifndef KVFERRY_CLI_H
 #define KVFERRY_CLI_H
@@ -13,16 +13,16 @@
 enum {
     EXIT_DONE = 0,
     EXIT_FAILED = 1, /* the work was begun and did not succeed */
-    EXIT_USAGE = 2,  /* what was asked for cannot be meant */
+    EXIT_USAGE = 2,  /* an argument is wrong, or a file or engine that it names */
 };
 
-/** Says one sentence on stderr. */
+/** Prints one sentence on stderr. */
 void notice(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/** Says one sentence on stderr and returns EXIT_USAGE. */
+/** Prints one sentence on stderr and returns EXIT_USAGE. */
 int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/** Says one sentence on stderr and returns EXIT_FAILED. */
+/** Prints one sentence on stderr and returns EXIT_FAILED. */
 int failure(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /**
@@ -40,7 +40,7 @@ typedef struct command {
     const char *operands; /* as its usage names them; "" for none */
     const char *summary;
     uint32_t bit;                      /* marks the options that it takes, see options.c */
-    int (*run)(int argc, char **argv); /* NULL: this build has not what it needs */
+    int (*run)(int argc, char **argv); /* NULL: this build lacks what the command needs */
 } command;
 
 /** The i-th subcommand; NULL past the last. */

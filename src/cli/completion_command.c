@@ -1,6 +1,6 @@
 /*
- * kvferry completion: what a shell needs to complete commands, options and their values, made from the tables that
- * the parser reads: no list is written twice.
+ * kvferry completion: prints a shell's script to complete commands, options and their values. The script is made from
+ * the tables that the parser reads, so that no list exists twice.
  */
 #include <stdio.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static void each_command(void (*each)(const command *of)) {
         each(of);
 }
 
-/* The words of a value with a blank between them; of KEY=VALUE,... the keys, each with its '='. */
+/* Prints the words of an option's value with blanks between them; for KEY=VALUE,... the keys, each with its '='. */
 static void print_words(const option_row *row) {
     const char *word;
     for (uint32_t i = 0; row->words && (word = row->words(NULL, i)) != NULL; i++)
@@ -37,7 +37,7 @@ static void print_command_words(const char *between) {
     printf("help");
 }
 
-/* The shells that this command knows, for itself. */
+/* Prints the shells, which are the operands of the completion command itself. */
 static void print_operand_words(const command *of, const char *between) {
     for (uint32_t i = 0; of->bit == COMMAND_COMPLETION && shells[i]; i++)
         printf("%s%s", i ? between : "", shells[i]);
@@ -119,7 +119,7 @@ static void print_bash(void) {
 
 /* ---- zsh ------------------------------------------------------------------------------------- */
 
-/* A text inside of '...' and of [...] of _arguments. */
+/* Prints a text that stands inside '...' and inside [...] of _arguments. */
 static void print_quoted(const char *sentence) {
     for (; *sentence; sentence++) {
         if (*sentence == '\'')

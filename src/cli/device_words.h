@@ -1,5 +1,5 @@
 /*
- * Devices as people and programs read of them.
+ * Descriptions of devices, for people and for programs.
  */
 #ifndef KVFERRY_CLI_DEVICE_WORDS_H
 #define KVFERRY_CLI_DEVICE_WORDS_H
@@ -13,7 +13,7 @@ void device_describe(const kvf_device_info *device, char *out, size_t bytes);
 /** Writes the CUDA of a driver: "12.8". */
 void device_version(const kvf_device_info *device, char *out, size_t bytes);
 
-/** The same as an object: number, name, compute_capability, multiprocessors, memory_bytes, driver, code, why_not. */
+/** A device as an object: number, name, compute_capability, multiprocessors, memory_bytes, driver, code, why_not. */
 struct json_object *json_device(uint32_t number, const kvf_device_info *device);
 
 #endif

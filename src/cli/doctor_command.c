@@ -34,8 +34,8 @@ typedef struct check {
     char name[48];
     bool good;
     char found[1200];
-    const char *advice;         /* where it is not good */
-    struct json_object *device; /* of a device: what it is; owned. NULL: of something else */
+    const char *advice;         /* printed if it is not good */
+    struct json_object *device; /* owned; the device that was checked; NULL: the check is of something else */
 } check;
 
 typedef struct examination {
@@ -207,7 +207,7 @@ static void check_clocks(examination *all) {
     struct timex how = {0};
     int state = adjtimex(&how);
     if (state < 0)
-        return; /* not to be asked here */
+        return; /* the kernel does not tell */
     at = add(all, "wall clock", state != TIME_ERROR && !(how.status & STA_UNSYNC),
              "only times in logs of several machines suffer: run chrony or ntpd on the host");
     say_found(at, "%s", at->good ? "synchronised" : "the kernel knows of no synchronisation");
@@ -277,7 +277,7 @@ int run_doctor(int argc, char **argv) {
     if (result)
         return result;
     examination all = {.count = 0};
-    check_reading(&all); /* while there is nothing that a child should not have */
+    check_reading(&all); /* forks, and so comes before the transport is open */
     kvf_transport *transport = NULL;
     result = options_open_transport(&asked, true, &transport);
     if (result)

@@ -53,7 +53,7 @@ uint64_t engine_bytes(const kvf_engine *engine) {
 
 enum { LABEL = 9 }; /* characters before a line's words */
 
-/* "; full 32 x (k 8 x 128 bf16, v 8 x 128 bf16)" of each group. */
+/* The name and the layers, and "; full 32 x (k 8 x 128 bf16, v 8 x 128 bf16)" for each group. */
 static void describe_model(const kvf_model *model, char *out, size_t bytes) {
     size_t length =
         (size_t)snprintf(out, bytes, "%s, %u layers", kvf_model_name(model), kvf_model_layer_count(model));

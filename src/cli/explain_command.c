@@ -1,8 +1,8 @@
 /*
  * kvferry explain: describes running engines, and what one would read from the other.
  *
- * The command visits agents as any engine that meets them would begin to (visit.h), and plans by itself: it asks
- * nothing that is not in an introduction, and what is planned here is what the engines plan.
+ * The command visits agents as an engine begins to when it meets them (visit.h). An introduction tells all that planning
+ * needs, so that the command plans by itself, and finds the same plans as the engines.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #include "text.h"
 #include "visiting.h"
 
-/* One side of a pair: an engine that was visited, or one of a shape. */
+/* One side of a pair: an engine that was visited, or one that was laid out by a shape. */
 typedef struct side {
     kvf_visited *visited;
     kvf_engine *made;

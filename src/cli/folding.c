@@ -32,7 +32,7 @@ size_t fold_at(const char *text, size_t width) {
     for (size_t at = strcspn(text, " "); at < length && (fits == 0 || at <= width);
          at += 1 + strcspn(text + at + 1, " "))
         fits = at;
-    return fits ? fits : length; /* one word */
+    return fits ? fits : length; /* a single word is not cut */
 }
 
 const char *fold_rest(const char *text, size_t length) {

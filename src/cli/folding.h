@@ -6,10 +6,10 @@
 
 #include <stddef.h>
 
-/** Characters of a line: as many as COLUMNS says, or the terminal has, or 80. */
+/** Characters of a line: from COLUMNS, or from the terminal, or 80. */
 size_t fold_width(void);
 
-/** How much of a text fits on a line of `width` characters: up to a blank, and at least a word. */
+/** Length of the beginning of a text that fits on a line of `width` characters: whole words, at least one. */
 size_t fold_at(const char *text, size_t width);
 
 /** The rest of a text after `length` characters of it went on a line. */
@@ -18,7 +18,7 @@ const char *fold_rest(const char *text, size_t length);
 /** Prints a text and ends its line. It begins at column `from`; further lines begin with `indent` blanks. */
 void print_folded(size_t from, size_t indent, const char *text);
 
-/** The same of a paragraph that begins its line. */
+/** Prints a text that begins in the first column, folded without indent. */
 void print_paragraph(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -13,14 +13,14 @@ enum { MAX_FILE_BYTES = 1 << 20, MAX_LAYERS = 65536 };
 
 /* ---- reading an object ----------------------------------------------------------------------- */
 
-/* An object of the file: messages say where it is. */
+/* An object of the file, and its place in it for messages. */
 typedef struct object {
     const char *path; /* of the file */
-    char where[160];  /* "group full, part k: "; "" of the whole */
+    char where[160];  /* "group full, part k: "; "" for the outermost object */
     struct json_object *json;
 } object;
 
-/* Keys that an object may have; those from the first NULL on are read over: other commands write them. */
+/* Checks that an object has only allowed keys. Those of `read_over`, which other commands write, are ignored. */
 static int check_keys(const object *of, const char *const *keys, const char *const *read_over) {
     char list[256];
     if (!json_object_is_type(of->json, json_type_object))
@@ -36,7 +36,7 @@ static int check_keys(const object *of, const char *const *keys, const char *con
     return EXIT_DONE;
 }
 
-/* A name; `otherwise` where there is none, and then NULL means that there must be one. */
+/* Reads a name. Without the key it is `otherwise`; if that is NULL, the key must be there. */
 static int read_text(const object *of, const char *key, const char *otherwise, const char **out) {
     struct json_object *value = NULL;
     *out = otherwise;
@@ -49,7 +49,7 @@ static int read_text(const object *of, const char *key, const char *otherwise, c
     return EXIT_DONE;
 }
 
-/* A whole number up to `most`; the least is 0 where it may be left out, and then that is what it is. */
+/* Reads a whole number from `least` to `most`. If `least` is 0, the key may be missing, which means 0. */
 static int read_number(const object *of, const char *key, uint32_t least, uint32_t most, uint32_t *out) {
     struct json_object *value = NULL;
     *out = 0;
@@ -74,7 +74,7 @@ static int read_list(const object *of, const char *key, size_t most, struct json
     return EXIT_DONE;
 }
 
-/* Which of a few words; the first where there is none. */
+/* Reads one of a few words, as its number; without the key, the first one. */
 static int read_choice(const object *of, const char *key, const char *const *choices, uint32_t *out) {
     char list[64];
     const char *word;
@@ -88,8 +88,8 @@ static int read_choice(const object *of, const char *key, const char *const *cho
 /* ---- the model ------------------------------------------------------------------------------- */
 
 static const char *const no_keys[] = {NULL};
-static const char *const kinds[] = {"tokens", "state", NULL};    /* as kvf_group_kind counts them */
-static const char *const rules[] = {"split", "replicate", NULL}; /* as kvf_tp_rule does */
+static const char *const kinds[] = {"tokens", "state", NULL};    /* in the order of kvf_group_kind */
+static const char *const rules[] = {"split", "replicate", NULL}; /* in the order of kvf_tp_rule */
 
 static int read_part(const object *of, kvf_part_desc *out) {
     static const char *const keys[] = {"name",          "dtype",         "units",

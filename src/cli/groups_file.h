@@ -1,6 +1,6 @@
 /*
- * Models of groups made by hand, as JSON: what docs/groups.schema.json describes, what --groups reads, and what
- * "kvferry models --json" writes.
+ * Models whose groups were made by hand, as JSON. docs/groups.schema.json describes the format, --groups reads it, and
+ * "kvferry models --json" writes it.
  *
  *   {"name": "toy", "layers": 4,
  *    "groups": [{"name": "full", "kind": "tokens", "layers": [0, 1, 2, 3],
@@ -14,12 +14,12 @@
 #include <kvferry/model.h>
 
 /**
- * Makes the model that a file describes. Returns EXIT_DONE, or says what is wrong, naming group, part and key, and
- * returns EXIT_USAGE or, where it cannot be read, EXIT_FAILED.
+ * Makes the model that a file describes. Returns EXIT_DONE; otherwise prints what is wrong, with group, part and key,
+ * and returns EXIT_USAGE or, if the file cannot be read, EXIT_FAILED.
  */
 int groups_file_load(const char *path, kvf_model **out);
 
-/** The same object of any model. */
+/** Describes any model by such an object. */
 struct json_object *groups_file_json(const char *name, const kvf_model *model);
 
 #endif

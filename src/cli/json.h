@@ -12,22 +12,22 @@
 void json_text(struct json_object *object, const char *key, const char *value);
 void json_count(struct json_object *object, const char *key, uint64_t value);
 
-/** Rounded to four significant digits, which is more than any measurement here is worth. */
+/** Adds a value, rounded to four significant digits: no measurement here is more exact. */
 void json_real(struct json_object *object, const char *key, double value);
 
-/** [begin, end]. */
+/** Adds a range as [begin, end]. */
 void json_range(struct json_object *object, const char *key, kvf_range range);
 
-/** What is to be known of how a model was read: a list of sentences, mostly empty. */
+/** Adds the notes about reading a model: a list of sentences, mostly empty. */
 void json_notes(struct json_object *object, const char *key, const kvf_model *model);
 
 /** The numbers of a shape. */
 struct json_object *json_shape(const engine_shape *shape, const kvf_engine *engine);
 
-/** Says what is wrong with a file that json_write() could not write to; makes it. */
+/** Creates the file that json_write() will write; prints what is wrong if it cannot. */
 int json_check_file(const char *file);
 
-/** Writes an object to a file ("-": standard output) and frees it; says what went wrong. */
+/** Writes an object to a file ("-": standard output) and frees it; prints what is wrong if it cannot. */
 int json_write(struct json_object *object, const char *file);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * kvferry keys: a new pair of keys, as --key-file takes it.
+ * kvferry keys: writes a new pair of keys, as --key-file reads it.
  */
 #include <kvferry/agent.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 int run_keys(int argc, char **argv) {
     options asked;
     char public_key[41], secret_key[41];
-    (void)umask(S_IRWXG | S_IRWXO); /* a file with a secret is its owner's alone */
+    (void)umask(S_IRWXG | S_IRWXO); /* only its owner may read a file with a secret key */
     int result = options_parse(argc, argv, COMMAND_KEYS, &asked);
     if (result)
         return result;

@@ -9,7 +9,7 @@
 #include "folding.h"
 #include "words.h"
 
-/* What speaks with agents: NULL in a build that has none. */
+/* The function of a command that needs agents: NULL in a build without them. */
 #ifdef KVF_WITHOUT_AGENT
 #define WITH_AGENT(run) NULL
 #else
@@ -149,7 +149,7 @@ static int print_help_about(const char *name) {
     return EXIT_DONE;
 }
 
-/* "--help" anywhere among the options. */
+/* Whether "--help" is among the options. */
 static bool asks_for_help(int argc, char **argv) {
     bool asks = false;
     for (int i = 2; i < argc && strcmp(argv[i], "--") != 0; i++)

@@ -1,6 +1,6 @@
 /*
- * kvferry models: what comes with the library, or one model, and what a token and a sequence cost in it; or the
- * families whose configurations are read.
+ * kvferry models: lists the built-in models, or one given model, with the bytes of a token and of a sequence's state;
+ * or lists the families whose configurations the library reads.
  */
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 /* ---- models ---------------------------------------------------------------------------------- */
 
-/* What is listed. */
+/* The list, as a table and as JSON. */
 typedef struct listing {
     table list;
     struct json_object *all;
@@ -78,7 +78,7 @@ static int add_model(const options *asked, listing *to) {
     return result;
 }
 
-/* Each by itself, as if it alone had been asked for; state types may suit some only. */
+/* Loads each built-in model with the given options; a state type may not suit all of them. */
 static int add_builtin(const options *asked, listing *to) {
     int result = EXIT_DONE;
     const char *name;
@@ -95,7 +95,7 @@ static int add_builtin(const options *asked, listing *to) {
     return result;
 }
 
-/* One model that was asked for is an object of its own: what --groups takes. */
+/* The JSON to print: for one model that the user named, only its object, which --groups can read. */
 static struct json_object *json_listed(const options *asked, struct json_object *all) {
     return json_object_get(asked->model || asked->groups ? json_object_array_get_idx(all, 0) : all);
 }

@@ -11,7 +11,7 @@ enum {
     SHAPED = COMMAND_PLAN | MOVING, /* both engines are laid out by their shapes */
     LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
     HERE = SHAPED | COMMAND_SERVE | COMMAND_SWEEP, /* the model is known without asking an engine */
-    THERE = COMMAND_EXPLAIN | COMMAND_FETCH,       /* it is a running engine's, unless it is named */
+    THERE = COMMAND_EXPLAIN | COMMAND_FETCH,       /* the running engine has the model, if not given */
     EITHER = HERE | THERE,
     VISITING = COMMAND_EXPLAIN | COMMAND_PING | COMMAND_FETCH,
     LIVE = MOVING | COMMAND_SERVE | COMMAND_FETCH, /* agents are opened */
@@ -81,7 +81,7 @@ static const char *lists_families(const options *asked) {
 #define TYPES_OF_STATE "element type of recurrent state"
 #define TYPES_OF_SCALES "keep quantisation scales of this type: one a token, or one a token and head"
 
-/* clang-format off: one row a paragraph: name, value, help, standard; commands; how it is read, and the rest */
+/* clang-format off: one paragraph for each row: name, value, help, standard; commands; how it is read, and the rest */
 static const option_row rows[] = {
     {"listen", "ENDPOINT", "where to be met, such as tcp://10.0.0.1:5555", "tcp://127.0.0.1:*", COMMAND_SERVE,
      TEXT(listen)},

@@ -7,13 +7,13 @@
 #include "numbers.h"
 #include "shape.h"
 
-/* ---- where a value goes ---------------------------------------------------------------------- */
+/* ---- storing values -------------------------------------------------------------------------- */
 
 static void *field_of(const option_row *row, options *out) {
     return (char *)out + row->field;
 }
 
-/* Numbers, flags and enumerations, in fields as wide as theirs. */
+/* Stores a number, a flag or an enumeration, in the width of its field. */
 static void store(const option_row *row, options *out, uint64_t value) {
     if (row->field_bytes == sizeof(bool))
         *(bool *)field_of(row, out) = value != 0;
@@ -55,7 +55,7 @@ int take_seed(const option_row *row, const char *written, options *out) {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* What was written, as it is spelled; says what there is when it is none of them. */
+/* Finds the value that the user wrote, as the table spells it; prints what is allowed if there is none such. */
 static const char *find_word(const option_row *row, const char *written, uint32_t *number) {
     const words among = {row->words, NULL};
     const char *name = words_find(among, written, number);
@@ -137,11 +137,11 @@ int take_key(const option_row *row, const char *written, options *out) {
     return EXIT_DONE;
 }
 
-/* ---- values that there are ------------------------------------------------------------------- */
+/* ---- allowed values -------------------------------------------------------------------------- */
 
 const char *way_word(const void *set, uint32_t i) {
     (void)set;
-    static const char *const names[] = {"auto", "direct", "packed"}; /* as kvf_way counts them */
+    static const char *const names[] = {"auto", "direct", "packed"}; /* in the order of kvf_way */
     return i < sizeof names / sizeof *names ? names[i] : NULL;
 }
 

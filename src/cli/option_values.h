@@ -16,13 +16,13 @@ int take_number(const option_row *row, const char *written, options *out);
 /** Any number. */
 int take_seed(const option_row *row, const char *written, options *out);
 
-/** One of row->words, by its number. */
+/** One of row->words, stored as its number. */
 int take_word(const option_row *row, const char *written, options *out);
 
 int take_dtype(const option_row *row, const char *written, options *out);
 int take_scales(const option_row *row, const char *written, options *out);
 
-/** One of row->words, as a text. */
+/** One of row->words, stored as a text. */
 int take_name(const option_row *row, const char *written, options *out);
 
 int take_cuda_memory(const option_row *row, const char *written, options *out);
@@ -30,7 +30,7 @@ int take_die(const option_row *row, const char *written, options *out);
 int take_hang(const option_row *row, const char *written, options *out);
 int take_key(const option_row *row, const char *written, options *out);
 
-/* ---- values that there are: each a word_of whose set is not looked at --------------------------- */
+/* ---- allowed values: each function is a word_of that does not use its set ----------------------- */
 
 const char *way_word(const void *set, uint32_t i);
 const char *replicas_word(const void *set, uint32_t i);
@@ -38,12 +38,12 @@ const char *cuda_memory_word(const void *set, uint32_t i);
 const char *dtype_word(const void *set, uint32_t i);
 const char *transport_word(const void *set, uint32_t i);
 
-/** The same, and those that only have costs. */
+/** The words of transport_word(), and the kinds that only have costs. */
 const char *costs_word(const void *set, uint32_t i);
 
 const char *model_word(const void *set, uint32_t i);
 
-/** "tp" and so on. */
+/** The keys of shapes: "tp" and so on. */
 const char *shape_word(const void *set, uint32_t i);
 
 #endif

@@ -11,20 +11,21 @@
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* What is left of the arguments. */
+/* The arguments that are not read yet. */
 typedef struct reader {
     char **next; /* ends with NULL, as argv does */
     const char *command;
-    bool only_operands; /* "--" was met */
+    bool only_operands; /* "--" was read */
 } reader;
 
-/* Whether a word is the file of an option that may have one: no option, and no endpoint of a command that takes those
- * ("--json=FILE" is whatever it is). */
+/* Whether the word after an option is its optional file: neither an option nor an endpoint. ("--json=FILE" takes any
+ * file.) */
 static bool is_file(const char *word) {
     return word && (word[0] != '-' || !word[1]) && !strstr(word, "://");
 }
 
-/* The value of an option: behind its '=', or the next word. NULL, and says so, where it lacks one. */
+/* The value of an option: the text after its '=', or the next word. Prints what is wrong and returns NULL if a value is
+ * missing, or is given to an option that takes none. */
 static const char *read_value(reader *from, const option_row *row, const char *behind) {
     if (!row->argument && behind)
         (void)usage_error("--%s takes no value; see \"kvferry help %s\"", row->name, from->command);
@@ -39,7 +40,7 @@ static const char *read_value(reader *from, const option_row *row, const char *b
     return *from->next ? *from->next++ : NULL;
 }
 
-/* Who else takes an option. */
+/* The commands that take an option. */
 static const char *commands_word(const void *name, uint32_t i) {
     const command *at;
     for (uint32_t n = 0; (at = command_get(n)) != NULL; n++)
@@ -135,7 +136,7 @@ bool options_want_text(const options *asked) {
     return !(asked->json && strcmp(asked->json, "-") == 0) && !(asked->html && strcmp(asked->html, "-") == 0);
 }
 
-/* ---- what was asked for ---------------------------------------------------------------------- */
+/* ---- using options --------------------------------------------------------------------------- */
 
 uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]) {
     uint32_t count = 0;

@@ -1,5 +1,5 @@
 /*
- * The options of all commands, as they were asked for. What a command takes is in one table, see option_table.h.
+ * The options of all commands, as the user gave them. option_table.h has the options that each command takes.
  */
 #ifndef KVFERRY_CLI_OPTIONS_H
 #define KVFERRY_CLI_OPTIONS_H
@@ -16,7 +16,7 @@ typedef enum fault_kind {
     FAULT_HANG,
 } fault_kind;
 
-/** The most operands that a command takes, keys that it may be given to allow, and rows of the table of options. */
+/** The largest numbers of a command's operands, of allowed keys, and of rows of the table of options. */
 enum { OPTIONS_MAX_OPERANDS = 2, OPTIONS_MAX_KEYS = 64, OPTIONS_MAX_ROWS = 128 };
 
 /** The options that the user gave. Texts belong to argv. Commands that speak with running engines have no default
@@ -31,16 +31,16 @@ typedef struct options {
     uint64_t tokens;   /* of a prompt; 0: chosen */
     uint64_t requests; /* 0: chosen */
     const char *transport;
-    bool fabrics;   /* what each would take */
-    bool calibrate; /* measure what can be */
+    bool fabrics;   /* predict the times of every kind of transport */
+    bool calibrate; /* measure the costs that can be measured here */
     const char *ucx_tls;
     const char *ucx_library;
     const char *ucx_devices;
     kvf_way way;
     bool brought_memory;
     bool no_direct_read;
-    bool push;             /* who has the cache writes it */
-    bool kill;             /* who has it dies in the middle */
+    bool push;             /* prefill writes the cache, instead of decode reading it */
+    bool kill;             /* prefill dies in the middle */
     bool families;         /* list families, not models */
     uint64_t memory_limit; /* bytes */
     uint32_t in_flight;    /* requests at once */
@@ -57,17 +57,17 @@ typedef struct options {
     const char *key_file;
     const char *listen;
     const char *allowed_keys[OPTIONS_MAX_KEYS]; /* public keys that may connect */
-    uint32_t allowed_key_count;                 /* 0: everyone */
+    uint32_t allowed_key_count;                 /* 0: every key may connect */
     bool insecure;
     uint32_t count;                             /* of greetings */
-    const char *operands[OPTIONS_MAX_OPERANDS]; /* what is no option */
+    const char *operands[OPTIONS_MAX_OPERANDS]; /* the arguments that are no options */
     uint32_t operand_count;
     bool given[OPTIONS_MAX_ROWS]; /* by row of the table */
 } options;
 
 /**
- * Reads a command's options. Returns EXIT_DONE, or says what is wrong and returns EXIT_USAGE; EXIT_FAILED where the
- * file that JSON is to go to cannot be written.
+ * Reads a command's options. Returns EXIT_DONE, or prints what is wrong and returns EXIT_USAGE; EXIT_FAILED if the
+ * file for JSON cannot be written.
  *
  * Options that the command does not take, and those that have no effect beside the others, are errors.
  *

@@ -56,7 +56,7 @@ static const char *escaped(char c) {
     case '"':
         return "&quot;";
     default:
-        /* XML has no way to write other control characters. */
+        /* XML cannot express other control characters. */
         return (unsigned char)c < ' ' && c != '\n' && c != '\t' ? "?" : NULL;
     }
 }

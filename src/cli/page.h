@@ -1,7 +1,6 @@
 /*
- * A page of HTML that stands by itself: one file with its styles inside, without scripts and without anything from
- * elsewhere, which the page also forbids the browser. What is written is well-formed XML, so that any parser can
- * check it.
+ * A self-contained page of HTML: one file with its styles inside, without scripts. The page also forbids the browser to
+ * load anything from elsewhere. Pages are well-formed XML, so that any parser can check them.
  */
 #ifndef KVFERRY_CLI_PAGE_H
 #define KVFERRY_CLI_PAGE_H
@@ -13,15 +12,15 @@
 #include "table.h"
 #include "text.h"
 
-/** A page that is being written. Its fields are page.c's. */
+/** A page that is being written. Only page.c may use its fields. */
 typedef struct page {
     FILE *out;
     const char *file;
-    bool failed; /* no memory: page_close() says so */
+    bool failed; /* no memory; page_close() prints it */
 } page;
 
 /**
- * Begins a page: its head, and its title as the heading. Says what is wrong with the file. End it with page_close().
+ * Begins a page: its head, and its title as the heading. Prints what is wrong with the file. End it with page_close().
  *
  * @param file  "-": standard output; must live as long as the page
  */
@@ -33,13 +32,13 @@ void page_markup(page *to, const char *format, ...) __attribute__((format(printf
 /** Writes text, and escapes markup in it. It may stand between tags and in attributes. */
 void page_text(page *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** Writes a table, which stays the caller's. */
+/** Writes a table, which the caller keeps. */
 void page_table(page *to, const table *list);
 
-/** The colour of a rank: the same one wherever it is drawn, and unlike that of its neighbours. */
+/** The colour of a rank: the same everywhere in a page, and clearly different from its neighbours' colours. */
 text page_rank_colour(uint32_t rank);
 
-/** Ends the page. Says when writing failed. */
+/** Ends the page. Prints what is wrong if writing failed. */
 int page_close(page *to);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * kvferry ping: whether an engine answers, which one, and how far it is. One visit, and greetings that are timed.
+ * kvferry ping: whether an engine answers, which one, and the round-trip time. It visits once, and times greetings.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "text.h"
 #include "visiting.h"
 
-/* Of the round trips, in order. */
+/* Statistics of the round trips. */
 typedef struct distance {
     uint32_t count;
     double least, median, most; /* ns */
@@ -30,7 +30,7 @@ static distance distance_of(const kvf_visited *visited) {
     qsort(sorted, out.count, sizeof *sorted, compare_ns);
     out.least = (double)sorted[0];
     out.most = (double)sorted[out.count - 1];
-    uint32_t below = (out.count - 1) / 2, above = out.count / 2; /* the same where the count is odd */
+    uint32_t below = (out.count - 1) / 2, above = out.count / 2; /* equal if the count is odd */
     out.median = ((double)sorted[below] + (double)sorted[above]) / 2;
     free(sorted);
     return out;

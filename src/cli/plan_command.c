@@ -1,5 +1,5 @@
 /*
- * kvferry plan: who reads what from whom, as a table, as JSON or as a page.
+ * kvferry plan: which cells each decode rank reads from each prefill rank, as a table, as JSON or as a page.
  */
 #include <stdio.h>
 #include <string.h>

@@ -8,18 +8,18 @@
 
 #include "text.h"
 
-/* Lengths in the picture, in its own unit. */
+/* Lengths in the picture, in the units of its coordinates. */
 enum { LABEL = 80, BOX = 200, GAP = 280, SPACE = 12, WIDTH = LABEL + BOX + GAP + BOX + LABEL };
 
-/* What one picture is of: parts of a group that are cut alike, of which the first stands for all. */
+/* The subject of one picture: the parts of a group that are cut alike. Its first part stands for all. */
 typedef struct subject {
     uint32_t group, part;
     const kvf_group_desc *desc;
-    uint32_t shares; /* of the tokens: the most on either side */
+    uint32_t shares; /* of the tokens; the larger number of the two sides */
     double height;   /* of a box */
 } subject;
 
-/* ---- which pictures there are ---------------------------------------------------------------- */
+/* ---- choosing pictures ----------------------------------------------------------------------- */
 
 static const kvf_group_shard_desc *held_by(const kvf_engine *engine, uint32_t rank, uint32_t group) {
     return &kvf_shard_get(kvf_engine_shard(engine, rank))->groups[group];
@@ -65,7 +65,7 @@ static subject make_subject(const report *plans, uint32_t group, uint32_t part) 
 
 /* ---- boxes ----------------------------------------------------------------------------------- */
 
-/* The top of a rank's box. The side with fewer ranks stands in the middle of the other. */
+/* The top of a rank's box. The side with fewer ranks is centred beside the other. */
 static double top_of(const report *plans, const subject *of, bool decode, uint32_t rank) {
     const double ours = kvf_engine_rank_count(decode ? plans->decode : plans->prefill);
     const double others = kvf_engine_rank_count(decode ? plans->prefill : plans->decode);
@@ -76,7 +76,7 @@ static double left_of(bool decode) {
     return decode ? LABEL + BOX + GAP : LABEL;
 }
 
-/* Cells of a rank: layers from top to bottom, units from left to right, and in each unit the share of the tokens. */
+/* Draws cells of a rank: layers from top to bottom, units from left to right, and in each unit its share of the tokens. */
 static void draw_cells(page *to, const subject *of, double left, double top, kvf_range layers,
                        kvf_range units, kvf_token_share tokens, uint32_t colour_of) {
     const double unit = (double)BOX / of->desc->parts[of->part].units;
@@ -90,7 +90,7 @@ static void draw_cells(page *to, const subject *of, double left, double top, kvf
             unit * step / shares, layer * (layers.end - layers.begin), page_rank_colour(colour_of).text);
 }
 
-/* Where one unit ends and the next begins, as long as they can be told apart. */
+/* Draws the borders between units, unless there are too many to be told apart. */
 static void draw_units(page *to, const subject *of, double left, double top) {
     const uint32_t columns = of->desc->parts[of->part].units * of->shares;
     for (uint32_t column = 1; column < columns && columns <= 64; column++)
@@ -126,7 +126,7 @@ static bool is_of(const kvf_plan_cut *cut, const subject *of) {
     return cut->group == of->group && cut->part == of->part;
 }
 
-/* What a decode rank wants, in the colours of the ranks that it reads from. */
+/* Draws the cells of a decode rank, in the colours of the ranks that it reads them from. */
 static void draw_reader(page *to, const report *plans, const subject *of, uint32_t rank) {
     const kvf_plan *plan = plans->planned[rank].plan;
     const double top = top_of(plans, of, true, rank);
@@ -140,7 +140,7 @@ static void draw_reader(page *to, const report *plans, const subject *of, uint32
     end_box(to, of, left_of(true), top);
 }
 
-/* ---- who reads from whom --------------------------------------------------------------------- */
+/* ---- flows ----------------------------------------------------------------------------------- */
 
 static bool reads(const kvf_plan *plan, const subject *of, uint32_t source) {
     for (uint32_t i = 0; i < kvf_plan_cut_count(plan); i++) {
@@ -165,7 +165,7 @@ static void say_source(page *to, const report *plans, uint32_t rank, uint32_t so
     page_markup(to, "</title>");
 }
 
-/* One more flow of so many at the edge of a box: they leave it evenly spaced. */
+/* The height at which the i-th of `count` flows meets the edge of a box; the flows are evenly spaced. */
 static double edge(const report *plans, const subject *of, bool decode, uint32_t rank, uint32_t i,
                    uint32_t count) {
     return top_of(plans, of, decode, rank) + of->height * (i + 1) / (count + 1);
@@ -187,7 +187,7 @@ static void draw_flow(page *to, const report *plans, uint32_t rank, uint32_t sou
     page_markup(to, "</path>\n");
 }
 
-/* How many decode ranks read a subject from each prefill rank; NULL when memory ran out. Free it. */
+/* By prefill rank, the number of decode ranks that read a subject from it; NULL if memory ran out. Free it. */
 static uint32_t *count_readers(const report *plans, const subject *of) {
     uint32_t *readers = calloc(kvf_engine_rank_count(plans->prefill), sizeof *readers);
     for (uint32_t rank = 0; readers && rank < kvf_engine_rank_count(plans->decode); rank++) {

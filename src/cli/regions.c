@@ -5,7 +5,7 @@
 #include "json.h"
 #include "text.h"
 
-/* Neighbouring regions: the first view of the first, and how far they reach. */
+/* Neighbouring regions that differ only in their layers: first to end - 1. */
 typedef struct alike {
     uint32_t first, end;
 } alike;
@@ -23,7 +23,7 @@ static bool same_axes(const kvf_region_view *a, const kvf_region_view *b) {
     return same;
 }
 
-/* Whether a view is that of the region before, for the layers after those. */
+/* Whether a view equals a view of the region before it, but for the layers, which must be the next ones. */
 static bool follows(const kvf_region_view *before, const kvf_region_view *view) {
     return view->region_bytes == before->region_bytes && view->group == before->group &&
            view->parts.begin == before->parts.begin && view->parts.end == before->parts.end &&
@@ -51,7 +51,7 @@ static alike next_alike(const kvf_shard *shard, uint32_t first) {
     return out;
 }
 
-/* The layers of a view in all of the regions. */
+/* The layers that a view has in all regions together. */
 static kvf_range layers_of(const kvf_region_view *view, alike regions) {
     uint32_t more = regions.end - regions.first - 1;
     return (kvf_range){view->layers.begin, view->layers.end + more * view->layer_count};
@@ -64,7 +64,7 @@ static void name_parts(const kvf_group_desc *group, kvf_range parts, char *out, 
             (size_t)snprintf(out + length, bytes - length, "%s%s", length ? " " : "", group->parts[p].name);
 }
 
-/* "BPHND"; "irregular". */
+/* The order of a view's axes, such as "BPHND", or "irregular". */
 static text order_of(const kvf_region_view *view) {
     char letters[KVF_REGION_AXES_MAX + 1] = "";
     for (uint32_t i = 0; i < view->axis_count; i++)

@@ -1,5 +1,5 @@
 /*
- * What the memory regions of a rank hold, neighbours that differ in nothing but their layers as one.
+ * The content of a rank's memory regions. Neighbours that differ only in their layers are shown as one.
  */
 #ifndef KVFERRY_CLI_REGIONS_H
 #define KVFERRY_CLI_REGIONS_H
@@ -15,7 +15,7 @@ void regions_start(table *list);
 /** Adds the regions of one rank of a side, a row for each view. */
 void regions_add(table *list, const char *side, const kvf_shard *shard);
 
-/** The same as an array. */
+/** The regions of one rank as a JSON array. */
 struct json_object *regions_json(const kvf_shard *shard);
 
 #endif

@@ -12,7 +12,7 @@
 #include "json.h"
 #include "text.h"
 
-/* The kinds of this build, and memory or machines of another sort. */
+/* Lists the kinds of this build, and those variants of them that have costs of their own. */
 static void list_fabrics(report_fabric *fabrics) {
     static const char *const apart[] = {"shm/brought", "ucx/emulated"};
     uint32_t count = 0;
@@ -51,11 +51,11 @@ void report_free(report *to) {
     *to = (report){0};
 }
 
-/* One rank's request from all its sources, one after another. */
+/* The sums of one rank's request over all its sources, read one after another. */
 typedef struct report_whole {
     uint64_t bytes, runs;
     double ns;
-    double long_ns; /* in runs so long that only their bytes count */
+    double long_ns; /* the time if runs were so long that only their bytes count */
 } report_whole;
 
 static bool same_cells(const kvf_plan_cut *a, const kvf_plan_cut *b) {
@@ -64,7 +64,7 @@ static bool same_cells(const kvf_plan_cut *a, const kvf_plan_cut *b) {
            a->units.end == b->units.end && a->tokens.index == b->tokens.index;
 }
 
-/* Whether an earlier cut of the same cells, of another part, stands for this one. */
+/* Whether the row of an earlier cut, which takes the same cells of another part, also shows this one. */
 static bool is_shown(const kvf_plan *plan, uint32_t i) {
     for (uint32_t j = 0; j < i; j++)
         if (same_cells(kvf_plan_get_cut(plan, i), kvf_plan_get_cut(plan, j)))
@@ -198,7 +198,7 @@ static void add_totals(report_totals *sum, const kvf_plan *plan, const report_wh
     sum->plans++;
 }
 
-/* One rank, over one kind of transport. */
+/* Adds the prediction for one rank over one kind of transport. */
 static kvf_status add_fabric(const report *to, const kvf_plan *plan, report_fabric *fabric) {
     double direct = 0, packed = 0, chosen = 0;
     for (uint32_t source = 0; source < kvf_plan_source_count(plan); source++) {

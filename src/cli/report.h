@@ -1,5 +1,5 @@
 /*
- * Which rank reads what from which between two engines, each plan proved: as a table or as JSON.
+ * The cells that each decode rank reads from each prefill rank, with every plan proved: as a table or as JSON.
  */
 #ifndef KVFERRY_CLI_REPORT_H
 #define KVFERRY_CLI_REPORT_H
@@ -16,24 +16,24 @@ enum { REPORT_TOKENS = 1024 };
 /** Sums over all decode ranks. */
 typedef struct report_totals {
     uint64_t bytes, runs;
-    double slowest_ns;       /* by the cheaper way of each source */
-    double long_ns;          /* and what the same rank would take in long runs */
+    double slowest_ns;       /* of the slowest rank, by the cheaper way of each source */
+    double long_ns;          /* the time of the same rank in long runs */
     uint32_t direct, packed; /* sources, by the way that would be chosen */
     uint32_t plans, fewest_rules, most_rules;
     size_t least_memory, most_memory;
 } report_totals;
 
-/** Kinds of transport that predictions are made for beside the one that is asked for. */
+/** Kinds of transport that predictions are made for, besides the one that the user chose. */
 enum { REPORT_FABRICS = 8 };
 
-/** What one kind of transport would take: the slowest decode rank, from all its sources one after another. */
+/** Times over one kind of transport: of the slowest decode rank, from all its sources one after another. */
 typedef struct report_fabric {
-    const char *kind; /* NULL: there are fewer */
+    const char *kind; /* NULL: this entry and those after it are not used */
     double direct_ns, packed_ns, chosen_ns;
     uint32_t direct, packed; /* sources of all ranks, by the way that would be chosen */
 } report_fabric;
 
-/** One decode rank's plan, and what each of its sources takes. */
+/** One decode rank's plan, and the prediction for each of its sources. */
 typedef struct report_rank {
     kvf_plan *plan;
     kvf_way_prediction *sources;
@@ -45,23 +45,23 @@ typedef struct report {
     const char *cost_kind; /* of the transport whose costs are assumed */
     kvf_cost_model cost;
     report_rank *planned;      /* owned; of each decode rank, from report_make() on */
-    table list;                /* who reads what from whom */
-    table sources;             /* and what it costs, by source */
+    table list;                /* the cells that each rank reads from each source */
+    table sources;             /* the costs, by source */
     struct json_object *ranks; /* NULL: not wanted */
     report_totals sum;
     report_fabric fabrics[REPORT_FABRICS];
 } report;
 
-/** Begins a report; the engines stay the caller's and must outlive it. Free it with report_free(). */
+/** Begins a report. The caller keeps the engines, which must outlive it. Free it with report_free(). */
 void report_start(report *to, const options *asked, const kvf_engine *prefill, const kvf_engine *decode);
 
-/** Makes and proves the plan of every decode rank; prints what is wrong with one. */
+/** Makes and proves the plan of every decode rank; prints what is wrong with the first that fails. */
 int report_make(report *to);
 
 /** The time of a source by the way that would be chosen. */
 double report_cheaper(const kvf_way_prediction *cost);
 
-/** Writes one line that says what was predicted, and with which costs. */
+/** Writes one line about the prediction and the costs that it assumes. */
 void report_say_costs(const report *of, char *out, size_t bytes);
 
 /** A table of the times of the kinds of transport; without rows if it was not asked for. Free it. */

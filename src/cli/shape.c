@@ -31,7 +31,7 @@ static const order_name orders[] = {
     {"sd", "L|BTNPH", "state: step before channel, the projections of a step side by side"},
 };
 
-enum { ORDER_NHD = 0, ORDER_DS = 7 }; /* of token groups and of state groups where none is asked for */
+enum { ORDER_NHD = 0, ORDER_DS = 7 }; /* the defaults of token groups and of state groups */
 
 static const size_t order_count = sizeof orders / sizeof *orders;
 
@@ -47,8 +47,8 @@ static const char *order_word(const void *set, uint32_t i) {
     return i < order_count ? orders[i].name : NULL;
 }
 
-/* An order by its name, or by its axes in capitals or not, with or without the elements of a cell (D) at its end; the
- * axes are put straight in place. NULL: it is neither. */
+/* Reads an order: a name, or axes in either case, with or without the elements of a cell (D) at the end. Axes are
+ * changed to capitals in place. NULL: it is neither. */
 static const char *order_of(char *value) {
     uint32_t number;
     if (words_find((words){order_word, NULL}, value, &number))
@@ -191,7 +191,7 @@ static int read_share_pages(engine_shape *shape, const char *value) {
     return usage_error("--%s: share-pages is \"%s\"; allowed are yes and no", shape->side, value);
 }
 
-/* A key that speaks of the whole engine. `known` says whether it is one. */
+/* Reads a key of the whole engine. `known` receives whether it is one. */
 static int read_engine_key(engine_shape *shape, const shape_setting *setting, bool *known) {
     struct {
         const char *key;
@@ -216,7 +216,7 @@ static int read_engine_key(engine_shape *shape, const shape_setting *setting, bo
     return EXIT_DONE;
 }
 
-/* ---- what a group may have of its own -------------------------------------------------------- */
+/* ---- settings of a group --------------------------------------------------------------------- */
 
 static int read_order(const engine_shape *shape, char *value, const char **out) {
     char list[160];
@@ -264,7 +264,7 @@ static int read_group_key(engine_shape *shape, const shape_setting *setting, uin
     return result;
 }
 
-/* How close a setting is to a group: 0 not at all, 1 all token groups, 2 all state groups, 3 this group. */
+/* How closely a setting names a group: 0 not at all, 1 all token groups, 2 all state groups, 3 this group. */
 static int closeness(const shape_setting *setting, const kvf_group_desc *group) {
     bool is_state = group->kind == KVF_GROUP_STATE;
     if (!setting->group)
@@ -307,7 +307,7 @@ static int check_group_names(engine_shape *shape, const kvf_model *model) {
     return EXIT_DONE;
 }
 
-/* Keys of the engine that only mean something together. */
+/* Checks keys of the engine that depend on each other. */
 static int check_together(engine_shape *shape) {
     if (shape->pp_layers && shape->pp_given && shape->pp != shape->pp_stages)
         return usage_error("--%s: pp is %u, but pp-layers has %u stages; leave pp out, or let the two agree",

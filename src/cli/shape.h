@@ -1,5 +1,5 @@
 /*
- * The shape of an engine as it is written on the command line: "tp=4,pp=2,block=16,order=nhd,state.order=sd".
+ * The shape of an engine as the user writes it: "tp=4,pp=2,block=16,order=nhd,state.order=sd".
  *
  * A key without a dot is for the engine or for all token groups; "state.KEY" for all state groups; and
  * "GROUP.KEY" for the group of that name. The more specific key wins.
@@ -13,7 +13,7 @@
 
 enum { SHAPE_MAX_SETTINGS = 64 };
 
-/** A KEY=VALUE, texts inside engine_shape.text. */
+/** A KEY=VALUE; its texts lie in engine_shape.text. */
 typedef struct shape_setting {
     const char *group; /* before the dot; NULL: none */
     const char *key;
@@ -22,24 +22,24 @@ typedef struct shape_setting {
 
 typedef struct engine_shape {
     const char *side; /* "prefill" or "decode": for messages, and the engine's name unless it has another */
-    const char *name; /* NULL: as the side; the caller's */
+    const char *name; /* the caller's; NULL: the name is the side */
     char *text;       /* owned, cut into the settings */
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;
     uint32_t tp, pp, dcp, dcp_width;
     bool pp_given;
     uint32_t *pp_layers;    /* owned; NULL: split as evenly as possible */
-    uint32_t pp_stages;     /* how many there are of them */
+    uint32_t pp_stages;     /* entries of pp_layers */
     kvf_group_spec *groups; /* owned; one for each group of the model */
     bool share_pages;       /* all groups keep their blocks in the same memory, see shared_pages.h */
-    bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
-    kvf_dtype *types;       /* owned; by group: of elements; KVF_DTYPE_INVALID: as the model says */
-    bool retyped;           /* some are asked for: engines convert then */
+    bool *fixed_blocks;     /* owned; by group: whether the user gave the number of blocks */
+    kvf_dtype *types;       /* owned; by group: element type; KVF_DTYPE_INVALID: as the model says */
+    bool retyped;           /* the user gave some type: engines then convert */
 } engine_shape;
 
 /**
- * Reads a shape for a model. Returns EXIT_DONE, or says what is wrong and returns EXIT_USAGE. Free it with
- * shape_free() in either case. The numbers of blocks are those asked for, or 0.
+ * Reads a shape for a model. Returns EXIT_DONE, or prints what is wrong and returns EXIT_USAGE. Free it with
+ * shape_free() in either case. The numbers of blocks are those that the user gave, or 0.
  */
 int shape_parse(const char *side, const char *written, const kvf_model *model, engine_shape *out);
 
@@ -51,16 +51,16 @@ void shape_fill_blocks(engine_shape *shape, const kvf_model *model);
 /** Lays out the engine with the block counts of shape->groups; prints what is wrong with it. */
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out);
 
-/** Writes the short name of an order ("nhd"), or the order itself where it has none. */
+/** Returns the short name of an order ("nhd"), or the order itself if it has none. */
 const char *shape_order_name(const char *order);
 
-/** Writes how the groups' blocks and orders are, in short: "16 nhd", "16 nhd, ssm 1 sd". */
+/** Writes the groups' block sizes and orders in short: "16 nhd", "16 nhd, ssm sd". */
 void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes);
 
-/** "20+12": the layers of each pipeline stage where some have more than others, or "" where all have as many. */
+/** Writes the layers of each pipeline stage, such as "20+12", or "" if all stages have equally many. */
 void shape_describe_stages(const engine_shape *shape, const kvf_engine *engine, char *out, size_t bytes);
 
-/** Layers of a pipeline stage. */
+/** The number of layers of a pipeline stage. */
 uint32_t shape_stage_layers(const engine_shape *shape, const kvf_engine *engine, uint32_t stage);
 
 /** The i-th key: "tp", then "pp" ...; NULL past the last. */

@@ -1,5 +1,5 @@
 /*
- * The element types of an engine whose cache is of others than the model says.
+ * Element types of an engine whose cache has other types than the model says.
  */
 #ifndef KVFERRY_CLI_SHAPE_TYPES_H
 #define KVFERRY_CLI_SHAPE_TYPES_H
@@ -7,10 +7,10 @@
 #include <kvferry/model.h>
 
 /**
- * The same model with elements of other types. Only f32, f16 and bf16 become another: scales and the like stay.
+ * Makes a copy of a model with other element types. Only f32, f16 and bf16 are replaced; scales and the like stay.
  *
  * @param types  of each group; KVF_DTYPE_INVALID: as the model says
- * @return KVF_OK, and what kvf_model_create() says
+ * @return as kvf_model_create()
  */
 kvf_status shape_retype(const kvf_model *model, const kvf_dtype *types, kvf_model **out);
 

@@ -25,7 +25,7 @@ static uint64_t kernel_page(const kvf_engine *engine, uint32_t g) {
     return most;
 }
 
-/* a and b are at least 1. */
+/* a and b must be at least 1. */
 static uint64_t common_divisor(uint64_t a, uint64_t b) {
     while (b) {
         uint64_t rest = a % b;
@@ -35,8 +35,8 @@ static uint64_t common_divisor(uint64_t a, uint64_t b) {
     return a ? a : 1;
 }
 
-/* What a page must be a multiple of: each group cuts it into equal kernel blocks, aligned as was asked for.
- */
+/* Finds the number of which a page must be a multiple: each group cuts it into equal kernel blocks, with the group's
+ * alignment. */
 static int find_step(const engine_shape *shape, uint32_t groups, uint64_t *out) {
     *out = 1;
     for (uint32_t g = 0; g < groups; g++) {
@@ -98,7 +98,7 @@ static int share_block_count(engine_shape *shape, const kvf_model *model) {
     return EXIT_DONE;
 }
 
-/* One size for all: `page`. */
+/* Gives all groups pages of `page` bytes. */
 static int set_pages(engine_shape *shape, const kvf_model *model, uint64_t page) {
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         kvf_group_spec *spec = &shape->groups[g];

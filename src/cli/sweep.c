@@ -10,7 +10,7 @@ static const char *name_ways(const report_totals *pair) {
     return pair->direct && pair->packed ? "both" : pair->packed ? "packed" : "direct";
 }
 
-/* Of what has runs; what is converted has none. */
+/* Bytes of an average run; 0 if all is converted, because conversions have no runs. */
 static double bytes_a_run(const report_totals *pair) {
     return pair->runs ? (double)pair->bytes / (double)pair->runs : 0;
 }
@@ -72,7 +72,7 @@ static void add_cell(page *to, const sweep *of, const scale *within, uint32_t p,
     page_markup(to, "%s</small></td>", name_ways(pair));
 }
 
-/* A shape, which a line may break after each of its keys. */
+/* Adds a shape, in which the line may break after each key. */
 static void add_shape(page *to, const char *shape) {
     page_markup(to, "<th>");
     for (const char *key = shape; *key;) {

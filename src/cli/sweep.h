@@ -1,5 +1,5 @@
 /*
- * Pairs of shapes and what each takes: the result of `kvferry sweep`, as CSV and as a map.
+ * Pairs of shapes and the time that each takes: the result of `kvferry sweep`, as CSV and as a map.
  */
 #ifndef KVFERRY_CLI_SWEEP_H
 #define KVFERRY_CLI_SWEEP_H
@@ -12,7 +12,7 @@
 typedef struct sweep_side {
     const char *name; /* "prefill" or "decode" */
     alternatives list;
-    kvf_engine **engines; /* owned; of each shape, NULL where it was refused for this model */
+    kvf_engine **engines; /* owned; of each shape, NULL if it is refused for this model */
 } sweep_side;
 
 typedef struct sweep {
@@ -20,17 +20,17 @@ typedef struct sweep {
     kvf_model *model; /* owned */
     sweep_side prefill, decode;
     report_totals
-        *pairs;     /* owned; [prefill shape][decode shape]; `plans` is 0 where one of the two was refused */
-    text cost_kind; /* of the transport whose costs were taken */
+        *pairs;     /* owned; [prefill shape][decode shape]; `plans` is 0 if one of the two was refused */
+    text cost_kind; /* of the transport whose costs are assumed */
 } sweep;
 
-/** What a pair takes. */
+/** The totals of one pair. */
 const report_totals *sweep_pair(const sweep *of, uint32_t prefill, uint32_t decode);
 
 /** Prints a line for each pair, and the titles before them. */
 void sweep_print_csv(const sweep *of);
 
-/** Writes a page with a map: prefill shapes are its rows, decode shapes its columns. Says what went wrong. */
+/** Writes a page with a map of prefill shapes (rows) and decode shapes (columns). Prints what is wrong if it cannot. */
 int sweep_write_page(const sweep *of, const char *file);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * kvferry sweep: what each pair of shapes takes.
+ * kvferry sweep: the time that each pair of shapes takes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "engines.h"
 #include "sweep.h"
 
-/* Makes the engine of one shape. One that the library refuses has been named on stderr, and is left out. */
+/* Makes the engine of one shape. A shape that the library refuses is left out, with a warning on stderr. */
 static int make_engine(const char *side, const char *wanted, const kvf_model *model, kvf_engine **out) {
     engine_shape shape;
     int result = shape_parse(side, wanted, model, &shape);

@@ -45,13 +45,13 @@ void table_start(table *out, const char *titles) {
 
 /* ---- printing -------------------------------------------------------------------------------- */
 
-/* How a table is fitted into a line. */
+/* The widths with which a table fits into a line. */
 typedef struct fit {
     size_t width[TABLE_MAX_COLUMNS];
     size_t gap; /* blanks between columns */
 } fit;
 
-/* The longest word of a column of text: it cannot be narrower. Numbers are never folded. */
+/* The least width of a column: of text, its longest word; numbers are never folded. */
 static size_t least_width(const table *of, size_t column) {
     size_t least = 0;
     for (size_t i = column; i < of->count; i += of->columns)
@@ -68,7 +68,7 @@ static size_t line_length(const table *of, const fit *how) {
     return length;
 }
 
-/* Columns come closer, and then the widest ones of text are folded, as far as is needed and their words allow. */
+/* If a table is too wide, first narrows the gaps, then the widest columns of text, down to their longest words. */
 static fit fit_table(const table *of, size_t width) {
     fit how = {.gap = 2};
     size_t least[TABLE_MAX_COLUMNS];
@@ -91,7 +91,7 @@ static fit fit_table(const table *of, size_t width) {
     return how;
 }
 
-/* One line of a row; what did not fit stays in `rest`. False: nothing is left. */
+/* Prints one line of a row, and leaves in `rest` the text that did not fit. False: no text is left. */
 static bool print_line(const table *of, const fit *how, const char *rest[TABLE_MAX_COLUMNS], int indent) {
     int blanks = indent; /* held back, so that no line ends with them */
     bool more = false;

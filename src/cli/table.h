@@ -1,5 +1,5 @@
 /*
- * A table of text: columns as wide as their widest cell, or folded where the whole would be wider than a line.
+ * A table of text. Columns are as wide as their widest cell; if the table would be wider than a line, they are folded.
  */
 #ifndef KVFERRY_CLI_TABLE_H
 #define KVFERRY_CLI_TABLE_H
@@ -11,7 +11,7 @@ enum { TABLE_MAX_COLUMNS = 12 };
 
 typedef struct table {
     size_t columns;
-    bool right[TABLE_MAX_COLUMNS]; /* aligned: numbers */
+    bool right[TABLE_MAX_COLUMNS]; /* aligned to the right, as numbers are */
     size_t width[TABLE_MAX_COLUMNS];
     char **cells; /* owned; row by row, the titles first */
     size_t count, capacity;
@@ -21,7 +21,7 @@ typedef struct table {
 /**
  * Begins a table.
  *
- * @param titles  of the columns, '|' between them; one that begins with '>' is aligned to the right
+ * @param titles  of the columns, '|' between them; a title that begins with '>' aligns its column to the right
  */
 void table_start(table *out, const char *titles);
 

@@ -20,16 +20,16 @@ text text_bytes(uint64_t bytes);
 /** "850 ns", "3.21 ms". */
 text text_time(double ns);
 
-/** Thousands set apart: "1 048 576". */
+/** With thousands set apart: "1 048 576". */
 text text_count(uint64_t count);
 
-/** A half-open range as it is spoken of: "0-7", "3". */
+/** A half-open range by its first and last number: "0-7", "3". */
 text text_range(kvf_range range);
 
 /** The model layers of a range of a group's layers: "0-31", "5-59 by 6", "12 of 0-40". */
 text text_layers(const kvf_group_desc *group, kvf_range layers);
 
-/** What a unit of a part is called: "head", "channel", "latent" or "unit". */
+/** The word for a unit of a part: "head", "channel", "latent" or "unit". */
 const char *unit_word(const kvf_group_desc *group, const kvf_part_desc *part);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * kvferry transports: which kinds of transport this build has, which work on this machine, with what, and why others
- * do not.
+ * kvferry transports: the kinds of transport of this build, which of them work on this machine and with which devices,
+ * and why others do not.
  */
 #include <stdio.h>
 #include <string.h>
@@ -47,7 +47,7 @@ static void print_details(const kvf_transport_finding *found) {
     }
 }
 
-/* Those that work, and that "auto" does without. */
+/* Prints why "auto" leaves out a kind that works. */
 static void print_left_out(kvf_transport *automatic, const kvf_transport_finding *found, uint32_t i) {
     kvf_transport_finding taken = {.struct_size = sizeof taken};
     if (!found->works || kvf_transport_find(automatic, i, &taken) || taken.works)
@@ -56,7 +56,7 @@ static void print_left_out(kvf_transport *automatic, const kvf_transport_finding
     print_paragraph("\"auto\" goes without %s: %s", taken.kind, taken.why_not);
 }
 
-/* Memory of devices needs no kind that serves it: it moves packed, where the device has our code. */
+/* Memory of devices needs no transport of its own kind: it moves packed, if kvferry has code for the device. */
 static void print_devices(void) {
     uint32_t count = 0;
     char words[512];

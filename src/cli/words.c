@@ -58,8 +58,8 @@ static unsigned least(unsigned a, unsigned b) {
     return a < b ? a : b;
 }
 
-/* How many letters to add, leave out, change or swap with their neighbour until one is the other: three rows of the
- * table of all beginnings of both. */
+/* The edit distance: the number of letters to add, leave out, change or swap with a neighbour to turn one name into the
+ * other. Only three rows of the table are kept. */
 static unsigned distance(const char *a, const char *b) {
     unsigned rows[3][LONGEST + 1];
     size_t a_length = strnlen(a, LONGEST), b_length = strnlen(b, LONGEST);
@@ -78,7 +78,7 @@ static unsigned distance(const char *a, const char *b) {
     return rows[a_length % 3][b_length];
 }
 
-/* A beginning of two letters or more is as near as one wrong letter. */
+/* How far a written name is from a name. A beginning of two letters or more counts as one wrong letter. */
 static unsigned far_from(const char *written, const char *name) {
     size_t length = strlen(written), same = 0;
     while (same < length && plain(written[same]) == plain(name[same]))
@@ -88,7 +88,7 @@ static unsigned far_from(const char *written, const char *name) {
 
 text words_hint(words among, const char *written) {
     const char *name, *nearest = NULL;
-    unsigned near = ((unsigned)strnlen(written, LONGEST) + 2) / 3; /* a letter in three may be wrong */
+    unsigned near = ((unsigned)strnlen(written, LONGEST) + 2) / 3; /* one letter in three may be wrong */
     for (uint32_t i = 0; (name = among.get(among.set, i)) != NULL; i++) {
         unsigned far = far_from(written, name);
         if (far > near || (nearest && far == near))

@@ -1,6 +1,6 @@
 /*
- * Names out of a known set, as somebody types them: found in capitals and with '_' for '-', listed, and the nearest
- * one told where none fits.
+ * Names of a known set as users type them. Capitals and '_' for '-' are accepted; for a wrong name the nearest one is
+ * suggested.
  */
 #ifndef KVFERRY_CLI_WORDS_H
 #define KVFERRY_CLI_WORDS_H
@@ -18,19 +18,19 @@ typedef struct words {
     const void *set; /* what `get` is given */
 } words;
 
-/** Of an array that ends with NULL. */
+/** The set of the names in an array that ends with NULL. */
 words words_of_array(const char *const *names);
 
-/** Whether the two are one name but for capitals and '_' for '-'. */
+/** Whether two names differ only in capitals and '_' for '-'. */
 bool words_same(const char *a, const char *b);
 
-/** The name that was written, as the set spells it; NULL when it has none. `number` (may be NULL) is which. */
+/** Finds a written name, and returns it as the set spells it; NULL: none. `number` (may be NULL) receives its index. */
 const char *words_find(words among, const char *written, uint32_t *number);
 
-/** "auto, direct and packed". */
+/** Writes all names as "auto, direct and packed". */
 void words_list(words among, char *out, size_t bytes);
 
-/** " (do you mean packed?)", or "" where nothing is near. */
+/** Suggests the nearest name, " (do you mean packed?)"; "" if none is near. */
 text words_hint(words among, const char *written);
 
 #endif
