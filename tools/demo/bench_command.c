@@ -1,5 +1,5 @@
 /*
- * kvferry bench: what planning, making runs and moving cost, medians and spread, beside the machine's limit.
+ * kvferry bench: times of planning, making runs and moving, with medians and spread, beside the machine's limit.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static spread spread_of(const double *values, size_t count) {
 
 typedef struct plan_costs {
     spread build_ns;  /* of the decode rank whose median is the longest */
-    spread verify_ns; /* of the same */
+    spread verify_ns; /* of the same rank */
     uint64_t memory_bytes, sources, rules;
 } plan_costs;
 
@@ -111,7 +111,7 @@ static int measure_request(const demo_job *job, const kvf_plan *plan, kvf_reques
     return EXIT_DONE;
 }
 
-/* The first request, which is the longest, at decode rank 0. */
+/* Measures the first request, which is the longest, at decode rank 0. */
 static int measure_runs(const demo_job *job, run_costs *out) {
     kvf_plan *plan = NULL;
     kvf_request *request = NULL;
@@ -126,7 +126,7 @@ static int measure_runs(const demo_job *job, run_costs *out) {
     return result;
 }
 
-/* ---- saying it ------------------------------------------------------------------------------- */
+/* ---- printing -------------------------------------------------------------------------------- */
 
 typedef struct figures {
     plan_costs plan;

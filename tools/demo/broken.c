@@ -46,14 +46,14 @@ uint32_t broken_layers(const kvf_shard *shard) {
     return first < last ? first + (last - first + 1) / 2 : 0;
 }
 
-/* What has moved from or to a rank of the other engine so far. */
+/* The bytes that have moved from or to a rank of the other engine so far. */
 static uint64_t count_moved(const live_rank *of, uint32_t peer) {
     uint32_t count = 0, room = 0;
     uint64_t bytes = 0;
     (void)kvf_agent_peers(of->agent, NULL, 0, &room);
     kvf_agent_peer *peers = calloc((size_t)room + 1, sizeof *peers);
     if (!peers)
-        return 0; /* asked again */
+        return 0; /* the caller asks again */
     peers->struct_size = sizeof *peers;
     (void)kvf_agent_peers(of->agent, peers, room + 1, &count);
     for (uint32_t i = 0; i < count && i <= room; i++)

@@ -1,37 +1,37 @@
 /*
- * The request in the middle of which its producer is killed, as a rank of either side sees it.
+ * The broken request, whose producer is killed in its middle, as a rank of either side sees it.
  */
 #ifndef KVFERRY_DEMO_BROKEN_H
 #define KVFERRY_DEMO_BROKEN_H
 
 #include "rank.h"
 
-/** How both sides name it; what it moves is what the first request of a round does. */
+/** Its name on both sides. It moves the same blocks as the first request of a round. */
 #define BROKEN_ID "broken"
 
 typedef struct broken_request {
-    uint64_t ticket; /* 0: none was made */
-    bool reports;    /* as soon as the blocks are free */
+    uint64_t ticket; /* 0: the request was not started */
+    bool reports;    /* report as soon as the blocks are free */
     told_figures told;
 } broken_request;
 
 /**
- * Takes an event where it is of this request, and reports once its blocks are free and a report is wanted.
+ * Takes an event if it is of this request, and sends the report once the blocks are free and the report is wanted.
  *
- * @return whether it was
+ * @return whether the event was of this request
  */
 bool broken_heed(const live_rank *of, broken_request *self, const kvf_event *event);
 
-/** Wants the report: at once where the blocks are free, and there were none where no ticket was made. */
+/** Wants the report. It is sent at once if the blocks are free or the request was not started, otherwise later. */
 bool broken_report(const live_rank *of, broken_request *self);
 
-/** Model layers of which a push writes so many before its producer is killed: half of those that the rank keeps for
- * tokens. 0: it keeps fewer than two. */
+/** How many model layers a push writes before its producer is killed: up to the middle of those that the rank keeps for
+ * tokens. 0: the rank keeps fewer than two. */
 uint32_t broken_layers(const kvf_shard *shard);
 
 /**
- * Waits until bytes of it have moved, from or to rank `peer` of the other engine (UINT32_MAX: any), and says how many.
- * Some seconds at the most: what is slowed down and packed begins with a whole slot, which may have to wait for longer.
+ * Waits until some bytes have moved from or to rank `peer` of the other engine (UINT32_MAX: any), and reports how many.
+ * Waits for some seconds at most: a slowed-down request that goes packed begins with a whole slot, which may take longer.
  */
 bool broken_wait_halfway(live_rank *of, broken_request *self, rank_heed heed, uint32_t peer, uint32_t layers);
 

@@ -2,8 +2,7 @@
 
 #include "pattern.h"
 
-/* Where the first row of a step is: its position among the tokens that this rank keeps gives block and row.
- */
+/* The offset of the first row of a step. The step's position among the tokens of this rank gives block and row. */
 static uint64_t step_offset(const kvf_group_shard_desc *held, const kvf_placement *placement,
                             const kvf_block_table *table, uint64_t step, uint32_t rows_per_step) {
     uint64_t period = (uint64_t)held->tokens.count * held->tokens.width;

@@ -1,6 +1,6 @@
 /*
- * Walking the cells of a request in a rank's memory, by their coordinates and the placement formula alone:
- * nothing here knows plans, rules or runs, so it can judge them.
+ * Walking the cells of a request in a rank's memory, using only their coordinates and the placement formula. This
+ * code uses no plans, rules or runs, so that it can check them.
  */
 #ifndef KVFERRY_DEMO_CELLS_H
 #define KVFERRY_DEMO_CELLS_H
@@ -10,8 +10,8 @@
 typedef struct logical_cell {
     uint8_t *address;
     uint64_t bytes;
-    kvf_dtype dtype; /* of its elements, */
-    kvf_dtype sent;  /* and of those that were sent: the same where they are not converted */
+    kvf_dtype dtype; /* of its elements */
+    kvf_dtype sent;  /* of the elements that were sent; equals dtype unless they are converted */
     uint32_t request;
     uint32_t group;
     uint32_t layer; /* of the model */
@@ -21,7 +21,7 @@ typedef struct logical_cell {
     uint32_t key; /* see pattern.h */
 } logical_cell;
 
-/** Is called for each cell; false ends the walk. */
+/** Called for each cell; false ends the walk. */
 typedef bool (*cell_visitor)(void *context, const logical_cell *at);
 
 /** One rank's memory. */
@@ -29,10 +29,10 @@ typedef struct cell_memory {
     const kvf_shard *shard;
     uint8_t *const *regions; /* where each region begins */
     uint64_t seed;
-    const kvf_model *sent; /* as whose elements its cells were sent; NULL: as its own */
+    const kvf_model *sent; /* the model with whose element types the cells were sent; NULL: the shard's own */
 } cell_memory;
 
-/** Which cells of a request: those that a prefill rank has, or those that a decode rank wants. */
+/** Whether to visit the cells that a prefill rank has, or those that a decode rank wants. */
 typedef enum cell_side {
     CELLS_OF_PREFILL,
     CELLS_OF_DECODE,
@@ -47,7 +47,7 @@ typedef enum cell_side {
 bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, const kvf_group_request *groups,
                  cell_visitor visit, void *context);
 
-/** Where a rank keeps a row of a unit, or NULL when it does not hold it. `layer` is an index in the group. */
+/** Where a rank keeps a row of a unit, or NULL if it does not hold that row. `layer` is an index in the group. */
 uint8_t *cell_address(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
                       uint32_t part, uint64_t row, uint32_t unit);
 

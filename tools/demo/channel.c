@@ -13,8 +13,8 @@ typedef struct envelope {
 } envelope;
 
 /*
- * Ranks that are threads of one process hand memory to each other by way of the coordinator, another process:
- * the language does not know that what one wrote before sending is what the other sees after receiving.
+ * Ranks that are threads of one process hand memory to each other through the coordinator, another process. The
+ * C language alone does not promise that a rank that received a message sees what the other wrote before sending.
  */
 static void order_memory(void) {
     static atomic_uint handed_over;

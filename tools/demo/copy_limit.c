@@ -8,7 +8,7 @@
 
 enum {
     BATCH_RUNS = 1024, /* at most what one process_vm_readv takes, see IOV_MAX */
-    CACHED_RUNS = 256, /* what is known of so many stays in the first-level cache */
+    CACHED_RUNS = 256, /* the descriptions of so many runs stay in the first-level cache */
     FILL_BYTES = 16 << 20,
     MOST_CALL_BYTES = 1 << 30, /* the kernel stops a call a little below 2 GiB */
 };
@@ -28,7 +28,7 @@ void copy_limit_prepare(live_rank *of) {
         }
 }
 
-/* Where a region of a prefill rank would be in the memory to copy from: one after another. */
+/* The place of a prefill rank's region in the memory to copy from, where regions lie one after another. */
 static uint8_t *region_of(const demo_job *job, uint32_t source_rank, uint32_t region) {
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(job->all.prefill, source_rank));
     uint64_t offset = 0;
@@ -43,7 +43,7 @@ typedef struct batch {
     uint64_t bytes;
 } batch;
 
-/* At least one run. */
+/* Fills a batch with runs, of which there must be at least one. */
 static void fill_batch(const live_rank *of, uint32_t source_rank, const kvf_run *runs, size_t count,
                        batch *out) {
     uint32_t region = runs[0].remote_region;

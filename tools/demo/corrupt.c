@@ -7,7 +7,7 @@
 
 enum { FIELDS = 6 };
 
-/* The part of that name, and the layer, in one group. */
+/* Finds the group that has the model's layer and a part of the given name. */
 static bool find_part(const kvf_model *model, uint64_t layer, const char *part, corruption *out) {
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
@@ -33,7 +33,7 @@ static bool find_holder(const engines *all, const workload *work, corruption *ou
         if (!bases)
             return false;
         for (uint32_t i = 0; i < regions; i++)
-            bases[i] = nothing; /* only whether there is an address matters here */
+            bases[i] = nothing; /* the address is only compared with NULL */
         cell_memory memory = {shard, bases, 0, NULL};
         bool holds = cell_address(&memory, &wanted->remote, out->group, out->layer, out->part, out->row,
                                   out->unit) != NULL;
@@ -84,7 +84,7 @@ void corruption_apply(const corruption *what, const cell_memory *memory, const w
     const kvf_block_table *table = &workload_request(work, what->request)[what->group].remote;
     uint8_t *address =
         cell_address(memory, table, what->group, what->layer, what->part, what->row, what->unit);
-    /* The first bit, of numbers the sign: rounding does not hide it. */
+    /* Flips the highest bit, which is the sign of a number, because rounding never hides it. */
     uint64_t bit = (uint64_t)(what->element + 1) * kvf_dtype_bits(group->parts[what->part].dtype) - 1;
     if (address)
         address[bit / 8] ^= (uint8_t)(1u << bit % 8);

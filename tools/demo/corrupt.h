@@ -7,7 +7,7 @@
 #include "cells.h"
 #include "workload.h"
 
-/** One element, and the prefill rank that is to spoil it. */
+/** One element, and the prefill rank that spoils it. */
 typedef struct corruption {
     bool wanted;
     uint32_t rank;
@@ -21,8 +21,8 @@ typedef struct corruption {
 } corruption;
 
 /**
- * Reads "REQUEST,LAYER,PART,TOKEN,UNIT,ELEMENT" and finds the lowest prefill rank that holds it; LAYER is of
- * the model, TOKEN a row of a state. Says what is wrong with it.
+ * Reads "REQUEST,LAYER,PART,TOKEN,UNIT,ELEMENT" and finds the lowest prefill rank that holds the element; LAYER is
+ * of the model, TOKEN may be a row of a state. Prints what is wrong with the text.
  */
 int corruption_parse(const char *text, const engines *all, const workload *work, corruption *out);
 

@@ -18,7 +18,7 @@
 
 enum {
     TICK_MS = 100,
-    GRACE_MS = 500,      /* for finding out which rank died when others complain */
+    GRACE_MS = 500,      /* to find out which rank died after others complained */
     QUIT_MS = 20 * 1000, /* until ranks that were told to quit are killed */
 };
 
@@ -63,7 +63,7 @@ static bool is_one_process(const demo_job *job) {
     return strcmp(job->asked->transport, "inproc") == 0;
 }
 
-/* All ranks as threads. Failures have been reported by the ranks. */
+/* Runs all ranks as threads. The ranks report their failures. */
 static int run_threads(rank_seat *seats, uint32_t count) {
     pthread_t *threads = calloc(count, sizeof *threads);
     uint32_t started = 0;
@@ -239,7 +239,7 @@ int crew_end(crew *of) {
     return result;
 }
 
-/* ---- speaking -------------------------------------------------------------------------------- */
+/* ---- messages and progress ------------------------------------------------------------------- */
 
 static bool belongs(const crew *of, uint32_t member, crew_part whom) {
     if (of->members[member].to.fd < 0)
@@ -255,7 +255,7 @@ void crew_send(crew *to, crew_part whom, message_type type, const void *data, si
             (void)channel_send(&to->members[i].to, type, data, bytes);
 }
 
-/* How much of a step its ranks have done. */
+/* The part of a step that its ranks have done, from 0 to 1. */
 static double share_of_step(const crew *of, crew_part whom) {
     double done = 0;
     uint32_t ranks = 0;
@@ -290,7 +290,7 @@ static void clear_progress(const crew *of) {
         (void)fputs("\r\033[K", stderr);
 }
 
-/* If ranks complain or are gone, a rank that died is the reason, even if another is heard first. */
+/* Reports why ranks complained or are gone. If a rank died, that is the reason, even if another complained first. */
 static int blame(crew *of, uint32_t member, const char *doing, const char *complaint) {
     clear_progress(of);
     for (uint32_t waited = 0; waited < GRACE_MS; waited += 20) {
@@ -327,7 +327,7 @@ static int take(crew *of, uint32_t member, message_type type, const char *doing,
     return blame(of, member, doing, "it said something unexpected");
 }
 
-/* Ranks that wait for a silent one fall silent too, but later: the one to name has been silent longest. */
+/* Names the rank that has been silent longest, if for too long: ranks that wait for it fall silent too, but later. */
 static int check_silence(crew *of, const char *doing) {
     uint64_t now = now_ns(), most = (uint64_t)of->job->silence_s * 1000000000u;
     uint32_t silent = UINT32_MAX;

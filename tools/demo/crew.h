@@ -1,5 +1,5 @@
 /*
- * The processes of a demo as its coordinator sees them: started, spoken with, waited for, and ended.
+ * The processes of a demo: the coordinator starts them, sends them messages, waits for them, and ends them.
  *
  * Every rank is a process of its own; over the in-process transport all ranks are threads of one process.
  */
@@ -25,11 +25,11 @@ typedef struct crew {
     uint32_t count;       /* of ranks */
     bool shows_progress;
     uint64_t begin_ns;
-    uint32_t step;   /* of job->steps, the one under way; 0: none yet */
+    uint32_t step;   /* the current one of job->steps; 0: none yet */
     double furthest; /* the largest share of all steps that was shown */
 } crew;
 
-/** Starts all ranks; says what failed. */
+/** Starts all ranks; prints what is wrong if it cannot. */
 int crew_start(crew *out, const demo_job *job);
 
 /** Which ranks: all, or those of one side. */
@@ -41,30 +41,30 @@ typedef enum crew_part {
     CREW_WITNESS = 8, /* decode rank 0, which reads from it */
 } crew_part;
 
-/** Sends the same to several ranks. One that is gone is noticed when it is waited for. */
+/** Sends one message to several ranks. crew_await() notices a rank that is gone. */
 void crew_send(crew *to, crew_part whom, message_type type, const void *data, size_t bytes);
 
-/** Takes a message. `index` counts within the rank's side. False when the message is not as expected. */
+/** Takes a message. `index` counts within the rank's side. False if the message is not as expected. */
 typedef bool (*crew_handler)(void *context, demo_side side, uint32_t index, const message *from);
 
 /**
- * Waits until each of several ranks has sent one message of a type, showing progress meanwhile: which step of how many,
- * the share of the whole, which never becomes less, and about how much time is left if the other steps take as long.
+ * Waits until each of several ranks has sent one message of a type. Meanwhile shows progress: the step and the number of
+ * steps, the share of the whole, which never shrinks, and about how much time is left if the other steps take as long.
  *
  * @param doing   what they do, for messages: "moving"
  * @param handle  may be NULL
- * @return EXIT_DONE, or EXIT_FAILED after saying which rank failed, died or fell silent
+ * @return EXIT_DONE, or EXIT_FAILED after printing which rank failed, died or fell silent
  */
 int crew_await(crew *of, crew_part whom, message_type type, const char *doing, crew_handler handle,
                void *context);
 
-/** Lets the decode ranks meet the prefill engine there; says what failed. */
+/** Lets the decode ranks meet the prefill engine at an endpoint; prints what is wrong if they cannot. */
 int crew_connect(crew *of, const char *endpoint);
 
 /**
- * Waits until a descriptor becomes readable, while the ranks do what they do.
+ * Waits until a descriptor becomes readable, while the ranks work.
  *
- * @return EXIT_DONE, or EXIT_FAILED after saying which rank failed or died
+ * @return EXIT_DONE, or EXIT_FAILED after printing which rank failed or died
  */
 int crew_stand(crew *of, int stop_fd, const char *doing);
 
@@ -74,10 +74,10 @@ void crew_strike(crew *of, uint32_t member);
 /** Lets the process that stands by take the place of a rank that was killed. */
 void crew_replace(crew *of, uint32_t member);
 
-/** Tells all to quit and reaps them, killing those that do not. Returns EXIT_FAILED when one ended badly. */
+/** Tells all ranks to quit, kills those that do not, and reaps them. Returns EXIT_FAILED if one ended badly. */
 int crew_end(crew *of);
 
-/** Kills and reaps all that still run. */
+/** Kills and reaps all processes that still run. */
 void crew_kill(crew *of);
 
 #endif

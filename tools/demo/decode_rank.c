@@ -1,5 +1,5 @@
 /*
- * A decode rank: meets the prefill engine, pulls requests or expects them, and verifies what it has.
+ * A decode rank: meets the prefill engine, pulls requests or expects them, and verifies its memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,20 +10,20 @@
 #include "rank.h"
 #include "verify.h"
 
-enum { BROKEN_PULL_S = 60 }; /* about how long a pull would take whose producer is killed */
+enum { BROKEN_PULL_S = 60 }; /* about how long the broken pull would take if its producer lived */
 
 typedef struct decode_rank {
     live_rank base; /* first, see rank_serve() */
-    kvf_plan *plan; /* proved, and what the limit is measured by */
+    kvf_plan *plan; /* to be proved, and to measure the machine's limit */
     kvf_request *request;
     kvf_group_steps *groups;
-    char endpoint[256]; /* where the prefill engine is met */
+    char endpoint[256]; /* of the prefill engine */
     uint32_t round, next, finished;
     move_figures figures;
     broken_request broken;
 } decode_rank;
 
-/* Where the prefill engine is laid out elsewhere, the agent alone plans. */
+/* Plans, unless the prefill engine is laid out in another process (fetch): then only the agent plans. */
 static bool make_plan(decode_rank *self) {
     const demo_job *job = self->base.job;
     const kvf_plan_options how = {.struct_size = sizeof how, .convert = job->all.convert};
@@ -120,8 +120,8 @@ static bool count_taken(decode_rank *self, const kvf_event *event) {
     return rank_send(&self->base, MESSAGE_MOVED, &self->figures, sizeof self->figures);
 }
 
-/* The producer has not held it again yet, since another rank is still to say that it has its part of the round
- * before last. */
+/* The producer does not hold the request again yet, because another decode rank still has to finish its part of the
+ * round before the last one. */
 static bool is_too_early(const decode_rank *self, const kvf_event *event) {
     return self->base.job->standing && event->status == KVF_E_EXISTS &&
            event->request_kind == KVF_REQUEST_PULL;
@@ -152,8 +152,8 @@ static bool is_source(const decode_rank *self, uint32_t prefill_rank) {
     return false;
 }
 
-/* A pull from the victim is slowed down, so that it is under way when that dies; a push waits for the layers that the
- * victim does not write. */
+/* A pull from the victim is slowed down, so that it is under way when the victim dies. A push then still waits for the
+ * layers that the victim does not write. */
 static bool break_off(decode_rank *self) {
     const demo_job *job = self->base.job;
     const bool slow = !job->asked->push && is_source(self, job->victim);
@@ -166,9 +166,10 @@ static bool break_off(decode_rank *self) {
            broken_wait_halfway(&self->base, &self->broken, heed, job->victim, 0);
 }
 
-/* ---- the rest of its life -------------------------------------------------------------------- */
+/* ---- parting, verifying, orders -------------------------------------------------------------- */
 
-/* The prefill agents have closed; as long as their memory is mapped here it is not given back. */
+/* Waits until the agent has no peers. The prefill agents have closed, but their memory is freed only when it is no longer
+ * mapped here. */
 static bool part(decode_rank *self) {
     kvf_agent_stats stats = {.struct_size = sizeof stats};
     uint64_t deadline = now_ns() + self->base.job->patience_ns;

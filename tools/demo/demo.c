@@ -17,7 +17,7 @@
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-/* "prefill:1" */
+/* Reads the rank that has the fault, such as "prefill:1". */
 static int parse_fault(const options *asked, demo_job *job) {
     job->fault_rank = UINT32_MAX;
     if (asked->fault == FAULT_NONE)
@@ -35,7 +35,7 @@ static int parse_fault(const options *asked, demo_job *job) {
     return EXIT_DONE;
 }
 
-/* Address space only: the pages come when the prefill ranks have given theirs back. */
+/* Reserves address space only; its pages are allocated after the prefill ranks have freed theirs. */
 static int reserve_copy_source(demo_job *job) {
     job->copy_source = calloc(job->prefill_ranks, sizeof *job->copy_source);
     job->copy_bytes = calloc(job->prefill_ranks, sizeof *job->copy_bytes);
@@ -52,7 +52,7 @@ static int reserve_copy_source(demo_job *job) {
             mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED)
             return failure("mmap of %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
-        (void)madvise(memory, bytes, MADV_HUGEPAGE); /* as the transports do with what they allocate */
+        (void)madvise(memory, bytes, MADV_HUGEPAGE); /* as transports do with memory that they allocate */
         job->copy_source[rank] = memory;
         job->copy_bytes[rank] = bytes;
     }
@@ -61,12 +61,12 @@ static int reserve_copy_source(demo_job *job) {
 
 int demo_prepare(const options *asked, uint32_t default_rounds, demo_job *out) {
     *out = (demo_job){.asked = asked, .rounds = asked->rounds ? asked->rounds : default_rounds};
-    /* Ranks wait longer than the coordinator does, so that it names a silent rank. Leases outlast the slowest round,
-     * for nothing here frees blocks early; a peer that closed is let go of at once. */
+    /* Ranks wait longer than the coordinator, so that the coordinator names a silent rank. Leases outlast the slowest
+     * round, because no rank here frees blocks early. A peer that closed is forgotten soon. */
     out->patience_ns = (asked->timeout_s + UINT64_C(60)) * 1000000000u;
     out->silence_s = asked->timeout_s;
-    /* Filling, connecting, both sides' parting, the memory to copy from; and in each round moving, verifying and copying.
-     * Or, instead of copying: moving what breaks, noticing, giving up, filling again. */
+    /* Filling, connecting, parting of each side, filling the memory to copy from; in each round moving, verifying and
+     * copying. With --kill, instead of copying: moving what breaks, noticing, giving up, filling again. */
     out->steps = asked->kill ? 8 + 2 * out->rounds : 5 + 3 * out->rounds;
     out->agents = (kvf_agent_options){.struct_size = sizeof out->agents,
                                       .lease_ns = out->patience_ns,
@@ -104,7 +104,7 @@ typedef struct run {
     const demo_job *job;
     crew all;
     demo_result *result;
-    kvf_agent *directory; /* where the prefill engine is met */
+    kvf_agent *directory; /* decode ranks meet the prefill engine at it */
     moved sum;
     uint64_t copy_ns;
 } run;
@@ -126,7 +126,7 @@ static bool take_copied(void *context, demo_side side, uint32_t index, const mes
 
 /* ---- the phases ------------------------------------------------------------------------------ */
 
-/* Engines find each other by a contact that knows all ranks of one; here it is a directory of the coordinator. */
+/* One engine finds another by a contact that knows all its ranks; here the contact is the coordinator's directory. */
 static int connect_ranks(run *self) {
     const kvf_agent_options how = {.struct_size = sizeof how, .own_thread = true};
     kvf_status status = kvf_agent_open(NULL, 0, &how, &self->directory);
@@ -148,7 +148,7 @@ static void note_moved(run *self) {
     result->untouched_bytes = self->sum.untouched_bytes;
 }
 
-/* Prefill ranks give their memory back, and decode ranks let go of it. */
+/* Lets prefill ranks free their memory, and decode ranks end their use of it. */
 static int part_ranks(run *self) {
     int result = EXIT_DONE;
     for (crew_part side = CREW_PREFILL; side <= CREW_DECODE && !result; side++) {

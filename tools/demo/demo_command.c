@@ -1,5 +1,5 @@
 /*
- * kvferry demo: the main job on real processes, and what came of it as a table or as JSON.
+ * kvferry demo: moves caches between real processes, and prints the result as a table or as JSON.
  */
 #include <stdio.h>
 
@@ -24,7 +24,7 @@ static void print_work(const demo_job *job) {
     (void)fflush(stdout);
 }
 
-/* What is converted has no runs that could be copied. */
+/* A plan that converts has no runs that could be copied. */
 static bool compares_copying(const demo_job *job) {
     return !job->all.convert && !job->asked->kill;
 }

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-/* The bits of a type: a sign, so many for the exponent, the rest for the fraction. */
+/* The numbers of bits of a type's exponent and fraction; one more bit is the sign. */
 typedef struct form {
     int exponent, fraction;
 } form;
@@ -15,7 +15,7 @@ static uint32_t low_bits(uint32_t bits, int count) {
     return bits & ((UINT32_C(1) << count) - 1);
 }
 
-/* An infinity, or a NaN, which is made quiet and keeps the first bits of its payload. */
+/* Converts an infinity, or a NaN, which becomes quiet and keeps the first bits of its payload. */
 static uint32_t without_value(form to, uint32_t payload, form from) {
     const uint32_t top = low_bits(UINT32_MAX, to.exponent) << to.fraction;
     if (payload == 0)
@@ -36,12 +36,12 @@ uint32_t element_as(kvf_dtype from_type, uint32_t bits, kvf_dtype to_type) {
     const double value = ldexp(whole, (exponent ? (int)exponent : 1) - bias - from.fraction);
     if (value == 0)
         return sign;
-    /* The number in steps of the new type around it. rint() takes the even of two as near. */
+    /* The number in steps of the new type at that size. Of two equally near steps rint() takes the even one. */
     int power = ilogb(value);
     if (power < 1 - to_bias)
         power = 1 - to_bias;
     const double steps = rint(ldexp(value, to.fraction - power));
-    /* Neighbours have neighbouring bits, from the smallest to infinity: so rounding up to a power of two needs no care. */
+    /* Neighbouring numbers, up to infinity, have neighbouring bits, so that rounding up to a power of two just carries. */
     const uint32_t out = ((uint32_t)(power + to_bias - 1) << to.fraction) + (uint32_t)steps;
     const uint32_t infinity = low_bits(UINT32_MAX, to.exponent) << to.fraction;
     return sign | (power > to_bias || out > infinity ? infinity : out);

@@ -1,6 +1,6 @@
 /*
- * What an element becomes in another type, worked out with numbers: slow, and right by inspection. The demo judges by it
- * what was converted on the way.
+ * Converts an element to another type by arithmetic: slow, but easy to check by reading. With it the demo verifies
+ * elements that were converted on the way.
  */
 #ifndef KVFERRY_DEMO_ELEMENT_H
 #define KVFERRY_DEMO_ELEMENT_H
@@ -9,7 +9,7 @@
 
 #include <kvferry/model.h>
 
-/** The bits of an element of f32, f16 or bf16 in another of them: the nearest, of two as near the even one. */
+/** Converts the bits of an f32, f16 or bf16 to another of these: the nearest value, of two equally near the even one. */
 uint32_t element_as(kvf_dtype from, uint32_t bits, kvf_dtype to);
 
 #endif

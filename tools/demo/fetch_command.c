@@ -1,6 +1,6 @@
 /*
- * kvferry fetch: a decode engine that fetches what `kvferry serve` holds, verifies it, and measures the way beside a
- * plain stream over the same link.
+ * kvferry fetch: a decode engine that fetches the requests that `kvferry serve` holds, verifies them, and compares their
+ * speed with a plain stream over the same link.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 enum {
     ROUNDS = 3,
     GREETINGS = 5,
-    VISIT_S = 10, /* nobody there is known sooner than that a request hangs */
+    VISIT_S = 10, /* less than a request may take: here, no answer means that no engine is there */
 };
 
 typedef struct fetch {
@@ -53,7 +53,7 @@ static int visit(fetch *self) {
     return result;
 }
 
-/* The engine's own facts are ours too: without them the two would not meet. */
+/* The facts for our agents: the visited engine's own, because engines meet only if their facts agree. */
 static const char *facts_of(const kvf_visited *visited) {
     const char *own = strstr(kvf_visited_facts(visited), "\nown:\n");
     return own ? own + strlen("\nown:\n") : NULL;
@@ -71,7 +71,7 @@ static void describe_agents(fetch *self) {
                                        .public_key = self->place.key};
 }
 
-/* As the engines will: what cannot be planned is said before anything is started. */
+/* Plans as the engines will, so that an error in planning is reported before any rank starts. */
 static int prove(const fetch *self) {
     const kvf_engine *prefill = kvf_visited_engine(self->visited), *decode = self->job.all.decode;
     int result = EXIT_DONE;
@@ -95,7 +95,7 @@ static int prepare(fetch *self) {
                       .rounds = self->asked.rounds ? self->asked.rounds : ROUNDS,
                       .steps = 2 + 2 * (self->asked.rounds ? self->asked.rounds : ROUNDS),
                       .patience_ns = (uint64_t)self->asked.timeout_s * 1000000000u,
-                      .silence_s = self->asked.timeout_s + 60, /* the ranks say better what is wrong */
+                      .silence_s = self->asked.timeout_s + 60, /* ranks give up first, with a better reason */
                       .fault_rank = UINT32_MAX};
     (void)snprintf(self->name, sizeof self->name, "decode-%ld-%llx", (long)getpid(),
                    (unsigned long long)now_ns());
@@ -125,7 +125,7 @@ static int run_rounds(fetch *self) {
     for (uint32_t round = 0; round < self->job.rounds && !result; round++) {
         result = move_round(&self->all, &self->sum);
         self->seconds[round] = self->sum.seconds;
-        /* In turns, so that both see the link as it is now. */
+        /* Fetching and the stream take turns, so that both use the link in the same state. */
         if (!result)
             result = stream_measure(self->place.endpoint, (uint16_t)self->pattern.stream_port,
                                     self->sum.bytes, self->asked.timeout_s, &self->stream_seconds[round]);
@@ -144,20 +144,20 @@ static int run(fetch *self) {
     return result;
 }
 
-/* ---- what came of it ------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static int compare_reals(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* Sorts them. */
+/* The median; sorts the values. */
 static double median_of(double *values, uint32_t count) {
     qsort(values, count, sizeof *values, compare_reals);
     return (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
-/* GB/s, and the first as a share of the second: medians over the rounds. */
+/* Medians over the rounds: both rates in GB/s, and fetched / stream. */
 typedef struct rates {
     double fetched, stream, ratio;
 } rates;

@@ -12,7 +12,7 @@
 
 enum { KILL_LEASE_S = 10 };
 
-/* ---- who ------------------------------------------------------------------------------------- */
+/* ---- choosing the victim --------------------------------------------------------------------- */
 
 int killing_prepare(demo_job *job) {
     const kvf_plan_options how = {.struct_size = sizeof how, .convert = job->all.convert};
@@ -29,13 +29,13 @@ int killing_prepare(demo_job *job) {
                            "part of a request can be written before the rest",
                            job->victim);
     job->spares = 1;
-    /* Of a writer that cannot be seen to have ended, blocks are in doubt for the length of a lease. */
+    /* If a rank cannot see that a writer has ended, the writer's blocks stay in doubt for the length of a lease. */
     job->agents.lease_ns = KILL_LEASE_S * UINT64_C(1000000000);
-    job->agents.peer_timeout_ns = 0; /* the agent's own */
+    job->agents.peer_timeout_ns = 0; /* the agent's default */
     return EXIT_DONE;
 }
 
-/* ---- what happens ---------------------------------------------------------------------------- */
+/* ---- killing and replacing ------------------------------------------------------------------- */
 
 typedef struct scene {
     killing *out;
@@ -99,7 +99,7 @@ void killing_free(killing *freed) {
     *freed = (killing){0};
 }
 
-/* ---- what is shown --------------------------------------------------------------------------- */
+/* ---- printing -------------------------------------------------------------------------------- */
 
 static bool is_shown(const demo_job *job, uint32_t member) {
     return member != job->victim;
@@ -128,7 +128,7 @@ static void print_rank(table *list, const demo_job *job, const killing *of, uint
                                    .text);
 }
 
-/* Each sentence once, by the first rank that was told it. */
+/* Prints each different sentence once, with the first rank whose agent reported it. */
 static void print_sentences(const demo_job *job, const killing *of, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         bool said = !is_shown(job, i) || !of->told[i].detail[0];

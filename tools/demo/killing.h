@@ -1,6 +1,6 @@
 /*
- * A producer that is killed in the middle of a request, as a coordinator sees it: what every other rank is told, when its
- * blocks are free, and how another process takes the place of the killed one.
+ * Killing a producer in the middle of a request, as the coordinator sees it: what the agents of all other ranks report,
+ * when their blocks are free, and how another process takes the victim's place.
  */
 #ifndef KVFERRY_DEMO_KILLING_H
 #define KVFERRY_DEMO_KILLING_H
@@ -13,17 +13,17 @@
 int killing_prepare(demo_job *job);
 
 /**
- * Starts the first request, kills the victim when some of it has moved, hears what the others were told, and starts the
- * victim anew.
+ * Starts the broken request, kills the victim when some bytes have moved, collects the other ranks' reports, and starts
+ * the victim's rank again.
  *
  * @param out  its `told` is freed by killing_free(), in either case
- * @return EXIT_DONE, or EXIT_FAILED after saying what failed
+ * @return EXIT_DONE, or EXIT_FAILED after printing what is wrong
  */
 int kill_producer(crew *all, kvf_agent *directory, killing *out);
 
 void killing_free(killing *freed);
 
-/** As a table with the sentences that ranks were told. */
+/** Prints the ranks' reports as a table, and the agents' sentences below it. */
 int killing_print(const demo_job *job, const killing *of);
 
 struct json_object *killing_json(const demo_job *job, const killing *of);

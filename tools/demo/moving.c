@@ -51,7 +51,7 @@ int move_round(crew *all, moved *sum) {
     round_state self = {.sum = sum, .begin_ns = UINT64_MAX};
     sum->bytes = sum->bytes_packed = sum->runs = 0;
     crew_send(all, CREW_ALL, MESSAGE_MOVE, NULL, 0);
-    /* The writer has counted the bytes, and the receiver says when all are there. */
+    /* In a push the prefill ranks count the bytes, and the decode ranks say when all have arrived. */
     const crew_part movers = all->job->asked->push ? CREW_ALL : CREW_DECODE;
     int result = crew_await(all, movers, MESSAGE_MOVED, "moving", take_moved, &self);
     if (result)

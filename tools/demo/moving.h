@@ -1,12 +1,12 @@
 /*
- * One round as a coordinator sees it: all requests are moved, and everything is verified.
+ * One round as the coordinator sees it: moving all requests, and verifying all memory.
  */
 #ifndef KVFERRY_DEMO_MOVING_H
 #define KVFERRY_DEMO_MOVING_H
 
 #include "crew.h"
 
-/** What rounds have moved, and by which way. Zeroed before the first. */
+/** The bytes that rounds have moved, and the way they went. Zero it before the first round. */
 typedef struct moved {
     char transport[24];                 /* the kinds that served */
     char way[128];                      /* how the last of them reached the memory; "": not known */
@@ -16,7 +16,7 @@ typedef struct moved {
     uint64_t untouched_bytes; /* other memory checked, in all rounds */
 } moved;
 
-/** Moves a round and verifies it; says what failed, or which coordinate is wrong. */
+/** Moves a round and verifies it; prints what failed, or which coordinate is wrong. */
 int move_round(crew *all, moved *sum);
 
 #endif

@@ -46,7 +46,7 @@ uint8_t pattern_byte(uint32_t key, size_t offset) {
 size_t pattern_first_other(const uint8_t *memory, size_t bytes, uint8_t value) {
     if (bytes == 0)
         return 0;
-    /* All bytes are alike when the first is right and each equals the one before it. */
+    /* All bytes are right if the first is right and each equals the byte before it. */
     if (memory[0] == value && memcmp(memory, memory + 1, bytes - 1) == 0)
         return bytes;
     size_t i = 0;

@@ -1,9 +1,9 @@
 /*
- * What a cell holds in a demo: a function of its logical coordinates, cheap enough to check gigabytes.
+ * The content of a cell in a demo: a function of its logical coordinates, cheap enough to check gigabytes.
  *
  * A cell's coordinates (request, layer, part, token, head) are hashed to a 32-bit key once; word w of the
- * cell is then a permutation of key + w * odd constant. Words of one cell all differ, and two cells agree in
- * a word with a chance of 2^-32. The word is built from shifts and additions, which every vector unit has.
+ * cell is then a permutation of key + w * odd constant. All words of one cell differ, and two cells have the same
+ * word with a chance of 2^-32. The word is built from shifts and additions, which every vector unit has.
  */
 #ifndef KVFERRY_DEMO_PATTERN_H
 #define KVFERRY_DEMO_PATTERN_H
@@ -14,7 +14,7 @@
 
 enum {
     PATTERN_UNUSED_PREFILL = 0x5c, /* memory of a prefill rank that holds no request */
-    PATTERN_UNUSED_DECODE = 0xa3,  /* memory of a decode rank before, and where nothing arrives */
+    PATTERN_UNUSED_DECODE = 0xa3,  /* memory of a decode rank to which nothing has been written */
 };
 
 /** The part of a key that all cells of one layer and part of a request have in common. */
@@ -45,13 +45,13 @@ static inline uint32_t pattern_key(pattern_stream stream, uint64_t row, uint32_t
 /** Writes a whole cell. */
 void pattern_write(uint8_t *cell, size_t bytes, uint32_t key);
 
-/** Whether a cell holds what it should, in every byte. */
+/** Whether every byte of a cell is as pattern_write() writes it. */
 bool pattern_matches(const uint8_t *cell, size_t bytes, uint32_t key);
 
 /** One byte of a cell. */
 uint8_t pattern_byte(uint32_t key, size_t offset);
 
-/** The first byte that is not `value`; `bytes` when all are. */
+/** The index of the first byte that is not `value`; `bytes` if there is none. */
 size_t pattern_first_other(const uint8_t *memory, size_t bytes, uint8_t value);
 
 #endif

@@ -22,7 +22,7 @@ static const char *value_of(const char *all, const char *name) {
     return NULL;
 }
 
-/* The number after some words, which it moves past both. */
+/* Reads a number that follows some words, and moves `text` past both. */
 static bool take_number(const char **text, const char *words, uint64_t *out) {
     size_t length = strlen(words);
     if (strncmp(*text, words, length) != 0 || (*text)[length] < '0' || (*text)[length] > '9')

@@ -1,6 +1,6 @@
 /*
- * A prefill rank: fills its caches, then holds each request until the decode engine has read it, or writes it, round by
- * round; or, where it stands for whoever comes, holds them all again and again.
+ * A prefill rank: fills its caches, then, round by round, holds each request until the decode engine has read it, or
+ * pushes it. For `kvferry serve` it holds all requests again and again, for any consumer.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,18 +9,18 @@
 #include "pattern.h"
 #include "rank.h"
 
-#define STANDING_NS (UINT64_C(86400) * 365 * 1000000000) /* as good as for ever */
+#define STANDING_NS (UINT64_C(86400) * 365 * 1000000000) /* one year: practically for ever */
 
 typedef struct prefill_rank {
     live_rank base;          /* first, see rank_serve() */
-    kvf_group_steps *groups; /* room for one request's */
+    kvf_group_steps *groups; /* of one request */
     uint64_t filled_bytes;
     uint64_t held, released; /* requests, in all rounds */
     uint32_t round;
     bool parting;
     broken_request broken;
     uint32_t unwritten;   /* requests of this round */
-    move_figures figures; /* of this round, where it writes */
+    move_figures figures; /* of this round, if it pushes */
 } prefill_rank;
 
 static bool write_cell(void *context, const logical_cell *at) {
@@ -50,7 +50,7 @@ static bool send_introduction(const prefill_rank *self) {
     return rank_send(&self->base, MESSAGE_READY, introduction, bytes);
 }
 
-/* The whole prompt is here, whatever the decode engine has of it already. */
+/* Holds or pushes a whole prompt, even if the decode engine already has a part of it. */
 static bool lend(prefill_rank *self, const char *id, uint32_t number, uint64_t *ticket) {
     const workload *work = &self->base.job->work;
     kvf_group_steps *groups = self->groups;
@@ -71,7 +71,7 @@ static bool lend(prefill_rank *self, const char *id, uint32_t number, uint64_t *
     return status ? rank_fail_status(&self->base, status, "holding a request") : true;
 }
 
-/* The first `layers` layers of all of it, or everything if `layers` is UINT32_MAX. */
+/* Writes the first `layers` model layers of a push, or everything if `layers` is UINT32_MAX. */
 static bool write_layers(const prefill_rank *self, uint64_t ticket, uint32_t layers) {
     const kvf_push_chunk chunk = {.struct_size = sizeof chunk, .end = UINT64_MAX, .layers = layers};
     kvf_status status = kvf_agent_push_ready(self->base.agent, ticket, layers < UINT32_MAX ? &chunk : NULL);
@@ -107,7 +107,7 @@ static bool hold_standing(prefill_rank *self) {
     return all;
 }
 
-/* Fetched, or given up by its consumer: either way it is there for the next one. */
+/* Holds a request again, for the next consumer, after one consumer has fetched it or given it up. */
 static bool hold_again(prefill_rank *self, const kvf_event *event) {
     uint32_t round, number;
     bool ended = event->request_kind == KVF_REQUEST_HOLD && event->blocks_free &&
@@ -115,7 +115,7 @@ static bool hold_again(prefill_rank *self, const kvf_event *event) {
     return !ended || hold(self, round, number);
 }
 
-/* The decode engine has everything, but that it has may still be on its way. */
+/* The decode engine has read everything, but its notices may still be on their way: waits for all of them. */
 static bool part_if_released(prefill_rank *self) {
     if (!self->parting || self->released < self->held)
         return true;
@@ -124,7 +124,7 @@ static bool part_if_released(prefill_rank *self) {
     return rank_send(&self->base, MESSAGE_PARTED, NULL, 0);
 }
 
-/* Says so with the last one of the round. */
+/* Counts a push that ended; with the last one of the round, reports to the coordinator. */
 static bool take_written(prefill_rank *self, const kvf_event *event) {
     self->figures.bytes += event->bytes;
     self->figures.bytes_packed += event->bytes_packed;
@@ -168,14 +168,14 @@ static bool break_off(prefill_rank *self) {
            (!dies || broken_wait_halfway(&self->base, &self->broken, heed, UINT32_MAX, layers));
 }
 
-/* As an engine does when it hears of the failure: nothing reads or writes it any more. */
+/* Cancels the broken request, as an engine does that hears of the failure elsewhere. */
 static bool give_up(prefill_rank *self) {
     if (self->broken.ticket && !self->broken.told.told_ns)
         (void)kvf_agent_cancel(self->base.agent, self->broken.ticket); /* or it has just ended */
     return broken_report(&self->base, &self->broken);
 }
 
-/* ---- the rest of its life -------------------------------------------------------------------- */
+/* ---- orders ---------------------------------------------------------------------------------- */
 
 static bool obey(void *rank, const message *order) {
     prefill_rank *self = rank;

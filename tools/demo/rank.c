@@ -114,7 +114,7 @@ void rank_note_kinds(live_rank *of, kvf_peer_role role) {
     (void)kvf_agent_peers(of->agent, NULL, 0, &room);
     kvf_agent_peer *peers = calloc((size_t)room + 1, sizeof *peers);
     if (!peers)
-        return; /* a name less in the table */
+        return; /* only a name is missing in the table */
     peers->struct_size = sizeof *peers;
     (void)kvf_agent_peers(of->agent, peers, room + 1, &count);
     for (uint32_t i = 0; i < count && i <= room; i++) {
@@ -128,7 +128,7 @@ void rank_note_kinds(live_rank *of, kvf_peer_role role) {
     free(peers);
 }
 
-/* "tcp://10.0.0.1:" and the rank's port; as asked for where no port was. */
+/* The endpoint to listen at: "tcp://10.0.0.1:" and the rank's port; without a given port, as the user wrote it. */
 static const char *place_to_listen(const demo_job *job, uint32_t rank, char out[300]) {
     const char *listen = job->agents.listen, *colon = listen ? strrchr(listen, ':') : NULL;
     if (job->first_port && colon)
@@ -224,7 +224,7 @@ bool rank_read_request_id(const kvf_request_id *id, uint32_t *round, uint32_t *r
     return *end == '\0';
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- cells and faults ------------------------------------------------------------------------ */
 
 cell_memory rank_memory(const live_rank *of) {
     const kvf_engine *prefill = of->job->all.prefill;

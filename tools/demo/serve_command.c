@@ -1,5 +1,5 @@
 /*
- * kvferry serve: a prefill engine whose ranks hold a pattern for any consumer, until it is stopped.
+ * kvferry serve: a prefill engine whose ranks hold a pattern for any consumer, until the user stops it.
  */
 #include <errno.h>
 #include <signal.h>
@@ -16,7 +16,7 @@
 #include "text.h"
 #include "visiting.h"
 
-/* With a port given, what else listens takes those after it: the plain stream, and rank by rank the engine. */
+/* The directory listens at the given port; the plain stream and then the ranks listen at the ports after it. */
 enum { STREAM_OFFSET = 1, RANKS_OFFSET = 2 };
 
 typedef struct service {
@@ -29,12 +29,12 @@ typedef struct service {
     stream_server stream;
     crew all;
     kvf_agent *directory;
-    int stop_fd; /* readable when a signal says to stop */
+    int stop_fd; /* readable after a signal to stop */
 } service;
 
 /* ---- where to listen ------------------------------------------------------------------------- */
 
-/* Peers are told this very host, so it must be one that they can connect to. */
+/* Peers receive the host as it is written, so that it must be one that they can connect to. */
 static int check_listen(service *self) {
     const char *listen = self->asked.listen, *colon = strrchr(listen, ':');
     static const char *const everywhere[] = {"tcp://*", "tcp://0.0.0.0", "tcp://[::]"};
@@ -89,7 +89,7 @@ static int try_directory(service *self) {
     return result;
 }
 
-/* ---- beginning ------------------------------------------------------------------------------- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static int prepare(service *self) {
     demo_job *job = &self->job;
@@ -127,7 +127,7 @@ static int prepare(service *self) {
     return EXIT_DONE;
 }
 
-/* Before the ranks are started: they leave these signals to us, and are told to end. */
+/* Call it before the ranks start, so that they inherit the mask. The coordinator takes the signals, and ends the ranks. */
 static int catch_signals(service *self) {
     sigset_t ends;
     (void)sigemptyset(&ends);
@@ -159,7 +159,7 @@ static int start(service *self) {
     return result;
 }
 
-/* ---- standing -------------------------------------------------------------------------------- */
+/* ---- serving --------------------------------------------------------------------------------- */
 
 static int say(const service *self) {
     const workload *work = &self->job.work;

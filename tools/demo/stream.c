@@ -18,8 +18,8 @@ enum {
     BUFFER_BYTES = 64 << 20, /* more than the caches of the processor */
     PIECE_BYTES = 1 << 20,
     WARM_BYTES =
-        16 << 20, /* until the connection has found its rate: those of an engine have been there for long */
-    SERVER_PATIENCE_S = 30, /* for a client that asks and does not read */
+        16 << 20, /* enough for the connection to find its rate, as an engine's old connections have */
+    SERVER_PATIENCE_S = 30, /* for a client that asks but does not read */
 };
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -42,7 +42,7 @@ static bool host_of(const char *endpoint, char host[256]) {
     return true;
 }
 
-/* Says what failed, and returns NULL; free what it returns with freeaddrinfo(). */
+/* Finds the address of an endpoint's host; free it with freeaddrinfo(). If it cannot, prints why and returns NULL. */
 static struct addrinfo *find_address(const char *endpoint, uint16_t port, int flags) {
     char host[256], service[8];
     struct addrinfo *found = NULL;
@@ -107,7 +107,7 @@ static bool read_whole(int fd, void *data, size_t bytes) {
     return true;
 }
 
-/* A client that asks again over the same connection is answered again. */
+/* Answers a client, which may ask several times over one connection. */
 static void answer(int fd, const uint8_t *buffer) {
     uint64_t wanted;
     while (read_whole(fd, &wanted, sizeof wanted))
@@ -189,7 +189,7 @@ int stream_measure(const char *endpoint, uint16_t port, uint64_t bytes, uint32_t
         be_patient(fd, timeout_s);
     bool good = buffer && fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0;
     if (good)
-        memset(buffer, 0, BUFFER_BYTES); /* as the caches are: there before it begins */
+        memset(buffer, 0, BUFFER_BYTES); /* allocates its pages before the measurement, like those of caches */
     uint64_t first = bytes / 4 < WARM_BYTES ? bytes / 4 : WARM_BYTES;
     good = good && take(fd, buffer, first);
     uint64_t begin = now_ns();

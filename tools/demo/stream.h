@@ -1,6 +1,6 @@
 /*
- * A plain TCP stream from memory to memory, as a measure of what the link between two machines gives: no protocol but
- * a number of bytes that are asked for, no encryption, and nothing in it that anybody could want.
+ * A plain TCP stream from memory to memory, which measures the link between two machines. The client asks for a number
+ * of bytes; there is no other protocol, no encryption, and no secret in the bytes.
  */
 #ifndef KVFERRY_DEMO_STREAM_H
 #define KVFERRY_DEMO_STREAM_H
@@ -17,17 +17,17 @@ typedef struct stream_server {
     bool runs;
 } stream_server;
 
-/** Listens where an endpoint's host is ("tcp://10.0.0.1:..."), at a port, or at any with 0; says what failed. */
+/** Listens at an endpoint's host ("tcp://10.0.0.1:...") and a port (0: any); prints what is wrong if it cannot. */
 int stream_listen(stream_server *out, const char *endpoint, uint16_t port);
 
-/** Begins to serve. After the last fork(), for it starts a thread. */
+/** Begins to serve. Call it after the last fork(), because it starts a thread. */
 int stream_serve(stream_server *server);
 
 void stream_close(stream_server *server);
 
 /**
- * Takes so many bytes from the stream at an endpoint's host, and says how long that took from the question to the last
- * byte, over a connection that has moved some before. Says what failed.
+ * Reads `bytes` from the stream at an endpoint's host, and measures the time from the question to the last byte. The
+ * connection has moved some bytes before. Prints what is wrong if it cannot.
  */
 int stream_measure(const char *endpoint, uint16_t port, uint64_t bytes, uint32_t timeout_s, double *seconds);
 

@@ -28,7 +28,7 @@ static text element_text(const uint8_t *cell, uint32_t element, uint32_t bits) {
     return text_format("0x%0*llx", (int)bits / 4, (unsigned long long)value);
 }
 
-/* The bits of an element that was sent, of whole bytes. */
+/* The bits of an element as it was sent; its type has whole bytes. */
 static uint32_t sent_element(const logical_cell *at, uint32_t element) {
     const uint32_t bytes = kvf_dtype_bits(at->sent) / 8;
     uint32_t bits = 0;
@@ -37,7 +37,7 @@ static uint32_t sent_element(const logical_cell *at, uint32_t element) {
     return bits;
 }
 
-/* Byte `offset` of a cell, as it should be. */
+/* The expected value of byte `offset` of a cell. */
 static uint8_t expected_byte(const logical_cell *at, size_t offset) {
     if (at->dtype == at->sent)
         return pattern_byte(at->key, offset);
@@ -102,9 +102,9 @@ static bool check_cell(void *context, const logical_cell *at) {
     return true;
 }
 
-/* ---- everything else ------------------------------------------------------------------------- */
+/* ---- memory outside the requests ------------------------------------------------------------- */
 
-/* The cell of one layer and part that has the byte, by trying all blocks. */
+/* Finds the cell of one layer and part that has the byte, by trying all blocks. */
 static bool find_in_part(const live_rank *of, uint32_t group, uint32_t layer, uint32_t part, uint64_t offset,
                          logical_cell *out, uint64_t *block) {
     const kvf_part_desc *desc = &kvf_model_group(kvf_shard_model(of->shard), group)->parts[part];
@@ -124,7 +124,7 @@ static bool find_in_part(const live_rank *of, uint32_t group, uint32_t layer, ui
     return false;
 }
 
-/* Which cell has a byte. Slow, but it happens once, before the end. */
+/* Names the cell that has a byte. Slow, but called at most once, for the error message. */
 static bool name_cell(const live_rank *of, uint32_t region, uint64_t offset, char *out, size_t bytes) {
     const kvf_model *model = kvf_shard_model(of->shard);
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
@@ -161,7 +161,7 @@ static void describe_touched(const verification *v, uint32_t region, uint64_t of
     v->out->wrong = true;
 }
 
-/* All cells have been put back, so the whole memory must be as it was. */
+/* Call it after check_cell() has put back all cells: the whole memory must then be as it was. */
 static void check_untouched(const verification *v) {
     const kvf_shard_desc *shard = kvf_shard_get(v->of->shard);
     for (uint32_t region = 0; region < shard->region_count; region++) {

@@ -1,5 +1,5 @@
 /*
- * Verifying a decode rank's memory, every byte of it.
+ * Verifying every byte of a decode rank's memory.
  */
 #ifndef KVFERRY_DEMO_VERIFY_H
 #define KVFERRY_DEMO_VERIFY_H
@@ -7,9 +7,9 @@
 #include "rank.h"
 
 /**
- * Checks that each cell of each request holds what its coordinates say, and every other byte what it held
- * before. Puts the cells back to what they were before, so that the requests can be moved again; when
- * something is wrong it stops there.
+ * Checks that each cell of each request holds the pattern of its coordinates, and that no other byte has changed.
+ * Puts the cells back to their old content, so that the requests can be moved again. Stops at the first wrong
+ * byte.
  */
 void verify_memory(live_rank *of, verdict *out);
 

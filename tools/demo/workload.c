@@ -7,17 +7,17 @@
 #include "text.h"
 
 enum {
-    MOST_REQUESTS = 64, /* unless more are asked for */
+    MOST_REQUESTS = 64, /* unless the user wants more */
     ENOUGH_REQUESTS = 4,
 };
 
-/* One engine while it is filled with requests. */
+/* One engine while requests are chosen for it. */
 typedef struct side {
     engine_shape *shape;
     uint64_t *block_bytes; /* by pool: what one more block costs, over all ranks */
-    uint64_t *needed;      /* by pool: blocks that requests have */
+    uint64_t *needed;      /* by pool: blocks that the requests need */
     uint32_t *shuffled;    /* block ids of one pool in random order */
-    uint32_t *next;        /* the first of them that is in no table */
+    uint32_t *next;        /* the first of `shuffled` that is in no table */
 } side;
 
 typedef struct chooser {
@@ -28,8 +28,7 @@ typedef struct chooser {
     uint64_t tokens; /* of the longest prompt */
 } chooser;
 
-/* Which groups take their blocks from one pool: each has its own, named after it, or all have that of group
- * 0. */
+/* The pool from which a group takes its blocks: its own, with the group's number, or pool 0, which all share. */
 static uint32_t pool_of(const side *of, uint32_t group) {
     return of->shape->share_pages ? 0 : group;
 }
@@ -38,10 +37,10 @@ static uint32_t pool_of(const side *of, uint32_t group) {
 
 typedef struct prompt {
     uint64_t tokens;
-    uint64_t hit; /* tokens that the decode side has already */
+    uint64_t hit; /* tokens that the decode side already has */
 } prompt;
 
-/* Lengths rarely end with a block, and every third request hits a prefix that does not either. */
+/* Lengths rarely end at a block's end. Every third request hits a prefix, which rarely ends at one either. */
 static prompt prompt_of(const chooser *c, uint32_t request) {
     prompt out = {c->tokens, 0};
     uint64_t random = pattern_mix(c->asked->seed * 0x9e3779b97f4a7c15u + request);
@@ -62,8 +61,8 @@ static bool is_here(const engine_shape *shape) {
     return shape->groups != NULL;
 }
 
-/* Blocks [begin, end) of the sequence hold the steps [first, last) on every rank of a side; none of a side that is
- * elsewhere. */
+/* The blocks [begin, end) of the sequence that hold the steps [first, last) on every rank of a side; empty for a side
+ * that is on another machine. */
 typedef struct block_range {
     uint64_t begin, end;
 } block_range;
@@ -75,14 +74,14 @@ static block_range blocks_of(const engine_shape *shape, const kvf_model *model, 
     bool is_state = kvf_model_group(model, group)->kind == KVF_GROUP_STATE;
     uint64_t count = is_state ? 1 : shape->dcp, width = count > 1 ? shape->dcp_width : 1;
     uint64_t block = shape->groups[group].tokens_per_block;
-    /* The rank with the last share is the furthest behind, the one with the first the furthest ahead. */
+    /* The rank with the last share has the fewest tokens before `first`, the rank with the first share the most. */
     uint64_t begin = first / (width * count) * width;
     uint64_t rest = last % (width * count);
     uint64_t end = last / (width * count) * width + (rest < width ? rest : width);
     return (block_range){begin / block, (end + block - 1) / block};
 }
 
-/* What the prefill side has of a request, and what the decode side gets. */
+/* The blocks of a request: those that the prefill side has, and those that the decode side receives. */
 static block_range prefill_blocks(const chooser *c, uint32_t g, const kvf_group_request *steps) {
     uint64_t first = kvf_group_first_needed(kvf_model_group(c->all->model, g), steps->end);
     return blocks_of(c->prefill.shape, c->all->model, g, first, steps->end);
@@ -106,7 +105,7 @@ static int layout_bytes(const engine_shape *shape, const kvf_model *model, uint6
     return result;
 }
 
-/* Caches are linear in their number of blocks, so two layouts tell what a block costs. */
+/* A cache's bytes are linear in its number of blocks, so that two layouts give the bytes of one block. */
 static int weigh_blocks(chooser *c, side *of) {
     engine_shape *shape = of->shape;
     if (!is_here(shape))
@@ -123,7 +122,7 @@ static int weigh_blocks(chooser *c, side *of) {
         for (uint32_t g = 0; g < c->groups; g++)
             shape->groups[g].block_count = pool_of(of, g) == pool ? 2 : 1;
         result = layout_bytes(shape, c->all->model, &two);
-        of->block_bytes[pool] = two - one; /* 0 for what is no pool */
+        of->block_bytes[pool] = two - one; /* 0 if no group uses this pool */
     }
     memcpy(shape->groups, asked, c->groups * sizeof *asked);
     free(asked);
@@ -162,14 +161,14 @@ static bool fits_fixed(const chooser *c, const side *of) {
     return true;
 }
 
-/* One part in 16 of the limit is left to the processes themselves. */
+/* A sixteenth of the limit is left for the processes themselves. */
 static bool fits(const chooser *c) {
     uint64_t limit = c->asked->memory_limit - c->asked->memory_limit / 16;
     return side_bytes(c, &c->prefill) + side_bytes(c, &c->decode) <= (double)limit &&
            fits_fixed(c, &c->prefill) && fits_fixed(c, &c->decode);
 }
 
-/* Adds requests while they fit, up to the number that was asked for. */
+/* Adds requests while they fit, up to the number that the user gave. */
 static uint32_t fill(chooser *c, uint64_t tokens) {
     c->tokens = tokens;
     memset(c->prefill.needed, 0, c->groups * sizeof *c->prefill.needed);
@@ -263,7 +262,7 @@ static bool open_pool(side *of, uint32_t group, uint64_t seed) {
            shuffle(of, of->shape->groups[group].block_count, seed);
 }
 
-/* Entries of a decode table: it goes from the prefix hit on, and blocks before a window have no memory. */
+/* The first block of a decode table: the one at the end of the prefix hit. Blocks before a window have no memory. */
 static uint64_t decode_table_begin(const chooser *c, uint32_t g, const kvf_group_request *steps) {
     return blocks_of(c->decode.shape, c->all->model, g, steps->begin, steps->end).begin;
 }

@@ -1,10 +1,10 @@
 /*
  * The requests of a demo: prompt lengths, prefix hits, and scattered block tables of both engines, chosen so
- * that all of it fits in a given memory.
+ * that all caches fit in a given memory.
  *
- * Lengths follow from the seed, the longest prompt and the number of the request alone, and tables from those and
- * their own engine's shape. So two machines that each have one of the engines, and know these numbers, have the same
- * requests: where an engine has no shape its tables are empty and take no memory.
+ * Lengths depend only on the seed, the longest prompt and the number of the request, and tables only on these and
+ * their own engine's shape. Two machines that know these numbers, and have one engine each, therefore have the same
+ * requests. An engine without a shape has empty tables and takes no memory.
  */
 #ifndef KVFERRY_DEMO_WORKLOAD_H
 #define KVFERRY_DEMO_WORKLOAD_H
@@ -18,16 +18,16 @@ typedef struct workload {
     uint32_t group_count;
     uint64_t longest_tokens;
     uint64_t tokens;      /* of all prompts */
-    uint32_t hit_count;   /* requests of which a prefix is on the decode side already */
+    uint32_t hit_count;   /* requests with a prefix that the decode side already has */
     uint64_t cache_bytes; /* of both engines */
     /** [request][group]; "local" is the decode engine, "remote" the prefill engine. */
     kvf_group_request *groups;
-    uint32_t *ids; /* what the tables point into */
+    uint32_t *ids; /* the tables point into it */
 } workload;
 
 /**
  * Chooses the requests, sets the block counts of both shapes, lays out the engines, and makes the tables.
- * Says what is wrong when what was asked for does not fit. Free with workload_free() in either case.
+ * Prints what is wrong if the options do not fit. Free with workload_free() in either case.
  */
 int workload_make(const options *asked, engines *all, workload *out);
 

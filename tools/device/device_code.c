@@ -1,12 +1,12 @@
 /*
- * Compiles device code, at build time: kernels.cu for each target, by NVRTC, into a C file that becomes part of the
- * library. NVRTC is one library that needs neither a CUDA toolkit nor a device; it is opened by its path, so nothing of
- * CUDA is needed to build this program.
+ * Compiles device code at build time: kernels.cu for each target, with NVRTC, into a C file that becomes part of the
+ * library. NVRTC is one library that needs neither a CUDA toolkit nor a device. This program opens it by its path, and
+ * needs nothing of CUDA to be built.
  *
  *     device_code LIBNVRTC SOURCE OUTPUT        SOURCE: the folder src
  *     device_code --none OUTPUT                 a table without code
  *
- * A warning of the compiler's is a failure.
+ * A compiler warning is a failure.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* Machine code for the data centre's devices since 2020, and PTX for all others from the first of them on. */
+/* Machine code for data-centre devices since 2020, and PTX for all other devices of compute capability 8.0 or higher. */
 static const struct {
     const char *option;
     unsigned major, minor;
@@ -29,7 +29,7 @@ static const struct {
     {"-arch=sm_100", 10, 0, false},
 };
 
-/* What kernels.cu includes. */
+/* The headers that kernels.cu includes. */
 static const char *const headers[] = {"cuda/kernel_move.h", "cuda/kernel_boxes.h", "kernel/convert_bits.h"};
 
 static struct {
@@ -95,7 +95,7 @@ static char *read_text(const char *folder, const char *name) {
     return text;
 }
 
-/* Ends the program where there is anything in the compiler's log. */
+/* Compiles for one target. Ends the program if the compiler's log is not empty. */
 static void compile(void *program, const char *target) {
     const char *const options[] = {target, "--std=c++17"};
     const int result = nvrtc.nvrtcCompileProgram(program, (int)COUNT(options), options);
