@@ -189,7 +189,7 @@ int stream_measure(const char *endpoint, uint16_t port, uint64_t bytes, uint32_t
         be_patient(fd, timeout_s);
     bool good = buffer && fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0;
     if (good)
-        memset(buffer, 0, BUFFER_BYTES); /* allocates its pages before the measurement, like those of caches */
+        memset(buffer, 0, BUFFER_BYTES); /* allocates its pages before the measurement */
     uint64_t first = bytes / 4 < WARM_BYTES ? bytes / 4 : WARM_BYTES;
     good = good && take(fd, buffer, first);
     uint64_t begin = now_ns();
