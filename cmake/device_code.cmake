@@ -1,9 +1,9 @@
-# The code of devices: src/cuda/kernels.cu, compiled by NVRTC (scripts/device-compiler brings it) and embedded. Builds
-# without NVRTC embed none, and say so when a device is to be used.
+# Device code: src/cuda/kernels.cu, compiled by NVRTC (scripts/device-compiler downloads it) and embedded. A library
+# that was built without NVRTC has none, and says so when a caller wants to use a device.
 
 set(KVF_NVRTC AUTO CACHE STRING "libnvrtc.so.12, which compiles device code: a file, AUTO (where it is found) or OFF")
 
-# kvf_embed_device_code(VARIABLE): appends the C file that holds it to the list.
+# kvf_embed_device_code(VARIABLE): appends the C file with the device code to the list.
 function(kvf_embed_device_code variable)
   set(compiler ${KVF_NVRTC})
   if(compiler STREQUAL "AUTO")
@@ -32,7 +32,8 @@ function(kvf_embed_device_code variable)
   set(sources cuda/kernels.cu cuda/kernel_move.h cuda/kernel_boxes.h kernel/convert_bits.h)
   list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/src/)
   add_custom_command(OUTPUT ${output}
-    # Leaks do not matter in it. NVRTC finds its other half beside itself, but not through a sanitizer's dlopen().
+    # Leaks in this program do not matter. NVRTC loads a second library from its own folder, but a sanitizer's dlopen()
+    # does not look there.
     COMMAND ${CMAKE_COMMAND} -E env ASAN_OPTIONS=detect_leaks=0 LD_LIBRARY_PATH=${folder}
             $<TARGET_FILE:device_code> ${arguments} ${output}
     DEPENDS device_code ${sources}

@@ -17,7 +17,7 @@ foreach(model IN LISTS MODELS)
   string(LENGTH "${hex}" digits)
   math(EXPR bytes "${digits} / 2")
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," hex "${hex}")
-  # The trailing zero keeps the array from being empty; it is not counted.
+  # The trailing zero keeps the array from being empty; the size does not include it.
   string(APPEND texts "static const unsigned char text_${index}[] = {${hex}0};\n")
   string(APPEND rows "    {\"${name}\", text_${index}, ${bytes}},\n")
   math(EXPR index "${index} + 1")

@@ -1,5 +1,5 @@
 # Writes the linker's version script of the shared library: every function that the public headers declare, under
-# one version node. Until 1.0 the node has the soname's version, for a new minor version may break the interface.
+# one version node. Until 1.0 the node has the soname's version, because a new minor version may break the interface.
 #
 #   cmake -DOUTPUT=kvferry.map -DNODE=KVFERRY_0.1 "-DHEADERS=a.h;b.h" -P exports.cmake
 

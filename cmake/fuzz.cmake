@@ -1,6 +1,6 @@
-# The fuzz targets: one executable from each file of fuzz/ that has libFuzzer's entry point, and the program that
-# writes their binary seeds. Made with clang only, and everything that is fuzzed must be instrumented too, so
-# they have a preset of their own: scripts/fuzz.
+# The fuzz targets: one executable for each file of fuzz/ that has libFuzzer's entry point, and the program that
+# writes their binary seeds. They need clang, and all fuzzed code must be instrumented, so that they have their own
+# preset: scripts/fuzz.
 
 option(KVF_BUILD_FUZZ "Build the fuzz targets: needs clang and KVF_SANITIZE=fuzzer-no-link,..." OFF)
 if(NOT KVF_BUILD_FUZZ)
@@ -37,7 +37,7 @@ endforeach()
 kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_agent.c fuzz/seeds_card.c fuzz/seeds_shm.c
                  fuzz/seeds_batches.c fuzz/messages.c)
 
-# Whole agents, over the network and the clock that the tests have.
+# Fuzz targets of whole agents, over the simulated network and clock of the tests.
 if(NOT CMOCKA_FOUND)
   message(FATAL_ERROR "KVF_BUILD_FUZZ is ON, but pkg-config finds no cmocka (Debian: libcmocka-dev)")
 endif()

@@ -1,4 +1,4 @@
-# What `make install` puts where: headers, both libraries, the command, its manual pages, and the files by
+# The files that `make install` copies: headers, both libraries, the command, its manual pages, and the files by
 # which pkg-config and CMake find the library.
 
 include(CMakePackageConfigHelpers)
@@ -23,8 +23,8 @@ endif()
 file(GLOB license_files LICENSE NOTICE)
 install(FILES ${license_files} DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
-# The shared library needs nothing from those who link it; the static one needs what it was built from. They
-# are exported apart, so that only users of the static library must have those packages.
+# A program that links the static library must link the library's dependencies too; with the shared one it need not. The
+# two are exported apart, so that only users of the static library must have those packages.
 install(EXPORT kvferryTargets NAMESPACE kvferry:: DESTINATION ${KVF_CMAKE_DIR})
 install(EXPORT kvferryStaticTargets NAMESPACE kvferry:: DESTINATION ${KVF_CMAKE_DIR})
 configure_package_config_file(cmake/kvferryConfig.cmake.in ${CMAKE_BINARY_DIR}/kvferryConfig.cmake
@@ -34,7 +34,7 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/kvferryConfigVersion.cmake
 install(FILES ${CMAKE_BINARY_DIR}/kvferryConfig.cmake ${CMAKE_BINARY_DIR}/kvferryConfigVersion.cmake
         DESTINATION ${KVF_CMAKE_DIR})
 
-# The .pc file names its prefix relative to where it lies, so that a staged or moved tree works as it is.
+# The .pc file names its prefix relative to its own folder, so that a staged or moved tree works unchanged.
 file(RELATIVE_PATH KVF_PC_TO_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" KVF_PC_TO_PREFIX "${KVF_PC_TO_PREFIX}")
 configure_file(cmake/kvferry.pc.in ${CMAKE_BINARY_DIR}/kvferry.pc @ONLY)

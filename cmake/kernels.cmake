@@ -1,5 +1,5 @@
-# Kernel files that need more than the base instruction set carry it in their name. Each gets its own flags,
-# and is left out on other machines; the dispatch table asks the processor before it calls one.
+# A kernel file that needs more than the base instruction set has that set in its name. It is compiled with its own
+# flags, and left out for other machines; the dispatch table checks the processor before it uses such a kernel.
 
 function(kvf_select_kernels sources_variable)
   set(kept "")

@@ -1,13 +1,13 @@
 # Folders of small programs: tests, benchmarks, examples. Each .c file with a main() becomes one executable;
-# the other .c files of the folder are shared by all of its executables. Files that include a header of what is
-# not built (the transports, one of the fabrics, the sessions, the connector's names) are left out.
+# all of the folder's executables share its other .c files. Files that include a header of a part that is not built
+# (the transports, one of the fabrics, the sessions, the connector's names) are left out.
 
 # kvf_add_programs(FOLDER KIND [PUBLIC] [NAMES variable] [NEEDS libraries...] [ALSO files...])
 #
 # Makes a target KIND_name (for unit tests: name) for each program of FOLDER, built as
-# <build>/<FOLDER>/name. PUBLIC links the shared library and sees the public headers only; otherwise the
-# static library, the headers under src/ and the definitions the library was built with. NAMES receives the
-# names. ALSO: files of other folders that are shared too.
+# <build>/<FOLDER>/name. With PUBLIC the programs use the shared library and the public headers only; otherwise the
+# static library, the headers under src/ and the definitions that the library was built with. NAMES receives the
+# names. ALSO: files of other folders that the programs share too.
 function(kvf_add_programs folder kind)
   cmake_parse_arguments(arg "PUBLIC" "NAMES" "NEEDS;ALSO" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.c)
@@ -48,7 +48,7 @@ function(kvf_add_programs folder kind)
     endif()
   endforeach()
 
-  # How every target of the folder is compiled.
+  # Settings for every target of the folder.
   if(arg_PUBLIC)
     set(libraries kvferry)
     set(folders "")

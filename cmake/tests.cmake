@@ -1,5 +1,5 @@
-# What ctest runs. Labels are the folders' names: `ctest -L unit`. Every test has a time limit, so that one
-# that hangs fails; the limits are generous, for they must hold under sanitizers on a small machine.
+# The tests of ctest. Labels are the folders' names: `ctest -L unit`. Every test has a time limit, so that a test
+# that hangs fails; the limits are generous, because they must hold under sanitizers on a small machine.
 
 if(KVF_SANITIZE)
   set(KVF_LIMIT_FACTOR 3)
@@ -9,7 +9,7 @@ endif()
 get_filename_component(KVF_PRESET ${PROJECT_BINARY_DIR} NAME)
 set(KVF_TEST_ENVIRONMENT "KVF_PRESET=${KVF_PRESET}"
                          "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
-                         # Libraries that are loaded late have thread-local memory, which LeakSanitizer trips over.
+                         # LeakSanitizer mishandles the thread-local memory of libraries that are loaded late.
                          "LSAN_OPTIONS=intercept_tls_get_addr=0"
                          "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.suppressions")
 
@@ -22,9 +22,10 @@ function(kvf_add_test name label seconds)
 endfunction()
 
 kvf_add_programs(tests/unit unit NAMES unit_names NEEDS PkgConfig::CMOCKA ALSO tests/faults/faulty_fabric.c)
-# What `make check` runs under ThreadSanitizer too, as `ctest -L threads`: agents, fabrics, and whatever else has
-# threads. transport_faults_test and transport_push_test are one thread that repeats transfers, for minutes there; in
-# transport_fork_test and transport_process_test a child of fork() starts threads, which ThreadSanitizer cannot follow.
+# `make check` also runs tests under ThreadSanitizer, as `ctest -L threads`: agents, fabrics, and all others that start
+# threads. Left out are transport_faults_test and transport_push_test, which have one thread and would repeat transfers
+# for minutes, and transport_fork_test and transport_process_test, in which a child of fork() starts threads, which
+# ThreadSanitizer cannot follow.
 add_custom_target(threads)
 foreach(name IN LISTS unit_names)
   kvf_add_test(${name} unit 300 ${name})
@@ -33,13 +34,13 @@ foreach(name IN LISTS unit_names)
     set_property(TEST ${name} APPEND PROPERTY LABELS threads)
     add_dependencies(threads ${name})
   endif()
-  # Two processes that wait for each other by looking should not share a processor with a third.
+  # Two processes that poll for each other need a processor each.
   if(name MATCHES "^transport_")
     set_tests_properties(${name} PROPERTIES PROCESSORS 2)
   endif()
 endforeach()
 
-# Libraries that UCX's place is offered to in vain, for transport_library_test.
+# Libraries that are offered as UCX for transport_library_test, which expects that most of them are refused.
 if(KVF_USES_UCX)
   # kvf_add_fake(NAME FILES files... DEFINITIONS definitions...): builds tests/fakes/libNAME.so
   function(kvf_add_fake name)
@@ -61,7 +62,7 @@ if(KVF_USES_UCX)
   kvf_add_fake(no_ucx FILES no_ucx.c)
 endif()
 
-# A stand-in for the CUDA driver, which the loader finds before any other.
+# A stand-in for the CUDA driver, which the loader finds before a real one.
 if(NOT KVF_CORE_ONLY)
   add_library(fake_cuda MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_streams.c)
   set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
@@ -84,7 +85,7 @@ if(NOT KVF_CORE_ONLY)
   endforeach()
 endif()
 
-# The flow of the benchmark of devices, over little memory of the stand-in: its figures mean nothing.
+# Runs the benchmark of devices with little memory of the stand-in, to test its code: the figures mean nothing.
 if(TARGET bench_cuda AND TARGET fake_cuda)
   kvf_add_test(bench_cuda unit 300 bench_cuda)
   add_dependencies(bench_cuda fake_cuda)
@@ -93,8 +94,8 @@ if(TARGET bench_cuda AND TARGET fake_cuda)
   set_property(TEST bench_cuda PROPERTY SKIP_RETURN_CODE 77)
 endif()
 
-# The same requests with every byte packed. Not those that say how long blocks written directly are in doubt, in what
-# pieces a cap lets bytes go, what engines of unlike models move, or what is said by hand.
+# Agent tests again, with every byte packed. Left out are tests of the time for which directly written blocks are in doubt,
+# of the pieces that a bandwidth cap makes, of engines with different models, and of messages that are written by hand.
 if(KVF_BUILDS_AGENT)
   foreach(name pull push chunks cancel memory verify storm retry after thread secure loop budget peers)
     kvf_add_test(agent_${name}_packed unit 300 agent_${name}_test)
@@ -103,13 +104,14 @@ if(KVF_BUILDS_AGENT)
   endforeach()
 endif()
 
-# The same flows, copied by workers. Not under ThreadSanitizer: some tests move several requests to one place at once.
+# Stage tests again, with workers that copy. Not under ThreadSanitizer: some tests move several requests to the same
+# memory at once.
 foreach(name flow faults)
   kvf_add_test(stage_${name}_workers unit 300 stage_${name}_test)
   set_property(TEST stage_${name}_workers APPEND PROPERTY ENVIRONMENT "KVF_TEST_WORKERS=2")
 endforeach()
 
-# The same of agents whose clock is the machine's: a simulated one does not wait for workers.
+# The same for agent tests with the machine's clock, because a simulated clock does not wait for workers.
 if(KVF_BUILDS_AGENT)
   foreach(name thread loop)
     kvf_add_test(agent_${name}_workers unit 300 agent_${name}_test)
@@ -127,14 +129,14 @@ if(KVF_BUILDS_AGENT)
   endforeach()
 endif()
 
-# Honest pairs, beside which the programs of tests/hostile attack: scripts/check-hostile starts both.
+# Honest pairs of agents, which the programs of tests/hostile attack: scripts/check-hostile starts both.
 if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/hostile hostile NAMES hostile_names ALSO tests/faults/content.c)
   list(TRANSFORM hostile_names PREPEND hostile_ OUTPUT_VARIABLE hostile_targets)
   add_custom_target(hostile DEPENDS ${hostile_targets})
 endif()
 
-# Hosts that are network namespaces, with links that are slow, cut and gone: scripts/check-network runs them.
+# Agents on hosts that are network namespaces, with links that are slow, cut and gone: scripts/check-network runs them.
 if(KVF_BUILDS_AGENT)
   kvf_add_programs(tests/network network NAMES network_names ALSO tests/faults/content.c)
   list(TRANSFORM network_names PREPEND network_ OUTPUT_VARIABLE network_targets)
@@ -146,7 +148,7 @@ foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})
 endforeach()
 
-# One program from all files: it is given the folder that holds the cases, which are answers of a connector.
+# One program from all files. Its argument is the folder of the cases, which are recorded answers of a connector.
 file(GLOB vectors_sources CONFIGURE_DEPENDS tests/vectors/*.c)
 if(NOT KVF_BUILDS_AGENT)
   list(FILTER vectors_sources EXCLUDE REGEX "/(aggregator|handshake)_set\\.c$")
@@ -167,7 +169,7 @@ if(NOT KVF_CORE_ONLY)
   endforeach()
 endif()
 
-# These start processes and use memory as the command does, so each runs alone.
+# These tests start processes and use much memory, as the command does, so that each runs alone.
 if(TARGET kvferry_command)
   kvf_add_programs(tests/integration integration PUBLIC NAMES integration_names)
   file(GLOB integration_scripts CONFIGURE_DEPENDS tests/integration/*.sh)
@@ -185,13 +187,14 @@ if(TARGET kvferry_command)
   endforeach()
 endif()
 
-# The short form; it says what it lacks, such as root, and is skipped then. A sanitizer makes it another machine.
+# The short form of the network tests. Without root, or other things that it needs, it says so and is skipped. It does not
+# run under sanitizers, which make the machine too slow.
 if(TARGET network AND TARGET kvferry_command AND NOT KVF_SANITIZE)
   kvf_add_test(network network 300 ${PROJECT_SOURCE_DIR}/scripts/check-network ${PROJECT_BINARY_DIR} --short)
   set_tests_properties(network PROPERTIES RUN_SERIAL ON)
 endif()
 
-# What others build against. A sanitized library is not something to install.
+# Tests of the source tree and of the installed library. A sanitized library is not installed.
 kvf_add_test(rooms_include_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/rooms.sh
              ${PROJECT_SOURCE_DIR})
 if(KVF_BUILDS_AGENT AND NOT KVF_SANITIZE)
