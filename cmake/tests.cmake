@@ -94,8 +94,8 @@ if(TARGET bench_cuda AND TARGET fake_cuda)
   set_property(TEST bench_cuda PROPERTY SKIP_RETURN_CODE 77)
 endif()
 
-# Agent tests again, with every byte packed. Left out are tests of the time for which directly written blocks are in doubt,
-# of the pieces that a bandwidth cap makes, of engines with different models, and of messages that are written by hand.
+# Agent tests again, with every byte packed. Left out are tests of the time for which directly written blocks are in
+# doubt, of the pieces that a bandwidth cap makes, of engines with different models, and of messages written by hand.
 if(KVF_BUILDS_AGENT)
   foreach(name pull push chunks cancel memory verify storm retry after thread secure loop budget peers)
     kvf_add_test(agent_${name}_packed unit 300 agent_${name}_test)
@@ -187,8 +187,8 @@ if(TARGET kvferry_command)
   endforeach()
 endif()
 
-# The short form of the network tests. Without root, or other things that it needs, it says so and is skipped. It does not
-# run under sanitizers, which make the machine too slow.
+# The short form of the network tests. Without root, or other things that it needs, it says so and is skipped. It does
+# not run under sanitizers, which make the machine too slow.
 if(TARGET network AND TARGET kvferry_command AND NOT KVF_SANITIZE)
   kvf_add_test(network network 300 ${PROJECT_SOURCE_DIR}/scripts/check-network ${PROJECT_BINARY_DIR} --short)
   set_tests_properties(network PROPERTIES RUN_SERIAL ON)

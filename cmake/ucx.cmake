@@ -1,5 +1,5 @@
-# Finds the headers of UCX, which the transport is compiled with; UCX itself is loaded at run time. The headers may be of
-# any version that may be loaded.
+# Finds the headers of UCX, which the transport is compiled with; UCX itself is loaded at run time. The headers may be
+# of any version that may be loaded.
 
 # kvf_find_ucx_headers(VARIABLE): sets it to the folder that holds ucp/api/ucp.h, or to an empty text.
 function(kvf_find_ucx_headers variable)

@@ -1,6 +1,6 @@
 /*
- * Two processes, a model of the program's own, an event loop of its own: a prefill process computes the caches of two
- * requests, and a decode process takes one by pulling it and gets the other pushed, layer by layer as it is computed.
+ * Two processes with their own model and event loop: a prefill process computes the caches of two requests. A decode
+ * process pulls one of them; the prefill process pushes the other, layer by layer as it computes it.
  *
  * The prefill process keeps blocks of 16 tokens, token before head; the decode process blocks of 24, head before token.
  * Only the prefill process's endpoint travels between them, over a pipe. Every element is compared.
@@ -47,7 +47,7 @@ typedef struct place {
 static const place pulled = {"pulled", {7, 3, 9}, {5, 1}};
 static const place pushed = {"pushed", {2, 8, 4}, {0, 6}};
 
-/* What the model "computes": a number for each element, other ones in each request. */
+/* What the model "computes": a number for each element, different in each request. */
 static float value_of(const place *p, uint32_t layer, uint32_t part, uint32_t token, uint32_t head,
                       uint32_t i) {
     uint32_t element = (((layer * PARTS + part) * TOKENS + token) * HEADS + head) * HEAD_SIZE + i;
@@ -100,7 +100,7 @@ static void close_side(side *s) {
     kvf_engine_free(s->engine);
 }
 
-/* The elements of one head of a token. */
+/* Finds the elements of one head of a token. */
 static float *find_cell(const side *s, const uint32_t *blocks, uint32_t layer, uint32_t part, uint32_t token,
                         uint32_t head) {
     kvf_cell_location at = {.struct_size = sizeof at};
@@ -109,7 +109,7 @@ static float *find_cell(const side *s, const uint32_t *blocks, uint32_t layer, u
     return (float *)(void *)((char *)s->regions[at.region].address + at.offset);
 }
 
-/* Computes a layer of a request, or, on the other side, counts the elements that are not as computed. */
+/* Prefill: computes a layer of a request. Decode: counts the elements that are not as computed. */
 static uint32_t each_element(const side *s, const place *p, uint32_t layer, bool compute) {
     uint32_t wrong = 0;
     for (uint32_t part = 0; part < PARTS; part++)
@@ -128,7 +128,7 @@ static uint32_t each_element(const side *s, const place *p, uint32_t layer, bool
 
 /* ---- an event loop --------------------------------------------------------------------------- */
 
-/* An engine's loop: it would wait here for its own work, too. Returns when so many requests are done. */
+/* An engine's loop, which would also wait here for its own work. Returns when `requests` requests are done. */
 static void run_until_done(const side *s, uint32_t requests) {
     kvf_event event = {.struct_size = sizeof event};
     while (requests > 0) {

@@ -1,10 +1,10 @@
-"""The two processes of agents.c in Python, with torch: a model and an event loop of the program's own.
+"""The two processes of agents.c in Python, with torch, their own model and their own event loop.
 
     pip install torch
     python examples/agents.py
 
-The prefill process computes the caches of two requests, and the decode process takes one by pulling it and
-gets the other pushed, layer by layer as it is computed. The prefill process keeps blocks of 16 tokens, token
+The prefill process computes the caches of two requests. The decode process pulls one of them; the prefill
+process pushes the other, layer by layer as it computes it. The prefill process keeps blocks of 16 tokens, token
 before head; the decode process blocks of 24, head before token. Every element is compared.
 """
 
@@ -27,7 +27,7 @@ def toy_model() -> Model:
 
 
 def compute(layer: int, request: dict[str, list[int]]) -> torch.Tensor:
-    """What the model "computes", [K or V, token, head, element]: other numbers in each request and layer."""
+    """What the model "computes", [K or V, token, head, element]: different in each request and layer."""
     count = 2 * TOKENS * HEADS * SIZE
     values = torch.arange(layer * count, (layer + 1) * count, dtype=torch.float32)
     return values.reshape(2, TOKENS, HEADS, SIZE) + (0.5 if request is PUSHED else 0.0)
@@ -38,7 +38,7 @@ def steps(blocks: list[int]) -> list[GroupSteps]:
 
 
 def run_until_done(agent: Agent, requests: int) -> None:
-    """An engine's loop: it would wait here for its own work, too."""
+    """An engine's loop, which would also wait here for its own work."""
     while requests > 0:
         select.select([agent], [], [], 1)
         agent.progress()

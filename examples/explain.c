@@ -1,6 +1,6 @@
 /*
- * The README's example: who reads what from whom when a prefill engine with four ranks and small NHD blocks
- * feeds one rank of a decode engine with two ranks and larger HND blocks. It is C++20, too.
+ * The README's example: what one rank of a decode engine with two ranks and larger HND blocks reads from each rank of a
+ * prefill engine with four ranks and small NHD blocks. It compiles as C++20 too.
  */
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-"""The README's example in Python: who reads what from whom when two engines have different shapes."""
+"""The README's example in Python: what a rank reads from each source when two engines have different shapes."""
 
 from kvferry import Engine, GroupRequest, GroupSpec, Model, Plan, Request
 

@@ -1,4 +1,4 @@
-"""One process computes a cache, another fetches it: agents, and asyncio on the side that waits.
+"""One process computes a cache, another fetches it: with agents, and with asyncio on the fetching side.
 
 The prefill process keeps blocks of 16 tokens, token before head; the decode process blocks of 24, head before
 token. Only the contact travels between them, here as a line of text.
@@ -21,7 +21,7 @@ def small_model() -> Model:
 
 
 def token_values() -> np.ndarray:
-    """[K or V, token, head, element]: a number for each, which both sides know."""
+    """The cache, [K or V, token, head, element]: a number for each element, which both sides know."""
     return np.arange(2 * TOKENS * HEADS * SIZE, dtype=np.float32).reshape(2, TOKENS, HEADS, SIZE)
 
 

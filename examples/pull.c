@@ -1,6 +1,6 @@
 /*
  * Moving a request between two endpoints, here both in this process: the prefill side fills its memory, the
- * decode side pulls. Between processes and hosts the same calls work; only the card has to travel.
+ * decode side pulls. The same calls work between processes and hosts; only the card must be sent there.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,8 +12,7 @@ static int fail(const char *what) {
     return 1;
 }
 
-/* Opens an endpoint for one rank and registers as much memory as its shard needs; *first is its first region.
- */
+/* Opens an endpoint for one rank and registers as much memory as its shard needs; *first is its first region. */
 static kvf_status open_rank(const kvf_shard *shard, kvf_transport **transport, unsigned char **first) {
     const kvf_shard_desc *desc = kvf_shard_get(shard);
     kvf_memory regions[128] = {0};
@@ -53,7 +52,7 @@ int main(void) {
         kvf_transport_connect(here, card, card_bytes, &peer))
         return fail("connecting");
 
-    /* Token 17, layer 0, K, head 3: in their NHD block 4 (the second of the table), row 1. */
+    /* Token 17, layer 0, K, head 3: in the prefill side's NHD block 4 (the second of its table), row 1. */
     kvf_cell_location from = {.struct_size = sizeof from}, to = from;
     uint32_t theirs[] = {9, 4, 11}, ours[] = {6, 2};
     if (kvf_shard_locate(kvf_engine_shard(prefill, 0), 0, 0, 0, theirs[1], 1, 3, &from) ||

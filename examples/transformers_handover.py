@@ -3,11 +3,11 @@
     pip install torch transformers
     python examples/transformers_handover.py
 
-The prefill process runs a small Llama of random weights over a prompt and keeps its cache as two
+The prefill process runs a small Llama with random weights over a prompt and keeps its cache as two
 tensor-parallel ranks would: one KV head each, in pages of 16 tokens, token before head. The decode process has
 the same weights and one rank: pages of 24 tokens, head before token. It fetches the cache of all tokens but the
-last and goes on from there. Its tokens must be those of a process that did everything itself, and must not be
-when one block of the cache is wrong.
+last and continues from there. Its tokens must equal those of a process that did everything itself, and must
+differ if one block of the cache is wrong.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ CONFIG = LlamaConfig(
 )
 HEADS, HEAD_SIZE = CONFIG.num_key_value_heads, CONFIG.hidden_size // CONFIG.num_attention_heads
 PROMPT = [(7 * i * i + 3 * i + 11) % CONFIG.vocab_size for i in range(70)]
-LOADED = len(PROMPT) - 1  # the last token is computed where it is needed
+LOADED = len(PROMPT) - 1  # the decode process computes the last token itself
 NEW_TOKENS = 16
 THEIRS, OURS = [9, 2, 7, 4, 11], [3, 5, 1]  # blocks of 16 and of 24 tokens
 RANKS = 2
@@ -43,13 +43,13 @@ def random_model() -> LlamaForCausalLM:
 
 
 def cache_model() -> Model:
-    """What kvferry has to know: the model's own configuration says it."""
+    """The cache's description for kvferry, from the model's own configuration."""
     return Model.from_config(CONFIG.to_dict() | {"torch_dtype": "float32"})
 
 
 @torch.inference_mode()
 def decode_greedily(model: LlamaForCausalLM, tokens: list[int], cache: DynamicCache) -> list[int]:
-    """Runs `tokens` after what the cache has, and then one token at a time."""
+    """Runs `tokens` after the tokens of the cache, and then one token at a time."""
     found: list[int] = []
     step = torch.tensor([tokens])
     while len(found) < NEW_TOKENS:
@@ -117,8 +117,8 @@ def main() -> None:
     if handed_over != alone:
         raise SystemExit("the tokens differ")
 
-    # Equal tokens prove something only if a wrong cache gives others: here one block of one layer has each
-    # token's V beside its neighbour's K.
+    # Equal tokens prove something only if a wrong cache gives different ones. Here one block of one layer has
+    # each token's V beside its neighbour's K.
     pages[1][OURS[1], 1] = pages[1][OURS[1], 1].roll(1, dims=1)
     wrong = decode_greedily(model, PROMPT[-1:], cache_of(pages))
     print("one block wrong:", *wrong)

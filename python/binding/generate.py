@@ -2,9 +2,9 @@
 
     python generate.py INCLUDE_FOLDER EXTRA_SOURCE... OUTPUT
 
-cffi reads declarations, not headers: they are taken out of the headers here, so that no prototype, struct or
-constant is written down twice. Every header of the folder, and of those in it, takes part; their order follows
-their includes.
+cffi reads declarations, not headers. This program takes the declarations out of the headers, so that no
+prototype, struct or constant is written twice. It reads every header of the folder and its subfolders, each after
+the headers that it includes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ INCLUDE = re.compile(r"^#include <(kvferry/[\w/]+\.h)>", re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 CONTINUED = re.compile(r"\\\n")
 CONSTANT = re.compile(r"^#define\s+(KVF_\w+)\s+(\S.*)$", re.MULTILINE)
-# A member of a struct, or a type, that points at a function: how the library calls its user.
+# A struct member or a type that is a pointer to a function: a callback.
 CALLBACK = re.compile(r"(?:typedef\s+)?(\w[\w\s]*?\**)\s*\(\*(\w+)\)\s*\(([^()]*)\)\s*;")
 # A function of the extra sources.
 FUNCTION = re.compile(r"^static (\w[\w *]*\bpython_\w+\([^()]*\)) \{$", re.MULTILINE)
-# Callbacks that must not run in an interpreter: an allocator is called with anything locked.
+# Callbacks that must not run in an interpreter: the library may hold locks when it calls an allocator.
 NOT_FROM_PYTHON = ("allocate", "resize", "release")
 NOT_NUMBERS = ("KVF_API",)
 
 
 def in_include_order(include: Path) -> list[Path]:
-    """The headers of the library, each after those it includes."""
+    """The headers of the library, each after the headers that it includes."""
     ordered: list[Path] = []
 
     def visit(header: Path) -> None:
@@ -45,13 +45,13 @@ def in_include_order(include: Path) -> list[Path]:
 
 
 def declarations(text: str) -> str:
-    """What cffi can read of one header: its declarations, and each integer constant as `#define NAME ...`."""
+    """The parts of one header that cffi can read: declarations, and integer constants as `#define NAME ...`."""
     text = COMMENT.sub(" ", CONTINUED.sub(" ", text))
     constants = []
     for name, value in CONSTANT.findall(text):
         if name in NOT_NUMBERS:
             continue
-        # A plain number is needed where it is the length of an array; the compiler works out the others.
+        # cffi needs a plain number for the length of an array; the compiler computes the other constants.
         number = re.fullmatch(r"(\d+)[uUlL]*", value.strip())
         constants.append(f"#define {name} {number.group(1) if number else '...'}")
     # `extern "C" {` and its closing brace stand between #ifdef __cplusplus and #endif.
@@ -64,7 +64,7 @@ def declarations(text: str) -> str:
 
 
 def callbacks(text: str) -> str:
-    """A function that Python can fill in for each of the library's callbacks: `python_<name>`."""
+    """For each callback of the library, a function `python_<name>` that Python code can implement."""
     found = {}
     for result, name, parameters in CALLBACK.findall(text):
         if name not in NOT_FROM_PYTHON:
@@ -76,7 +76,7 @@ def main() -> None:
     include, *extras, output = (Path(argument) for argument in sys.argv[1:])
     headers = in_include_order(include)
     text = "\n".join(declarations(header.read_text()) for header in headers)
-    # They are declared where they are defined: `static ... python_NAME(...) {`.
+    # The extra sources have no header: their declarations are taken from `static ... python_NAME(...) {`.
     extra_text = "".join(extra.read_text() for extra in extras)
     own = FUNCTION.findall(COMMENT.sub(" ", extra_text))
 

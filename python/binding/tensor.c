@@ -1,6 +1,6 @@
 /*
- * What __dlpack__ of an array in a device's memory gives: the description that frameworks take, in the two forms of the
- * DLPack interface, which keeps a Python object until whoever took it lets go of it.
+ * The result of __dlpack__ for an array in a device's memory: the description that frameworks take, in the two forms of
+ * the DLPack interface. It keeps a Python object alive until the framework that took it calls its deleter.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,7 @@ typedef struct dlpack_versioned {
 #define DLPACK_CUDA 2
 #define DLPACK_MAJOR 1
 
-/* On any thread, and perhaps after the interpreter has ended. */
+/* May be called on any thread, and even after the interpreter has ended. */
 static void let_go(void *owner) {
     if (!Py_IsInitialized())
         return;
@@ -50,7 +50,7 @@ static void free_versioned(dlpack_versioned *self) {
     free(self);
 }
 
-/* Of a capsule that nobody took: who takes one gives it another name. */
+/* The destructor of capsules. A framework that takes the tensor renames the capsule, so that only others are freed. */
 static void drop_capsule(PyObject *capsule) {
     if (PyCapsule_IsValid(capsule, "dltensor")) {
         dlpack_plain *kept = PyCapsule_GetPointer(capsule, "dltensor");
@@ -61,12 +61,12 @@ static void drop_capsule(PyObject *capsule) {
     }
 }
 
-/* The destructor of capsules that hold a managed tensor. */
+/* Returns the destructor of capsules that hold a managed tensor. */
 static void *python_tensor_destructor(void) {
     return (void *)drop_capsule;
 }
 
-/* The shape lies behind the description, in the same allocation. */
+/* Fills in a description. The shape is copied to `behind`, which follows the description in the same allocation. */
 static void describe(dlpack_tensor *out, int64_t *behind, void *address, int device, int code, int bits,
                      int dimensions, const int64_t *shape) {
     memcpy(behind, shape, (size_t)dimensions * sizeof *shape);
@@ -99,7 +99,8 @@ static void *make_versioned(void *owner, size_t behind) {
     return made;
 }
 
-/* A managed tensor that keeps the object at `owner`, with a version or in the form before there were any; NULL: no memory. */
+/* Makes a managed tensor that keeps the object `owner` alive, in the form with a version or in the older form without;
+ * NULL: no memory. */
 static void *python_tensor(void *owner, bool versioned, void *address, int device, int code, int bits,
                            int dimensions, int64_t *shape) {
     const size_t behind = (size_t)dimensions * sizeof *shape;
@@ -109,7 +110,7 @@ static void *python_tensor(void *owner, bool versioned, void *address, int devic
     dlpack_tensor *tensor = versioned ? &((dlpack_versioned *)made)->tensor : &((dlpack_plain *)made)->tensor;
     char *end = (char *)made + (versioned ? sizeof(dlpack_versioned) : sizeof(dlpack_plain));
     describe(tensor, (int64_t *)(void *)end, address, device, code, bits, dimensions, shape);
-    PyGILState_STATE state = PyGILState_Ensure(); /* cffi calls without it */
+    PyGILState_STATE state = PyGILState_Ensure(); /* cffi calls without the GIL */
     Py_INCREF((PyObject *)owner);
     PyGILState_Release(state);
     return made;

@@ -1,4 +1,4 @@
-"""Where the UCX of Python packages lies. The library loads it, see "ucx.library" in kvferry/transport.h."""
+"""Finds the UCX of Python packages. The library loads it, see "ucx.library" in kvferry/transport.h."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 SYSTEM = "libucp.so.0"
 """As the system's loader finds it."""
 
-# Packages with a UCX of their own, and where it lies in or beside them. Wheels that carry libraries give them
-# names with a hash.
+# Packages with a UCX of their own, and its place in or beside them. Wheels that contain libraries add a hash to
+# the libraries' names.
 PACKAGES = (
     ("libucx", "lib", "libucp.so.0"),
     ("nixl_cu13", "../nixl_cu13.libs", "libucp-*.so.0*"),
@@ -20,7 +20,7 @@ PACKAGES = (
 
 
 def _folders(package: str) -> list[Path]:
-    """Where a package is installed; it is not imported."""
+    """The folders where a package is installed; does not import it."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -29,7 +29,7 @@ def _folders(package: str) -> list[Path]:
 
 
 def ucx_libraries() -> list[str]:
-    """The libucp of each installed package that is known to bring one: libucx-cu12, -cu13, NIXL's wheels."""
+    """The libucp of each installed package that is known to have one: libucx-cu12, -cu13, NIXL's wheels."""
     return [
         str(file.resolve())
         for package, folder, pattern in PACKAGES
@@ -39,7 +39,7 @@ def ucx_libraries() -> list[str]:
 
 
 def with_ucx(settings: Mapping[str, str] | None) -> dict[str, str]:
-    """The settings, with "ucx.library" where it is not given: the system's UCX, then those of packages."""
+    """The settings, with "ucx.library" added if it is missing: the system's UCX, then those of packages."""
     found = dict(settings or {})
     if "ucx.library" not in found:
         files = [file for file in ucx_libraries() if ":" not in file]
