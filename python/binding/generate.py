@@ -3,8 +3,8 @@
     python generate.py INCLUDE_FOLDER EXTRA_SOURCE... OUTPUT
 
 cffi reads declarations, not headers. This program takes the declarations out of the headers, so that no
-prototype, struct or constant is written twice. It reads every header of the folder and its subfolders, each after
-the headers that it includes.
+prototype, struct or constant is written twice. It reads every header of the folder and its subfolders, each
+after the headers that it includes.
 """
 
 from __future__ import annotations
