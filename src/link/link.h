@@ -43,11 +43,11 @@ typedef struct kvf_link_options {
     const char *public_key;          /* Z85; NULL: no encryption */
     const char *secret_key;          /* Z85; with public_key */
     const char *const *allowed_keys; /* public keys that may connect; with public_key */
-    uint32_t allowed_key_count;      /* 0: everyone who knows our public key */
+    uint32_t allowed_key_count;      /* 0: everyone who knows our public key may connect */
     bool insecure;                   /* allows to listen beyond loopback without keys */
 
-    /** Connections that others may make to us, in all and from one address; 0: half of the process's descriptors, and
-     * three quarters of that. See port/guests.h for which are closed beyond that. */
+    /** Limits of connections that others may make to us, in all and from one address; 0: half of the process's
+     * descriptors, and three quarters of that. port/guests.h says which connections are closed beyond them. */
     uint32_t max_connections, max_connections_per_address;
     /** Whether an incoming route belongs to a known peer: others are closed first. NULL: no peer is known. */
     bool (*is_known)(void *context, kvf_route route);
@@ -60,10 +60,10 @@ typedef struct kvf_link_options {
      * An outgoing connection broke, or could not be made (`detail` says why). The link retries by itself, with pauses
      * that grow from 20 ms to 1 s, until kvf_link_disconnect(); each failed try is reported.
      *
-     * `status` is KVF_E_IO (no connection), KVF_E_TIMEOUT (no connection, because nobody answered; the peer may still
-     * exist), KVF_E_PEER_LOST (it broke, perhaps in the handshake), KVF_E_PERMISSION (our key is not allowed, or only
-     * one side encrypts), KVF_E_PARSE (the other end speaks another protocol). Messages from before the break have been
-     * given to on_message.
+     * `status` is KVF_E_IO (no connection), KVF_E_TIMEOUT (no connection, because the host did not answer; the peer may
+     * still exist), KVF_E_PEER_LOST (it broke, perhaps in the handshake), KVF_E_PERMISSION (our key is not allowed, or
+     * only one side encrypts), KVF_E_PARSE (the other end speaks another protocol). Messages from before the break have
+     * been given to on_message.
      */
     void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
     void *context;
@@ -75,7 +75,7 @@ typedef struct kvf_link_options {
  * Listening beyond loopback (any address that is not 127.0.0.0/8, ::1, localhost or ipc://) needs keys or
  * `insecure`. `listen` of "" listens nowhere. Endpoints are tcp:// and ipc:// with a path.
  *
- * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (an endpoint or key that is none), KVF_E_PERMISSION (beyond
+ * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (an invalid endpoint or key), KVF_E_PERMISSION (beyond
  *         loopback without keys: the detail names the options that would allow it), KVF_E_EXISTS (address in
  *         use), KVF_E_IO, KVF_E_UNSUPPORTED (keys, and a ZeroMQ without CURVE), KVF_E_NOMEM
  */
@@ -88,16 +88,16 @@ void kvf_link_close(kvf_link *link);
 const char *kvf_link_endpoint(const kvf_link *link);
 
 /**
- * Connects to an endpoint; returns before there is a connection, and messages sent meanwhile wait. After a
- * connection broke they are dropped until it is tried again. The same endpoint and key connected twice are
- * one route, to be disconnected as often.
+ * Connects to an endpoint. Returns before there is a connection; messages sent meanwhile wait. After a connection
+ * breaks, messages are dropped until the link tries again. Connecting twice to one endpoint with one key gives the
+ * same route, which must then be disconnected twice.
  *
  * The endpoint may come from a peer: it must name one host and port, not the address of all interfaces. A
  * host name is looked up, as IPv4, each time a connection is made.
  *
- * @param server_key  Z85 public key of the other end; NULL or "": none. Needed when, and only when, we have
+ * @param server_key  Z85 public key of the other end; NULL or "": none. It must be given if, and only if, we have
  *                    keys
- * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (no such endpoint can be, or a key that is none),
+ * @return KVF_OK, KVF_E_INVALID and KVF_E_RANGE (an invalid endpoint or key),
  *         KVF_E_PERMISSION (only one side has keys), KVF_E_EXISTS (connected already under too many other
  *         keys: 1 for ipc, 16 for tcp), KVF_E_LIMIT (more connections than descriptors allow), KVF_E_IO, KVF_E_NOMEM
  */
@@ -109,8 +109,8 @@ void kvf_link_disconnect(kvf_link *link, kvf_route route);
 /**
  * Sends a message. It is dropped if it cannot be sent now (the connection has ended, or the peer takes none).
  *
- * @return KVF_OK also when it was dropped; KVF_E_NOT_FOUND when there is no such outgoing route, or the connection of
- *         an incoming one has ended; KVF_E_RANGE (more than KVF_WIRE_MAX_BYTES), KVF_E_NOMEM
+ * @return KVF_OK, also if it was dropped; KVF_E_NOT_FOUND (there is no such outgoing route, or the connection of an
+ *         incoming one has ended); KVF_E_RANGE (more than KVF_WIRE_MAX_BYTES), KVF_E_NOMEM
  */
 kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size_t bytes);
 
@@ -127,11 +127,11 @@ void kvf_link_progress(kvf_link *link, bool *more);
 bool kvf_link_pending(kvf_link *link);
 
 /**
- * Lets the holder of another key connect, or no longer: messages from its connections are then dropped. Needs allowed
- * keys from the beginning; the list may become empty later, and then nobody may connect.
+ * Adds a key to the allow-list, or with `allowed` false removes it: messages from its holders' connections are then
+ * dropped. The link must have been opened with allowed keys. If the list becomes empty later, no peer may connect.
  *
- * @return KVF_OK, also for a key that is on the list already; KVF_E_INVALID (not a key, or everyone may
- *         connect), KVF_E_NOT_FOUND (one to be withdrawn that is not on the list), KVF_E_UNSUPPORTED, KVF_E_NOMEM
+ * @return KVF_OK, also for a key that is on the list already; KVF_E_INVALID (not a key, or the link has no list),
+ *         KVF_E_NOT_FOUND (the key to remove is not on the list), KVF_E_UNSUPPORTED, KVF_E_NOMEM
  */
 kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
 
@@ -145,9 +145,9 @@ uint64_t kvf_link_due(const kvf_link *link);
 
 /** Connections that others made to us. */
 typedef struct kvf_link_counts {
-    uint64_t now;     /* there are */
+    uint64_t now;     /* open now */
     uint64_t closed;  /* closed by us: silent, or no room */
-    uint64_t refused; /* of these, for want of room */
+    uint64_t refused; /* those of `closed` for which there was no room */
     uint64_t dropped; /* messages dropped, because their senders sent more than they had turns for */
 } kvf_link_counts;
 
@@ -157,8 +157,9 @@ kvf_link_counts kvf_link_count(const kvf_link *link);
 bool kvf_link_has_ended(const kvf_link *link, kvf_route route);
 
 /**
- * A carrier of messages: ZeroMQ, or a substitute in tests and simulations. Each function does what the one of the same
- * name above does, for links that begin with a kvf_link. open() need not set the table, and gets all options.
+ * A carrier of messages: ZeroMQ, or a substitute in tests and simulations. Each function does the work of the function
+ * with the same name above. The carrier's own struct begins with a kvf_link. open() receives all options, and need not
+ * set the table.
  */
 struct kvf_link_table {
     kvf_status (*open)(const kvf_link_options *options, kvf_link **out);
@@ -171,9 +172,9 @@ struct kvf_link_table {
     bool (*pending)(kvf_link *link);
     uint32_t (*fds)(const kvf_link *link, int fds[KVF_LINK_FDS]);
     uint64_t (*due)(const kvf_link *link);
-    kvf_status (*allow)(kvf_link *link, const char *public_key, bool allowed); /* NULL: has no list */
-    kvf_link_counts (*counts)(const kvf_link *link);                           /* NULL: nobody counts, */
-    bool (*has_ended)(const kvf_link *link, kvf_route route);                  /* or knows */
+    kvf_status (*allow)(kvf_link *link, const char *public_key, bool allowed); /* NULL: it has no list */
+    kvf_link_counts (*counts)(const kvf_link *link);                           /* NULL: it does not count */
+    bool (*has_ended)(const kvf_link *link, kvf_route route);                  /* NULL: it does not know */
 };
 
 struct kvf_link {

@@ -11,7 +11,7 @@
 
 #define PADDINGS 16u
 
-/* ---- where ZeroMQ has it ---------------------------------------------------------------------- */
+/* ---- connecting and hanging up ---------------------------------------------------------------- */
 
 static kvf_dial_id id_of(const kvf_dial *dial) {
     return (kvf_dial_id){.mark = "kvferry", .route = dial->line->route, .attempt = dial->attempt};
@@ -24,11 +24,11 @@ kvf_dial *kvf_dial_of_text(const kvf_zmq_link *link, const void *text, size_t by
 }
 
 /* Finds an endpoint text that no other connection of ours has. The counter moves on each time, so that late events of
- * the connection before this one do not fit it. */
+ * an earlier connection do not name this one. */
 static bool choose_text(kvf_zmq_link *link, kvf_dial *dial) {
     const kvf_endpoint *endpoint = &dial->line->endpoint;
     for (uint32_t i = 0; i < PADDINGS; i++) {
-        /* At least one zero: without any it would be the text that ZeroMQ itself makes of addresses. */
+        /* At least one zero, because ZeroMQ writes addresses itself without one. */
         uint32_t zeros = endpoint->port_at ? 1 + link->padding++ % PADDINGS : 0;
         (void)snprintf(dial->text, sizeof dial->text, "%.*s%.*s%s", (int)endpoint->port_at, endpoint->text,
                        (int)zeros, "0000000000000000", endpoint->text + endpoint->port_at);
@@ -45,7 +45,7 @@ static void forget_text(kvf_zmq_link *link, kvf_dial *dial) {
 
 kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial) {
     kvf_line *line = dial->line;
-    int ipv6 = line->endpoint.ipv6; /* only then: with it, names would be looked up as IPv6 first */
+    int ipv6 = line->endpoint.ipv6; /* only for IPv6 addresses: it makes names be looked up as IPv6 first */
     if (!choose_text(link, dial))
         return kvf_fail(KVF_E_EXISTS, "%s is connected to already, with other keys", line->endpoint.text);
     HASH_ADD_KEYPTR(by_text, link->dials, dial->text, strlen(dial->text), dial);
@@ -87,7 +87,7 @@ int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, si
     return error;
 }
 
-/* ---- why there is none ------------------------------------------------------------------------ */
+/* ---- why there is no connection --------------------------------------------------------------- */
 
 void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, uint32_t value) {
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
@@ -108,7 +108,7 @@ void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, 
     }
 }
 
-/* tcp://name:port, rather than with a numeric address. */
+/* Whether an endpoint is tcp:// with a host name, and not with a numeric address. */
 static bool has_name(const kvf_endpoint *endpoint) {
     static const char scheme[] = "tcp://";
     const char *host = endpoint->text + sizeof scheme - 1;
@@ -116,10 +116,10 @@ static bool has_name(const kvf_endpoint *endpoint) {
     return endpoint->port_at && !endpoint->ipv6 && !dotted;
 }
 
-/* ZeroMQ's events give no reason, but their order allows conclusions: ZeroMQ opens and closes a socket only once it
- * knows an address to connect to. A port of this machine without a listener refuses at once; if the try lasted as long
- * as a try may, there is a listener whose queue of connections is full, or we have looked late, and the next try will
- * tell. */
+/* ZeroMQ's events give no reason, but their order allows conclusions: ZeroMQ opens and closes a socket only if it knows
+ * an address to connect to. A port of this machine without a listener refuses at once. If a try lasted its full time,
+ * there is a listener whose queue of connections is full, or we have read the events late, and the next try shows
+ * which. */
 kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words) {
     const kvf_endpoint *endpoint = &dial->line->endpoint;
     bool waited =

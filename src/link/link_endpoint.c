@@ -1,4 +1,4 @@
-/* Reads endpoints, and finds which of them only this machine can reach. */
+/* Reads endpoints, and finds whether only this machine can reach them. */
 #include "link/link_endpoint.h"
 
 #include <arpa/inet.h>
@@ -38,7 +38,7 @@ static bool is_name(const char *text) {
     return *text == '\0';
 }
 
-/* Leading zeros are refused here, so that link_line.c can use them to tell its connections apart. */
+/* Leading zeros are refused here, because link_dial.c adds zeros to tell its connections apart. */
 static kvf_status read_port(const char *text, const char *port, bool listens) {
     size_t digits = 0;
     uint32_t number = 0;
@@ -129,7 +129,7 @@ static kvf_status read_ipc(const char *text, const char *path, kvf_endpoint *out
     if (path[0] == '\0' || strcmp(path, "@") == 0)
         return refuse(text, "has no path");
     if (path[0] ==
-        '*') /* ZeroMQ would make up a path relative to the current folder, which is useless to a peer */
+        '*') /* ZeroMQ would choose a path relative to the current folder, which is useless to a peer */
         return refuse(text, "has * in place of a path");
     if (strlen(path) > longest)
         return kvf_fail(KVF_E_RANGE, "an ipc endpoint's path has %zu bytes; allowed 1 to %zu", strlen(path),

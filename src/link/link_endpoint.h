@@ -1,16 +1,15 @@
 /*
  * Endpoints as people and peers write them: "tcp://host:port", "tcp://[v6]:port", "ipc://path".
  *
- * They come from outside and are passed to a library that trusts its caller, so only these forms are accepted.
- * inproc:// is not: each link has a ZeroMQ context of its own, in which inproc:// could only name the link's own
- * sockets.
+ * They come from outside, and ZeroMQ trusts its caller, so only these forms are accepted. inproc:// is refused: each
+ * link has its own ZeroMQ context, in which inproc:// could only name the link's own sockets.
  */
 #ifndef KVF_LINK_ENDPOINT_H
 #define KVF_LINK_ENDPOINT_H
 
 #include "wire/wire.h"
 
-/* Of an endpoint as ZeroMQ gets it or gives it back, zero byte included. */
+/* Bytes of an endpoint's text for ZeroMQ or from it, with its zero byte. */
 #define KVF_ENDPOINT_BYTES (KVF_WIRE_MAX_NAME + 32u)
 
 typedef struct kvf_endpoint {

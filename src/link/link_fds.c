@@ -1,4 +1,4 @@
-/* File descriptors: those a link needs, those that a sleeper polls, and which sockets have unread messages. */
+/* File descriptors: those that a link needs, those that a sleeping thread polls, and the sockets with unread messages. */
 #include "base/descriptors.h"
 #include "link/link_inside.h"
 
@@ -9,12 +9,12 @@ kvf_status kvf_link_check_descriptors(void) {
     return kvf_descriptors_check("a link", DESCRIPTORS_OF_A_LINK);
 }
 
-/* ---- what is unread --------------------------------------------------------------------------- */
+/* ---- unread messages -------------------------------------------------------------------------- */
 
 /*
- * Asking a ZeroMQ socket costs two system calls even if nothing came, so all descriptors are polled at once. A
- * descriptor becomes readable when something comes for a socket that was read until empty. Any other call on a socket
- * may consume that signal, so after it the socket itself is asked.
+ * Querying a ZeroMQ socket costs two system calls even if no message came, so all descriptors are polled at once. A
+ * descriptor becomes readable when a message comes to a socket that was read until it was empty. Any other call on a
+ * socket may consume that signal; after such a call the socket itself is queried.
  */
 kvf_status kvf_link_note_fds(kvf_zmq_link *link) {
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door.monitor};

@@ -5,9 +5,8 @@
  *   asked     version | request id | domain | address | routing id | mechanism | public key
  *   answered  version | request id | status | its text | user | metadata
  *
- * The user is the key, as text, which every message of the connection then carries. It identifies the sender of a
- * message, and shows whether its key is still on the list. Without a list everyone is accepted, but the request still
- * comes.
+ * The user is the key as text. ZeroMQ attaches it to every message of the connection, so that we know the sender's key
+ * and can check whether it is still on the list. Without a list we accept every connection, but ZeroMQ still asks.
  */
 #include "link/link_inside.h"
 
@@ -96,7 +95,7 @@ kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allo
     return KVF_OK;
 }
 
-/* `key` is that of the connection; NULL: it is refused. */
+/* Answers a request. `key` is the connection's; NULL refuses the connection. */
 static void answer(const kvf_zmq_link *link, const zmq_msg_t *request_id, const zmq_msg_t *key) {
     char user[KVF_KEY_CHARACTERS + 1] = "";
     bool allowed = key != NULL;

@@ -1,5 +1,5 @@
 /*
- * The inside of a link by ZeroMQ: what its files share.
+ * The inside of a link by ZeroMQ, for its own files.
  *
  *   link_zmq.c       opening, closing, sending, progress
  *   link_endpoint.c  endpoints
@@ -7,7 +7,7 @@
  *   link_line.c      outgoing connections: dialling, and dialling again
  *   link_guard.c     the allow-list
  *   link_mail.c      received messages, and whose turn it is
- *   link_fds.c       file descriptors, and which sockets have something to be read
+ *   link_fds.c       file descriptors, and which sockets have unread messages
  */
 #ifndef KVF_LINK_INSIDE_H
 #define KVF_LINK_INSIDE_H
@@ -22,11 +22,11 @@
 #include <poll.h>
 #include <zmq.h>
 
-#define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes that incoming connections have */
+#define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes of incoming connections */
 #define KVF_LINK_NEVER UINT64_MAX
-/* The time after which a try to connect is given up, and another made. TCP itself tries after 0, 1 and 3 seconds. */
+/* The time after which ZeroMQ gives up a try to connect and makes another. TCP itself tries after 0, 1 and 3 seconds. */
 #define KVF_CONNECT_MS 1500
-/* The share of this process's descriptors, in sixteenths, for connections that others make; as many again are for
+/* The share of this process's descriptors, in sixteenths, for connections that others make; we may use as many for
  * ours. */
 #define KVF_LINK_SIXTEENTHS 8u
 
@@ -34,9 +34,9 @@
 #define KVF_LINK_BATCH 64u
 #define KVF_LINK_BATCH_BYTES (2u << 20)
 
-/* If nothing is heard for this time after something was sent over a TCP connection, a second connection is made beside
- * it: after a link was down, TCP waits longer and longer before it retries, up to two minutes. Doubled while nothing is
- * heard, because a silent peer may just be busy. */
+/* If no message comes for this time after one was sent over a TCP connection, a second connection is made beside it,
+ * because TCP waits longer and longer before it retries over a network link that was down, up to two minutes. The time
+ * doubles while no message comes, because a silent peer may just be busy. */
 #define KVF_SILENCE_NS UINT64_C(2000000000)
 #define KVF_SILENCE_MAX_NS UINT64_C(30000000000)
 
@@ -49,16 +49,16 @@ typedef enum kvf_line_state {
 /**
  * One outgoing connection, with an endpoint text and a routing id that no other has.
  *
- * Why not leave reconnecting to ZeroMQ: it gives up for good after a failed handshake, and after the first
- * break its events name the resolved address, which several connections may share.
+ * ZeroMQ is not left to reconnect: it gives up for good after a failed handshake, and after the first break its events
+ * name the resolved address, which several connections may share.
  */
 typedef struct kvf_dial {
     struct kvf_line *line;
-    bool there;       /* ZeroMQ has it: connected, or trying to */
+    bool there;       /* ZeroMQ has it: it is connected, or ZeroMQ tries to connect it */
     uint64_t attempt; /* number of the connection under its line's route; part of the routing id */
     char text[KVF_ENDPOINT_BYTES]; /* the endpoint text that ZeroMQ has */
     kvf_status why;                /* why the handshake failed; KVF_OK: it did not */
-    const char *what;              /* words for it */
+    const char *what;              /* that reason in words */
     bool closed;                   /* the current try had a socket, which was closed */
     uint64_t tried_ns;             /* when that try began */
     bool made;                     /* the handshake is done: there is a connection */
@@ -66,8 +66,8 @@ typedef struct kvf_dial {
     UT_hash_handle by_text;
 } kvf_dial;
 
-/** The routing id by which the calling socket knows a connection. Its first byte is not 0, which marks ZeroMQ's own
- * ids. */
+/** The routing id by which the calling socket knows a connection. Its first byte is not 0: ZeroMQ's own ids begin with
+ * 0. */
 typedef struct kvf_dial_id {
     char mark[8];
     uint64_t route;
@@ -75,12 +75,12 @@ typedef struct kvf_dial_id {
 } kvf_dial_id;
 
 /**
- * An outgoing route. It lasts from the first kvf_link_connect() to the last kvf_link_disconnect(); under it there is
- * one connection after another, and for a while two.
+ * An outgoing route. It lasts from the first kvf_link_connect() to the last kvf_link_disconnect(). It has one
+ * connection after another, and sometimes two at once.
  */
 typedef struct kvf_line {
     kvf_route route;
-    char *name; /* "endpoint key": what was asked for */
+    char *name; /* "endpoint key", as the caller gave them */
     kvf_endpoint endpoint;
     char key[KVF_KEY_CHARACTERS + 1]; /* of the other end; "" without encryption */
     uint8_t key_bytes[KVF_KEY_BYTES];
@@ -88,33 +88,33 @@ typedef struct kvf_line {
     kvf_line_state state; /* of the first connection */
     uint64_t attempts;
     kvf_dial dials[2];
-    kvf_dial *first;  /* messages go by this one, */
-    kvf_dial *second; /* and also by this one, which exists while nothing is heard over the first */
+    kvf_dial *first;  /* messages go over this connection, */
+    kvf_dial *second; /* and over this one too, which is made while no message comes over the first */
     uint64_t pause_ns, due_ns;
-    bool asking;         /* in the list of lines over which something was sent, and nothing heard since */
-    uint64_t asked_ns;   /* when something was sent, or the connection was made */
-    uint64_t silence_ns; /* how long silence may last */
+    bool asking;         /* in the list of lines over which a message was sent, and none has come since */
+    uint64_t asked_ns;   /* when that message was sent, or the connection was made */
+    uint64_t silence_ns; /* how long the peer may be silent before a second connection is made */
     UT_hash_handle by_route, by_name;
-    struct kvf_line *next, *prev;         /* in the list of its state, of broken, resting or asking ones */
-    struct kvf_line *two_next, *two_prev; /* among those that have a second connection */
+    struct kvf_line *next, *prev;         /* in the list of broken, of resting or of asking lines */
+    struct kvf_line *two_next, *two_prev; /* in the list of lines with a second connection */
 } kvf_line;
 
 typedef struct kvf_zmq_link {
     kvf_link base;
     void *zmq;      /* the context */
-    void *listener; /* ROUTER; NULL when it listens nowhere */
+    void *listener; /* ROUTER; NULL if the link listens nowhere */
     void *caller;   /* ROUTER */
-    void *monitor;  /* PAIR: what happens to the caller's connections */
-    void *guard;    /* REP: who may connect, and by which key; NULL without encryption */
-    kvf_door door;  /* who is connected to the listener */
+    void *monitor;  /* PAIR: events of the caller's connections */
+    void *guard;    /* REP: which keys may connect; NULL without encryption */
+    kvf_door door;  /* the connections to the listener */
     kvf_mail mail;
     uint64_t now;     /* of this round of progress */
-    bool open_to_all; /* everyone who knows our key may */
+    bool open_to_all; /* everyone who knows our key may connect */
     char endpoint[KVF_ENDPOINT_BYTES];
     bool encrypted;
     uint8_t (*allowed)[KVF_KEY_BYTES];
     uint32_t allowed_count;
-    bool withdrawn; /* keys were: connections they have are still there */
+    bool withdrawn; /* keys were removed from the list; their connections may still be open */
     void (*on_message)(void *context, const kvf_letter *letter);
     void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
     void *context;
@@ -122,14 +122,14 @@ typedef struct kvf_zmq_link {
     kvf_route last_route;
     kvf_line *lines_by_route, *lines_by_name;
     kvf_line *broken, *resting, *asking, *doubled;
-    kvf_dial *dials;  /* that are there, by text */
+    kvf_dial *dials;  /* that ZeroMQ has, by text */
     uint32_t padding; /* see link_dial.c */
 
-    void *sockets[KVF_LINK_FDS]; /* those above that there are, */
+    void *sockets[KVF_LINK_FDS]; /* those of the sockets above that exist */
     struct pollfd fds[KVF_LINK_FDS];
     bool unread[KVF_LINK_FDS]; /* see link_fds.c */
     uint32_t socket_count;
-    uint64_t next_due_ns; /* when a resting line is dialled, or a silent one dialled anew */
+    uint64_t next_due_ns; /* when a resting line is dialled, or a silent one gets a second connection */
     const kvf_clock *clock;
 } kvf_zmq_link;
 
@@ -142,7 +142,7 @@ static inline kvf_zmq_link *kvf_zmq_link_of(kvf_link *base) {
 /** Checks the keys of the options: both or none, and that they belong together. */
 kvf_status kvf_link_check_keys(const kvf_link_options *options);
 
-/** Makes a ROUTER with all that both directions need, and our keys. */
+/** Makes a ROUTER with the options for both directions, and our keys. */
 kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,
                                 void **out);
 
@@ -157,19 +157,19 @@ int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void 
 /** Has ZeroMQ connect to the endpoint of the line. KVF_E_EXISTS, KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM. */
 kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial);
 
-/** Hangs up, if it is there; what came in over it and was not read is lost. */
+/** Hangs up a connection, if ZeroMQ has it; unread messages from it are lost. */
 void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial);
 
-/** The connection that ZeroMQ has by an endpoint text; NULL: it was hung up. */
+/** The connection with an endpoint text; NULL: it was hung up. */
 kvf_dial *kvf_dial_of_text(const kvf_zmq_link *link, const void *text, size_t bytes);
 
-/** Sends without waiting. 0, or errno: ENOMEM; EHOSTUNREACH, where it has ended; others, where it takes none now. */
+/** Sends without waiting. 0, or errno: ENOMEM; EHOSTUNREACH: it has ended; others: it takes no message now. */
 int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, size_t bytes);
 
-/** Takes note of an event that says why a handshake failed. */
+/** Notes why a handshake failed, from the event. */
 void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, uint32_t value);
 
-/** A try to connect was given up: why, in words, and KVF_E_TIMEOUT (nobody answered) or KVF_E_IO. */
+/** Says why ZeroMQ gave up a try to connect: in `words`, and as KVF_E_TIMEOUT (the host did not answer) or KVF_E_IO. */
 kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words);
 
 /* ---- link_line.c ----------------------------------------------------------------------------- */
@@ -187,36 +187,36 @@ void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route);
 /** Frees all lines. The sockets are closed already. */
 void kvf_lines_free(kvf_zmq_link *link);
 
-/** Takes in what happened to connections, at most a batch. */
+/** Handles events of connections, at most a batch. */
 void kvf_lines_take_events(kvf_zmq_link *link);
 
 /** Closes broken connections once all their messages have been read, and reports them. */
 void kvf_lines_hang_up(kvf_zmq_link *link);
 
-/** Dials the lines whose pause is over. If all that came in has been read, dials a second connection beside those that
- * are silent, and leaves each line the one of two over which something was heard. */
+/** Dials the lines whose pause is over. If all received messages have been read, also dials a second connection for
+ * each silent line, and ends one of two connections if a message has come over the other. */
 void kvf_lines_redial(kvf_zmq_link *link, bool all_read);
 
 kvf_line *kvf_line_find(kvf_zmq_link *link, kvf_route route);
 
-/** Notes that a message came to the calling socket, and returns its line; NULL: it came over an earlier connection. */
+/** Notes that a message came to the calling socket, and returns its line; NULL: its connection was hung up since. */
 kvf_line *kvf_line_hear(kvf_zmq_link *link, const void *id, size_t bytes);
 
-/** Sends over a line; drops what cannot be sent. KVF_OK or KVF_E_NOMEM. */
+/** Sends a message over a line; drops it if it cannot be sent now. KVF_OK or KVF_E_NOMEM. */
 kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, size_t bytes);
 
 /* ---- link_guard.c ---------------------------------------------------------------------------- */
 
-/** Makes the socket by which ZeroMQ asks whom to accept. Must exist before the listener. */
+/** Makes the socket by which ZeroMQ asks which connections to accept. It must exist before the listener. */
 kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options);
 
-/** Answers those who ask, at most a batch. */
+/** Answers ZeroMQ's requests, at most a batch. */
 void kvf_guard_answer(kvf_zmq_link *link);
 
-/** The key that a message came under; false: it has none, or one that is not allowed any more. */
+/** Reads the key under which a message came; false: it has none, or one that is no longer allowed. */
 bool kvf_guard_passes(const kvf_zmq_link *link, zmq_msg_t *message, uint8_t key[KVF_KEY_BYTES]);
 
-/** Whether a key that has passed is still allowed. */
+/** Whether a key that was allowed still is. */
 bool kvf_guard_knows(const kvf_zmq_link *link, const uint8_t key[KVF_KEY_BYTES]);
 
 /** See kvf_link_allow(). */
@@ -227,16 +227,16 @@ kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allo
 /** Remembers the sockets and their file descriptors. All count as unread. */
 kvf_status kvf_link_note_fds(kvf_zmq_link *link);
 
-/** Finds out which sockets have something to be read: one system call for all. */
+/** Finds the sockets with something to read, by one system call for all. */
 void kvf_link_look(kvf_zmq_link *link);
 
-/** Whether a socket may have something to be read. NULL: there is no such socket, and nothing. */
+/** Whether a socket may have something to read; false for NULL. */
 bool kvf_link_is_unread(const kvf_zmq_link *link, const void *socket);
 
-/** Notes that a socket was read until nothing was left, or (`unread`) that something else was done with it. */
+/** Notes that a socket was read until it was empty, or (`unread`) that another call may have consumed its signal. */
 void kvf_link_note(kvf_zmq_link *link, const void *socket, bool unread);
 
-/** Whether a socket has something to be read that its descriptor need not show. */
+/** Whether a socket has something to read, which its descriptor may not show. */
 bool kvf_link_has_unread(kvf_zmq_link *link);
 
 /** Checks that this process can open the file descriptors a link needs, because ZeroMQ aborts when it cannot. */

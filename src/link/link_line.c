@@ -1,5 +1,5 @@
 /*
- * Outgoing routes: their connections.
+ * Outgoing routes, and their connections.
  *
  *              begins                      DISCONNECTED, or gone when sent to
  *   connect ───────────────► DIALLED ───────────────────────────────────────► BROKEN
@@ -8,9 +8,9 @@
  *                              └──────────────────────── RESTING ◄────────────────┘
  *                                         pause over
  *
- * If nothing is heard over the first connection, a second one is made beside it, and everything is sent over both until
- * something is heard over one, which then stays. The first is not closed earlier: a peer that is only busy need not
- * accept a new connection, over which we would be strangers to it.
+ * If no message comes over the first connection, a second one is made beside it. All messages are then sent over both,
+ * until one comes over either of them; that connection stays. The first is not closed earlier, because a busy peer may
+ * still answer over it, and may not accept the new connection, over which it does not know us.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "link/link_inside.h"
 
 #define SEND_LIMIT 16384 /* messages that wait on one outgoing connection */
-/* About as long as TCP tries by itself: how long a link may be down is said by leases. */
+/* About as long as TCP tries by itself; leases, and not this, limit how long a network link may be down. */
 #define UNACKNOWLEDGED_MS 900000
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS UINT64_C(1000000000)
@@ -55,7 +55,7 @@ static void note_asked(kvf_zmq_link *link, kvf_line *line) {
 }
 
 static void forget_asked(kvf_zmq_link *link, kvf_line *line) {
-    /* The analyser does not know that who asks is in the list. */
+    /* The analyser does not know that a line that is `asking` is in the list. */
     if (line->asking)
         DL_DELETE(link->asking, line); /* NOLINT(clang-analyzer-core.NullDereference) */
     line->asking = false;
@@ -77,7 +77,7 @@ static void begin_second(kvf_zmq_link *link, kvf_line *line) {
         DL_APPEND2(link->doubled, line, two_prev, two_next);
 }
 
-/* The second connection, which is there, takes the place of the first. */
+/* Ends the first connection, and makes the second the first. */
 static void change_over(kvf_zmq_link *link, kvf_line *line) {
     kvf_dial *former = line->first;
     DL_DELETE2(link->doubled, line, two_prev, two_next);
@@ -87,8 +87,8 @@ static void change_over(kvf_zmq_link *link, kvf_line *line) {
     line->state = KVF_LINE_DIALLED;
 }
 
-/* Those over one of whose connections something was heard. Where it was over both, the first stays: the other end may
- * know us by it. */
+/* Ends one connection of each line that has two and has received a message. If messages came over both, the first
+ * stays, because the other end may know us by it. */
 static void settle(kvf_zmq_link *link) {
     kvf_line *line, *next;
     DL_FOREACH_SAFE2(link->doubled, line, next, two_next) {
@@ -99,7 +99,8 @@ static void settle(kvf_zmq_link *link) {
     }
 }
 
-/* Nobody is told. On one machine nothing is lost on its way, and no second connection would bring more. */
+/* Makes a second connection, without a report to the owner. Not for ipc: it loses no messages, so that a second
+ * connection would not help. */
 static void dial_beside(kvf_zmq_link *link, kvf_line *line) {
     line->silence_ns = kvf_min_u64(2 * line->silence_ns, KVF_SILENCE_MAX_NS);
     forget_asked(link, line);
@@ -156,7 +157,7 @@ void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
         look_at(link, line);
 }
 
-/* ---- what happens to connections ------------------------------------------------------------- */
+/* ---- events of connections ------------------------------------------------------------------- */
 
 static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
                          const char *what) {
@@ -181,7 +182,8 @@ static void broke(kvf_zmq_link *link, kvf_dial *dial) {
         break_line(link, dial->line);
 }
 
-/* Told of the first connection only: while that is there, a second that does not come is no news. */
+/* A try to connect has failed. Reported only for the first connection: while the first exists, the owner need not know
+ * that there is no second. */
 static void missed(kvf_zmq_link *link, kvf_dial *dial, uint32_t pause_ms) {
     const kvf_line *line = dial->line;
     const char *words;
@@ -192,7 +194,7 @@ static void missed(kvf_zmq_link *link, kvf_dial *dial, uint32_t pause_ms) {
         report_break(link, line->route, status, line->endpoint.text, words); /* may free the line */
 }
 
-/* At the end of an endpoint by TCP. */
+/* Reads the port at the end of a TCP endpoint; 0: it has none. */
 static uint16_t port_of(const char *text, size_t bytes) {
     size_t at = bytes;
     uint32_t port = 0;
@@ -223,7 +225,7 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
         if (dial == dial->line->second)
             break;
         dial->line->pause_ns = PAUSE_NS;
-        dial->line->asked_ns = kvf_now(link->clock); /* what waited goes out now */
+        dial->line->asked_ns = kvf_now(link->clock); /* waiting messages are sent now */
         if (dial->line->asking)
             look_at(link, dial->line);
         break;
@@ -335,7 +337,7 @@ static kvf_status make_line(kvf_zmq_link *link, const kvf_endpoint *endpoint, co
     line->endpoint = *endpoint;
     (void)snprintf(line->key, sizeof line->key, "%s", key);
     if (key[0])
-        (void)zmq_z85_decode(line->key_bytes, key); /* check_server_key() saw that it is one */
+        (void)zmq_z85_decode(line->key_bytes, key); /* check_server_key() has checked the key */
     line->route = ++link->last_route;
     line->pause_ns = PAUSE_NS;
     line->silence_ns = KVF_SILENCE_NS;

@@ -1,6 +1,6 @@
 #include "link/link_mail.h"
 
-/* A letter takes this beside its bytes. */
+/* The memory that a letter takes besides its bytes. */
 #define LETTER_BYTES 1024u
 
 /* ---- parties --------------------------------------------------------------------------------- */
@@ -12,7 +12,7 @@ static void forget(kvf_mail *mail, kvf_mail_party *party) {
     kvf_free(party);
 }
 
-/* Those that want nothing now are forgotten, and what they owe. */
+/* Forgets parties without a waiting letter, and the work that they owe. */
 static void forget_idle(kvf_mail *mail) {
     kvf_mail_party *party, *next;
     HASH_ITER(hh, mail->parties, party, next) {
@@ -64,7 +64,7 @@ static uint64_t bytes_of(kvf_mail_letter *letter) {
     return zmq_msg_size(&letter->message) + LETTER_BYTES;
 }
 
-/* Whether who has so much leaves, with what it wants beside that, as much as it has. */
+/* Whether a party that has `has` may take `wants` more of `free`: it must leave as much free as it then has. */
 static bool is_fair(uint64_t has, uint64_t wants, uint64_t free) {
     return wants <= free && has + wants <= free - wants;
 }
@@ -73,7 +73,7 @@ static uint64_t less(uint64_t of, uint64_t taken) {
     return of - kvf_min_u64(of, taken);
 }
 
-/* Strangers together have what one party may; what they leave of that is free for each of them. */
+/* All strangers together may have as much as one party; the unused part of that is free for each of them. */
 static bool has_room(const kvf_mail *mail, const kvf_mail_party *party, uint64_t bytes, uint64_t work) {
     uint64_t free = KVF_MAIL_BYTES - mail->bytes;
     if (!party->is_stranger)
@@ -84,7 +84,7 @@ static bool has_room(const kvf_mail *mail, const kvf_mail_party *party, uint64_t
            (!party->turn.first || is_fair(party->work, work, less(KVF_MAIL_WAITING_WORK, all->work)));
 }
 
-/* Who gets no more room. */
+/* Says which party gets no more room. */
 static const char *describe(const kvf_mail_party *party, const uint8_t *key) {
     if (party->is_stranger)
         return "over budget: strangers send more than is read of them";
@@ -147,7 +147,7 @@ kvf_mail_letter *kvf_mail_next(kvf_mail *mail) {
     return (kvf_mail_letter *)seat;
 }
 
-/* A stranger is forgotten with its last letter: the next may be somebody else's. */
+/* Forgets a stranger with its last waiting letter, because the number of its route may be reused by another peer. */
 static void end_stranger_letter(kvf_mail *mail, kvf_mail_party *party) {
     if (mail->strangers.bytes > 0)
         kvf_turns_wait(&mail->turns, &mail->strangers.turn, &mail->strangers_seat);

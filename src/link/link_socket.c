@@ -1,4 +1,4 @@
-/* ZeroMQ sockets as a link wants them, keys, and one message in or out. */
+/* ZeroMQ sockets with a link's options, keys, and sending one message. */
 #include <errno.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -7,23 +7,23 @@
 
 #include "link/link_inside.h"
 
-/* Messages a connection may hold here before it is read. What a peer can make us keep is this many times
- * KVF_WIRE_MAX_BYTES; with a fourth of it, a peer that has a hundred requests under way is stopped and woken so often
- * that a third fewer get through. */
+/* Unread messages of one connection. A peer can make us keep this many times KVF_WIRE_MAX_BYTES. With a quarter as
+ * many, a peer with a hundred requests under way is stopped and woken so often that a third fewer requests get through.
+ */
 #define RECEIVE_LIMIT 64
-/* What encryption adds to a message. */
+/* The bytes that encryption adds to a message. */
 #define SEALED_BYTES 256
 
-#define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
+#define HANDSHAKE_MS 15000 /* a connection whose handshake takes longer is dropped */
 #define RECONNECT_MS 20
 #define RECONNECT_MAX_MS 500
 #define BACKLOG 4096
 
-/* A host that vanished is noticed after 30 + 3 * 10 s; a process that is only stopped stays connected. */
+/* TCP notices after 30 + 3 * 10 s that a host has vanished; a process that is only stopped stays connected. */
 #define KEEPALIVE_IDLE_S 30
 #define KEEPALIVE_INTERVAL_S 10
 #define KEEPALIVE_COUNT 3
-/* As long as keepalive would take, which this rules too. */
+/* As long as keepalive takes; this option also limits keepalive. */
 #define UNACKNOWLEDGED_MS 60000
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -85,7 +85,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
         int option, value;
     } numbers[] = {
         {ZMQ_LINGER, 0},
-        {ZMQ_ROUTER_MANDATORY, 1}, /* says which routes are no more */
+        {ZMQ_ROUTER_MANDATORY, 1}, /* sending then fails for routes that have ended */
         {ZMQ_RCVHWM, RECEIVE_LIMIT},
         {ZMQ_SNDHWM, send_limit},
         {ZMQ_BACKLOG, BACKLOG},
@@ -120,8 +120,8 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
     return KVF_OK;
 }
 
-/* ZeroMQ removes whatever stands at the path before it binds: only a socket that nobody serves any more may
- * go that way. */
+/* Before it binds, ZeroMQ removes any file at the path. Allows that only for a socket on which no process listens any
+ * more. */
 static kvf_status check_path(const char *path) {
     struct stat found;
     if (path[0] == '@' || lstat(path, &found) != 0)
@@ -132,7 +132,7 @@ static kvf_status check_path(const char *path) {
     if (probe < 0)
         return kvf_fail(KVF_E_IO, "socket: %s", zmq_strerror(errno));
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    memcpy(address.sun_path, path, strlen(path) + 1); /* read_ipc() in link_endpoint.c saw that it fits */
+    memcpy(address.sun_path, path, strlen(path) + 1); /* it fits: see read_ipc() in link_endpoint.c */
     bool is_served = connect(probe, (const struct sockaddr *)&address, sizeof address) == 0;
     (void)close(probe);
     return is_served ? kvf_fail(KVF_E_EXISTS, "ipc://%s is in use", path) : KVF_OK;
@@ -179,8 +179,8 @@ static int send_frame(void *socket, const void *data, size_t bytes, int flags) {
 }
 
 int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes) {
-    /* The second frame cannot be refused once the first one found its route; but it can want memory, so it
-     * is made first. */
+    /* After the first frame was accepted, the second cannot be refused, but its memory may be missing: so it is made
+     * first. */
     zmq_msg_t payload;
     if (zmq_msg_init_size(&payload, bytes))
         return ENOMEM;

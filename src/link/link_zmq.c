@@ -1,4 +1,4 @@
-/* A link by ZeroMQ: opening and closing it, sending, and taking in what came. */
+/* A link by ZeroMQ: opening and closing it, sending, and receiving. */
 #include <errno.h>
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *opti
         return status;
     if (link->encrypted && zmq_setsockopt(link->listener, ZMQ_CURVE_SERVER, &server, sizeof server))
         return kvf_zmq_fail("ZMQ_CURVE_SERVER");
-    /* With a domain, whoever is not answered for by the guard stays out. */
+    /* With a domain, ZeroMQ accepts only connections that the guard has allowed. */
     if (link->guard && zmq_setsockopt(link->listener, ZMQ_ZAP_DOMAIN, "kvferry", strlen("kvferry")))
         return kvf_zmq_fail("ZMQ_ZAP_DOMAIN");
     const kvf_guests limits = limits_of(options);
@@ -55,7 +55,7 @@ static kvf_status open_sockets(kvf_zmq_link *link, const kvf_link_options *optio
     return status ? status : kvf_link_note_fds(link);
 }
 
-/* Where to listen, if anywhere, and whether that may be. */
+/* Reads where to listen, if anywhere, and checks that it is allowed. */
 static kvf_status read_listen(const kvf_link_options *options, kvf_endpoint *out) {
     const char *listen = options->listen ? options->listen : DEFAULT_LISTEN;
     *out = (kvf_endpoint){0};
@@ -106,8 +106,7 @@ static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
 
 static void close_zmq(kvf_link *base) {
     kvf_zmq_link *link = kvf_zmq_link_of(base);
-    /* ZeroMQ leaves the socket of an ipc endpoint behind. Gone before it is closed, it is surely still ours.
-     */
+    /* ZeroMQ does not remove the file of an ipc endpoint. Before the socket is closed the file is surely still ours. */
     if (strncmp(link->endpoint, "ipc://", 6) == 0 && link->endpoint[6] != '@')
         (void)unlink(link->endpoint + 6);
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door.monitor};
@@ -161,9 +160,9 @@ static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, si
     return kvf_line_send(link, line, data, bytes);
 }
 
-/* ---- taking in ------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
-/* Who has sent a message over a connection that we made; false: one of the past. */
+/* Finds the sender of a message over a connection that we made; false: the connection was hung up since. */
 static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
     const kvf_line *line = kvf_line_hear(link, zmq_msg_data(id), zmq_msg_size(id));
     if (!line)
@@ -174,7 +173,7 @@ static bool see_called(kvf_zmq_link *link, zmq_msg_t *id, kvf_letter *letter) {
     return true;
 }
 
-/* Who has sent a message over a connection that was made to us; false: nobody who may. */
+/* Finds the sender of a message over a connection that was made to us; false: the sender is not allowed. */
 static bool see_incoming(kvf_zmq_link *link, zmq_msg_t *id, zmq_msg_t *message, uint8_t key[KVF_KEY_BYTES],
                          kvf_letter *letter) {
     const uint8_t *bytes = zmq_msg_data(id);
@@ -192,7 +191,7 @@ static bool see_incoming(kvf_zmq_link *link, zmq_msg_t *id, zmq_msg_t *message, 
     return true;
 }
 
-/* Keeps what came over a connection made to us until it is its sender's turn. */
+/* Keeps a message over a connection that was made to us, until it is its sender's turn. */
 static void keep_incoming(kvf_zmq_link *link, zmq_msg_t frames[2]) {
     uint8_t key[KVF_KEY_BYTES];
     kvf_letter letter = {0};
@@ -210,7 +209,7 @@ static void read_called(kvf_zmq_link *link, zmq_msg_t frames[2]) {
         link->on_message(link->context, &letter);
 }
 
-/* At most a batch; whether everything was taken in. */
+/* Receives at most a batch of messages; returns whether none is left. */
 static bool take_messages(kvf_zmq_link *link, void *socket,
                           void (*take)(kvf_zmq_link *link, zmq_msg_t frames[2])) {
     size_t bytes = 0;
@@ -232,7 +231,7 @@ static bool take_messages(kvf_zmq_link *link, void *socket,
     return false;
 }
 
-/* Reads letters that wait, by turns, as much as a round has work. */
+/* Reads waiting letters by turns, up to the work of a round. */
 static void read_mail(kvf_zmq_link *link) {
     kvf_mail_letter *mail;
     kvf_mail_begin_round(&link->mail);
@@ -259,7 +258,7 @@ static void progress_zmq(kvf_link *base, bool *more) {
     if (kvf_link_is_unread(link, link->door.monitor))
         kvf_link_note(link, link->door.monitor, kvf_door_take_events(&link->door, link->now));
     kvf_guests_tick(&link->door.guests, link->now);
-    /* Events first: what they say is acted upon after the messages that came before them. */
+    /* Events are read first, but take effect after the messages that came before them. */
     kvf_lines_take_events(link);
     bool all_read = !link->broken && !kvf_link_is_unread(link, link->caller);
     if (!all_read)
