@@ -42,7 +42,7 @@ uint64_t engine_bytes(const kvf_engine *engine);
 int engines_plan(const kvf_engine *decode, uint32_t rank, const kvf_engine *prefill, const options *asked,
                  kvf_plan **out);
 
-/** Proves a plan; prints what is wrong with it. A plan that converts has no rules, so that there is nothing to prove. */
+/** Proves a plan; prints what is wrong with it. A plan that converts has no rules, and so nothing to prove. */
 int engines_verify(const kvf_plan *plan, uint32_t rank);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * kvferry explain: describes running engines, and what one would read from the other.
  *
- * The command visits agents as an engine begins to when it meets them (visit.h). An introduction tells all that planning
- * needs, so that the command plans by itself, and finds the same plans as the engines.
+ * The command visits agents as an engine begins to when it meets them (visit.h). An introduction tells all that
+ * planning needs, so that the command plans by itself, and finds the same plans as the engines.
  */
 #include <stdio.h>
 #include <stdlib.h>

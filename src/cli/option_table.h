@@ -1,7 +1,7 @@
 /*
  * The only table of options. A row has an option's commands, default and field, how its value is read, and when the
- * option would have no effect. The parser, the help and the shells' completions read this table; the check of the manual
- * pages reads the help.
+ * option would have no effect. The parser, the help and the shells' completions read this table; the check of the
+ * manual pages reads the help.
  */
 #ifndef KVFERRY_CLI_OPTION_TABLE_H
 #define KVFERRY_CLI_OPTION_TABLE_H
@@ -35,7 +35,7 @@ struct option_row {
 /** The i-th row; NULL past the last. */
 const option_row *option_row_get(uint32_t i);
 
-/** The row of a command's option; NULL: the command has none of this name. `number` (may be NULL) receives its index. */
+/** The row of a command's option; NULL: the command has none such. `number` (may be NULL) receives its index. */
 const option_row *option_row_find(uint32_t command_bit, const char *name, uint32_t *number);
 
 /** Whether an option may be given without its value. */

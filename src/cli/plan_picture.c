@@ -76,7 +76,7 @@ static double left_of(bool decode) {
     return decode ? LABEL + BOX + GAP : LABEL;
 }
 
-/* Draws cells of a rank: layers from top to bottom, units from left to right, and in each unit its share of the tokens. */
+/* Draws cells of a rank: layers from top to bottom, units from left to right, in each unit its share of the tokens. */
 static void draw_cells(page *to, const subject *of, double left, double top, kvf_range layers,
                        kvf_range units, kvf_token_share tokens, uint32_t colour_of) {
     const double unit = (double)BOX / of->desc->parts[of->part].units;

@@ -36,9 +36,9 @@ static kvf_status name_pieces(const kvf_ids *list, size_t first, uint64_t pieces
 }
 
 /*
- * Lists pieces without the prompt's length, as the connector does. If local pages are gathered from pieces, a local list
- * that is too short means cached tokens: the remote list skips as many whole local pages. Surplus local blocks, the
- * first ones, are dropped.
+ * Lists pieces without the prompt's length, as the connector does. If local pages are gathered from pieces, a local
+ * list that is too short means cached tokens: the remote list skips as many whole local pages. Surplus local blocks,
+ * the first ones, are dropped.
  */
 static kvf_status name_group(const group_read *read, kvf_ids *local_out, kvf_ids *remote_out) {
     uint64_t per_local = read->group->remote_blocks_per_local_block;

@@ -1,4 +1,4 @@
-/* File descriptors: those that a link needs, those that a sleeping thread polls, and the sockets with unread messages. */
+/* File descriptors: those that a link needs, those that a sleeping thread polls; and sockets with unread messages. */
 #include "base/descriptors.h"
 #include "link/link_inside.h"
 

@@ -24,7 +24,7 @@
 
 #define KVF_ROUTE_INCOMING (UINT64_C(1) << 63) /* marks routes of incoming connections */
 #define KVF_LINK_NEVER UINT64_MAX
-/* The time after which ZeroMQ gives up a try to connect and makes another. TCP itself tries after 0, 1 and 3 seconds. */
+/* The time after which ZeroMQ gives up a try to connect and begins another. TCP tries after 0, 1 and 3 seconds. */
 #define KVF_CONNECT_MS 1500
 /* The share of this process's descriptors, in sixteenths, for connections that others make; we may use as many for
  * ours. */

@@ -8,8 +8,7 @@
 #include "link/link_inside.h"
 
 /* Unread messages of one connection. A peer can make us keep this many times KVF_WIRE_MAX_BYTES. With a quarter as
- * many, a peer with a hundred requests under way is stopped and woken so often that a third fewer requests get through.
- */
+ * many, a peer with a hundred requests under way is stopped and woken so often that a third fewer get through. */
 #define RECEIVE_LIMIT 64
 /* The bytes that encryption adds to a message. */
 #define SEALED_BYTES 256

@@ -31,7 +31,8 @@ uint32_t broken_layers(const kvf_shard *shard);
 
 /**
  * Waits until some bytes have moved from or to rank `peer` of the other engine (UINT32_MAX: any), and reports how many.
- * Waits for some seconds at most: a slowed-down request that goes packed begins with a whole slot, which may take longer.
+ * Waits for some seconds at most: a slowed-down request that goes packed begins with a whole slot, which may take
+ * longer.
  */
 bool broken_wait_halfway(live_rank *of, broken_request *self, rank_heed heed, uint32_t peer, uint32_t layers);
 

@@ -48,8 +48,9 @@ void crew_send(crew *to, crew_part whom, message_type type, const void *data, si
 typedef bool (*crew_handler)(void *context, demo_side side, uint32_t index, const message *from);
 
 /**
- * Waits until each of several ranks has sent one message of a type. Meanwhile shows progress: the step and the number of
- * steps, the share of the whole, which never shrinks, and about how much time is left if the other steps take as long.
+ * Waits until each of several ranks has sent one message of a type. Meanwhile shows progress: the step and the number
+ * of steps, the share of the whole, which never shrinks, and about how much time is left if the other steps take as
+ * long.
  *
  * @param doing   what they do, for messages: "moving"
  * @param handle  may be NULL

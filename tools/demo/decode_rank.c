@@ -168,8 +168,8 @@ static bool break_off(decode_rank *self) {
 
 /* ---- parting, verifying, orders -------------------------------------------------------------- */
 
-/* Waits until the agent has no peers. The prefill agents have closed, but their memory is freed only when it is no longer
- * mapped here. */
+/* Waits until the agent has no peers. The prefill agents have closed, but their memory is freed only when it is no
+ * longer mapped here. */
 static bool part(decode_rank *self) {
     kvf_agent_stats stats = {.struct_size = sizeof stats};
     uint64_t deadline = now_ns() + self->base.job->patience_ns;

@@ -1,6 +1,6 @@
 /*
- * A demo: each rank of a prefill and of a decode engine is a process with an agent. They move requests as engines do, and
- * verify every byte.
+ * A demo: each rank of a prefill and of a decode engine is a process with an agent. They move requests as engines do,
+ * and verify every byte.
  */
 #ifndef KVFERRY_DEMO_DEMO_H
 #define KVFERRY_DEMO_DEMO_H

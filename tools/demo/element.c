@@ -41,7 +41,7 @@ uint32_t element_as(kvf_dtype from_type, uint32_t bits, kvf_dtype to_type) {
     if (power < 1 - to_bias)
         power = 1 - to_bias;
     const double steps = rint(ldexp(value, to.fraction - power));
-    /* Neighbouring numbers, up to infinity, have neighbouring bits, so that rounding up to a power of two just carries. */
+    /* Neighbouring numbers, up to infinity, have neighbouring bits: rounding up to a power of two is just a carry. */
     const uint32_t out = ((uint32_t)(power + to_bias - 1) << to.fraction) + (uint32_t)steps;
     const uint32_t infinity = low_bits(UINT32_MAX, to.exponent) << to.fraction;
     return sign | (power > to_bias || out > infinity ? infinity : out);

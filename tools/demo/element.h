@@ -9,7 +9,7 @@
 
 #include <kvferry/model.h>
 
-/** Converts the bits of an f32, f16 or bf16 to another of these: the nearest value, of two equally near the even one. */
+/** Converts the bits of an f32, f16 or bf16 to another of these: to the nearest value, ties to even. */
 uint32_t element_as(kvf_dtype from, uint32_t bits, kvf_dtype to);
 
 #endif

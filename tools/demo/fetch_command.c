@@ -1,6 +1,6 @@
 /*
- * kvferry fetch: a decode engine that fetches the requests that `kvferry serve` holds, verifies them, and compares their
- * speed with a plain stream over the same link.
+ * kvferry fetch: a decode engine that fetches the requests that `kvferry serve` holds, verifies them, and compares
+ * their speed with a plain stream over the same link.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /*
- * What `kvferry serve` tells `kvferry fetch` besides its shape: the numbers that determine all requests and contents, and
- * the port of the plain stream. They are facts of the engine (see kvf_agent_options). Both sides must share them, because
- * with other numbers the same bytes mean something else.
+ * What `kvferry serve` tells `kvferry fetch` besides its shape: the numbers that determine all requests and contents,
+ * and the port of the plain stream. They are facts of the engine (see kvf_agent_options). Both sides must share them,
+ * because with other numbers the same bytes mean something else.
  */
 #ifndef KVFERRY_DEMO_PATTERN_FACTS_H
 #define KVFERRY_DEMO_PATTERN_FACTS_H

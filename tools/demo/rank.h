@@ -25,7 +25,7 @@ typedef struct live_rank {
 
 uint64_t now_ns(void);
 
-/** Opens the agent, makes the regions, fills them with `unused`, registers them. Reports a failure to the coordinator. */
+/** Opens the agent, makes the regions, fills them with `unused`, registers them. Tells the coordinator of a failure. */
 bool rank_open(live_rank *out, rank_seat *seat, uint8_t unused);
 
 /** Closes the agent, unless it is closed, and frees the memory. */

@@ -127,7 +127,7 @@ static int prepare(service *self) {
     return EXIT_DONE;
 }
 
-/* Call it before the ranks start, so that they inherit the mask. The coordinator takes the signals, and ends the ranks. */
+/* Call it before the ranks start, so that they inherit the mask: the coordinator takes the signals, and ends them. */
 static int catch_signals(service *self) {
     sigset_t ends;
     (void)sigemptyset(&ends);

@@ -17,7 +17,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* Machine code for data-centre devices since 2020, and PTX for all other devices of compute capability 8.0 or higher. */
+/* Machine code for data-centre devices since 2020, and PTX for all other devices of compute capability 8.0 and up. */
 static const struct {
     const char *option;
     unsigned major, minor;
