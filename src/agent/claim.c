@@ -1,5 +1,5 @@
 /*
- * Grants, claims, and telling the engine about processes that had none.
+ * Grants, claims, and telling the engine about refused processes.
  */
 #include <stdio.h>
 

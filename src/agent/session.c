@@ -498,7 +498,7 @@ static bool is_too_large(kvf_agent *agent, const kvf_letter *letter) {
            !kvf_session_has_route(agent, letter->route);
 }
 
-/* We never greeted a peer that connected to us. */
+/* Whether an answer to a greeting came from a peer that connected to us, which we have never greeted. */
 static bool is_unasked(kvf_agent *agent, const kvf_letter *letter) {
     agent->stats.messages_foreign += !letter->called;
     return !letter->called;

@@ -1,6 +1,5 @@
 /*
- * What every room uses: failing with a detail text, asserting invariants, checked arithmetic, memory, and a growing
- * text.
+ * For every room: failing with a detail text, asserting invariants, checked arithmetic, memory, and a growing text.
  */
 #ifndef KVF_BASE_H
 #define KVF_BASE_H

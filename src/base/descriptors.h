@@ -1,5 +1,5 @@
 /*
- * Checks that enough file descriptors are left, for libraries that abort without.
+ * Checks that enough file descriptors are left, for libraries that abort without them.
  */
 #ifndef KVF_BASE_DESCRIPTORS_H
 #define KVF_BASE_DESCRIPTORS_H
@@ -9,7 +9,7 @@
 /**
  * Checks whether this process can open `needed` file descriptors now, by opening and closing them.
  *
- * @param who     what needs them, for the message
+ * @param who     the library that needs them, for the message
  * @param needed  at most 256
  * @return KVF_OK or KVF_E_IO
  */

@@ -8,7 +8,7 @@
 #define TCP_RTO_MAX_MS 44
 #endif
 
-#define TRY_EVERY_MS 1000 /* the least that the kernel takes */
+#define TRY_EVERY_MS 1000 /* the least that the kernel accepts */
 
 void kvf_tcp_try_often(int fd) {
     const int longest = TRY_EVERY_MS;

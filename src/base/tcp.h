@@ -1,5 +1,5 @@
 /*
- * Connections by TCP over links that are down for a while.
+ * TCP connections over network links that may be down for a while.
  */
 #ifndef KVF_BASE_TCP_H
 #define KVF_BASE_TCP_H
@@ -7,14 +7,13 @@
 #include "base/base.h"
 
 /**
- * What a TCP connection waits with while its link is down goes out within about a second once that is back, and not
- * after about as long again as it was down. Kernels from Linux 6.15 on can do that; before, nothing changes. It also
- * lets TCP give up after a quarter of a minute, unless it was told for how long it is to try: kvf_tcp_try_for(), or
- * ZMQ_TCP_MAXRT.
+ * Makes TCP send waiting data within about a second after a network link is back; by default TCP waits about as long
+ * again as the link was down. Needs Linux 6.15 or later; earlier kernels ignore it. TCP then also gives up after about
+ * a quarter of a minute, unless kvf_tcp_try_for() or ZMQ_TCP_MAXRT sets for how long it tries.
  */
 void kvf_tcp_try_often(int fd);
 
-/** For how long TCP waits until what was sent is acknowledged, and then gives the connection up. */
+/** Sets for how long TCP waits for an acknowledgement of sent data before it gives the connection up. */
 void kvf_tcp_try_for(int fd, uint32_t milliseconds);
 
 #endif

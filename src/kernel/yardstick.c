@@ -67,8 +67,8 @@ static bool measure(const measured *m, kvf_copy_price *out) {
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-/* The piece of the other side that is piece i of the one side: there, blocks are in descending order, and units are
- * outside rows. */
+/* The number on the other side of piece i of one side: the other side has blocks in descending order, and units outside
+ * rows. */
 static uint64_t other_place(uint64_t i, uint64_t pieces) {
     const uint64_t blocks = pieces / BLOCK_PIECES, at = i % BLOCK_PIECES;
     return (blocks - 1 - i / BLOCK_PIECES) * BLOCK_PIECES + at % ROWS * UNITS + at / ROWS;

@@ -189,9 +189,9 @@ static void count_ranks(const cover *c) {
 }
 
 /*
- * Lists the shares that have tokens we keep. If there are more of them than ranks, no rank has one of them, and that
- * one alone is kept, for it makes the cover fail. (So the time is bounded by the ranks and by our own shares, however
- * many shares the remote engine claims to have: within one period of our shares at least one is found.)
+ * Lists the shares that have tokens we keep. If there are more such shares than ranks, some share has no rank: only
+ * that one stays in the list, because it makes the cover fail. (So the time is bounded by the ranks and by our own
+ * shares, even if the remote engine claims very many shares: within one period of our shares at least one is found.)
  */
 static void list_shares(cover *c) {
     const uint32_t ranks = c->plan->remote->shard_count, count = share_of(c, 0).count;

@@ -264,7 +264,7 @@ static bool has_left(const kvf_guests *guests, uint64_t route) {
 void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t now) {
     kvf_guest *guest = find(guests, id);
     if (!guest || guest->leaving || guest->route || has_left(guests, route))
-        return; /* one that had this place before, or has it now, and we have not heard so yet */
+        return; /* the message is from a connection that had this number before, or has it now without our knowledge */
     guest->route = route;
     HASH_ADD(by_route, guests->by_route, route, sizeof guest->route, guest);
     put_last(guests, guest, now);

@@ -110,14 +110,14 @@ static pattern join_cells(const extent *e) {
     return joined;
 }
 
-/* Where a placement has the i-th of so many pieces, from its offset on. */
+/* The distance from a placement's offset to its i-th piece, of as many as `repeated` says. */
 static uint64_t step_offset(const kvf_placement *placement, const steps *repeated, uint64_t i) {
     const uint64_t cell = i / repeated->pieces;
     return cell / repeated->units * placement->row_stride + cell % repeated->units * placement->unit_stride +
            i % repeated->pieces * placement->piece_stride;
 }
 
-/* False: more than `most`. */
+/* Counts the pieces; false: there are more than `most`. */
 static bool count_steps(const steps *repeated, uint64_t most, uint64_t *out) {
     return kvf_mul(repeated->rows, repeated->units, out) && kvf_mul(*out, repeated->pieces, out) &&
            *out <= most;
@@ -187,8 +187,8 @@ static kvf_status check_together(const extent *extents, size_t count, uint64_t *
     return status;
 }
 
-/* Steps of axes that lie outside of blocks, as heads do that have all their blocks together: check_alone() has seen that
- * one such step clears all blocks, so what each leads to repeats with the blocks by itself. */
+/* The steps of axes that lie outside of blocks, as when each head keeps all its blocks together. check_alone() has made
+ * sure that one such step clears all blocks, so that the cells after each step repeat with the blocks independently. */
 static steps outside_of_blocks(const extent *e, uint64_t blocks) {
     const kvf_placement *placement = e->placement;
     const uint64_t block = blocks > 1 ? placement->block_stride : UINT64_MAX;
@@ -197,7 +197,7 @@ static steps outside_of_blocks(const extent *e, uint64_t blocks) {
                    .pieces = placement->piece_stride > block ? e->inside.pieces : 1};
 }
 
-/* An extent for each step outside of blocks of one that has them all. */
+/* Splits a whole extent: adds one extent for each step of its axes outside of blocks. */
 static size_t add_extents(const extent *whole, uint64_t blocks, extent *out) {
     const kvf_placement *placement = whole->placement;
     const steps outside = outside_of_blocks(whole, blocks),

@@ -27,7 +27,7 @@ typedef struct kvf_batch_list {
     kvf_batch *first, *last;
 } kvf_batch_list;
 
-/** Has more to submit to a peer than the fabric knows. Closing the peer takes it off the list and calls closed(). */
+/** A user that will submit more to a peer. Closing the peer takes the user off the list and calls closed(). */
 typedef struct kvf_front_user {
     void (*closed)(void *context);
     void *context;

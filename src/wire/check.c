@@ -1,6 +1,6 @@
 /*
- * The check before unpacking. msgpack's own unpacker allocates what an array's header claims, so first it must be known
- * that the bytes can hold that.
+ * The check before unpacking. msgpack's own unpacker allocates as much as an array's header claims, so this code first
+ * checks that the bytes can hold as much.
  */
 #include "wire/check.h"
 

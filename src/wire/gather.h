@@ -20,8 +20,8 @@ typedef struct kvf_gathering {
 } kvf_gathering;
 
 /**
- * Takes a WELCOME with introductions. One with other ranks than the next is ignored. If the sender or the facts have
- * changed, gathering begins again.
+ * Takes a WELCOME with introductions. It is ignored if it does not begin with the next rank. If the sender or the facts
+ * have changed, gathering begins again.
  *
  * @param complete  receives whether all ranks are known
  * @return KVF_OK, KVF_E_PARSE (more ranks than there are), KVF_E_RANGE (KVF_GATHER_MAX_BYTES), KVF_E_NOMEM

@@ -3,7 +3,7 @@
  */
 #include "wire/fields.h"
 
-/* As a message has it. */
+/* A record as a message has it. */
 typedef struct told_record {
     const char *name;
     uint64_t begin, end;

@@ -25,8 +25,8 @@
 
 /*
  * A host that is silent for a minute is gone. The kernel probes it, not ZeroMQ's heartbeats: TCP would retransmit those
- * into a link that is down, and after the link is back wait as long again before it sends. Whether a process with a
- * connection does its work is for the peer that waits for it to judge.
+ * into a link that is down, and after the link is back wait as long again before it sends. Whether a connected process
+ * works is judged by the peer that waits for it.
  */
 #define KEEPALIVE_IDLE_S 30
 #define KEEPALIVE_INTERVAL_S 10
