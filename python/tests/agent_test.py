@@ -212,7 +212,7 @@ def test_memory_comes_and_goes_region_by_region(pair: Pair) -> None:
     with pytest.raises(ExistsError):
         pair.producer.register_region(0, moved[0])
     while (event := pair.consumer.wait_event(30)) is not None and event.kind is not EventKind.PEER_LOST:
-        pass  # it has a connection for the memory of before
+        pass  # its connection is for the earlier memory
     assert event is not None and "generation" in event.detail
     pair.ours[0][:] = pair.ours[1][:] = 0
     finish(pair)
@@ -620,7 +620,7 @@ def test_a_meeting_is_logged_and_can_be_explained() -> None:
     told = [line.text for line in lines if line.level == LogLevel.INFO]
     summary = [
         text for text in told if "has greeted" not in text and not text.startswith("transport ")
-    ]  # greetings are the producer's, and come when they come; transports are told when memory is registered
+    ]  # the producer logs greetings at any time; transports are logged when memory is registered
     assert summary[0].startswith("decode rank 0 of 1 reads from prefill, met at tcp://")
     assert all(before - 1 <= line.time <= time.time() + 1 for line in lines)
 
@@ -736,7 +736,7 @@ def test_the_log_function_may_call_the_agent(own_thread: bool) -> None:
     blocks: list[BlockState] = []
 
     def log(line: LogLine) -> None:
-        if not line.text.startswith("transport "):  # those come before there is a pair
+        if not line.text.startswith("transport "):  # logged before the two agents meet
             blocks.append(made.producer.block(0, 0).state)
 
     made = Pair(own_thread=own_thread, log=log)

@@ -112,7 +112,7 @@ def test_regions_are_checked_against_the_shard() -> None:
     size = shard.region_bytes[0]
     good = [np.zeros(size // 4, np.float32), np.zeros(size, np.uint8)]
     assert len(regions_of(good, shard)) == 2
-    # Integers of the same size are how NumPy users hold what NumPy has no type for.
+    # NumPy users keep types that NumPy lacks as integers of the same size.
     regions_of([np.zeros(size // 4, np.int32), good[1]], shard)
     with pytest.raises(InvalidError, match="1 regions were given; the shard has 2"):
         regions_of(good[:1], shard)
@@ -164,12 +164,12 @@ FITTING = [
     np.zeros((8, 2, 4, 24, 32), np.uint8),
     np.zeros(49152, np.uint8),
     np.zeros((8, 2, 24, 4, 8), np.float32).view(np.uint8).reshape(-1),
-    # NHD as it is named, HND as it lies: what counts is the memory.
+    # The axes are named as in NHD, but the memory is HND, and only the memory counts.
     np.zeros((8, 2, 4, 24, 8), np.float32).transpose(0, 1, 3, 2, 4),
 ]
 CONTRADICTING = [
     np.zeros((8, 2, 24, 4, 8), np.float32),  # NHD
-    # As it is named, but K of all blocks first.
+    # The axes are named correctly, but in memory K of all blocks comes first.
     np.zeros((2, 8, 4, 24, 8), np.float32).transpose(1, 0, 2, 3, 4),
     np.zeros((8, 24, 2, 4, 8), np.float32),
     np.zeros((8, 2, 24, 4, 8), np.uint32),

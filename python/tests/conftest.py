@@ -1,6 +1,6 @@
-"""What holds for all tests: where a driver for CUDA devices is named, it is there before kvferry looks for one.
+"""For all tests: loads the CUDA driver that KVF_CUDA_LIBRARY names, if any, before kvferry looks for one.
 
-kvferry looks once in a process, and remembers what it found.
+kvferry looks once in a process, and remembers the result.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A small model, and caches in which every element says which cell it is of."""
+"""A small model, and caches in which every element identifies its cell."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decode_engine(model: Model) -> Engine:
 
 
 def cell(layer: int, part: int, token: int, head: int) -> NDArray[np.float32]:
-    """What the cell of these coordinates holds: a number for each element, different everywhere."""
+    """The content of the cell with these coordinates: each element of all cells has another number."""
     first = (((layer * 2 + part) * TOKENS + token) * HEADS + head) * HEAD_SIZE + 1
     return np.arange(first, first + HEAD_SIZE, dtype=np.float32)
 
@@ -68,7 +68,7 @@ def fill(shard: Shard, regions: Sequence[NDArray[np.uint8]], table: Sequence[int
 def wrong_cells(
     shard: Shard, regions: Sequence[NDArray[np.uint8]], table: Sequence[int]
 ) -> list[tuple[int, int, int, int]]:
-    """The coordinates whose cells hold something else than fill() writes."""
+    """The coordinates of cells whose content is not what fill() writes."""
     return [
         coordinates
         for coordinates in all_cells(shard)

@@ -1,6 +1,6 @@
-"""Memory of CUDA devices, by the functions of the driver, or the stand-in for it, that KVF_CUDA_LIBRARY names.
+"""Memory of CUDA devices, by functions of the driver, or of a stand-in for it, that KVF_CUDA_LIBRARY names.
 
-conftest.py loads it before kvferry looks for libcuda.so.1, and it is found by that name from then on.
+conftest.py loads that library before kvferry looks for libcuda.so.1, and kvferry then finds it by that name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "bf": 4}
 
 
 class Driver:
-    """The few functions that the tests need; every result but 0 is an assertion that fails."""
+    """The few functions that the tests need; each asserts that its result is 0."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)
@@ -33,11 +33,11 @@ class Driver:
         assert result == 0, f"{name}: {result}"
 
     def number(self, wanted: int) -> int:
-        """A device with this number, or another one where there are fewer."""
+        """The device with this number, or another one if there are fewer."""
         return wanted % self.count
 
     def on(self, device: int, name: str, *arguments: Any) -> None:
-        """A call about a device; one that is asynchronous gets a stream as well, which is waited for."""
+        """Calls a function with a device current. An asynchronous one also gets a stream, and is waited for."""
         if device not in self._contexts:
             context = ctypes.c_void_p()
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -126,7 +126,7 @@ class _Versioned(ctypes.Structure):
 
 
 class Tensor:
-    """What torch's CUDA tensors are to kvferry: a shape and strides over a device's memory, given by DLPack."""
+    """Like torch's CUDA tensors: a shape and strides over a device's memory, shared by DLPack."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Tensor:
 
 
 class CudaArray:
-    """What other frameworks' arrays are to kvferry: `__cuda_array_interface__` names no device."""
+    """Like arrays of other frameworks, with `__cuda_array_interface__`, which names no device."""
 
     def __init__(
         self,

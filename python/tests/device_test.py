@@ -1,4 +1,4 @@
-"""Caches in the memory of CUDA devices, registered as the tensors that they are: see cuda_memory.py."""
+"""Caches in the memory of CUDA devices, registered as tensors: see cuda_memory.py."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Cache:
         return len(wrong_cells(self.shard, [memory.read() for memory in self.memory], table))
 
 
-# ---- which there are
+# ---- listing devices
 
 
 def test_the_devices_are_listed(driver: Driver) -> None:
@@ -94,7 +94,7 @@ def test_the_devices_are_listed(driver: Driver) -> None:
     assert all(bool(device.code) != bool(device.why_not) for device in found)
 
 
-# ---- what is taken
+# ---- memory that kvferry takes
 
 
 @pytest.mark.parametrize("versioned", [True, False])
@@ -104,7 +104,7 @@ def test_a_tensor_is_taken_where_it_lies_with_its_device(driver: Driver, version
     region = region_of(tensor)
     assert (region.address, region.bytes, region.element) == (memory.address + 512, 1024, "bf16")
     assert (region.kind, region.device, region.in_order) == (MemoryKind.CUDA, memory.device, True)
-    assert tensor.asked[-1]["stream"] == -1  # a place is asked for: no stream has to wait
+    assert tensor.asked[-1]["stream"] == -1  # kvferry only wants the address: no stream has to wait
 
 
 def test_axes_of_a_tensor_may_be_in_any_order(driver: Driver) -> None:
@@ -185,11 +185,11 @@ def test_a_cache_that_is_partly_on_the_host_has_no_stage(driver: Driver) -> None
             Stage(transport, shard)
 
 
-# ---- what is given
+# ---- memory that kvferry gives
 
 
 class Owner:
-    """Whoever allocated an array."""
+    """The object that allocated an array."""
 
     closed = False
 
@@ -231,7 +231,7 @@ def test_whoever_took_an_array_keeps_its_owner(driver: Driver) -> None:
 
 
 def test_memory_of_devices_is_allocated_by_name_or_refused_by_name(driver: Driver) -> None:
-    for kind in ("inproc", "messages"):  # which have none to give
+    for kind in ("inproc", "messages"):  # these allocate no memory of devices
         with Transport(kind) as transport:
             for asked in ({"device": "cuda:0"}, {"device": "cuda"}, {"kind": MemoryKind.CUDA}):
                 with pytest.raises(UnsupportedError, match="no transport here allocates CUDA memory"):
@@ -271,7 +271,7 @@ def test_a_request_goes_from_device_to_device(driver: Driver, transport: str, by
         producer.register(theirs.arrays)
         consumer.register(ours.arrays)
         for spoiled in (False, True):
-            if spoiled:  # the control: other bytes are no right ones
+            if spoiled:  # proves that the comparison finds wrong bytes
                 theirs.spoil()
             name = f"request {spoiled}"
             producer.hold(name, [GroupSteps(PREFILL_TABLE, 0, TOKENS)])
@@ -282,7 +282,7 @@ def test_a_request_goes_from_device_to_device(driver: Driver, transport: str, by
 
 
 class Recorded:
-    """What torch.cuda.Event is to kvferry, recorded on a stream on which nothing is."""
+    """Like a torch.cuda.Event, recorded on an idle stream."""
 
     def __init__(self, driver: Driver, number: int) -> None:
         event, stream = ctypes.c_void_p(), ctypes.c_void_p()

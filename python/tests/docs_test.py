@@ -1,4 +1,4 @@
-"""The code of docs/python.md runs, and prints what the text says. So do the examples."""
+"""The code of docs/python.md and the examples run, and print what the text says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processes end that have closed nothing, and what is left after a fork."""
+"""Processes that end without closing anything, and objects in a child of fork()."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Servers that answer over HTTP as vLLM does with a connector, and fail in the way they are told.
+"""Servers that answer over HTTP as vLLM does with a connector, and fail in the way that a test sets.
 
-They compute nothing. What a decode server "generates" says where the cache came from, so that a test sees which
-way a request went.
+They compute nothing. The text that a decode server "generates" says where the cache came from, so that a test
+sees which way a request went.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORDS = ("first", "second", "third", "fourth")
 
 
 class Does(enum.Enum):
-    """What becomes of requests."""
+    """What a server does with requests."""
 
     ANSWER = "the answer"
     WAIT = "the answer, once `go` is set"
@@ -39,25 +39,25 @@ class FakeServer:
 
     Attributes:
         asked: bodies of the requests that came, and names: their X-Request-Id
-        gone: how many requests were left by who asked
+        gone: how many requests their clients have left
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.does = Does.ANSWER
-        self.first: list[Does] = []  # before that, with the requests that come first
+        self.first: list[Does] = []  # what it does with the first requests, before `does`
         self.asked: list[dict[str, Any]] = []
         self.names: list[str] = []
         self.gone = 0
         self.go = asyncio.Event()
         self.mode = "pull"
-        self.engines = itertools.cycle((name,))  # that answer, in turn
+        self.engines = itertools.cycle((name,))  # its engines, which answer in turn
         self.announced: list[dict[str, Any]] = []  # parameters with a name that a proxy has invented
-        self.meets: list[FakeServer] = []  # decode servers: who may write to them
-        self.written: set[tuple[str, str]] = set()  # by which engine of this server, under which name
-        self.before: Callable[[], Awaitable[None]] | None = None  # they answer who announced something
+        self.meets: list[FakeServer] = []  # of a decode server: the servers that may write to it
+        self.written: set[tuple[str, str]] = set()  # pairs of an engine of this server and a name
+        self.before: Callable[[], Awaitable[None]] | None = None  # awaited before it prefills announced blocks
         self.healthy = True
-        self.looks = 0  # at its health
+        self.looks = 0  # how often its health was checked
         self.port = 0
         self._numbers = itertools.count()
         self._taken: set[str] = set()
@@ -65,11 +65,11 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listens, at the port it had before if it had one."""
+        """Begins to listen, at its earlier port if it had one."""
         app = web.Application()
         for path in ("/v1/completions", "/v1/chat/completions"):
             app.router.add_post(path, self._generate)
@@ -81,7 +81,7 @@ class FakeServer:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Nobody listens there any more."""
+        """Stops listening."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -181,7 +181,7 @@ class FakeServer:
         }
 
     def _source(self, params: dict[str, Any]) -> str:
-        """Parameters that are used a second time are computed, as the connector has it."""
+        """Where the cache comes from. As with the connector, parameters load it only once."""
         name = str(params.get("remote_request_id"))
         if not params.get("do_remote_prefill") or name in self._taken:
             return "computed"
@@ -191,7 +191,7 @@ class FakeServer:
 
 @contextlib.asynccontextmanager
 async def running(*servers: FakeServer) -> AsyncIterator[None]:
-    """While they listen."""
+    """Lets the servers listen inside the `with` block."""
     async with contextlib.AsyncExitStack() as stack:
         for server in servers:
             stack.push_async_callback(server.stop)

@@ -101,7 +101,7 @@ def test_the_families_that_are_listed_are_read_and_others_are_not() -> None:
         return str(refused.value)
 
     assert "a family that is not known" in refusal("nobody")
-    for model_type in types:  # their sizes are missing, but the family is known
+    for model_type in types:  # the sizes are missing, but the family is known
         assert "a family that is not known" not in refusal(model_type), model_type
 
 

@@ -1,4 +1,4 @@
-"""Blocks that arrived in another form."""
+"""Blocks that were received in another form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADS, SIZE = 2, 4
 
 
 def sequence(tokens: int) -> NDArray[np.float32]:
-    """[token, head, element]: a number for each."""
+    """Cells as [token, head, element], with a number for each element."""
     return np.arange(1, tokens * HEADS * SIZE + 1, dtype=np.float32).reshape(tokens, HEADS, SIZE)
 
 
@@ -82,7 +82,7 @@ def test_blocks_are_copied_between_layers_of_the_same_name() -> None:
 
 
 class Tensor:
-    """What a tensor of torch has and an array lacks: no flags, no buffer, strides by a method in elements."""
+    """Like a torch tensor, and unlike an array: no flags, no buffer, strides in elements by a method."""
 
     def __init__(self, memory: NDArray[Any]) -> None:
         self._memory = memory

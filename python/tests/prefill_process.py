@@ -1,6 +1,6 @@
 """One rank of a prefill engine, for tests: prefill_process.py RANK TP_SIZE.
 
-Says where it is met, learns of the other ranks, holds one request, and says what became of it.
+Prints its contact, learns of the other ranks, holds one request, and prints how the request ended.
 """
 
 from __future__ import annotations

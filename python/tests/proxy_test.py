@@ -1,4 +1,4 @@
-"""The proxy in front of prefill and decode servers, which are fakes here."""
+"""The proxy in front of fake prefill and decode servers."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Scene:
             return answer.status, found["choices"][0]["text"] if answer.status == 200 else str(found)
 
     async def stream(self, **fields: Any) -> list[str]:
-        """The events of a stream, to its end."""
+        """Returns the events of a whole stream."""
         events: list[str] = []
         await self.stream_into(events, **fields)
         return events
 
     async def stream_into(self, events: list[str], **fields: Any) -> None:
-        """The same, where it may end badly."""
+        """Adds the events of a stream to `events`, so that they remain if the stream ends badly."""
         body = {**QUESTION, "stream": True, **fields}
         async with self.client.post(self.url + "/v1/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
@@ -77,7 +77,7 @@ class Scene:
                     events.append(line[6:].decode().strip())
 
     async def metric(self, name: str) -> float:
-        """A line of the metrics; 0 where there is none."""
+        """The value of a metric; 0 if it has no line."""
         async with self.client.get(self.url + "/metrics") as answer:
             for line in (await answer.text()).splitlines():
                 if line.startswith(f"kvferry_proxy_{name} "):
@@ -86,7 +86,7 @@ class Scene:
 
 
 def in_scene(prefill: int = 1, decode: int = 1, **options: Any) -> Callable[[Any], Callable[[], None]]:
-    """A test that is a coroutine over a scene."""
+    """Runs a test that is a coroutine with a scene."""
 
     def wrap(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         def run() -> None:
@@ -111,11 +111,11 @@ def texts(events: list[str]) -> list[str]:
     return [json.loads(event)["choices"][0]["text"] for event in events if event != "[DONE]"]
 
 
-# ---- both at once
+# ---- prefill and decode at once
 
 
 def writing(scene: Scene) -> None:
-    """Prefill servers write to those who announce their blocks."""
+    """Makes prefill servers write to decode servers that announce their blocks."""
     for server in scene.prefill:
         server.mode = "push"
     for server in scene.decode:
@@ -193,7 +193,7 @@ async def test_several_engines_behind_one_url_are_asked_in_turn(scene: Scene) ->
     scene.prefill[0].engines = itertools.cycle(("P0", "P0", "P1"))
     for _ in range(6):
         assert (await scene.ask())[1].startswith("loaded:")
-    # The second; the third's engine was another.
+    # Only the second request: the third one's engine was another.
     assert await scene.metric('handed_over_total{way="at_once"}') == 1
     assert await scene.metric('handed_over_total{way="in_turn"}') == 5
 
@@ -253,7 +253,7 @@ async def test_an_engine_is_forgotten_with_its_server(scene: Scene) -> None:
 async def operator(
     scene: Scene,
 ) -> AsyncIterator[Callable[..., Coroutine[Any, Any, tuple[int, dict[str, Any]]]]]:
-    """What an operator asks: status and answer."""
+    """Sends an operator's request; returns status and answer."""
     runner = web.AppRunner(Operator((scene.proxy.prefill, scene.proxy.decode)).app(), handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -299,7 +299,7 @@ async def test_a_server_whose_cache_is_not_loaded_yet_has_not_drained(scene: Sce
     async with operator(scene) as ask:
         scene.decode[0].does = Does.WAIT
         asking = asyncio.create_task(scene.ask())
-        await until(lambda: len(scene.decode[0].asked) == 1)  # so the prefill server has answered
+        await until(lambda: len(scene.decode[0].asked) == 1)  # the prefill server has then answered
         status, left = await ask("/drain", server=scene.prefill[0].url, seconds=0)
         assert (status, left["requests"], left["lent"]) == (504, 0, 1)
         scene.decode[0].go.set()
@@ -335,7 +335,7 @@ async def test_an_operators_mistakes_are_named_and_clients_have_no_such_door(sce
             assert refused.status == 404
 
 
-# ---- what goes where
+# ---- the ways of requests
 
 
 @in_scene()
@@ -431,7 +431,7 @@ async def test_without_prefill_servers_decode_servers_do_all(scene: Scene) -> No
     assert texts(await scene.stream()) == ["computed", *WORDS]
 
 
-# ---- which server
+# ---- choosing a server
 
 
 @in_scene(prefill=2, decode=2)
@@ -457,14 +457,14 @@ async def test_a_prompt_goes_where_its_beginning_was_computed(scene: Scene) -> N
     await scene.ask(prompt=known)
     first = next(server for server in scene.prefill if server.asked)
     second = next(server for server in scene.prefill if not server.asked)
-    await scene.ask(prompt=other)  # the one that did less
+    await scene.ask(prompt=other)  # goes to the server that did less
     assert len(second.asked) == 1
     for turn in range(3):
         await scene.ask(prompt=known + "c" * 600 * (turn + 1))
     assert (len(first.asked), len(second.asked)) == (4, 1)
-    await scene.ask(prompt="d" * 3000)  # nobody knows it
+    await scene.ask(prompt="d" * 3000)  # no server knows it
     assert (len(first.asked), len(second.asked)) == (4, 2)
-    first.does = Does.WAIT  # busy with more than it saves
+    first.does = Does.WAIT  # its queue then costs more than the known prompt saves
     long = asyncio.create_task(scene.ask(prompt=known + "e" * 9000))
     await until(lambda: len(first.asked) == 5)
     await scene.ask(prompt=known)
@@ -500,14 +500,14 @@ def test_beginnings_are_forgotten_with_their_server_and_where_there_are_many() -
     servers.found(a, False)
     assert servers.choose(prompt) is b
     servers.found(a, True)
-    assert servers.choose(prompt) is b  # what came back knows nothing
+    assert servers.choose(prompt) is b  # a server that came back has no cache
     servers.remember(a, prompt)
     for i in range(MOST_CHUNKS):
         servers.remember(b, read_prompt({"prompt": f"{i:06}" + "x" * CHUNK_BYTES}))
     assert servers.choose(prompt) is b
 
 
-# ---- what fails before the client has seen anything
+# ---- failures before the client has seen anything
 
 
 @in_scene(prefill=2)
@@ -576,7 +576,7 @@ async def test_parameters_that_nobody_has_heard_are_used_elsewhere(scene: Scene)
 
 @in_scene()
 async def test_a_stream_that_begins_with_an_error_is_begun_again(scene: Scene) -> None:
-    """The only decode server there is: what it could not load it computes."""
+    """The only decode server computes what it could not load."""
     for does in (Does.EVENT, Does.EMPTY):
         scene.decode[0].first = [does]
         assert texts(await scene.stream()) == ["computed", *WORDS]
@@ -613,7 +613,7 @@ async def test_bodies_that_are_no_requests(scene: Scene) -> None:
     assert scene.prefill[0].asked == []
 
 
-# ---- what fails in the middle
+# ---- failures in the middle of an answer
 
 
 @in_scene(decode=2)
@@ -747,7 +747,7 @@ async def test_metrics_are_lines_that_prometheus_reads(scene: Scene) -> None:
 
 
 def test_a_proxy_that_is_run_as_a_program() -> None:
-    """It answers, ends what a client that goes away has asked for, and ends well by a signal."""
+    """It answers, cancels requests of clients that go away, and a signal ends it with success."""
 
     async def go() -> None:
         prefill, decode = FakeServer("P0"), FakeServer("D0")

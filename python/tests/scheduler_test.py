@@ -1,4 +1,4 @@
-"""What an engine's scheduler needs."""
+"""The bookkeeping of an engine's scheduler."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def consumer(**options: object) -> Schedule:
 
 
 def loading(schedule: Schedule) -> RequestKey:
-    """A request whose load the workers know of."""
+    """Adds a request whose load the workers know."""
     source = TransferParams("prefill", b"x", "tcp://127.0.0.1:1", tokens=40)
     key = schedule.add("r", 40, now_ns=SECOND, source=source)
     assert schedule.match(key, 0, now_ns=SECOND) == 40

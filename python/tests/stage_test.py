@@ -83,7 +83,7 @@ class End:
 
 
 class Pair:
-    """Two prefill ranks and a decode rank, that have joined each other. The options are of all stages."""
+    """Two prefill ranks and a decode rank that have joined each other. The options apply to all stages."""
 
     def __init__(self, kind: str, decode_model: Model | None = None, **options: Any) -> None:
         model = small_model()
@@ -236,7 +236,7 @@ def test_what_goes_by_a_permission_or_of_a_peer_is_ended(by_permission: bool) ->
     move = made.here.stage.pull(made.request, made.here.peers, way=Way.PACKED, permissions=[7, 7])
     made.here.transport.progress()
     for end in made.theirs:
-        end.transport.progress()  # it has lent all it may, and waits
+        end.transport.progress()  # it has lent all slots that it may, and waits
         assert end.stage.info.flows == 1
         if by_permission:
             end.stage.revoke(7)

@@ -1,4 +1,4 @@
-"""The named quantities of vLLM's connectors."""
+"""The quantities that vLLM's connectors name."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_mapping_names_the_source_ranks_of_each_group() -> None:
     mapping = decode_rank(is_mamba=True).tp_mapping(REMOTE, [FULL, SSM])
     assert mapping.source_ranks == ((2, 3), (2, 3))
     assert mapping.attention_slot == {2: 0, 3: 1}
-    # 2 heads over 4 ranks: neighbours share one, and bring state of their own.
+    # 2 heads over 4 ranks: neighbours share a head, and each has its own state.
     shared = decode_rank(total_kv_heads=2, is_mamba=True)
     assert shared.tp_mapping(REMOTE, [FULL, SSM]).source_ranks == ((2,), (2, 3))
     assert shared.should_skip_fa(REMOTE, 3)

@@ -40,7 +40,7 @@ def ended(agent: Agent, ticket: int) -> None:
 
 @pytest.fixture(scope="module")
 def traces() -> tuple[str, str]:
-    """Of a producer and a consumer, between which "pulled" was pulled and "pushed" was pushed."""
+    """The traces of a producer and a consumer after a pull of "pulled" and a push of "pushed"."""
     model = small_model()
     prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
     with Agent(prefill, trace_requests=8) as producer, Agent(decode, trace_requests=8) as consumer:
@@ -64,7 +64,7 @@ def traces() -> tuple[str, str]:
 
 
 def moments(joined: Joined, request: str) -> dict[tuple[str, str], float]:
-    """By engine and name, of what the two said of each other."""
+    """By engine and name, the times of the events of a request that both sides have recorded."""
     found = {}
     for event in joined.events:
         if event["ph"] == "i" and event["args"].get("request") == request:
@@ -73,12 +73,12 @@ def moments(joined: Joined, request: str) -> dict[tuple[str, str], float]:
 
 
 def sure_to(*texts: str) -> float:
-    """Microseconds that a joined clock may be off, at most."""
+    """The largest error of a joined clock, in microseconds."""
     return max(error for text in texts for _, error in read(text).clocks.values()) / 1000
 
 
 def order(joined: Joined, sure: float) -> list[bool]:
-    """Whether each thing was said before it was heard, as far as the clocks can tell."""
+    """Whether each message was sent before it was received, as far as the clocks can tell."""
     pulled, pushed = moments(joined, "pulled"), moments(joined, "pushed")
     return [
         pulled["prefill", "granted"] <= pulled["decode", "granted"] + sure,
@@ -99,7 +99,7 @@ def without_clocks(text: str) -> str:
 
 
 def on_another_clock(text: str, ahead: int, wall: int, seen: int) -> str:
-    """As if the agent's clock were ahead, its wall clock too, and its peers' seen from there."""
+    """The trace with its clock, its wall clock, and the offsets of its peers' clocks moved."""
     trace = json.loads(text)
     trace["otherData"]["origin_ns"] += ahead
     trace["otherData"]["origin_unix_ns"] += wall
@@ -146,7 +146,7 @@ def test_a_joined_trace_has_what_perfetto_needs(traces: tuple[str, str], tmp_pat
 
 
 def test_a_joined_trace_keeps_the_rules_of_its_form(traces: tuple[str, str]) -> None:
-    """Of Chrome's trace event format: spans of a thread nest, and ends of arrows lie in spans."""
+    """The rules of Chrome's trace event format: spans of a thread nest, and ends of arrows lie in spans."""
     joined = join([read(trace) for trace in traces])
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in joined.events:
@@ -154,7 +154,7 @@ def test_a_joined_trace_keeps_the_rules_of_its_form(traces: tuple[str, str]) -> 
             spans = threads.setdefault((event["pid"], event["tid"]), [])
             spans.append((event["ts"], event["ts"] + event["dur"]))
     assert len(threads) == 4
-    off = 0.002  # of two numbers that were rounded to the nanosecond
+    off = 0.002  # the error of two numbers that were rounded to the nanosecond
     for spans in threads.values():
         for one in spans:
             for other in spans:
@@ -223,7 +223,7 @@ def test_the_file_is_read_by_the_definition_of_otlp(traces: tuple[str, str]) -> 
     for resource, written in zip(told.resource_spans, json.loads(text)["resourceSpans"], strict=True):
         pairs = zip(resource.scope_spans[0].spans, written["scopeSpans"][0]["spans"], strict=True)
         for span, said in pairs:
-            # OTLP's JSON has ids in hexadecimal digits, which the reader of any protobuf takes for base 64.
+            # OTLP's JSON has ids in hexadecimal digits, which a protobuf reader takes for base 64.
             assert base64.b64encode(span.trace_id).decode() == said["traceId"] and len(said["traceId"]) == 32
             assert span.kind == span.SPAN_KIND_INTERNAL
             assert span.start_time_unix_nano == int(said["startTimeUnixNano"]) <= span.end_time_unix_nano
@@ -234,7 +234,7 @@ def test_the_file_is_read_by_the_definition_of_otlp(traces: tuple[str, str]) -> 
                 assert (span.status.code, span.status.message) == (2, "the deadline has passed")
             else:
                 assert span.status.code == 0
-    with pytest.raises(form.ParseError, match="parentId"):  # what is no field is noticed
+    with pytest.raises(form.ParseError, match="parentId"):  # the reader refuses unknown fields
         form.Parse(text.replace("parentSpanId", "parentId"), definition.ExportTraceServiceRequest())
 
 

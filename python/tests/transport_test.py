@@ -93,7 +93,7 @@ def test_a_request_is_pulled_from_two_ranks(kind: str) -> None:
         assert transfer.status is Status.OK
     assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == []
     pair.close()
-    # Arrays outlive what allocated them.
+    # Arrays outlive the transport that allocated them.
     assert wrong_cells(pair.decode.shard(0), pair.ours, DECODE_TABLE) == []
 
 
@@ -123,7 +123,7 @@ def test_a_batch_of_runs_is_read_and_reported_once() -> None:
     done: list[Operation] = []
     runs = pair.request.runs(0)
     operation = pair.peers[0].submit(Direction.READ, runs, done.append)
-    runs["bytes"] = 2**60  # the batch was copied
+    runs["bytes"] = 2**60  # harmless, because the batch was copied
     until(lambda: operation.status != Status.IN_PROGRESS, pair.here)
     assert done == [operation] and operation.status is Status.OK
     operation.cancel()

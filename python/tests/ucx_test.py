@@ -1,4 +1,4 @@
-"""Finding the UCX that Python packages bring, and saying what was found."""
+"""Finding the UCX of Python packages, and reporting what was found."""
 
 from __future__ import annotations
 

@@ -71,14 +71,14 @@ def test_the_wheel_works_without_a_compiler(tmp_path: Path) -> None:
 
     quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
     run(*quiet, str(wheel))
-    for command in (["-m", "kvferry"], [str(python.parent / "kvferry")]):  # the command is in it
+    for command in (["-m", "kvferry"], [str(python.parent / "kvferry")]):  # the wheel contains the command
         assert run(*command, "--version").startswith("kvferry ")
         assert "llama-3.1-8b" in run(*command, "models")
     environment["PYTHONPATH"] = str(Path(__file__).parent)
     environment["UCX_NET_DEVICES"] = "lo"
     assert run("-c", SMOKE, "machine") == "works\n"
     assert run("-c", SMOKE, "network") == "works\n"
-    if "KVF_CUDA_LIBRARY" in os.environ:  # the code for devices is in it
+    if "KVF_CUDA_LIBRARY" in os.environ:  # the wheel contains device code
         library = Path(os.environ["KVF_CUDA_LIBRARY"])
         environment["LD_LIBRARY_PATH"] = str(library.parent)
         codes = "from kvferry import devices; print(*{device.code for device in devices()})"
