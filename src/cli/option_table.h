@@ -26,7 +26,7 @@ struct option_row {
     option_take take;
     size_t field, field_bytes; /* where the value goes: offset in struct options, and size */
     uint64_t most;             /* the largest allowed number */
-    word_of words;             /* the allowed values, or only their first words; NULL: any */
+    word_of words;             /* the allowed values, or what a value may begin with; NULL: any */
     bool file;                 /* the value is, or may be, the name of a file */
     bool keys;                 /* the words are keys of KEY=VALUE,... */
     option_idle idle;          /* NULL: always has an effect */

@@ -40,7 +40,7 @@ typedef struct options {
     bool brought_memory;
     bool no_direct_read;
     bool push;             /* prefill writes the cache, instead of decode reading it */
-    bool kill;             /* prefill dies in the middle */
+    bool kill;             /* a prefill rank dies in the middle */
     bool families;         /* list families, not models */
     uint64_t memory_limit; /* bytes */
     uint32_t in_flight;    /* requests at once */
