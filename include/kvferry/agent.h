@@ -51,15 +51,15 @@ extern "C" {
 typedef struct kvf_agent kvf_agent;
 
 typedef enum kvf_failure_policy {
-    KVF_FAILURE_RECOMPUTE = 0, /**< the event lists the blocks to compute anew */
+    KVF_FAILURE_RECOMPUTE = 0, /**< the event lists the blocks to recompute */
     KVF_FAILURE_FAIL = 1,      /**< the event says that the request should fail */
 } kvf_failure_policy;
 
 /** How important a line of the log is. The numbers are those of Python's logging. */
 typedef enum kvf_log_level {
     KVF_LOG_DEBUG = 10, /**< every rank, every piece */
-    /** An engine was met: who reads what from whom, how, and how long it should take; which transport serves a peer,
-     * and why no better one does; a peer that comes back. */
+    /** An engine was met: which rank reads what from which, how, and how long it should take; which transport serves a
+     * peer, and why no better one does; a peer that comes back. */
     KVF_LOG_INFO = 20,
     KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
 } kvf_log_level;
@@ -117,8 +117,8 @@ typedef struct kvf_agent_options {
                                  and a dot is a fact of that group only */
     const char *public_key; /**< Z85 CurveZMQ keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
-    const char *const *allowed_keys; /**< who may connect; needs keys */
-    uint32_t allowed_key_count;      /**< 0, and no grants: everyone who knows our public key */
+    const char *const *allowed_keys; /**< public keys that may connect; needs keys */
+    uint32_t allowed_key_count;      /**< 0, and no grants: everyone who knows our public key may connect */
     bool insecure;                   /**< listen beyond loopback without keys */
     uint64_t lease_ns;               /**< how long blocks are held without a heartbeat [30 s] */
     uint64_t heartbeat_ns;           /**< between heartbeats [a sixth of the lease] */
@@ -144,7 +144,7 @@ typedef struct kvf_agent_options {
     /** Sessions of all holders of one key together [8192]; without keys a connection may have 8. */
     uint32_t max_peers_per_key;
     uint64_t max_bytes_for_peers; /**< memory kept for all peers together [256 MiB] */
-    /** Of max_bytes_for_peers, for all holders of one key together, or for one connection where there are no keys
+    /** Of max_bytes_for_peers, for all holders of one key together, or for one connection if there are no keys
      * [half]; never more than is left. */
     uint64_t max_bytes_per_key;
     /** The longest time that a peer's request is kept, however often the peer beats [1 h, or a longer lease]. */
@@ -172,7 +172,7 @@ typedef struct kvf_agent_options {
     uint32_t workers; /**< likewise [0: the thread that makes progress copies] */
     /**
      * Element types that may be converted into each other on the way, in both directions: a set (see KVF_DTYPE_BIT())
-     * of f32, f16 and bf16 [none]. A group whose types differ is moved only where both engines allow all of its types,
+     * of f32, f16 and bf16 [none]. A group whose types differ is moved only if both engines allow all of its types,
      * and goes packed: `way` must not be KVF_WAY_DIRECT. All ranks of an engine must have the same value.
      */
     uint32_t convert;
@@ -180,8 +180,8 @@ typedef struct kvf_agent_options {
     uint32_t convert_group_count;
     /**
      * How long the agent remembers a held or pushed request after it has ended, up to a day [none]. A peer that asks
-     * for it meanwhile is refused at once, with KVF_E_EXISTS where it was handed over and KVF_E_NOT_FOUND where it was
-     * not, instead of waiting until a request of that id comes. For engines that use each id once. The latest 16384 are
+     * for it meanwhile is refused at once, with KVF_E_EXISTS if it was handed over and KVF_E_NOT_FOUND if it was not,
+     * instead of waiting until a request of that id comes. For engines that use each id once. The latest 16384 are
      * remembered.
      */
     uint64_t remember_ns;
@@ -237,8 +237,8 @@ KVF_API kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *gr
 /**
  * Takes a key off the list: its holders cannot connect any more and their messages are dropped, so that their leases
  * and expectations run out. They keep what they know: a peer that has this agent's card may read its memory until the
- * agent is closed. When the last key is withdrawn nobody may connect. Names that were granted to the key stay reserved
- * for it.
+ * agent is closed. Once the last key is withdrawn, no peer may connect. Names that were granted to the key stay
+ * reserved for it.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the key was not allowed), KVF_E_INVALID (not a key; everyone may connect)
  */
@@ -276,8 +276,8 @@ KVF_API kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, 
 /**
  * Takes one region back, at any time, for engines that sleep or move their cache. New requests are refused with
  * KVF_E_INVALID until all regions are registered again. Peers learn that what they know of this rank's memory is old,
- * and meet the rank again: their requests that wait for this rank go on waiting, or fail with KVF_E_PEER_LOST where
- * they have a connection for the memory. Once this has returned KVF_OK nobody touches the memory any more, with the one
+ * and meet the rank again: their requests that wait for this rank go on waiting, or fail with KVF_E_PEER_LOST if they
+ * have a connection for the memory. Once this has returned KVF_OK, no peer touches the memory any more, with the one
  * exception that kvf_transport_unregister_region() names.
  *
  * @return KVF_OK, KVF_E_AGAIN (a request has blocks in the region, and the detail names it: cancel it or wait for its
@@ -353,9 +353,9 @@ typedef enum kvf_ready_kind {
  * An event to wait for before blocks are read, for engines whose device writes them after the call. Copied during the
  * call. The descriptor is duplicated, and never read: the caller may close its own at once, and must leave it readable
  * until the request's event. Waiting takes a descriptor. An event of a CUDA stream counts as it was last recorded
- * before the call: the caller may record it anew or destroy it at once. Waiting takes a stream of the device, which the
- * agent polls at least every millisecond. Once the request's event says DONE, all streams see what was read or written
- * for it.
+ * before the call: the caller may record it again or destroy it at once. Waiting takes a stream of the device, which
+ * the agent polls at least every millisecond. Once the request's event says DONE, all streams see what was read or
+ * written for it.
  */
 typedef struct kvf_ready_event {
     size_t struct_size; /**< sizeof(kvf_ready_event) */
@@ -379,8 +379,8 @@ typedef struct kvf_agent_request {
     uint32_t consumers;  /**< hold, push: engines that will take it; 0: 1 */
     kvf_contact contact; /**< pull, expect: the producer. Not used by hold and push */
     /**
-     * pull: time until it fails if the producer has not been met or has not lent its blocks, because nobody listens or
-     * nobody holds the request; 0: the deadline. Not used by others.
+     * pull: time until it fails if the producer has not been met or has not lent its blocks, because no agent listens
+     * or none holds the request; 0: the deadline. Not used by others.
      */
     uint64_t patience_ns;
     /**
@@ -408,7 +408,7 @@ typedef struct kvf_agent_request {
     kvf_way way;
     /**
      * hold, push: what travels with the cache, under the same lease. Copied. Each consumer rank gets the records of
-     * those ranks that it reads from, or is written by, with its DONE; and gets them again where it tries again. Not
+     * those ranks that it reads from, or is written by, with its DONE, and gets them again if it tries again. Not
      * used by pull and expect.
      */
     const kvf_record *records;
@@ -608,7 +608,7 @@ KVF_API kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy);
  */
 KVF_API kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns);
 
-/* ---- looking in ------------------------------------------------------------------------------ */
+/* ---- descriptions, states, figures and traces ------------------------------------------------ */
 
 /**
  * Says in words how this agent stands with an engine: where it was met, both shapes, which of its ranks are read for

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVF_MAX_RECORDS 64u                /**< that one rank gives with a request */
+#define KVF_MAX_RECORDS 64u                /**< the most that one rank gives with a request */
 #define KVF_MAX_RECORDS_BYTES (128u << 10) /**< of all of them together, names not counted */
 #define KVF_MAX_RECORD_NAME 64u            /**< bytes of a name */
 
@@ -25,9 +25,9 @@ extern "C" {
 typedef struct kvf_record {
     const char *name;    /**< 1 to 64 bytes without control characters */
     uint64_t begin, end; /**< the tokens it is about, half open; they need not be among those that move */
-    const void *data;    /**< any bytes; may be NULL where size is 0 */
+    const void *data;    /**< any bytes; may be NULL if size is 0 */
     size_t size;
-    uint32_t rank; /**< of the producer that gave it; not looked at where records are given */
+    uint32_t rank; /**< of the producer that gave it; ignored in records that are given */
 } kvf_record;
 
 #ifdef __cplusplus

@@ -490,7 +490,7 @@ typedef struct kvf_heartbeat {
 KVF_API kvf_status kvf_schedule_heartbeats(kvf_schedule *schedule, uint64_t now_ns,
                                            const kvf_heartbeat **beats, size_t *count);
 
-/* -- looking in */
+/* -- counts */
 
 typedef struct kvf_schedule_counts {
     size_t struct_size;  /**< sizeof(kvf_schedule_counts), set by the caller */

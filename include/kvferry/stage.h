@@ -72,8 +72,8 @@ typedef struct kvf_stage_options {
      * long for its first one, flows that have given none back meanwhile are ended, and their slots are free after the
      * same time again. 0: 30 s */
     uint64_t doubt_ns;
-    /** Whether this peer may begin this flow. If not, the peer is told what kvf_error_detail() says after the call.
-     * NULL: all peers that have joined may. */
+    /** Returns whether this peer may begin this flow. If not, the peer is told what kvf_error_detail() says after the
+     * call. NULL: all peers that have joined may. */
     bool (*permit)(void *context, const char *peer, const kvf_flow_request *request);
     /** A peer broke the protocol, which harms at most its own flow. `text` is valid during the call. */
     void (*on_event)(void *context, const char *peer, kvf_status status, const char *text);

@@ -255,11 +255,11 @@ KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint3
 /**
  * Takes one region back, at any time, for engines that move their cache. From then on cards that were exported before
  * are refused: memory has *generations*, and a card names the one it is for. Connections to us by such cards are ended,
- * with KVF_E_PEER_LOST at the peers, which must connect again by a new card. Once this has returned KVF_OK, nobody
+ * with KVF_E_PEER_LOST at the peers, which must connect again by a new card. Once this has returned KVF_OK, no peer
  * touches the memory any more, except UCX where it emulates one-sided operations: peers that are connected by it must
  * have stopped before.
  *
- * Only the end of a process that is stopped in the middle of a write, or claims to be, keeps it from the memory:
+ * A process that is stopped in the middle of a write, or claims to be, can write to the memory until it ends:
  * KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and how long we have
  * waited for it. End that process, or do not reuse the memory.
  *
@@ -283,9 +283,9 @@ KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **c
  * and the reason names the limit.
  *
  * @return KVF_OK, KVF_E_PARSE (not a card, or damaged), KVF_E_UNSUPPORTED (no kind in common; the detail
- *         lists both sides' kinds), KVF_E_PEER_LOST (nobody there), KVF_E_NOT_REGISTERED (a card of an older generation
- *         of the peer's memory; if only the peer can tell, the connection is lost with that reason), KVF_E_PERMISSION,
- *         KVF_E_IO, KVF_E_NOMEM
+ *         lists both sides' kinds), KVF_E_PEER_LOST (no process listens), KVF_E_NOT_REGISTERED (a card of an older
+ *         generation of the peer's memory; if only the peer can tell, the connection is lost with that reason),
+ *         KVF_E_PERMISSION, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, size_t bytes,
                                          kvf_peer **out);

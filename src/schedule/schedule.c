@@ -326,7 +326,7 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
     return KVF_OK;
 }
 
-/* ---- looking in ------------------------------------------------------------------------------ */
+/* ---- counts ---------------------------------------------------------------------------------- */
 
 kvf_status kvf_schedule_count(const kvf_schedule *s, kvf_schedule_counts *out) {
     if (!s)
