@@ -2,6 +2,7 @@
  * Each converting loop against numbers: the value of every 16-bit element is worked out from its fields, and the nearest
  * of another type is looked for among all of its values.
  */
+#include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -122,6 +123,27 @@ static void every_loop_gives_the_same_bits_for_f32(void **state) {
     for_each_loop(test_many_f32);
 }
 
+static void test_rounding_modes(convert run) {
+    static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    static uint32_t in[ALL * 6];
+    static uint16_t got[ALL * 6];
+    for (size_t t = 0; t < 2; t++) {
+        const size_t n = edges_of(halves[t], in);
+        for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
+            assert_int_equal(fesetround(modes[m]), 0);
+            run(KVF_DTYPE_F32, halves[t], in, got, n, false);
+            assert_int_equal(fesetround(FE_TONEAREST), 0);
+            for (size_t i = 0; i < n; i++)
+                expect(KVF_DTYPE_F32, in[i], halves[t], got[i]);
+        }
+    }
+}
+
+static void the_thread_s_rounding_mode_changes_nothing(void **state) {
+    (void)state;
+    for_each_loop(test_rounding_modes);
+}
+
 /* ---- sizes and places ------------------------------------------------------------------------- */
 
 static void check_tail(convert run, kvf_dtype from, kvf_dtype to, size_t count, bool past) {
@@ -156,6 +178,7 @@ int main(void) {
         cmocka_unit_test(every_element_of_16_bits_becomes_the_nearest_of_the_other_types),
         cmocka_unit_test(f32_is_rounded_to_the_nearest_and_to_the_even_one_half_way),
         cmocka_unit_test(every_loop_gives_the_same_bits_for_f32),
+        cmocka_unit_test(the_thread_s_rounding_mode_changes_nothing),
         cmocka_unit_test(any_number_at_any_address_is_converted_and_nothing_behind_it_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
