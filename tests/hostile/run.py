@@ -251,7 +251,7 @@ def unsettled(pair: Pair, before: dict[str, Any], figures: dict[str, Any]) -> li
     for name, slack in (("resident", allocators), ("kept", SLACK_KEPT), ("descriptors", SLACK_FDS)):
         if last[name] > before[name] * (1 + BACK) + slack:
             faults.append(f"{name} was {before[name]}, and is {last[name]} after it")
-    if figures["of burning"] < HALF and last["slower"] == 1:  # a sanitizer makes messages ten times as expensive
+    if figures["of burning"] < HALF and last["slower"] == 1:  # a sanitizer makes messages ten times slower
         faults.append(f"{figures['requests/s']} requests a second are less than half of those beside a burner")
     if figures["ms of a call"] > CALL_MS * pair.producer.last["slower"]:
         faults.append(f"one call of progress took {figures['ms of a call']} ms")
