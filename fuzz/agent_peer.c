@@ -69,8 +69,7 @@ static void write_introduction(fuzz_peer *p) {
 }
 
 static void welcome(fuzz_peer *p, kvf_route route, const kvf_hello *asked, uint32_t session, uint32_t card) {
-    const kvf_agent *owner =
-        fuzz_agents[(card + 1) % AGENTS].agent; /* whose memory the peer claims as its own */
+    const kvf_agent *owner = fuzz_agents[(card + 1) % AGENTS].agent; /* the peer claims its memory */
     const kvf_bytes all[] = {{p->introduction.data, p->introduction.size}};
     kvf_message message = {.kind = KVF_MESSAGE_WELCOME,
                            .welcome = {.engine = p->name,

@@ -191,7 +191,7 @@ def kept(model: Model) -> dict[int, set[Kept]]:
     return found
 
 
-# ---- the rules for a configuration object----------------------------------------------------------
+# ---- the rules for a configuration object --------------------------------------------------------
 
 
 def kinds(text: Any) -> list[set[str]]:
