@@ -162,7 +162,7 @@ static void a_large_engine_takes_few_lines(void **state) {
     world_close(&w);
 }
 
-/* ---- when it is logged---------------------------------------------------------------------- */
+/* ---- when it is logged ---------------------------------------------------------------------- */
 
 static void pull_some(world *w, const char *id, uint32_t first) {
     world_request held, wanted;
