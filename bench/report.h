@@ -19,7 +19,7 @@
 
 typedef struct bench_report bench_report;
 
-/** Reads the arguments (--json FILE) and prints a description of the machine. Ends the program when they are wrong.
+/** Reads the arguments (--json FILE) and prints a description of the machine. Ends the program if they are wrong.
  */
 bench_report *bench_report_start(const char *name, int argc, char **argv);
 
@@ -36,7 +36,7 @@ void bench_note(bench_report *report, const char *sentence);
 /** Marks the report as failed: something it requires does not hold. */
 void bench_fail(bench_report *report, const char *sentence);
 
-/** Prints and writes the rest; returns main()'s result: 0, or 1 when something failed. */
+/** Prints and writes the rest; returns main()'s result: 0, or 1 if something failed. */
 int bench_report_end(bench_report *report);
 
 /** Nanoseconds of a clock that only goes forward. */

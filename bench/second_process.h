@@ -1,6 +1,6 @@
 /*
- * A process beside the benchmark's own: an engine that offers requests, or an echo that is nothing but
- * ZeroMQ. The two share a page, on which one gives orders and the other confirms them.
+ * A second process besides the benchmark's own: an engine that offers requests, or an echo that uses ZeroMQ alone. The
+ * two processes share a page, on which the benchmark gives orders and the second process confirms them.
  */
 #ifndef BENCH_SECOND_PROCESS_H
 #define BENCH_SECOND_PROCESS_H
@@ -35,11 +35,11 @@ kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint
                          uint32_t blocks);
 /** Its agent with registered memory; leases and heartbeats take hours. */
 kvf_agent *bench_agent(const kvf_engine *engine);
-/** The same over another link than ZeroMQ, if one is given, with own_thread, verify and transport from `more`. */
+/** The same, over another link than ZeroMQ if one is given, with own_thread, verify and transport from `more`. */
 kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
                           const kvf_agent_options *more);
 
-/** One request of one block, which is the 4 bytes of its number. */
+/** One request of one block; the request's id is the 4 bytes of its number. */
 typedef struct bench_ask {
     kvf_group_steps group;
     uint32_t block, id;

@@ -491,7 +491,7 @@ static void *call_all(void *context) {
     return NULL;
 }
 
-/* An agent with a thread of its own, and that thread's work beside the callers. */
+/* An agent with a thread of its own, and the work of that thread while others call the agent. */
 typedef struct callee {
     const char *name;
     bool reads, verifies;

@@ -289,7 +289,7 @@ static void end_process(pid_t pid) {
     (void)waitpid(pid, NULL, 0);
 }
 
-/* Gigabytes a second; 0 when there is no ucx_perftest or it failed. */
+/* Gigabytes a second; 0 if there is no ucx_perftest or it failed. */
 static double by_perftest(kvf_direction direction, uint64_t bytes, uint64_t count) {
     char port[16], size[16], iterations[24], window[16], here[16], there[16];
     (void)snprintf(port, sizeof port, "%d", free_port());

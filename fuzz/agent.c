@@ -1,8 +1,8 @@
 /*
- * Two whole agents and three peers that are none, over a simulated network and clock. The input says, step by step, what
- * the engines ask of the agents, what the peers say, and when time passes (agent_steps.h). After each step what the
- * agents tell must agree with a book kept beside them (agent_model.h); in the end, when the peers are gone and time has
- * passed, nothing may be left.
+ * Two whole agents and three simulated peers, over a simulated network and clock. The input says, step by step, what
+ * the engines ask of the agents, what the peers send, and when time passes (agent_steps.h). After each step the agents'
+ * events and statistics must agree with a model of them (agent_model.h); in the end, when the peers are gone and time
+ * has passed, nothing may be left.
  */
 #include "agent_model.h"
 
@@ -12,11 +12,12 @@
 #include "agent_peer.h"
 #include "agent_steps.h"
 
-#define ROUNDS 64u /* of work without time passing: beyond that agents talk without end */
-/* Of the clock in one input, and as many in its end; then it leaps, as for a process that stood still. */
+#define ROUNDS 64u /* of work at one time: the limit if agents talk without end */
+/* Steps of the clock in one input, and as many again in its end; after that it leaps, as for a process that was
+ * stopped. */
 #define JUMPS 2000u
 
-/* ---- chance, which is the same in every run ----------------------------------------------------- */
+/* ---- random numbers, the same in every run ----------------------------------------------------- */
 
 static uint64_t chance;
 
@@ -60,7 +61,7 @@ static void work(void) {
         fuzz_agent_check(&fuzz_agents[i]);
 }
 
-/* Until somebody has something to do, at most `left`. */
+/* Nanoseconds until an agent or a peer has something to do, at most `left`. */
 static uint64_t until_due(uint64_t left) {
     for (uint32_t i = 0; i < AGENTS; i++)
         left = kvf_min_u64(left, kvf_agent_timeout(fuzz_agents[i].agent));
@@ -86,14 +87,14 @@ static void let_pass(uint64_t ns) {
     }
 }
 
-/* ---- what engines ask ------------------------------------------------------------------------- */
+/* ---- the engines' calls ----------------------------------------------------------------------- */
 
 typedef struct wish {
     uint32_t ids[4], state[1];
     kvf_group_steps groups[GROUPS];
     char id[2];
     kvf_agent_request request;
-    uint32_t blocks[GROUPS]; /* sets of them: those of the tables that a reader or writer claims */
+    uint32_t blocks[GROUPS]; /* sets of blocks: those of the tables that a reader or writer claims */
 } wish;
 
 static void make_wish(wish *w, const uint8_t *s, bool writes) {
@@ -146,7 +147,7 @@ static void ask(uint32_t who, kvf_request_kind kind, const uint8_t *s) {
     const kvf_record records[] = {{.name = "routed", .end = s[5], .data = s, .size = s[6] & 7},
                                   {.name = "token", .begin = s[5], .end = s[5] + 1u, .data = s, .size = 4}};
     w.request.records = records;
-    w.request.record_count = s[6] >> 5 & 3; /* three are too many: the last is none */
+    w.request.record_count = s[6] >> 5 & 3; /* three are too many: the last is invalid */
     if (w.request.record_count == 3)
         w.request.records = NULL;
     if (kind == KVF_REQUEST_HOLD)
@@ -210,7 +211,8 @@ static void connect_to(uint32_t who, const uint8_t *s) {
         (void)fuzz_book(&fuzz_agents[who], number, KVF_REQUEST_CONNECT, "");
 }
 
-/* A region that is taken back must not be in use; afterwards requests are refused until it is there again. */
+/* Takes a region back, or registers it. A region that is taken back must not be in use; requests are then refused until
+ * it is registered again. */
 static void change_region(fuzz_agent *a, const uint8_t *s) {
     uint32_t region = s[3] % a->region_count;
     const kvf_memory memory = {
@@ -252,7 +254,7 @@ static void take_step(const uint8_t *s) {
         fuzz_agent_check(&fuzz_agents[i]);
 }
 
-/* Every request ends, whatever peers have said. */
+/* Checks that every request ends, whatever the peers have sent. */
 static void end(void) {
     jumps_left = JUMPS;
     for (uint32_t i = 0; i < PEERS; i++)
@@ -260,8 +262,7 @@ static void end(void) {
     for (uint32_t i = 0;
          i < 32 && (fuzz_agent_has_tickets(&fuzz_agents[0]) || fuzz_agent_has_tickets(&fuzz_agents[1])); i++)
         let_pass(2 * FUZZ_SECOND);
-    let_pass(40 *
-             FUZZ_SECOND); /* longer than anything is kept: idle sessions, what peers may ask for at most */
+    let_pass(40 * FUZZ_SECOND); /* longer than idle sessions, or anything that peers may ask for, is kept */
     for (uint32_t i = 0; i < AGENTS; i++)
         fuzz_agent_is_free(&fuzz_agents[i]);
 }

@@ -56,7 +56,7 @@ void fuzz_agent_shut(uint32_t which) {
 
 /* ---- tickets --------------------------------------------------------------------------------- */
 
-/* Those that are over make room. */
+/* Removes tickets that are over. */
 static void sweep(fuzz_agent *a) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < a->ticket_count; i++)
@@ -68,7 +68,7 @@ static void sweep(fuzz_agent *a) {
 fuzz_ticket *fuzz_book(fuzz_agent *a, uint64_t number, kvf_request_kind kind, const char *id) {
     if (a->ticket_count == TICKETS_MAX)
         sweep(a);
-    FUZZ_MUST(a->ticket_count < TICKETS_MAX); /* callers ask for no more than that */
+    FUZZ_MUST(a->ticket_count < TICKETS_MAX); /* callers check has_room() */
     fuzz_ticket *ticket = &a->tickets[a->ticket_count++];
     *ticket = (fuzz_ticket){.number = number, .kind = kind};
     (void)snprintf(ticket->id, sizeof ticket->id, "%s", id);
@@ -102,7 +102,7 @@ static bool writes(const fuzz_ticket *ticket) {
     return ticket->kind == KVF_REQUEST_PULL || ticket->kind == KVF_REQUEST_EXPECT;
 }
 
-/* Only blocks of its own are named as invalid. */
+/* An event may name only blocks of its own ticket as invalid. */
 static void check_invalid(const fuzz_ticket *ticket, const kvf_event *event) {
     for (uint32_t g = 0; g < event->group_count; g++)
         for (uint32_t i = 0; i < event->invalid[g].count; i++) {
@@ -126,7 +126,7 @@ static void take_event(fuzz_agent *a, const kvf_event *event) {
         ticket->told = true;
         ticket->failed = event->kind == KVF_EVENT_FAILED;
         FUZZ_MUST(ticket->failed || event->kind == (connect ? KVF_EVENT_PEER_READY : KVF_EVENT_DONE));
-        FUZZ_MUST(event->detail); /* "" where a peer gave no reason */
+        FUZZ_MUST(event->detail); /* "" if a peer gave no reason */
         FUZZ_MUST(ticket->failed ? event->status != KVF_OK : event->blocks_free && !event->status);
         check_invalid(ticket, event);
     }
@@ -150,7 +150,8 @@ static void check_block(const fuzz_agent *a, uint32_t group, uint32_t block, cou
         users++;
         writer = writes(ticket) ? ticket : writer;
     }
-    FUZZ_MUST(!writer || users == 1); /* never filling for two, nor read while it is filled */
+    FUZZ_MUST(!writer ||
+              users == 1); /* a block is never filled for two tickets, nor read while it is filled */
     FUZZ_MUST(!kvf_agent_block(a->agent, group, block, &state, &found));
     FUZZ_MUST(found == users);
     if (writer)
@@ -170,7 +171,7 @@ static kvf_agent_stats stats_of(const fuzz_agent *a) {
     return stats;
 }
 
-/* Tickets that are over are counted until the next round of work. */
+/* An agent counts a ticket that is over until its next round of work. */
 static void check_counts(const fuzz_agent *a, const counts *sum) {
     kvf_agent_stats stats = stats_of(a);
     uint64_t open[KVF_REQUEST_KINDS] = {0};

@@ -1,6 +1,6 @@
 /*
- * Agents under test, and what must be true of them whatever peers say: a book of tickets and blocks that is kept
- * beside theirs, from what the engine asked for and was told.
+ * Agents under test, and a model of what must be true of them whatever peers send: tickets and blocks, from the
+ * engine's calls and the agents' events.
  */
 #ifndef KVF_FUZZ_AGENT_MODEL_H
 #define KVF_FUZZ_AGENT_MODEL_H
@@ -21,7 +21,7 @@ typedef struct fuzz_ticket {
     uint64_t number;
     kvf_request_kind kind;
     char id[2];
-    uint32_t blocks[GROUPS]; /* sets of them: what it may read or write */
+    uint32_t blocks[GROUPS]; /* sets of blocks that it may read or write */
     bool told, failed, freed;
 } fuzz_ticket;
 
@@ -38,18 +38,18 @@ typedef struct fuzz_agent {
 extern fuzz_agent fuzz_agents[AGENTS];
 
 void fuzz_agent_open(uint32_t which);
-void fuzz_agent_shut(uint32_t which); /**< in the middle of whatever it does */
+void fuzz_agent_shut(uint32_t which); /**< whatever it is doing */
 
-/** Books a request that the agent took. */
+/** Records a request that the agent accepted. */
 fuzz_ticket *fuzz_book(fuzz_agent *a, uint64_t number, kvf_request_kind kind, const char *id);
-/** The n-th, modulo how many there are, of those of a kind (or of any: KVF_REQUEST_NONE) that were not freed. */
+/** The n-th (modulo their number) of the tickets of a kind that are not freed; KVF_REQUEST_NONE: of any kind. */
 fuzz_ticket *fuzz_nth_ticket(fuzz_agent *a, kvf_request_kind kind, uint32_t n);
 
-/** Takes all events, and compares. */
+/** Takes all events, and compares the agent with the model. */
 void fuzz_agent_check(fuzz_agent *a);
 /** Whether any ticket is left. */
 bool fuzz_agent_has_tickets(const fuzz_agent *a);
-/** Nothing is left: no request, no lease, no claimed block, and nothing kept for peers. */
+/** Checks that nothing is left: no request, no lease, no claimed block, and no memory kept for peers. */
 void fuzz_agent_is_free(const fuzz_agent *a);
 
 #endif

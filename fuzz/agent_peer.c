@@ -18,7 +18,7 @@ const char *fuzz_peer_endpoint(uint32_t which) {
     return endpoints[which];
 }
 
-/* ---- saying ---------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static void send_bytes(fuzz_peer *p, kvf_route route) {
     p->said_to = route;
@@ -26,7 +26,7 @@ static void send_bytes(fuzz_peer *p, kvf_route route) {
         (void)kvf_link_send(p->link, route, p->said.data, p->said.size);
 }
 
-/* Says only well-formed messages: the other targets look after malformed ones. */
+/* Sends only well-formed messages: other targets send malformed ones. */
 static void say(fuzz_peer *p, kvf_route route, kvf_message *message) {
     kvf_wire_buffer bytes = {0};
     memcpy(message->digest, fuzz_agents[0].agent->digest, sizeof message->digest);
@@ -39,7 +39,7 @@ static void say(fuzz_peer *p, kvf_route route, kvf_message *message) {
     send_bytes(p, route);
 }
 
-/* Blocks of a producer, or of an expectation: `count` of them from `first` on, and a state. */
+/* Blocks of a producer, or of an expectation: `count` blocks from `first` on, and a state. */
 typedef struct tables {
     uint32_t ids[16], state[1];
     kvf_wire_group groups[GROUPS];
@@ -69,7 +69,7 @@ static void write_introduction(fuzz_peer *p) {
 }
 
 static void welcome(fuzz_peer *p, kvf_route route, const kvf_hello *asked, uint32_t session, uint32_t card) {
-    const kvf_agent *owner = fuzz_agents[(card + 1) % AGENTS].agent; /* whose memory it says is its own */
+    const kvf_agent *owner = fuzz_agents[(card + 1) % AGENTS].agent; /* the peer claims its memory */
     const kvf_bytes all[] = {{p->introduction.data, p->introduction.size}};
     kvf_message message = {.kind = KVF_MESSAGE_WELCOME,
                            .welcome = {.engine = p->name,
@@ -89,7 +89,7 @@ static void welcome(fuzz_peer *p, kvf_route route, const kvf_hello *asked, uint3
     say(p, route, &message);
 }
 
-/* The session of a call that is answered; bits of `odd` make it another, or another number. */
+/* Answers the latest call; bits of `odd` change the session, or the number. */
 static void answer(fuzz_peer *p, fuzz_acquaintance *a, kvf_status status, uint32_t odd, uint32_t generation,
                    uint32_t first) {
     tables t;
@@ -153,7 +153,8 @@ static void hear(fuzz_peer *p, const kvf_letter *letter, const kvf_message *mess
 
 static void on_letter(void *context, const kvf_letter *letter) {
     kvf_message message = {0};
-    FUZZ_MUST(!kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)); /* an agent wrote it */
+    /* an agent wrote it, so it is valid */
+    FUZZ_MUST(!kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message));
     FUZZ_MUST(!kvf_wire_read(&message));
     hear(context, letter, &message);
     kvf_message_free(&message);
@@ -206,7 +207,7 @@ void fuzz_peer_close(uint32_t which) {
     kvf_wire_buffer_free(&fuzz_peers[which].said);
 }
 
-/* ---- steps: what the bytes mean is said in agent_steps.h ---------------------------------------- */
+/* ---- steps: agent_steps.h describes the bytes --------------------------------------------------- */
 
 static void greet(fuzz_peer *p, kvf_route route, const uint8_t *s) {
     const char *names[] = {p->name, "X", "Y", "Z", "A", "B"};
@@ -277,8 +278,7 @@ static void call(fuzz_peer *p, fuzz_acquaintance *a, const uint8_t *s) {
     if (ends && number > 0)
         body.earlier = number - 1 - (number > s[6] ? s[6] % number : 0);
     fill_times(&body, s[7]);
-    const fuzz_peer *speaks_as =
-        s[4] & 8 ? &fuzz_peers[s[4] / 16 % PEERS] : p; /* a session it has heard of */
+    const fuzz_peer *speaks_as = s[4] & 8 ? &fuzz_peers[s[4] / 16 % PEERS] : p; /* the session of any peer */
     memcpy(body.session, speaks_as->agents[a - p->agents].session, sizeof body.session);
     a->number = !(s[4] & 0x84) && number > a->number ? number : a->number;
     say(p, a->route, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = body});

@@ -1,6 +1,6 @@
 /*
- * The language of the agent target: an input is a row of steps of eight bytes, read as below. Shorter rests are left
- * out, and every number is taken modulo what there is, so every input means something.
+ * The language of the agent target: an input is a sequence of steps of eight bytes: the step, `who`, and a to f. A
+ * shorter rest is ignored, and every number is taken modulo the possible ones, so every input means something.
  */
 #ifndef KVF_FUZZ_AGENT_STEPS_H
 #define KVF_FUZZ_AGENT_STEPS_H
@@ -8,11 +8,12 @@
 #include <stdint.h>
 
 #define STEP_BYTES 8u
-#define STEPS_MAX 192u /* of one input; the rest is left out */
+#define STEPS_MAX 192u /* of one input; the rest is ignored */
 
 typedef enum fuzz_step {
     STEP_WAIT = 0, /* a: 2^a microseconds pass */
-    /* The engine of agent `who`. a: request id, b: first block, c: blocks, d: of which engine, e: flags, f: seconds. */
+    /* The engine of agent `who` calls it. a: request id, b: first block, c: blocks, d: peer engine, e: flags, f:
+     * seconds. */
     STEP_HOLD,
     STEP_PULL,
     STEP_PUSH,
@@ -21,17 +22,17 @@ typedef enum fuzz_step {
     STEP_READY,   /* a: which of its pushes, b: begin, c: end, d: layers; e even: everything */
     STEP_CANCEL,  /* a: which of its tickets */
     STEP_CONNECT, /* d: which engine */
-    STEP_REGION,  /* a even: takes a region back; odd: registers all that are not */
-    STEP_RESTART, /* closes the agent and opens it anew */
-    /* Peer `who`, which no agent is. b: the agent it speaks to. */
-    STEP_GREET, /* a: odd for the ranks, even for a card; c: whose name it gives, d: a secret that is not its own */
+    STEP_REGION,  /* a even: takes region b back; odd: registers it */
+    STEP_RESTART, /* closes the agent and opens it again */
+    /* Simulated peer `who` acts. b: the agent it sends to. */
+    STEP_GREET, /* a: odd for the ranks, even for a card; c: the name that it gives; d: changes its secret */
     STEP_CALL, /* a: kind, c: session and number, d: request id and status, e: lease or expectation, f: size, time */
-    STEP_REPEAT,  /* says again what it said last; a: to another place; c, d: a byte is changed by */
-    STEP_ANSWER,  /* the latest call it got; a: status, c: session and number, e: generation, f: blocks */
+    STEP_REPEAT,  /* sends its last message again; a: to another place; c, d: changes a byte */
+    STEP_ANSWER,  /* answers the latest call; a: status, c: session and number, e: generation, f: blocks */
     STEP_WRITTEN, /* as a producer. a: odd for a PROBE; d: request id and status, e: expectation */
-    STEP_WELCOME, /* unasked; a: odd for a REFUSED with status c; d, e: session and card that are not its own */
-    STEP_MANNERS, /* a: bit 0: it answers greetings by itself, bit 1: calls, bit 2: both with what is not true */
-    STEP_HANG_UP, /* it closes its link; a odd: and does not open it again before the next one */
+    STEP_WELCOME, /* unasked; a: odd for a REFUSED with status c; d, e: change session and card */
+    STEP_MANNERS, /* a: bit 0: it answers greetings by itself, bit 1: calls, bit 2: both with false answers */
+    STEP_HANG_UP, /* closes its link; a odd: and opens it only with its next step */
     STEPS
 } fuzz_step;
 

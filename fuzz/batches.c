@@ -1,7 +1,7 @@
 /*
- * What the fabric by messages reads from others: its part of a card, greetings, and requests with their lists of runs.
- * Every input is tried as each of them. A list that passes its check is copied by, from and to memory that is exactly
- * as large as the check was told.
+ * Bytes that the fabric "messages" reads from peers: its part of a card, greetings, and requests with their lists of
+ * runs. Every input is read as each of them. A list that passes its check is used to copy, from and to memory that is
+ * exactly as large as the check was told.
  */
 #include "fuzz.h"
 
@@ -39,7 +39,7 @@ static void read_hello(const uint8_t *data, size_t size) {
     FUZZ_MUST(kvf_messages_hello_write(&hello, again) <= size);
 }
 
-/* Copies by the list, both ways, into a message and back, and writes the list anew. */
+/* Copies the runs of a list into a message and back, and writes the list again. */
 static void copy_by(const kvf_messages_request *request, unsigned char *const *regions) {
     static unsigned char data[MESSAGES_CHUNK_BYTES], list[MESSAGES_LIST_BYTES];
     static kvf_run runs[MESSAGES_CHUNK_RUNS];
@@ -74,7 +74,7 @@ static void read_request(const uint8_t *data, size_t size) {
         regions[i] = calloc(region_bytes[i] + 1, 1);
         FUZZ_MUST(regions[i]);
         regions[i] =
-            realloc(regions[i], region_bytes[i] ? region_bytes[i] : 1); /* exactly, for the sanitizer */
+            realloc(regions[i], region_bytes[i] ? region_bytes[i] : 1); /* exact sizes, for the sanitizer */
         FUZZ_MUST(regions[i]);
         memory[i] = (kvf_memory){.bytes = region_bytes[i]};
     }

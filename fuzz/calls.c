@@ -1,6 +1,6 @@
 /*
- * Bodies of calls and answers, without their envelope, so that every change reaches the fields. The first
- * byte says which of the two: even for a call, odd for an answer.
+ * Bodies of calls and answers, without their envelope, so that every change reaches the fields. The first byte is even
+ * for a call, odd for an answer.
  */
 #include "messages.h"
 

@@ -1,6 +1,6 @@
 /*
- * Cards of transports. Their sums find damage, which a fuzzer is all about, so the sum is made right before
- * the card is read: what it protects must stand on its own.
+ * Cards of transports. Checksums would reject nearly every changed card, so the target also reads each input with a
+ * corrected sum: the fields must be checked on their own.
  */
 #include "fuzz.h"
 
@@ -11,7 +11,7 @@
 
 #define SUM_BYTES 8
 
-/* FNV-1a, at the end of the card. */
+/* Corrects the sum: FNV-1a, at the end of the card. */
 static void seal(uint8_t *card, size_t size) {
     uint64_t sum = 0xcbf29ce484222325u;
     for (size_t i = 0; i < size - SUM_BYTES; i++)

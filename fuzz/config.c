@@ -1,13 +1,12 @@
 /*
- * Configurations of models: a config.json is either refused or gives a model that an engine can be laid out
- * for.
+ * Configurations of models: a config.json is either refused or gives a model for which an engine can be laid out.
  */
 #include "fuzz.h"
 
 #include "wire/wire.h"
 
 static void lay_out(const kvf_model *model) {
-    /* A layout takes memory for each layer; the largest models a text can describe are left alone. */
+    /* A layout takes memory for each layer, so the largest models that a text can describe are skipped. */
     if (kvf_model_layer_count(model) > 256)
         return;
     kvf_engine_spec spec = {.struct_size = sizeof spec, .tp_size = 2, .all = {.block_count = 3}};

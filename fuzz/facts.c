@@ -1,6 +1,6 @@
 /*
- * Texts of facts, as a peer may send them: before a line of two dashes ours, after it theirs. They are taken as lines
- * of an engine's own, and as whole facts.
+ * Texts of facts, as a peer may send them: ours before a line of two dashes, theirs after it. They are read as an
+ * engine's own lines of facts, and as whole facts.
  */
 #include "fuzz.h"
 
@@ -15,7 +15,7 @@ static char *text_of(const uint8_t *data, size_t size) {
     return text;
 }
 
-/* Words for a difference are short and fit for a terminal. */
+/* A detail about a difference must be fit for a terminal. */
 static void check_words(kvf_status status) {
     fuzz_check_refusal(status);
     for (const char *c = kvf_error_detail(); *c; c++)
@@ -28,10 +28,10 @@ static void compare_lines(const char *ours, const char *theirs) {
         return;
     FUZZ_MUST(status == KVF_E_MISMATCH && strcmp(ours, theirs) != 0);
     check_words(status);
-    FUZZ_MUST(strlen(kvf_error_detail()) < 2047); /* nothing was cut off */
+    FUZZ_MUST(strlen(kvf_error_detail()) < 2047); /* it is not cut off */
 }
 
-/* What the other side caches in our terms, and what we do in its. */
+/* Matches the facts of both sides; the match must agree with its reverse. */
 static void meet(const kvf_facts *ours, const char *theirs) {
     kvf_match *match = NULL, *back = NULL;
     kvf_status status = kvf_wire_match(ours, theirs, theirs, &match);
@@ -62,7 +62,7 @@ static void read_and_meet(const char *ours, const char *theirs) {
     else {
         char *again = NULL;
         status = kvf_wire_facts(facts.model, facts.convert, facts.own, &again);
-        FUZZ_MUST(status == KVF_OK || status == KVF_E_RANGE); /* the text is longer than it was */
+        FUZZ_MUST(status == KVF_OK || status == KVF_E_RANGE); /* the text has become too long */
         if (!status)
             meet(&facts, again);
         kvf_free(again);

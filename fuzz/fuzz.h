@@ -1,6 +1,6 @@
 /*
- * What the fuzz targets share. Each target is one file with libFuzzer's entry point; any input must be either
- * refused with words or understood, and what is understood must hold together.
+ * Shared by the fuzz targets. Each target is one file with libFuzzer's entry point. Any input must be either refused
+ * with a message or accepted, and an accepted one must be consistent.
  */
 #ifndef KVF_FUZZ_H
 #define KVF_FUZZ_H

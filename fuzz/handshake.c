@@ -1,5 +1,5 @@
 /*
- * Whatever arrives at an agent: whole messages, introductions, shards. The input is taken as each of them.
+ * Bytes that arrive at an agent: whole messages, introductions, shards. The input is read as each of them.
  */
 #include "messages.h"
 

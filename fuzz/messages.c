@@ -41,7 +41,7 @@ void fuzz_introduction(kvf_bytes bytes) {
     kvf_free(storage);
 }
 
-/* Writes a message, and reads and writes it once more. */
+/* Writes a message, reads it and writes it again; both texts must be equal. */
 static void check_again(const kvf_message *message) {
     kvf_wire_buffer first = {0}, second = {0};
     kvf_message again;

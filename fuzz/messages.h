@@ -1,5 +1,5 @@
 /*
- * Reading a message and everything in it.
+ * Reads a message and everything in it.
  */
 #ifndef KVF_FUZZ_MESSAGES_H
 #define KVF_FUZZ_MESSAGES_H
@@ -8,11 +8,11 @@
 
 #include "wire/wire.h"
 
-/** The model shards are decoded for: it has groups of tokens and of states. */
+/** The model that shards are decoded for: it has groups of tokens and of states. */
 const kvf_model *fuzz_model(void);
 
-/** Reads a message that was opened, its introductions and their shards, and frees it. What is sent back must
- * read as the same bytes. */
+/** Reads an opened message, its introductions and their shards, and frees it. A message that is written, read and
+ * written again must have the same bytes. */
 void fuzz_read(kvf_message *message);
 
 void fuzz_introduction(kvf_bytes bytes);

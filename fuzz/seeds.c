@@ -1,6 +1,6 @@
 /*
- * Writes the binary seeds of the corpus, as text in hexadecimal: seeds FOLDER, which has a folder for each
- * target. To be run again when the form of messages has changed.
+ * Writes the binary seeds of the corpus, as hexadecimal text: seeds FOLDER, which has a folder for each target. Run it
+ * again when the format of messages has changed.
  */
 #include "seeds.h"
 
@@ -43,7 +43,7 @@ static const kvf_record records[] = {
 #define SESSION .session = "sixteen letters"
 #define REQUEST .request = {"cmpl-7f\0\xff", 9}
 
-/* A whole message for the handshake target, and its body for the target of bodies. */
+/* Writes a whole message for the target `handshake`, and the body of a call for the target `calls`. */
 static void write_message(const char *name, const kvf_message *message) {
     kvf_wire_buffer encoded = {0};
     kvf_message opened;
@@ -59,7 +59,7 @@ static void write_message(const char *name, const kvf_message *message) {
         free(body);
     } else
         seed_write("handshake", name, encoded.data, encoded.size);
-    if (strcmp(name, "call_release") == 0) /* one call in its envelope */
+    if (strcmp(name, "call_release") == 0) /* just one call with its envelope */
         seed_write("handshake", name, encoded.data, encoded.size);
     kvf_wire_buffer_free(&encoded);
 }
@@ -74,7 +74,7 @@ static void write_answer(const char *name, kvf_answer answer) {
     write_message(name, &message);
 }
 
-/* The shard of one rank; its bytes are the caller's. */
+/* The shard of one rank; the caller owns the bytes. */
 static kvf_wire_buffer make_shard(const char *name, const kvf_engine_spec *spec, uint32_t rank) {
     kvf_engine *engine = NULL;
     kvf_wire_buffer shard = {0};

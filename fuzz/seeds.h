@@ -1,5 +1,5 @@
 /*
- * Writing seeds.
+ * Writes seeds.
  */
 #ifndef KVF_FUZZ_SEEDS_H
 #define KVF_FUZZ_SEEDS_H

@@ -12,7 +12,7 @@ typedef uint8_t step[STEP_BYTES];
 #define WAIT_MS(log2)                                                                                        \
     { STEP_WAIT, 0, 10 + (log2) }
 
-/* Kinds of calls, as STEP_CALL counts them. */
+/* Kinds of calls, by STEP_CALL's numbers. */
 enum { JOIN, ACQUIRE, RELEASE, BEAT, EXPECT, WRITTEN, WITHDRAW, CHECKSUM, PROBE };
 
 void seed_agent(void) {

@@ -1,11 +1,11 @@
 /*
- * Seeds for batches as messages: one of each message that a consumer sends, and a card.
+ * Seeds for the target `batches`: one of each message that a consumer sends, and a card.
  */
 #include "seeds.h"
 
 #include "transport/messages/messages.h"
 
-/* Some runs far apart, some at equal distances, some that touch. */
+/* Runs that are far apart, at equal distances, or adjacent. */
 static const kvf_run runs[] = {
     {.remote_offset = 17, .bytes = 100},
     {.remote_offset = 4000, .bytes = 100},

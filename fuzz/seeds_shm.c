@@ -1,5 +1,5 @@
 /*
- * Seeds for the same-host transport: what a peer that keeps to the protocol sends. See shm.c for their form.
+ * Seeds for the same-host transport: packets of a peer that keeps to the protocol. See shm.c for their format.
  */
 #include "seeds.h"
 
@@ -38,7 +38,7 @@ static void seed_consumer(void) {
     seed_write("shm", "consumer", s.data, s.size);
 }
 
-/* Both regions in one arena of two pages, or only the first in it. */
+/* An owner with both regions in one arena of four pages, or only the first one in it. */
 static void seed_owner(const char *name, uint32_t second_arena) {
     script s = {{1}, 1};
     const kvf_shm_arena_message arena = {{SHM_ARENA, 0}, 16384};
@@ -59,7 +59,7 @@ static void seed_owner(const char *name, uint32_t second_arena) {
     seed_write("shm", name, s.data, s.size);
 }
 
-/* An owner whose memory is not what the card says any more. */
+/* An owner whose memory is no longer that of its card. */
 static void seed_refusal(void) {
     script s = {{1}, 1};
     const kvf_shm_refused_message refused = {{SHM_REFUSED, SHM_REFUSED_GENERATION}, 7};

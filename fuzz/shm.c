@@ -1,12 +1,12 @@
 /*
- * The same-host transport and a process that does not keep to its protocol. The first byte says what that
- * process plays: even, a consumer that has shown the key; odd, the owner of memory that we have connected to
- * and read from. What it sends is the rest, packet by packet:
+ * The same-host transport and a process that does not keep to its protocol. The first byte is the role of that process:
+ * even, a consumer that has shown the key; odd, the owner of memory that we have connected to and read from. The rest
+ * of the input is what it sends, packet by packet:
  *
  *   length 2 (little endian) | with 1 | bytes
  *
- * `with` is what comes with the packet: 0 to 3 nothing, otherwise a descriptor of so many pages of shared
- * memory, sealed if it is even.
+ * `with` says what comes with the packet: 0 to 3 nothing, otherwise a descriptor of that many pages of shared memory,
+ * sealed if the number is even.
  */
 #include "fuzz.h"
 
@@ -33,7 +33,7 @@ static void on_notify(void *context, kvf_transport *from, const char *sender, co
     (void)from;
     told_length += strlen(sender);
     for (size_t i = 0; i < bytes; i++)
-        told_length += ((const uint8_t *)data)[i]; /* all of it can be read */
+        told_length += ((const uint8_t *)data)[i]; /* every byte must be readable */
 }
 
 static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
@@ -88,7 +88,7 @@ static int make_memory(uint32_t pages, bool sealed) {
     return fd;
 }
 
-/* Reads what it is told, so that nothing waits for it. */
+/* Reads the packets to the process, so that the transport does not wait. */
 static void drain(int fd) {
     static kvf_shm_packet packet;
     while (kvf_shm_receive(fd, &packet) == KVF_OK)
@@ -145,10 +145,10 @@ static int listen_once(const kvf_shm_card *card) {
     return listening;
 }
 
-/* Regions of one page each; a read of both is under way while it talks. */
+/* Plays an owner with two regions of one page each; a read of both is under way while it sends. */
 static void play_owner(const uint8_t *data, size_t size) {
     static uint64_t sizes[] = {PEER_REGION_BYTES, PEER_REGION_BYTES};
-    kvf_shm_card part = own_card(); /* of this host and process */
+    kvf_shm_card part = own_card(); /* a card of this host and process */
     part.name[0] ^= 0x55;
     int listening = listen_once(&part);
     kvf_card card = {.name = "fuzz", .region_bytes = sizes, .region_count = 2, .part_count = 1};
@@ -169,7 +169,7 @@ static void play_owner(const uint8_t *data, size_t size) {
     (void)close(fd);
     progress();
     kvf_peer_close(peer);
-    FUZZ_MUST(done == 1 || done == 100); /* told once, whatever happened */
+    FUZZ_MUST(done == 1 || done == 100); /* the read ends exactly once, whatever happened */
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -1,7 +1,7 @@
 /*
- * A stage whose peer says anything, between what its user does: messages that are bytes, messages that are nearly right,
- * slots that it was lent and others, in any order, while time passes and moves of our own are under way. Whatever comes,
- * every slot is free when the peer is gone.
+ * A stage with a peer that sends anything between the user's calls: random bytes, nearly right messages, slots that it
+ * was lent and others, in any order, while time passes and our own moves are under way. Whatever comes, every slot is
+ * free when the peer is gone.
  */
 #include "fuzz.h"
 
@@ -11,7 +11,7 @@
 #define MOVES 4u
 #define TOKENS 24u
 
-/* What is left of the input; zeros behind its end. */
+/* The rest of the input; zeros after its end. */
 typedef struct input {
     const uint8_t *at;
     size_t left;
@@ -24,7 +24,7 @@ static uint32_t take(input *from) {
     return byte;
 }
 
-/* Made once: what both sides are. */
+/* Made once, for both sides. */
 static kvf_model *model;
 static kvf_engine *engine;
 static kvf_plan *plan;
@@ -58,7 +58,7 @@ static void make_engine(void) {
     FUZZ_MUST(kvf_request_set(request, &steps, 1) == KVF_OK);
 }
 
-/* Ours with its stage, and the peer, who has none. */
+/* Our transport with its stage, and the peer's transport, which has none. */
 typedef struct scene {
     kvf_transport *ours, *theirs;
     kvf_stage *stage;
@@ -73,7 +73,7 @@ static void on_notify(void *context, kvf_transport *transport, const char *sende
     (void)transport;
     (void)sender;
     memset(&message, 0, sizeof message);
-    FUZZ_MUST(kvf_stage_read_message(data, bytes, &message) == KVF_OK); /* what we say can be read */
+    FUZZ_MUST(kvf_stage_read_message(data, bytes, &message) == KVF_OK); /* our own messages are valid */
 }
 
 static void on_event(void *context, const char *peer, kvf_status status, const char *text) {
@@ -122,7 +122,7 @@ static void open_scene(scene *s) {
     connect_peer(s);
 }
 
-/* ---- what the peer says ------------------------------------------------------------------------ */
+/* ---- the peer's messages ----------------------------------------------------------------------- */
 
 static void hear(const scene *s, const kvf_stage_message *message) {
     unsigned char data[KVF_STAGE_MESSAGE_MAX];
@@ -138,7 +138,7 @@ static void hear_bytes(const scene *s, input *from) {
     FUZZ_MUST(kvf_stage_notice(s->stage, "theirs", data, 5 + bytes));
 }
 
-/* The number of a flow: one of the peer's, or of ours. */
+/* The number of a flow, of the peer or of ours. */
 static uint64_t take_flow(const scene *s, input *from) {
     uint32_t which = take(from);
     const kvf_stage_flow *flow = which & 0x80 ? s->stage->first : NULL;
@@ -147,7 +147,7 @@ static uint64_t take_flow(const scene *s, input *from) {
     return flow ? flow->id : which & 7;
 }
 
-/* An opening that is right but for a byte, in one part or two. */
+/* An opening that is right except for one byte, in one part or two. */
 static void hear_open(const scene *s, input *from) {
     kvf_selection *selection = NULL;
     unsigned char *data = NULL;
@@ -181,7 +181,7 @@ static void hear_open(const scene *s, input *from) {
     kvf_selection_free(selection);
 }
 
-/* Slots of a flow as they are, but for what the input changes. */
+/* The true slots of a flow, except for changes by the input. */
 static void hear_slots(const scene *s, input *from, kvf_stage_word word) {
     kvf_stage_message message = {.word = word, .flow = take_flow(s, from)};
     const kvf_stage_flow *flow = s->stage->first;
@@ -221,7 +221,7 @@ static void hear_end(const scene *s, input *from) {
     hear(s, &message);
 }
 
-/* ---- what the user does ------------------------------------------------------------------------ */
+/* ---- the user's calls -------------------------------------------------------------------------- */
 
 static void work(const scene *s) {
     FUZZ_MUST(kvf_transport_progress(s->ours, NULL) == KVF_OK);

@@ -1,4 +1,4 @@
-"""The connectors that are set side by side, each with the settings that this machine asks for."""
+"""The connectors that are compared, each with the settings that this machine needs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def _nothing(port: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Connector:
-    """How a server is given a connector.
+    """How a server is configured with a connector.
 
     Attributes:
-        name: of the class
+        name: the name of the class
         module: where vLLM finds the class; None: it is vLLM's own
-        bytes_read: metric of the decode server that counts what was read
+        bytes_read: metric of the decode server that counts the bytes read
         transfer: further settings of --kv-transfer-config
-        environment: of a server with this HTTP port
+        environment: environment variables of a server with this HTTP port
     """
 
     name: str
@@ -30,7 +30,7 @@ class Connector:
     environment: Callable[[int], dict[str, str]] = _nothing
 
 
-# A load that fails is to be seen as such, so no server computes what it could not load. Blocks are kept longer
+# A failed load must show as a failure, so no server recomputes what it could not load. Blocks are kept longer
 # than a request may take.
 COMMON: dict[str, Any] = {"kv_load_failure_policy": "fail"}
 LEASE_SECONDS = 120

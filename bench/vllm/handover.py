@@ -1,4 +1,4 @@
-"""One shape with one connector: two servers, prompts through both, and what came of it."""
+"""One shape with one connector: two servers, prompts that go through both, and the results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from streaming import Answer, Refusal, stream
 
 NEW_TOKENS = 12
 REQUEST_SECONDS = 60
-#: After this many requests in a row that failed, a case has shown what it can show.
+# : A case stops after this many failed requests in a row.
 FAILURES_IN_A_ROW = 3
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Two servers of one model, and of which lengths the prompts are."""
+    """Two servers of one model."""
 
     model: str
     prefill: Side
@@ -32,7 +32,7 @@ class Shape:
 
 @dataclass
 class Result:
-    """What one shape with one connector has shown; times in seconds, one a request."""
+    """The results of one shape with one connector; times in seconds, one per request."""
 
     prompts: int = 0
     asked: int = 0
@@ -41,9 +41,9 @@ class Result:
     failed: int = 0
     started: bool = False
     servers_agree: int = 0  # prompts for which both servers compute the same tokens alone
-    distinct: int = 0  # prompts whose tokens, computed alone, are those of no other
+    distinct: int = 0  # prompts whose tokens, computed alone, no other prompt has
     refused: bool = False
-    messages: list[str] = field(default_factory=list)  # of what went wrong, each once
+    messages: list[str] = field(default_factory=list)  # what went wrong, each message once
     alone: list[float] = field(default_factory=list)
     least: list[float] = field(default_factory=list)  # a prompt of one token, alone
     through: list[float | None] = field(default_factory=list)  # None: it failed
@@ -54,23 +54,23 @@ class Result:
 
     @property
     def answered(self) -> list[float]:
-        """Times through both servers, of the requests that had an answer."""
+        """Times through both servers, of answered requests."""
         return [seconds for seconds in self.through if seconds is not None]
 
     @property
     def added(self) -> list[float]:
-        """By how much each answered request took longer than the prompt of one token just before it."""
+        """How much longer each answered request took than the prompt of one token just before it."""
         pairs = zip(self.through, self.least, strict=False)
         return [seconds - least for seconds, least in pairs if seconds is not None]
 
     def complain(self, message: str) -> None:
-        """Notes what went wrong."""
+        """Records what went wrong."""
         if message not in self.messages:
             self.messages.append(message)
 
     @property
     def outcome(self) -> str:
-        """In a word or two."""
+        """The outcome in a word or two."""
         if not self.started:
             return "refused" if self.refused else "failed"
         if self.failed and not self.answered:
@@ -86,7 +86,7 @@ class Result:
 
 
 def make_prompts(count: int, shortest: int, longest: int) -> list[list[int]]:
-    """Prompts of lengths that end in the middle of blocks, the same ones every time."""
+    """Prompts that end in the middle of blocks, the same ones every time."""
     chance = random.Random(count)
     lengths = [chance.randrange(shortest, longest) for _ in range(count)]
     return [[chance.randrange(3, 500) for _ in range(length)] for length in lengths]
@@ -122,7 +122,7 @@ class Handover:
 
         Args:
             rounds: how often each prompt goes through both servers
-            seconds: after which no further request is begun, counted from when the servers are ready
+            seconds: no request begins later than this after the servers are ready
         """
         result = self.result
         result.prompts = len(prompts)
@@ -153,7 +153,7 @@ class Handover:
     def _measure(self, prompts: list[list[int]], rounds: int, until: float) -> None:
         result = self.result
         ports = (self._prefill.port, self._decode.port)
-        for port in ports:  # what a server does for the first time is not what is measured
+        for port in ports:  # the first request of a server is not measured
             stream(port, prompts[0], NEW_TOKENS, REQUEST_SECONDS)
         self._prefill.ask(prompts[0], 1, timeout=2 * REQUEST_SECONDS)
         there, alone = ([self._alone(port, prompt) for prompt in prompts] for port in ports)
@@ -175,7 +175,7 @@ class Handover:
         return stream(port, prompt, NEW_TOKENS, REQUEST_SECONDS).tokens
 
     def _ask(self, prompt: list[int], wanted: tuple[int, ...]) -> bool:
-        """One prompt through both servers; whether there was an answer."""
+        """Sends one prompt through both servers; whether there was an answer."""
         result = self.result
         result.asked += 1
         ends = {role: log.stat().st_size for role, log in self._logs.items()}
@@ -201,12 +201,12 @@ class Handover:
         return stream(self._decode.port, prompt, NEW_TOKENS, REQUEST_SECONDS, params)
 
     def _cause(self, begins: dict[str, int]) -> str:
-        """What the logs say, the decode server's first: it is the one that loads."""
+        """The cause of a failure from the logs, the decode server's first, since it loads."""
         found = (cause(self._logs[role], begins.get(role, 0)) for role in ("decode", "prefill"))
         return next(filter(None, found), "")
 
 
 def _refuses(message: str) -> bool:
-    """Whether a message says that the connector does not do this, rather than that something went wrong."""
+    """Whether a message says that the connector does not support this, rather than that it failed."""
     words = ("NotImplemented", "not support", "unsupported", "must be", "AssertionError")
     return any(word.lower() in message.lower() for word in words)

@@ -1,12 +1,12 @@
-"""Writing layer by layer against reading afterwards: time to the first token, and what of the transfer shows.
+"""Writing layer by layer compared with reading afterwards: time to the first token, and the exposed transfer.
 
-A prefill and a decode server. Every prompt goes through both twice, and by turns one way is the first: the
-decode server reads, or the prefill server writes. The client does what the proxy does: it asks one server
-after the other, or both at once.
+There are a prefill and a decode server. Every prompt goes through both servers twice: the decode server reads,
+and the prefill server writes; the two ways take turns to be first. The client does what the proxy does: it asks
+one server after the other, or both at once.
 
-The exposed transfer is the time from when the last layer of the prompt was computed until the last byte was
-there, in the connectors' own words (timing.py); it is given in times of a layer of the same prompt, too: that
-of the last chunk, from the first layer's attention to the last one's.
+The exposed transfer is the time from the end of the prompt's last layer until the last byte has arrived, as the
+connectors report it (timing.py). It is also given as a multiple of the time of a layer of the same prompt: of
+its last chunk, from the first layer's attention to the last one's.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Passage:
     """One prompt through two servers; times in seconds.
 
     Attributes:
-        first: from asking until the first token
-        layer: of its last chunk, for each layer
+        first: from the request until the first token
+        layer: per layer, of its last chunk
         exposed: from the end of the last layer to the last byte
-        there, here: of processors, used by the prefill server and by the decode server
+        there, here: processor time used by the prefill server and by the decode server
     """
 
     tokens: tuple[int, ...]
@@ -67,7 +67,7 @@ class Passage:
 
 
 class Layerwise:
-    """The two servers, and prompts through them."""
+    """The two servers, and prompts that go through them."""
 
     def __init__(self, folder: pathlib.Path, port: int, longest: int) -> None:
         self._times = {name: folder / f"bench-layers.{name}.times" for name in ("prefill", "decode")}
@@ -114,7 +114,7 @@ class Layerwise:
             server.stop()
 
     def _meet(self) -> None:
-        """What is done for the first time is not measured: of servers alone, and of the two with each other."""
+        """Lets each server, and the two together, do everything once, which is not measured."""
         prompt = make_prompt(LENGTHS[0], 0)
         self._pull(prompt)
         params = self._params(prompt, {})
@@ -127,11 +127,11 @@ class Layerwise:
         return params
 
     def alone(self, prompt: list[int]) -> tuple[int, ...]:
-        """The tokens of the decode server alone."""
+        """The tokens that the decode server generates alone."""
         return stream(self._decode.port, prompt, NEW_TOKENS, REQUEST_SECONDS).tokens
 
     def through(self, way: str, prompt: list[int]) -> Passage:
-        """A prompt through both, the one way or the other."""
+        """Sends a prompt through both servers, in one of the ways."""
         there, here = self._times["prefill"], self._times["decode"]
         ends = there.stat().st_size, here.stat().st_size
         used = self._used()
@@ -175,14 +175,14 @@ class Layerwise:
 
 
 def lines(file: pathlib.Path, begin: int) -> list[dict[str, Any]]:
-    """What was noted from a byte on."""
+    """The lines of a file from a byte on."""
     with file.open("rb") as content:
         content.seek(begin)
         return [json.loads(line) for line in content]
 
 
 def make_prompt(length: int, seed: int) -> list[int]:
-    """The same one every time."""
+    """A prompt, the same one every time."""
     chance = random.Random(seed * 100_000 + length)
     return [chance.randrange(3, 500) for _ in range(length)]
 
@@ -211,7 +211,7 @@ def row(length: int, found: dict[str, list[Passage]], equal: int) -> str:
 def run(
     folder: pathlib.Path, port: int, lengths: Sequence[int], rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Runs all lengths and prints the table; every figure.
+    """Runs all lengths and prints the table; returns every figure.
 
     Args:
         lengths: of prompts, in tokens

@@ -1,12 +1,12 @@
-"""Many requests at once: two servers behind the proxy, with kvferry or with the NixlConnector, against one
-server.
+"""Many requests at once: two servers behind the proxy, with kvferry or with the NixlConnector, compared with
+one server.
 
-So many clients as a level says ask one request after the other, each for a prompt of a pool, streamed. Times
-are the client's: until the first token, and between two tokens (that come in one event: 0 for all but the
-first of them). Every answer is compared with what one server has computed for that prompt while nothing else
-ran.
+A level is a number of clients. Each sends one request after the other, for a prompt of a pool, and gets the
+answer as a stream. Times are the client's: until the first token, and between two tokens (of tokens in one
+event, 0 for all but the first). Every answer is compared with the tokens that one server computed for that
+prompt while nothing else ran.
 
-Memory is what the processes of all servers have resident; after the first level it should be flat.
+Memory is the resident memory of all servers' processes; it should not grow after the first level.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POOL = 24
 NEW_TOKENS = 32
 LENGTHS = (100, 900)
 REQUEST_SECONDS = 120
-#: Room for all requests of the highest level, and no more: all of it is used soon, and memory can be flat.
+# : Room for just the requests of the highest level: it is soon used up, so that memory can stay constant.
 ROOM = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "1100")
 
 LEGEND = """\
@@ -49,7 +49,7 @@ COLUMNS = (
 
 @dataclass
 class Level:
-    """What came of a level; times in seconds, one each request, or each token but the first."""
+    """The results of a level; times in seconds, one per request, or one per token but the first."""
 
     clients: int
     seconds: float = 0.0
@@ -61,7 +61,7 @@ class Level:
 
 
 def percentile(values: list[float], percent: int) -> str:
-    """In ms, for a column."""
+    """A percentile in ms, for a column."""
     ordered = sorted(values)
     return f"{ordered[(len(ordered) - 1) * percent // 100] * 1e3:.1f}" if ordered else "-"
 
@@ -78,7 +78,7 @@ def row(setup: str, level: Level) -> str:
 
 
 class Setup:
-    """The servers of a setup, and the proxy where there are two; `port` is where clients ask."""
+    """The servers of a setup, and the proxy if there are two; clients send requests to `port`."""
 
     def __init__(self, name: str, folder: pathlib.Path, port: int) -> None:
         self._folder, self._name = folder, name
@@ -146,12 +146,12 @@ class Setup:
                 time.sleep(0.1)
 
     def mib(self) -> int:
-        """What the servers' processes have resident."""
+        """The resident memory of the servers' processes, in MiB."""
         return resident_mib(*(server.group for server in self._servers))
 
 
 async def ask(session: aiohttp.ClientSession, port: int, prompt: list[int], level: Level) -> list[int]:
-    """One request; its tokens. Raises OSError, aiohttp.ClientError, ValueError."""
+    """Sends one request and returns its tokens. Raises OSError, aiohttp.ClientError, ValueError."""
     body = greedy(prompt, NEW_TOKENS, None) | {"stream": True}
     begun = last = time.monotonic()
     tokens: list[int] = []
@@ -183,7 +183,7 @@ async def ask(session: aiohttp.ClientSession, port: int, prompt: list[int], leve
 async def run_level(
     setup: Setup, clients: int, seconds: float, pool: list[tuple[list[int], tuple[int, ...]]]
 ) -> Level:
-    """So many clients, each of which begins no request after so many seconds."""
+    """Runs a level: no client begins a request after `seconds`."""
     level, begun, chance = Level(clients), time.monotonic(), random.Random(clients)
     before = setup.mib()
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
@@ -208,7 +208,7 @@ async def run_level(
 def run(
     folder: pathlib.Path, port: int, names: list[str], levels: list[int], seconds: float
 ) -> list[dict[str, Any]]:
-    """Runs all setups and prints the table; every figure.
+    """Runs all setups and prints the table; returns every figure.
 
     Args:
         seconds: for each level

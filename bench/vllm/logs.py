@@ -1,4 +1,4 @@
-"""What a server's log says of an error."""
+"""Finds the cause of an error in a server's log."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pathlib
 import re
 
 _ERROR = re.compile(r"\b(?:\w+\.)*(\w*(?:Error|Exception|Refusal|Timeout|Again)\b: .*)")
-# What vLLM says when something else has gone wrong before, of which the log has spoken.
+# Messages of vLLM that only follow from an earlier error in the log.
 _CONSEQUENCES = ("EngineDeadError", "Engine core initialization failed", "EngineGenerateError", "cancelled")
 
 
 def cause(log: pathlib.Path, begin: int = 0, longest: int = 160) -> str:
-    """The last error in the log from a byte on that is not a consequence of another; empty without one."""
+    """The last error in the log, from a byte on, that is not a consequence of another; "" if there is none."""
     with log.open("rb") as file:
         file.seek(begin)
         lines = file.read().decode(errors="replace").splitlines()
@@ -24,6 +24,6 @@ def cause(log: pathlib.Path, begin: int = 0, longest: int = 160) -> str:
 
 
 def shortened(text: str, longest: int = 160) -> str:
-    """The text in one line, cut where it is longer."""
+    """The text in one line, cut at `longest` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= longest else flat[: longest - 3] + "..."

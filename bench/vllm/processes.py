@@ -1,4 +1,4 @@
-"""What the processes of servers use: time of processors, and memory."""
+"""Processor time and memory of the servers' processes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def _each(groups: set[int]) -> Iterator[pathlib.Path]:
-    """What the kernel says of the processes of some process groups that are there now."""
+    """The /proc folders of the present processes of some process groups."""
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             if os.getpgid(int(folder.name)) in groups:
                 yield folder
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             pass
 
 
 def processor_seconds(*groups: int) -> float:
-    """Of all their threads so far, in user and system mode."""
+    """Processor time of all threads of the process groups so far, in user and system mode."""
     ticks = 0
     for folder in _each(set(groups)):
         try:
@@ -32,7 +32,7 @@ def processor_seconds(*groups: int) -> float:
 
 
 def resident_mib(*groups: int) -> int:
-    """What they have in memory; what several have is counted for each of them."""
+    """Resident memory of the process groups, in MiB; shared memory counts for each process."""
     pages = 0
     for folder in _each(set(groups)):
         try:

@@ -1,9 +1,10 @@
-"""Hand-over between two vLLM servers: kvferry's connector and vLLM's own NixlConnector, shape after shape.
+"""Hand-over between two vLLM servers, with kvferry's connector and with vLLM's NixlConnector, shape after
+shape.
 
-For each shape and connector a prefill server and a decode server are started. In each round every prompt goes
-with one token to the decode server alone, as a whole to the decode server alone, and through both. Times are
-those from sending the request to the decode server until its first token is here. Tokens that come through both
-must be those that the decode server computes alone (greedy, prefix cache off).
+For each shape and connector it starts a prefill server and a decode server. In each round, one token of every
+prompt goes to the decode server alone, then the whole prompt goes to the decode server alone, then through both
+servers. A time is from sending the request to the decode server until its first token arrives. Tokens of a
+prompt through both must equal those that the decode server computes alone (greedy, prefix cache off).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SHAPES = {
     "gemma3-64-32": Shape("gemma3", Side(64), Side(32)),
 }
 
-MESSAGES = 3  # of a shape and connector that are printed; the JSON has all
+MESSAGES = 3  # printed for a shape and connector; the JSON has all
 
 COLUMNS = (
     f"{'shape':<16} {'connector':<9} {'result':<14} {'equal':>6} {'first':>8} {'median':>8} {'worst':>8} "
@@ -72,7 +73,7 @@ def row(shape: str, connector: str, result: Result) -> str:
 
 
 def machine() -> dict[str, object]:
-    """What the figures depend on."""
+    """The properties of the machine that the figures depend on."""
     return {
         "processors": os.cpu_count(),
         "machine": platform.machine(),
@@ -82,7 +83,7 @@ def machine() -> dict[str, object]:
 
 
 def save(file: pathlib.Path | None, found: dict[str, object]) -> int:
-    """Writes every figure, if somebody wants them."""
+    """Writes every figure, if a file is named."""
     if file is not None:
         file.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""Asks a server for tokens as they come, and takes the time of the first."""
+"""Asks a server for a stream of tokens, and measures the time until the first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens, and the seconds from sending the request until the first and the last of them were here."""
+    """Tokens, and the seconds from sending the request until the first and until the last token arrived."""
 
     tokens: tuple[int, ...]
     first_seconds: float
@@ -33,7 +33,7 @@ def stream(
         timeout: seconds for the whole answer
         params: kv_transfer_params
 
-    Raises Refusal, which has the server's message, and OSError when nothing comes in time.
+    Raises Refusal, with the server's message, and OSError if nothing comes in time.
     """
     body = greedy(prompt, tokens, params) | {"stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)

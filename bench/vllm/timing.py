@@ -1,8 +1,8 @@
-"""The connector, made to say when it computes and when a load has ended: one line of JSON each, in a file.
+"""A connector that records when it computes and when a load has ended: one line of JSON each, in a file.
 
-KVFERRY_TIMES names the file. Times are seconds of the monotonic clock, which all processes of a machine
-share. A prefill server that writes is read from where a request's parameters have "bench_pull": so both ways
-are those of one server.
+KVFERRY_TIMES names the file. Times are seconds of the monotonic clock, which all processes of a machine share.
+A prefill server that writes is read from instead if a request's parameters have "bench_pull", so that one
+server serves both ways.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kvferry.vllm import KvferryConnector
 
 
 class TimedConnector(KvferryConnector):
-    """Notes each step that computes, with when its layers' attention had run, and each load that has ended."""
+    """Records each step that computes, with the times at which its layers' attention had run, and each load
+    that has ended."""
 
     _layers: tuple[float, ...] = ()
 

@@ -1,5 +1,5 @@
 /*
- * What the kernels' tests need of CMocka, in a header: for machines that are only emulated, for which there is none.
+ * The part of CMocka that the kernels' tests need, as a header: for emulated machines, which have no CMocka.
  */
 #ifndef KVF_CROSS_CMOCKA_H
 #define KVF_CROSS_CMOCKA_H

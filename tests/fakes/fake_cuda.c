@@ -1,14 +1,14 @@
 /*
- * A stand-in for the CUDA driver: a library named libcuda.so.1 for machines without devices.
+ * A stand-in for the CUDA driver: a library named libcuda.so.1, for machines without devices.
  *
- * "Device" memory is a file in memory, mapped twice: without any right at the address that callers are given, so that a
- * host which follows it crashes, and somewhere else where only this library reads and writes. Other processes map it by
- * handles. Streams are lists of what is to be done, and nothing of it is done before somebody asks, waits, or its delay is
- * over: memory of the host is read when a copy runs, not when it is put on a stream, so a buffer that is used again too
+ * "Device" memory is a file in memory, mapped twice: without any access rights at the address that callers are given,
+ * so that a host that dereferences it crashes, and at another address for this library's own use. Other processes map
+ * it by handles. A stream is a list of actions. Due actions run when a caller queries or waits, and a delay can
+ * postpone them: a copy reads host memory when it runs, not when it is put on a stream, so a buffer that is reused too
  * early spoils bytes. Kernels are the library's own, run thread by thread.
  *
- * The environment's FAKE_CUDA_DEVICES says how many devices there are (2), FAKE_CUDA_VERSION for which CUDA the driver is;
- * with FAKE_CUDA_APART no device reaches another's memory.
+ * Environment variables: FAKE_CUDA_DEVICES is the number of devices (2), FAKE_CUDA_VERSION the CUDA version of the
+ * driver; with FAKE_CUDA_APART no device reaches another's memory.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static char failing[64];
 static int failing_result;
 static unsigned failing_times;
 
-/* ---- what tests say ----------------------------------------------------------------------------- */
+/* ---- what tests set ------------------------------------------------------------------------------ */
 
 void fake_cuda_fail(const char *function, int result, unsigned times) {
     (void)snprintf(failing, sizeof failing, "%s", function);

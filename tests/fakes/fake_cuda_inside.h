@@ -1,5 +1,5 @@
 /*
- * What the files of the stand-in for the CUDA driver share: fake_cuda.c (devices, contexts, and what tests say),
+ * Shared by the files of the stand-in for the CUDA driver: fake_cuda.c (devices, contexts, what tests set),
  * fake_cuda_memory.c, fake_cuda_streams.c.
  */
 #ifndef FAKE_CUDA_INSIDE_H
@@ -25,7 +25,7 @@ enum {
 
 #define DEPTH 16u
 
-/* Each as kvferry declares it. */
+/* Each driver function as kvferry declares it. */
 #define DECLARE(name, arguments) __attribute__((visibility("default"))) CUresult name arguments;
 KVF_CUDA_FUNCTIONS(DECLARE)
 #undef DECLARE
@@ -34,13 +34,13 @@ struct CUctx_st {
     int device;
 };
 
-/* Of the whole process; `lock` guards what is not set by the test. */
+/* State of the whole process; `lock` guards the fields that tests do not set. */
 typedef struct fake_cuda {
     pthread_mutex_t lock;
     size_t left;
     uint64_t delay_ns;
     int stuck;
-    bool vmm; /* what is allocated is as of cuMemCreate() */
+    bool vmm; /* new memory is like that of cuMemCreate() */
 } fake_cuda;
 
 extern fake_cuda fake;
@@ -49,12 +49,12 @@ extern fake_cuda fake;
 extern _Thread_local CUcontext fake_current[DEPTH];
 extern _Thread_local unsigned fake_depth;
 
-/** What a test wants a function to give; 0: what it gives. */
+/** The result that a test wants a function to return; 0: the function's own. */
 CUresult fake_told(const char *function);
 
-#define MEMORY_OF_DEVICE (1ull << 30) /* bytes, of each */
+#define MEMORY_OF_DEVICE (1ull << 30) /* bytes of each device */
 
-/* What every call that needs a context begins with. */
+/* The beginning of every call that needs a context. */
 #define BEGIN                                                                                                \
     do {                                                                                                     \
         const CUresult told_result = fake_told(__func__);                                                    \
@@ -68,7 +68,7 @@ CUresult fake_told(const char *function);
 
 /* ---- memory: needs the lock ---- */
 
-/** Of a kernel or a copy: where the host finds so many bytes; a place that is nowhere ends the context. */
+/** For a kernel or a copy: where the host finds these bytes; an address outside all memory ends the context. */
 void *fake_reach(uint64_t address, uint64_t bytes);
 
 /** Whether the driver knows the address. */
@@ -79,7 +79,7 @@ CUresult fake_free(uint64_t address);
 
 /* ---- streams: needs the lock ---- */
 
-/** Does what is due on all streams. */
+/** Runs the due actions of all streams. */
 void fake_advance(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Memory of the stand-in: of devices, of the host that devices know, and of other processes. */
+/* The stand-in's memory: of devices, of the host as far as devices know it, and of other processes. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,10 +16,10 @@ typedef enum range_kind { FREE, DEVICE, MAPPED, HOST, PINNED } range_kind;
 typedef struct range {
     range_kind kind;
     uint64_t address;
-    unsigned char *shadow; /* what is there */
+    unsigned char *shadow; /* where this library reads and writes it */
     size_t bytes;
     int file, device;
-    bool vmm; /* as of cuMemCreate(): no handle is given for it */
+    bool vmm; /* like that of cuMemCreate(): it has no handles */
 } range;
 
 static range ranges[RANGES];
@@ -30,7 +30,7 @@ static bool has(const range *of, uint64_t address) {
     return of->kind != FREE && address >= of->address && address - of->address < of->bytes;
 }
 
-/* Kernels ask for every vector, and mostly for the same two ranges in turn. */
+/* Kernels look up every vector, mostly in the same two ranges in turn. */
 static range *range_at(uint64_t address) {
     static _Thread_local range *last[2];
     for (int i = 0; i < 2; i++)
@@ -78,7 +78,7 @@ static range *new_range(void) {
     return NULL;
 }
 
-/* Maps a file twice, see above; takes the file. */
+/* Maps a file twice, see fake_cuda.c; takes ownership of the file. */
 static CUresult map(int file, size_t bytes, range_kind kind, CUdeviceptr *out) {
     range *made = new_range();
     void *address = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0);
@@ -219,7 +219,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
 
 /* ---- memory of other processes ------------------------------------------------------------------ */
 
-/* What stands in a handle: a file of the process that gave it, and which one it was then. */
+/* The content of a handle: a file descriptor of the exporting process, and the inode that it had then. */
 typedef struct handle {
     long process, file;
     uint64_t bytes, inode;
@@ -258,7 +258,7 @@ static CUresult open_handle(const handle *given, CUdeviceptr *address) {
     return INVALID_VALUE;
 }
 
-/* As the driver: not in the process that gave it. */
+/* Like the driver, this fails in the process that made the handle. */
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle bytes, unsigned flags) {
     BEGIN;
     (void)flags;

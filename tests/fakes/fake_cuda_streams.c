@@ -7,9 +7,9 @@
 typedef enum action_kind { COPY, FILL, LAUNCH, RECORD, WAIT, RELEASE } action_kind;
 
 struct CUevent_st {
-    uint64_t recorded, reached; /* records that were put on streams, and those that have come */
-    unsigned waits;             /* on streams */
-    bool destroyed;             /* by who made it; it stays as long as something is on a stream */
+    uint64_t recorded, reached; /* records that were put on streams, and those that have run */
+    unsigned waits;             /* for it, on streams */
+    bool destroyed;             /* by its creator; it stays while a stream refers to it */
 };
 
 struct CUfunc_st {
@@ -23,7 +23,7 @@ typedef struct action {
     size_t bytes;
     unsigned char value;
     CUevent event;
-    uint64_t record; /* of the event, that is waited for */
+    uint64_t record; /* WAIT: number of the event's record to wait for */
     CUfunction function;
     uint32_t count, tiles, blocks;
     struct action *next;
@@ -31,7 +31,7 @@ typedef struct action {
 
 struct CUstream_st {
     action *first, **last;
-    bool destroyed; /* what is on it is still done */
+    bool destroyed; /* its actions still run */
     struct CUstream_st *next;
 };
 
@@ -98,7 +98,7 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Memory of the host that the driver does not know may be copied, too. */
+/* Host memory that the driver does not know may be copied, too. */
 static void copy(const action *todo) {
     const void *source =
         fake_knows(todo->from) ? fake_reach(todo->from, todo->bytes) : (const void *)(uintptr_t)todo->from;
@@ -118,7 +118,7 @@ static void let_go(CUevent event) {
         free(event);
 }
 
-/* Does the first thing of a stream; false: it cannot be done yet. */
+/* Runs the first action of a stream; false: it is not due yet. */
 static bool step(CUstream stream, uint64_t now) {
     action *todo = stream->first;
     if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->reached < todo->record))
@@ -233,7 +233,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
     }
 }
 
-/* As the driver: it does not wait, and what is on the stream is still done. */
+/* Like the driver's, this does not wait, and the stream's actions still run. */
 CUresult cuStreamDestroy_v2(CUstream stream) {
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
@@ -329,7 +329,7 @@ CUresult cuEventCreate(CUevent *event, unsigned flags) {
     return *event ? 0 : OUT_OF_MEMORY;
 }
 
-/* An event goes also where its context is of no use any more; the call says that this is so. */
+/* Destroys an event even if its context has failed, and then returns the context's error. */
 CUresult cuEventDestroy_v2(CUevent event) {
     const CUresult stuck = fake.stuck;
     if (!stuck)

@@ -1,6 +1,6 @@
 /*
- * A library that looks like UCX to a loader, and is none: every function fails. Built several times, see
- * cmake/tests.cmake: of a version that is too old, of another major version, without a function that is needed.
+ * A library that looks like UCX to a loader, but every function fails. Built several times, see cmake/tests.cmake: with
+ * a version that is too old, with another major version, and without a required function.
  */
 #include "transport/ucx/ucx.h"
 

@@ -1,6 +1,6 @@
 /*
- * The one function of a fake UCX that does something; in a file of its own, for it comes before the weak name of the
- * other file.
+ * The one function of a fake UCX that does something. It is in a file of its own because it replaces the weak symbol of
+ * the other file.
  */
 #include <ucs/type/status.h>
 

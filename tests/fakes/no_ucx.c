@@ -1,5 +1,5 @@
 /*
- * A library that is no UCX.
+ * A library that is not UCX.
  */
 __attribute__((visibility("default"))) int no_ucx_at_all(void);
 

@@ -88,7 +88,7 @@ content_part content_wanted(const content_rank *rank, uint32_t group, const cont
     return (content_part){first > table->begin ? (uint32_t)first : table->begin, table->end, {0, UINT32_MAX}};
 }
 
-/* What is done with each cell of a part; false ends the walk. */
+/* A walk over the cells of a part, with the function to call for each. */
 typedef struct cell_walk {
     const content_rank *rank;
     const content_table *table;
@@ -96,7 +96,7 @@ typedef struct cell_walk {
     void (*visit)(struct cell_walk *walk, unsigned char *bytes, uint64_t count);
     uint64_t seed, before;
     content_part wanted;
-    uint32_t layer, part, step, row, unit; /* where the walk is; layer: of the model */
+    uint32_t layer, part, step, row, unit; /* the current cell; layer: of the model */
     uint32_t wrong;
     char *first;
     size_t first_bytes;

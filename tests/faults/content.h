@@ -1,6 +1,6 @@
 /*
- * What the engines of the fault harness cache, and the bytes of it: every byte follows from a seed and the
- * coordinates of its cell, so that any rank can fill its part of a request and any other can check its own.
+ * The models, engines and bytes of the fault harness. Every byte follows from a seed and the coordinates of its cell,
+ * so that any rank can fill its part of a request and any other rank can check its own.
  */
 #ifndef KVF_FAULTS_CONTENT_H
 #define KVF_FAULTS_CONTENT_H
@@ -10,14 +10,14 @@
 #define CONTENT_ENGINES 3u
 #define CONTENT_MODELS 2u
 #define CONTENT_GROUPS 3u
-#define CONTENT_BLOCKS 24u /* of one request in one group */
+#define CONTENT_BLOCKS 24u /* at most, of one request in one group */
 #define CONTENT_TOKENS 160u
 #define CONTENT_REGIONS 32u
 
 /** A hybrid of full attention, a sliding window and a state; or a latent, of which every rank has a copy. */
 kvf_model *content_model(uint32_t number);
 
-/** Engines of different shape: 2 ranks by heads; 1 rank; 2 ranks by layers. NULL when it cannot be made. */
+/** Engines of different shapes: 2 ranks by heads; 1 rank; 2 ranks by layers. NULL on failure. */
 kvf_engine *content_engine(const kvf_model *model, uint32_t number);
 const char *content_engine_name(uint32_t number);
 
@@ -25,15 +25,14 @@ const char *content_engine_name(uint32_t number);
 typedef struct content_table {
     uint32_t ids[CONTENT_BLOCKS];
     uint32_t count, first_block;
-    uint32_t begin, end; /* steps that are wanted, or there */
+    uint32_t begin, end; /* the steps that a reader wants, or a holder has */
 } content_table;
 
 /** The memory of one rank. */
 typedef struct content_rank {
     const kvf_shard *shard;
     kvf_memory regions[CONTENT_REGIONS];
-    unsigned char
-        *seen[CONTENT_REGIONS]; /**< where this process sees memory of a device; NULL: at its address */
+    unsigned char *seen[CONTENT_REGIONS]; /**< where this process sees device memory; NULL: at its address */
 } content_rank;
 
 /** Some cells of a request. */
@@ -42,9 +41,9 @@ typedef struct content_part {
     kvf_range layers;
 } content_part;
 
-/** Everything the blocks of a table have room for. */
+/** All cells that the blocks of a table have room for. */
 content_part content_all(const content_rank *rank, uint32_t group, const content_table *table);
-/** What a request moves of a table: without what its window leaves out. */
+/** The cells of a table that a request moves: those inside the window. */
 content_part content_wanted(const content_rank *rank, uint32_t group, const content_table *table);
 
 /** Gives the cells of a part the bytes of a seed. */
@@ -52,8 +51,8 @@ void content_fill(const content_rank *rank, uint32_t group, const content_table 
                   uint64_t seed);
 
 /**
- * How many cells of the blocks do not have the bytes they should: those of `seed` in what is wanted, those of
- * `before` in the rest. `first` receives words on the first that does not.
+ * How many cells of the blocks have wrong bytes. Cells that the request moves must have those of `seed`, the others
+ * those of `before`. `first` receives a description of the first wrong cell.
  */
 uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_table *table, uint64_t seed,
                        uint64_t before, char *first, size_t first_bytes);

@@ -35,7 +35,7 @@ static void say_wrong(const crew *c, uint32_t engine, uint32_t rank, const char 
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* A worker has no use for what the driver holds, but for its own end. */
+/* A worker needs none of the driver's descriptors except its own end. */
 static void close_others(const crew *c, int keep) {
     for (uint32_t e = 0; e < CONTENT_ENGINES; e++)
         for (uint32_t r = 0; r < CREW_RANKS; r++)
@@ -117,7 +117,7 @@ static void free_queue(crew_member *m) {
     }
 }
 
-/* What is kept of a member that is gone: where it listened, and its keys. */
+/* Forgets a member that is gone, except where it listened and its keys. */
 static void forget_member(crew_member *m) {
     crew_member kept = {.window = m->window, .opened = m->opened};
     if (m->fd > 0)
@@ -197,7 +197,7 @@ static void take_reports(crew *c, uint32_t engine, uint32_t rank) {
     crew_member *m = &c->engines[engine].members[rank];
     while (m->fd > 0 && recv(m->fd, &r, sizeof r, MSG_DONTWAIT) == (ssize_t)sizeof r) {
         if (m->leaving && r.kind != REPORT_WRONG)
-            continue; /* its requests are over for us */
+            continue; /* its requests have ended already */
         if (r.kind == REPORT_OPEN) {
             m->opened = r;
             m->open = true;
@@ -215,7 +215,7 @@ static void take_reports(crew *c, uint32_t engine, uint32_t rank) {
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
-/* An engine of which a rank is gone is gone: its requests are over. */
+/* An engine that lost a rank is down: its requests are over. */
 static void take_down(crew *c, uint32_t engine) {
     if (c->engines[engine].up)
         c->on_engine(c->context, engine, false);
@@ -266,9 +266,8 @@ void crew_kill(crew *c, uint32_t engine, uint32_t rank, chance *dice) {
     e->start_at = crew_now() + chance_between(dice, 0, 400) * 1000000ull;
 }
 
-/* A process that is stopped in the middle of copying into another's memory goes on copying when it wakes.
- * What shares memory waits for such a writer, as long as it takes; where that is not wanted writers are
- * stopped between two rounds only. */
+/* A process that is stopped while it copies into another's memory continues when it wakes, and the owner of that memory
+ * waits for it, however long that takes. With `gentle`, a writer is stopped only between two calls of its agent. */
 bool crew_stop(crew *c, uint32_t engine, uint32_t rank, uint32_t ms) {
     crew_member *m = &c->engines[engine].members[rank];
     int status = 0;

@@ -1,15 +1,15 @@
 /*
- * The fault harness: engines as real processes that pull and push between each other while processes are
- * killed, stopped and restarted under the same name, requests are cancelled on either side, messages are
- * lost, repeated, late and overtaken, transport operations fail, peers are slow, and strangers talk nonsense.
+ * The fault harness: engines are real processes that pull from and push to each other. Meanwhile processes are killed,
+ * stopped and restarted under the same name; requests are cancelled on either side; messages are lost, repeated, late
+ * and overtaken; transport operations fail; peers are slow; and strangers send garbage.
  *
  *   faults [--requests N] [--seed S] [--round N] [--limit SECONDS] [--transport KIND] [--way WAY]
  *         [--verbose 1] [--gentle 1] [--devices 1]
  *
- * What must hold, whatever happens: every ticket of a living process has one result before its deadline (and
- * some patience) and gives its blocks back once; what is DONE has every byte, then and as long as its engine
- * keeps it; what FAILED names the right blocks; nothing is left at the end; who was not killed lives; and
- * once the faults are over every request succeeds. Requests come in rounds of different settings.
+ * Whatever happens: every ticket of a living process has one result by its deadline (plus some patience) and gives its
+ * blocks back once; a request that is DONE has every byte, then and for as long as its engine keeps it; a FAILED event
+ * names the right blocks; nothing is left at the end; a process that was not killed lives; and once the faults are over
+ * every request succeeds. Requests come in rounds with different settings.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@
 
 #define MS 1000000ull
 #define SECOND 1000000000ull
-#define MOST_WORDS 40u /* of what is wrong, to print */
+#define MOST_WORDS 40u /* number of complaints that are printed */
 #define MOST_MEMORY (16u << 20)
 #define MOST_GROWTH (64u << 20)
 #define MOST_DESCRIPTORS 400u
@@ -46,10 +46,10 @@ typedef struct run {
     uint64_t seed;
     uint32_t requests, per_round, limit_s, intensity;
     bool verbose;          /* prints every failure of a request */
-    bool gentle;           /* stops nobody in the middle of a write */
-    bool devices;          /* the caches are in memory of devices, of the stand-in for a driver */
+    bool gentle;           /* stops no process in the middle of a write */
+    bool devices;          /* the caches are in device memory, of the stand-in for the driver */
     const char *transport; /* NULL: "shm", "messages" or "auto" */
-    int way;               /* -1: some rounds packed, some as it is chosen */
+    int way;               /* -1: packed in some rounds, KVF_WAY_AUTO in the others */
     chance chance;
     crew crew;
     traffic traffic;
@@ -85,15 +85,16 @@ static void on_alarm(int signal) {
     (void)signal;
     if (write(STDOUT_FILENO, words, sizeof words - 1) < 0)
         _exit(3);
-    _exit(2); /* the workers end with us */
+    _exit(2); /* the workers end with the driver */
 }
 
 /* ---- a round --------------------------------------------------------------------------------- */
 
 static const char *const ways[] = {"auto", "direct", "packed"};
 
-/* Read directly in some rounds, packed over another fabric in the others. Checksums are taken by the host; the faulty fabric
- * knows nothing of memory that is withheld; and what a device does at once, its stand-in takes a while for. */
+/* Memory is read directly in some rounds, and packed over another fabric in the others. There is no verifying, since
+ * the host takes checksums, and no faulty fabric, since it does not support withheld memory. Times are longer, because
+ * the stand-in is slower than a device. */
 static void place_on_devices(run *r) {
     worker_setting *s = &r->crew.setting;
     s->on_devices = true;
@@ -156,7 +157,7 @@ static void choose_setting(run *r) {
 
 #define STALL (500 * MS)
 
-/* Where the machine itself stands still for a while, nobody is late. */
+/* A request is not overdue because the machine itself stood still for a while. */
 static void excuse_stalls(run *r) {
     uint64_t now = crew_now(), gap = r->last_work ? now - r->last_work : 0;
     r->last_work = now;
@@ -239,7 +240,7 @@ static bool look(run *r) {
     return wait_until(r, has_looked, 10 * SECOND, "a worker does not report");
 }
 
-/* Nothing may be left of any request. `words` receives what is. */
+/* Nothing may be left of any request. `words` receives what is left. */
 static bool is_clean(const crew_member *m, char *words, size_t bytes) {
     const kvf_agent_stats *s = &m->looked.look.stats;
     uint64_t requests = 0;
@@ -303,7 +304,7 @@ static void add_looks(run *r) {
     }
 }
 
-/* On a machine that is busy a lease may run out without anybody's fault. */
+/* On a busy machine a lease may run out through no fault of the agents. */
 #define CALM_ATTEMPTS 3
 
 static bool launch_calm(run *r) {
@@ -315,7 +316,7 @@ static bool launch_calm(run *r) {
     return wait_until(r, is_idle, 40 * SECOND, "requests do not end though nothing is wrong");
 }
 
-/* With the faults over, everything must work again. */
+/* Once the faults are over, everything must work again. */
 static void be_calm(run *r) {
     const order o = {.kind = ORDER_CALM};
     if (!wait_until(r, is_idle, 20 * SECOND, "requests do not end"))

@@ -48,9 +48,9 @@ typedef struct faulty_job {
     faulty_link *link;
     kvf_batch *batch;
     enum { JOB_WAITS, JOB_MOVES, JOB_ENDS } state;
-    uint32_t turns; /* until what it waits for */
+    uint32_t turns; /* left to wait */
     kvf_operation operation;
-    kvf_status status; /* it ends with */
+    kvf_status status; /* that the batch ends with */
     char why[KVF_REASON_BYTES];
     bool half_moved, all_moved, late_end, deaf;
     struct faulty_job *next;
@@ -60,7 +60,7 @@ struct faulty_link {
     faulty_endpoint *endpoint;
     kvf_peer *outer; /* NULL once it was reported lost */
     kvf_peer *inner; /* NULL once it is closed */
-    bool leaving;    /* the front ends its batches: jobs end quietly */
+    bool leaving;    /* the front ends its batches, so jobs end without a report */
     bool lose;       /* to be reported lost in the next turn */
     char why[KVF_REASON_BYTES];
     faulty_job *jobs;
@@ -74,7 +74,7 @@ struct faulty_endpoint {
     faulty_link *links;
 };
 
-/* What the endpoint that is being opened shall have behind it. */
+/* The kind of inner transport for the endpoint that is being opened. */
 static _Thread_local const char *opening_kind;
 
 static void wake(faulty_endpoint *endpoint, bool on) {
@@ -192,7 +192,7 @@ static kvf_status faulty_connect(void *self, const void *card, size_t bytes, kvf
     return KVF_OK;
 }
 
-/* Nothing of it touches memory any more; the front ends the batches. */
+/* Ends everything of the link that touches memory; the front ends the batches. */
 static void leave(faulty_link *link) {
     link->leaving = true;
     kvf_peer *inner = link->inner;
@@ -220,13 +220,13 @@ static kvf_status faulty_notify(void *at, const void *data, size_t bytes) {
     if (!link->inner)
         return kvf_fail(KVF_E_PEER_LOST, "notify: the peer is gone");
     if (happens(FAULTY_NOT_NOTIFIED)) {
-        wake(link->endpoint, true); /* it can be tried again */
+        wake(link->endpoint, true); /* the caller may try again */
         return kvf_fail(KVF_E_AGAIN, "%s", SCHEDULE);
     }
     return kvf_transport_notify(link->inner, data, bytes);
 }
 
-/* What the inner transport does not know is not known here either. */
+/* The inner transport decides. */
 static kvf_status faulty_fence(void *self, const void *card, size_t bytes) {
     return kvf_transport_fence(((faulty_endpoint *)self)->inner, card, bytes);
 }
@@ -310,7 +310,7 @@ static void faulty_cancel(void *at, kvf_batch *batch) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-/* True when it waits for a turn. */
+/* True if a job waits for another turn. */
 static bool work_on_jobs(faulty_link *link) {
     bool waiting = false;
     for (faulty_job **place = &link->jobs; *place;) {

@@ -1,15 +1,15 @@
 /*
  * A faulty transport in front of a real one, for tests.
  *
- * While it is installed, every transport that opens over it is served by one fabric, "faulty", which has a transport
- * of the wanted kind of its own behind it and passes on what it is given: late, half, or not at all, as a
- * seeded schedule says. Whatever it does, it keeps the promises of a fabric: a batch ends once, bytes have
- * moved if it ends well, and nothing touches its memory after it has ended.
+ * While it is installed, every transport that opens over it is served by one fabric, "faulty". It opens its own inner
+ * transport of the wanted kind and passes operations on: late, half, or not at all, by a seeded schedule. It always
+ * keeps the promises of a fabric: a batch ends once, bytes have moved if it ends well, and nothing touches its memory
+ * after it has ended.
  *
  *   outer transport -> faulty fabric -> inner transport -> inproc, shm, ucx
  *
- * Both ends of a connection need it. With one thread a seed gives the same faults again; several threads may
- * use it, and then share its schedule as they happen to come.
+ * Both ends of a connection need it. With one thread a seed gives the same faults again; several threads share the
+ * schedule in whatever order they run.
  */
 #ifndef KVF_TEST_FAULTY_FABRIC_H
 #define KVF_TEST_FAULTY_FABRIC_H
@@ -23,10 +23,10 @@ typedef enum faulty_fault {
     FAULTY_HALF_MOVED,    /**< ends with KVF_E_IO, half of its runs done */
     FAULTY_ALL_MOVED,     /**< ends with KVF_E_IO although all is done */
     FAULTY_LATE_START,    /**< waits before it moves */
-    FAULTY_LATE_END,  /**< is complete for a while before that is told: a cancel then comes too late, or in
-                         time  to be reported */
-    FAULTY_DEAF,      /**< does not hear that it is cancelled: ends as it would have */
-    FAULTY_PEER_LOST, /**< its peer is reported lost before it ends */
+    /** is reported a while after it is complete: a cancel then comes too late, or in time to be reported */
+    FAULTY_LATE_END,
+    FAULTY_DEAF,          /**< ignores a cancel: ends as it would have without */
+    FAULTY_PEER_LOST,     /**< its peer is reported lost before it ends */
     FAULTY_NOT_CONNECTED, /**< connecting fails with KVF_E_IO */
     FAULTY_NOT_NOTIFIED,  /**< a notification fails with KVF_E_AGAIN */
     FAULTY_FAULTS,
@@ -35,21 +35,21 @@ typedef enum faulty_fault {
 typedef struct faulty_options {
     uint64_t seed;
     uint32_t per_mille[FAULTY_FAULTS]; /**< how often, of 1000 */
-    uint32_t turns;                    /**< what is late waits for up to so many calls of progress(); 0: 1 */
+    uint32_t turns;                    /**< a late job waits for up to this many calls of progress(); 0: 1 */
 } faulty_options;
 
-/** Sets the schedule. Not while others open a transport. */
+/** Sets the schedule. Must not run while another thread opens a transport. */
 void faulty_install(const faulty_options *options);
 
 /**
- * What the next transport that this thread opens is to open over, see kvf_transport_open_over(); NULL while it is not
+ * The fabric to pass to kvf_transport_open_over() for the next transport of this thread; NULL while it is not
  * installed.
  *
- * @param kind  of the transport behind it; NULL: "auto"
+ * @param kind  the kind of the inner transport; NULL: "auto"
  */
 const kvf_fabric *faulty_fabric(const char *kind);
 
-/** Removes it; transports that are open keep what they have, but have no more faults. */
+/** Removes it; open transports keep their inner transports, but have no more faults. */
 void faulty_remove(void);
 
 /** How often a fault has happened since faulty_install(). */

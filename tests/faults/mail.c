@@ -10,13 +10,13 @@
 
 #define MOST_LATE 256u
 
-/* A message that waits: until a time, or until the next one was sent. */
+/* A message that waits until a given time, or until the next message was sent. */
 typedef struct letter {
     kvf_link *link;
     kvf_route route;
     void *data;
     size_t bytes;
-    uint64_t due; /* 0: after the next one */
+    uint64_t due; /* 0: after the next message */
 } letter;
 
 static struct {
@@ -38,7 +38,7 @@ static void keep(letter l, const void *data) {
     l.data = malloc(l.bytes ? l.bytes : 1);
     if (!l.data || mail.late_count == MOST_LATE) {
         free(l.data);
-        return; /* then it is lost */
+        return; /* the message is lost */
     }
     memcpy(l.data, data, l.bytes);
     mail.late[mail.late_count++] = l;

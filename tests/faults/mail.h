@@ -1,5 +1,5 @@
 /*
- * What happens to the messages of an agent in the fault harness: some are lost, repeated, late, or overtaken.
+ * Faults of an agent's messages in the fault harness: some are lost, repeated, late, or overtaken.
  */
 #ifndef KVF_FAULTS_MAIL_H
 #define KVF_FAULTS_MAIL_H
@@ -14,11 +14,11 @@ typedef struct mail_options {
     uint32_t late_ms; /* at most */
 } mail_options;
 
-/** The link for this process's agent, with that on its way. */
+/** A link for this process's agent, with these faults. */
 const kvf_link_table *mail_install(const mail_options *options);
-/** Nothing happens to messages from here on. */
+/** Ends the faults. */
 void mail_calm(void);
-/** Sends what was late until now. One thread at a time may do so or use the agent. */
+/** Sends late messages that are due. While one thread calls it, no other may use the agent. */
 void mail_deliver(void);
 uint64_t mail_count(mail_fault fault);
 

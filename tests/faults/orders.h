@@ -1,6 +1,6 @@
 /*
- * What the driver of the fault harness and its workers say to each other, over a SOCK_SEQPACKET pair: orders
- * one way, reports the other, each one message.
+ * Messages between the driver of the fault harness and its workers, over a SOCK_SEQPACKET pair: the driver sends
+ * orders, a worker sends reports, one message each.
  */
 #ifndef KVF_FAULTS_ORDERS_H
 #define KVF_FAULTS_ORDERS_H
@@ -8,20 +8,20 @@
 #include "content.h"
 
 #define ORDERS_ENDPOINT 128u
-#define ORDERS_CARD 6000u /* of an introduction */
+#define ORDERS_CARD 6000u /* bytes of an introduction, at most */
 #define ORDERS_WORDS 400u
 
 typedef enum order_kind {
     ORDER_INTRODUCE = 1, /* a sibling */
     ORDER_START,         /* a request */
-    ORDER_READY,         /* a part of a push is filled, and ready */
+    ORDER_READY,         /* part of a push is ready, or a pull's destination */
     ORDER_CANCEL,
-    ORDER_CHECK,  /* the bytes of a request once more */
-    ORDER_REFILL, /* a destination that failed: computes it */
-    ORDER_FORGET, /* its blocks are another's from now on */
-    ORDER_SLOW,   /* sleeps between rounds for a while */
+    ORDER_CHECK,  /* check the bytes of a request again */
+    ORDER_REFILL, /* compute a destination that failed */
+    ORDER_FORGET, /* its blocks may go to another request from now on */
+    ORDER_SLOW,   /* sleep between rounds for a while */
     ORDER_CALM,   /* no more lost messages and failed operations */
-    ORDER_LOOK,   /* report statistics */
+    ORDER_LOOK,   /* report statistics, by REPORT_LOOK */
     ORDER_QUIT,
 } order_kind;
 
@@ -35,10 +35,10 @@ typedef struct order {
         } introduction;
         struct {
             kvf_request_kind kind;
-            uint64_t id, seed, before; /* before: what is in the blocks beforehand */
+            uint64_t id, seed, before; /* before: of the bytes in the blocks beforehand */
             uint64_t deadline_ns;
             uint32_t consumers, group_count;
-            bool filled; /* a hold of what was received */
+            bool filled; /* a hold of blocks that were received */
             bool later;  /* a pull that gets its destination later: ORDER_READY */
             content_table groups[CONTENT_GROUPS];
             char engine[8], endpoint[ORDERS_ENDPOINT], public_key[41];
@@ -55,11 +55,11 @@ typedef struct order {
 } order;
 
 typedef enum report_kind {
-    REPORT_OPEN = 1, /* the agent is there */
+    REPORT_OPEN = 1, /* the agent is open */
     REPORT_EVENT,
     REPORT_CHECKED,
     REPORT_LOOK,
-    REPORT_WRONG, /* something that must not be; words says what */
+    REPORT_WRONG, /* something that must not happen; see `words` */
 } report_kind;
 
 typedef struct report {

@@ -16,7 +16,7 @@ struct traffic_part {
     order start;
     bool started, calm;
     uint64_t start_at, deadline_ns, started_at;
-    uint64_t stopped_ns[CREW_RANKS]; /* of its processes, before it began */
+    uint64_t stopped_ns[CREW_RANKS]; /* of its processes, before the part began */
     uint64_t cancel_at[CREW_RANKS];  /* 0: never */
     order steps[MOST_STEPS];         /* ORDER_READY */
     uint64_t step_at[MOST_STEPS];
@@ -24,9 +24,9 @@ struct traffic_part {
     struct {
         bool told, free, checked, failed;
         uint64_t told_at;
-        bool overdue; /* was complained of */
+        bool overdue; /* has been reported */
     } ranks[CREW_RANKS];
-    bool kept; /* all ranks are done with it: its bytes are to stay as they are until: */
+    bool kept; /* all ranks are done: its bytes must not change until `keep_until` */
     uint64_t keep_until;
     bool checking;
     traffic_part *next;
@@ -79,7 +79,7 @@ static void give_back(traffic *t, uint32_t engine, const content_table *tables) 
                 s->free[g][s->count[g]++] = tables[g].ids[i];
 }
 
-/* Takes blocks for the steps [begin, tokens) of every group; those before a window may be left out. */
+/* Takes blocks for the steps [begin, tokens) of every group; blocks before a window may be left out. */
 static bool take_blocks(traffic *t, uint32_t engine, uint32_t begin, uint32_t tokens, content_table *tables) {
     traffic_stock *s = &t->stocks[engine];
     bool enough = t->crew->engines[engine].up;
@@ -164,7 +164,7 @@ static void plan_steps(traffic *t, traffic_part *p, uint32_t tokens) {
         begin = end;
     }
     if (!t->calm && chance_per_mille(&t->chance, 40))
-        p->step_count = chance_between(&t->chance, 0, p->step_count); /* it never becomes ready */
+        p->step_count = chance_between(&t->chance, 0, p->step_count); /* the rest never becomes ready */
 }
 
 typedef struct launch {
@@ -194,7 +194,7 @@ static void set_contact(const traffic *t, traffic_part *p, uint32_t producer) {
     memcpy(p->start.start.public_key, from->public_key, sizeof from->public_key);
 }
 
-/* Two engines meet ahead of their first request, or of the next. */
+/* Lets two engines meet before their first request, or before the next. */
 static void launch_connect(traffic *t, uint32_t engine, const launch *l) {
     traffic_part *p = t->crew->engines[engine].up ? make_part(t, engine, l, KVF_REQUEST_CONNECT) : NULL;
     if (!p)
@@ -247,7 +247,7 @@ static bool launch_consumer(traffic *t, uint32_t engine, const launch *l) {
     return true;
 }
 
-/* Whether all have blocks for it. */
+/* Whether all consumers have blocks for the request. */
 static bool launch_consumers(traffic *t, const launch *l, uint32_t first, bool *any, bool alone) {
     bool one = !alone && launch_consumer(t, first, l);
     bool other = !alone && l->consumers == 2 && launch_consumer(t, CONTENT_ENGINES - l->producer - first, l);
@@ -264,8 +264,8 @@ bool traffic_launch(traffic *t) {
                 .id = ++t->next_id,
                 .seed = chance_draw(&t->chance)};
     uint32_t other = (l.producer + chance_between(&t->chance, 1, 2)) % CONTENT_ENGINES;
-    bool alone = !t->calm && chance_per_mille(&t->chance, 30); /* nobody answers */
-    bool never = !t->calm && chance_per_mille(&t->chance, 30); /* the producer never has it */
+    bool alone = !t->calm && chance_per_mille(&t->chance, 30); /* there is no consumer */
+    bool never = !t->calm && chance_per_mille(&t->chance, 30); /* the producer never has the request */
     if (!t->calm && !t->crew->engines[l.producer].up)
         never = chance_per_mille(&t->chance, 200);
     bool any = !never && launch_producer(t, &l);
@@ -276,7 +276,7 @@ bool traffic_launch(traffic *t) {
         launch_connect(t, other, &l);
     bool all = launch_consumers(t, &l, other, &any, alone);
     if (producer && !all)
-        producer->calm = false; /* somebody has no blocks for it, and it will wait in vain */
+        producer->calm = false; /* a consumer has no blocks, so the producer waits in vain */
     t->counts.requests += any;
     return any;
 }
@@ -301,7 +301,7 @@ static void end_part(traffic *t, traffic_part *gone, bool engine_lives) {
     free(gone);
 }
 
-/* A second turn: what was received is held for another engine, or for the one that it came from. */
+/* A second turn: the receiver holds its blocks for another engine, or for the one that sent them. */
 static bool launch_second_turn(traffic *t, traffic_part *first) {
     const content_table *table = &first->start.start.groups[0];
     if (table->begin > 0 || table->end < 2 || !chance_per_mille(&t->chance, 150))
@@ -324,7 +324,7 @@ static bool launch_second_turn(traffic *t, traffic_part *first) {
         free(p);
         return false;
     }
-    memset(first->start.start.groups, 0, sizeof first->start.start.groups); /* they are the hold's now */
+    memset(first->start.start.groups, 0, sizeof first->start.start.groups); /* the hold has the blocks now */
     add_part(t, p);
     t->counts.requests++;
     t->counts.second_turns++;
@@ -344,7 +344,7 @@ static void all_free(traffic *t, traffic_part *p) {
         return;
     }
     if (failed && chance_per_mille(&t->chance, 500)) {
-        end_part(t, p, true); /* to the next one, at once */
+        end_part(t, p, true); /* its blocks go to the next request at once */
         return;
     }
     if (failed) {
@@ -404,7 +404,7 @@ void traffic_report(traffic *t, uint32_t engine, uint32_t rank, const report *r)
         return;
     }
     if (!p || p->engine != engine)
-        return; /* of an engine that is gone */
+        return; /* the report is from an engine that is gone */
     if (r->kind == REPORT_EVENT) {
         on_event(t, p, rank, r);
         return;

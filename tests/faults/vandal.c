@@ -31,7 +31,7 @@ static void say_garbage(speech *s, chance *dice, uint32_t most) {
     }
 }
 
-/* How a ZeroMQ peer begins (ZMTP 3, mechanism NULL). */
+/* The first bytes of a ZeroMQ peer (ZMTP 3, mechanism NULL). */
 static void say_greeting(speech *s) {
     uint8_t greeting[64] = {0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0, 'N', 'U', 'L', 'L'};
     say(s, greeting, sizeof greeting);
@@ -54,7 +54,7 @@ static void say_frame(speech *s, const void *data, size_t bytes) {
     say(s, data, bytes);
 }
 
-/* A greeting of our own protocol: of another model, and perhaps cut off. */
+/* A greeting of kvferry's own protocol, with another model, and perhaps cut off. */
 static void say_hello(speech *s, chance *dice) {
     kvf_message message = {.kind = KVF_MESSAGE_HELLO,
                            .hello = {.engine = "X",
@@ -113,7 +113,7 @@ void vandal_attack(vandal *v, const char *endpoint, chance *dice) {
         return;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     to.sin_port = htons((uint16_t)port);
-    (void)connect(fd, (struct sockaddr *)&to, sizeof to); /* on loopback it is there at once, or never */
+    (void)connect(fd, (struct sockaddr *)&to, sizeof to); /* on loopback this succeeds at once, or never */
     speech s = {.count = 0};
     think_of(&s, dice);
     if (s.count > 0)

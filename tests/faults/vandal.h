@@ -1,6 +1,6 @@
 /*
- * Somebody who connects to agents by TCP and says what no peer would: nothing, garbage, half of a greeting,
- * half of a message, messages of another model.
+ * A stranger that connects to agents by TCP and sends what no peer would: nothing, garbage, half of a greeting, half of
+ * a message, messages of another model.
  */
 #ifndef KVF_FAULTS_VANDAL_H
 #define KVF_FAULTS_VANDAL_H
@@ -17,9 +17,9 @@ typedef struct vandal {
     uint64_t attacks;
 } vandal;
 
-/** Connects to "tcp://127.0.0.1:port", says something, and stays for a while. */
+/** Connects to "tcp://127.0.0.1:port", sends something, and stays for a while. */
 void vandal_attack(vandal *v, const char *endpoint, chance *dice);
-/** Leaves where it has stayed long enough; everywhere with `now` UINT64_MAX. */
+/** Closes connections that have stayed long enough; with `now` UINT64_MAX, all of them. */
 void vandal_leave(vandal *v, uint64_t now);
 
 #endif

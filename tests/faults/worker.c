@@ -20,8 +20,8 @@
 typedef struct task {
     order start;
     uint64_t ticket;
-    uint64_t seed;           /* what should be in its blocks now */
-    bool placed;             /* its destination was named */
+    uint64_t seed;           /* of the bytes that its blocks should have now */
+    bool placed;             /* its destination is known */
     uint32_t results, frees; /* events so far */
     bool failed;
     struct task *next;
@@ -50,7 +50,7 @@ static uint64_t now_ns(void) {
 static void send_report(const worker *w, const report *r) {
     while (send(w->place->fd, r, sizeof *r, MSG_NOSIGNAL) < 0)
         if (errno != EINTR)
-            _exit(3); /* the driver is gone */
+            _exit(3); /* the driver has ended */
 }
 
 __attribute__((format(printf, 3, 4))) static void wrong(const worker *w, const task *t, const char *format,
@@ -82,7 +82,7 @@ static kvf_status open_agent(worker *w, const char *listen, const char *public_k
                                  .verify = s->verify,
                                  .policy = s->policy,
                                  .way = s->way,
-                                 .slot_bytes = 4096, /* soon full */
+                                 .slot_bytes = 4096, /* small, so that slots are soon full */
                                  .arena_bytes = 64 * 4096,
                                  .own_thread = s->own_thread,
                                  .public_key = public_key,
@@ -129,7 +129,7 @@ static void open_worker(worker *w) {
     const char *public_key = w->setting->encrypted ? r.open.public_key : NULL;
     const char *secret_key = w->setting->encrypted ? r.open.secret_key : NULL;
     kvf_status status = open_agent(w, p->listen[0] ? p->listen : NULL, public_key, secret_key);
-    if (status && p->listen[0]) /* somebody has taken the port meanwhile */
+    if (status && p->listen[0]) /* another process has taken the port meanwhile */
         status = open_agent(w, NULL, public_key, secret_key);
     if (status)
         give_up("the agent");
@@ -208,7 +208,7 @@ static kvf_status start_request(const worker *w, task *t) {
     case KVF_REQUEST_PULL:
         return kvf_agent_pull(w->agent, &request, &t->ticket);
     case KVF_REQUEST_PUSH:
-        for (uint32_t g = 0; g < groups_of(w); g++) /* blocks come with the chunks */
+        for (uint32_t g = 0; g < groups_of(w); g++) /* the chunks may bring the blocks */
             groups[g].table.count = o->start.seed % 2 ? groups[g].table.count : 0;
         return kvf_agent_push(w->agent, &request, &t->ticket);
     case KVF_REQUEST_CONNECT:
@@ -234,7 +234,7 @@ static void on_start(worker *w, const order *o) {
         wrong(w, t, "a request of kind %d was refused: %s", (int)o->start.kind, kvf_error_detail());
 }
 
-/* The part of a push that is ready, or the destination of a pull that had none. */
+/* Passes on a ready part of a push, or the destination of a pull that had none. */
 static void on_ready(worker *w, task *t, const order *o) {
     kvf_group_steps groups[CONTENT_GROUPS];
     kvf_status status;
@@ -314,7 +314,7 @@ static uint32_t count_descriptors(void) {
     return count;
 }
 
-/* The second number in there counts pages. */
+/* The second number of statm counts resident pages. */
 static uint64_t count_resident(void) {
     char line[128] = "", *second = line;
     FILE *file = fopen("/proc/self/statm", "re");
@@ -340,7 +340,7 @@ static void on_look(const worker *w) {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-/* A destination that failed lists exactly the blocks that hold what was wanted. */
+/* Checks that a failed destination lists exactly the blocks of the cells that it wanted. */
 static void check_invalid(const worker *w, const task *t, const kvf_event *event) {
     for (uint32_t g = 0; g < groups_of(w); g++) {
         const content_table *table = &t->start.start.groups[g];
@@ -406,7 +406,7 @@ static void take_events(worker *w) {
     kvf_event event = {.struct_size = sizeof event};
     while (kvf_agent_next_event(w->agent, &event) == KVF_OK) {
         if (event.ticket == 0)
-            continue; /* of a peer */
+            continue; /* an event about a peer */
         task *t = find_ticket(w, event.ticket);
         if (!t) {
             wrong(w, NULL, "event %d of ticket %llu, which has had all its events", (int)event.kind,
@@ -495,10 +495,10 @@ static void take_orders(worker *w) {
     while ((got = recv(w->place->fd, &o, sizeof o, MSG_DONTWAIT)) > 0)
         take_order(w, &o);
     if (got == 0)
-        _exit(3); /* the driver is gone */
+        _exit(3); /* the driver has ended */
 }
 
-/* In one of the three ways an engine can. */
+/* Lets the agent work in one of the three ways that an engine can. */
 static void work(worker *w) {
     worker_window *window = w->place->window;
     struct pollfd fds[] = {{.fd = w->place->fd, .events = POLLIN},

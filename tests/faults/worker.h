@@ -1,6 +1,5 @@
 /*
- * A worker of the fault harness: the process of one rank, with its agent, its memory, and a check of every
- * byte and event.
+ * A worker of the fault harness: the process of one rank, with its agent and memory. It checks every byte and event.
  */
 #ifndef KVF_FAULTS_WORKER_H
 #define KVF_FAULTS_WORKER_H
@@ -9,20 +8,20 @@
 #include "mail.h"
 #include "orders.h"
 
-/** What a worker shows the driver without being asked. */
+/** Memory that a worker shares with the driver. */
 typedef struct worker_window {
     _Atomic uint32_t working; /**< inside its agent */
-    _Atomic uint32_t pushes;  /**< it may be writing to others */
+    _Atomic uint32_t pushes;  /**< pushes that may be writing to peers */
 } worker_window;
 
-/** What all workers of a round have in common. */
+/** Settings of all workers of a round. */
 typedef struct worker_setting {
     uint64_t seed;
     uint32_t model;
     char transport[16];
     bool verify, encrypted, faulty_fabric, own_thread;
-    bool on_devices; /**< memory is the stand-in's devices', which refuse and are late */
-    bool shown;      /**< it is read directly; else it is withheld, and moves packed */
+    bool on_devices; /**< memory is of the stand-in's devices, which refuse calls and are late */
+    bool shown;      /**< device memory is read directly; otherwise it is withheld, and moves packed */
     kvf_failure_policy policy;
     kvf_way way;
     mail_options mail;
@@ -32,14 +31,14 @@ typedef struct worker_setting {
 
 typedef struct worker_place {
     uint32_t engine, rank;
-    uint64_t life; /**< which process of this rank it is */
+    uint64_t life; /**< number of this process among the rank's successive ones */
     int fd;
     char listen[ORDERS_ENDPOINT];        /**< "": anywhere */
-    char public_key[41], secret_key[41]; /**< "": makes its own */
+    char public_key[41], secret_key[41]; /**< "": the worker makes its own */
     worker_window *window;
 } worker_place;
 
-/** Is the process; ends it with 0 when told to quit, with something else when it cannot go on. */
+/** Runs a worker in this process; exits with 0 when told to quit, with another status if it cannot continue. */
 _Noreturn void worker_run(const worker_setting *setting, const worker_place *place);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Memory of devices for a worker of the fault harness: of the stand-in for the CUDA driver (tests/fakes/fake_cuda.c), whose
- * devices are late, and which refuses calls by a seed.
+ * Device memory for a worker of the fault harness, from the stand-in for the CUDA driver (tests/fakes/fake_cuda.c),
+ * whose devices are late and which refuses calls by a seed.
  */
 #ifndef KVF_FAULTS_WORKER_DEVICES_H
 #define KVF_FAULTS_WORKER_DEVICES_H
@@ -9,20 +9,20 @@
 
 #include "chance.h"
 
-/** Whether this build has code for devices, and the loader finds the stand-in; without starting it. */
+/** Whether this build has code for devices and the loader finds the stand-in; does not start it. */
 bool worker_devices_there(void);
 
 /**
- * Makes memory of a device, which stays until the process ends.
+ * Allocates device memory, which stays until the process ends.
  *
- * @param seen  receives where this process reads and writes it
+ * @param seen  receives the address at which this process reads and writes it
  * @return KVF_OK; anything else: the detail says why
  */
 kvf_status worker_devices_memory(uint32_t device, uint64_t bytes, kvf_memory *out, unsigned char **seen);
 
-/** Now and then: has the next call of some function refused, and devices late by another time. */
+/** Now and then makes the next call of some function fail, and changes the delay of devices. */
 void worker_devices_trouble(chance *dice);
-/** None from now on. */
+/** Ends these faults. */
 void worker_devices_calm(void);
 
 #endif

@@ -1,7 +1,7 @@
-"""Attacks, each a function that is called again and again until its time is over.
+"""Attacks by the protocol. Each is a generator that runs until its time is over.
 
-`Target` is what an attacker knows: where the producer and the consumer listen, and what their introductions
-say. Each attack returns how much it has done, in its own unit.
+`Target` is what an attacker knows: where the producer and the consumer listen, and their keys. Each attack
+yields how much it has done, in its own unit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from protocol import (
 )
 
 
-HEAVY_TOKENS = 1 << 14  # of a block, so that a shard of the pair's model has nearly as many pieces as are looked at
+HEAVY_TOKENS = 1 << 14  # of a block: a shard then has nearly as many pieces as an agent accepts
 
 
 @dataclass
@@ -41,11 +41,11 @@ class Target:
     consumer: str
     producer_key: str = ""
     consumer_key: str = ""
-    keys: tuple[str, str] | None = None  # the attacker's own, which are allowed
+    keys: tuple[str, str] | None = None  # the attacker's own, which the pair allows
 
 
 class Attacker:
-    """Connections to the two of the pair; attacks are its methods."""
+    """Connections to both processes of the pair; attacks are its methods."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -77,15 +77,15 @@ class Attacker:
         return speaker
 
     def consumer_says(self) -> dict[str, Any]:
-        """The introduction of the consumer, which everybody may know."""
+        """The introduction of the consumer, which is public."""
         found = self.speak(True).visit()
         assert found, "the consumer does not answer"
         return found[1]
 
-    # ---- in another's place
+    # ---- posing as another
 
     def impersonate(self) -> Iterator[int]:
-        """Greets as the consumer, by all that its introduction says; joins, acquires, releases, withdraws."""
+        """Greets as the consumer, with everything that its introduction says; joins and releases."""
         speaker = self.speak()
         says = self.consumer_says()
         speaker.visit()
@@ -100,7 +100,8 @@ class Attacker:
             yield 1
 
     def release_by_count(self) -> Iterator[int]:
-        """In a session of its own: releases and acquires what others are about to, with leases counted up."""
+        """Releases, in a session of its own, requests that others are about to acquire, with leases counted
+        up."""
         speaker = self.greeted()
         for n in range(1 << 40):
             for i in range(50):
@@ -109,7 +110,8 @@ class Attacker:
             yield 50
 
     def speak_for_the_producer(self) -> Iterator[int]:
-        """Tells the consumer that all is written, in sessions it guesses, and answers what it has not asked."""
+        """Tells the consumer that everything is written, in guessed sessions, and answers calls it has not
+        made."""
         speaker = self.greeted(True, "prefill-of-others")
         for n in range(1 << 40):
             session = speaker.session if n % 2 else os.urandom(16)
@@ -131,7 +133,7 @@ class Attacker:
             yield 2
 
     def jump_numbers(self) -> Iterator[int]:
-        """A BEAT with the highest number, in sessions of its own and of others."""
+        """Sends BEATs with the highest number, in sessions of its own and of others."""
         speaker = self.greeted()
         for n in range(1 << 40):
             session = None if n % 2 else os.urandom(16)
@@ -144,7 +146,7 @@ class Attacker:
     # ---- filling
 
     def expect_for_ever(self) -> Iterator[int]:
-        """Small EXPECTs of large tables, for ever."""
+        """Sends small EXPECTs of large tables, for ever."""
         speaker = self.greeted()
         for n in range(1 << 40):
             speaker.send(speaker.expect(b"e%d" % n, 190_000))
@@ -154,7 +156,7 @@ class Attacker:
             yield 1
 
     def wait_for_ever(self) -> Iterator[int]:
-        """ACQUIREs of what never comes; hangs up now and then, and comes back as another."""
+        """Acquires requests that never come; hangs up now and then, and comes back under another name."""
         speaker = self.greeted()
         for n in range(1 << 40):
             for i in range(100):
@@ -168,7 +170,7 @@ class Attacker:
             yield 100
 
     def take_sessions(self) -> Iterator[int]:
-        """As many sessions over one connection as it gets."""
+        """Opens as many sessions over one connection as it can get."""
         speaker = self.greeted()
         for n in range(1 << 40):
             one = Speaker.__new__(Speaker)
@@ -191,14 +193,14 @@ class Attacker:
                 yield 0
 
     def connect_and_be_silent(self) -> Iterator[int]:
-        """Bare connections, as many as it may have, over which nothing is ever said; ended ones are made again."""
+        """Keeps as many silent TCP connections as it can get, and replaces those that end."""
         host, port = self.target.producer.removeprefix("tcp://").rsplit(":", 1)
         sockets: list[socket.socket] = []
         for n in range(1 << 40):
             if len(sockets) < 1500:
                 try:
                     sockets.append(socket.create_connection((host, int(port)), 1.0))
-                except OSError:  # as many wait to be accepted as may
+                except OSError:  # the queue of connections to be accepted is full
                     time.sleep(0.02)
                     yield 0
                     continue
@@ -209,7 +211,7 @@ class Attacker:
             yield 1
 
     def half_tables(self) -> Iterator[int]:
-        """EXPECTs that say that others follow, and never do; beats that keep them."""
+        """Sends EXPECTs that announce more parts which never come, and beats that keep them alive."""
         speaker = self.greeted()
         for n in range(1 << 40):
             speaker.send(speaker.expect(b"half %d" % n, 190_000, more=True))
@@ -221,7 +223,7 @@ class Attacker:
             yield 1
 
     def ask_for_checksums(self) -> Iterator[int]:
-        """Many CHECKSUMs of all that a request has, under leases of its own."""
+        """Asks for many CHECKSUMs of a whole request, under leases of its own."""
         speaker = self.greeted()
         lease = 0
         for n in range(1 << 40):
@@ -245,7 +247,7 @@ class Attacker:
             yield 1
 
     def release_as_the_last_rank(self) -> Iterator[int]:
-        """RELEASEs of what others hold, by ranks with the highest numbers of many engines."""
+        """Releases leases of others, as the highest-numbered ranks of many engines."""
         for n in range(1 << 40):
             speaker = self.speak(name=f"many-{n}")
             if speaker.visit():
@@ -258,7 +260,7 @@ class Attacker:
             yield 200
 
     def large_messages(self) -> Iterator[int]:
-        """Messages as large as they may be, and larger."""
+        """Sends messages of the largest size allowed, and larger ones."""
         speakers = [self.greeted() for _ in range(4)]
         small, large = os.urandom(900_000), os.urandom(4 << 20)
         for n in range(1 << 40):
@@ -270,7 +272,8 @@ class Attacker:
             yield 1
 
     def heavy_introduction(self, speaker: Speaker, tokens: int) -> dict[str, Any]:
-        """Of a shard with blocks of so many tokens, each of whose cells lies between those of other layers."""
+        """An introduction of a shard with blocks of `tokens` tokens; each cell lies between cells of other
+        layers."""
         says = self.consumer_says()
         shard = msgpack.unpackb(says["shard"])
         says |= {"engine": speaker.name, "incarnation": speaker.incarnation, "digest": speaker.digest}
@@ -278,7 +281,7 @@ class Attacker:
         group |= {"tokens_per_block": tokens, "block_count": 1, "kernel_blocks_per_block": 1}
         for part in group["parts"]:
             for run in part["placements"]:
-                # region, offset, strides of a block, a row and a unit: one layer 192 bytes after the other
+                # region, offset, strides of a block, a row and a unit; layers are 192 bytes apart
                 run[1:6] = [0, 0, 1 << 40, 1024, 192]
                 run[8:10] = [0, 192]
         shard["regions"] = [[1, 1 << 50]]
@@ -286,7 +289,7 @@ class Attacker:
         return says
 
     def heavy_shards(self) -> Iterator[int]:
-        """JOINs with shards whose layers interleave in as many pieces as they say."""
+        """Joins with shards whose layers interleave in far too many pieces."""
         speaker = self.greeted()
         says = self.heavy_introduction(speaker, 1 << 23)
         for n in range(1 << 40):
@@ -294,7 +297,8 @@ class Attacker:
             yield 1
 
     def heavy_shards_at_once(self) -> Iterator[int]:
-        """JOINs with shards of as many pieces as are looked at, one after the other, over some connections."""
+        """Joins with shards of as many pieces as an agent accepts, one after the other, over four
+        connections."""
         speakers = [self.greeted() for _ in range(4)]
         says = [self.heavy_introduction(speaker, HEAVY_TOKENS) for speaker in speakers]
         for n in range(1 << 40):
@@ -306,7 +310,7 @@ class Attacker:
             yield 1
 
     def garbage(self) -> Iterator[int]:
-        """Bytes that are nothing, and messages that are nearly something."""
+        """Sends random bytes, and messages with one bit flipped."""
         speaker = self.greeted()
         good = [speaker.beat(), speaker.acquire(b"a"), speaker.expect(b"b", 5), speaker.hello(True)]
         for n in range(1 << 40):
@@ -343,7 +347,7 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
 
 
 def burn(_: Attacker) -> Iterator[int]:
-    """Attacks nobody, and takes the processor as an attacker does: what throughput is compared with."""
+    """Attacks nobody, but uses the processor as an attacker does: the baseline for throughput."""
     for n in range(1 << 40):
         envelope(1, {"n": n, "more": "x" * 100})
         yield 1

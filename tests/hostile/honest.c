@@ -1,11 +1,11 @@
 /*
- * One half of an honest pair, beside which others attack: honest produce|consume [--keys PUBLIC,SECRET]
- * [--allow KEY]... [--peer ENDPOINT[,KEY]] [--connections COUNT]
+ * One half of an honest pair that attackers attack: honest produce|consume [--keys PUBLIC,SECRET] [--allow KEY]...
+ * [--peer ENDPOINT[,KEY]] [--connections COUNT]
  *
- * The producer lends and writes requests 0, 1, 2 ..., some at once; the consumer reads and is written to, and checks
- * every byte, which follows from the number of the request. Each prints where it is met, and then, five times a
- * second, a line of JSON with what became of its requests and what it takes of the machine. It ends when its standard
- * input does.
+ * The producer lends and writes requests 0, 1, 2 ..., some at once. The consumer reads requests, expects others, and
+ * checks every byte, which follows from the number of the request. Each prints its endpoint and then, five times a
+ * second, a line of JSON with the results of its requests and the resources it uses. It ends when its standard input
+ * does.
  */
 #include <dirent.h>
 #include <malloc.h>
@@ -25,7 +25,7 @@
 #define MAX_KEYS 8u
 #define SECOND 1000000000ull
 #define FEW_BYTES (1u << 20)
-/* How many times longer all may take where each access is checked. */
+/* How many times longer everything may take with a sanitizer. */
 #if defined __SANITIZE_ADDRESS__
 #define SLOWER 10u
 #else
@@ -41,7 +41,7 @@
     } while (0)
 
 typedef struct slot {
-    uint64_t number; /* of its request */
+    uint64_t number; /* of the request */
     uint64_t ticket;
     content_table tables[GROUPS];
 } slot;
@@ -164,7 +164,7 @@ static uint64_t resident(void) {
     return second ? strtoull(second, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
-/* What was freed, glibc keeps for later: given back, what is resident is what is used. While there is much of it that
+/* Makes glibc return freed memory, so that resident memory is memory in use. Not while much memory is in use: then it
  * would cost more than it shows. */
 static bool give_back_freed(const kvf_agent_stats *stats) {
     bool few = stats->memory_now_bytes < FEW_BYTES;
@@ -230,7 +230,7 @@ static void run(honest *h) {
     }
 }
 
-/* "a,b": ends the first, and returns the second; NULL where there is none. */
+/* Splits "a,b": ends the first part, and returns the second; NULL if there is no comma. */
 static char *after_comma(char *text) {
     char *comma = strchr(text, ',');
     if (comma)

@@ -1,4 +1,4 @@
-"""The protocol, from docs/protocol.md alone: messages as bytes, and one who speaks them over ZeroMQ."""
+"""The protocol, from docs/protocol.md alone: messages as bytes, and a speaker that sends them over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(*values: int) -> bytes:
 
 
 class Speaker:
-    """One connection, and what it says in a session."""
+    """One connection, and the messages of its session."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Speaker:
         self.socket.close(0)
 
     def send(self, data: bytes) -> bool:
-        """False: nobody takes it just now."""
+        """False: the other side takes no message now."""
         try:
             self.socket.send(data, zmq.DONTWAIT)
         except zmq.Again:
@@ -113,7 +113,8 @@ class Speaker:
         return self.receive(seconds)
 
     def visit(self, seconds: float = 5.0) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Asks who is there: the WELCOME, and the first introduction. Learns the digest of its facts."""
+        """Asks who is there. Returns the WELCOME and the first introduction, and keeps the digest of its
+        facts."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answer = self.ask(self.hello(False), 0.5)

@@ -1,8 +1,8 @@
-"""Attacks an honest pair, one attack after the other or all at once, and says what became of the pair.
+"""Attacks an honest pair, with one attack after the other or all at once, and judges how the pair fared.
 
-For each attack, with and without keys: requests of the pair per second while it lasts, against those beside a
-program that only takes the processor; wrong and failed requests; the producer's memory and descriptors at their
-most, and after the attackers have gone; and the longest single call of progress, in CPU time. Ends with
+For each attack, with and without keys: the pair's requests per second during it, compared with those beside a
+program that only uses the processor; wrong and failed requests; the producer's peak memory and descriptors, and
+those after the attackers have gone; and the longest single call of progress, in CPU time. Ends with
 `N passed, N failed`.
 """
 
@@ -26,17 +26,17 @@ from attacks import ATTACKS, Attacker, Target, burn
 
 MEBI = 1 << 20
 BUDGET = 256 * MEBI
-RECOVERY_S = 2.0  # until throughput is back
-SETTLED_S, SETTLED_SLOWER_S = 13.0, 55.0  # until what was kept is gone: the length of the pair's lease, and what comes with it
-CONNECTIONS = 256  # that the pair takes
-WAITING = 1.25  # with those that were accepted, and are to be closed as soon as the pair has a turn
-BACK = 0.10  # of what was there before the attack may be left after it
-# Beside that: what allocators keep, where the pair cannot make them give it back (of the library's, "kept" tells), and
-# where it does; a message; and connections made anew.
+RECOVERY_S = 2.0  # until throughput has recovered
+SETTLED_S, SETTLED_SLOWER_S = 13.0, 55.0  # until memory kept for peers is freed: the pair's lease and a margin
+CONNECTIONS = 256  # that the pair accepts
+WAITING = 1.25  # allows for connections that were accepted, and are closed in the pair's next turn
+BACK = 0.10  # how much more than before the attack may be left after it
+# May be left on top of that: memory that allocators keep if the pair cannot make them return it (memory that
+# the library keeps is in "kept"), the same if it can; one message; and connections that were made again.
 SLACK_BYTES, SLACK_TRIMMED, SLACK_KEPT, SLACK_FDS = BUDGET // 4, 4 * MEBI, 64 << 10, 4
 HALF = 0.5  # of the requests beside a burner
-CALL_MS = 50.0  # of CPU time in one call of progress
-UNREADABLE = {"garbage", "large_messages"}  # the others speak as the protocol has it: what they do is understood
+CALL_MS = 50.0  # CPU time of one call of progress
+UNREADABLE = {"garbage", "large_messages"}  # the other attacks send only well-formed messages
 
 
 def key_pair() -> tuple[str, str]:
@@ -66,7 +66,8 @@ class Half:
 
 
 def start(program: str, role: str, options: list[str]) -> Half:
-    # glibc stops giving large blocks back once some were freed; this keeps it to it, so that what is seen is ours.
+    # glibc stops returning large blocks once some were freed. Fixed thresholds prevent that, so that resident
+    # memory is the pair's own.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
     process = subprocess.Popen(
         [program, role, *options],
@@ -88,7 +89,7 @@ class Pair:
     producer: Half
     consumer: Half
     target: Target
-    connections: ClassVar[int] = CONNECTIONS  # that it takes
+    connections: ClassVar[int] = CONNECTIONS  # that it accepts
 
     def attack(self, names: list[str], seconds: float) -> int:
         return run_attackers(names, self.target, seconds)
@@ -141,7 +142,8 @@ def attack(name: str, target: Target, seconds: float, count: Any) -> None:
 
 
 def run_attackers(names: list[str], target: Target, seconds: float) -> int:
-    """Runs them at once; how much they did together. A negative number: one of them found what must not be."""
+    """Runs attacks at once and returns how much they did together; negative: one of them got what it must not
+    get."""
     spawn = multiprocessing.get_context("spawn")
     counts = [spawn.Value("q", 0) for _ in names]
     processes = [
@@ -159,7 +161,7 @@ def run_attackers(names: list[str], target: Target, seconds: float) -> int:
 
 
 def cpu_seconds(pair: Pair) -> float:
-    """Processor time that the two have had."""
+    """Processor time that both processes have used."""
     ticks = 0
     for half in (pair.producer, pair.consumer):
         with open(f"/proc/{half.process.pid}/stat") as file:
@@ -168,14 +170,14 @@ def cpu_seconds(pair: Pair) -> float:
 
 
 def cpu_of_a_request(pair: Pair, measured: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call returns, and the processor time in ms that the pair had meanwhile, by its requests."""
+    """The result of a call, and the processor time in ms that the pair used meanwhile per request."""
     spent, done = cpu_seconds(pair), pair.consumer.last["done"]
     result = measured()
     return result, (cpu_seconds(pair) - spent) * 1e3 / max(1, pair.consumer.last["done"] - done)
 
 
 def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[dict[str, Any], list[str]]:
-    """One attack, from a quiet pair to a quiet pair: figures, and what is wrong with them."""
+    """Runs attacks at once on a quiet pair and waits until it is quiet again. Returns figures, and faults."""
     before = dict(pair.producer.last), dict(pair.consumer.last)
     burnt = time.monotonic()
     _, cheap = cpu_of_a_request(pair, lambda: pair.attack(["burn"] * len(names), min(seconds, 10.0)))
@@ -189,7 +191,7 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         time.sleep(SETTLED_S if pair.producer.last.get("slower", 1) == 1 else SETTLED_SLOWER_S)
     during = pair.producer.since(begin)
 
-    def more(what: str) -> int:  # a pair without sessions does not tell of what only they have
+    def more(what: str) -> int:  # a pair without sessions does not report their counters
         return int(pair.producer.last.get(what, 0) - before[0].get(what, 0))
 
     most = max(line["resident"] for line in during) - before[0]["resident"]
@@ -230,7 +232,7 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         faults.append(f"{figures['wrong']} requests are wrong and {figures['failed']} failed")
     if rate <= 0 or after <= 0:
         faults.append("the pair stood still")
-    sanitizer = 2 if pair.producer.last.get("slower", 1) > 1 else 1  # what lies around each allocation, and freed ones
+    sanitizer = 2 if pair.producer.last.get("slower", 1) > 1 else 1  # red zones, and freed memory in quarantine
     if most > BUDGET * sanitizer or figures["kept MiB"] * MEBI > BUDGET:
         faults.append(f"{figures['MiB more']} MiB more than before are above the budget")
     if figures["fds usually"] > pair.connections * WAITING + SLACK_FDS:
@@ -241,15 +243,15 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
 
 
 def unsettled(pair: Pair, before: dict[str, Any], figures: dict[str, Any]) -> list[str]:
-    """What has not come back though there was time, and what took too much of it."""
+    """Faults that count only once the pair had time to settle: resources not given back, requests too slow."""
     faults = []
     last = pair.producer.last
-    sanitized = 2 if last.get("slower", 1) > 1 else 1  # its allocator keeps what lies around each allocation, too
+    sanitized = 2 if last.get("slower", 1) > 1 else 1  # its allocator keeps red zones, too
     allocators = SLACK_TRIMMED if last.get("trimmed") else SLACK_BYTES * sanitized
     for name, slack in (("resident", allocators), ("kept", SLACK_KEPT), ("descriptors", SLACK_FDS)):
         if last[name] > before[name] * (1 + BACK) + slack:
             faults.append(f"{name} was {before[name]}, and is {last[name]} after it")
-    if figures["of burning"] < HALF and last["slower"] == 1:  # where not each message costs ten times as much
+    if figures["of burning"] < HALF and last["slower"] == 1:  # a sanitizer makes messages ten times slower
         faults.append(f"{figures['requests/s']} requests a second are less than half of those beside a burner")
     if figures["ms of a call"] > CALL_MS * pair.producer.last["slower"]:
         faults.append(f"one call of progress took {figures['ms of a call']} ms")

@@ -1,10 +1,9 @@
-"""Attacks an honest pair on one host by its shared memory, as any process of the same user could, and as one
-could that was given the card.
+"""Attacks an honest pair on one host through its shared memory: as any process of the same user could, and as a
+process with the card could.
 
-For each attack what run.py says of those by the protocol, with moves of the pair for requests: each alone, or
-all at once. Alone, an attack must leave the pair half of its speed beside a program that only takes the
-processor; at once, nothing is judged by speed but whether the pair stands still. Ends with a line `N passed, N
-failed`.
+Reports what run.py does, with moves of the pair instead of requests, for each attack alone or all at once. An
+attack alone must leave the pair half of its speed beside a program that only uses the processor; all at once,
+the pair must only not stand still. Ends with a line `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 from attacks import Target
 from run import MEBI, Half, Pair, judge, run_attackers, start
 
-LEAST = 0.5  # of the moves beside a program that only takes the processor
-ROUNDS = 3  # of which the median counts, where a first one says that the reader starved
-CALL_MS = 50.0  # of the processor, for one call of progress
-MORE_BYTES = 96 * MEBI  # all shared buffers, and what is their clients'
+LEAST = 0.5  # of the moves beside a program that only uses the processor
+ROUNDS = 3  # measured if the first says that the reader starved; their median counts
+CALL_MS = 50.0  # CPU time of one call of progress
+MORE_BYTES = 96 * MEBI  # all shared buffers, and the memory for their clients
 LEFT_DESCRIPTORS = 16
 LEFT_BYTES = 26 * MEBI
 
-# Programs that attack at once, by the name of the attack; those without a card first.
+# The programs of each attack, which run at once; attacks without a card first.
 PLANS: dict[str, list[str]] = {
     "garbage": ["garbage"],
     "descriptors": ["descriptors"],
@@ -45,7 +44,7 @@ PLANS: dict[str, list[str]] = {
 }
 STRANGERS = {"garbage", "descriptors", "flood"}
 
-# How faults begin that may be somebody else's doing
+# The beginnings of faults that another load on the machine may cause
 STARVED = "the reader starved"
 STOOD = "the pair stood still"
 
@@ -60,7 +59,7 @@ class ShmPair(Pair):
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # Looked up while nobody attacks: descriptors come and go later, and there may be none left to look with
+        # Looked up before any attack: later descriptors come and go, and the producer may run out of them
         self.name = socket_name(self.producer.process.pid)
 
     def attack(self, names: list[str], seconds: float) -> int:
@@ -91,19 +90,19 @@ class ShmPair(Pair):
         return done
 
     def card(self, name: str) -> str:
-        """What an attacker is told: without a card, the name that everybody can see."""
+        """What an attacker is told: the card, or for a stranger only the name that everybody can see."""
         if name not in STRANGERS:
             return f"card:{self.producer.endpoint}"
         return f"name:{self.name}"
 
 
 def socket_name(pid: int) -> str:
-    """As /proc/net/unix shows it; which of the sockets it is, by the descriptors of the process."""
+    """The name of the process's listening socket, as /proc/net/unix shows it."""
     links = [link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()]
     sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()
-        # The address and the state of one that listens, and its name
+        # fields: 6 is the inode, 3 the flags (listening), 7 the name
         if fields[6] in sockets and len(fields) > 7 and fields[3] == "00010000":
             return fields[7].removeprefix("@kvferry-")
     raise RuntimeError("the owner's socket has no name")
@@ -125,7 +124,7 @@ def wait_for(half: Half, what: str, least: int, seconds: float) -> bool:
 
 
 def a_wrong_byte_is_noticed(program: Path) -> bool:
-    """The control: an owner one of whose bytes is not what it should be."""
+    """The control: the reader must notice a wrong byte of the owner."""
     pair = open_pair(program, "--wrong")
     noticed = wait_for(pair.consumer, "wrong", 1, 20)
     pair.close()
@@ -133,7 +132,7 @@ def a_wrong_byte_is_noticed(program: Path) -> bool:
 
 
 def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str], judged_by_speed: bool) -> list[str]:
-    """What judge() found, and what holds for this transport besides."""
+    """What judge() found, and the further limits of this transport."""
     faults = faults + pair.harm
     pair.harm = []
     if judged_by_speed and (figures["of burning"] < LEAST or figures["after"] < LEAST):
@@ -150,7 +149,7 @@ def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str], judge
 def judge_one(
     program: Path, names: list[str], seconds: float, by_speed: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Some attacks at once on a pair of their own."""
+    """Runs attacks at once on a new pair."""
     pair = open_pair(program)
     wait_for(pair.consumer, "done", 20, 30)
     figures, faults = judge(pair, [one for name in names for one in PLANS[name]], seconds, False)
@@ -170,7 +169,7 @@ def is_about_speed(fault: str) -> bool:
 def judge_fairly(
     program: Path, names: list[str], seconds: float, by_speed: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Others use the machine too: where all that is wrong is a throughput, it is measured again."""
+    """Measures again if the only faults are about throughput, since others use the machine too."""
     rounds = [judge_one(program, names, seconds, by_speed)]
     faults = rounds[0][1]
     if not faults or not all(is_about_speed(fault) for fault in faults):

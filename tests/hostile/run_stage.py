@@ -1,8 +1,8 @@
-"""Attacks an honest pair of stages over messages: through its port, as any host that reaches it could; and with its
-card, by the fabric's messages and by those of the stage.
+"""Attacks an honest pair of stages over messages: through its port, as any host that reaches it could; and with
+its card, by messages of the fabric and of the stage.
 
-For each attack what run.py says of those by the protocol, without keys and with: each alone, or all at once.
-Ends with a line `N passed, N failed`.
+Reports what run.py does, without keys and with, for each attack alone or all at once. Ends with a line `N
+passed, N failed`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from run import CONNECTIONS, MEBI, Pair, judge, run_attackers, start
 from run_shm import STARVED, is_about_speed, wait_for
 from wire_attacks import HOLDERS, STRANGERS, attack
 
-LEAST = 0.05  # of the requests beside a program that only takes the processor: the pair goes on
+LEAST = 0.05  # of the requests beside a program that only uses the processor: the pair must go on
 MORE_BYTES = 192 * MEBI
-SOCKETS = 200  # of the pair's own: it connects back to whoever joins it
+SOCKETS = 200  # of the pair's own: it connects back to peers that join it
 LEFT_DESCRIPTORS, LEFT_BYTES = 40, 64 * MEBI
-CALL_MS = 100.0  # of the processor, for one turn
-ROUNDS = 3  # at most, where all that was wrong is that the pair was slow: others use the machine too
-LONGEST_S = 4.0  # until what peers that have gone may still touch is free, and their connections are closed
+CALL_MS = 100.0  # CPU time of one turn
+ROUNDS = 3  # at most, if the only fault was that the pair was slow: others use the machine too
+LONGEST_S = 4.0  # until slots that departed peers may still touch are free, and their connections are closed
 
-# Attacks that go on at once, by the name of the attack: two holders of all the slots they can get are worse than one.
+# The programs of each attack, which run at once: two that hold all the slots they can get are worse than one.
 BY_STAGE: dict[str, list[str]] = {
     "opens": ["opens"],
     "giants": ["giants"],
@@ -100,7 +100,7 @@ def open_pair(program: Path, secure: bool, role: str = "own") -> StagePair:
 
 
 def a_wrong_byte_is_noticed(program: Path) -> bool:
-    """The control: an owner one of whose cells is not what it should be."""
+    """The control: the reader must notice a wrong cell of the owner."""
     pair = open_pair(program, False, "own-wrong")
     noticed = wait_for(pair.consumer, "wrong", 1, 30)
     pair.close()
@@ -108,7 +108,7 @@ def a_wrong_byte_is_noticed(program: Path) -> bool:
 
 
 def find_faults(pair: StagePair, figures: dict[str, Any], faults: list[str], by_speed: bool) -> list[str]:
-    """What judge() found, and what holds for this pair besides."""
+    """What judge() found, and the further limits of this pair."""
     last = pair.producer.last
     faults = faults + pair.harm
     if by_speed and figures["of burning"] < LEAST:
@@ -125,7 +125,7 @@ def find_faults(pair: StagePair, figures: dict[str, Any], faults: list[str], by_
 def judge_one(
     program: Path, secure: bool, names: list[str], seconds: float, by_speed: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Some attacks at once on a pair of their own."""
+    """Runs attacks at once on a new pair."""
     pair = open_pair(program, secure)
     wait_for(pair.consumer, "done", 20, 60)
     attackers = [one for name in names for one in BY_STAGE.get(name, [name])]
@@ -142,7 +142,7 @@ def judge_one(
 def judge_fairly(
     program: Path, secure: bool, names: list[str], seconds: float, by_speed: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Where all that is wrong is a throughput, it is measured again."""
+    """Measures again if the only faults are about throughput."""
     rounds = [judge_one(program, secure, names, seconds, by_speed)]
     while len(rounds) < ROUNDS and rounds[-1][1] and all(is_about_speed(fault) for fault in rounds[-1][1]):
         rounds.append(judge_one(program, secure, names, seconds, by_speed))

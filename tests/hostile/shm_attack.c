@@ -12,7 +12,7 @@
 #include "transport/shm/shm_process.h"
 
 #define SECOND 1000000000ull
-#define PASSED_MAX 253u /* what one message can carry */
+#define PASSED_MAX 253u /* descriptors that one message can carry */
 
 static uint64_t now(void) {
     struct timespec t;
@@ -135,7 +135,7 @@ int attack_client(attack *a, kvf_shm_gate **gate) {
     static kvf_shm_packet packet;
     const kvf_shm_hello hello = attack_hello(a);
     int fd = attack_connect(a);
-    while (fd < 0 && attack_goes_on(a)) { /* others flood it, perhaps */
+    while (fd < 0 && attack_goes_on(a)) { /* other attackers may be flooding it */
         attack_sleep_ms(1);
         fd = attack_connect(a);
     }

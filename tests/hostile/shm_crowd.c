@@ -1,4 +1,4 @@
-/* With a card: processes with as many clients as the owner lets in, which do nothing, and stay. */
+/* With a card: processes with as many clients as the owner lets in, which stay and do nothing. */
 #include <sys/wait.h>
 #include <unistd.h>
 

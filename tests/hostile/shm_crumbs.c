@@ -1,5 +1,5 @@
-/* With a card: many clients, each with as many moves waiting as its socket takes, of a thousand scattered
- * bytes each: next to nothing to copy, and a lot of work. */
+/* With a card: many clients, each with as many moves waiting as its socket takes. Each move is a thousand scattered
+ * bytes: few bytes, but a lot of work. */
 #include <unistd.h>
 
 #include "shm_attack.h"

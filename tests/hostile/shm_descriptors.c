@@ -1,5 +1,5 @@
-/* Without a card: messages that bring descriptors which nobody asked for, one, two, or as many as one can;
- * memory, and the connection itself, which keeps itself open in its own queue. */
+/* Without a card: messages with unwanted descriptors: one, two, or as many as a message can carry. They are of memory,
+ * and of the connection itself, which is then kept open by its own queue. */
 #include <unistd.h>
 
 #include "shm_attack.h"

@@ -1,5 +1,4 @@
-/* Without a card: connections without a word, as many as there is room for; some are kept, some closed at
- * once. */
+/* Without a card: silent connections, as many as there is room for; some are kept, some closed at once. */
 #include <unistd.h>
 
 #include "shm_attack.h"
@@ -14,7 +13,7 @@ int main(int argc, char **argv) {
         kept[i] = -1;
     while (attack_goes_on(&a)) {
         int fd = attack_connect(&a);
-        if (fd < 0) { /* the queue is full: it stays so, but for what the owner takes */
+        if (fd < 0) { /* the queue is full until the owner accepts */
             attack_sleep_ms(1);
             continue;
         }

@@ -1,5 +1,4 @@
-/* Without a card: messages that are nothing, nearly something, cut off, and repeated, as many as a socket
- * takes. */
+/* Without a card: messages that are random, nearly valid, cut off, and repeated, as many as a socket takes. */
 #include <unistd.h>
 
 #include "shm_attack.h"

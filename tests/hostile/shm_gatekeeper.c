@@ -1,8 +1,8 @@
 /*
- * With a card: a client that says for ever that it is in the middle of a write. It attacks an owner of its
- * own, in this process, for taking a region back ends every honest reader, too. Nothing but its death keeps
- * it from the memory: so the owner, which wants a region back, must be told at once who is in the way, must
- * not get it before, and must have it once the client is dead.
+ * With a card: a client that claims for ever to be in the middle of a write. It attacks an owner in this program,
+ * because an owner that takes a region back ends every honest reader, too. Only the client's death ends its access: so
+ * the owner, which wants a region back, must be told at once which process it waits for, must not get the region
+ * before, and must get it once the client is dead.
  */
 #include <poll.h>
 #include <signal.h>
@@ -38,7 +38,7 @@ static void keep_inside(char **argv, const void *card, size_t bytes) {
         (void)pause();
 }
 
-/* Whether an owner that waits is told for whom. */
+/* Whether the owner is told which process it waits for. */
 static bool is_named(pid_t client) {
     char process[96];
     (void)snprintf(process, sizeof process, "attacker (process %ld) has been in the middle of a write for",
@@ -46,7 +46,7 @@ static bool is_named(pid_t client) {
     return strstr(kvf_error_detail(), process) != NULL;
 }
 
-/* How long it took, in steps of ten milliseconds; -1: more than `most`, -2: and nobody knew why. */
+/* How long it took, in steps of ten milliseconds; -1: more than `most`; -2: the detail did not name the client. */
 static int take_back(kvf_transport *owner, int most, pid_t client) {
     for (int i = 0; i < most; i++) {
         kvf_status status = kvf_transport_unregister_region(owner, 1);

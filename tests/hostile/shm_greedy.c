@@ -1,4 +1,4 @@
-/* With a card: a client that always has the largest moves waiting. Two of them are to starve a third. */
+/* With a card: a client that always has the largest moves waiting. Two of them try to starve an honest reader. */
 #include <unistd.h>
 
 #include "shm_attack.h"
@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
     int memory, fd = -1;
     if (kvf_shm_make_memory(&bytes, &memory, &address))
         return 1;
-    while (fd < 0 && attack_goes_on(&a)) /* others attack it too, perhaps */
+    while (fd < 0 && attack_goes_on(&a)) /* other attackers may keep it busy */
         fd = attack_client(&a, NULL);
     if (fd < 0 || !attack_lay_buffer(fd, memory, &slot_bytes, &slots))
         return attack_end(&a, NULL);

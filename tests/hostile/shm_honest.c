@@ -1,12 +1,11 @@
 /*
- * One half of an honest pair on one host, beside which others attack: shm_honest own [--wrong], or
- * shm_honest read CARD
+ * One half of an honest pair on one host that attackers attack: shm_honest own [--wrong], or shm_honest read CARD
  *
- * The owner lends three regions: one that can be mapped, one that its caller brought, which the reader
- * reads through slots with the owner's help, and one that the reader writes to. Every byte follows from its
- * region and offset, or from the number of the round that wrote it, and is checked; with --wrong one of
- * them is not what it should be. Now and then the reader connects anew. The owner's first line is its card;
- * after that each prints five lines of JSON a second, and ends when its standard input does.
+ * The owner lends three regions: one that can be mapped, one that its caller brought, which the reader reads through
+ * slots with the owner's help, and one that the reader writes to. Every byte follows from its region and offset, or
+ * from the number of the round that wrote it, and the reader checks it; with --wrong one byte is wrong. Now and then
+ * the reader reconnects. The owner's first line is its card; after that each half prints five lines of JSON a second,
+ * and ends when its standard input does.
  */
 #include <dirent.h>
 #include <poll.h>
@@ -24,7 +23,7 @@
 #define RUNS 64u
 #define RUN_BYTES 4096u
 #define REGION_BYTES (4u << 20)
-#define DESCRIPTORS 1024u /* that the owner may have, as most processes */
+#define DESCRIPTORS 1024u /* that the owner may have, like most processes */
 #define CARD_BYTES 4096u
 #define PATIENCE_NS (10 * SECOND)
 #define ROUNDS_OF_A_CONNECTION 32u
@@ -83,7 +82,7 @@ static uint64_t resident(void) {
     return second ? strtoull(second, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
-/* With no descriptor left to look, there are as many as there can be. */
+/* If no descriptor is left to open the folder, all of them are in use. */
 static uint32_t descriptors(void) {
     uint32_t count = 0;
     DIR *folder = opendir("/proc/self/fd");
@@ -114,7 +113,7 @@ static double processor_time(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* One turn of work, and of waiting for some; false when it is to end. */
+/* One turn: works, or waits for work; false if the program must end. */
 static bool turn(half *h) {
     struct pollfd polled[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
                                {.fd = kvf_transport_event_fd(h->transport), .events = POLLIN}};
@@ -166,7 +165,7 @@ static void note(void *context, kvf_operation operation, kvf_status status, cons
     *(outcome *)context = (outcome){true, status};
 }
 
-/* A share of a region that is another one in each round; all of it after sixteen. */
+/* A share of a region, a different one in each round; sixteen rounds cover the region. */
 static void fill_runs(kvf_run *runs, uint32_t region, uint64_t round) {
     for (uint32_t i = 0; i < RUNS; i++) {
         uint64_t at = (round * RUNS + i) * RUN_BYTES % REGION_BYTES;
@@ -184,13 +183,13 @@ static bool move(half *h, kvf_peer *peer, kvf_direction direction, uint32_t regi
     uint64_t deadline = now() + PATIENCE_NS;
     while (!out.ended && now() < deadline)
         if (!turn(h)) {
-            kvf_transport_close(h->transport); /* which ends what is under way */
+            kvf_transport_close(h->transport); /* which ends operations under way */
             exit(h->wrong > 0);
         }
     if (!out.ended) {
         (void)fprintf(stderr, "shm_honest: nothing moved for %llu s\n", PATIENCE_NS / SECOND);
         (void)kvf_transport_cancel(h->transport, operation);
-        kvf_peer_close(peer); /* and then it has ended */
+        kvf_peer_close(peer); /* which ends the operation */
         h->failed++;
         return false;
     }
@@ -218,8 +217,8 @@ static bool right(const half *h, uint32_t region, uint64_t round, uint64_t conte
     return true;
 }
 
-/* Reads mapped memory, or memory that was brought, or writes and reads back what it wrote. What is not
- * moved stays inverted, and so is wrong in every byte. KVF_E_IO: it did not end well. */
+/* Reads mapped memory, or memory that the owner's caller brought, or writes and reads back what it wrote. Bytes that
+ * were not moved stay inverted, and so are all wrong. KVF_E_IO: a move failed. */
 static kvf_status go_round(half *h, kvf_peer *peer, uint64_t round) {
     uint32_t region = (uint32_t)(round % REGIONS);
     uint64_t share = round / REGIONS;
@@ -264,7 +263,7 @@ static void read_from(const char *text) {
             (void)fprintf(stderr, "shm_honest: %s\n", kvf_error_detail());
         for (uint32_t i = 0; !status && i < ROUNDS_OF_A_CONNECTION; i++)
             status = go_round(&h, peer, round++);
-        if (h.failed == failed) { /* it has not been given up yet */
+        if (h.failed == failed) { /* move() has not closed the peer */
             h.failed += status != KVF_OK;
             kvf_peer_close(peer);
         }

@@ -1,5 +1,5 @@
-/* With a card: clients that give the owner buffers as large as it takes, now and then larger ones, let it fill them, and
- * leave all at once. */
+/* With a card: clients that give the owner buffers as large as it takes, now and then larger ones, let it fill them,
+ * and then all leave at once. */
 #include <unistd.h>
 
 #include "shm_attack.h"
@@ -9,7 +9,7 @@
 #define SLOT_BYTES (1ull << 20)
 #define PIECES 16u
 
-/* All pieces together fill the slot. */
+/* Fills each slot, with all pieces of a move together. */
 static void fill_all(attack *a, int fd, uint64_t slot_bytes, uint32_t slots) {
     static kvf_shm_packet packet;
     static kvf_shm_move_message move;
@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
             if (fds[i] >= 0 && attack_lay_buffer(fds[i], memory, &slot_bytes, &slots))
                 fill_all(&a, fds[i], slot_bytes, slots);
         }
-        attack_sleep_ms(250); /* the owner says now and then what it has */
+        attack_sleep_ms(250); /* long enough for the owner to print its figures */
         for (uint32_t i = 0; i < CLIENTS; i++)
             if (fds[i] >= 0)
                 (void)close(fds[i]);

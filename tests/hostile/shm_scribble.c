@@ -1,6 +1,5 @@
-/* With a card: a client that scribbles over all the memory which it shares with the owner, but for the
- * caches, which it may write: its gate, and its slots while the owner copies; it comes and goes by ever new
- * names. */
+/* With a card: a client that scribbles over all memory that it shares with the owner, except the caches, which it may
+ * write: its gate, and its slots while the owner copies. It reconnects under new names. */
 #include <sys/mman.h>
 #include <unistd.h>
 

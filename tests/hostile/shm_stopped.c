@@ -1,5 +1,5 @@
-/* With a card: a client that stops in the middle of copies which the owner makes for it, and is killed a
- * little later; meanwhile its memory is taken away from under the copies. */
+/* With a card: a client that is stopped while the owner copies for it, and killed a little later; meanwhile its memory
+ * is taken away under the copies. */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -46,7 +46,7 @@ int main(int argc, char **argv) {
         }
         (void)kill(child, SIGKILL);
         (void)waitpid(child, NULL, 0);
-        (void)attack_draw(&a, 2); /* another name for the next */
+        (void)attack_draw(&a, 2); /* another name for the next client */
         a.done++;
     }
     return attack_end(&a, NULL);

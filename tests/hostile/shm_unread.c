@@ -1,5 +1,4 @@
-/* With a card: clients that ask for all that their sockets take, moves and notifications, and never read an
- * answer. */
+/* With a card: clients that send as many moves and notifications as their sockets take, and never read an answer. */
 #include <unistd.h>
 
 #include "shm_attack.h"
@@ -35,7 +34,7 @@ int main(int argc, char **argv) {
             say(&a, fds[i]);
         if (i == 0) {
             attack_sleep_ms(1);
-            if (fds[0] >= 0 && attack_draw(&a, 200) == 0) { /* leaves all of it behind */
+            if (fds[0] >= 0 && attack_draw(&a, 200) == 0) { /* leaves everything unread */
                 (void)close(fds[0]);
                 fds[0] = -1;
             }

@@ -1,15 +1,15 @@
 /*
- * Attacks a pair of stages as one who was given the card and has joined: stage_attack ATTACK CARD SECONDS [SECRET]
+ * Attacks a pair of stages as a peer that has the card and has joined: stage_attack ATTACK CARD SECONDS [SECRET]
  *
  *   opens      openings of 8 MiB of which only the first part comes
  *   giants     openings that come whole, with selections and tables as long as one may be
- *   holds      flows that are opened well; what is lent is kept for ever
- *   abandons   flows that are opened well, by an endpoint that is then gone, again and again
- *   invents    slots, credits, ends and acceptances of flows that there are not, and of one that there is
- *   garbage    notifications that begin as a stage's do and are nothing
- *   silent     flows that are opened well, by one who takes no message any more
+ *   holds      flows that are opened well; their slots are kept for ever
+ *   abandons   flows that are opened well, by an endpoint that then disappears, again and again
+ *   invents    slots, credits, ends and acceptances of unknown flows, and of a known one
+ *   garbage    notifications that begin as a stage's do, then random bytes
+ *   silent     flows that are opened well, by an endpoint that then takes no messages
  *
- * Ends with a line of JSON: how much it has done. Nothing of it may harm the pair.
+ * Ends with a line of JSON: how much it has done. None of it may harm the pair.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,14 +34,14 @@
 
 typedef struct attack {
     stage_pair pair;
-    kvf_selection *selection; /* of a request that is ours to make */
+    kvf_selection *selection; /* of a request that the attacker is allowed to make */
     content_table table;
-    uint64_t bytes; /* of its stream */
+    uint64_t bytes; /* of the selection's stream */
     kvf_transport *transport;
     content_rank rank;
     kvf_peer *victim;
     const char *card, *secret;
-    kvf_slot_note lent; /* the last */
+    kvf_slot_note lent; /* the last one that the victim lent */
     uint64_t lent_to;   /* the flow that it was lent for */
     uint64_t flow, end_ns, done, random;
 } attack;
@@ -82,7 +82,7 @@ static void pause_for(unsigned ms) {
     (void)nanosleep(&some, NULL);
 }
 
-/* Says a notification, and waits until it is taken, for some time; false: nobody is there. */
+/* Sends a notification, and retries until the peer takes it or time is over; false: it was not sent. */
 static bool say(attack *a, const void *data, size_t bytes) {
     kvf_status status = KVF_E_AGAIN;
     while (a->victim && goes_on(a) &&
@@ -103,7 +103,7 @@ static void progress(attack *a, int rounds) {
     }
 }
 
-/* Comes as an endpoint with a name of its own, and is joined. */
+/* Opens an endpoint with a new name, and lets the victim join it. */
 static void arrive(attack *a) {
     char name[NAMES_MAX];
     unsigned char card[CARD_BYTES];
@@ -128,7 +128,7 @@ static bool say_word(attack *a, const kvf_stage_message *message) {
     return say(a, data, kvf_stage_write_message(message, data));
 }
 
-/* An opening in all its parts. */
+/* Sends an opening in all its parts. */
 static void open_with(attack *a, const unsigned char *data, size_t bytes) {
     kvf_stage_message message = {.word = KVF_STAGE_OPEN, .flow = ++a->flow, .opening_bytes = (uint32_t)bytes};
     bool said = true;
@@ -174,14 +174,14 @@ static void opens(attack *a) {
                                        .part = part,
                                        .part_bytes = sizeof part};
     (void)say_word(a, &message);
-    if (a->flow % 64 == 0) { /* and makes room for more */
+    if (a->flow % 64 == 0) { /* end them, to make room for more */
         kvf_stage_message end = {.word = KVF_STAGE_END, .status = KVF_E_CANCELLED};
         for (end.flow = a->flow - 63; end.flow <= a->flow; end.flow++)
             (void)say_word(a, &end);
     }
 }
 
-/* All items that fit, the same or each another, or all blocks. */
+/* As many items as fit, all equal or all different, or as many blocks as fit. */
 static void giants(attack *a) {
     static kvf_stream_item items[KVF_STAGE_OPENING_MAX / 64];
     static uint32_t ids[KVF_STAGE_OPENING_MAX / 4 - 1024];
@@ -240,7 +240,7 @@ static void invents(attack *a) {
         message.slots[i].bytes.begin = draw(a, 2) * draw(a, 1u << 30);
     }
     if (draw(a, 8) == 0)
-        open_well(a, KVF_READ); /* never a push: what it wrote would be its right */
+        open_well(a, KVF_READ); /* never a push: the attacker has the right to write */
     (void)say_word(a, &message);
 }
 
@@ -256,7 +256,7 @@ static void garbage(attack *a) {
     (void)say(a, data, bytes);
 }
 
-/* It makes no progress: nothing that is said to it is taken. */
+/* Makes no progress, so that it takes no message. */
 static void silent(attack *a) {
     for (int i = 0; i < 40; i++)
         open_well(a, KVF_READ);
@@ -270,7 +270,7 @@ static const struct {
 } attacks[] = {{"opens", opens},     {"giants", giants},   {"holds", holds},  {"abandons", abandons},
                {"invents", invents}, {"garbage", garbage}, {"silent", silent}};
 
-/* What a reader of the owner's first request would ask for. */
+/* Prepares the opening that a reader of the owner's first request would send. */
 static void prepare(attack *a) {
     kvf_plan *plan = NULL;
     kvf_request *request = NULL;
@@ -301,7 +301,7 @@ int main(int argc, char **argv) {
     arrive(&a);
     for (size_t i = 0; i < sizeof attacks / sizeof *attacks; i++)
         while (strcmp(attacks[i].name, argv[1]) == 0 && goes_on(&a)) {
-            if (!a.victim) { /* it was hung up on */
+            if (!a.victim) { /* the victim has hung up */
                 leave(&a);
                 arrive(&a);
             }

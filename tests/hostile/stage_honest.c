@@ -1,15 +1,15 @@
 /*
- * One half of an honest pair of stages over messages, beside which others attack: stage_honest own|own-wrong [SECRET], or
+ * One half of an honest pair of stages over messages that attackers attack: stage_honest own|own-wrong [SECRET], or
  * stage_honest read CARD [SECRET]
  *
- * The owner lends: the reader pulls from it packed what follows from a seed, and pushes to it packed, pulls that back,
- * and checks every cell. "own-wrong": one byte is not what it should be. The owner connects back to whoever tells
- * it a card, and joins it, up to a limit: who has its card may flow. SECRET is a Z85 CurveZMQ key. The owner's first
- * line is what attackers are told:
+ * The reader pulls packed cells of the owner that follow from a seed, or pushes cells to it and pulls them back, and
+ * checks every cell. "own-wrong": one byte is wrong. The owner connects back to peers that tell it a card, and joins
+ * them, up to a limit: a peer with its card may start flows. SECRET is a Z85 CurveZMQ key. The owner's first line is
+ * what attackers are told:
  *
  *     CARD,PORT,SECRET OF THE CARD,GENERATION,REGIONS,PUBLIC KEY or nothing
  *
- * After that each prints five lines of JSON a second, and ends when its standard input does.
+ * After that each half prints five lines of JSON a second, and ends when its standard input does.
  */
 #include <dirent.h>
 #include <poll.h>
@@ -27,7 +27,7 @@
 #include "transport/transport.h"
 
 #define SECOND 1000000000ull
-#define JOINED_MAX 24u /* each takes some descriptors */
+#define JOINED_MAX 24u /* peers; each takes some descriptors */
 #define CARD_BYTES 4096u
 #define PATIENCE_NS (60 * SECOND)
 #define SEED 1u
@@ -54,8 +54,8 @@ typedef struct half {
     struct {
         unsigned char card[CARD_BYTES];
         size_t bytes;
-    } cards[JOINED_MAX];            /* of those peers */
-    unsigned char card[CARD_BYTES]; /* of one who wants to be joined */
+    } cards[JOINED_MAX];            /* of `peers` */
+    unsigned char card[CARD_BYTES]; /* of a peer that wants to be joined */
     size_t card_bytes;
     bool joined; /* reader: the owner has joined us */
     uint64_t done, failed, wrong, events, next_line;
@@ -77,7 +77,7 @@ static void on_notify(void *context, kvf_transport *transport, const char *sende
     h->joined = h->joined || (bytes == 6 && memcmp(data, "joined", 6) == 0);
 }
 
-/* Who is lost is shut out, so that the slots it was lent can be lent again. */
+/* Fences a lost peer, so that the slots it was lent can be lent again. */
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
     half *h = context;
     (void)detail;
@@ -102,7 +102,7 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     ((half *)context)->events++;
 }
 
-/* Connects back to one that told its card, and tells it so. */
+/* Connects back to a peer that sent its card, and notifies it. */
 static void join_one(half *h) {
     kvf_peer **place = h->peers;
     while (place < h->peers + JOINED_MAX && *place)
@@ -166,7 +166,7 @@ static double processor_time(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* One turn of work, and of waiting for some; false when it is to end. */
+/* One turn: works, or waits for work; false if the program must end. */
 static bool turn(half *h) {
     static bool busy;
     struct pollfd polled[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
@@ -191,8 +191,8 @@ static void open_half(half *h, const stage_pair *pair, bool owner, const char *n
     const kvf_stage_options options = {.struct_size = sizeof options,
                                        .arena_bytes = 2u << 20,
                                        .slot_bytes = 1u << 15,
-                                       .stall_ns =
-                                           15 * SECOND * SLOWER, /* the pair may starve for some time */
+                                       .stall_ns = 15 * SECOND *
+                                                   SLOWER, /* attackers may starve the pair for some time */
                                        .doubt_ns = 2 * SECOND,
                                        .on_event = on_event,
                                        .context = h};
@@ -265,7 +265,7 @@ static void own(half *h, const char *secret, bool wrong) {
 typedef struct reader {
     half half;
     kvf_plan *pull, *push;       /* from the owner, and to it */
-    kvf_request *requests[2][2]; /* [push][which blocks of the owner] */
+    kvf_request *requests[2][2]; /* [push][0, 1: which blocks of the owner] */
     const char *card, *secret;
     uint64_t round, opened;
 } reader;
@@ -293,7 +293,7 @@ static void make_requests(reader *r, const stage_pair *pair) {
     }
 }
 
-/* KVF_OK, KVF_E_TIMEOUT, or how it ended; false in `on`: the program is to end. */
+/* KVF_OK, KVF_E_TIMEOUT, or the move's error. `on` becomes false if the program must end. */
 static kvf_status move(reader *r, bool push, uint32_t nth, bool *on) {
     const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
     half *h = &r->half;
@@ -330,7 +330,7 @@ static void check(reader *r, uint64_t seed, uint64_t before) {
         (void)fprintf(stderr, "stage_honest: round %llu: %s\n", (unsigned long long)r->round, first);
 }
 
-/* Pulls, or pushes and pulls that back; then every cell must be right. */
+/* Pulls, or pushes and pulls the pushed cells back; then every cell must be right. */
 static bool go_round(reader *r) {
     bool on = true;
     const bool push = r->round % 2;
@@ -357,7 +357,7 @@ static bool go_round(reader *r) {
     return true;
 }
 
-/* Meets the owner. A reader that it has lost comes as another. */
+/* Meets the owner, under a new name each time. */
 static bool meet(reader *r, const stage_pair *pair) {
     unsigned char card[CARD_BYTES];
     char name[32];

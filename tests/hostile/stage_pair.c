@@ -39,7 +39,7 @@ void stage_pair_table(const kvf_shard *shard, uint32_t nth, content_table *out) 
     const uint32_t per_block = kvf_shard_get(shard)->groups[0].tokens_per_block;
     *out = (content_table){.count = STAGE_PAIR_TOKENS / per_block, .end = STAGE_PAIR_TOKENS};
     for (uint32_t i = 0; i < out->count; i++)
-        out->ids[i] = nth * out->count + (i * 7 + 3) % out->count; /* in no order; 7 divides neither count */
+        out->ids[i] = nth * out->count + (i * 7 + 3) % out->count; /* out of order; 7 divides neither count */
 }
 
 kvf_status stage_pair_transport(const char *name, const char *secret_key, void *context, kvf_transport **out,

@@ -1,6 +1,6 @@
 /*
- * What the pair of stages caches, for both its halves (stage_honest.c) and for those who attack it with the card
- * (stage_attack.c): a latent, which the holder keeps in small blocks and the reader in large ones.
+ * The cache of the pair of stages, for both halves (stage_honest.c) and for attackers with the card (stage_attack.c): a
+ * latent, which the holder keeps in small blocks and the reader in large ones.
  */
 #ifndef STAGE_PAIR_H
 #define STAGE_PAIR_H
@@ -10,10 +10,10 @@
 #include "content.h"
 
 #define STAGE_PAIR_TOKENS 160u
-#define STAGE_PAIR_CONNECTIONS "256" /* that are taken: see CONNECTIONS in run.py */
-#define STAGE_PAIR_KEY_TEXT 41u      /* of a Z85 key, with its NUL */
+#define STAGE_PAIR_CONNECTIONS "256" /* as CONNECTIONS in run.py */
+#define STAGE_PAIR_KEY_TEXT 41u      /* bytes of a Z85 key, with its NUL */
 
-/** Who opens a packed flow with the pair's owner: its engine and the owner's. Ends the program where it cannot be. */
+/** The engines of both sides. stage_pair_open() ends the program if it fails. */
 typedef struct stage_pair {
     kvf_model *model;
     kvf_engine *owner, *reader;
@@ -22,7 +22,7 @@ typedef struct stage_pair {
 void stage_pair_open(stage_pair *pair);
 void stage_pair_close(stage_pair *pair);
 
-/** The blocks of a request, the `nth` of them that lie in a rank's cache. */
+/** The blocks of the `nth` request that fits into a rank's cache. */
 void stage_pair_table(const kvf_shard *shard, uint32_t nth, content_table *out);
 
 /** A transport for messages over loopback. `secret_key` may be NULL. */
@@ -32,13 +32,13 @@ kvf_status stage_pair_transport(const char *name, const char *secret_key, void *
                                 void (*on_peer_lost)(void *context, kvf_transport *transport, kvf_peer *peer,
                                                      const char *detail));
 
-/** Memory of a rank, registered. */
+/** Allocates and registers the memory of a rank. */
 kvf_status stage_pair_register(kvf_transport *transport, const kvf_shard *shard, content_rank *out);
 
-/** Tells a peer our card: a notification that says "card" and it. KVF_E_AGAIN: not now. */
+/** Sends our card to a peer, in a notification of "card" and its bytes. KVF_E_AGAIN: the peer takes none now. */
 kvf_status stage_pair_introduce(kvf_transport *transport, kvf_peer *peer);
 
-/** Reads a card that was written in hexadecimal digits; its bytes. */
+/** Reads a card in hexadecimal digits; returns its bytes. */
 size_t stage_pair_read_card(const char *text, unsigned char *out, size_t room);
 
 uint64_t stage_pair_now(void);

@@ -1,6 +1,6 @@
-"""Attacks on the port of the transport "messages", from docs/protocol.md alone: by strangers who know no more than
-the port, and by those who have the card. Each is called again and again until its time is over, and returns how
-much it has done, in its own unit.
+"""Attacks on the port of the transport "messages", from docs/protocol.md alone: by strangers that know only the
+port, and by holders of the card. Each is called again and again until its time is over, and yields how much it
+has done, in its own unit.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import zmq
 
 HELLO, READ, WRITE, NOTICE = 1, 2, 3, 4
 MEBI = 1 << 20
-LARGE = 8  # connections that bring large messages: an owner keeps up to 9 MiB of each who has the card
+LARGE = 8  # connections that send large messages: an owner keeps up to 9 MiB for each holder of the card
 GREETING = (
     b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
-)  # of ZMTP: signature and version, of which the rest is missing
+)  # of ZMTP: signature and version; the rest is missing
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Wire:
         self.context.destroy(0)
 
     def socket(self) -> Any:
-        """Closed ones count until ZeroMQ's thread has had time to end them."""
+        """A new socket. Retries, because closed ones count until ZeroMQ's thread has ended them."""
         while True:
             try:
                 return self.context.socket(zmq.DEALER)
@@ -95,7 +95,7 @@ class Wire:
         )
 
     def keep(self, one: Any, most: int) -> None:
-        """Keeps it open, and of all of them so many."""
+        """Keeps a connection open, and at most `most` in all."""
         self.open.append(one)
         if len(self.open) > most:
             self.open.pop(0).close()
@@ -131,7 +131,7 @@ def series(region: int, size: int, begins: int, count: int, distance: int) -> by
 
 
 def idle(wire: Wire) -> Iterator[int]:
-    """Connections without a word, kept, as many as it can have."""
+    """Keeps as many silent connections as it can get."""
     while True:
         made = wire.raw()
         if made:
@@ -140,7 +140,7 @@ def idle(wire: Wire) -> Iterator[int]:
 
 
 def half_handshake(wire: Wire) -> Iterator[int]:
-    """A greeting that stops in the middle, kept; or one after the other."""
+    """Sends greetings that stop in the middle, on connections that stay open or are closed again."""
     for i in itertools.count():
         made = wire.raw()
         if made:
@@ -153,7 +153,7 @@ def half_handshake(wire: Wire) -> Iterator[int]:
 
 
 def noise(wire: Wire) -> Iterator[int]:
-    """Bytes that are no ZMTP."""
+    """Sends bytes that are not ZMTP."""
     while True:
         made = wire.raw()
         sent = 0
@@ -167,7 +167,7 @@ def noise(wire: Wire) -> Iterator[int]:
 
 
 def frames(wire: Wire) -> Iterator[int]:
-    """Messages that are nothing, before a HELLO, and HELLOs with another secret."""
+    """Sends garbage instead of a HELLO, and HELLOs with another secret."""
     dealer = wire.dealer()
     wire.open.append(dealer)
     while True:
@@ -176,7 +176,7 @@ def frames(wire: Wire) -> Iterator[int]:
 
 
 def large_frames(wire: Wire) -> Iterator[int]:
-    """Messages of a mebibyte over connections that said nothing."""
+    """Sends messages of a mebibyte over connections that have sent no HELLO."""
     data = bytes(MEBI)
     for i in itertools.count():
         if i < LARGE:
@@ -188,7 +188,7 @@ def large_frames(wire: Wire) -> Iterator[int]:
 
 
 def many(wire: Wire) -> Iterator[int]:
-    """Connections that are let in, and then do nothing."""
+    """Opens connections that are let in, and then do nothing."""
     while True:
         dealer = wire.dealer()
         sent = send(dealer, wire.hello())
@@ -197,7 +197,7 @@ def many(wire: Wire) -> Iterator[int]:
 
 
 def bad_lists(wire: Wire) -> Iterator[int]:
-    """Requests for what there is not, or that contradict themselves."""
+    """Sends requests for places that do not exist, or that contradict themselves."""
     dealer = wire.dealer()
     wire.keep(dealer, 4)
     send(dealer, wire.hello())
@@ -220,7 +220,7 @@ def bad_lists(wire: Wire) -> Iterator[int]:
 
 
 def unread(wire: Wire) -> Iterator[int]:
-    """Reads of whole regions whose answers nobody takes."""
+    """Reads much, and takes no answers."""
     dealer = wire.dealer(1)
     wire.keep(dealer, 48)
     send(dealer, wire.hello())
@@ -229,7 +229,7 @@ def unread(wire: Wire) -> Iterator[int]:
 
 
 def hoard(wire: Wire) -> Iterator[int]:
-    """As many large writes as may be under way, over many connections; each is of a place that there is not."""
+    """Sends as many large writes as it can, over eight connections, each to a region that does not exist."""
     data = request(WRITE, 1, series(7, MEBI, 0, 1, 0), MEBI, bytes(MEBI))
     for i in itertools.count():
         if i < LARGE:
@@ -239,7 +239,7 @@ def hoard(wire: Wire) -> Iterator[int]:
 
 
 def notices(wire: Wire) -> Iterator[int]:
-    """More notifications than may be untaken."""
+    """Sends more notifications than an owner may keep unread."""
     dealer = wire.dealer(1)
     wire.keep(dealer, 8)
     send(dealer, wire.hello())

@@ -2,10 +2,10 @@
 # Compares the binary interface with the recorded one, or records it anew:
 # abi.sh check|record INCLUDE_DIR RECORD CC
 #
-# What the headers promise is compiled: every function they declare gets an empty body, so that types which are
-# opaque to a user are opaque here too, and what changes behind them changes nothing. That the library exports just
-# these functions is what exports.sh says. Any difference fails, additions too: the record is renewed on purpose,
-# by `make abi-record`, in the commit that changes the interface.
+# It compiles the headers, not the library: every function they declare gets an empty body, so that types that are
+# opaque to a user are opaque here too, and changes behind them do not count. exports.sh checks that the library exports
+# just these functions. Any difference fails, additions too: the commit that changes the interface renews the record, by
+# `make abi-record`.
 set -euo pipefail
 what=$1
 include=$2
@@ -47,7 +47,7 @@ if ! same interface; then
     echo "The binary interface is not the recorded one. If this is meant: make abi-record"
     exit 1
 fi
-# The comparison itself: it must see a function more, a constant changed, and a member that grew.
+# Controls: the comparison must notice an added function, a changed constant, and a member that grew.
 controls=('s{\z}{__attribute__((visibility("default"))) int kvf_one_more(void) { return 1; }}'
     's{\bKVF_OK = 0\b}{KVF_OK = 99}' 's{(struct kvf_range \{\s*)uint32_t}{$1uint64_t}')
 for control in "${controls[@]}"; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Within these rooms files call one way: no file is called, directly or over others, by one that it calls. Calls through
-# tables of functions do not count. calls.sh OBJECTS ROOM... where OBJECTS/ROOM has the object files of a room
+# Within these rooms files call in one direction: no file calls, directly or through others, a file that calls it. Calls
+# through tables of functions do not count. calls.sh OBJECTS ROOM... where OBJECTS/ROOM has the object files of a room
 set -euo pipefail
 objects=$1
 shift

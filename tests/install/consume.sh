@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs a build into an empty folder, and builds a small C and C++ program against that with nothing but
-# pkg-config, then with nothing but find_package: consume.sh BUILD_DIR CMAKE CC
+# Installs a build into an empty folder, and builds a small C and C++ program against it with nothing but pkg-config,
+# then with nothing but find_package: consume.sh BUILD_DIR CMAKE CC
 set -euo pipefail
 build=$1
 cmake=$2
@@ -48,7 +48,7 @@ for program in consumer_shared consumer_static; do
     echo "ok: $program"
 done
 
-# The libraries' names, and the command finding its library without being told where.
+# The libraries' names; and the command must find its library without help.
 [ "$(readlink "$libdir/libkvferry.so")" = "libkvferry.so.${version%.*}" ]
 [ "$(readlink "$libdir/libkvferry.so.${version%.*}")" = "libkvferry.so.$version" ]
 if [ -x "$root/bin/kvferry" ]; then
@@ -56,7 +56,7 @@ if [ -x "$root/bin/kvferry" ]; then
 fi
 echo "ok: names and command"
 
-# What was installed goes again, and what others have put there stays.
+# Uninstalling removes the installed files, and leaves other files in place.
 touch "$root/include/others.h"
 DESTDIR=$work/stage "$here/../../scripts/uninstall" "$build" >"$work/uninstall.log"
 left=$(find "$work/stage" \( -type f -o -type l -o -name 'kvferry*' \))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The shared library exports what the public headers declare, and nothing else; the static one defines no global
-# name without the prefix, none twice, and no variable that anybody could change; and UCX is not needed to load it:
-# exports.sh SHARED_LIBRARY STATIC_LIBRARY INCLUDE_DIR [HEADER_TO_LEAVE_OUT...]
+# The shared library exports what the public headers declare, and nothing else. The static one defines no global name
+# without the prefix, none twice, and no writable variable. Loading the library does not need UCX: exports.sh
+# SHARED_LIBRARY STATIC_LIBRARY INCLUDE_DIR [HEADER_TO_LEAVE_OUT...]
 set -euo pipefail
 shared=$1
 static=$2
@@ -9,7 +9,7 @@ include=$3
 shift 3
 
 bad=0
-# refuse WHAT NAMES: names on lines of their own; none is good.
+# refuse WHAT NAMES: fails if there is any name; one name a line.
 refuse() {
     [ -n "$2" ] || return 0
     printf '%s:\n%s\n' "$1" "$2"
@@ -45,6 +45,6 @@ refuse "in the static library without the prefix kvf_" "$without"
 refuse "in the static library twice" "$(awk '{ print $1 }' <<<"$symbols" | sort | uniq -d)"
 refuse "in the static library, and may be changed by anybody" \
     "$(awk '$2 ~ /^(\.data|\.bss|\*COM\*|\.tbss|\.tdata)/ && $2 !~ /^\.data\.rel\.ro/ { print $1 }' <<<"$symbols")"
-# What is loaded at run time must not be needed to start.
+# Libraries that are loaded at run time must not be needed to start.
 refuse "needed by the shared library" "$(readelf -d "$shared" | grep -E 'NEEDED.*\[libuc[mpst]')"
 exit "$bad"

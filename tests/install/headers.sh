@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every public header compiles alone, as C11 and as C++17, without a warning, and the README's example as C++20:
-# headers.sh INCLUDE_DIR CC
+# Every public header compiles alone, as C11 and as C++17, without a warning, and the README's example compiles as
+# C++20: headers.sh INCLUDE_DIR CC
 set -euo pipefail
 include=$1
 cc=$2

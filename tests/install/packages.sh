@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the Debian packages bring works, in a system that has nothing else of it, and goes with them. Run as root in a
-# system of its own: scripts/check-deb makes one.
+# The files of the Debian packages work in a system that has nothing else of kvferry, and are removed with them. Run as
+# root in a system of its own: scripts/check-deb makes one.
 set -u
 passed=0
 failed=0

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A room includes itself and the rooms before it; a folder inside a room, such as a fabric, belongs to that folder
-# alone; and the command includes public headers only. The connector's names are nobody's business but their own:
-# they use the kernels, and no other room uses them: rooms.sh SOURCE
+# A room includes only itself and the rooms before it; a folder inside a room, such as a fabric, is included only by
+# itself; and the command includes public headers only. The connector uses the kernels, and no room uses the connector:
+# rooms.sh SOURCE
 set -euo pipefail
 cd "$1/src"
 
 # In the order of docs/architecture.md.
 rooms=(base model shard plan request kernel cuda port transport stage wire link agent schedule)
 bad=0
-# check ROOM ALLOWED: what the files of a room include of other rooms.
+# check ROOM ALLOWED: checks the other rooms that the files of a room include.
 check() {
     [ -d "$1" ] || return 0
     if grep -nE '^ *# *include *"' -r "$1" --include='*.[ch]' |

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What cannot be meant is refused with one sentence that names what was given and what is allowed.
+# Invalid options are refused with one sentence that names the given value and the allowed ones.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What kvferry bench writes. Nothing here depends on how fast the machine is.
+# The output of kvferry bench. No case depends on the speed of the machine.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"

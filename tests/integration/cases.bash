@@ -1,4 +1,4 @@
-# What the integration tests have in common: each case is one run of the command, named as a sentence.
+# Shared by the integration tests: each case is one run of the command, named by a sentence.
 #
 # KVFERRY is the path of the command. Results are printed as CMocka prints them.
 
@@ -21,13 +21,13 @@ fail() {
     sed 's/^/    /' "$output" "$errors"
 }
 
-# run ARGUMENTS...: runs the command; its exit code is in `code`, its words in $output and $errors.
+# run ARGUMENTS...: runs the command; sets `code` to its exit code, and writes its output to $output and $errors.
 run() {
     code=0
     timeout "${LIMIT:-120}" "$KVFERRY" "$@" >"$output" 2>"$errors" </dev/null || code=$?
 }
 
-# succeeds NAME PATTERN ARGUMENTS...: the command exits with 0 and prints something like the pattern.
+# succeeds NAME PATTERN ARGUMENTS...: the command exits with 0 and prints a line that matches the pattern.
 succeeds() {
     local name=$1 pattern=$2
     shift 2
@@ -41,8 +41,8 @@ succeeds() {
     fi
 }
 
-# refuses NAME CODE PATTERN ARGUMENTS...: the command exits with the code and says one sentence like the
-# pattern on stderr.
+# refuses NAME CODE PATTERN ARGUMENTS...: the command exits with CODE and prints one line, matching the pattern, to
+# stderr.
 refuses() {
     local name=$1 expected=$2 pattern=$3
     shift 3
@@ -58,8 +58,8 @@ refuses() {
     fi
 }
 
-# warns NAME PATTERN ARGUMENTS...: the command exits with 0 and says one sentence like the pattern on stderr; none
-# where the pattern is empty.
+# warns NAME PATTERN ARGUMENTS...: the command exits with 0 and prints one line, matching the pattern, to stderr; none
+# if the pattern is empty.
 warns() {
     local name=$1 pattern=$2
     shift 2
@@ -75,7 +75,7 @@ warns() {
     fi
 }
 
-# Whether a file is JSON, by what this machine has for that; without anything, whether it looks like it.
+# Whether a file is JSON, by a parser that this machine has; without any, whether it looks like JSON.
 is_json() {
     if command -v python3 >/dev/null; then
         python3 -m json.tool "$1" >/dev/null
@@ -89,7 +89,7 @@ is_json() {
     fi
 }
 
-# finish: says how it went; the script's last command.
+# finish: prints the result; must be the script's last command.
 finish() {
     if [ "$failed" -gt 0 ]; then
         echo "[  FAILED  ] $failed test(s)"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Completions of shells and manual pages say what the parser takes.
+# Shell completions and manual pages list the options that the parser accepts.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -8,13 +8,13 @@ pages=$(dirname "$0")/../../docs/man
 folder=$(mktemp -d)
 trap 'rm -rf "$output" "$errors" "$folder"' EXIT
 
-# options_of COMMAND: as its help lists them.
+# options_of COMMAND: its options, as its help lists them.
 options_of() {
     "$KVFERRY" help "$1" | sed -n 's/^  --\([a-z-]*\).*/\1/p'
 }
 commands=$("$KVFERRY" help | sed -n 's/^  \([a-z]\+\)  .*/\1/p' | grep -v '^help$')
 
-# is_so NAME COMMAND...: a case that any command decides.
+# is_so NAME COMMAND...: passes if the command succeeds.
 is_so() {
     local name=$1
     shift
@@ -37,9 +37,9 @@ for command in $commands; do
     is_so "kvferry.1 names $command" grep -Eq "^\.It Cm .*\b$command\b" "$pages/kvferry.1"
 done
 
-# ---- bash, which is here
+# ---- bash, which runs these tests
 
-# completes WORDS...: what follows the last word, by bash itself; one a line.
+# completes WORDS...: bash's completions of the last word, one a line.
 completes() {
     "$KVFERRY" completion bash >"$folder/kvferry.bash"
     bash --norc -c '
@@ -71,7 +71,7 @@ for command in $commands; do
     is_so "what bash offers for $command is what it takes" diff "$folder/taken" "$folder/offered"
 done
 
-# ---- the others: every option stands in them, and a shell that is here reads them
+# ---- other shells: their completions have every option, and the shell, if installed, reads them
 
 for shell in zsh fish; do
     "$KVFERRY" completion "$shell" >"$folder/$shell"

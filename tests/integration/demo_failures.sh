@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo must be able to fail: wrong bytes are named, and ranks that die or hang do not stay unnoticed.
+# The demo must be able to fail: it names wrong bytes, and notices ranks that die or hang.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -35,7 +35,7 @@ refuses "a type that is not converted is refused" 2 'dtype is "i8"; allowed are 
 refuses "a coordinate that is not cached is refused" 2 '--corrupt is "9,5,v,17,3,40"' \
     demo "${small[@]}" --corrupt 9,5,v,17,3,40
 
-# What is mapped outlives it, so the decode ranks may be done before its end is noticed.
+# Mapped memory outlives its rank, so the decode ranks may have read everything before its death is noticed.
 refuses "a prefill rank that dies is named" 1 'prefill rank 1 was ended by signal 9 while (moving|verifying)' \
     demo "${small[@]}" --die prefill:1
 refuses "a decode rank that dies is named" 1 'decode rank 1 was ended by signal 9 while moving' \
@@ -44,7 +44,7 @@ refuses "ranks that die together are noticed" 1 'process of all ranks was ended 
     demo "${small[@]}" --transport inproc --die decode:0
 refuses "a decode rank that hangs is named" 1 'decode rank 0 has said nothing for 12 s while moving' \
     demo "${small[@]}" --hang decode:0 --timeout 12
-# The decode rank that reads from it falls silent with it, unless it had finished connecting.
+# The decode rank that reads from the hanging rank falls silent too, unless it has finished connecting.
 refuses "a prefill rank that hangs is noticed" 1 '(prefill rank 3|decode rank 1) has said nothing for 12 s' \
     demo "${small[@]}" --hang prefill:3 --timeout 12
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The demo with every kind of model whose groups differ, to more ranks, to fewer, and to numbers that do not divide;
-# with groups in memory of their own, and in pages that they share.
+# The demo with every kind of hybrid model, to more ranks, to fewer, and to numbers that do not divide; with groups in
+# their own memory, and in shared pages.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -23,8 +23,8 @@ shares() { # shares MODEL PREFILL_RANKS PREFILL_PAGES DECODE_RANKS DECODE_PAGES
         --prefill "tp=$2,share-pages=yes,$3" --decode "tp=$4,share-pages=yes,$5"
 }
 
-# Pages that a state fills are cut into as many kernel blocks as fit, a number of each engine's own; where attention
-# needs less than a state it is padded, and where it needs more the state is.
+# Each engine divides the pages that a state fills into as many kernel blocks as fit, a number of its own. If attention
+# needs less than a state, attention is padded; if it needs more, the state is.
 shares nemotron-3-nano-30b 4 block=2096,kernel=131 1 block=4176,kernel=261
 shares nemotron-3-nano-30b 2 block=2096,kernel=131 4 block=1200,state.order=sd
 shares nemotron-3-nano-30b 3 block=1600,kernel=10,order=kv-outer 2 block=24,order=hnd

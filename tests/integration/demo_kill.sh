@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A producer that is killed in the middle of a request: who waits for it is told, has its blocks back, and the next
-# requests, over the same blocks, arrive from the process that takes its place.
+# A producer is killed in the middle of a request: the ranks that wait for it are told and get their blocks back, and
+# the next requests, over the same blocks, arrive from the process that replaces it.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
 
 small=(--memory-limit 128m --tokens 40 --requests 4)
 
-# kills NAME SENTENCE ARGUMENTS...: the death is told of as the sentence says, decode rank 0 lost its producer and has all
-# blocks of the request to compute anew, and then everything is verified.
+# kills NAME SENTENCE ARGUMENTS...: the demo prints the sentence about the death, decode rank 0 lost its producer and
+# must recompute all blocks of the request, and then everything is verified.
 kills() {
     local name=$1 sentence=$2 line
     shift 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo between engines that differ in every way that they may.
+# The demo between engines that differ in every way that is allowed.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"

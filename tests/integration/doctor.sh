@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvferry doctor: what of this machine decides how well caches move.
+# kvferry doctor: the properties of this machine that decide how well caches move.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -16,7 +16,7 @@ else
     fail "the findings can be had as JSON" "exit code $code, or not JSON"
 fi
 
-# With the stand-in for a driver, which is found before any other.
+# With the stand-in for a CUDA driver, which the loader finds before any other.
 doctor_with() { # doctor_with NAME PATTERN ENVIRONMENT...
     local name=$1 pattern=$2
     shift 2

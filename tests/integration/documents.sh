@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the documents say is so: lines that begin with "kvferry" exit with 0, and print what stands behind their "#",
-# whatever the spaces; excerpts are in the example they are of; the README's chart is that of the measured table; links
-# lead somewhere; sentences of the library are the library's.
+# The documents are right: lines that begin with "kvferry" exit with 0 and print the text after their "#", whatever the
+# spaces; excerpts are in the example that they name; the README's chart shows the measured table; links lead somewhere;
+# quoted sentences of the library are in its source.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -9,7 +9,7 @@ set -euo pipefail
 root=$(dirname "$0")/../..
 folder=$root/docs
 
-# Lines of the blocks of shell of one document.
+# The kvferry commands in the shell blocks of a document.
 commands_of() {
     sed -n '/^```sh$/,/^```$/p' "$1" | grep '^kvferry '
 }
@@ -24,11 +24,11 @@ for name in choosing-shapes operating; do
         # shellcheck disable=SC2086 # the words of the line
         succeeds "$name: kvferry $words" "$says" $words
     done < <(commands_of "$folder/$name.md")
-    # A document whose lines are not found would pass for nothing.
+    # Without this, a document whose lines are not found would pass.
     if [ "$count" -ge 1 ]; then pass "$name has commands"; else fail "$name has commands" "none"; fi
 done
 
-# Examples of one manual page, each in one line. Those that speak with an engine are for hand.sh and explain.sh.
+# The examples of a manual page, each in one line. hand.sh and explain.sh run those that talk to an engine.
 examples_of() {
     sed -e ':join' -e '/\\e$/{N;s/ *\\e\n */ /;b join' -e '}' "$1" | sed -n 's/^\(\.Dl \)\?\(kvferry [a-z].*\)/\2/p' |
         grep -Ev 'tcp://|^kvferry serve'
@@ -56,14 +56,14 @@ for page in "$folder"/man/*.1; do
 done
 if [ "$count" -ge 10 ]; then pass "manual pages have examples"; else fail "manual pages have examples" "$count"; fi
 
-# is_so NAME COMMAND...: a case that any command decides.
+# is_so NAME COMMAND...: passes if the command succeeds.
 is_so() {
     local name=$1
     shift
     if "$@" >"$output" 2>"$errors"; then pass "$name"; else fail "$name" "it is not so"; fi
 }
 
-# excerpts_of NAME DOCUMENT EXAMPLE: each block of C of the document stands in the example, in one piece.
+# excerpts_of NAME DOCUMENT EXAMPLE: each C block of the document is in the example, in one piece.
 excerpts_of() {
     local name=$1 document=$2 example excerpts=0 excerpt='' inside=no
     example=$(<"$3")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvferry explain: who running engines are, and who reads what from whom.
+# kvferry explain: describes running engines, and which rank reads what from which.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -8,7 +8,7 @@ standing=$KVF_BIN_DIR/tests/integration/standing
 folder=$(mktemp -d)
 LIMIT=30
 
-# The engines stand until their standard input ends, and with this script it does.
+# The engines run until their standard input ends, which is when this script ends.
 mkfifo "$folder/stay"
 exec {stay}<>"$folder/stay"
 stop() {
@@ -18,7 +18,7 @@ stop() {
 }
 trap stop EXIT
 
-# stand NAME ARGUMENTS...: an engine; where it is met is in `met`.
+# stand NAME ARGUMENTS...: starts an engine; sets `met` to its endpoint.
 stand() {
     mkfifo "$folder/$1"
     "$standing" "$@" <"$folder/stay" >"$folder/$1" {stay}>&- &
@@ -58,7 +58,7 @@ else
     fail "all of it can be had as JSON" "exit code $code, not JSON, or without ranks"
 fi
 
-# The pair in ZeroMQ's documentation: anybody's.
+# The key pair of ZeroMQ's documentation, which is no secret.
 printf '{"public_key": "%s", "secret_key": "%s"}\n' >"$folder/keys.json" \
     'Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID' 'D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs'
 succeeds "an encrypted engine is visited with keys" '^ +0  tcp://127.0.0.1:[0-9]+ +yes ' \

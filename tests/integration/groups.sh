@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Models of groups made by hand, families, and a way out where a family is not known.
+# Models of groups that are described by hand, families, and what to do about an unknown family.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -7,7 +7,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$output" "$errors" "$folder"' EXIT
 
-# What is written of a model is read as that model again.
+# The groups that the command writes for a model are read as that model again.
 for model in llama-3.1-8b deepseek-v3.2 gemma-3-27b nemotron-3-nano-30b; do
     "$KVFERRY" models --model "$model" --json "$folder/$model.json" >"$folder/before"
     run models --groups "$folder/$model.json" --json "$folder/again.json"

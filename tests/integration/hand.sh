@@ -16,7 +16,7 @@ stop() {
 }
 trap stop EXIT
 
-# serve NAME ARGUMENTS...: what is served until the end; where it is met is in `met`, its process in `pid`.
+# serve NAME ARGUMENTS...: serves until the script ends; sets `met` to the endpoint and `pid` to the process.
 serve() {
     local name=$1
     shift
@@ -56,7 +56,7 @@ else
     fail "and so can those of a ping" "exit code $code, or not JSON"
 fi
 
-# Two at once: each is an engine of its own name.
+# Two fetches at once: each is an engine with its own name.
 "$KVFERRY" fetch "$plain" --rounds 10 >"$folder/other" 2>&1 &
 other=$!
 succeeds "two may fetch at once" '^Verified' fetch "$plain" --rounds 10
@@ -103,7 +103,7 @@ else
     fail "the example does what it says" "it failed, or verified nothing"
 fi
 
-# ---- what cannot be
+# ---- refused commands
 
 refuses "another model" 2 '--model is not what prefill caches: ' fetch "$plain" --model llama-3.1-70b
 refuses "no endpoint" 2 'fetch needs the endpoint' fetch

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What kvferry plan --html and kvferry sweep write. The cells of the pictures are compared by tests/pages/pages.py.
+# The output of kvferry plan --html and kvferry sweep. tests/pages/pages.py compares the cells of the pictures.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -33,7 +33,7 @@ refuses "too many shapes are refused" 2 'which is more than 256 shapes' \
     sweep --prefill tp=1/2/3/4/5/6/7/8,block=1/2/3/4/5/6/7/8,pp=1/2/3/4/5
 refuses "a key that there is not is refused" 2 'there is no key "blox"' sweep --prefill blox=1/2
 
-# Cells, lines and times of the pictures, by a parser of XML.
+# Checks cells, lines and times of the pictures with an XML parser.
 if command -v python3 >/dev/null; then
     while IFS= read -r line; do
         case $line in

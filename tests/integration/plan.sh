@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What kvferry plan, models and help say.
+# The output of kvferry plan, models and help.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"

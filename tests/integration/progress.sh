@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Progress, which a terminal is shown, only goes forward.
+# The progress that is shown on a terminal only goes forward.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -17,7 +17,7 @@ timeout 120 script -qec "$KVFERRY demo --memory-limit 32m --tokens 20 --requests
     "$folder/terminal" >"$output" 2>"$errors" </dev/null || code=$?
 tr '\r' '\n' <"$folder/terminal" | grep -ao '[a-z ]*, step [0-9]* of [0-9]*, [0-9]*% of all.*' >"$folder/progress" || true
 sed 's/.*, step \([0-9]*\) of \([0-9]*\), \([0-9]*\)%.*/\1 \2 \3/' "$folder/progress" >"$folder/numbers"
-# Each step is shown at least when it begins: 5, and 3 in each of the 2 rounds.
+# Each step is shown at least when it begins. There are 5 steps, and 3 in each of the 2 rounds.
 if [ "$code" -eq 0 ] && awk '$1 < step || $3 < share || $3 > 100 || $2 != 11 { exit 1 } { step = $1; share = $3 }
         END { exit step != 11 }' "$folder/numbers"; then
     pass "steps and their share only go forward, to the last of those that were told"

@@ -1,7 +1,7 @@
 /*
- * An engine that stands there to be visited: standing NAME MODEL TP BLOCK ORDER [keys]
+ * An engine that waits to be visited: standing NAME MODEL TP BLOCK ORDER [keys]
  *
- * Every rank is an agent of this process. It prints where rank 0, which knows the others, is met: ENDPOINT or, with
+ * Every rank is an agent of this process. It prints the contact of rank 0, which knows the others: ENDPOINT or, with
  * keys, ENDPOINT,KEY. It ends when its standard input does.
  */
 #include <stdio.h>

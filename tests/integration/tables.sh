@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What is printed fits the lines of who reads it, and loses nothing by that.
+# Tables fit into the reader's lines, without loss.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
 
-# fits NAME ARGUMENTS...: no line is longer than 80, and the words are those of wide lines.
+# fits NAME ARGUMENTS...: no line is longer than 80 characters, and the words are the same as in wide lines.
 fits() {
     local name=$1 wide
     shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvferry transports: which kinds work here, with what, and why others do not.
+# kvferry transports: which kinds work on this machine, with which libraries, and why others do not.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a command without agents says when it is asked for what needs them.
+# A build without agents refuses the commands that need them, and says why.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"

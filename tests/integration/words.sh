@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What is written in other spellings is understood; what is mistaken is answered with the names that there are and the
-# nearest one; what has no effect is refused.
+# Other spellings are understood; a wrong name is answered with the existing names and the nearest one; options without
+# effect are refused.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -47,7 +47,7 @@ like=$("$KVFERRY" plan --tokens 2048 --transport shm --prefill blocks=1024 2>/de
 spelled "k for 1024 in any number" --tokens 2k --transport SHM --prefill blocks=1K
 spelled "a value behind an equals sign" --tokens=2048 --transport=shm --prefill=blocks=1024
 
-# ---- what contradicts, and what has no effect
+# ---- options that contradict each other, or have no effect
 
 refuses "stages that are counted otherwise" 2 'pp is 2, but pp-layers has 3 stages' plan --prefill pp=2,pp-layers=10+12+10
 succeeds "stages that are counted alike" 'pp 3 \(10\+12\+10 layers\)' plan --prefill pp-layers=10+12+10,pp=3
@@ -64,7 +64,7 @@ refuses "a plan of one engine" 2 '--tokens has no effect: one engine is explaine
 refuses "a type of a model that is not named" 2 "--dtype has no effect: the engine's own model" \
     fetch tcp://127.0.0.1:1 --dtype fp8
 
-# ---- short runs, by what they are predicted to cost
+# ---- short runs, by their predicted cost
 
 warns "runs that are short are warned of" 'warning: runs are short for shm, 256 B on average: .* long runs would take' plan
 warns "long ones are not" '' plan --prefill tp=2,order=hnd --decode tp=2,order=hnd

@@ -1,19 +1,19 @@
 /*
- * One engine of one rank on a host of its own, told what to do:
+ * One engine of one rank on its own host, which obeys commands:
  * host produce|consume LISTEN FABRIC WAY LEASE_MS [ENDPOINT of the producer]
  *
- * WAY is auto or packed. With the variables KVF_PUBLIC_KEY and KVF_SECRET_KEY both engines have these keys. Prints where it
- * is met. Commands on standard input; N is the number of a request, and its bytes follow from it:
+ * WAY is auto or packed. With the variables KVF_PUBLIC_KEY and KVF_SECRET_KEY both engines have these keys. It prints
+ * its endpoint, then reads commands from standard input; N is the number of a request, and its bytes follow from N:
  *
  *   hold N, push N        the producer lends, or writes
- *   pull N MS, expect N MS  the consumer reads, or is written to; the deadline is MS milliseconds away
- *   spoil                 the next request's bytes are wrong in one cell
+ *   pull N MS, expect N MS  the consumer reads, or expects a push; the deadline is MS milliseconds away
+ *   spoil                 the next request's bytes are wrong at the last token of its first group
  *
- * and lines that say what became of them, with the milliseconds since the command:
+ * It prints the results, with the milliseconds since the command:
  *
- *   done KIND N MS WRONG      the consumer has looked at every byte; WRONG cells are not as they should be
+ *   done KIND N MS WRONG      the consumer has checked every byte; WRONG cells are wrong
  *   failed KIND N MS STATUS DETAIL
- *   lost DETAIL               a peer
+ *   lost DETAIL               a peer was lost
  */
 #include <poll.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@
         }                                                                                                    \
     } while (0)
 
-/* Blocks of a request, in use while it has a ticket. */
+/* The blocks of a request, in use while `ticket` is not 0. */
 typedef struct slot {
     uint64_t ticket, number, begun;
     char kind[8];
@@ -105,7 +105,7 @@ static void fill(host *h, slot *s, kvf_group_steps groups[GROUPS]) {
         content_part all = content_all(&h->rank, g, table);
         content_fill(&h->rank, g, table, all, h->produces ? s->number : ~s->number);
         if (h->spoils && g == 0) {
-            all.begin = TOKENS - 1; /* the last token */
+            all.begin = TOKENS - 1; /* only the last token */
             content_fill(&h->rank, g, table, all, s->number + 1);
         }
         groups[g] = (kvf_group_steps){{table->ids, table->count, 0}, 0, TOKENS};
@@ -170,9 +170,9 @@ static void take(host *h, const kvf_event *event) {
     (void)fflush(stdout);
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- commands ------------------------------------------------------------------------------- */
 
-/* Returns false when there will be no more. */
+/* Returns false at the end of the input. */
 static bool take_commands(host *h) {
     static char text[4096];
     static size_t length;

@@ -1,6 +1,6 @@
-"""Hosts that are network namespaces, and the links between them: a switch of veth pairs, or a wire that is shaped.
+"""Hosts as network namespaces, and the links between them: a switch of veth pairs, or a shaped wire.
 
-Everything that is made here has a name of this process's own, and is gone when the Network is closed.
+The names of everything made here contain this process's id; closing the Network removes all of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def works(*arguments: str) -> bool:
 
 
 def missing() -> str | None:
-    """What this machine lacks for namespaces with links, in words."""
+    """What this machine lacks for namespaces with links, as text; None: nothing."""
     if os.geteuid() != 0:
         return "not root"
     for tool in ("ip", "tc"):
@@ -53,7 +53,7 @@ class Lacking(Exception):
 
 
 class Process:
-    """A program whose lines are read as they come."""
+    """A program; a thread reads its lines as they come."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -79,7 +79,7 @@ class Process:
         self.process.stdin.flush()
 
     def line(self, seconds: float) -> str:
-        """The next line; what it says at all where there is none in time."""
+        """The next line; AssertionError if none comes in time."""
         try:
             return self.lines.get(timeout=seconds)[1]
         except queue.Empty:
@@ -103,7 +103,7 @@ class Process:
         self.process.wait()
 
     def end(self) -> None:
-        """As whoever stops it politely; kills what does not end."""
+        """Asks the program to end, and kills it if it does not."""
         if self.process.stdin:
             try:
                 self.process.stdin.close()
@@ -135,7 +135,7 @@ class Host:
         run("tc", "-n", self.space, *arguments)
 
     def lose(self, percent: float) -> None:
-        """Packets that come in are lost at random, by nftables."""
+        """Drops incoming packets at random, by nftables."""
         if not shutil.which("nft"):
             raise Lacking("there is no nft (Debian: nftables)")
         for line in (
@@ -180,7 +180,7 @@ class Network:
     def switch(
         self, names: str, mbits: int = 0, mtu: int = 1500, device: str = "eth0", ipv6: bool = False
     ) -> list[Host]:
-        """Hosts on one network; those that are there get another device on it."""
+        """Connects hosts to one network; existing hosts get another device on it."""
         number = len(self.switches)
         bridge = Host(self, f"switch{number}")
         self.switches.append(bridge)
@@ -219,7 +219,7 @@ class Network:
 
 
 class Wire:
-    """See wire.c for what it can be told."""
+    """A running wire; wire.c lists its commands."""
 
     def __init__(self, process: Process) -> None:
         self.process = process

@@ -1,7 +1,9 @@
-"""Engines on hosts of their own, over links that are slow, far, lossy, cut, and gone: run.py BUILD [--short] [NAME...]
+"""Engines on separate hosts, over links that are slow, long, lossy, cut, or gone: run.py BUILD [--short]
+[NAME...]
 
-Every byte that moves is verified: by `kvferry fetch` by coordinates, and by the program host of this folder. Prints a
-line for each case, and at the end `N passed, N failed`. What the machine lacks is said under the name "network".
+Every byte that moves is verified: by `kvferry fetch`, by coordinates, and by the program host of this folder.
+Prints a line for each case, and at the end `N passed, N failed`. Cases that the machine cannot run are listed
+as skipped, under the name "network".
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from hosts import Host, Lacking, Network, Process, missing
 
 @dataclass(frozen=True)
 class Fabric:
-    """What bytes go by, as agents are told. `environment` keeps it to the network: namespaces share their memory."""
+    """The transport of an agent. `environment` keeps it to the network, because namespaces can share memory."""
 
     kind: str
     way: str = "auto"
     keys: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    only_eth0: tuple[str, ...] = ()  # what keeps it to one interface, where it takes several
-    short: bool = False  # it is part of the short form, too
+    only_eth0: tuple[str, ...] = ()  # options that keep it to one interface if it would use several
+    short: bool = False  # also part of the short form
 
 
 FABRICS = {
@@ -44,7 +46,7 @@ FABRICS = {
 }
 
 TCP_RTO_MAX_MS = 44
-RECOVERY_S = 2.0  # until the next request is done, once the link is back
+RECOVERY_S = 2.0  # until the next request must be done, once the link is back
 LONG = ("--prefill", "tp=1,block=16,order=hnd"), ("--decode", "tp=1,block=16,order=hnd")
 SHORT_RUNS = ("--prefill", "tp=2,block=16,order=nhd"), ("--decode", "tp=1,block=24,order=hnd")
 
@@ -56,13 +58,13 @@ class Programs:
         self.host = str(build / "tests/network/host")
         made = subprocess.run([self.kvferry, "keys"], capture_output=True, text=True, check=True, timeout=20)
         self.keys: dict[str, str] = json.loads(made.stdout)
-        self.key_file = tempfile.NamedTemporaryFile("w", prefix="kvferry-keys-")  # as long as we run
+        self.key_file = tempfile.NamedTemporaryFile("w", prefix="kvferry-keys-")  # kept until the program ends
         self.key_file.write(made.stdout)
         self.key_file.flush()
 
 
 class Case:
-    """What a case is given: the programs, a fabric, and a network that goes with it."""
+    """The programs, the fabric and the network of a case."""
 
     def __init__(self, programs: Programs, fabric: Fabric, network: Network) -> None:
         self.programs = programs
@@ -78,7 +80,7 @@ class Case:
     # ---- kvferry serve and fetch
 
     def met(self, host: Host) -> list[str]:
-        """Where an engine there is met."""
+        """The options by which an engine listens on a host."""
         return ["--listen", f"tcp://{host.address}:*", *([] if self.fabric.keys else ["--insecure"])]
 
     def serve(self, host: Host, shape: tuple[str, str], *more: str, tokens: int = 64, requests: int = 2) -> str:
@@ -119,7 +121,7 @@ class Case:
 
 
 class Engine:
-    """A program host, and what became of its requests."""
+    """A running program host, and the results of its requests."""
 
     def __init__(self, case: Case, host: Host, kind: str, port: int, lease_ms: int, *peer: str) -> None:
         keys = {f"KVF_{name.upper()}": key for name, key in case.programs.keys.items() if case.fabric.keys}
@@ -151,7 +153,7 @@ class Engine:
 
 
 class Pair:
-    """A producer on a and a consumer on b, whose requests have numbers from 1 on."""
+    """A producer on host a and a consumer on host b, whose requests are numbered from 1."""
 
     def __init__(self, case: Case, a: Host, b: Host, lease_ms: int) -> None:
         self.case, self.a, self.b, self.lease_ms = case, a, b, lease_ms
@@ -166,7 +168,8 @@ class Pair:
         return self.last
 
     def move(self, writes: bool = False, seconds: float = 20, deadline_ms: int = 30000) -> tuple[float, list[str]]:
-        """One request, which must be done and right; when it was, and its words."""
+        """Moves one request, which must arrive without a wrong cell. Returns when it was done, and the words of
+        its line."""
         number = self.begin(writes, deadline_ms)
         when, words = self.consumer.wait("expect" if writes else "pull", number, seconds)
         assert words[0] == "done", " ".join(words)
@@ -175,7 +178,7 @@ class Pair:
 
 
 class Traffic(threading.Thread):
-    """Requests of a pair, reads and writes in turn, until it is stopped: none may fail or be wrong."""
+    """Requests of a pair, reads and writes in turn, until finish(): none may fail or be wrong."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(daemon=True)
@@ -254,8 +257,8 @@ def two_interfaces(self: Case) -> None:
 
 @case("a second interface that leads nowhere", short=True)
 def useless_interface(self: Case) -> None:
-    """As on hosts with containers: a bridge that has the same address on both. It may be taken, and then the sentence says
-    what helps."""
+    """As on hosts with containers: a bridge has the same address on both. The fabric may choose it; then the
+    error must say what helps."""
     a, b = self.network.switch("ab")
     for host in (a, b):
         host.ip("link", "add", "docker0", "type", "bridge")
@@ -310,7 +313,7 @@ def wrong_byte(self: Case) -> None:
     assert words[0] == "done" and int(words[4]) > 0, " ".join(words)
 
 
-# ---- links that are far, and lose ----------------------------------------------------------------
+# ---- long and lossy links ---------------------------------------------------------------------
 
 
 def shaped(**settings: float | str) -> Callable[[Case], None]:
@@ -347,8 +350,8 @@ case("reordering of 5 %")(shaped(rate=1000, segments="off", delay=2, reorder=5))
 
 
 def short_outage(seconds: float, lease_ms: int, direction: str = "both") -> Callable[[Case], None]:
-    """Shorter than the lease: nothing fails. What was under way is done when TCP has tried again: after a silence it
-    waits about as long as that has lasted."""
+    """Shorter than the lease: nothing fails. Requests under way are done when TCP retransmits: after a silence
+    it waits about as long as the silence lasted."""
 
     def check(self: Case) -> None:
         a, b, wire = self.network.wire(self.programs.wire)
@@ -385,7 +388,7 @@ case("one direction, to the producer, is down for 5 s of a lease of 30 s")(short
 
 
 def tries_often() -> bool:
-    """Whether TCP can be told here not to wait for long before it tries again."""
+    """Whether this kernel lets a program limit the time between TCP's retransmissions."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
@@ -395,8 +398,8 @@ def tries_often() -> bool:
 
 
 def bytes_under_way(seconds: float, lease_ms: int, direction: str = "both") -> Callable[[Case], None]:
-    """Many requests share a slow link, and are under way when that goes down. Shorter than the lease: all are done when
-    TCP has tried again. Longer: those that were under way fail, and the next works soon after the link is back."""
+    """Many requests share a slow link, and are under way when it goes down. Shorter than the lease: all are
+    done when TCP retransmits. Longer: those under way fail, and the next works soon after the link is back."""
 
     def check(self: Case) -> None:
         a, b, wire = self.network.wire(self.programs.wire)
@@ -407,9 +410,9 @@ def bytes_under_way(seconds: float, lease_ms: int, direction: str = "both") -> C
         for writes in (False, True):
             kind = "expect" if writes else "pull"
             numbers = [pair.begin(writes, deadline_ms=60000) for _ in range(12)]
-            time.sleep(1)  # of at least four that they take at this rate
+            time.sleep(1)  # they take at least four seconds at this rate
             wire.cut(direction)
-            time.sleep(0.2)  # what is on its way arrives
+            time.sleep(0.2)  # packets on their way arrive
             cut = [number for number in numbers if (kind, number) not in pair.consumer.ended]
             assert cut, "all of them were done before the link was cut"
             time.sleep(seconds)
@@ -443,7 +446,7 @@ case("bytes are under way when a link goes down for 14 s of a lease of 6 s")(byt
 
 @case("a request that waits while the link is down for 25 s of a lease of 30 s")
 def waiting(self: Case) -> None:
-    """Nothing moves: the fabric's connection is idle, and must not be given up."""
+    """Nothing moves: the fabric's connection is idle, and the agents must not give it up."""
     a, b, wire = self.network.wire(self.programs.wire)
     pair = self.pair(a, b, 30000)
     pair.move()
@@ -463,7 +466,7 @@ def waiting(self: Case) -> None:
 
 
 def long_outage(seconds: float, lease_ms: int, direction: str = "both") -> Callable[[Case], None]:
-    """Longer than the lease: what was under way fails in time, and the next request works soon after."""
+    """Longer than the lease: requests under way fail in time, and the next request works soon after."""
 
     def check(self: Case) -> None:
         a, b, wire = self.network.wire(self.programs.wire)
@@ -487,7 +490,7 @@ def long_outage(seconds: float, lease_ms: int, direction: str = "both") -> Calla
             when, _ = pair.move(writes, seconds=20)
             self.notes.append(f"a {'write' if writes else 'read'} was done {when - healed:.2f} s after")
             assert when - healed <= RECOVERY_S, self.notes[-1]
-        pair.consumer.wait("pull", patient, 30)  # either way, but not for ever
+        pair.consumer.wait("pull", patient, 30)  # it may succeed or fail, but must end
 
     return check
 
@@ -514,7 +517,7 @@ def down_while_fetching(self: Case) -> None:
 
 @case("a host that vanishes", short=True)
 def vanishes(self: Case) -> None:
-    """The producer's host: power off, and later another process at the same address."""
+    """The producer's host loses power; later another process runs at the same address."""
     a, b, wire = self.network.wire(self.programs.wire)
     pair = self.pair(a, b, 3000)
     pair.move()
@@ -538,7 +541,7 @@ def vanishes(self: Case) -> None:
 
 @case("a consumer's host that vanishes")
 def consumer_vanishes(self: Case) -> None:
-    """What was lent to it is free again when its lease is over."""
+    """Blocks that were lent to it are free again when its lease is over."""
     a, b, wire = self.network.wire(self.programs.wire)
     pair = self.pair(a, b, 3000)
     pair.move()
@@ -562,7 +565,7 @@ def consumer_vanishes(self: Case) -> None:
 
 
 def run_case(programs: Programs, fabric: str, name: str, check: Callable[[Case], None]) -> bool | None:
-    """Whether it went well; None: this machine lacks what it needs."""
+    """Whether the case passed; None: this machine cannot run it."""
     begun = time.monotonic()
     title = f"{name}, over {fabric}"
     try:
@@ -572,7 +575,7 @@ def run_case(programs: Programs, fabric: str, name: str, check: Callable[[Case],
     except Lacking as lacking:
         print(f"[  SKIPPED ] network: {title}: {lacking}")
         return None
-    except Exception as failed:  # noqa: BLE001: one that fails must not keep the others from running
+    except Exception as failed:  # noqa: BLE001: a failing case must not stop the others
         print(f"[  FAILED  ] {title}: {failed}")
         if not isinstance(failed, AssertionError):
             traceback.print_exc(file=sys.stdout)
@@ -594,7 +597,7 @@ def main() -> int:
     if lacking:
         print(f"[  SKIPPED ] 1 test(s), listed below:\n[  SKIPPED ] network: {lacking}")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was made goes with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that namespaces and programs are removed
     programs = Programs(asked.build)
     passed = failed = 0
     for fabric in asked.fabric or [name for name, fabric in FABRICS.items() if fabric.short or not asked.short]:

@@ -1,21 +1,21 @@
 /*
  * A link between two network namespaces, for kernels that cannot shape one: wire A B MTU
  *
- * Makes a TUN device "wire" in each of the two, and carries packets between them with a rate, a delay, jitter, loss and
- * reordering, which commands on standard input change while it runs:
+ * Makes a TUN device "wire" in the namespaces A and B, and carries packets between them with a rate, a delay, jitter,
+ * loss and reordering, which commands on standard input change while it runs:
  *
- *   rate MBITS       of each direction; 0: as fast as it goes
+ *   rate MBITS       of each direction; 0: unlimited
  *   delay MS         of each direction
  *   jitter MS        added to the delay, evenly from 0 to this; packets may overtake each other by that
  *   loss PERCENT
- *   reorder PERCENT  of packets that are not delayed, and so overtake
- *   cut ab|ba|both   packets of that direction are lost from now on, silently
- *   heal             no direction is cut
- *   segments on|off  whether the kernel may hand over more than the MTU at once, as network cards let it: faster, but
- *                    then that much is lost at once
- *   count            prints what was carried, lost, and dropped from a full queue, in packets
+ *   reorder PERCENT  of packets, which skip the delay and so overtake others
+ *   cut ab|ba|both   loses the packets of that direction from now on, silently
+ *   heal             ends every cut
+ *   segments on|off  whether the kernel may hand over more than the MTU at once, as with network cards: faster, but
+ *                    one loss then takes all of it
+ *   count            prints the packets carried, lost, and dropped from a full queue
  *
- * Each is answered by a line. It ends when its standard input does.
+ * It answers each command with a line, and ends when its standard input does.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -34,11 +34,11 @@
 #include <unistd.h>
 
 enum {
-    PACKET_BYTES = 10 + 65536, /* with the header by which segments are handed over */
+    PACKET_BYTES = 10 + 65536, /* with the virtio-net header before the packet */
     HEADER_BYTES = 10,
     BATCH = 64,
-    QUEUE_NS = 40 * 1000 * 1000, /* what waits for longer to leave is dropped */
-    QUEUE_BYTES = 64 << 20,      /* and so is what is more than this on its way */
+    QUEUE_NS = 40 * 1000 * 1000, /* a packet that would wait longer to leave is dropped */
+    QUEUE_BYTES = 64 << 20,      /* and so is a packet beyond this much on its way */
 };
 
 #define SECOND 1000000000ull
@@ -57,14 +57,14 @@ typedef struct direction {
     size_t count, capacity;
     uint64_t bytes;
     uint64_t number;
-    uint64_t free_at; /* when the last byte that was taken has left */
+    uint64_t free_at; /* when the last byte of accepted packets has left */
     bool cut;
     uint64_t carried, lost, dropped;
 } direction;
 
 typedef struct wire {
     direction ways[2];
-    double rate, delay, jitter, loss, reorder; /* bits a second, ns, ns, shares */
+    double rate, delay, jitter, loss, reorder; /* bits per second; ns; ns; fractions; fractions */
     uint64_t random;
 } wire;
 
@@ -74,7 +74,7 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
 }
 
-/* From 0 to 1. */
+/* A random number from 0 to 1. */
 static double chance(wire *of) {
     of->random += 0x9e3779b97f4a7c15u;
     uint64_t x = of->random;
@@ -131,7 +131,7 @@ static packet pop(direction *way) {
     return first;
 }
 
-/* When it arrives; 0: never. */
+/* When a packet arrives; 0: never. */
 static uint64_t arrival(wire *of, direction *way, uint32_t bytes, uint64_t now) {
     if (way->cut || (of->loss > 0 && chance(of) < of->loss)) {
         way->lost++;
@@ -175,7 +175,7 @@ static void give_out(direction *way) {
     for (int i = 0; i < BATCH && way->count > 0 && way->heap[0].due <= now; i++) {
         packet one = pop(way);
         if (way->cut)
-            way->lost++; /* what was on its way is lost with it */
+            way->lost++; /* packets on their way are lost with the link */
         else if (write(way->to, one.data, one.bytes) == (ssize_t)one.bytes)
             way->carried++;
         else
@@ -190,7 +190,7 @@ static void let_segment(int fd, bool on) {
     (void)ioctl(fd, TUNSETOFFLOAD, on ? TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 : 0u);
 }
 
-/* In the namespace of that name, as `ip netns` keeps it; its MTU is set, and it is up. */
+/* Makes the device in a namespace of `ip netns`, sets its MTU, and brings it up. */
 static int open_device(const char *namespace, int mtu) {
     char path[256];
     (void)snprintf(path, sizeof path, "/run/netns/%s", namespace);
@@ -247,7 +247,7 @@ static bool obey(wire *of, const char *name, const char *value) {
     return true;
 }
 
-/* Returns false when there will be no more. */
+/* Returns false at the end of the input. */
 static bool take_commands(wire *of) {
     static char line[256];
     static size_t length;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Looks at pages of kvferry in a real browser: browser.py KVFERRY BROWSER
+"""Checks pages of kvferry in a real browser: browser.py KVFERRY BROWSER
 
 The browser draws each page into an image without a network. Every rank's colour must cover as much of the image
 as its cells and bars do in the page. The browser must find the elements that a parser of XML finds, and must
@@ -24,10 +24,10 @@ WIDTH, HEIGHT = 1100, 2600
 
 
 def browse(browser, folder, *arguments):
-    """What the browser prints, and what it says beside; Wrong where it does not end well."""
+    """What the browser prints; Wrong if it fails or complains."""
     command = [
         browser,
-        "--no-sandbox",  # it may run as root, as in a container
+        "--no-sandbox",  # for tests that run as root, as in a container
         "--disable-gpu",
         "--hide-scrollbars",
         "--force-color-profile=srgb",
@@ -58,7 +58,8 @@ class Elements(HTMLParser):
 
 
 def check_elements(root, dom):
-    """The browser's document against the parser's: what is not closed where it must be makes others."""
+    """Compares the browser's elements with the parser's: an element that is not closed changes the
+    browser's."""
     elements = Elements()
     elements.feed(dom)
     wanted = collections.Counter(element.tag for element in root.iter())
@@ -68,7 +69,7 @@ def check_elements(root, dom):
 
 
 def unfilter(kind, line, before, step):
-    """One line of a PNG, in place."""
+    """Undoes the filter of one line of a PNG, in place."""
     if kind == 1:
         for i in range(step, len(line)):
             line[i] = (line[i] + line[i - step]) & 255
@@ -135,7 +136,7 @@ def check_colours(root, count):
 
 
 def check_map_colours(root, count):
-    """Every pair's colour is in the image: a cell has some thousand pixels, letters and edges take a part."""
+    """Every pair's colour is in the image: a cell has some thousand pixels, less those of letters and edges."""
     for cell in root.iter("td"):
         wanted = rgb(cell.get("style").split("background:")[1].split(")")[0])
         seen = sum(
@@ -146,7 +147,7 @@ def check_map_colours(root, count):
 
 
 def look(browser, folder, file, text=None):
-    """Has the browser draw a page, and compares with its text (or another one)."""
+    """Lets the browser draw a page, and compares the result with the page's text (or with `text`)."""
     image = Path(folder) / "image.png"
     image.unlink(missing_ok=True)
     root = ElementTree.fromstring(text or file.read_text())
@@ -160,7 +161,7 @@ def look(browser, folder, file, text=None):
 
 
 def spoiled(file, before, after):
-    """A copy of a page with something else in it."""
+    """A copy of a page in which one text is replaced."""
     copy = file.with_name("spoiled.html")
     copy.write_text(file.read_text().replace(before, after))
     return copy

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compares pages of kvferry with what the command says without them: pages.py KVFERRY
+"""Compares pages of kvferry with the command's JSON and CSV: pages.py KVFERRY
 
-Every cell of every decode rank is looked up in the picture and must have the colour of the rank that
-`plan --json` has it read from. Prints each case as CMocka does.
+Every cell of every decode rank must have, in the picture, the colour of the prefill rank that it is read from
+by `plan --json`. Prints each case as CMocka does.
 """
 
 import csv
@@ -29,7 +29,7 @@ SWEEP = ["--prefill", "tp=2/4,order=nhd/hnd", "--decode", "tp=2,block=16/64,orde
 
 
 class Wrong(Exception):
-    """What the page does not show as it is."""
+    """A page shows something wrong."""
 
 
 def run(kvferry, *arguments):
@@ -38,7 +38,7 @@ def run(kvferry, *arguments):
 
 
 def read_page(text):
-    """The root of a page; Wrong where it is not well-formed, or would take something from elsewhere."""
+    """The root of a page; Wrong if it is not well-formed, or would load something from elsewhere."""
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
@@ -73,7 +73,7 @@ def cells_of(rank):
 
 
 def colour_at(cells, across, down):
-    """The colour of a point of a rank's box; None where no cell is."""
+    """The colour of a point of a rank's box; None if there is no cell."""
     for left, top, right, bottom, colour in cells:
         if left <= across < right and top <= down < bottom:
             return colour
@@ -96,7 +96,7 @@ def colours_of(picture):
 
 
 def cuts_of(plan, group, part):
-    """Decode rank, source and cut of all cuts of a part."""
+    """Yields the decode rank, the source and the cut for each cut of a part."""
     for rank in plan["ranks"]:
         for source in rank["sources"]:
             for cut in source["cuts"]:
@@ -105,7 +105,8 @@ def cuts_of(plan, group, part):
 
 
 def expected_cells(plan, group, part):
-    """The prefill rank of each cell, by decode rank, layer, unit and share; and how many of these there are."""
+    """The prefill rank of each cell, by decode rank, layer, unit and share; and the numbers of layers, units
+    and shares."""
     cuts = list(cuts_of(plan, group, part))
     layers = sorted({layer for _, _, cut in cuts for layer in cut["layers"]})
     units = max(cut["units"][1] for _, _, cut in cuts)
@@ -121,10 +122,10 @@ def expected_cells(plan, group, part):
 
 
 def check_cells(picture, plan, group, part):
-    """Every cell of every decode rank, and every place where it has none."""
+    """Checks every cell of every decode rank, and every place without a cell."""
     cells, layers, units, shares = expected_cells(plan, group, part)
     colours = colours_of(picture)
-    step = max(1, units // 128)  # channels of a state are many
+    step = max(1, units // 128)  # a state has many channels: check some
     for rank, box in ranks_of(picture, "decode").items():
         shown = cells_of(box)
         for layer in range(layers):
@@ -141,7 +142,7 @@ def check_cells(picture, plan, group, part):
 
 
 def check_flows(picture, plan, group, part):
-    """Every line, and its way."""
+    """Checks every line, and its way."""
     drawn = {
         (int(path.get("data-decode")), int(path.get("data-prefill")), path.get("class").split()[1])
         for path in picture.iter("path")
@@ -153,7 +154,7 @@ def check_flows(picture, plan, group, part):
 
 
 def check_times(root, plan):
-    """The bars: as long as the predicted times say, all in one scale."""
+    """Checks the bars: as long as the predicted times, all on one scale."""
     picture = next(svg for svg in root.iter("svg") if svg.get("class") == "times")
     drawn = [float(rect.get("width")) for rect in picture.iter("rect")]
     wanted = [source["predicted_ns"] for rank in plan["ranks"] for source in rank["sources"]]
@@ -166,7 +167,7 @@ def check_times(root, plan):
 
 
 def check_plan(page, plan):
-    """All of a page against the JSON of the same plan."""
+    """Compares a whole page with the JSON of the same plan."""
     root = read_page(page)
     body = list(root.find("body"))
     seen = set()
@@ -190,7 +191,7 @@ def check_plan(page, plan):
 
 
 def check_map(page, table):
-    """A map against the CSV of the same sweep: the time of each pair, and darker where it is longer."""
+    """Compares a map with the CSV of the same sweep: the time of each pair; longer times are darker."""
     root = read_page(page)
     rows = list(csv.DictReader(io.StringIO(table)))
     cells = [cell for cell in root.iter("td")]
@@ -212,7 +213,7 @@ def check_map(page, table):
 
 
 def make_pages(kvferry, folder):
-    """Pages of all plans, and one map: a list of name, file, and what it is compared with."""
+    """Pages of all plans, and one map: a list of the name, the file, and the reference to compare it with."""
     pages = []
     for i, (name, arguments) in enumerate(PLANS.items()):
         file = Path(folder) / f"plan{i}.html"
@@ -241,7 +242,7 @@ class Cases:
         self.passed += not fault
 
     def finish(self):
-        """Says how it went, and returns the exit status."""
+        """Prints the result, and returns the exit status."""
         print(f"[  FAILED  ] {self.failed} test(s)" if self.failed else f"[  PASSED  ] {self.passed} test(s)")
         return bool(self.failed)
 

@@ -39,7 +39,7 @@ static bool check_model(const world *w, uint32_t side, const kvf_model *model, c
 
 /* ---- a shard against the world --------------------------------------------------------------- */
 
-/* A group and a part as the world numbers them, and as the shard's model does. */
+/* A group and a part, by the world's numbers and by those of the shard's model. */
 typedef struct shard_part {
     uint32_t group, part;
     uint32_t their_group, their_part;

@@ -1,5 +1,5 @@
 /*
- * Who is read: the cuts of a plan against the list of who holds each cell.
+ * Compares the cuts of a plan with the list of the ranks that hold each cell.
  */
 #include <string.h>
 
@@ -13,7 +13,7 @@ const rank_group *remote_shares(const world *w, uint32_t group) {
     return NULL;
 }
 
-/* `layer` is of the remote model, where it has it. */
+/* `layer` is the remote model's; NO_ID if it lacks the layer. */
 static bool holds(const rank_group *held, uint32_t layer, uint32_t part, uint32_t unit, uint32_t share) {
     return layer >= held->layers_begin && layer < held->layers_end && unit >= held->parts[part].units_begin &&
            unit < held->parts[part].units_end && held->share_index == share;
@@ -29,7 +29,7 @@ static uint32_t count_holders(const world *w, uint32_t group, uint32_t layer, ui
     return n;
 }
 
-/* Calls for every (layer, part, unit, remote share with tokens for us) of a group on the local rank. */
+/* Calls `visit` for every (layer, part, unit, remote share with wanted tokens) of a group on the local rank. */
 static bool each_wanted(const world *w, const asked *ask, uint32_t local_rank, uint32_t group,
                         bool (*visit)(const world *w, uint32_t group, uint32_t layer, uint32_t part,
                                       uint32_t unit, uint32_t share, void *context),
@@ -151,7 +151,7 @@ bool check_cuts(const world *w, const asked *ask, const kvf_plan *plan, uint32_t
 
 /* ---- replicas -------------------------------------------------------------------------------- */
 
-/* How often each holder of one cell is read by the local ranks that keep the same tokens. */
+/* Local ranks that keep the same tokens must read each holder of a cell equally often, within one. */
 static bool check_spread_of(const world *w, const choices *by_local_rank, uint32_t local_share,
                             uint32_t group, uint32_t layer, uint32_t part, uint32_t unit, uint32_t share) {
     const engine_world *local = &w->engines[LOCAL], *remote = &w->engines[REMOTE];

@@ -153,7 +153,7 @@ static void note_model(const recipe *r) {
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
-/* Whether every part of a group that is of that kind is spread so over the ranks. */
+/* Whether `is` holds for every part of some group of the given kind. */
 static bool all_parts(const recipe *r, bool is_state, bool (*is)(const part_recipe *part, uint32_t tp),
                       uint32_t tp) {
     bool any = false;
@@ -190,12 +190,12 @@ static bool is_mixed(const recipe *r) {
     return states && states < r->group_count;
 }
 
-/* Whether tokens and states of a built engine lie in the same memory. */
+/* Whether tokens and states of a built engine share memory. */
 static bool shares_with_states(const recipe *r, uint32_t side) {
     return is_mixed(r) && !r->engines[side].by_hand && r->engines[side].share_pages;
 }
 
-/* And are pages of one size, so that different ids are different bytes. */
+/* Whether they also have pages of one size, so that different ids are different bytes. */
 static bool shares_even_pages(const world *w, uint32_t side) {
     const engine_world *e = &w->engines[side];
     bool even = shares_with_states(w->recipe, side) && e->page_bytes[0] && !e->illegal;
@@ -204,7 +204,7 @@ static bool shares_even_pages(const world *w, uint32_t side) {
     return even;
 }
 
-/* A part that some rank keeps element by element, and a rank of the other side as whole cells. */
+/* Whether some rank keeps a part element by element, and a rank of the other side keeps it as whole cells. */
 static bool is_channel_wise(const world *w) {
     bool one[SIDES] = {false}, whole[SIDES] = {false};
     for (uint32_t g = 0; g < w->recipe->group_count && has_group(w, LOCAL, g) && has_group(w, REMOTE, g);

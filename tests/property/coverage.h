@@ -1,5 +1,5 @@
 /*
- * What the cases of a run were like: a generator that never makes some kind of case must be seen.
+ * Counts the kinds of cases of a run, so that a kind that the generator never makes is noticed.
  */
 #ifndef KVF_PROPERTY_COVERAGE_H
 #define KVF_PROPERTY_COVERAGE_H
@@ -89,17 +89,17 @@ typedef enum kind {
     KIND_COUNT,
 } kind;
 
-/** Counts one more of a kind. */
+/** Counts one more case of a kind. */
 void note(kind k);
 void note_if(kind k, bool is_so);
 
-/** Counts the kinds that show in the recipe. */
+/** Counts the kinds that the recipe shows. */
 void note_recipe(const recipe *r);
 
-/** Counts the kinds that show in the world only. */
+/** Counts the kinds that only the world shows. */
 void note_world(const world *w);
 
-/** Prints all counts, and returns how many kinds there were none of. */
+/** Prints all counts, and returns the number of kinds without a case. */
 uint32_t print_coverage(FILE *to);
 
 #endif

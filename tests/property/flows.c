@@ -12,23 +12,23 @@
 #include "stage/flow.h"
 
 enum {
-    ARENA_BYTES = 4 * 4096, /* as small as it may be, */
-    SLOTS = 4,              /* and cut into slots as few as it may have: one is lent to a peer at a time */
-    SLOT_BYTES_MOST = 1024, /* but into smaller ones, for what random cases move is little */
+    ARENA_BYTES = 4 * 4096, /* the minimum */
+    SLOTS = 4,              /* the fewest that are allowed: a peer is lent one at a time */
+    SLOT_BYTES_MOST = 1024, /* smaller than allowed, because random cases move little */
     CHUNKS_MAX = 4,         /* two ranges of layers, two of steps */
     FLOWS_MOST = 4,         /* of one peer at once; the others wait */
-    SHM_PERCENT = 4,        /* of the cases between processes' transports; the others within one */
-    CONTROL_PERCENT = 20,   /* of the cases in which a byte is spoiled first */
-    IDLE_MS = 10 * 1000     /* nobody had anything to do for so long: it is given up */
+    SHM_PERCENT = 4,        /* of the cases go over "shm"; the others over "inproc" */
+    CONTROL_PERCENT = 20,   /* of the cases begin with a spoiled byte, as a control */
+    IDLE_MS = 10 * 1000     /* a case fails if nothing happens for so long */
 };
 
 /* ---- ends ------------------------------------------------------------------------------------- */
 
-/* A rank: its transport, its stage and whom it is connected to. */
+/* A rank: its transport, its stage and its peers. */
 typedef struct flow_end {
     kvf_transport *transport;
     kvf_stage *stage;
-    kvf_peer *peers[MAX_RANKS]; /* of the local rank by remote rank; of a remote rank, only [0] */
+    kvf_peer *peers[MAX_RANKS]; /* at the local rank, by remote rank; at a remote rank, only [0] */
     uint32_t events;
     char event[256];
 } flow_end;
@@ -36,12 +36,12 @@ typedef struct flow_end {
 typedef struct flow_world {
     const packed_transfer *t;
     rng random;
-    uint32_t flows;       /* that each may have open with one peer */
+    uint32_t flows;       /* that each end may have open with one peer */
     bool used[MAX_RANKS]; /* remote ranks that are read */
     flow_end local, remote[MAX_RANKS];
     memory memory; /* of the local rank */
-    bool spoil;    /* the next full slot that is lent is spoiled, */
-    bool spoiled;  /* and that was done */
+    bool spoil;    /* the next full slot that is lent will be spoiled */
+    bool spoiled;  /* a slot was spoiled */
 } flow_world;
 
 static void on_notify(void *context, kvf_transport *transport, const char *sender, const void *data,
@@ -59,7 +59,7 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     end->events++;
 }
 
-/* Slots smaller than users can have. */
+/* Cuts slots smaller than users can have. */
 static kvf_status cut_small(kvf_stage *stage, rng *random) {
     static const uint32_t bytes[] = {16, 24, 64, 200, SLOT_BYTES_MOST};
     unsigned char *begin = stage->arena.slots[0].memory;
@@ -146,7 +146,7 @@ static bool work(const flow_end *end) {
     return moving || staging;
 }
 
-/* Changes the first byte of a slot that is full and lent, and that nobody has read yet. */
+/* Changes the first byte of a slot that is full and lent, and that the peer has not read yet. */
 static void spoil_a_slot(flow_world *w, const flow_end *end) {
     for (const kvf_stage_flow *flow = end->stage->first; flow && w->spoil; flow = flow->following)
         for (uint32_t i = 0; i < KVF_WINDOW_MAX && w->spoil; i++)
@@ -167,7 +167,7 @@ static bool work_once(flow_world *w) {
     return busy;
 }
 
-/* Waits until somebody has something to do; false: for too long. */
+/* Waits until a transport has something to do; false: nothing happened for too long. */
 static bool wait_for_work(const flow_world *w) {
     struct pollfd fds[MAX_RANKS + 1] = {{kvf_transport_event_fd(w->local.transport), POLLIN, 0}};
     nfds_t count = 1;
@@ -198,7 +198,7 @@ static bool finish(flow_world *w, kvf_move *const *moves, uint32_t count, uint64
                                   (unsigned long long)moved, (unsigned long long)bytes);
 }
 
-/* All slots are free, all flows forgotten, and nobody was blamed. */
+/* Whether all slots are free and all flows are forgotten. */
 static bool is_idle(const flow_end *end) {
     kvf_stage_info info = {.struct_size = sizeof info};
     if (!end->stage)
@@ -230,7 +230,7 @@ static bool nobody_is_blamed(const flow_world *w) {
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
-/* Some layers of a request, and in each group some steps. */
+/* A part of a request: some layers, and some steps of each group. */
 typedef struct chunk {
     kvf_plan *plan;
     kvf_request *request;
@@ -256,8 +256,8 @@ static bool build_plan(const packed_transfer *t, kvf_range layers, kvf_plan **ou
                   : true;
 }
 
-/* Steps before or after a cut in each group. Where a window clips, the steps that flow depend on the last: all go at
- * once. */
+/* Keeps the steps before or after a cut in each group. A group that a window clips is not cut, since its needed steps
+ * depend on the last one. */
 static void cut_steps(const packed_transfer *t, const uint32_t *cuts, bool before,
                       kvf_group_request *groups) {
     for (uint32_t i = 0; i < t->w->models[LOCAL].group_count; i++) {
@@ -287,7 +287,7 @@ static bool make_chunk(const packed_transfer *t, kvf_range layers, const uint32_
     return status ? wrong("a chunk gives %s: %s", kvf_status_name(status), kvf_error_detail()) : true;
 }
 
-/* Cuts the request by layers, by steps, by both or not at all. */
+/* Cuts the request by layers, by steps, by both, or not at all. */
 static bool make_chunks(flow_world *w, chunk *out, uint32_t *count) {
     const packed_transfer *t = w->t;
     const model_world *local = &t->w->models[LOCAL];
@@ -363,7 +363,7 @@ static bool start(flow_world *w, const chunk *c, bool pushed, flow_moves *out) {
     return status ? wrong("a move gives %s: %s", kvf_status_name(status), kvf_error_detail()) : true;
 }
 
-/* All chunks at once, each pulled or pushed; with `spoil` all are pulled. */
+/* Moves all chunks at once, each pulled or pushed; with `spoil` all are pulled. */
 static bool move_chunks(flow_world *w, const chunk *chunks, uint32_t count, bool spoil) {
     flow_moves all = {.count = 0};
     bool good = true;
@@ -376,7 +376,7 @@ static bool move_chunks(flow_world *w, const chunk *chunks, uint32_t count, bool
     return good && settle(w) && nobody_is_blamed(w);
 }
 
-/* What moves is wrong in every byte, and the rest as it is to stay. */
+/* Makes every byte that will move wrong, and every other byte as it must stay. */
 static void reset_memory(const flow_world *w, const memory *expected, const memory *written) {
     const kvf_shard_desc *desc = kvf_shard_get(w->t->shard);
     for (uint32_t i = 0; i < desc->region_count; i++)

@@ -1,6 +1,6 @@
 /*
  * The same transfer between stages: by flows over transports, in chunks of layers and steps that are pulled and pushed
- * at once, through arenas of four slots, and compared with the cells.
+ * at once, through arenas of a few slots. The result is compared with the cells.
  */
 #ifndef KVF_PROPERTY_FLOWS_H
 #define KVF_PROPERTY_FLOWS_H
@@ -8,11 +8,11 @@
 #include "packed.h"
 
 /**
- * Moves what a plan says.
+ * Moves the request of a plan.
  *
  * @param expected  the local rank's memory afterwards
- * @param written   a byte for each of it: 1 where something moves
- * @return false, after wrong(), when a byte is not as it should be, or a stage keeps something
+ * @param written   a byte for each byte of that memory: 1 if it moves
+ * @return false, after wrong(), if a byte is wrong, or a stage keeps slots or flows
  */
 bool move_in_flows(const packed_transfer *t, const memory *expected, const memory *written);
 

@@ -1,5 +1,5 @@
 /*
- * A recipe in the library's words: the structures that its functions take.
+ * A recipe as the structures that the library's functions take.
  */
 #ifndef KVF_PROPERTY_FORMS_H
 #define KVF_PROPERTY_FORMS_H
@@ -28,8 +28,8 @@ typedef struct shard_form {
     uint64_t region_bytes[MAX_REGIONS];
 } shard_form;
 
-/** The forms point into themselves and into recipe and world: do not copy them. Groups and parts are in the order
- * of the side's model. */
+/** The forms point into themselves, the recipe and the world: do not copy them. Groups and parts are in the order of
+ * the side's model. */
 void fill_model_form(const world *w, uint32_t side, model_form *out);
 void fill_engine_form(const recipe *r, const world *w, uint32_t side, engine_form *out);
 void fill_shard_form(const world *w, uint32_t side, uint32_t rank, shard_form *out);

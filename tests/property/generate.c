@@ -1,6 +1,5 @@
 /*
- * Random cases. Mostly small numbers, mostly legal engines: what matters is how sizes relate, not how large
- * they are.
+ * Random cases, mostly with small numbers and legal engines: the relations of sizes matter, not the sizes.
  */
 #include <string.h>
 
@@ -10,7 +9,7 @@
 #define PICK(random, ...)                                                                                    \
     ((const uint32_t[]){__VA_ARGS__}[rng_below(random, sizeof(uint32_t[]){__VA_ARGS__} / sizeof(uint32_t))])
 
-enum { INVALID = 0, F4_E2M1 = 9, I4 = 10 }; /* of kvf_dtype */
+enum { INVALID = 0, F4_E2M1 = 9, I4 = 10 }; /* as in kvf_dtype */
 
 /* ---- models ---------------------------------------------------------------------------------- */
 
@@ -22,7 +21,7 @@ static uint32_t random_divisor(rng *random, uint32_t of) {
     return divisors[rng_below(random, n)];
 }
 
-/* `few` units make more ranks than units, which decode context parallelism needs. */
+/* With `few` there are often more ranks than units, which decode context parallelism needs. */
 static void make_part(rng *random, bool is_state, bool few, const part_recipe *before, part_recipe *out) {
     if (before && rng_chance(random, 50)) {
         *out = *before;
@@ -41,8 +40,8 @@ static void make_part(rng *random, bool is_state, bool few, const part_recipe *b
     out->new_tensor = before && rng_chance(random, 50);
 }
 
-/* What published hybrids have: heads that are few, or one latent, beside a convolution's projections and a
- * state that are split finely. */
+/* Makes groups as in published hybrids: few heads, or one latent, beside a convolution's projections and a state that
+ * are split finely. */
 static void make_hybrid(rng *random, recipe *out) {
     if (out->group_count < 2)
         out->group_count = 2;
@@ -63,7 +62,7 @@ static void make_hybrid(rng *random, recipe *out) {
         part_recipe *part = &state->parts[p];
         make_part(random, true, false, NULL, part);
         bool last = p + 1 == state->part_count;
-        uint32_t channels = p ? 1 : rng_between(random, 1, 2); /* of a head, or a group */
+        uint32_t channels = p ? 1 : rng_between(random, 1, 2); /* of a head, or of a group of heads */
         part->units = last ? heads : heads * channels;
         part->granule = last ? 1 : channels;
         part->rows = last ? 1 : rows;
@@ -102,7 +101,7 @@ static bool is_mixed(const recipe *r) {
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
-/* A model of its own: what both have in another order, less of it, or something that differs. */
+/* Makes the models differ: in the order of groups and parts, in what one lacks, or in one field. */
 static void make_unlike(rng *random, const recipe *r, unlike_recipe *out) {
     if (rng_chance(random, 60))
         out->group_order = rng_below(random, 24);
@@ -128,7 +127,7 @@ static void make_order(rng *random, layout_recipe *out) {
     out->tensor_axis = rng_chance(random, 50) ? rng_between(random, 1, 5) : 0;
     char text[ORDER_TEXT];
     order_text(out, text);
-    uint32_t legal = (uint32_t)strspn(text, "LTP"); /* only these may have buffers of their own */
+    uint32_t legal = (uint32_t)strspn(text, "LTP"); /* only these axes may have their own buffers */
     if (rng_chance(random, 60))
         out->bar = 1 + rng_below(random, legal + 1);
     if (rng_chance(random, 3))
@@ -212,14 +211,14 @@ static void share_tokens(rng *random, const recipe *r, const engine_recipe *othe
             out->dcp = other->dcp;
 }
 
-/* Ranks made by hand: the remote side is a grid of layers x units x shares with overlaps and, now and then, a
- * hole; the local side is whatever it likes. */
+/* Units of ranks made by hand. The remote side is a grid of layers x units x shares with overlaps and, now and then, a
+ * hole; the local side is arbitrary. */
 static void make_units(rng *random, const recipe *r, uint32_t piece, uint32_t pieces, hand_rank *hand) {
     for (uint32_t g = 0; g < r->group_count; g++) {
         for (uint32_t p = 0; p < r->groups[g].part_count; p++) {
             uint32_t units = r->groups[g].parts[p].units, begin, end;
             if (pieces) {
-                /* Cuts that every rank of the engine computes alike, and a bit more than is needed. */
+                /* Every rank of the engine computes the same cuts; some ranks hold a bit more. */
                 begin = piece * units / pieces;
                 end = (piece + 1) * units / pieces;
                 if (rng_chance(random, 25))
@@ -367,7 +366,7 @@ static void make_case(rng *random, recipe *out) {
     }
 }
 
-/* Most engines that a die makes are illegal, by the order of their axes; most of these are made again. */
+/* Most random engines are illegal, because of their axis orders; most of these are made again. */
 void recipe_generate(uint64_t seed, recipe *out) {
     rng random = {seed};
     static world w;

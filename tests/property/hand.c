@@ -1,16 +1,16 @@
 /*
- * Where the cells of hand-made shards lie: placements with any nesting of blocks, rows, units and the pieces of
- * a cell, with bytes left free between them, layers and parts one after another or together in pages.
+ * Placements and addresses of hand-made shards: blocks, rows, units and the pieces of a cell in any nesting, with gaps
+ * between them, and with layers and parts one after another or together in pages.
  */
 #include <string.h>
 
 #include "random.h"
 #include "world.h"
 
-/* One (layer, part) of a group on a rank, and how its strides come about. */
+/* One (layer, part) of a group on a rank, and the number that its strides are drawn from. */
 typedef struct item {
-    uint32_t layer, part; /* layer: among those held */
-    uint64_t number;      /* everything about it is drawn from this */
+    uint32_t layer, part; /* layer: index into the held ones */
+    uint64_t number;      /* the seed of everything about it */
 } item;
 
 typedef struct hand_layout {
@@ -35,7 +35,7 @@ static uint32_t count_of(const hand_layout *l, uint32_t part, uint32_t axis) {
     return units_of(&held->parts[part]);
 }
 
-/* Strides of the given axes, the first one innermost; returns the bytes from the first cell to the last. */
+/* Strides of the given axes, the first one innermost; returns the bytes from the first cell to the end of the last. */
 static uint32_t nest(const hand_layout *l, const item *it, const uint32_t *axes, uint32_t axis_count,
                      uint32_t stride_of[AXES]) {
     uint32_t cell = cell_bytes_of(&l->cells->parts[it->part]) / count_of(l, it->part, PIECE);
@@ -99,7 +99,7 @@ static void place_in_pages(const hand_layout *l, const item *items, uint32_t cou
     l->cursors[region] += blocks * page;
 }
 
-/* One number of one placement is replaced by another. */
+/* Replaces one number of one placement. */
 static void damage(const hand_layout *l, const item *it) {
     rng numbers = {l->hand->damage};
     strides *s = placement_of(l, it);
@@ -135,7 +135,7 @@ static void list_cells(const hand_layout *l, uint32_t part) {
     }
 }
 
-/* How many pieces a cell of each part is in: a number that divides its elements, in whole bytes. */
+/* Chooses the number of pieces of a cell, for each part: it divides the elements, and pieces are whole bytes. */
 static void cut_cells(const hand_layout *l) {
     for (uint32_t p = 0; p < l->cells->part_count; p++) {
         const part_recipe *part = &l->cells->parts[p];
@@ -157,7 +157,7 @@ static void place_group(const hand_layout *l) {
         for (uint32_t part = 0; part < l->cells->part_count; part++) {
             if (units_of(&held->parts[part]) == 0)
                 continue;
-            /* Mostly all layers are alike. */
+            /* In most shards all layers are alike. */
             uint32_t kind = l->hand->seed % 4 == 0 ? layer : 0;
             uint64_t number = mix64(l->hand->seed + mix64(kind * 64 + part * 8 + l->group));
             items[count++] = (item){layer, part, number};

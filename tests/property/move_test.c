@@ -1,12 +1,12 @@
 /*
- * Property test: random models, engines, layouts and block tables, moved by the library and compared byte by
- * byte with an oracle that knows the address of every cell because it counted them.
+ * Property test: the library moves requests between random models, engines, layouts and block tables, and the result is
+ * compared byte by byte with an oracle that lists the address of every cell by counting.
  *
  *   KVF_SEED    seed of the first case (a number; 0x... is hexadecimal)
  *   KVF_CASES   how many cases; 2000 without it
  *
- * A failure prints the seed of its own case: KVF_SEED=that KVF_CASES=1 runs it alone. The case is then made
- * smaller for as long as it fails, and printed as C.
+ * A failure prints the seed of its case: KVF_SEED=SEED KVF_CASES=1 runs it alone. The case is then made smaller while
+ * it still fails, and printed as C.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -30,7 +30,7 @@ static bool run_case(const recipe *r) {
     arena_reset();
     failed_rank = 0;
     if (!world_make(r, &w))
-        return true; /* too large: only the shrinker makes such */
+        return true; /* too large: only the shrinker makes such cases */
     note_world(&w);
     built objects;
     bool good = build_objects(r, &w, &objects);
@@ -43,7 +43,7 @@ static bool run_case(const recipe *r) {
     return good;
 }
 
-/* What failed, whatever the numbers in it. */
+/* The text of the failure, without its digits. */
 static char failure[512];
 
 static void keep_words(const char *text, char *out, size_t bytes) {
@@ -54,7 +54,7 @@ static void keep_words(const char *text, char *out, size_t bytes) {
     out[n] = '\0';
 }
 
-/* Another failure than the one that is being made smaller does not count. */
+/* Whether the case fails with the same text: other failures do not count while shrinking. */
 static bool case_fails(const recipe *r) {
     char words[sizeof failure];
     if (run_case(r))
@@ -78,7 +78,7 @@ static void show_failure(recipe *r) {
     (void)fflush(stdout);
 }
 
-/* A crash cannot be shrunk from inside, but it can say which case it was. */
+/* A case that crashes cannot be shrunk in this process, but its seed can be printed. */
 static void say_seed(void) {
     char text[] = "crashed in KVF_SEED=0x0000000000000000 KVF_CASES=1\n";
     char *digits = strchr(text, 'x') + 1;
@@ -95,7 +95,7 @@ static void on_crash(int number) {
 }
 
 /* Sanitizers end the process without a signal. */
-// NOLINTNEXTLINE(bugprone-reserved-identifier): its name is theirs
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the sanitizers define the name
 __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)(void));
 
 static void catch_crashes(void) {

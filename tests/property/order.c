@@ -1,6 +1,6 @@
 /*
- * Where the cells of a built engine lie: an axis order is a nest of loops, and the cells are given addresses
- * in the order in which these loops come to them.
+ * Addresses of the cells of a built engine: an axis order is a nest of loops, and cells get addresses in the order in
+ * which the loops reach them.
  */
 #include <string.h>
 
@@ -48,7 +48,7 @@ void order_text(const layout_recipe *layout, char out[ORDER_TEXT]) {
     }
 }
 
-/* An order with its T, and where its own buffers end. */
+/* An order with its T added, and the letters before the bar, which have their own buffers. */
 typedef struct axes {
     char letters[ORDER_TEXT];
     uint32_t bar;
@@ -95,9 +95,9 @@ typedef struct counting {
     uint32_t group_index;
     axes axes;
     uint32_t page_bytes, page_align;
-    const uint32_t *parts; /* in the model's order: parts below are places in it */
+    const uint32_t *parts; /* in the model's order; `part` arguments below are indices into it */
     uint32_t tensor_of[MAX_PARTS];
-    bool store; /* otherwise only sizes are found */
+    bool store; /* otherwise only sizes are computed */
     uint32_t layer, block, unit, row;
     uint32_t region;
     uint64_t offset;
@@ -132,7 +132,7 @@ static void count_cell(counting *c, uint32_t part) {
     c->offset += cell_bytes_of(&c->group->parts[c->parts[part]]);
 }
 
-/* The end of a page: what is left of its stride stays free. */
+/* Ends a page: the rest of its stride stays free. */
 static void close_page(counting *c, uint64_t start) {
     uint64_t content = c->offset - start;
     if (content > c->engine->page_content[c->group_index])
@@ -234,8 +234,8 @@ bool has_whole_pages(const layout_recipe *layout) {
     return !*order || (block && head > block && token > block);
 }
 
-/* The smallest size that holds a logical block of any group and comes apart into the kernel blocks of each;
- * pages stay as they are where that makes the case too large. */
+/* Makes all logical blocks equally large: the smallest size that holds a block of any group and is divisible by each
+ * group's number of kernel blocks. Pages stay as they are if that makes the case too large. */
 static void even_pages(const recipe *r, uint32_t side, engine_world *e) {
     uint32_t page = 1;
     bool whole = true;
@@ -257,7 +257,7 @@ static void even_pages(const recipe *r, uint32_t side, engine_world *e) {
         e->page_bytes[g] = page / e->kernel_blocks[g];
 }
 
-/* A layout that several groups have has one page size. */
+/* Groups with the same layout have one page size. */
 static void choose_pages(const recipe *r, uint32_t side, engine_world *e) {
     if (r->engines[side].even_pages && r->engines[side].per_group) {
         even_pages(r, side, e);

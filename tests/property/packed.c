@@ -12,24 +12,24 @@
 
 enum { MOST_CUTS = 24, MOST_CELL_BYTES = 512 };
 
-/* ---- what a stream must be -------------------------------------------------------------------- */
+/* ---- the expected stream ---------------------------------------------------------------------- */
 
 /* A piece of a cell that flows, on one side. */
 typedef struct flowing {
     cell_visit at;
-    uint32_t group, part, item; /* as the library numbers them */
-    uint32_t position;          /* of its step, on its rank */
+    uint32_t group, part, item; /* by the library's numbers */
+    uint32_t position;          /* of its step among those that its rank keeps */
 } flowing;
 
 typedef struct stream_cells {
     const packed_transfer *t;
     const kvf_selection *selection;
     uint32_t side, rank, source_rank;
-    uint32_t group, part_place[MAX_PARTS]; /* of the group that is visited */
+    uint32_t group, part_place[MAX_PARTS]; /* of the group being visited */
     uint32_t *positions;                   /* by step */
     flowing *cells;
     uint32_t count, capacity;
-    bool lost; /* a cell that is in no item */
+    bool lost; /* a cell is in no item */
 } stream_cells;
 
 static uint32_t place_in(const uint32_t *order, uint32_t count, uint32_t value) {
@@ -44,7 +44,7 @@ static uint32_t local_layer(const world *w, uint32_t group, uint32_t model_layer
     return place_in(local->layers[group], local->layer_counts[group], model_layer);
 }
 
-/* Whether it goes from the source to the local rank. */
+/* Whether the cell goes from the source to the local rank. */
 static bool flows(const stream_cells *s, const cell_visit *cell, uint32_t layer) {
     const packed_transfer *t = s->t;
     const rank_group *own = &t->w->engines[LOCAL].ranks[t->rank].groups[cell->group];
@@ -92,7 +92,7 @@ static int in_stream_order(const void *a, const void *b) {
     return 0;
 }
 
-/* Counts on which rank which step is the how manieth. */
+/* Numbers the steps of a group that the rank keeps. */
 static void number_steps(const stream_cells *s, uint32_t group) {
     const rank_group *held = &s->t->w->engines[s->side].ranks[s->rank].groups[group];
     uint32_t position = 0;
@@ -102,7 +102,7 @@ static void number_steps(const stream_cells *s, uint32_t group) {
     }
 }
 
-/* All that flows from one source, on one side, in the order of the stream. */
+/* Lists all cells that flow from one source, as they lie on one side, in the order of the stream. */
 static bool collect(const packed_transfer *t, const kvf_selection *selection, uint32_t side, uint32_t rank,
                     uint32_t source_rank, stream_cells *out) {
     const model_world *local = &t->w->models[LOCAL];
@@ -129,7 +129,7 @@ static bool collect(const packed_transfer *t, const kvf_selection *selection, ui
     return out->lost ? wrong("rank %u: a cell that is read from it is in no item", source_rank) : true;
 }
 
-/* By numbers, one element after the other; returns the bytes of them all. */
+/* Converts elements one by one, by their values; returns the bytes written. */
 static uint32_t convert(kvf_dtype from, const unsigned char *in, kvf_dtype to, unsigned char *out,
                         uint32_t count) {
     unsigned char *at = out;
@@ -138,7 +138,7 @@ static uint32_t convert(kvf_dtype from, const unsigned char *in, kvf_dtype to, u
     return (uint32_t)(at - out);
 }
 
-/* The bytes that a piece has in the stream. */
+/* Writes the bytes of a piece as they are in the stream; returns their number. */
 static uint32_t stream_bytes_of(const stream_cells *s, const flowing *cell, unsigned char *out) {
     const kvf_dtype type = s->selection->items[cell->item].dtype;
     const kvf_dtype own =
@@ -162,7 +162,8 @@ typedef struct stream_end {
     uint64_t pieces; /* counted */
 } stream_end;
 
-/* Contiguous in memory and in the stream, in one item's layer, in one logical block, of steps that follow each other. */
+/* A piece is contiguous in memory and in the stream, in one layer of an item, in one logical block, over successive
+ * steps. */
 static uint64_t count_pieces(const stream_cells *s) {
     uint64_t pieces = 0;
     for (uint32_t i = 0; i < s->count; i++) {
@@ -209,7 +210,7 @@ static void close_end(const stream_end *end) {
 
 /* ---- moving ----------------------------------------------------------------------------------- */
 
-/* Gathers (`out`) or scatters a whole stream in ranges of any size, the ranges in any order. */
+/* Gathers (into `out`) or scatters a whole stream, in ranges of any size and in any order. */
 static bool move_ranges(const stream_end *end, const memory *m, unsigned char *out, const unsigned char *in,
                         rng *random) {
     kvf_byte_range ranges[MOST_CUTS];
@@ -258,7 +259,7 @@ static bool check_stream(const stream_end *holder, const unsigned char *got, con
     return wrong("the stream is too long");
 }
 
-/* The layers' ranges, one after the other, are the whole. */
+/* The ranges of the layers, one after the other, must be the whole stream. */
 static bool check_layers(const stream_end *end) {
     uint64_t at = 0;
     for (uint32_t layer = 0; layer < end->cells.t->w->models[LOCAL].layer_count; layer++) {
@@ -278,9 +279,10 @@ static bool check_layers(const stream_end *end) {
     return true;
 }
 
-/* ---- a selection that is not the other's ------------------------------------------------------ */
+/* ---- a selection that differs -------------------------------------------------------------- */
 
-/* The same cells, the first item that can be cut in two: the order is another then. Returns which; NO_ID: none. */
+/* Selects the same cells, but cuts the first possible item in two, which changes the order. Returns the item; NO_ID:
+ * none. */
 static uint32_t mutate(const kvf_model *model, const kvf_selection *selection, kvf_selection **out) {
     kvf_stream_item *items = arena_take(selection->item_count + 1u, sizeof *items);
     uint32_t n = 0, cut = NO_ID;
@@ -299,7 +301,7 @@ static uint32_t mutate(const kvf_model *model, const kvf_selection *selection, k
     return kvf_selection_check(model, items, n, out) ? NO_ID : cut;
 }
 
-/* Whether an item has two rows with units of some bytes, as they are: their order shows. */
+/* Whether the bytes show the order of an item's cells: two rows or more, cells of 8 bytes or more, not converted. */
 static bool shows_order(const stream_cells *s, uint32_t item) {
     const kvf_stream_item *of = &s->selection->items[item];
     uint32_t rows = 0, bytes = 0;
@@ -316,7 +318,7 @@ static bool shows_order(const stream_cells *s, uint32_t item) {
     return rows >= 2 * (of->layers.end - of->layers.begin) && bytes >= 8;
 }
 
-/* A reader with another selection must get something else: otherwise this test sees nothing. */
+/* The control: a reader with another selection must get other cells. */
 static bool check_mutant(const packed_transfer *t, const kvf_selection *selection,
                          const kvf_group_steps *groups, const stream_end *reader,
                          const unsigned char *stream) {
@@ -346,7 +348,7 @@ static bool check_mutant(const packed_transfer *t, const kvf_selection *selectio
 
 /* ---- one source ------------------------------------------------------------------------------- */
 
-/* Some items travel in another type. */
+/* Lets some items travel in another type. */
 static bool choose_types(const packed_transfer *t, uint32_t source, rng *random, kvf_selection **out) {
     kvf_selection *planned = NULL;
     kvf_status status = kvf_selection_of_plan(t->plan, source, &planned);
@@ -376,7 +378,7 @@ static void fill_steps(const packed_transfer *t, uint32_t side, kvf_group_steps 
                                    groups[i].end};
 }
 
-/* What the reader's cells must be then. */
+/* Writes the cells that the reader must then have. */
 static void expect_cells(const stream_end *reader, const unsigned char *stream, const memory *expected) {
     const stream_cells *s = &reader->cells;
     uint64_t at = 0;

@@ -1,6 +1,6 @@
 /*
- * The same transfer through packed streams: gathered by each holder, scattered by the reader, and compared with a stream
- * that is made from the coordinates of single cells, sorted.
+ * The same transfer through packed streams: each holder gathers, the reader scatters, and the stream is compared with
+ * one that is made from single cells, sorted by their coordinates.
  */
 #ifndef KVF_PROPERTY_PACKED_H
 #define KVF_PROPERTY_PACKED_H
@@ -17,7 +17,7 @@ typedef struct packed_transfer {
     const memory *remote; /* by rank, filled */
 } packed_transfer;
 
-/** Moves what a plan says. False, after wrong(), when a byte is not as it should be. */
+/** Moves the request of a plan. False, after wrong(), if a byte is wrong. */
 bool move_packed(const packed_transfer *t);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * A case as C: what a unit test of it declares before it calls the library.
+ * Prints a case as C: the declarations of a unit test, before it calls the library.
  */
 #include "forms.h"
 

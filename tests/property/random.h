@@ -24,7 +24,7 @@ static inline uint64_t rng_next(rng *r) {
     return mix64(r->state);
 }
 
-/** 0 .. bound - 1; 0 when bound is 0. */
+/** 0 .. bound - 1; 0 if bound is 0. */
 static inline uint32_t rng_below(rng *r, uint32_t bound) {
     return bound ? (uint32_t)((rng_next(r) >> 32) * bound >> 32) : 0;
 }

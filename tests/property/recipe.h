@@ -1,9 +1,8 @@
 /*
  * A recipe: everything that one random case is made of, as plain numbers.
  *
- * Nothing in a recipe depends on anything else in it: sizes of caches, block ids and addresses are derived
- * (world.h). So a number can be made smaller without mending the others, which is how cases are shrunk. All
- * members are uint32_t, which the shrinker relies on.
+ * No number in a recipe depends on another: sizes of caches, block ids and addresses are derived (world.h). So the
+ * shrinker can make any number smaller without adjusting the others. It relies on all members being uint32_t.
  */
 #ifndef KVF_PROPERTY_RECIPE_H
 #define KVF_PROPERTY_RECIPE_H
@@ -26,7 +25,7 @@ enum { LOCAL = 0, REMOTE = 1, SIDES = 2 };
 
 typedef struct part_recipe {
     uint32_t dtype, units, granule, cell_elements, rows;
-    uint32_t new_tensor; /* begins a tensor of its own */
+    uint32_t new_tensor; /* begins a new tensor */
     uint32_t replicate;
 } part_recipe;
 
@@ -51,10 +50,10 @@ typedef struct layout_recipe {
     uint32_t tokens; /* 0: the default */
     uint32_t kernel_blocks;
     uint32_t order;       /* 0: NULL; 1 .. 120: a permutation of L, B, P, H, N */
-    uint32_t tensor_axis; /* 0: no T; else it stands so many letters outside P, at most at the front */
-    uint32_t bar;         /* 0: none; else it stands before letter bar - 1 */
+    uint32_t tensor_axis; /* 0: no T; else T is this many letters outside P, at most at the front */
+    uint32_t bar;         /* 0: none; else the bar is before letter bar - 1 */
     uint32_t order_fault;
-    uint32_t page_extra; /* 0: no page_bytes; else what it has beyond the content, and 1 */
+    uint32_t page_extra; /* 0: no page_bytes; else its bytes beyond the content, plus 1 */
     uint32_t page_short; /* page_bytes is one less than the content */
     uint32_t page_align;
     uint32_t spare_blocks;
@@ -68,19 +67,19 @@ typedef struct hand_rank {
     uint32_t replica, replica_count;
     uint32_t units_begin[MAX_GROUPS][MAX_PARTS];
     uint32_t units_end[MAX_GROUPS][MAX_PARTS];
-    uint32_t in_pages; /* all layers and parts of a block together; otherwise one after another */
+    uint32_t in_pages; /* a block's layers and parts lie together; otherwise one after another */
     uint32_t regions;
-    uint32_t pad;   /* the most bytes left free after a cell, a row ... */
-    uint32_t tight; /* nothing is left free after the last of them */
-    uint32_t junk;  /* strides that are never stepped have odd values */
-    uint32_t cut;   /* 0: cells are whole; otherwise which of the possible pieces they are kept in */
+    uint32_t pad;   /* the largest gap after a cell, a row ..., in bytes */
+    uint32_t tight; /* there is no gap after the last of them */
+    uint32_t junk;  /* strides of axes of length 1 have arbitrary values */
+    uint32_t cut;   /* 0: cells are whole; otherwise selects one of the possible numbers of pieces */
     uint32_t seed;
     uint32_t damage; /* 0: none; otherwise one number of one placement is replaced */
 } hand_rank;
 
-/* How an engine's model is unlike the recipe's: all zero where it is the same. */
+/* How an engine's model differs from the recipe's: all zero if it is the same. */
 typedef struct unlike_recipe {
-    uint32_t group_order, part_order; /* which permutation; 0: as they are */
+    uint32_t group_order, part_order; /* a permutation's number; 0: unchanged */
     uint32_t lacks_groups;            /* a bit for each group */
     uint32_t lacks_layers[MAX_GROUPS];
     uint32_t
@@ -95,7 +94,7 @@ enum unlike_field {
     UNLIKE_ROWS,
     UNLIKE_UNITS,
     UNLIKE_WINDOW,
-    UNLIKE_PART, /* the last is missing */
+    UNLIKE_PART, /* the last part is missing */
     UNLIKE_FIELDS
 };
 
@@ -105,13 +104,13 @@ typedef struct engine_recipe {
     uint32_t tp, pp;
     uint32_t uneven; /* the stages have the sizes below */
     uint32_t stages[MAX_STAGES];
-    uint32_t dcp, width; /* of hand-made shards, too */
+    uint32_t dcp, width; /* also of hand-made shards */
     uint32_t share_pages;
     uint32_t even_pages; /* logical blocks of all groups are equally large, as hybrid engines make them */
-    uint32_t per_group;  /* a layout for each group; otherwise 0 is for tokens and 1 for states */
+    uint32_t per_group;  /* a layout for each group; otherwise layout 0 is for tokens and 1 for states */
     layout_recipe layouts[MAX_GROUPS];
     uint32_t hand_count;
-    uint32_t disagree; /* 0: none; otherwise rank disagree - 1 shares its tokens by another width */
+    uint32_t disagree; /* 0: none; otherwise rank disagree - 1 shares tokens by another width */
     hand_rank hands[MAX_HAND_RANKS];
 } engine_recipe;
 
@@ -119,9 +118,9 @@ enum id_mode { IDS_ASCENDING, IDS_DESCENDING, IDS_SHUFFLED, IDS_CHUNKS, IDS_SCAT
 
 typedef struct table_recipe {
     uint32_t ids;        /* an id_mode */
-    uint32_t lead;       /* blocks listed before the first that is needed */
-    uint32_t lead_empty; /* they are KVF_NO_BLOCK */
-    uint32_t trail;      /* blocks listed after the last that is needed */
+    uint32_t lead;       /* blocks listed before the first needed one */
+    uint32_t lead_empty; /* these are KVF_NO_BLOCK */
+    uint32_t trail;      /* blocks listed after the last needed one */
 } table_recipe;
 
 typedef struct group_request_recipe {
@@ -153,13 +152,13 @@ typedef struct recipe {
     uint32_t fault_group, fault_side, fault_at;
 } recipe;
 
-/** Whether the numbers make a case at all: a model that may be made, and sizes within the bounds above. */
+/** Whether the numbers make a case: a model that is allowed, and sizes within the bounds above. */
 bool recipe_usable(const recipe *r);
 
 /** A random case. */
 void recipe_generate(uint64_t seed, recipe *out);
 
-/** Makes a failing case smaller as long as `fails` says that it still fails. Returns how many were tried. */
+/** Makes a failing case smaller while `fails` says that it still fails. Returns how many cases were tried. */
 uint32_t recipe_shrink(recipe *r, bool (*fails)(const recipe *r));
 
 /** Prints the case as C that can be pasted into a test. */

@@ -4,12 +4,12 @@
 
 #include "forms.h"
 
-/* Blocks of the sequence that a table no longer gives. */
+/* Blocks of the sequence that a faulty table does not have. */
 typedef struct lost_blocks {
     uint32_t begin, end;
 } lost_blocks;
 
-/* Counts through the steps: does the rank want one that lies in a lost block of that side? */
+/* Whether the rank wants a step that lies in a lost block of that side, by counting through the steps. */
 static bool is_touched(const world *w, const asked *ask, uint32_t local_rank, uint32_t group, uint32_t side,
                        lost_blocks lost) {
     const group_tables *tables = &w->tables[group];
@@ -44,7 +44,7 @@ static uint32_t beyond(const world *w, uint32_t local_rank, uint32_t group, uint
     return least;
 }
 
-/* A group that the plan leaves out is asked for, or any range runs backwards, or there are too many. */
+/* Asks for a group that the plan leaves out, or for a range that runs backwards, or for too many groups. */
 static bool make_invalid(const world *w, const asked *ask, uint32_t at, faulty_request *out) {
     const recipe *r = w->recipe;
     uint32_t group = w->models[LOCAL].group_order[at];

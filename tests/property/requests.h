@@ -9,8 +9,8 @@
 typedef struct faulty_request {
     kvf_group_request groups[MAX_GROUPS];
     uint32_t group_count;
-    kvf_status expected; /* of this rank: KVF_OK where it does not touch what is wrong */
-    char named[16];      /* what the detail must say */
+    kvf_status expected; /* from this rank: KVF_OK if it does not touch the fault */
+    char named[16];      /* the text that the detail must contain */
 } faulty_request;
 
 /** Makes the faulty request of a case, as one local rank sees it. False when the case has none. */

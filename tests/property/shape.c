@@ -1,5 +1,6 @@
 /*
- * Who holds what: the rules of shard.h for tensor, pipeline and decode context parallelism, put literally.
+ * Which rank holds which cells: a literal version of the rules of shard.h for tensor, pipeline and decode context
+ * parallelism.
  */
 #include <string.h>
 
@@ -40,12 +41,12 @@ static void illegal(engine_world *e, uint32_t rank, const char *why) {
     }
 }
 
-/* The group's layers that lie in the rank's window. */
+/* Sets the group's layers that lie in the rank's range of layers. */
 static void hold_layers(const model_world *model, uint32_t group, rank_world *rank) {
     rank_group *g = &rank->groups[group];
     g->layers_begin = g->layers_end = 0;
     for (uint32_t p = 0; p < model->groups[group].part_count; p++)
-        g->parts[p].pieces = 1; /* unless they are cut by hand */
+        g->parts[p].pieces = 1; /* hand-made shards change it */
     for (uint32_t i = 0; i < model->layer_counts[group]; i++) {
         uint32_t layer = model->layers[group][i];
         if (layer < rank->layers_begin)
@@ -70,7 +71,7 @@ static void share_units(const part_recipe *part, uint32_t tp, uint32_t tp_rank, 
     out->units_end = end * part->granule;
 }
 
-/* Counts the ranks of the stage that have the same units and tokens: those before this one, and all. */
+/* Counts the ranks of the stage that have the same units and tokens as this one: those before it, and all. */
 static void count_replicas(const engine_world *e, uint32_t tp, uint32_t rank, uint32_t group, uint32_t part,
                            rank_part *out) {
     const rank_group *own = &e->ranks[rank].groups[group];

@@ -1,6 +1,6 @@
 /*
- * Making a failing case smaller: whole groups, parts, layers and ranks are taken out, then every number is
- * tried at 0, at 1, at its half and one lower, for as long as the case still fails.
+ * Makes a failing case smaller while it still fails: takes out whole groups, parts, layers and ranks, then tries every
+ * number at 0, at 1, at its half and one lower.
  */
 #include <string.h>
 

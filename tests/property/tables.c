@@ -1,5 +1,5 @@
 /*
- * Block tables: which blocks of the sequence each side must list, and under which ids.
+ * Block tables: the blocks of the sequence that each side must list, and their ids.
  */
 #include <string.h>
 
@@ -14,7 +14,7 @@ static uint32_t first_needed(const group_recipe *group, uint32_t end) {
     return 0;
 }
 
-/* Counts through the steps, for each rank: the blocks that hold wanted ones. */
+/* Finds the blocks that hold wanted steps, by counting through the steps of each rank. */
 static void find_needed(const recipe *r, world *w, uint32_t side, uint32_t group) {
     engine_world *e = &w->engines[side];
     group_tables *tables = &w->tables[group];
@@ -91,11 +91,11 @@ void measure_tables(const recipe *r, world *w) {
 
 /* ---- ids ------------------------------------------------------------------------------------- */
 
-/* The ids of a cache in the order in which a table takes them. Returns how many. */
+/* Lists the ids of a cache in the order in which a table takes them. Returns their number. */
 static uint32_t list_candidates(uint32_t mode, uint32_t block_count, rng *random, uint32_t *ids) {
     uint32_t n = 0;
     uint32_t step = mode == IDS_SCATTERED ? 2 : 1;
-    /* Where ids are scattered the last block stays unused: what follows it may begin with block 0. */
+    /* Scattered ids leave the last block unused: the memory after it may begin with another cache's block 0. */
     for (uint32_t id = 0; id + (step - 1) < block_count; id += step)
         ids[n++] = id;
     if (mode == IDS_ASCENDING || mode == IDS_DESCENDING) {
@@ -116,7 +116,7 @@ static uint32_t list_candidates(uint32_t mode, uint32_t block_count, rng *random
     return n;
 }
 
-/* Which bytes of every rank belong to blocks of tables, where groups lie on top of each other. */
+/* For groups that overlap: the bytes of every rank that belong to blocks of tables. */
 typedef struct claims {
     unsigned char *bytes[MAX_RANKS][MAX_REGIONS];
 } claims;
@@ -130,7 +130,7 @@ static void claims_make(const engine_world *e, bool shared, claims *out) {
         }
 }
 
-/* Looks at (or takes) every byte of every cell of one logical block on all ranks. */
+/* Checks, or with `take` marks, every byte of every cell of one logical block on all ranks. */
 static bool claim_block(const world *w, uint32_t side, uint32_t group, uint32_t id, bool take, claims *c) {
     const engine_world *e = &w->engines[side];
     const group_recipe *cells_of = &w->models[side].groups[group];
@@ -179,7 +179,7 @@ static bool number_table(const recipe *r, world *w, uint32_t side, uint32_t grou
             return false;
         t->ids[i] = candidates[next++];
     }
-    /* Only now: blocks of one group may lie side by side in a page of another. */
+    /* Marked only now: blocks of one group may lie side by side in a page of another. */
     for (uint32_t i = 0; i < t->count && groups_overlap(r, side); i++)
         if (t->ids[i] != NO_ID)
             (void)claim_block(w, side, group, t->ids[i], true, taken);
@@ -196,7 +196,7 @@ void number_blocks(const recipe *r, world *w) {
         bool fits =
             number_table(r, w, LOCAL, g, &taken[LOCAL]) && number_table(r, w, REMOTE, g, &taken[REMOTE]);
         if (!fits) {
-            /* The cache is full of other groups' blocks: this one has nothing to move. */
+            /* The cache is full of other groups' blocks: this group moves nothing. */
             tables->begin = tables->first = tables->end;
             for (uint32_t side = 0; side < SIDES; side++) {
                 tables->side[side].count = 0;

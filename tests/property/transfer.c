@@ -1,5 +1,5 @@
 /*
- * One local rank after the other: plan, set a request, pull its runs, copy, compare.
+ * For one local rank after the other: plan, set a request, pull its runs, copy, compare.
  */
 #include "transfer.h"
 
@@ -30,7 +30,7 @@ static void fill_with_garbage(const rank_world *rank, const memory *m, uint64_t 
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            memcpy(m->regions[i] + at, &state, 8); /* there are 8 bytes more than the region has */
+            memcpy(m->regions[i] + at, &state, 8); /* the memory has 8 bytes more than the region */
         }
     }
 }
@@ -57,15 +57,15 @@ typedef struct transfer {
     const recipe *r;
     const world *w;
     uint32_t rank;
-    bool in_flows; /* it is moved between stages too */
+    bool in_flows; /* also move it between stages */
     const rank_world *own;
     const kvf_plan *plan;
     asked ask;
-    layer_span wanted[MAX_GROUPS]; /* of this rank's layers */
+    layer_span wanted[MAX_GROUPS]; /* among this rank's layers */
     const choices *choices;
-    const memory *remote; /* by rank */
+    const memory *remote; /* by remote rank */
     memory local, expected, written;
-    memory layers;                    /* of each wanted byte, and 1 */
+    memory layers;                    /* the layer of each wanted byte, plus 1 */
     uint64_t wanted_bytes[MAX_RANKS]; /* by remote rank */
 } transfer;
 
@@ -103,7 +103,7 @@ static bool expect_memory(transfer *t) {
     return true;
 }
 
-/* Names the first byte that differs, and the cell it belongs to. */
+/* Search for the cell of a byte that differs. */
 typedef struct byte_search {
     place at;
     cell_visit found;
@@ -153,8 +153,8 @@ typedef struct source_runs {
     kvf_run last;
 } source_runs;
 
-/* A last row or unit without the bytes left free behind the others may happen to touch what comes next in one
- * piece. No engine lays memory out so, and runs are not looked through for it. */
+/* Whether runs may touch: the last row or unit lacks the gap that follows the others, so the next one may be contiguous
+ * with it by chance. No engine lays memory out like that, and the library does not join such runs. */
 static bool may_touch(const recipe *r, uint32_t side, uint32_t rank) {
     const hand_rank *hand = &r->engines[side].hands[rank];
     return r->engines[side].by_hand && (hand->damage || (hand->tight && hand->pad));
@@ -222,7 +222,7 @@ static bool copy_source(transfer *t, const kvf_request *request, source_runs *s,
     return true;
 }
 
-/* Blocks are scattered, all groups begin at the first step, and states are one. */
+/* Whether blocks are scattered, all groups begin at the first step, and there is one state. */
 static bool is_predictable(const transfer *t, uint32_t *tokens) {
     *tokens = NO_ID;
     for (uint32_t g = 0; g < t->r->group_count; g++) {
@@ -254,7 +254,7 @@ static bool check_prediction(const transfer *t, const source_runs *s, uint32_t t
     return true;
 }
 
-/* From whatever step on, whatever each group's range is: where blocks are scattered, the rules say how many runs. */
+/* If blocks are scattered, kvf_plan_count() must be exact for any range of steps of each group. */
 static bool check_count(const transfer *t, const kvf_request *request, const source_runs *s) {
     const kvf_group_request *groups = kvf_request_groups(request);
     kvf_step_span spans[MAX_GROUPS];
@@ -272,7 +272,7 @@ static bool check_count(const transfer *t, const kvf_request *request, const sou
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* A table that ends with the sequence is what kvf_block_table_tail() makes of its ids. */
+/* kvf_block_table_tail() must make the same table from the ids, if the table ends with the sequence. */
 static bool check_tails(const transfer *t, const kvf_group_request *groups) {
     for (uint32_t i = 0; i < t->w->models[LOCAL].group_count; i++) {
         uint32_t g = t->w->models[LOCAL].group_order[i];
@@ -311,7 +311,7 @@ static bool set_request(const transfer *t, kvf_request *request, const kvf_group
     return true;
 }
 
-/* A request that must be refused, before or after a good one; what was set stays set. */
+/* Sets a request that must be refused, before or after a good one; the good one must stay set. */
 static bool try_faulty(const transfer *t, kvf_request *request, bool *refused) {
     faulty_request faulty;
     *refused = false;
@@ -396,7 +396,7 @@ static void note_request(const transfer *t) {
     note(KIND_MOVED);
 }
 
-/* What is converted has no runs, and everything that is asked for runs says so. */
+/* A plan that converts has no runs, and every function for runs must say so. */
 static bool has_no_runs(const transfer *t, kvf_request *request) {
     kvf_run_cursor cursor;
     kvf_run run;
@@ -439,8 +439,8 @@ static bool must_be_uncovered(kvf_status status, kvf_plan *plan) {
     return wrong("kvf_plan_build() gives %s, but some cells are held by nobody", kvf_status_name(status));
 }
 
-/* Builds the plan of what is asked for, and of less as long as the library rightly refuses. NULL, where it refuses to the
- * end, as it must; false, after wrong(), where it does not do as it should. */
+/* Builds the plan that is asked for, or for less while the library rightly refuses. `out` is NULL if it rightly refuses
+ * everything; false, after wrong(), if the library is wrong. */
 static bool build_plan(const recipe *r, const world *w, const built *b, uint32_t rank, asked *ask,
                        kvf_plan **out) {
     const model_world *local = &w->models[LOCAL];
@@ -484,7 +484,7 @@ static bool transfer_rank(const recipe *r, const world *w, const built *b, const
     t->r = r;
     t->w = w;
     t->rank = rank;
-    t->in_flows = rank == r->ids_seed % w->engines[LOCAL].rank_count; /* one rank of each case */
+    t->in_flows = rank == r->ids_seed % w->engines[LOCAL].rank_count; /* for one rank of each case */
     t->own = &w->engines[LOCAL].ranks[rank];
     t->remote = remote;
     const asked all = t->ask = ask_all(r, w);

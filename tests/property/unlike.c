@@ -5,7 +5,7 @@
 
 /* ---- models ---------------------------------------------------------------------------------- */
 
-/* The `number`-th permutation of the values that are there. */
+/* Puts the values into their `number`-th permutation. */
 static void order_by(uint32_t number, uint32_t *values, uint32_t count) {
     for (uint32_t i = 0; i + 1 < count; i++) {
         uint32_t pick = i + number % (count - i), value = values[pick];
@@ -19,12 +19,12 @@ static bool is_converted(uint32_t dtype) {
     return dtype >= 2 && dtype <= 4; /* f32, f16, bf16 */
 }
 
-/* The next of the types of whole bytes; of those that are converted, the next of them. */
+/* The next type of whole bytes; after a type that can be converted, the next of those. */
 static void next_type(part_recipe *part) {
     part->dtype = is_converted(part->dtype) ? (part->dtype - 1) % 3 + 2 : part->dtype % 8 + 1;
 }
 
-/* Of all parts, where all can be converted. */
+/* Changes the types of all parts if all can be converted, otherwise of the first. */
 static void make_types_unlike(group_recipe *group) {
     bool all = true;
     for (uint32_t p = 0; p < group->part_count; p++)
@@ -137,7 +137,7 @@ static void refuse(refusal *out, const char *format, ...) {
     out->status = KVF_E_MISMATCH;
 }
 
-/* Types come last: where everything else is the same, they may be converted. */
+/* Compares types last: if everything else is the same, they may be converted. */
 static void compare_part(const world *w, const asked *ask, uint32_t g, uint32_t p, refusal *out) {
     const part_recipe *a = &w->models[LOCAL].groups[g].parts[p], *b = &w->models[REMOTE].groups[g].parts[p];
     const char *field = a->units != b->units                   ? "units"
@@ -165,7 +165,7 @@ static void compare_cells(const world *w, const asked *ask, uint32_t g, refusal 
     }
 }
 
-/* Layers that both have must lie side by side in the group of either. */
+/* Layers that both models have must be contiguous in either's group. */
 static void compare_layers(const world *w, uint32_t g, layer_span wanted, refusal *out) {
     layer_span common = {0, 0};
     uint32_t first = NO_ID;

@@ -1,5 +1,5 @@
 /*
- * Deriving the world of a case, and walking its cells.
+ * Derives the world of a case, and walks its cells.
  */
 #include "world.h"
 
@@ -19,7 +19,7 @@ void arena_reset(void) {
     arena_used = 0;
 }
 
-/* The bounds below keep every case far within the arena; running out of it is a fault of these tests. */
+/* The bounds below keep every case far within the arena; running out of it is a bug of these tests. */
 void *arena_take(size_t count, size_t bytes) {
     if (!arena)
         arena = malloc(ARENA_BYTES);

@@ -1,9 +1,9 @@
 /*
- * The world of one case: which rank holds what, where every single cell lies, which blocks a request has.
+ * The world of one case: which rank holds what, where every cell lies, which blocks a request has.
  *
- * All of it is derived from the recipe, from what the public headers say, and from nothing that the library
- * computes. Where the library has formulas with strides, the world has a list with the address of each cell,
- * made by counting through the axes of a layout, innermost first.
+ * All of it is derived from the recipe by the rules of the public headers, and nothing from what the library computes.
+ * The library has formulas with strides; the world has a list with the address of each cell, made by counting through
+ * the axes of a layout, innermost first.
  */
 #ifndef KVF_PROPERTY_WORLD_H
 #define KVF_PROPERTY_WORLD_H
@@ -27,7 +27,7 @@ typedef struct strides {
 typedef struct rank_part {
     uint32_t units_begin, units_end;
     uint32_t replica, replica_count;
-    uint32_t pieces;                /* that a cell is kept in */
+    uint32_t pieces;                /* of a cell */
     strides placements[MAX_LAYERS]; /* of hand-made shards, by held layer */
     place *cells;                   /* [held layer][kernel block][row][unit][piece] */
 } rank_part;
@@ -44,12 +44,12 @@ typedef struct rank_world {
     uint32_t tp_rank, pp_rank;
     uint32_t region_count;
     uint32_t region_bytes[MAX_REGIONS];
-    bool may_be_refused; /* placements that nobody in their right mind makes, though no byte is shared */
+    bool may_be_refused; /* odd placements, which may be refused although no byte is shared */
     rank_group groups[MAX_GROUPS];
 } rank_world;
 
 typedef struct engine_world {
-    const char *illegal; /* why the library must refuse this engine; NULL: it must not */
+    const char *illegal; /* why the library must refuse this engine; NULL: it must accept it */
     uint32_t illegal_rank;
     uint32_t rank_count;
     uint32_t tokens[MAX_GROUPS], kernel_blocks[MAX_GROUPS];
@@ -73,11 +73,12 @@ typedef struct group_tables {
     table_world side[SIDES];
 } group_tables;
 
-/* The model of one side. Groups and parts keep the recipe's numbers; the library's are places in the orders. */
+/* The model of one side. Groups and parts keep the recipe's numbers; the library's numbers are indices into the
+ * orders. */
 typedef struct model_world {
     group_recipe groups[MAX_GROUPS];
     uint32_t layer_count, group_count;
-    uint32_t layers[MAX_GROUPS][MAX_LAYERS], layer_counts[MAX_GROUPS]; /* none: it lacks the group */
+    uint32_t layers[MAX_GROUPS][MAX_LAYERS], layer_counts[MAX_GROUPS]; /* 0: it lacks the group */
     uint32_t group_order[MAX_GROUPS];
     uint32_t part_order[MAX_GROUPS][MAX_PARTS];
 } model_world;
@@ -93,7 +94,7 @@ typedef struct world {
 /** Derives the world. False when the case is too large to run. */
 bool world_make(const recipe *r, world *out);
 
-/* ---- memory of a case: all of it is given back at once --------------------------------------- */
+/* ---- memory of a case: all of it is freed at once ------------------------------------------- */
 
 void arena_reset(void);
 void *arena_take(size_t count, size_t bytes);
@@ -107,13 +108,13 @@ static inline bool has_group(const world *w, uint32_t side, uint32_t group) {
     return w->models[side].layer_counts[group] > 0;
 }
 
-/** The index that the remote model gives to a layer of the local one; NO_ID where it lacks it. */
+/** The index of a local layer in the remote model's group; NO_ID if the remote model lacks the layer. */
 uint32_t remote_layer(const world *w, uint32_t group, uint32_t local_layer);
 
-/** Whether groups of this engine may lie on top of each other. */
+/** Whether groups of this engine may overlap in memory. */
 bool groups_overlap(const recipe *r, uint32_t side);
 
-/** Which of an engine's layouts a group has. */
+/** The number of a group's layout among the engine's. */
 uint32_t layout_of(const recipe *r, uint32_t side, uint32_t group);
 
 static inline uint32_t kernel_tokens_of(const engine_world *e, uint32_t group) {
@@ -131,33 +132,33 @@ static inline bool keeps(const rank_group *g, uint32_t step) {
     return step / g->share_width % g->share_count == g->share_index;
 }
 
-/** Whether any step is kept by both, looked for one by one. */
+/** Whether both keep some step, by looking at one step after the other. */
 bool shares_meet(const rank_group *a, const rank_group *b);
 
 /* ---- the files that derive it ---------------------------------------------------------------- */
 
-/** What the models of both sides have. False where one would have no group. */
+/** Makes the models of both sides. False if one would have no group. */
 bool make_models(const recipe *r, world *w);
 
-/** Ranks, layers, units, token shares; sizes of blocks. */
+/** Derives ranks, layers, units and token shares, and sizes of blocks. */
 void shape_engine(const recipe *r, uint32_t side, world *w);
 
-/** The order of axes as a text: "" for NULL. */
+/** The order of axes as text: "" for NULL. */
 void order_text(const layout_recipe *layout, char out[ORDER_TEXT]);
 
-/** Whether a block is in one place for each layer and part: heads and tokens are inside it. */
+/** Whether a block is contiguous for each layer and part: heads and tokens are inside it. */
 bool has_whole_pages(const layout_recipe *layout);
 
-/** The addresses of all cells of a built engine, by counting. */
+/** Finds the addresses of all cells of a built engine, by counting. */
 void place_by_order(const recipe *r, uint32_t side, world *w);
 
-/** The placements and addresses of all cells of hand-made shards. */
+/** Makes the placements and addresses of all cells of hand-made shards. */
 void place_by_hand(const recipe *r, uint32_t side, world *w);
 
-/** Whether a byte of this rank's group belongs to two cells, or lies outside its region. */
+/** Says whether a byte of this rank's group belongs to two cells, or lies outside its region; NULL: neither. */
 const char *find_overlap(const world *w, uint32_t side, const rank_world *rank, uint32_t group);
 
-/** Table lengths and the blocks each cache needs; then ids, when the addresses are known. */
+/** Derives table lengths and the blocks that each cache needs; then, when the addresses are known, ids. */
 void measure_tables(const recipe *r, world *w);
 void number_blocks(const recipe *r, world *w);
 
@@ -167,7 +168,7 @@ void number_blocks(const recipe *r, world *w);
 typedef struct cell_visit {
     uint32_t group, layer, part, step, row, unit; /* layer: index into the group's layers */
     uint32_t model_layer;                         /* its number in the model */
-    uint32_t first;                               /* byte of the cell */
+    uint32_t first;                               /* the piece's first byte within the cell */
     place at;
     uint32_t bytes;
 } cell_visit;

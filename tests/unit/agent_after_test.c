@@ -12,7 +12,7 @@
 #define LAYERS 4u
 #define TOKENS 100u
 #define LEASE (2 * SECOND)
-#define OLD 9u /* what memory has before it is written */
+#define OLD 9u /* the content of memory before it is written */
 #define NEW 2u
 
 typedef struct scene {
@@ -39,7 +39,7 @@ static void set_up(scene *s) {
     s->given.request.after = &s->event;
 }
 
-/* The engine's device has written the blocks, and says so. */
+/* Writes the blocks, as the engine's device would, and signals the event. */
 static void happen(scene *s) {
     const uint64_t one = 1;
     world_fill(&s->w, &s->w.p, &s->given, NEW);
@@ -83,7 +83,7 @@ static void a_hold_is_not_read_before_its_event(void **state) {
     finish(&s);
 }
 
-/* The control: without the event the old bytes are read. */
+/* The control: without `after` the old bytes are read. */
 static void without_an_event_the_hold_is_read_at_once(void **state) {
     (void)state;
     scene s;
@@ -116,7 +116,7 @@ static void the_lease_of_a_hold_begins_with_its_event(void **state) {
     world_hold(&s.w.p, &s.given, s.theirs);
     world_run_for(&s.w, LEASE - 100 * MS);
     happen(&s);
-    world_run_for(&s.w, LEASE - 100 * MS); /* two leases but for a fifth of a second after the call */
+    world_run_for(&s.w, LEASE - 100 * MS); /* a fifth of a second short of two leases after the call */
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     finish(&s);
 }
@@ -133,7 +133,7 @@ static void a_hold_ends_when_its_event_does_not_come_within_the_lease(void **sta
     assert_non_null(strstr(failed->detail, "event"));
     assert_true(failed->blocks_free);
     assert_true(world_now() - begun >= LEASE && world_now() - begun < LEASE + 100 * MS);
-    happen(&s); /* too late, and of no consequence */
+    happen(&s); /* too late: it has no effect */
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
     assert_int_equal(world_stats(s.d).bytes_read, 0);
     tear_down(&s);
@@ -192,7 +192,7 @@ static void on_sums(kvf_call *call, kvf_status status, const kvf_answer *answer)
     *(kvf_status *)call->context = status;
 }
 
-/* As a peer may that does not wait to be told that all is written. */
+/* A peer may ask for checksums without waiting for WRITTEN. */
 static void nor_are_checksums_of_it_given(void **state) {
     (void)state;
     scene s;
@@ -251,7 +251,7 @@ static void chunks_are_written_as_their_events_happen(void **state) {
     chunk = *CHUNK(50, TOKENS, LAYERS);
     chunk.after = &s.event;
     assert_ok(kvf_agent_push_ready(s.p, s.theirs[0], &chunk));
-    happen(&s); /* of the second chunk, which waits behind the first */
+    happen(&s); /* the event of the second chunk, which waits behind the first */
     world_run_for(&s.w, 100 * MS);
     assert_nothing_read(&s);
     assert_int_equal(write(second, &one, sizeof one), sizeof one);
@@ -315,7 +315,7 @@ static void the_agents_descriptor_is_readable_when_the_event_happens(void **stat
     assert_true(is_readable(kvf_agent_event_fd(s.p)));
     assert_ok(kvf_agent_progress(s.p, NULL));
     world_run_for(&s.w, 100 * MS);
-    assert_false(is_readable(kvf_agent_event_fd(s.p))); /* though the event stays as it is */
+    assert_false(is_readable(kvf_agent_event_fd(s.p))); /* although the event's descriptor stays readable */
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     finish(&s);
 }
@@ -336,7 +336,7 @@ static void the_callers_descriptor_may_be_closed_and_none_is_kept(void **state) 
     assert_int_equal(open_descriptors(), before + 2);
     world_fill(&s.w, &s.w.p, &s.given, NEW);
     assert_int_equal(write(ends[1], "", 1), 1);
-    (void)close(ends[1]); /* what was written is still there to be read */
+    (void)close(ends[1]); /* the written byte can still be read */
     world_until(&s.w, world_count(&s.w, s.d, KVF_EVENT_DONE) == 1);
     assert_int_equal(open_descriptors(), before);
     finish(&s);

@@ -1,4 +1,4 @@
-/* Messages that are late, lost or repeated: what they are about has a generation, and is not the next of its name. */
+/* Messages that are late, lost or repeated: generations keep them from applying to the next request of the same id. */
 #include "agent_lease_scene.h"
 
 static void a_late_release_does_not_free_the_next_request_of_its_name(void **state) {
@@ -18,7 +18,7 @@ static void a_late_release_does_not_free_the_next_request_of_its_name(void **sta
     s.wanted.request.groups = NULL;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
-    letters_deliver(); /* once more */
+    letters_deliver(); /* a second time */
     world_run_for(&s.w, 100 * MS);
     assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
     assert_ok(kvf_agent_pull_into(s.d, s.ours[0], s.wanted.groups, s.wanted.group_count));

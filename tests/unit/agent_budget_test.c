@@ -1,4 +1,4 @@
-/* How much a peer can make an agent keep, and for how long. */
+/* How much memory a peer can make an agent keep, and for how long. */
 #include "agent/agent.h"
 #include "agent/hold.h"
 #include "agent/push.h"
@@ -47,7 +47,7 @@ static uint64_t kept(const scene *s) {
     return world_stats(s->p).memory_now_bytes;
 }
 
-/* One run of `count` ids, allowed for ever. */
+/* An EXPECT of one table of `count` ids, without a time limit. */
 static kvf_call_body expect_run(uint64_t generation, kvf_group_steps *group, const uint32_t *ids,
                                 uint32_t count) {
     *group = (kvf_group_steps){.table = {ids, count, 0}, .begin = 0, .end = 16ull * count};
@@ -85,7 +85,7 @@ static void expectations_take_no_more_than_the_budget(void **state) {
     assert_true(kept(&s) > BUDGET / 2 && kept(&s) <= BUDGET);
     assert_true(world_stats(s.p).over_budget >= 1);
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
-    /* It goes away: nothing of it lasts, though it asked for ever. */
+    /* The peer goes away: nothing of it is kept, although it asked for no time limit. */
     speaker_run_for(&s.w, &s.s, LEASE + 3 * SECOND);
     assert_true(kept(&s) < 8192);
     free(ids);
@@ -115,7 +115,7 @@ static void what_is_kept_for_all_peers_has_an_end_too(void **state) {
     close_scene(&s);
 }
 
-/* Each of them takes all it gets. */
+/* Each greedy peer takes as much as it can get. */
 static void greedy_peers_leave_as_much_as_each_of_them_has(void **state) {
     (void)state;
     enum { GREEDY = 4, ALL = 8 << 20, IDS = 10000 };
@@ -154,7 +154,7 @@ static void greedy_peers_leave_as_much_as_each_of_them_has(void **state) {
     close_scene(&s);
 }
 
-/* Without groups nothing is expected; and nothing cannot come in parts. */
+/* An EXPECT without groups expects nothing, so it cannot announce more parts. */
 static void parts_of_nothing_are_refused(void **state) {
     (void)state;
     scene s;
@@ -189,7 +189,7 @@ static void calls_that_wait_end_with_the_one_who_waits(void **state) {
     speaker_run_for(&s.w, &s.s, 5 * MS);
     uint64_t before = kept(&s);
     assert_true(before > 2000 * 100);
-    for (int i = 0; i < 4; i++) { /* while it lives they wait */
+    for (int i = 0; i < 4; i++) { /* they wait while the peer lives */
         speaker_run_for(&s.w, &s.s, 5 * SECOND);
         assert_int_equal(say(&s, beat()), KVF_OK);
     }
@@ -254,7 +254,7 @@ static void who_has_no_session_is_heard_for_64_KiB(void **state) {
     uint32_t *ids = calloc(IDS, sizeof *ids);
     assert_non_null(ids);
     for (uint32_t i = 0; i < IDS; i++)
-        ids[i] = 2 * i; /* 120,000 bytes: no two are neighbours */
+        ids[i] = 2 * i; /* 120,000 bytes: no two ids are neighbours */
     open_scene(&s, OPTIONS(.max_peers = 10));
     speaker_open(&stranger, s.p, "Y", false, 2);
     kvf_group_steps group;
@@ -320,7 +320,7 @@ static void where_there_is_room_nobody_goes(void **state) {
     scene s;
     speaker second;
     open_scene(&s, OPTIONS(.max_peers = 2));
-    speaker_run_for(&s.w, &s.s, 3 * SECOND); /* X does nothing meanwhile */
+    speaker_run_for(&s.w, &s.s, 3 * SECOND); /* X is silent meanwhile */
     speaker_open(&second, s.p, "Y", false, 2);
     speaker_greet(&s.w, &second);
     assert_int_equal(second.kind, KVF_MESSAGE_WELCOME);
@@ -357,7 +357,7 @@ static void silent_connections_make_room_for_those_who_speak(void **state) {
     assert_int_equal(world_stats(s.p).over_budget, 1 + CROWD - MOST);
     speaker_run_for(&s.w, &s.s, MS);
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
-    /* Who has a session is still heard, and an engine that comes now gets in. */
+    /* A peer with a session is still served, and an engine that connects now gets in. */
     assert_int_equal(say(&s, beat()), KVF_OK);
     world_request_make(&s.w, &s.w.p, "a", 40, 10, 1, &held);
     world_request_make(&s.w, &s.w.d, "a", 40, 3, 1, &wanted);
@@ -365,7 +365,7 @@ static void silent_connections_make_room_for_those_who_speak(void **state) {
     world_pull(&s.w.d, &wanted, &s.w.p, &pull);
     (void)world_done(&s.w, s.w.d.agents[0], pull);
     assert_int_equal(world_stats(s.p).connections_now, MOST);
-    /* After a while only those with a session are there. */
+    /* After a while only connections with a session are left. */
     world_run_for(&s.w, 20 * SECOND);
     assert_int_equal(world_stats(s.p).connections_now, 2);
     leave(crowd, CROWD);
@@ -402,11 +402,11 @@ static void who_hung_up_and_is_silent_is_forgotten(void **state) {
         speaker_run_for(&s.w, &s.s, SECOND);
         assert_int_equal(say(&s, beat()), KVF_OK);
     }
-    assert_int_equal(world_stats(s.p).peers_now, 2); /* it may come back yet */
+    assert_int_equal(world_stats(s.p).peers_now, 2); /* it may still come back */
     speaker_run_for(&s.w, &s.s, 3 * SECOND);
     assert_int_equal(world_stats(s.p).peers_now, 1);
     assert_int_equal(kept(&s), before);
-    speaker_run_for(&s.w, &s.s, LEASE + 3 * SECOND); /* X says nothing either, but is there */
+    speaker_run_for(&s.w, &s.s, LEASE + 3 * SECOND); /* X is silent too, but connected */
     assert_int_equal(say(&s, beat()), KVF_OK);
     close_scene(&s);
 }
@@ -425,7 +425,7 @@ static void where_all_connections_have_sessions_the_newcomer_waits(void **state)
     assert_int_equal(say(&s, beat()), KVF_OK);
     assert_true(speaker_call(&s.w, &second, second.session, beat()));
     speaker_close(&second);
-    speaker_run_for(&s.w, &third, SECOND); /* is let in now */
+    speaker_run_for(&s.w, &third, SECOND); /* it is let in now */
     speaker_greet(&s.w, &third);
     assert_int_equal(third.kind, KVF_MESSAGE_WELCOME);
     speaker_close(&third);

@@ -1,4 +1,4 @@
-/* Cancelling at every moment of a request, from either side, and what is told of a failure. */
+/* Cancelling at every moment of a request, from either side, and the details of failures. */
 #include <stdio.h>
 
 #include <json.h>
@@ -43,7 +43,7 @@ static void cancel_all(world_engine *e, const uint64_t *tickets) {
     }
 }
 
-/* DONE with every byte, or cancelled; in the end nothing is left. */
+/* The request is DONE with every byte, or cancelled; nothing is left. `heard_of`: the producer knows of the cancel. */
 static void finish(scene *s, bool heard_of) {
     const world_outcome *end = world_next(&s->w, s->w.d.agents[0], s->ours[0]);
     if (end->kind == KVF_EVENT_DONE)
@@ -58,8 +58,8 @@ static void finish(scene *s, bool heard_of) {
     world_forget(&s->w);
 }
 
-/* `known`: the engines have met before. Who gives up what the other side has not heard of frees nothing
- * there. */
+/* `known`: the engines have met before. A consumer that cancels before the producer has heard of its request frees
+ * nothing there. */
 static void cancel_at_every_moment(bool push, who cancels, bool known) {
     scene s;
     set_up(&s, NULL);
@@ -163,12 +163,12 @@ static void a_reader_that_gives_up_before_it_sees_its_lease_frees_a_cancelled_ho
     (void)world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_CANCELLED);
     for (uint32_t r = 0; r < 2; r++)
         (void)world_failed(&s.w, s.w.p.agents[r], s.theirs[r], KVF_E_CANCELLED);
-    assert_true(world_now() - begun < 20 * SECOND); /* and not when the lease of 30 s runs out */
+    assert_true(world_now() - begun < 20 * SECOND); /* not only when the lease of 30 s runs out */
     world_quiet(&s.w);
     world_close(&s.w);
 }
 
-/* ---- what is told ---------------------------------------------------------------------------- */
+/* ---- details --------------------------------------------------------------------------------- */
 
 typedef struct lines {
     char text[8][1024];

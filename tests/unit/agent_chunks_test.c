@@ -1,9 +1,9 @@
-/* Pushes whose blocks come with their chunks, as engines allocate them. */
+/* Pushes that get their blocks with their chunks, as engines allocate them. */
 #include "push_scene.h"
 
-#define BLOCK 16u /* tokens, of the producer */
+#define BLOCK 16u /* tokens in a block of the producer */
 
-/* The push is opened, and has no blocks yet. */
+/* Opens a push, which has no blocks yet. */
 static void open_scene(push_scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
                        const kvf_agent_options *options) {
     push_scene_open(s, model, p, d, options);
@@ -16,12 +16,12 @@ static void open_scene(push_scene *s, kvf_model *model, const kvf_engine_spec *p
     world_push(&s->w.p, &empty, s->pushes);
 }
 
-/* Entries [begin, end) of the table of a group, in their place. */
+/* Entries [begin, end) of the table of a group, with `first_block` set. */
 static kvf_block_table part_of(const push_scene *s, uint32_t group, uint32_t begin, uint32_t end) {
     return (kvf_block_table){s->given.ids[group] + begin, end - begin, begin};
 }
 
-/* Says that a chunk is ready, with these blocks, on every rank of the producer. */
+/* Marks a chunk as ready, with these blocks, on every rank of the producer. */
 static void ready(push_scene *s, uint64_t begin, uint64_t end, uint32_t layers,
                   const kvf_block_table *tables) {
     kvf_push_chunk chunk = *CHUNK(begin, end, layers);
@@ -80,7 +80,7 @@ static void each_rank_of_an_unlike_consumer_gets_what_the_chunks_brought(void **
     push_scene_finish(&s);
 }
 
-/* The control: bytes are those of the blocks that were given, in the places that were named. */
+/* The control: the bytes are those of the given blocks, at the given places. */
 static void blocks_given_in_the_wrong_place_arrive_wrong(void **state) {
     (void)state;
     push_scene s;
@@ -147,7 +147,7 @@ static void tables_that_do_not_reach_over_the_chunk_are_refused(void **state) {
     push_scene_finish(&s);
 }
 
-/* A window is all that a push of such a group needs. */
+/* A push of a group with a window needs only the window's blocks. */
 static void blocks_before_a_window_are_not_needed(void **state) {
     (void)state;
     push_scene s;
@@ -161,7 +161,7 @@ static void blocks_before_a_window_are_not_needed(void **state) {
     push_scene_finish(&s);
 }
 
-/* Where the table does not begin with the sequence, a block given twice is still one block. */
+/* If the table does not begin with the sequence, a block given twice is still one block. */
 static void blocks_of_a_window_may_be_repeated(void **state) {
     (void)state;
     push_scene s;
@@ -190,7 +190,7 @@ static void a_block_in_use_is_refused_and_may_come_later(void **state) {
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
     kvf_block_table table = part_of(&s, 0, 0, 7);
 
-    /* Another request of the producer's fills the block that the push will have as its sixth. */
+    /* Another request of the producer fills the block that will be the sixth of the push. */
     world_request other;
     world_request_make(&s.w, &s.w.p, "other", BLOCK, s.given.ids[0][5], 1, &other);
     other.request.contact = s.w.d.contact;

@@ -1,4 +1,4 @@
-/* A contact that tells of thousands of ranks, as it is met: in bounded steps, one round after the other. */
+/* Meeting a contact with introductions of thousands of ranks: in bounded steps, one round after the other. */
 #include <stdio.h>
 
 #include "agent/agent.h"
@@ -16,7 +16,7 @@ typedef struct scene {
     void *memory[4];
 } scene;
 
-/* The contact tells of all ranks as of an engine of this name. */
+/* Gives a contact the introductions of all ranks, as of an engine with this name. */
 static void introduce_all(const scene *s, kvf_agent *contact, const char *name) {
     for (uint32_t rank = 0; rank < kvf_engine_rank_count(s->theirs); rank++) {
         kvf_wire_buffer shard, bytes;
@@ -60,10 +60,11 @@ static void close_scene(scene *s) {
     kvf_model_free(s->model);
 }
 
-/* What the longest round did. */
+/* The most that any round did. */
 typedef struct longest_round {
-    uint32_t taken, read, asked, called; /* introductions, shards in them, ranks of ours, sessions */
-    uint32_t rounds;                     /* from when all introductions had come */
+    uint32_t taken, read, asked,
+        called;      /* introductions taken, shards read, own ranks asked, sessions called */
+    uint32_t rounds; /* after all introductions had arrived */
 } longest_round;
 
 static uint32_t larger(uint32_t a, uint32_t b) {
@@ -116,7 +117,7 @@ static void twenty_thousand_ranks_are_met_in_small_steps(void **state) {
     }
 }
 
-/* An honest large engine: each of ours asks for all of ours whom they read, some of them a round. */
+/* An honest large engine: each of our ranks finds which of its ranks all of ours read, for some of ours per round. */
 static void an_engine_of_4096_ranks_meets_one_of_4096(void **state) {
     (void)state;
     scene s;
@@ -127,7 +128,7 @@ static void an_engine_of_4096_ranks_meets_one_of_4096(void **state) {
     close_scene(&s);
 }
 
-/* Who is met twice, by a contact that repeats itself, is met once. */
+/* A contact that sends every introduction twice is met as if it sent it once. */
 static void introductions_that_come_again_change_nothing(void **state) {
     (void)state;
     scene s;
@@ -146,7 +147,7 @@ static void introductions_that_come_again_change_nothing(void **state) {
 #define AT_ONCE 25u
 #define ENGINES 1000u
 
-/* A contact of an engine like P, but for its name, that is being met. */
+/* An engine like P with another name, which is being met, and its contact. */
 typedef struct other_engine {
     kvf_agent *contact;
     kvf_remote *remote;
@@ -162,7 +163,7 @@ static void begin_meeting(const scene *s, other_engine *e, uint32_t number) {
     assert_ok(kvf_remote_take(s->agent, &contact, &e->remote));
 }
 
-/* One round of all. */
+/* One round of all agents. */
 static void work(const scene *s, other_engine *engines, uint32_t count) {
     bool busy, more = false;
     for (uint32_t i = 0; i < count; i++) {
@@ -215,12 +216,12 @@ static void a_thousand_engines_of_one_shape_cost_one_plan(void **state) {
     assert_int_equal(s.agent->geometries->users, ENGINES);
     assert_int_equal(stats_of(s.agent).plans_built, 1);
     assert_int_equal(stats_of(s.agent).plans_now, 1);
-    /* All but the plan is there a thousand times. */
+    /* Everything except the plan exists a thousand times. */
     assert_int_equal(stats_of(s.agent).memory_now_bytes, plan_bytes + ENGINES * (first_bytes - plan_bytes));
     close_scene(&s);
 }
 
-/* The first to come makes it; where it is given up on the way, the other begins anew. */
+/* The first remote makes the geometry; if it is given up meanwhile, the other one starts again. */
 static void who_waits_for_a_geometry_makes_it_where_its_maker_is_given_up(void **state) {
     (void)state;
     scene s;

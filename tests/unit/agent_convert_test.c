@@ -1,6 +1,6 @@
 /*
- * Engines that keep the same elements in other types: converted on the way where both allow it, and refused by name where
- * not. Every element that arrives is compared with what a scalar reference makes of the one that was sent.
+ * Engines that keep the same elements in different types: converted on the way if both allow it, and refused by name
+ * otherwise. Every element that arrives is compared with a scalar conversion of the one that was sent.
  */
 #include <string.h>
 
@@ -37,7 +37,7 @@ static kvf_agent_options options_of(uint32_t convert) {
                                .convert = convert};
 }
 
-/* P of one model, D of another. */
+/* Opens P with one model and D with another. */
 static void open_types(world *w, kvf_model *p, const kvf_engine_spec *p_spec, kvf_model *d,
                        const kvf_engine_spec *d_spec, const kvf_agent_options *p_options,
                        const kvf_agent_options *d_options) {
@@ -56,7 +56,7 @@ static uint64_t packed(const world_engine *e) {
     return bytes;
 }
 
-/* Moves a request of 100 tokens, of which D has the first `cached`. */
+/* Moves a request of 100 tokens, of which D has cached the first `cached`. */
 static void moves_well(world *w, const char *id, uint64_t cached, bool push, uint32_t seed) {
     world_request held, wanted;
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
@@ -84,7 +84,7 @@ static void moves_well(world *w, const char *id, uint64_t cached, bool push, uin
     assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
     assert_true(world_wrong_cells(w, &w->d, &wanted, seed + 1) > 0);
     world_filled_as(NULL);
-    assert_true(world_wrong_cells(w, &w->d, &wanted, seed) > 0); /* it is not what the same bytes would be */
+    assert_true(world_wrong_cells(w, &w->d, &wanted, seed) > 0); /* the bytes were not just copied */
     assert_true(packed(&w->p) + packed(&w->d) > before);
 }
 
@@ -176,9 +176,9 @@ static void a_checksum_of_converted_cells_is_that_of_the_reader(void **state) {
     world_close(&w);
 }
 
-/* ---- what is refused ------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
-/* D's request for all groups fails, and its sentence has these words. */
+/* D's request for all groups must fail, with these words in the detail. */
 static void is_refused(world *w, bool push, kvf_way way, kvf_status status, const char *words) {
     world_request wanted;
     uint64_t ours[WORLD_MAX_RANKS];
@@ -259,7 +259,7 @@ static void the_direct_way_is_refused_where_types_differ(void **state) {
     world_close(&w);
 }
 
-/* As hybrid_of(), but the groups have each other's numbers. */
+/* Like hybrid_of(), but with the two groups' numbers exchanged. */
 static kvf_model *numbered_otherwise(kvf_dtype full) {
     kvf_model *usual = hybrid_of(full, KVF_DTYPE_F32);
     const kvf_group_desc groups[] = {*kvf_model_group(usual, SSM), *kvf_model_group(usual, FULL)};

@@ -1,4 +1,4 @@
-/* A process that is killed: what is known of it at once, and what need not be waited for. */
+/* A process that is killed: its peer notices at once, and need not wait for the lease. */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ static kvf_agent_options options_of(const char *transport) {
     return (kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .transport = transport};
 }
 
-/* The producer: writes one of the layers, says so, and waits to be killed. */
+/* The producer: writes one of the layers, reports it, and waits to be killed. */
 static void produce(const char *transport, int out) {
     const kvf_agent_options options = options_of(transport);
     world w = {.model = attention(4, 8, 8)};
@@ -45,7 +45,7 @@ typedef struct scene {
     uint64_t ticket;
 } scene;
 
-/* A producer has begun to write into our blocks. */
+/* Starts a producer, which begins to write into our blocks. */
 static void set_up(scene *s, const char *transport) {
     memset(s, 0, sizeof *s);
     assert_int_equal(pipe(s->pipe), 0);
@@ -85,10 +85,10 @@ static void blocks_of_a_writer_that_was_killed_are_free_at_once(void **state) {
     uint64_t killed = world_now();
     const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ticket, KVF_E_PEER_LOST);
     print_message("free %.1f ms after the kill\n", (double)(world_now() - killed) / 1e6);
-    if (!failed->blocks_free) { /* it stood in a write, and the kernel was not done with it */
+    if (!failed->blocks_free) { /* it was in a write, and the kernel had not yet ended it */
         const world_outcome *free = world_next(&s.w, s.w.d.agents[0], s.ticket);
         assert_int_equal(free->kind, KVF_EVENT_BLOCKS_FREE);
-        assert_true(world_now() - killed < 10 * SECOND); /* and not when the lease of 30 s is over */
+        assert_true(world_now() - killed < 10 * SECOND); /* not only when the lease of 30 s is over */
     }
     tear_down(&s);
 }

@@ -1,9 +1,10 @@
 /*
- * Two processes that share one device, or have one each: a producer with its cache in the device's memory, and a consumer
- * that pulls from it, by every transport between processes: packed, and directly by "cuda". Every cell is compared; cells
- * that the producer has changed meanwhile must be found wrong.
+ * Two processes that share one device, or have one each: a producer with its cache in device memory, and a consumer
+ * that pulls from it, over every transport between processes: packed, and directly over "cuda". Every cell is compared;
+ * cells that the producer has changed meanwhile must be found wrong.
  *
- * Both are this program, started again as `agent_device_processes_test ROLE TRANSPORT HEARS SAYS`.
+ * Both are this program, started as `agent_device_processes_test ROLE TRANSPORT HEARS SAYS`, with the descriptors of
+ * two pipes.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ typedef struct side {
     kvf_model *model;
     kvf_engine *engine;
     kvf_agent *agent;
-    void *seen[LAYERS]; /* where this process reads and writes what the device has */
+    void *seen[LAYERS]; /* where this process reads and writes the device's memory */
     uint32_t table[BLOCKS];
 } side;
 
@@ -78,7 +79,7 @@ static kvf_event event_of(kvf_agent *agent, uint64_t ticket) {
     return event;
 }
 
-/* The event of a ticket must say that all is well. */
+/* Requires DONE for a ticket. */
 static void await(kvf_agent *agent, uint64_t ticket) {
     const kvf_event event = event_of(agent, ticket);
     if (event.kind != KVF_EVENT_DONE)
@@ -92,7 +93,7 @@ static unsigned char content(uint32_t layer, uint32_t part, uint32_t token, uint
     return (unsigned char)((cell * 1000003u + byte * 10007u) >> 5);
 }
 
-/* Writes all cells, or counts those that are wrong; `change` is added to each byte. */
+/* Writes all cells, or counts wrong ones; `change` is added to each byte. */
 static uint32_t go_over(const side *s, bool write, unsigned char change) {
     const kvf_shard *shard = kvf_engine_shard(s->engine, 0);
     const uint32_t block_tokens = kvf_shard_get(shard)->groups[0].tokens_per_block;
@@ -120,8 +121,8 @@ static uint32_t go_over(const side *s, bool write, unsigned char change) {
 
 /* ---- the producer ------------------------------------------------------------------------------- */
 
-/* Holds a request of the bytes as they are, and one of changed bytes after each word that it hears. Says where it is met
- * when it holds, and again when the request is over. */
+/* Holds a request with the original bytes, and after each byte from the pipe one with changed bytes. Writes its
+ * endpoint when it holds, and again when the request is over. */
 static void produce(const char *transport, int hears, int says) {
     side p;
     char endpoint[256] = "", word;
@@ -155,7 +156,7 @@ static kvf_event pull_from(const side *d, const char *endpoint, uint64_t deadlin
     return event_of(d->agent, ticket);
 }
 
-/* As where containers share no name space: the pull fails with the reason, and later ones are not harmed. */
+/* Fails a pull, as between containers without a shared name space: its event has the reason, and later pulls work. */
 static void be_refused(const side *d, const char *endpoint) {
     enum { OPERATING_SYSTEM = 304 };
     devices_fail("cuIpcOpenMemHandle_v2", OPERATING_SYSTEM, UINT32_MAX);
@@ -166,7 +167,7 @@ static void be_refused(const side *d, const char *endpoint) {
     devices_fail("", 0, 0);
 }
 
-/* Whoever closed its agent before the producer knows of the end, would let it wait for its lease. */
+/* Pulls, and waits until the producer knows of the end: otherwise it would have to wait for its lease. */
 static void pull(const side *d, int hears, bool refused) {
     char endpoint[256];
     assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
@@ -185,7 +186,7 @@ static void consume(const char *transport, int hears, int says) {
     assert_int_equal(go_over(&d, false, 0), all);
     pull(&d, hears, strcmp(transport, "cuda") == 0 && !devices_are_real());
     assert_int_equal(go_over(&d, false, 0), 0);
-    /* The control: changed bytes are wrong, and are the changed ones. */
+    /* The control: the next bytes differ, and are the changed ones. */
     assert_int_equal(write(says, "c", 1), 1);
     pull(&d, hears, false);
     assert_int_equal(go_over(&d, false, 0), all);
@@ -205,7 +206,7 @@ static int play(const char *role, const char *transport, const char *hears, cons
     return 0;
 }
 
-/* A process that hears by one pipe and says by the other. */
+/* Starts a process that reads from one pipe and writes to the other. */
 static pid_t start(const char *role, const char *transport, const int hears[2], const int says[2]) {
     char in[16], out[16];
     (void)snprintf(in, sizeof in, "%d", hears[0]);
@@ -222,7 +223,7 @@ static pid_t start(const char *role, const char *transport, const int hears[2], 
 static void a_pull_goes_from_process_to_process(void **state) {
     int to_producer[2], to_consumer[2], how[2] = {-1, -1};
     if (strcmp(*state, "cuda") == 0)
-        DEVICES_ARE_STAND_INS(); /* memory that the host can look at, too, has no handles */
+        DEVICES_ARE_STAND_INS(); /* real memory that the host can read has no handles */
     assert_int_equal(pipe(to_producer), 0);
     assert_int_equal(pipe(to_consumer), 0);
     const pid_t producer = start("produce", *state, to_producer, to_consumer);

@@ -1,6 +1,6 @@
 /*
- * Agents whose caches are in memory of devices, of the stand-in for the CUDA driver: what they pull and push goes packed,
- * over any transport, or is read directly by "cuda", and is compared cell by cell.
+ * Agents whose caches are in device memory, of the stand-in for the CUDA driver: pulls and pushes go packed, over any
+ * transport, or directly over "cuda", and are compared cell by cell.
  */
 #include <stdio.h>
 
@@ -12,9 +12,9 @@
 #define TP4                                                                                                  \
     ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
 
-/* P on the first device and D on the second, unless they are to be on the host. */
+/* P's memory is on the first device and D's on the second, unless these say that it is on the host. */
 static bool p_on_host, d_on_host;
-/* Peers are given a way to memory of devices. */
+/* Device memory is not withheld. */
 static bool shown;
 
 static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
@@ -131,7 +131,7 @@ static void a_push_is_read_by_the_consumers_device(void **state) {
 #define OLD 9u
 #define NEW 2u
 
-/* Something that a device is to do, after which the blocks are written. */
+/* Work on a stream, after which the blocks are written. */
 typedef struct work_on_stream {
     const kvf_cuda *cuda;
     CUstream stream;
@@ -151,7 +151,7 @@ static void work_begin(work_on_stream *work) {
         .struct_size = sizeof work->ready, .kind = KVF_READY_CUDA_EVENT, .device_event = work->event};
 }
 
-/* The engine uses the event for something else that never ends, and then has no more use for it. */
+/* Records the event anew, behind work that never ends, and destroys it. */
 static void event_drop(work_on_stream *work) {
     CUstream other = NULL;
     assert_int_equal(kvf_cuda_enter(0, &work->cuda), KVF_OK);
@@ -170,7 +170,7 @@ static void work_end(work_on_stream *work) {
     kvf_cuda_leave(work->cuda);
 }
 
-/* A request whose blocks have old content until the work of a stream is done. */
+/* Opens a request whose blocks have old content until the work of a stream is done. */
 static void open_behind_work(world *w, const kvf_agent_options *options, work_on_stream *work,
                              world_request *held, world_request *wanted) {
     shown = strcmp(options->transport, "cuda") == 0;
@@ -197,7 +197,7 @@ static void a_hold_is_not_read_before_an_event_of_a_stream(void **state) {
     assert_int_equal(world_stats(w.d.agents[0]).bytes_read, 0);
     world_fill(&w, &w.p, &held, NEW);
     devices_hasten();
-    event_drop(&work); /* what it stood for then counts */
+    event_drop(&work); /* the event counts as it was recorded before the call */
     world_all_done(&w, &w.d, pulls);
     world_all_done(&w, &w.p, holds);
     assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, NEW), 0);
@@ -254,7 +254,7 @@ static void an_error_of_the_device_ends_what_waits_for_its_event(void **state) {
     close_all(&w);
 }
 
-/* What a stream that never ends keeps ends with its lease, with a sentence, and other requests go on meanwhile. */
+/* The hold ends with its lease, and says why; other requests go on meanwhile. */
 static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **state) {
     (void)state;
     const kvf_agent_options options = {
@@ -266,7 +266,7 @@ static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **st
     uint64_t holds[WORLD_MAX_RANKS];
     DEVICES_ARE_STAND_INS();
     open_behind_work(&w, &options, &work, &held, &wanted);
-    held.groups[0].table.ids = (const uint32_t[]){16, 17, 18, 19}; /* not those of the other */
+    held.groups[0].table.ids = (const uint32_t[]){16, 17, 18, 19}; /* not the blocks of the other request */
     world_hold(&w.p, &held, holds);
     world_pull_everything(&w, "another", 40, 5);
     for (uint32_t r = 0; r < w.p.rank_count; r++)
@@ -279,7 +279,7 @@ static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **st
     assert_int_equal(devices_left(), left);
 }
 
-/* Checksums are taken by the host. */
+/* Only the host takes checksums. */
 static void cells_of_a_device_are_not_verified(void **state) {
     const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state, .verify = true};
     world w;

@@ -1,4 +1,4 @@
-/* Blocks that are written: until when a writer may, and when they are free where nobody knows whether it still does. */
+/* Blocks that a peer writes: until when it may write, and when they are free if it may still be writing. */
 #include "agent/session.h"
 #include "agent_lease_scene.h"
 #include "faulty_fabric.h"
@@ -41,11 +41,11 @@ static void a_withdrawal_that_was_lost_is_said_again(void **state) {
     world_until(&s.w, letters_met() > met);
     letters_no_rules();
     assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
-    (void)world_done(&s.w, s.p, s.theirs[0]); /* it was told, and has not waited for its time */
+    (void)world_done(&s.w, s.p, s.theirs[0]); /* it was told, and did not wait for its deadline */
     lease_close(&s);
 }
 
-/* Writes begin late, and do not hear that they are cancelled. */
+/* Writes begin late, and ignore cancels. */
 static void a_withdrawal_is_answered_when_nothing_is_written_any_more(void **state) {
     (void)state;
     uint32_t doubted = 0;
@@ -81,7 +81,8 @@ static void without_a_word_from_the_writer_doubt_ends_with_its_time(void **state
     assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
     assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
-    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT); /* it has noticed, and stopped before */
+    (void)world_failed(&s.w, s.p, s.theirs[0],
+                       KVF_E_TIMEOUT); /* the writer has noticed, and stopped earlier */
     lease_close(&s);
 }
 
@@ -107,7 +108,7 @@ static void a_writer_that_was_stopped_writes_nothing_when_it_wakes(void **state)
     lease_close(&s);
 }
 
-/* Two expectations of one session wait for much longer than their lease. */
+/* Lets two expectations of one session wait for `ns`, much longer than their lease. */
 static void expect_two_for(scene *s, world_request *held, world_request *wanted, uint64_t theirs[],
                            uint64_t ours[], uint64_t ns) {
     lease_open(s, ONE("P"), ONE("D"), LEASE(500 * MS));
@@ -137,7 +138,7 @@ static void expectations_are_written_long_after_their_first_lease(void **state) 
     lease_close(&s);
 }
 
-/* Its blocks are free by then: a heartbeat has given the writer one lease more, and not for ever. */
+/* The blocks are free by then: a heartbeat gives the writer only one more lease. */
 static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void **state) {
     (void)state;
     scene s;
@@ -145,7 +146,7 @@ static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void *
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
     expect_two_for(&s, &held, &wanted, theirs, ours, 5 * SECOND);
     letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, 0);
-    kvf_agent *stopped = lease_stop(&s.w.p.agents[0]); /* it does not see how time goes by */
+    kvf_agent *stopped = lease_stop(&s.w.p.agents[0]); /* it does not notice that time passes */
     world_run_for(&s.w, 1 * SECOND);
     world_fill(&s.w, &s.w.d, &s.wanted, 7);
     world_fill(&s.w, &s.w.d, &wanted, 8);
@@ -166,7 +167,7 @@ static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void *
     world_close(&s.w);
 }
 
-/* Until when it may write is said on its own clock, which only an open session tells. */
+/* The writer's time limit is on its own clock, which is known only from an open session. */
 static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
     (void)state;
     scene s;
@@ -210,7 +211,7 @@ static void who_waits_for_a_writer_is_not_idle_nor_is_the_writer(void **state) {
     world_all_done(&s.w, &s.w.d, s.ours);
     world_all_done(&s.w, &s.w.p, s.theirs);
     world_run_for(&s.w, 4 * SECOND);
-    assert_int_equal(world_stats(s.d).peers_evicted, 1); /* now they are */
+    assert_int_equal(world_stats(s.d).peers_evicted, 1); /* now both are idle */
     assert_int_equal(world_stats(s.p).peers_evicted, 1);
     lease_close(&s);
 }

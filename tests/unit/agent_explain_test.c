@@ -1,4 +1,4 @@
-/* What an agent says of the engines it meets: who reads what from whom, once a meeting, and on demand. */
+/* An agent explains the engines that it meets, once per meeting and on demand: which rank reads what from which. */
 #include <stdio.h>
 
 #include "agent_world.h"
@@ -51,13 +51,13 @@ static const char *explain(kvf_agent *agent, const char *engine, kvf_log_level l
 }
 
 /*
- * Four producer ranks of two heads each, token before head; two consumer ranks of four heads, head before
- * token, in larger blocks. A head of a token has 16 elements, 32 bytes, and each is a run of its own, for
- * the other side has other tokens beside it.
+ * Four producer ranks of two heads each, tokens before heads; two consumer ranks of four heads, heads before tokens, in
+ * larger blocks. A head of a token has 16 elements, 32 bytes, and is a run of its own, because its neighbours on the
+ * other side are other tokens.
  */
 static void open_pair(world *w, const kvf_agent_options *options) {
     kvf_agent_options own = options ? *options : (kvf_agent_options){.struct_size = sizeof own};
-    own.assumed_costs = true; /* not what this machine takes */
+    own.assumed_costs = true; /* not this machine's costs */
     world_open_model(w, attention(3, 8, 16),
                      ENGINE(.name = "P", .tp_size = 4,
                             .all = {.tokens_per_block = 16, .block_count = 64, .order = "L|BPNH"}),
@@ -83,7 +83,7 @@ static void a_meeting_says_who_reads_what_from_whom(void **state) {
     has(log.text, "20   D: 2 ranks, tp 2\n");
     has(log.text, "20     full: layers 0-2; k v 8 heads x 16 bf16 (4 a rank); 32 blocks of 24 tokens; order "
                   "L|BPHN\n");
-    /* A rank gives 3 layers x 2 parts x 2 heads x 1024 tokens = 12288 runs of 32 bytes: 384 KiB. */
+    /* A rank's share is 3 layers x 2 parts x 2 heads x 1024 tokens = 12288 runs of 32 bytes: 384 KiB. */
     has(log.text,
         "20   from ranks 2-3, each 384.0 KiB in 12 288 runs: full k v, layers 0-2, heads 4-7 (2 each)\n");
     /* Both: 24576 runs at 60 ns, 786432 bytes at 0.125 ns, 2 sources at 5 us: 1474560 + 98304 + 10000 ns. */
@@ -144,15 +144,14 @@ static void a_large_engine_takes_few_lines(void **state) {
                      ENGINE(.name = "D", .all = {.block_count = 8}),
                      OPTIONS(.log = write_down, .log_context = &log, .log_level = KVF_LOG_DEBUG));
     connect_to(&w, w.d.agents[0], &w.p.contact);
-    uint32_t lines =
-        log.lines[KVF_LOG_INFO] - count(log.text, "20 transport "); /* those are of each rank alone */
+    uint32_t lines = log.lines[KVF_LOG_INFO] - count(log.text, "20 transport "); /* each rank has its own */
     assert_true(lines >= 8);
     assert_true(lines <= 20);
     has(log.text, "20     full: layers 0-6 (3 to 4 a rank); k v 13 heads x 4 bf16 (3 to 4 a rank); ");
     has(log.text, "20   from ranks 0-2, each ");
     has(log.text, "full k v, layers 0-2, heads 0-8 (3 each)\n");
     has(log.text, "full k v, layers 3-6, heads 9-12\n");
-    /* The debug level has every rank. */
+    /* The debug level lists every rank. */
     for (uint32_t r = 0; r < 8; r++) {
         char line[32];
         (void)snprintf(line, sizeof line, "10   from rank %u: ", r);
@@ -163,7 +162,7 @@ static void a_large_engine_takes_few_lines(void **state) {
     world_close(&w);
 }
 
-/* ---- when it is said ------------------------------------------------------------------------- */
+/* ---- when it is logged ---------------------------------------------------------------------- */
 
 static void pull_some(world *w, const char *id, uint32_t first) {
     world_request held, wanted;
@@ -186,7 +185,7 @@ static void a_meeting_is_told_once_and_again_after_a_restart(void **state) {
     pull_some(&w, "b", 4);
     assert_int_equal(count(log.text, "D rank 0 of 2 reads from P"), 1);
     assert_int_equal(count(log.text, "D rank 1 of 2 reads from P"), 1);
-    /* The way is told for the first rank of an engine; the others go the same. */
+    /* The way is logged for the first rank of an engine; the others move the same way. */
     assert_int_equal(count(log.text, "20 D rank 0 reads from P rank "), 1);
     assert_int_equal(count(log.text, " over inproc, by memory of this process\n"), 2);
 
@@ -244,7 +243,7 @@ static void an_agent_explains_itself_and_whom_it_knows(void **state) {
     assert_null(strstr(explain(d, NULL, KVF_LOG_INFO), "from rank 1: "));
     has(explain(d, NULL, KVF_LOG_DEBUG),
         "from rank 1: 384.0 KiB in 12 288 runs: full k v, layers 0-2, heads 2-3\n");
-    /* Of two engines that it knows it explains the one that is asked for. */
+    /* It explains the requested one of two engines that it knows. */
     world_add(&w, ENGINE(.name = "E", .all = {.block_count = 32}), OPTIONS(.transport = "inproc"));
     connect_to(&w, d, &w.e.contact);
     has(explain(d, NULL, KVF_LOG_INFO), "D rank 0 of 2 reads from E, met at ");
@@ -300,8 +299,8 @@ static void an_agent_that_cannot_explain_says_that_memory_is_missing(void **stat
     count_memory(&memory);
     open_pair(&w, NULL);
     connect_to(&w, w.d.agents[0], &w.p.contact);
-    survive_every_refusal(&memory, explain_all, w.d.agents[0]); /* which reads */
-    survive_every_refusal(&memory, explain_all, w.p.agents[0]); /* which is read */
+    survive_every_refusal(&memory, explain_all, w.d.agents[0]); /* the reader */
+    survive_every_refusal(&memory, explain_all, w.p.agents[0]); /* the rank that is read */
     world_close(&w);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Engines whose models are not the same: what both have is moved, what one lacks is refused where it is named, and
- * nothing else is. All bytes are compared by coordinates, and checksums by names.
+ * Engines whose models differ: groups that both have are moved, and only requests that name a missing group are
+ * refused. All bytes are compared by coordinates, and checksums by names.
  */
 #include "agent_world.h"
 #include "channel_wise.h"
@@ -11,7 +11,7 @@
     ENGINE(.name = (engine_name), .tp_size = 2, .all = {.block_count = 64}, .state = {.block_count = 64})
 #define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
 
-/* Both models have "full" and "ssm". Of one, "draft" is another group and "full" has its parts in the other order. */
+/* Both models have "full" and "ssm". One also has the group "draft", and the parts of "full" in the other order. */
 static kvf_model *plain(void) {
     return hybrid(2);
 }
@@ -35,10 +35,10 @@ static kvf_model *with_draft(kvf_dtype full_dtype) {
     return model_of(5, groups, 3);
 }
 
-/* The numbers of the groups in a model. */
+/* The numbers of groups in the two models. */
 enum { PLAIN_FULL = 0, DRAFT = 0, DRAFT_FULL = 1 };
 
-/* Opens both engines with models of their own. */
+/* Opens the two engines with different models. */
 static void open_unlike(world *w, kvf_model *p, const kvf_engine_spec *p_spec, kvf_model *d,
                         const kvf_engine_spec *d_spec, const kvf_agent_options *options) {
     world_open_model(w, p, p_spec, p_spec, options);
@@ -53,7 +53,7 @@ static void leave_out(world_request *request, uint32_t group) {
     request->groups[group] = (kvf_group_steps){0};
 }
 
-/* Moves a request both ways; `skip` (or UINT32_MAX) is the group of D that it does not name. */
+/* Moves a request; `skip` (or UINT32_MAX) is a group of D that the request does not name. */
 static void moves_well(world *w, const char *id, uint32_t skip, bool push, uint32_t seed) {
     world_request held, wanted;
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
@@ -98,7 +98,8 @@ static void a_producer_with_a_draft_model_gives_what_both_have(void **state) {
     world_close(&w);
 }
 
-/* As plain(), but the draft model's layer is in the group of the others, as engines put it that do not tell it apart. */
+/* Like plain(), but with the draft model's layer in the same group as the others, as in engines that do not separate
+ * it. */
 static kvf_model *with_draft_inside(void) {
     static const uint32_t full[] = {0, 2, 4}, odd[] = {1, 3};
     kvf_part_desc kv[] = {PART(.name = "k", .units = 2, .cell_elements = 4),
@@ -126,7 +127,7 @@ static void a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have
     world_close(&w);
 }
 
-/* A group is filled or not: its consumer would take the draft's layer for filled, too. */
+/* A group is filled as a whole: the consumer would think that the draft's layer is filled, too. */
 static void a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_is_missing(void **state) {
     (void)state;
     world w;
@@ -148,7 +149,7 @@ static void a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_
     world_close(&w);
 }
 
-/* The failed request frees its blocks, and the producer's: the next one with the same id may go well. */
+/* The failed request frees its blocks, and the producer's, so that later requests go well. */
 static void a_request_that_names_what_is_missing_is_refused_by_name(void **state) {
     (void)state;
     world w;
@@ -206,7 +207,7 @@ static void a_group_of_another_type_is_refused_by_name_and_the_others_move(void 
     world_close(&w);
 }
 
-/* ---- what was found -------------------------------------------------------------------------- */
+/* ---- what is reported ------------------------------------------------------------------------ */
 
 static kvf_group_match found(const world *w, const char *engine, uint32_t i) {
     kvf_group_match match = {.struct_size = sizeof match};
@@ -245,9 +246,9 @@ static void what_the_meeting_found_can_be_read(void **state) {
     world_close(&w);
 }
 
-/* ---- the same facts, other cuts -------------------------------------------------------------- */
+/* ---- the same facts, different cuts ---------------------------------------------------------- */
 
-/* Today's vLLM on CPUs beside an engine that keeps heads whole, in both directions. */
+/* vLLM 0.32 on CPUs and an engine that keeps heads whole, in both directions. */
 static void channel_wise_keys_and_whole_heads_meet_and_move(void **state) {
     (void)state;
     for (uint32_t way = 0; way < 2; way++) {

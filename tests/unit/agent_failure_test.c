@@ -1,4 +1,4 @@
-/* What the events of requests say whose bytes could not be moved: the transport's own reason, and with whom. */
+/* The events of requests whose bytes could not be moved name the transport's own reason, and the peer. */
 #include "agent_world.h"
 
 #include "faulty_fabric.h"
@@ -12,7 +12,7 @@ static void check_sentence(const world_outcome *failed, const char *begin, const
         fail_msg("%s", failed->detail);
 }
 
-/* Everything that moves ends with KVF_E_IO. */
+/* Opens a world in which every transport operation ends with KVF_E_IO. */
 static void world_open_faulty(world *w) {
     faulty_options options = {.seed = 1, .per_mille = {[FAULTY_NOTHING_MOVED] = 1000}, .turns = 1};
     faulty_install(&options);

@@ -1,6 +1,6 @@
 /*
- * Who may greet, and as whom: the rows HELLO, WELCOME and REFUSED of the table in docs/protocol.md, and which keys may
- * speak for which names.
+ * Which peers may greet, and under which names: the rows HELLO, WELCOME and REFUSED of the table in docs/protocol.md,
+ * and the keys that may speak for a name.
  */
 #include "agent/claim.h"
 #include "agent_rights.h"
@@ -26,14 +26,15 @@ static void an_introduction_opens_no_session(void **state) {
     speaker *who[] = {&s.other, &s.stranger};
     for (int i = 0; i < 2; i++) {
         who[i]->engine = "X";
-        who[i]->incarnation = s.rightful.incarnation; /* as introductions tell; the secret they do not */
+        who[i]->incarnation =
+            s.rightful.incarnation; /* introductions tell the incarnation, but not the secret */
         speaker_greet(&s.w, who[i]);
         assert_int_equal(who[i]->kind, KVF_MESSAGE_REFUSED);
         assert_int_equal(who[i]->status, KVF_E_PERMISSION);
         assert_non_null(strstr(who[i]->detail, "secret"));
         assert_int_equal(who[i]->card_bytes, 0);
     }
-    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1); /* told once */
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1); /* reported once */
     rights_close(&s);
 }
 
@@ -60,7 +61,7 @@ static bool greets_until(rights *s, speaker *who, kvf_message_kind kind, kvf_sta
     return false;
 }
 
-/* Answers what P asks the rightful one. */
+/* Answers P's PROBE as the rightful peer. */
 static void answer_probe(rights *s) {
     assert_int_equal(s->rightful.kind, KVF_MESSAGE_CALL);
     assert_int_equal(s->rightful.call, KVF_CALL_PROBE);
@@ -74,7 +75,7 @@ static void a_name_is_the_living_process_that_has_it(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
-    s.other.engine = "X"; /* a process of its own, under the same name */
+    s.other.engine = "X"; /* another process with the same name */
     speaker_greet(&s.w, &s.other);
     assert_int_equal(s.other.status, KVF_E_AGAIN);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
@@ -95,7 +96,7 @@ static void a_name_whose_process_says_nothing_goes_to_the_next(void **state) {
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
     s.other.engine = "X";
     assert_true(greets_until(&s, &s.other, KVF_MESSAGE_WELCOME, KVF_OK));
-    assert_int_equal(world_stats(s.p).leases_now, 1); /* the former one may still be reading */
+    assert_int_equal(world_stats(s.p).leases_now, 1); /* the former process may still be reading */
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("b")), KVF_E_PEER_LOST);
     speaker_run_for(&s.w, &s.other, RIGHTS_LEASE);
     assert_int_equal(world_stats(s.p).leases_now, 0);
@@ -117,7 +118,7 @@ static void a_name_whose_connection_has_ended_is_free_when_that_does_not_come_ba
     rights_close(&s);
 }
 
-/* Connections break, of living processes too, and whoever breaks them should gain nothing by it. */
+/* Connections of living processes break too, and an attacker that breaks them must gain nothing. */
 static void a_name_whose_connection_comes_back_stays_with_its_process(void **state) {
     (void)state;
     rights s;
@@ -129,7 +130,7 @@ static void a_name_whose_connection_comes_back_stays_with_its_process(void **sta
     speaker_reopen(&s.rightful, s.p);
     speaker_greet(&s.w, &s.rightful);
     assert_int_equal(s.rightful.kind, KVF_MESSAGE_WELCOME);
-    speaker_run_for(&s.w, &s.rightful, 200 * MS); /* it is asked again */
+    speaker_run_for(&s.w, &s.rightful, 200 * MS); /* P asks it again */
     answer_probe(&s);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
     speaker_greet(&s.w, &s.other);
@@ -145,7 +146,7 @@ static void anybody_may_ask_for_ranks_and_changes_nothing_by_it(void **state) {
     const uint64_t kept = world_stats(s.p).memory_now_bytes;
     speaker *who[] = {&s.rightful, &s.other, &s.stranger};
     for (int i = 0; i < 3; i++) {
-        /* in the name of the one that has a session, and without its secret */
+        /* in the name of the peer that has a session, without its secret */
         kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
                              .hello = {.engine = "X",
                                        .incarnation = s.rightful.incarnation,
@@ -168,7 +169,7 @@ static void anybody_may_ask_for_ranks_and_changes_nothing_by_it(void **state) {
     assert_int_equal(world_stats(s.p).peers_now, 1);
     assert_int_equal(world_stats(s.p).memory_now_bytes, kept);
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 0);
-    /* messages to the peer still go where the peer is */
+    /* messages for the peer still go to the peer */
     memcpy(s.rightful.session, known->id, sizeof known->id);
     (void)rights_hold(&s, "a");
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
@@ -196,7 +197,7 @@ static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void *
                       OPTIONS(.public_key = s.p_public, .secret_key = s.p_secret, .allowed_keys = allowed,
                               .allowed_key_count = 2, .grants = grants, .grant_count = 2));
     s.p = s.w.p.agents[0];
-    /* as the key that the name was granted to, as one that may be any other, as one that may be ranks of Y */
+    /* with the key that the name was granted to, with one that may have any other name, with one for ranks of Y */
     const struct {
         const char *key, *secret, *engine;
         kvf_message_kind kind;
@@ -206,7 +207,7 @@ static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void *
         {s.other.public_key, s.other.secret_key, "X", KVF_MESSAGE_REFUSED},
         {s.other.public_key, s.other.secret_key, "V", KVF_MESSAGE_WELCOME},
         {s.other.public_key, s.other.secret_key, "Y", KVF_MESSAGE_REFUSED},
-        {key, secret, "Y", KVF_MESSAGE_REFUSED}, /* it is rank 0 */
+        {key, secret, "Y", KVF_MESSAGE_REFUSED}, /* it greets as rank 0 */
     };
     for (size_t i = 0; i < COUNT_OF(tries); i++) {
         speaker_open(&known, s.p, tries[i].engine, false, (uint8_t)(10 + i));
@@ -246,9 +247,9 @@ static kvf_message_kind greeted_as(rights *s, speaker *by, const char *engine) {
     return by->kind;
 }
 
-/* ---- telling ---------------------------------------------------------------------------------- */
+/* ---- reporting -------------------------------------------------------------------------------- */
 
-/* Refused at each greeting: its secret is not that of its incarnation. */
+/* Greets with a secret that does not match the incarnation, and is refused. */
 static void lie(rights *s, const char *engine) {
     uint64_t known = s->other.incarnation;
     s->other.incarnation++;
@@ -264,7 +265,7 @@ static void a_refusal_is_told_once_in_ten_minutes(void **state) {
         lie(&s, "L");
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
     world_run_for(&s.w, 590 * SECOND);
-    speaker_close(&s.other); /* who says nothing for so long is cut off */
+    speaker_close(&s.other); /* a connection that is silent for so long is closed */
     speaker_reopen(&s.other, s.p);
     lie(&s, "L");
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);

@@ -1,4 +1,4 @@
-/* Checksums that peers ask for: who asks for much does not keep others from theirs, and all of it is counted. */
+/* Checksums that peers ask for: a peer that asks for many does not delay others, and all of it is counted. */
 #include "agent/session.h"
 #include "agent_net.h"
 #include "agent_speaker.h"
@@ -7,7 +7,7 @@
     ENGINE(.name = (engine_name), .all = {.block_count = (blocks), .tokens_per_block = PER_BLOCK})
 #define BLOCKS 512u
 #define PER_BLOCK 16u
-#define STEPS (BLOCKS * PER_BLOCK) /* as many as one call may ask for: 1 MiB, four slices */
+#define STEPS (BLOCKS * PER_BLOCK) /* as many as one call may ask for: 1 MiB, in four slices */
 #define MANY 200u
 #define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
 
@@ -119,18 +119,18 @@ static void a_round_hashes_one_slice(void **state) {
     scene s;
     open_scene(&s, NULL);
     ask(&s.greedy, s.greedy_lease, STEPS);
-    assert_int_equal(rounds_until_answered(&s), 4); /* of 256 KiB */
+    assert_int_equal(rounds_until_answered(&s), 4); /* slices of 256 KiB */
     close_scene(&s);
 }
 
-/* A slice is some steps, or some layers of one step, or some units of one of its layers. */
+/* A slice is several steps, or several layers of one step, or several units of one layer. */
 static void a_slice_is_no_more_where_a_step_is_large(void **state) {
     (void)state;
     static const struct {
         uint32_t layers, units, elements, rounds;
     } cases[] = {
-        {8, 4, 8192, 2},  /* 64 KiB a layer: four of them at a time */
-        {2, 64, 4096, 4}, /* 512 KiB a layer: half of one */
+        {8, 4, 8192, 2},  /* 64 KiB a layer: four layers at a time */
+        {2, 64, 4096, 4}, /* 512 KiB a layer: half a layer at a time */
         {2, 2, 131072, 4} /* 256 KiB a unit */
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -142,7 +142,7 @@ static void a_slice_is_no_more_where_a_step_is_large(void **state) {
     }
 }
 
-/* What is asked for is kept for the peer, and who has no room is answered later. */
+/* Questions are kept for the peer; those beyond its budget are answered later. */
 static void questions_are_within_the_budget(void **state) {
     (void)state;
     enum { BUDGET = 1 << 20 };
@@ -162,7 +162,7 @@ static void questions_are_within_the_budget(void **state) {
     assert_int_equal(s.modest.sums, PER_BLOCK);
     speaker_run_for(&s.w, &s.greedy, 10 * MS);
     assert_int_equal(s.of_greedy->hashing.count, 0);
-    assert_int_equal(s.greedy.letters, 2 + taken); /* nobody was refused */
+    assert_int_equal(s.greedy.letters, 2 + taken); /* no question was refused */
     assert_int_equal(world_stats(s.p).memory_now_bytes, before);
     close_scene(&s);
 }

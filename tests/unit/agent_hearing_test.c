@@ -1,11 +1,11 @@
-/* Whom a consumer listens to: only the producer at the other end of the connection that was made to it. */
+/* A consumer listens only to the producer at the other end of the connection that it has made. */
 #include "agent/push.h"
 #include "agent_letters.h"
 #include "agent_rights.h"
 
 /* ---- what a consumer hears --------------------------------------------------------------------- */
 
-/* D pulls from P what P does not hold, or expects it; `by` speaks to D. */
+/* Opens P and D; `by` sends messages to D under P's name. */
 static void open_hearing(rights *s, speaker *by, bool keyed) {
     rights_open(s);
     speaker_open(by, s->w.d.agents[0], "P", keyed, 9);
@@ -34,7 +34,7 @@ static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void
         world_run_for(&s.w, 100 * MS);
         const kvf_session *session = session_with_p(&s);
         assert_non_null(session);
-        /* Another one says that all is written, and asks whether it lives. */
+        /* The other peer says that everything is written, and asks whether D lives. */
         kvf_call_body written = {
             .kind = KVF_CALL_WRITTEN, .number = 1, .request = {"a", 1}, .generation = ours | KVF_EXPECTATION};
         assert_true(speaker_call(&s.w, &by, session->id, written));
@@ -42,14 +42,14 @@ static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void
         assert_true(
             speaker_call(&s.w, &by, session->id, (kvf_call_body){.kind = KVF_CALL_PROBE, .number = 2}));
         assert_int_equal(by.status, KVF_E_PEER_LOST);
-        /* And answers what D asked P. */
+        /* It answers D's calls to P. */
         for (uint64_t n = 1; n < 20; n++) {
             kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
                                   .answer = {.number = n, .kind = KVF_CALL_BEAT, .status = KVF_E_PEER_LOST}};
             memcpy(answer.answer.session, session->id, sizeof answer.answer.session);
             speaker_send(&by, &answer);
         }
-        /* And greets back, and refuses. */
+        /* It sends WELCOME and REFUSED. */
         kvf_message welcome = {
             .kind = KVF_MESSAGE_WELCOME,
             .welcome = {.engine = "P", .incarnation = 5, .rank_count = 1, .card = {"c", 1}}};
@@ -61,7 +61,7 @@ static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void
         assert_int_equal(world_stats(d).done[KVF_REQUEST_EXPECT], 0);
         assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_LOST), 0);
         assert_int_equal(session->state, KVF_SESSION_OPEN);
-        /* The rightful one does. */
+        /* The rightful producer is heard. */
         world_request_make(&s.w, &s.w.p, "a", 40, 20, 1, &pushed);
         world_fill(&s.w, &s.w.p, &pushed, 7);
         world_push(&s.w.p, &pushed, &theirs);
@@ -74,7 +74,7 @@ static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void
     }
 }
 
-/* What a contact would say: that it is P, with P's introduction; and with a session, P's card. */
+/* Sends what a contact would: that it is P, with P's introduction; and with a session, P's card. */
 static void send_welcomes(const rights *s, speaker *by) {
     const kvf_bytes all[] = {{s->p->introductions[0].data, s->p->introductions[0].size}};
     kvf_message welcome = {.kind = KVF_MESSAGE_WELCOME,
@@ -106,14 +106,14 @@ static void nobody_else_answers_while_an_engine_is_being_met(void **state) {
         letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
         assert_ok(kvf_agent_connect(d, &s.w.p.contact, 20 * SECOND, &ticket));
         speaker_run_for(&s.w, &by, 200 * MS);
-        assert_true(letters_met() > 0); /* it greets, and hears nothing */
+        assert_true(letters_met() > 0); /* D greets, and gets no answer */
         send_welcomes(&s, &by);
         speaker_run_for(&s.w, &by, 200 * MS);
         assert_null(session_with_p(&s));
         assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_READY) + world_count(&s.w, d, KVF_EVENT_FAILED),
                          0);
         letters_end();
-        (void)world_done(&s.w, d, ticket); /* the one that is greeted does */
+        (void)world_done(&s.w, d, ticket); /* the greeted peer answers */
         speaker_close(&by);
         rights_close(&s);
     }
@@ -130,7 +130,7 @@ static void nobody_else_answers_while_a_session_is_being_opened(void **state) {
         const kvf_memory memory = {.struct_size = sizeof memory,
                                    .address = s.w.p.memory[0][0],
                                    .bytes = kvf_shard_get(s.p->shard)->region_bytes[0]};
-        assert_ok(kvf_agent_unregister_region(s.p, 0)); /* P tells its ranks, and to ask again for the card */
+        assert_ok(kvf_agent_unregister_region(s.p, 0)); /* P introduces its ranks, but has no card for now */
         assert_ok(kvf_agent_connect(d, &s.w.p.contact, 20 * SECOND, &ticket));
         speaker_run_for(&s.w, &by, 200 * MS);
         const kvf_session *session = session_with_p(&s);
@@ -149,7 +149,7 @@ static void nobody_else_answers_while_a_session_is_being_opened(void **state) {
     }
 }
 
-/* How often P has repeated a call of its own when it has just heard of X. */
+/* How often P repeats a call of its own when it hears from X. */
 static uint64_t repeated_when_heard(rights *s) {
     const uint64_t before = world_stats(s->p).messages_repeated;
     kvf_message beat = {.kind = KVF_MESSAGE_CALL,
@@ -160,7 +160,7 @@ static uint64_t repeated_when_heard(rights *s) {
     return world_stats(s->p).messages_repeated - before;
 }
 
-/* A link was down. The pauses of a call that was not answered are 100 ms and then 200, 400, 800, 1600 and 2000. */
+/* As after a broken link. An unanswered call is repeated after 100 ms, then after 200, 400, 800, 1600 and 2000. */
 static void who_is_heard_of_after_a_silence_is_asked_again_at_once(void **state) {
     (void)state;
     rights s;
@@ -170,9 +170,9 @@ static void who_is_heard_of_after_a_silence_is_asked_again_at_once(void **state)
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     const uint64_t push = rights_push(&s, "a", 1);
     world_ready(&s.w.p, &push);
-    speaker_run_for(&s.w, &s.rightful, 900 * MS); /* X does not answer that all is written */
+    speaker_run_for(&s.w, &s.rightful, 900 * MS); /* X does not answer WRITTEN */
     assert_true(world_stats(s.p).messages_repeated > 0);
-    assert_int_equal(repeated_when_heard(&s), 0); /* so long it may just have been busy */
+    assert_int_equal(repeated_when_heard(&s), 0); /* X may just have been busy for so long */
     speaker_run_for(&s.w, &s.rightful, 3600 * MS);
     assert_int_equal(repeated_when_heard(&s), 1);
     kvf_wire_buffer_free(&introduction);

@@ -1,4 +1,4 @@
-/* Histograms of durations: which bucket, and what can be said of quantiles. */
+/* Histograms of durations: the bucket of a duration, and quantiles. */
 #include <math.h>
 
 #include "agent/histogram.h"
@@ -70,14 +70,14 @@ static void a_sum_that_does_not_fit_stays_at_its_maximum(void **state) {
 static void durations_are_taken_as_spread_evenly_in_their_bucket(void **state) {
     (void)state;
     kvf_histogram histogram = {0};
-    /* 4 in [1024, 2048), 4 in [4096, 8192); ends chosen to be those of the buckets. */
+    /* 4 in [1024, 2048), 4 in [4096, 8192); the least and the largest are at the ends of buckets. */
     static const uint64_t durations[] = {1024, 1100, 1200, 1300, 4096, 5000, 6000, 8191};
     for (size_t i = 0; i < COUNT_OF(durations); i++)
         kvf_histogram_add(&histogram, durations[i]);
 
-    assert_int_equal(kvf_histogram_quantile(&histogram, 0.25), 1536);  /* half through the first bucket */
-    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 2048);   /* its end */
-    assert_int_equal(kvf_histogram_quantile(&histogram, 0.625), 5119); /* a quarter of 4096 to 8191 */
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.25), 1536);  /* the middle of the first bucket */
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 2048);   /* the end of the first bucket */
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.625), 5119); /* a quarter of the second bucket */
 }
 
 static void no_guess_lies_outside_what_was_counted(void **state) {

@@ -1,4 +1,4 @@
-/* Who may join, when again, and what becomes of what is written meanwhile. */
+/* Which peer may join, when it may join again, and what happens to writes meanwhile. */
 #include "agent/push.h"
 #include "agent/stage.h"
 #include "agent_rights.h"
@@ -13,7 +13,7 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     assert_null(rights_session(&s)->shape);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     assert_non_null(rights_session(&s)->shape);
-    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK); /* asked again */
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK); /* a repeated call */
 
     join.card.size--; /* another card needs a higher generation */
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_E_EXISTS);
@@ -57,7 +57,7 @@ static void what_hangs_from_before_is_over_when_a_client_joins_anew(void **state
         const char *id = i == 1 ? "a" : "b";
         const uint64_t push = rights_push(&s, id, i);
         world_ready(&s.w.p, &push);
-        world_until(&s.w, rights_session(&s)->flows->over); /* a new connection serves as the first one did */
+        world_until(&s.w, rights_session(&s)->flows->over); /* a new connection works like the first one */
         assert_int_equal(rights_session(&s)->flows->status, KVF_OK);
         assert_non_null(rights_session(&s)->peer);
         assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
@@ -71,7 +71,8 @@ static void what_hangs_from_before_is_over_when_a_client_joins_anew(void **state
     rights_close(&s);
 }
 
-/* While a push goes slowly to a client that has joined without a stage, it joins with one: `stage` says how. */
+/* While a slow push goes to a client that has joined without a stage, the client joins with one, in the way of
+ * `stage`. */
 static kvf_status joins_while_written_to(kvf_join_stage stage) {
     rights s;
     world_request wanted, pushed;
@@ -96,7 +97,7 @@ static kvf_status joins_while_written_to(kvf_join_stage stage) {
         .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = 1 | KVF_EXPECTATION};
     const bool over = rights_session(&s)->flows->over;
     const kvf_status status = rights_session(&s)->flows->status;
-    assert_int_equal(over, status != KVF_OK); /* 40 tokens take seconds */
+    assert_int_equal(over, status != KVF_OK); /* moving 40 tokens takes seconds */
     assert_int_equal(rights_say(&s, &s.rightful, withdraw), KVF_OK);
     kvf_wire_buffer_free(&introduction);
     rights_close(&s);
@@ -113,7 +114,7 @@ static void a_client_that_only_adds_its_stage_is_written_to_as_before(void **sta
     assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE), KVF_OK);
 }
 
-/* Memory of X's own: a stage takes nobody whose card has another name. */
+/* Opens X's own transport: a stage accepts no peer whose card has another name. */
 static kvf_transport *open_memory(const speaker *x, kvf_call_body *join) {
     static unsigned char memory[64];
     char name[KVF_ENDPOINT_NAME_BYTES];
@@ -129,8 +130,8 @@ static kvf_transport *open_memory(const speaker *x, kvf_call_body *join) {
     return transport;
 }
 
-/* X joins with its stage at an agent that lacks one piece of memory while it answers, and asks again. Whether it was put
- * off, and how many pieces that took. */
+/* Lets X join with its stage while one allocation of the agent fails, and then again. Returns whether the agent put it
+ * off, and in `calls` the number of allocations. */
 static bool joins_short_of(size_t fail_at, size_t *calls) {
     static rights s;
     static memory_count memory;
@@ -140,7 +141,7 @@ static bool joins_short_of(size_t fail_at, size_t *calls) {
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
     kvf_transport *transport = open_memory(&s.rightful, &join);
     join.stage = KVF_JOIN_STAGED;
-    join.number = s.rightful.number + 1; /* the same call each time */
+    join.number = s.rightful.number + 1; /* the same call both times */
     memcpy(join.session, s.rightful.session, sizeof join.session);
     speaker_send(&s.rightful, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = join});
     memory.calls = 0;

@@ -1,6 +1,6 @@
 /*
- * What the tests of leases, of doubt and of what goes astray have in common: the usual scene, whose letters can be ruled
- * over (agent_letters.h), and whose engines can be stopped.
+ * Shared by the tests of leases, of doubt and of messages that go astray: the usual scene, with rules for messages
+ * (agent_letters.h), and engines that can be stopped.
  */
 #ifndef KVF_TEST_AGENT_LEASE_SCENE_H
 #define KVF_TEST_AGENT_LEASE_SCENE_H
@@ -14,7 +14,7 @@
     (&(const kvf_agent_options){                                                                             \
         .struct_size = sizeof(kvf_agent_options), .lease_ns = (ns), .peer_timeout_ns = 100 * MS})
 
-/** Opens the usual scene, of 4 layers and 8 heads, with letters that can be ruled over. */
+/** Opens the usual scene, of 4 layers and 8 heads, with rules for messages. */
 static inline void lease_open(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
                               const kvf_agent_options *options) {
     scene_open(s, attention(4, 8, 8), p, d, options);
@@ -34,7 +34,7 @@ static inline void lease_meet(scene *s) {
     world_until(&s->w, letters_met() >= 1);
 }
 
-/* Another request goes well. */
+/* Requires that another request goes well. */
 static inline void lease_others_go_on(scene *s, const char *id) {
     world_request held, wanted;
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
@@ -49,7 +49,7 @@ static inline void lease_others_go_on(scene *s, const char *id) {
     assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &wanted, 5), 0);
 }
 
-/* The agent in `place` does nothing until it is put back. */
+/* Stops the agent in `place`: it makes no progress until it is put back. */
 static inline kvf_agent *lease_stop(kvf_agent **place) {
     kvf_agent *agent = *place;
     *place = NULL;

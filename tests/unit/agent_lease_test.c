@@ -1,4 +1,4 @@
-/* Blocks that are read: whose they are, and until when. */
+/* Blocks that peers read: which ranks have leases on them, and until when. */
 #include "agent/session.h"
 #include "agent_lease_scene.h"
 
@@ -42,7 +42,7 @@ static void a_reader_that_dies_loses_its_lease(void **state) {
     s.wanted.request.groups = NULL;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
-    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, 0); /* not a word any more */
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, 0); /* D's calls are lost from now on */
     world_close_agents(&s.w.d);
     const world_outcome *end = world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
     assert_true(end->blocks_free);
@@ -66,7 +66,7 @@ static void a_consumer_whose_heartbeats_are_lost_gives_up_before_the_producer_fr
     lease_close(&s);
 }
 
-/* Patience is for those who lend, not for those who have been lent to. */
+/* The consumer's patience covers the wait for the lease, not the time after it. */
 static void patience_ends_before_the_blocks_are_lent_but_not_after(void **state) {
     (void)state;
     scene s;
@@ -107,13 +107,13 @@ static void the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_th
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
     world_close_agents(&s.w.d);
-    world_forget(&s.w); /* the next agent may stand at the same address */
+    world_forget(&s.w); /* the next agent may have the same address */
     world_open_agents(&s.w.d, LEASE(1 * SECOND));
 
     s.wanted.request.groups = s.wanted.groups;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_all_done(&s.w, &s.w.d, s.ours);
-    world_all_done(&s.w, &s.w.p, s.theirs); /* once nobody may read any more */
+    world_all_done(&s.w, &s.w.p, s.theirs); /* once no peer may read any more */
     assert_int_equal(world_stats(s.p).leases_now, 0);
     assert_int_equal(world_stats(s.p).leases_expired, 1);
     lease_close(&s);
@@ -129,7 +129,7 @@ static void a_reader_that_was_stopped_does_not_believe_what_it_reads(void **stat
     world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
     kvf_agent *stopped = lease_stop(&s.w.d.agents[0]);
     assert_true(world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT)->blocks_free);
-    world_fill(&s.w, &s.w.p, &s.held, 9); /* another request's */
+    world_fill(&s.w, &s.w.p, &s.held, 9); /* as another request would */
 
     s.w.d.agents[0] = stopped;
     (void)kvf_agent_pull_into(s.d, s.ours[0], s.wanted.groups, s.wanted.group_count);
@@ -148,7 +148,7 @@ static void holds_that_the_producer_gave_up_fail_at_the_next_heartbeat(void **st
     world_push(&s.w.p, &s.held, s.theirs);
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
     third.request.contact = s.w.p.contact;
-    assert_ok(kvf_agent_expect(s.d, &third.request, &more)); /* nobody has pushed this one yet */
+    assert_ok(kvf_agent_expect(s.d, &third.request, &more)); /* no producer has pushed this one yet */
     letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_CALL, KVF_CALL_WRITTEN);
     letters_rule(LETTERS_PASS, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_EXPECT);
     world_until(&s.w, letters_met() >= 2);
@@ -172,12 +172,12 @@ static void a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat(v
     world_until(&s.w, letters_met() >= 1);
     assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
     const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
-    assert_non_null(strstr(failed->detail, "given the request up")); /* and not that its lease ran out */
+    assert_non_null(strstr(failed->detail, "given the request up")); /* not that its lease ran out */
     (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
     lease_close(&s);
 }
 
-/* The hold's own lease is longer than the agent's: that a rank has read does not cut it short for the others. */
+/* The hold's own lease is longer than the agent's: a rank that has read does not shorten it for the others. */
 static void a_rank_may_come_long_after_another_has_read(void **state) {
     (void)state;
     scene s;
@@ -195,7 +195,7 @@ static void a_rank_may_come_long_after_another_has_read(void **state) {
     lease_close(&s);
 }
 
-/* And the other way round: it is given the agent's lease anew, for the next. */
+/* The reverse: each rank that has read renews the agent's lease for the next. */
 static void a_rank_that_has_read_gives_the_others_a_lease_more(void **state) {
     (void)state;
     scene s;
@@ -205,7 +205,7 @@ static void a_rank_that_has_read_gives_the_others_a_lease_more(void **state) {
     s.wanted.request.contact = s.w.p.contact;
     world_hold(&s.w.p, &s.held, s.theirs);
     for (uint32_t r = 0; r < 2; r++) {
-        world_run_for(&s.w, 700 * MS); /* the second comes after 1.4 s */
+        world_run_for(&s.w, 700 * MS); /* the second rank comes after 1.4 s */
         assert_ok(kvf_agent_pull(s.w.d.agents[r], &s.wanted.request, &s.ours[r]));
         (void)world_done(&s.w, s.w.d.agents[r], s.ours[r]);
     }
@@ -229,7 +229,7 @@ static void a_pull_that_waits_hears_within_seconds_whether_its_producer_lives(vo
     lease_close(&s);
 }
 
-/* The consumer's own lease, ten times as long, is not what its peer keeps things for. */
+/* The peer does not keep things for the consumer's own lease, which is ten times as long. */
 static void heartbeats_come_six_times_in_a_lease_of_who_gave_it(void **state) {
     (void)state;
     scene s;

@@ -1,10 +1,10 @@
-/* The ledger: who may use a block beside whom, and what is left when a taking is refused. */
+/* The ledger: which requests may share a block, and the state after a refused claim. */
 #include "agent/ledger.h"
 #include "shapes.h"
 
 #define NO KVF_NO_BLOCK
 
-/** A ledger over a hybrid: group 0 has 8 blocks, group 1 has 3. */
+/** A ledger of a hybrid model: group 0 has 8 blocks, group 1 has 3. */
 typedef struct world {
     kvf_model *model;
     kvf_engine *engine;
@@ -22,7 +22,7 @@ static int make_world(void **state) {
 
 static int free_world(void **state) {
     world *made = *state;
-    (void)stop_counting_memory(state); /* it was made before counting began */
+    (void)stop_counting_memory(state); /* the ledger was made before counting began */
     kvf_ledger_free(made->ledger);
     kvf_engine_free(made->engine);
     kvf_model_free(made->model);
@@ -70,7 +70,7 @@ static void several_readers_share_a_block_which_is_free_when_the_last_has_gone(v
 
     assert_int_equal(look(ledger, 0, 2).state, KVF_BLOCK_HELD);
     assert_int_equal(look(ledger, 0, 2).readers, 2);
-    assert_int_equal(look(ledger, 0, 2).ticket, 0); /* nobody fills it */
+    assert_int_equal(look(ledger, 0, 2).ticket, 0); /* no request fills it */
     assert_int_equal(look(ledger, 0, 1).readers, 1);
     assert_int_equal(look(ledger, 1, 0).readers, 1);
     assert_counts(ledger, 4, 0, 0);
@@ -135,7 +135,7 @@ static void a_block_that_is_being_filled_is_not_given_to_another_writer(void **s
     assert_ok(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 77));
     assert_fails(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 78), KVF_E_EXISTS, "group 1",
                  "block 2", "being filled", "77");
-    /* Nor to the same one a second time. */
+    /* Nor twice for the same request. */
     assert_fails(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 77), KVF_E_EXISTS, "77");
     assert_int_equal(look(ledger, 1, 2).ticket, 77);
 }

@@ -20,7 +20,7 @@ typedef struct rule {
 static letter kept[4096];
 static uint32_t kept_count, met, rule_count;
 static rule rules[16];
-static const kvf_link_table *carrier; /* whose links they are */
+static const kvf_link_table *carrier; /* the table of the real links */
 static bool watching;
 static uint64_t random_state;
 static uint32_t lost_percent, twice_percent, late_percent;
@@ -92,11 +92,11 @@ static kvf_status on_send(kvf_link *link, kvf_route route, const void *data, siz
     return KVF_OK;
 }
 
-/* Agents with a thread of their own may be using it, so it is written only when no agent is of the table before. */
+/* Agents with their own threads may be using the table, so it is written only if it changes, when no agent is open. */
 const kvf_link_table *letters_link(const kvf_link_table *from) {
     static kvf_link_table watched;
     from = from ? from : &kvf_link_zmq;
-    if (carrier == from && watched.send) /* the threads of agents that are open use it */
+    if (carrier == from && watched.send) /* threads of open agents may use it */
         return &watched;
     carrier = from;
     watched = *carrier;

@@ -1,6 +1,6 @@
 /*
- * What happens to the messages between agents on their way, for tests: they are lost, kept back until they
- * are delivered, or scrambled by a seed. One thread.
+ * For tests: loses messages between agents, keeps them back until they are delivered, or scrambles them by a seed. For
+ * one thread.
  */
 #ifndef KVF_TEST_AGENT_LETTERS_H
 #define KVF_TEST_AGENT_LETTERS_H
@@ -12,33 +12,35 @@
 typedef enum letters_fate {
     LETTERS_PASS = 0,
     LETTERS_LOSE,
-    LETTERS_KEEP,  /**< until letters_deliver() */
-    LETTERS_TWICE, /**< sent two times */
+    LETTERS_KEEP,  /**< kept back until letters_deliver() */
+    LETTERS_TWICE, /**< sent twice */
 } letters_fate;
 
-/** Links by which messages are sent that can be looked at; NULL: of ZeroMQ. Of one kind while agents are open. */
+/** Links whose messages can be watched, over the links `from`; NULL: ZeroMQ's. The same table must be used while agents
+ * are open. */
 const kvf_link_table *letters_link(const kvf_link_table *from);
 
-/** Begins to look at messages: all of them pass. */
+/** Begins to watch messages: all of them pass. */
 void letters_begin(void);
 /** Messages pass again; those kept back are lost. */
 void letters_end(void);
 
-/** From now on, messages of a kind. `call`: of a CALL or ANSWER; 0 is any. `from`: NULL is anybody. */
+/** A rule for messages of a kind from now on. `call`: the kind of a CALL or ANSWER; 0: any. `from`: the sender; NULL:
+ * any. */
 void letters_rule(letters_fate fate, const kvf_agent *from, kvf_message_kind kind, kvf_call_kind call);
-/** Forgets all rules; what is kept is still kept. */
+/** Forgets all rules; messages that were kept back stay so. */
 void letters_no_rules(void);
 
-/** How many are kept back now, and how many met a rule so far. */
+/** How many messages are kept back now, and how many a rule has met so far. */
 uint32_t letters_kept(void);
 uint32_t letters_met(void);
 
-/** Sends those that were kept back, in the order they were sent in; rules do not apply to them. */
+/** Sends the messages that were kept back, in their order; rules do not apply to them. */
 void letters_deliver(void);
-/** The same, and keeps them to be delivered again. */
+/** The same, and keeps them to deliver them again. */
 void letters_deliver_copies(void);
 
-/** From now on so many of 100 messages are lost, sent twice, or late by some messages. */
+/** From now on these percentages of messages are lost, sent twice, or overtaken by some others. */
 void letters_scramble(uint64_t seed, uint32_t lost, uint32_t twice, uint32_t late);
 
 #endif

@@ -1,4 +1,4 @@
-/* What an engine may look at: whose blocks are whose, what is kept for peers, clocks. */
+/* What an engine can look up: the requests of blocks, memory that is kept for peers, clocks. */
 #include "agent_scene.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -16,7 +16,7 @@ static void check_block(kvf_agent *agent, uint32_t group, uint32_t block, kvf_bl
     assert_int_equal(count, requests);
 }
 
-/* 50 tokens are four blocks of group 0, and one state, which is a block of group 1. */
+/* 50 tokens take four blocks of group 0, and one state takes a block of group 1. */
 static void a_block_is_one_of_its_group(void **state) {
     (void)state;
     scene s;
@@ -31,7 +31,7 @@ static void a_block_is_one_of_its_group(void **state) {
     other.id = (kvf_request_id){"other", 5};
     assert_ok(kvf_agent_hold(s.p, &other, &again));
     check_block(s.p, 0, 3, KVF_BLOCK_HELD, 2);
-    s.wanted.request.groups = NULL; /* reserved, and not read yet */
+    s.wanted.request.groups = NULL; /* reserved, but not read yet */
     s.wanted.request.group_count = 0;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_run_for(&s.w, 100 * MS);
@@ -74,7 +74,7 @@ static void what_is_not_there_cannot_be_looked_at(void **state) {
     scene_close(&s);
 }
 
-/* A plan is the larger part of it; all goes with the peer. */
+/* The plan is the largest part; all of it is freed with the peer. */
 static void what_is_kept_for_peers_is_counted(void **state) {
     (void)state;
     scene s;
@@ -94,7 +94,7 @@ static void what_is_kept_for_peers_is_counted(void **state) {
     scene_close(&s);
 }
 
-/* What was known of it by the other address goes, though its ranks are still spoken to. */
+/* What was kept for the old address is freed, although its ranks still have sessions. */
 static void an_engine_that_is_met_at_another_address_is_kept_once(void **state) {
     (void)state;
     scene s;

@@ -1,4 +1,4 @@
-/* The loop of an engine around its agents: what wakes it, several threads in it, and its end. */
+/* The loop of an engine around its agents: what wakes it, several threads that run it, and its end. */
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include "agent_world.h"
 
 #define OWN_THREAD (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true})
-#define LONG_MS (WORLD_PATIENCE_S * 1000) /* a poll that comes to its end has been woken too late */
+#define LONG_MS (WORLD_PATIENCE_S * 1000) /* a poll that times out was woken too late */
 #define TOKENS 40
 
 typedef struct exchange {
@@ -32,8 +32,8 @@ static void set_up(exchange *x, const kvf_agent_options *options) {
 
 /* ---- one thread ------------------------------------------------------------------------------ */
 
-/* Calls those agents whose descriptor is readable, until D has had an event for each ticket; returns how
- * often it was woken. */
+/* Lets agents whose descriptor is readable make progress, until D has an event for each ticket; returns the number of
+ * wake-ups. */
 static uint32_t poll_until_done(exchange *x) {
     kvf_agent *agents[2] = {x->w.p.agents[0], x->w.d.agents[0]};
     uint32_t rounds = 0;
@@ -83,7 +83,7 @@ static void a_push_needs_no_call_but_those_that_the_descriptor_asks_for(void **s
     world_close(&x.w);
 }
 
-/* What is over must not keep a loop spinning: after some last rounds the descriptor is silent. */
+/* A request that is over must not keep the loop spinning: after some last rounds the descriptor is silent. */
 static void the_descriptor_is_silent_where_there_is_nothing_to_do(void **state) {
     (void)state;
     exchange x;
@@ -162,15 +162,15 @@ static void the_time_out_is_that_of_the_next_thing_to_do(void **state) {
     assert_true(kvf_agent_timeout(p) <= 100 * SECOND);
     assert_true(kvf_agent_timeout(p) > 50 * SECOND);
     assert_ok(kvf_agent_cancel(p, ticket));
-    assert_true(kvf_agent_timeout(p) == 0); /* the request is to be freed */
+    assert_true(kvf_agent_timeout(p) == 0); /* the request must still be freed */
     assert_true(kvf_agent_timeout(NULL) == UINT64_MAX);
     world_close(&x.w);
 }
 
-/* The event of a request that met nobody says what the link knows of it. */
+/* If a producer was never met, the event of the request gives the link's reason. */
 static void an_unmet_producer_is_explained_by_its_link(void **state) {
     (void)state;
-    char nowhere[96]; /* a name that cannot be: its label is too long */
+    char nowhere[96]; /* an impossible host name: its label is too long */
     (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
     const struct {
         const char *endpoint, *reason;
@@ -181,7 +181,7 @@ static void an_unmet_producer_is_explained_by_its_link(void **state) {
         kvf_event event = {.struct_size = sizeof event, .detail = ""};
         set_up(&x, OWN_THREAD);
         x.wanted.request.contact.endpoint = cases[i].endpoint;
-        /* A busy machine may take longer to find out: then the deadline was too short. */
+        /* A busy machine may need longer to find out, so the deadline is then doubled. */
         for (uint64_t deadline_ns = 200 * MS; !strstr(event.detail, cases[i].reason); deadline_ns *= 2) {
             assert_true(deadline_ns < WORLD_PATIENCE_S * SECOND);
             x.wanted.request.deadline_ns = deadline_ns;
@@ -260,7 +260,7 @@ typedef struct one {
     kvf_agent *agent;
 } one;
 
-/* Nobody but the waiting threads makes these agents work. */
+/* Only the waiting threads make progress with these agents. */
 static void *wait_and_take(void *context) {
     const one *self = context;
     crowd *c = self->crowd;
@@ -317,7 +317,7 @@ typedef struct talker {
     atomic_uint lines, wrong, deep;
 } talker;
 
-/* Calls what an engine may want to know, or to do, when something failed. */
+/* Makes calls that an engine may make when it logs a failure. */
 static void call_back(void *context, const kvf_log_line *line) {
     talker *self = context;
     kvf_agent_stats stats = {.struct_size = sizeof stats};
@@ -401,7 +401,7 @@ static void a_child_of_fork_cannot_use_its_parents_agent(void **state) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct scarcity {
-    int calls, refuse_at; /* refused is the call of this number alone */
+    int calls, refuse_at; /* refuse_at: only the call of this number is refused */
 } scarcity;
 
 static void *scarce_allocate(void *context, size_t bytes) {

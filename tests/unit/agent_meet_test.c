@@ -1,4 +1,4 @@
-/* How engines meet: who answers, who does not, who is refused and why. */
+/* How engines meet: which peers answer, which do not, and which are refused and why. */
 #include <stdio.h>
 
 #include "agent_letters.h"
@@ -13,7 +13,7 @@ static kvf_model *small_model(void) {
     return attention(2, 4, 8);
 }
 
-/* A pull of 32 tokens into rank 0 of D, which somebody may hold. */
+/* Starts a pull of 32 tokens into rank 0 of D. */
 static uint64_t start_pull(world *w, const kvf_contact *contact, uint64_t deadline_ns) {
     world_request wanted;
     uint64_t ticket;
@@ -115,7 +115,7 @@ static void an_engine_does_not_meet_itself(void **state) {
     world_close(&w);
 }
 
-/* ---- nobody there ---------------------------------------------------------------------------- */
+/* ---- no producer ----------------------------------------------------------------------------- */
 
 static void nobody_there_is_told_at_the_deadline_with_the_reason(void **state) {
     (void)state;
@@ -248,8 +248,9 @@ static void an_engine_met_ahead_of_time_is_not_greeted_again(void **state) {
     int64_t offset;
     uint64_t error;
     assert_ok(kvf_agent_clock_offset(w.d.agents[0], "P", 1, &offset, &error));
-    assert_true((uint64_t)llabs(offset) <= error); /* the clocks are the same one */
-    /* Of rank 0 nothing was late: the round trip may have been one way's, and half a nanosecond is lost. */
+    assert_true((uint64_t)llabs(offset) <= error); /* both read the same clock */
+    /* No message of rank 0 was late: the offset is off by at most one way's latency, and half a nanosecond of
+     * rounding. */
     assert_ok(kvf_agent_clock_offset(w.d.agents[0], "P", 0, &offset, &error));
     assert_int_equal(error, NET_LATENCY_NS + 1);
     assert_fails(kvf_agent_clock_offset(w.d.agents[0], "P", 2, &offset, &error), KVF_E_NOT_FOUND, "2");

@@ -1,4 +1,4 @@
-/* Memory that comes and goes while peers know it: an engine that sleeps, wakes, and has its cache elsewhere. */
+/* Memory that comes and goes while peers know it: an engine that sleeps, wakes, and may have its cache elsewhere. */
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -53,11 +53,11 @@ static uint64_t region_bytes(const world_engine *e, uint32_t region) {
 static void take_back(scene *s, world_engine *e) {
     for (uint32_t i = 0; i < 2; i++) {
         world_until(&s->w, kvf_agent_unregister_region(e->agents[0], i) == KVF_OK);
-        memset(e->memory[0][i], 0xee, region_bytes(e, i)); /* whoever still reads there gets this */
+        memset(e->memory[0][i], 0xee, region_bytes(e, i)); /* a peer that still reads it gets these bytes */
     }
 }
 
-/* Other memory, in another order. A peer with a connection for the old memory has noticed by then. */
+/* Registers new memory, in another order. A peer with a connection for the old memory has noticed by then. */
 static void give_anew(scene *s, world_engine *e) {
     world_run_for(&s->w, 10 * MS);
     for (uint32_t i = 2; i-- > 0;) {
@@ -138,15 +138,14 @@ static void who_waits_for_a_producer_that_sleeps_is_told_so(void **state) {
     const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
     assert_non_null(strstr(failed->detail, "has taken its memory back"));
     give_anew(&s, &s.w.p);
-    world_run_for(
-        &s.w, 2000 * MS); /* until they have met: P is told that D gave the request up, which ends a hold */
+    /* until they have met: P is told that D gave the request up, which would end a later hold */
+    world_run_for(&s.w, 2000 * MS);
     s.wanted.request.patience_ns = 0;
     hold_and_pull(&s, 3);
     tear_down(&s);
 }
 
-/* Its consumer takes the end of its own connection for nothing more than that: shutting it out would end what it reads
- * from there by a connection of its own. */
+/* D sees only that its connection to P's memory has ended: it must not fence P, which would end P's reads from D. */
 static void an_engine_that_takes_memory_back_goes_on_reading(void **state) {
     (void)state;
     const kvf_agent_options options = {
@@ -157,7 +156,7 @@ static void an_engine_that_takes_memory_back_goes_on_reading(void **state) {
     world_open_model(&w, hybrid(4), ONE("P"), ONE("D"), &options);
     world_pull_everything(&w, "both", 50, 1); /* D has a connection to P's memory */
     world_request_make(&w, &w.d, "never", 50, 60, 1, &never);
-    world_expect(&w.d, &never, &w.p, expects); /* and P could write to D */
+    world_expect(&w.d, &never, &w.p, expects); /* P has a connection to D's memory */
 
     world_request_make(&w, &w.d, "back", 900, 0, 1, &held);
     world_request_make(&w, &w.p, "back", 900, 0, 1, &wanted);
@@ -212,7 +211,7 @@ int main(void) {
         cmocka_unit_test(mistakes_with_regions_are_refused),
     };
     const struct CMUnitTest real[] = {
-        /* In a simulated network nobody is known to be on one host. */
+        /* In a simulated network no peer is known to be on the same host. */
         cmocka_unit_test(an_engine_that_takes_memory_back_goes_on_reading),
     };
     return cmocka_run_group_tests_name("agent_memory", tests, world_is_simulated, world_is_real) +

@@ -1,4 +1,4 @@
-/* What an agent counts, as text for Prometheus: the numbers are those of the statistics, and the text is of its form. */
+/* An agent's counters as text for Prometheus: the numbers are those of the statistics, and the format is right. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static const char *metrics_of(kvf_agent *agent) {
     return text;
 }
 
-/* The number behind a name with its labels. */
+/* The number after a name with its labels. */
 static double value_of(const char *text, const char *name) {
     for (const char *at = text; (at = strstr(at, name)) != NULL; at++)
         if ((at == text || at[-1] == '\n') && at[strlen(name)] == ' ')
@@ -49,7 +49,7 @@ static void the_numbers_are_those_of_the_statistics(void **state) {
     world_close(&w);
 }
 
-/* Buckets count all that is not longer, so they never fall, and the last one has all. */
+/* A bucket counts all durations up to its limit, so counts never fall, and the last bucket has all. */
 static void buckets_of_a_histogram_add_up(void **state) {
     (void)state;
     static const char bucket[] = "kvferry_request_seconds_bucket{engine=\"D\",rank=\"0\",le=\"";
@@ -62,7 +62,7 @@ static void buckets_of_a_histogram_add_up(void **state) {
     uint32_t buckets = 0;
     for (const char *at = text; (at = strstr(at, bucket)) != NULL; buckets++) {
         char *end;
-        double limit = strtod(at += strlen(bucket), &end); /* +Inf is one, too */
+        double limit = strtod(at += strlen(bucket), &end); /* +Inf is a number, too */
         assert_memory_equal(end, "\"} ", 3);
         double count = strtod(end + 3, NULL);
         assert_true(limit > last_limit && count >= last);
@@ -76,7 +76,7 @@ static void buckets_of_a_histogram_add_up(void **state) {
     world_close(&w);
 }
 
-/* A line is a comment, or a name, labels and a number; each name was announced with its type before it. */
+/* A line is a comment, or a name, labels and a number; a comment before announces each name with its type. */
 static void every_line_is_of_the_form(void **state) {
     (void)state;
     world w;

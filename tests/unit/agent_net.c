@@ -26,13 +26,13 @@ typedef struct parcel {
 
 typedef struct net_link net_link;
 
-/* An outgoing connection, which is dialled again when it broke. */
+/* An outgoing connection, which is dialled again when it breaks. */
 typedef struct net_line {
     uint32_t users; /* 0: not in use */
     kvf_route route;
     char endpoint[64];
     uint32_t connection; /* 0: none */
-    bool broken;         /* to be told */
+    bool broken;         /* on_broken() must be called */
     uint64_t pause, next_try;
 } net_line;
 
@@ -42,7 +42,7 @@ struct net_link {
     char endpoint[64];
     parcel *inbox;
     net_line lines[LINES];
-    kvf_guests guests; /* connections to it, by their place in `connections` */
+    kvf_guests guests; /* connections to this link, by index into `connections` */
 };
 
 typedef struct connection {
@@ -55,7 +55,7 @@ typedef struct connection {
 
 static uint64_t time_now = FIRST_TIME;
 static net_link *links[LINKS];
-static connection connections[CONNECTIONS]; /* from 1 on */
+static connection connections[CONNECTIONS]; /* index 0 is unused */
 static uint32_t connection_count, link_count;
 static kvf_route last_route;
 static const char *dial_from = FIRST_ADDRESS;
@@ -97,7 +97,7 @@ static void dial(net_link *link, net_line *line) {
         line->pause = FIRST_PAUSE;
         if (!kvf_guests_arrive(&links[i]->guests, connection_count, 0, dial_from, time_now))
             return;
-        connections[connection_count] = (connection){0}; /* no memory for it: tried again */
+        connections[connection_count] = (connection){0}; /* no memory for it: dialled again later */
         line->connection = 0;
         break;
     }
@@ -114,7 +114,7 @@ static void hang_up(net_link *client, kvf_route route) {
         }
 }
 
-/* A link has had enough of one who connected to it. */
+/* A link closes a connection that a peer has made to it. */
 static void show_out(void *owner, kvf_guest *guest) {
     connection *c = &connections[guest->id];
     (void)owner;
@@ -216,7 +216,7 @@ static void net_disconnect(kvf_link *base, kvf_route route) {
     connections[line->connection] = (connection){0};
 }
 
-/* The key of a link is believed: nothing is encrypted here. */
+/* The key that a link states is believed: nothing is encrypted here. */
 static void put(net_link *to, kvf_route route, const net_link *from, const void *data, size_t bytes) {
     parcel *one = malloc(sizeof *one + bytes);
     assert_non_null(one);
@@ -260,7 +260,7 @@ static void take_care_of(net_link *link, net_line *line) {
     }
     if (line->users > 0 && !line->connection && time_now >= line->next_try) {
         dial(link, line);
-        if (!line->connection && !line->broken) /* nobody was there, who has shown it out again */
+        if (!line->connection && !line->broken) /* nobody listened, rather than closed it at once */
             tell(link, line, KVF_E_IO,
                  "no connection: it was refused, for nobody listens there; trying again");
     }

@@ -1,4 +1,4 @@
-/* What an agent may be opened with: each limit itself is allowed, and nothing beyond it. */
+/* The options of an agent: each limit itself is allowed, and nothing beyond it. */
 #include "agent_net.h"
 #include "shapes.h"
 
@@ -61,7 +61,7 @@ static void durations_have_their_limits(void **state) {
     assert_ok(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2)));
     assert_fails(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2 + 1)), KVF_E_RANGE,
                  "heartbeat_ns is 500000001", "500000000");
-    assert_ok(try(&s, OPTIONS(.lease_ns = 2))); /* whose default for heartbeats is within it */
+    assert_ok(try(&s, OPTIONS(.lease_ns = 2))); /* the default heartbeat is within that lease */
     tear_down(&s);
 }
 
@@ -110,7 +110,7 @@ static void a_grant_is_a_range_of_ranks_of_a_named_engine(void **state) {
     assert_ok(kvf_agent_make_keys(key, unused));
     static const struct {
         kvf_key_grant grant;
-        const char *words; /* NULL: it is allowed */
+        const char *words; /* of the refusal; NULL: it is allowed */
     } cases[] = {
         {{.engine = NULL}, NULL},
         {{.engine = "X"}, NULL},

@@ -9,7 +9,7 @@
 
 /* ---- a fabric that can be stopped ------------------------------------------------------------ */
 
-/* Batches are taken in, and kept while it stands. */
+/* While it stands, batches are accepted and kept back. */
 static bool stands;
 static const kvf_fabric *below;
 static kvf_fabric stopping;
@@ -66,7 +66,7 @@ static uint64_t submitted_bytes(uint32_t from) {
 typedef struct scene {
     world w;
     kvf_agent *p, *d;
-    uint64_t bytes; /* of a request on all ranks */
+    uint64_t bytes; /* of a request, on all ranks together */
     world_request given[2], wanted[2];
     uint64_t ours[2][WORLD_MAX_RANKS], theirs[2][WORLD_MAX_RANKS];
 } scene;
@@ -101,7 +101,7 @@ static void assert_arrived(scene *s, uint32_t i) {
     assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted[i], 3 + i), 0);
 }
 
-/* Bytes of a rank of the consumer that are not zero: nearly all that have arrived. */
+/* Bytes of a rank of the consumer that are not zero, which are nearly all bytes that have arrived. */
 static uint64_t arrived_at(const scene *s, uint32_t rank) {
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->w.d.engine, rank));
     uint64_t bytes = 0;
@@ -118,7 +118,7 @@ static uint64_t arrived(const scene *s) {
     return bytes;
 }
 
-/* Runs until `agent` has had its DONE, and says how long it took and the least and the most that arrived within any
+/* Runs until `agent` has its DONE. Returns how long that took, and the least and the most that arrived within any
  * second, as shares of all bytes. */
 static uint64_t sample(scene *s, const kvf_agent *agent, double *least, double *most) {
     uint64_t counts[MOST_SAMPLES], n = 0, begin = 0;
@@ -141,7 +141,7 @@ static uint64_t sample(scene *s, const kvf_agent *agent, double *least, double *
 
 /* ---- caps ------------------------------------------------------------------------------------ */
 
-/* Three seconds at the cap, to within 5% of it in any second; and all bytes are right. */
+/* The request must take three seconds, within 5% of the cap in any second, and all bytes must be right. */
 static void assert_kept(scene *s, const kvf_agent *agent) {
     double least, most;
     uint64_t ns = sample(s, agent, &least, &most);
@@ -165,7 +165,7 @@ static void a_pull_keeps_to_its_cap(void **state) {
     assert_kept(&s, s.d);
 }
 
-/* The control: it takes no time at all. */
+/* The control: without a cap it takes next to no time. */
 static void without_a_cap_a_pull_is_done_at_once(void **state) {
     (void)state;
     scene s;
@@ -218,12 +218,12 @@ static void ranks_that_a_push_writes_to_share_its_cap(void **state) {
     tear_down(&s);
 }
 
-/* What a cap lets go in 10 ms is less than a run, which is cut. */
+/* The cap's bytes for 10 ms are less than a run, so runs are cut. */
 static void runs_are_cut_where_a_cap_is_smaller(void **state) {
     (void)state;
     scene s;
     set_up(&s, 1, 32, 256, BIG("P"), BIG("D"));
-    for (uint32_t b = 0; b < 16; b++) /* the two sides have their blocks in a row, and so few runs */
+    for (uint32_t b = 0; b < 16; b++) /* both sides have successive blocks, and so few runs */
         s.given[0].ids[0][b] = s.wanted[0].ids[0][b] = b;
     world_fill(&s.w, &s.w.p, &s.given[0], 3);
     s.wanted[0].request.bytes_per_second = s.bytes / 3;
@@ -277,7 +277,7 @@ static void the_timeout_says_when_the_next_bytes_may_move(void **state) {
 
 /* ---- priorities ------------------------------------------------------------------------------ */
 
-/* 8 MiB each. */
+/* Makes two requests of 8 MiB each. */
 static void set_up_two(scene *s, int32_t first, int32_t second) {
     set_up(s, 16, 64, 512, ENGINE(.name = "P", .all = {.block_count = 64}),
            ENGINE(.name = "D", .all = {.block_count = 64}));
@@ -286,8 +286,8 @@ static void set_up_two(scene *s, int32_t first, int32_t second) {
     s->wanted[1].request.priority = s->given[1].request.priority = second;
 }
 
-/* The first is under way, and does not come to its end; then the second begins. Returns the number of batches of the
- * first. */
+/* Starts the first request, which cannot end while the fabric stands, then the second. Returns the number of batches of
+ * the first. */
 static uint32_t begin_two(scene *s, bool pushes) {
     uint32_t firsts = 0;
     stands = true;
@@ -317,7 +317,7 @@ static void a_lower_priority_waits_and_moves_a_little_now_and_then(bool pushes) 
     scene s;
     set_up_two(&s, 5, 0);
     uint32_t firsts = begin_two(&s, pushes);
-    assert_int_equal(submitted_bytes(0), 8 * MIB); /* all of the first */
+    assert_int_equal(submitted_bytes(0), 8 * MIB); /* only the first, and all of it */
     assert_int_equal(submitted_count, firsts);
     world_run_for(&s.w, 230 * MS);
     assert_int_equal(submitted_count, firsts + 2);
@@ -337,7 +337,7 @@ static void a_push_of_a_lower_priority_waits(void **state) {
     a_lower_priority_waits_and_moves_a_little_now_and_then(true);
 }
 
-/* The controls. */
+/* The control. */
 static void equal_and_higher_priorities_do_not_wait(void **state) {
     (void)state;
     static const int32_t priorities[][2] = {{0, 0}, {5, 5}, {0, 7}, {-3, 0}, {-3, -3}};
@@ -383,7 +383,7 @@ static void a_higher_priority_that_has_used_up_its_cap_lets_others_go(void **sta
     tear_down(&s);
 }
 
-/* Eight bytes, of which a second lets one go. */
+/* Eight bytes, one per second. */
 static void the_smallest_cap_there_is_moves_bytes_too(void **state) {
     (void)state;
     world w;

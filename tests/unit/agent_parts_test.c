@@ -1,4 +1,4 @@
-/* Block tables that are larger than a message: they come in parts. */
+/* Block tables that are larger than a message, and come in parts. */
 #include <stdio.h>
 
 #include "agent/parts.h"
@@ -7,7 +7,7 @@
 #include "agent_net.h"
 #include "agent_speaker.h"
 
-#define TOKENS (1u << 20) /* a block each, and no two are neighbours */
+#define TOKENS (1u << 20) /* one block each, and no two blocks are neighbours */
 #define ENGINE_OF(engine_name, tp)                                                                           \
     ENGINE(.name = (engine_name), .tp_size = (tp), .all = {.block_count = TOKENS, .tokens_per_block = 1})
 #define LEASE (10 * SECOND)
@@ -16,7 +16,7 @@
 
 /* ---- cutting and joining --------------------------------------------------------------------- */
 
-/* Groups of three tables, whose ids tell which they are. */
+/* Three groups, whose ids show their place. */
 static void fill(kvf_wire_group groups[3], uint32_t *ids, const uint32_t counts[3]) {
     for (uint32_t g = 0; g < 3; g++) {
         groups[g] = (kvf_wire_group){{ids, counts[g], 10 * g}, 5, 6 + g};
@@ -117,7 +117,7 @@ static void request(const world_engine *engine, uint32_t *ids, uint32_t stride, 
     (void)engine;
     *out = (world_request){.group_count = 1};
     for (uint32_t i = 0; i < TOKENS; i++)
-        ids[i] = (i * stride + stride / 2) % TOKENS; /* `stride` is odd: each once */
+        ids[i] = (i * stride + stride / 2) % TOKENS; /* `stride` is odd, so each id comes once */
     out->groups[0] = (kvf_group_steps){{ids, TOKENS, 0}, 0, TOKENS};
     out->request = (kvf_agent_request){.struct_size = sizeof out->request,
                                        .id = {"large", 5},
@@ -171,7 +171,7 @@ static void a_million_blocks_are_pushed(void **state) {
     check_and_close(&s);
 }
 
-/* Calls and answers are lost, come twice and late: parts come in order for all that. */
+/* Calls and answers are lost, repeated and late: the parts still come in order. */
 static void parts_arrive_over_a_bad_link(void **state) {
     (void)state;
     for (uint32_t push = 0; push < 2; push++) {
@@ -193,7 +193,7 @@ static void parts_arrive_over_a_bad_link(void **state) {
     }
 }
 
-/* ---- those who stop in the middle ------------------------------------------------------------ */
+/* ---- peers that stop in the middle ----------------------------------------------------------- */
 
 #define SOME 1000u
 
@@ -218,7 +218,7 @@ static void close_attack(attack *a) {
     world_close(&a->w);
 }
 
-/* A part of an expectation, which is allowed for ever. */
+/* Sends a part of an expectation without a time limit. */
 static kvf_status say_part(attack *a, uint64_t generation, uint32_t first_id, uint32_t count, bool more) {
     a->group = (kvf_group_steps){.table = {a->ids, count, first_id}, .begin = 0, .end = 1u << 20};
     kvf_call_body call = {.kind = KVF_CALL_EXPECT,

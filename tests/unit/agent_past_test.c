@@ -1,5 +1,5 @@
-/* What was held or pushed and is no more: who asks for it is told at once. And no rank reads a request twice at a
- * time. */
+/* Requests that were held or pushed and have ended: a peer that asks for one is told at once. And no rank reads a
+ * request twice at a time. */
 #include <stdio.h>
 
 #include "agent/past.h"
@@ -17,14 +17,14 @@ static void set_up(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
     s->wanted.request.patience_ns = PATIENCE;
 }
 
-/* Held, read, and free again. */
+/* Holds the request and reads it, until it is free again. */
 static void hand_over(scene *s) {
     world_hold(&s->w.p, &s->held, s->theirs);
     scene_pull(s);
     world_all_done(&s->w, &s->w.p, s->theirs);
 }
 
-/* Pulls it once more. Returns for how long it waited. */
+/* Pulls it once more, which must fail. Returns how long the pull waited. */
 static uint64_t pull_in_vain(scene *s, kvf_status status, const char *text) {
     uint64_t begun = world_now();
     world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
@@ -135,7 +135,7 @@ static void the_oldest_are_forgotten_where_there_are_many(void **state) {
     scene_close(&s);
 }
 
-/* With the release of the first the producer's blocks would be free while the second still reads them. */
+/* Otherwise the release of the first read would free the producer's blocks while the second still reads them. */
 static void a_rank_reads_a_request_once_at_a_time(void **state) {
     (void)state;
     scene s;

@@ -1,4 +1,4 @@
-/* Peers that come and go, are too many, or speak nonsense. */
+/* Peers that come and go, are too many, or send nonsense. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -41,9 +41,9 @@ static void a_producer_restarted_under_its_name_is_another(void **state) {
     open_small(&w, TWO("P"), ONE("D"), OPTIONS(.peer_timeout_ns = 100 * MS));
     pull_goes_well(&w, "a");
     world_close_agents(&w.p);
-    world_forget(&w); /* the next agent may stand at the same address */
+    world_forget(&w); /* the next agent may have the same address */
     world_open_agents(&w.p, NULL);
-    pull_goes_well(&w, "a"); /* by the new address */
+    pull_goes_well(&w, "a"); /* at the new endpoint */
     world_until(&w, world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST) >= 2);
     pull_goes_well(&w, "b");
     world_quiet(&w);
@@ -63,7 +63,7 @@ static void a_producer_restarted_at_its_address_is_noticed(void **state) {
     world_pull(&w.d, &wanted, &w.p, pulls);
     world_run_for(&w, 20 * MS);
     world_close_agents(&w.p);
-    world_forget(&w); /* the next agent may stand at the same address */
+    world_forget(&w); /* the next agent may have the same address */
     world_open_agents(&w.p, OPTIONS(.listen = endpoint));
 
     const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_PEER_LOST);
@@ -139,7 +139,7 @@ static void more_peers_than_allowed_wait_until_there_is_room(void **state) {
         assert_ok(kvf_agent_pull(w.d.agents[r], &wanted.request, &pulls[r]));
         world_run_for(&w, 100 * MS);
     }
-    (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_TIMEOUT); /* nobody holds it */
+    (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_TIMEOUT); /* no producer holds it */
     const world_outcome *failed = world_failed(&w, w.d.agents[1], pulls[1], KVF_E_TIMEOUT);
     if (!strstr(failed->detail, "has 1 peers"))
         fail_msg("%s", failed->detail);
@@ -174,7 +174,7 @@ static void more_requests_of_a_peer_than_allowed_are_refused(void **state) {
     world_close(&w);
 }
 
-/* The answer to an EXPECT says so at once, and that nothing will be written. */
+/* The answer to an EXPECT refuses it at once, and says that nothing will be written. */
 static void more_expectations_of_a_peer_than_allowed_are_refused(void **state) {
     (void)state;
     world w;
@@ -248,7 +248,8 @@ static void open_stranger(stranger *s, const world *w) {
 
 static void work_with(world *w, stranger *s) {
     bool more;
-    world_run_for(w, MS / 4); /* a round alone would go on to when an agent has something to do */
+    /* world_work() alone would let time jump to when an agent has something to do */
+    world_run_for(w, MS / 4);
     kvf_link_progress(s->link, &more);
 }
 
@@ -286,7 +287,7 @@ static void another_version_of_the_protocol_is_refused_with_both_numbers(void **
     world_close(&w);
 }
 
-/* As an answer to a greeting that was repeated and came late: whoever is met already does not care. */
+/* Such a refusal may answer a repeated greeting late: a peer that is already met ignores it. */
 static void a_refusal_of_a_greeting_does_not_end_a_session_that_is_open(void **state) {
     (void)state;
     world w;
@@ -297,7 +298,7 @@ static void a_refusal_of_a_greeting_does_not_end_a_session_that_is_open(void **s
     world_request_make(&w, &w.d, "a", 40, 20, 1, &wanted);
     world_fill(&w, &w.p, &held, 3);
     world_pull(&w.d, &wanted, &w.p, ours);
-    world_run_for(&w, 100 * MS); /* waits for its hold */
+    world_run_for(&w, 100 * MS); /* it waits for the hold */
     kvf_message refusal = {.kind = KVF_MESSAGE_REFUSED,
                            .refused = {.status = KVF_E_MISMATCH, .detail = "does not know you"}};
     kvf_wire_buffer bytes;
@@ -329,7 +330,7 @@ static void nonsense_is_counted_and_changes_nothing(void **state) {
     kvf_wire_buffer bytes;
     assert_ok(kvf_wire_encode(&hello, &bytes));
     uint32_t sent = 0;
-    for (size_t cut = 0; cut < bytes.size; cut += 5, sent++) /* cut short: no message at all */
+    for (size_t cut = 0; cut < bytes.size; cut += 5, sent++) /* cut short: not a message */
         assert_ok(kvf_link_send(s.link, s.route, bytes.data, cut));
     uint64_t x = 88172645463325252u;
     for (uint32_t i = 0; i < 200; i++, sent++) {
@@ -342,7 +343,7 @@ static void nonsense_is_counted_and_changes_nothing(void **state) {
     }
     until_with(&w, &s, world_stats(w.p.agents[0]).messages_malformed == sent);
 
-    /* Calls of a session that there is not, and of a digest that is not ours. */
+    /* Calls of an unknown session, and with another digest than ours. */
     kvf_message call = {
         .kind = KVF_MESSAGE_CALL,
         .call = {.number = 1, .kind = KVF_CALL_RELEASE, .request = {"a", 1}, .rank_count = 1}};
@@ -379,7 +380,7 @@ static void bytes_that_are_no_protocol_at_all_change_nothing(void **state) {
         assert_int_equal(connect(sockets[i], (struct sockaddr *)&address, sizeof address), 0);
         assert_true(send(sockets[i], texts[i], strlen(texts[i]), MSG_NOSIGNAL) >= 0);
     }
-    pull_goes_well(&w, "a"); /* while half of a handshake waits */
+    pull_goes_well(&w, "a"); /* while half a handshake waits */
     for (size_t i = 0; i < COUNT_OF(sockets); i++)
         (void)close(sockets[i]);
     pull_goes_well(&w, "b");

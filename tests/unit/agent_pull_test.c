@@ -134,8 +134,8 @@ static void a_partial_prefix_hit_reads_the_rest_of_each_group(void **state) {
     world_request_make(&w, &w.d, "part", 60, 0, 3, &wanted);
     world_fill(&w, &w.p, &held, 1);
     world_fill(&w, &w.d, &wanted, 2);
-    wanted.groups[0].begin = 40;                   /* some tokens are there */
-    wanted.groups[1].begin = wanted.groups[1].end; /* all of them */
+    wanted.groups[0].begin = 40;                   /* some tokens are cached */
+    wanted.groups[1].begin = wanted.groups[1].end; /* all of them are cached */
 
     world_hold(&w.p, &held, holds);
     world_pull(&w.d, &wanted, &w.p, pulls);
@@ -221,7 +221,7 @@ static void blocks_of_the_consumer_are_read_back_by_the_producer(void **state) {
     world_request_make(&w, &w.d, "turn 1", 80, 7, 3, &there);
     world_request_make(&w, &w.p, "turn 1", 80, 20, 2, &back);
     world_fill(&w, &w.d, &there, 8);
-    back.groups[0].begin = 50; /* the first turn's tokens are still there */
+    back.groups[0].begin = 50; /* the first turn's tokens are still cached */
 
     world_hold(&w.d, &there, holds);
     world_pull(&w.p, &back, &w.d, pulls);
@@ -248,7 +248,7 @@ static void blocks_are_reserved_before_there_is_a_destination(void **state) {
     wanted.request.groups = NULL;
     wanted.request.group_count = 0;
     world_pull(&w.d, &wanted, &w.p, pulls);
-    world_run_for(&w, 1500 * MS); /* longer than leases last without heartbeats */
+    world_run_for(&w, 1500 * MS); /* longer than a lease without heartbeats */
     assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_DONE), 0);
     assert_int_equal(world_block(w.p.agents[0], 0, 0), KVF_BLOCK_LEASED);
     assert_int_equal(world_block(w.d.agents[0], 0, 5), KVF_BLOCK_FREE);
@@ -265,7 +265,7 @@ static void blocks_are_reserved_before_there_is_a_destination(void **state) {
     world_close(&w);
 }
 
-/* A hold has all blocks that it names, a destination those that are still to be written. */
+/* A hold claims all blocks that it names, a destination only those that will be written. */
 static void only_what_will_be_written_is_claimed(void **state) {
     (void)state;
     world w;
@@ -274,7 +274,7 @@ static void only_what_will_be_written_is_claimed(void **state) {
     world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
     world_request_make(&w, &w.p, "a", 64, 10, 1, &held);
     world_request_make(&w, &w.d, "a", 64, 20, 1, &wanted);
-    held.groups[0].begin = wanted.groups[0].begin = 33; /* in the third of four blocks */
+    held.groups[0].begin = wanted.groups[0].begin = 33; /* token 33 is in the third of four blocks */
     world_pull(&w.d, &wanted, &w.p, pulls);
     for (uint32_t block = 19; block <= 24; block++)
         assert_int_equal(world_block(w.d.agents[0], 0, block),
@@ -313,7 +313,7 @@ static void more_than_the_producer_holds_fails_this_request_only(void **state) {
     for (uint32_t i = 0; i < 4; i++)
         assert_int_equal(failed->invalid[0][i], 4 + i);
     assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST), 0);
-    for (uint32_t r = 0; r < w.p.rank_count; r++) { /* still held, for another attempt */
+    for (uint32_t r = 0; r < w.p.rank_count; r++) { /* still held for another attempt */
         assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
         (void)world_failed(&w, w.p.agents[r], holds[r], KVF_E_CANCELLED);
     }
@@ -322,7 +322,7 @@ static void more_than_the_producer_holds_fails_this_request_only(void **state) {
     world_close(&w);
 }
 
-/* The first is what rank 0 holds, and each of the others differs from it in one thing. */
+/* The first variant is what rank 0 holds, and each of the others differs from it in one way. */
 static void ranks_of_a_producer_hold_the_same_blocks(void **state) {
     (void)state;
     static const uint32_t ids[] = {0, 1, 2, 3}, others[] = {0, 1, 5, 3};
@@ -367,7 +367,7 @@ static void a_failure_lists_the_wanted_blocks_of_every_group(void **state) {
     assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[0]));
     const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_CANCELLED);
     assert_int_equal(failed->group_count, 2);
-    assert_int_equal(failed->invalid_count[0], 3); /* the first block had been there */
+    assert_int_equal(failed->invalid_count[0], 3); /* the first block was cached */
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(failed->invalid[0][i], 6 + 2 * i);
     assert_int_equal(failed->invalid_count[1], 1);

@@ -1,4 +1,4 @@
-/* Pushes: a producer writes to those who expect it, between agents of one process. */
+/* Pushes: a producer writes to consumers that expect it, between agents of one process. */
 #include <stdio.h>
 
 #include "push_scene.h"
@@ -34,7 +34,7 @@ static void a_push_goes_by_chunks_and_layers(void **state) {
     push_scene_finish(&v);
 }
 
-/* Plans are kept for ranges of layers: one that begins or ends alike is another. */
+/* Plans are kept by range of layers: a range with the same begin or end is another one. */
 static void each_range_of_layers_is_written_by_its_own_plan(void **state) {
     (void)state;
     static const uint32_t ready_first[] = {1, LAYERS, 3, LAYERS, 1, 5};
@@ -45,7 +45,7 @@ static void each_range_of_layers_is_written_by_its_own_plan(void **state) {
         (void)snprintf(id, sizeof id, "push %u", i);
         world_request_make(&v.w, &v.w.p, id, TOKENS, 3, 2, &v.given);
         world_request_make(&v.w, &v.w.d, id, TOKENS, 7, 3, &v.wanted);
-        world_fill(&v.w, &v.w.p, &v.given, 20 + i); /* what was there before does not do */
+        world_fill(&v.w, &v.w.p, &v.given, 20 + i); /* so that old bytes would be wrong */
         world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
         world_push(&v.w.p, &v.given, v.pushes);
         ready(&v, 0, TOKENS, ready_first[i]);
@@ -148,7 +148,7 @@ static void latents_are_written_by_one_replica(void **state) {
     world_close(&v.w);
 }
 
-/* ---- who wants what -------------------------------------------------------------------------- */
+/* ---- which blocks go -------------------------------------------------------------------------- */
 
 static void a_consumer_that_has_everything_frees_the_producer(void **state) {
     (void)state;
@@ -156,7 +156,7 @@ static void a_consumer_that_has_everything_frees_the_producer(void **state) {
     push_scene_open(&v, attention(LAYERS, 8, 8), TP4, ONE("E"), NULL);
     world_request_empty(&v.wanted);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
-    world_push(&v.w.p, &v.given, v.pushes); /* and nothing of it ever becomes ready */
+    world_push(&v.w.p, &v.given, v.pushes); /* nothing of it ever becomes ready */
     world_all_done(&v.w, &v.w.d, v.expects);
     world_all_done(&v.w, &v.w.p, v.pushes);
     assert_int_equal(world_stats(v.w.p.agents[0]).bytes_written, 0);
@@ -249,7 +249,7 @@ static void an_expectation_that_nobody_fulfils_ends_at_its_deadline(void **state
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     for (uint32_t r = 0; r < v.w.d.rank_count; r++)
         (void)world_failed(&v.w, v.w.d.agents[r], v.expects[r], KVF_E_TIMEOUT);
-    world_quiet(&v.w); /* the producer says that it will not write */
+    world_quiet(&v.w); /* the producer tells the consumer that it will not write */
     world_close(&v.w);
 }
 

@@ -1,4 +1,4 @@
-/* Records: what travels with a cache comes from every rank that was read or has written, whole and once. */
+/* Records, which travel with a cache: they come from every rank that was read or has written, whole and once. */
 #include <stdio.h>
 
 #include "agent_lease_scene.h"
@@ -7,9 +7,9 @@
 #define D_OF(tp) ENGINE(.name = "D", .tp_size = (tp), .all = {.block_count = 64})
 #define KINDS 4u
 
-/* ---- what each rank gives, worked out from its number and a seed ---------------------------------- */
+/* ---- the records of each rank, which follow from its number and a seed ---------------------------- */
 
-/* Of 50 tokens: the one that follows with its log-probabilities, two hidden states, where each token was routed. */
+/* For 50 tokens: the next token with log-probabilities, two hidden states, and the experts of each token. */
 static const struct {
     const char *name;
     uint64_t begin, end;
@@ -52,8 +52,8 @@ static bool is_right(const kvf_record *record, uint32_t seed, uint32_t rank, uin
     return right;
 }
 
-/* How many records of an event are not those that the ranks `from` (bits) gave, each once and in order; missing ones and
- * further ones count. */
+/* How many records of an event differ from those that the ranks `from` (bits) gave, each once and in order; missing and
+ * extra ones count. */
 static uint32_t wrong_records(const world_outcome *o, uint32_t seed, uint32_t from) {
     uint32_t wrong = 0, seen = 0;
     for (uint32_t rank = 0; rank < WORLD_MAX_RANKS; rank++) {
@@ -76,7 +76,7 @@ static uint32_t wrong_records(const world_outcome *o, uint32_t seed, uint32_t fr
 
 typedef kvf_status (*start)(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
-/* Holds or pushes the request on every rank, each with records of its own. */
+/* Holds or pushes the request on every rank, each with its own records. */
 static void lend(scene *s, start call, uint32_t seed, uint32_t consumers) {
     for (uint32_t r = 0; r < s->w.p.rank_count; r++) {
         given records;
@@ -89,7 +89,7 @@ static void lend(scene *s, start call, uint32_t seed, uint32_t consumers) {
     }
 }
 
-/* All ranks of the consumer are done; rank r has the records of the ranks `from[r]`. */
+/* All ranks of the consumer must be done; rank r must have the records of the ranks `from[r]`. */
 static void assert_records(scene *s, uint32_t seed, const uint32_t *from) {
     for (uint32_t r = 0; r < s->w.d.rank_count; r++) {
         const world_outcome *o = world_done(&s->w, s->w.d.agents[r], s->ours[r]);
@@ -99,7 +99,7 @@ static void assert_records(scene *s, uint32_t seed, const uint32_t *from) {
     assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 1), 0);
 }
 
-/* The shapes of two engines, and which ranks of the one each rank of the other has its heads from. */
+/* The shapes of two engines, and the ranks of P (bits) that each rank of D has its heads from. */
 static const struct {
     uint32_t p, d;
     uint32_t from[4];
@@ -190,7 +190,7 @@ static void lost_repeated_and_late_messages_change_no_record(void **state) {
     }
 }
 
-/* It was reserved: the leases have come, and the records with them. */
+/* The pull was reserved: leases have come, and the records with them. */
 static void an_attempt_that_ends_early_has_none_and_the_next_one_all(void **state) {
     (void)state;
     scene s;
@@ -216,7 +216,7 @@ static void an_attempt_that_ends_early_has_none_and_the_next_one_all(void **stat
     scene_close(&s);
 }
 
-/* Rank 0 has written and said so, records and all; rank 1 dies before it has. */
+/* Rank 0 has written and said so, with its records; rank 1 dies before. */
 static void of_a_producer_that_dies_half_way_nothing_is_told(void **state) {
     (void)state;
     scene s;
@@ -307,7 +307,7 @@ static void a_chunk_that_is_refused_leaves_the_records_as_they_were(void **state
     assert_fails(kvf_agent_push_ready(s.p, s.theirs[0], &chunk), KVF_E_RANGE, "[60, 50)");
     chunk.begin = 0;
     chunk.after = &(kvf_ready_event){.struct_size = sizeof(kvf_ready_event), .kind = (kvf_ready_kind)77};
-    assert_true(kvf_agent_push_ready(s.p, s.theirs[0], &chunk) != KVF_OK); /* the records were fine */
+    assert_true(kvf_agent_push_ready(s.p, s.theirs[0], &chunk) != KVF_OK); /* not for its records */
     assert_ok(kvf_agent_push_ready(s.p, s.theirs[0], NULL));
     assert_records(&s, 2, (uint32_t[]){1});
     world_all_done(&s.w, &s.w.p, s.theirs);

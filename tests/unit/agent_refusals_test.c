@@ -1,4 +1,4 @@
-/* What the calls of an agent refuse at once, and in which words. */
+/* Arguments that the calls of an agent refuse at once, and the details. */
 #include "agent_scene.h"
 #include "wire/wire.h"
 
@@ -56,7 +56,7 @@ static void nothing_is_done_without_an_agent_or_a_place_for_the_result(void **st
     scene_close(&s);
 }
 
-/* Of none, and of another kind of request. */
+/* Tickets of no request, and of another kind of request. */
 static void tickets_are_of_requests_of_their_kind(void **state) {
     (void)state;
     scene s;
@@ -108,7 +108,7 @@ static void a_request_is_checked_before_anything_is_claimed(void **state) {
     request = s.held.request;
     request.id = (kvf_request_id){id, 1024};
     assert_ok(kvf_agent_hold(s.p, &request, &ticket));
-    assert_int_equal(ticket, 1); /* no number was used up */
+    assert_int_equal(ticket, 1); /* refused calls have used no number */
     assert_ok(kvf_agent_cancel(s.p, ticket));
     (void)world_failed(&s.w, s.p, ticket, KVF_E_CANCELLED);
     scene_close(&s);
@@ -229,7 +229,7 @@ static void an_introduction_is_of_a_sibling(void **state) {
     assert_fails(introduce(directory, &other), KVF_E_MISMATCH,
                  "the digest of rank 1 of P is not of its facts");
     assert_ok(introduce(directory, &intro));
-    assert_ok(introduce(directory, &intro)); /* once more */
+    assert_ok(introduce(directory, &intro)); /* the same one again */
     kvf_agent *takers[] = {directory, s.p};
     for (int i = 0; i < 2; i++) {
         assert_fails(introduce(takers[i], &other), KVF_E_MISMATCH, "rank 1 of P caches other cells");
@@ -249,7 +249,7 @@ static void an_introduction_is_of_a_sibling(void **state) {
     assert_ok(introduce(s.p, &other)); /* a sibling that was restarted */
     assert_ok(introduce(s.p, &intro));
     assert_fails(introduce(s.w.p.agents[1], &other), KVF_E_EXISTS, "another process says it is rank 1 of P");
-    assert_ok(introduce(s.w.p.agents[1], &intro)); /* itself */
+    assert_ok(introduce(s.w.p.agents[1], &intro)); /* its own introduction */
     kvf_free(storage);
     kvf_agent_close(directory);
     scene_close(&s);

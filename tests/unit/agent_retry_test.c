@@ -1,4 +1,4 @@
-/* Attempts that fail: what the call refuses, what may be tried again, and what a hold hears of it. */
+/* Attempts that fail: which ones the call refuses, which may be repeated, and what the hold's event says. */
 #include "agent_scene.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -14,8 +14,8 @@ static void set_up(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
 
 /* ---- mistakes -------------------------------------------------------------------------------- */
 
-/* The calls refuse the request, and the detail has both texts; afterwards nothing is claimed. A push is refused when
- * it is said to be ready: its blocks may come in between. */
+/* The calls must refuse the request with both texts in the detail, and claim nothing. A push is refused by
+ * kvf_agent_push_ready(), since blocks may come until then. */
 static void assert_all_refuse(scene *s, const char *one, const char *other) {
     uint64_t ticket;
     assert_fails(kvf_agent_pull(s->d, &s->wanted.request, &ticket), KVF_E_RANGE, one, other);
@@ -58,7 +58,7 @@ static void a_table_without_a_block_where_one_is_needed_is_refused_by_the_call(v
     set_up(&s, ONE("P"), ONE("D"), NULL);
     s.wanted.ids[0][2] = KVF_NO_BLOCK;
     assert_all_refuse(&s, "block 2 of the sequence", "none");
-    s.wanted.groups[0].begin = 48; /* only the last block is */
+    s.wanted.groups[0].begin = 48; /* only the last block is needed */
     world_hold(&s.w.p, &s.held, s.theirs);
     scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
@@ -143,7 +143,7 @@ static void what_was_read_is_not_lent_to_the_same_rank_again(void **state) {
     scene_close(&s);
 }
 
-/* ---- what a hold hears ----------------------------------------------------------------------- */
+/* ---- the event of a hold --------------------------------------------------------------------- */
 
 static void a_hold_whose_reader_was_cancelled_is_free_and_not_done(void **state) {
     (void)state;

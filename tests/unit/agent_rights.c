@@ -1,4 +1,4 @@
-/* Three who speak to one agent: see agent_rights.h. */
+/* Three peers that talk to one agent: see agent_rights.h. */
 #include "agent_rights.h"
 
 #include "agent/push.h"

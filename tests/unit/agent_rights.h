@@ -1,7 +1,7 @@
 /*
- * Three who speak to one agent, for tests of who may say what: the rightful peer, another one with a key that is allowed
- * too, and a stranger without one. The latter two know everything the rightful one knows but its keys: its
- * introduction, its session's id, its leases.
+ * Three peers that talk to one agent, for tests of which peer may say what: the rightful peer, another one with a key
+ * that is also allowed, and a stranger without a key. The latter two know everything that the rightful peer knows
+ * except its keys: its introduction, its session's id, its leases.
  */
 #ifndef KVF_TEST_AGENT_RIGHTS_H
 #define KVF_TEST_AGENT_RIGHTS_H
@@ -21,23 +21,23 @@ typedef struct rights {
     char p_public[41], p_secret[41], d_public[41], d_secret[41];
 } rights;
 
-/** Opens P, D and the three; the rightful one has greeted. */
+/** Opens P, D and the three peers; the rightful one has greeted. */
 void rights_open(rights *s);
 void rights_close(rights *s);
 
-/** The open session of the rightful one at P; NULL: there is none. */
+/** The open session of the rightful peer at P; NULL: there is none. */
 kvf_session *rights_session(const rights *s);
 
-/** A call in the rightful session, by anybody. */
+/** Makes a call in the rightful peer's session, from any of the peers. */
 kvf_status rights_say(rights *s, speaker *by, kvf_call_body call);
-/** The two others are told that there is no such session, and are counted. */
+/** Makes the call from the two others: they must be told that there is no such session, and be counted. */
 void rights_not_of_others(rights *s, kvf_call_body call);
 
 kvf_call_body rights_acquire(const char *id);
 kvf_call_body rights_expect(const char *id, uint64_t generation, const world_request *wanted);
-/** P holds a request of 40 tokens, in blocks from 10 on. */
+/** Lets P hold a request of 40 tokens, in blocks from 10 on. */
 uint64_t rights_hold(rights *s, const char *id);
-/** P pushes a request of 40 tokens, of which nothing is ready yet, and the rightful one expects it. */
+/** Lets P push a request of 40 tokens, of which nothing is ready yet; the rightful peer expects it. */
 uint64_t rights_push(rights *s, const char *id, uint64_t generation);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The usual scene of tests of agents: a world with one request that the producer has and the consumer wants.
+ * The usual scene for tests of agents: a world with one request that the producer has and the consumer wants.
  */
 #ifndef KVF_TEST_AGENT_SCENE_H
 #define KVF_TEST_AGENT_SCENE_H
@@ -13,8 +13,8 @@ typedef struct scene {
     kvf_agent *p, *d; /* rank 0 of either engine */
 } scene;
 
-/** Opens both engines; the model becomes the world's. The request has 50 tokens, in blocks 0 to 3 of the producer,
- * which are filled, and blocks 8 to 11 of the consumer. */
+/** Opens both engines; the world takes ownership of the model. The request has 50 tokens, in blocks 0 to 3 of the
+ * producer, which are filled, and blocks 8 to 11 of the consumer. */
 static inline void scene_open(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
                               const kvf_agent_options *options) {
     memset(s, 0, sizeof *s);
@@ -32,7 +32,7 @@ static inline void scene_close(scene *s) {
     world_close(&s->w);
 }
 
-/** The consumer pulls the request, from a producer that holds it. */
+/** Lets the consumer pull the request from a producer that holds it. */
 static inline void scene_pull(scene *s) {
     world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
     world_all_done(&s->w, &s->w.d, s->ours);

@@ -1,4 +1,4 @@
-/* Who may connect: keys, the allow-list, and listening beyond loopback. */
+/* Which peers may connect: keys, the allow-list, and listening beyond loopback. */
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 16})
@@ -19,7 +19,7 @@ static kvf_agent_options with_keys(const keys *own) {
     return *OPTIONS(.public_key = own->open, .secret_key = own->secret);
 }
 
-/* P and D, each with options of its own. */
+/* Opens P and D, each with its own options. */
 static void open_with(world *w, const kvf_agent_options *p, const kvf_agent_options *d) {
     world_open_model(w, attention(2, 4, 8), ONE("P"), ONE("D"), NULL);
     world_close_agents(&w->p);
@@ -63,7 +63,7 @@ static void with_keys_on_the_list_a_pull_goes_well(void **state) {
     world_close(&w);
 }
 
-/* By messages, which need nothing but what the sessions need. */
+/* Over "messages", which needs only what the sessions need. */
 static void the_cache_goes_encrypted_where_the_sessions_do(void **state) {
     (void)state;
     for (int secured = 0; secured < 2; secured++) {
@@ -85,7 +85,7 @@ static void the_cache_goes_encrypted_where_the_sessions_do(void **state) {
     }
 }
 
-/* Opened as users do: the world's agents speak by links of the tests' own, which have no interface. */
+/* Opens the agent as users do: the world's agents talk over links of the tests, which have no interface. */
 static void the_cache_goes_by_the_interface_that_the_sessions_use(void **state) {
     (void)state;
     world w;
@@ -147,10 +147,10 @@ static void encryption_on_one_side_only_is_an_error(void **state) {
     keys of_p = make_keys();
     kvf_agent_options p = with_keys(&of_p);
     open_with(&w, &p, NULL);
-    assert_fails(start_pull(&w, 0, &pull), KVF_E_PERMISSION, "key"); /* we have none */
+    assert_fails(start_pull(&w, 0, &pull), KVF_E_PERMISSION, "key"); /* D has no keys */
     w.p.contact.public_key = NULL;
-    assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND / 5, &pull)); /* and do not know that they have */
-    /* An end that encrypts may hang up before it has said that it does: then the reason is a guess. */
+    assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND / 5, &pull)); /* and does not know that P has keys */
+    /* An end that encrypts may hang up before it says so: then the reason is a guess. */
     const world_outcome *failed = world_next(&w, w.d.agents[0], pull);
     assert_int_equal(failed->kind, KVF_EVENT_FAILED);
     assert_true(failed->status == KVF_E_PERMISSION || failed->status == KVF_E_TIMEOUT);
@@ -235,7 +235,7 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     (void)world_done(&w, w.p.agents[0], theirs);
 
     assert_ok(kvf_agent_withdraw_key(w.p.agents[0], of_d.open));
-    world_close_agents(&w.d); /* it comes back */
+    world_close_agents(&w.d); /* D comes back */
     world_open_agents(&w.d, &d);
     world_pull(&w.d, &wanted, &w.p, &ours);
     (void)world_failed(&w, w.d.agents[0], ours, KVF_E_PERMISSION);
@@ -245,7 +245,7 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     world_close(&w);
 }
 
-/* A key that was withdrawn may be allowed again for less: what it was allowed before is not left of it. */
+/* A withdrawn key may be allowed again for less: its former rights do not return. */
 static void a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed(void **state) {
     (void)state;
     world w;

@@ -1,4 +1,4 @@
-/* What users see of peers: the list, and what the log says of who came, by which way, and who came back. */
+/* What users see of peers: the list, and log lines about peers that came, their ways, and peers that came back. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ static void has_once(const char *text, const char *words) {
     assert_null(strstr(strstr(text, words) + 1, words));
 }
 
-static void *brought[2][WORLD_MAX_REGIONS]; /* by engine: memory that is not the transport's */
+static void *brought[2][WORLD_MAX_REGIONS]; /* by engine: memory that the transport did not allocate */
 
 static void open_it(scene *s, const kvf_engine_spec *p, const kvf_engine_spec *d,
                     const kvf_agent_options *options) {
@@ -94,7 +94,7 @@ static void a_reader_and_who_is_read_see_each_other(void **state) {
     assert_int_equal(peers_of(s.p, peers), 1);
     assert_int_equal(peers[0].role, KVF_PEER_CONSUMER);
     assert_string_equal(peers[0].engine, "D");
-    assert_string_equal(peers[0].fabric, ""); /* it does the reading */
+    assert_string_equal(peers[0].fabric, ""); /* D does the reading */
     scene_close(&s);
 }
 
@@ -152,7 +152,7 @@ static void a_failure_is_kept_with_its_peer(void **state) {
     kvf_agent_peer peers[MOST];
     open_it(&s, ONE("P"), ONE("D"), NULL);
     world_hold(&s.w.p, &s.held, s.theirs);
-    s.wanted.groups[0].end = 64; /* more than the producer has */
+    s.wanted.groups[0].end = 64; /* more tokens than the producer has */
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_RANGE);
     assert_int_equal(peers_of(s.d, peers), 1);
@@ -190,7 +190,7 @@ static void a_peer_that_is_lost_is_remembered_until_it_is_back(void **state) {
     scene_pull(&s);
     assert_int_equal(peers_of(s.d, peers), 1);
     assert_int_equal(peers[0].state, KVF_PEER_OPEN);
-    has(peers[0].failure, "P rank 0: "); /* what it was before */
+    has(peers[0].failure, "P rank 0: "); /* from its former process */
     has(log.text, "20 P rank 0 is back, ");
     has(log.text, " s after P rank 0: ");
     world_close(&s.w);
@@ -209,13 +209,13 @@ static void meetings_and_ways_have_lines_with_level_and_time(void **state) {
     has(log.text, "10 P rank 1 of 2 has answered D rank 0\n");
     has(log.text, "20 D rank 0 of 1 has greeted P rank 1\n");
     has_once(log.text, "20 D rank 0 reads from P rank 0 over shm, by mapped memory\n");
-    has_once(log.text, "10 D rank 0 reads from P rank 1 over shm, by mapped memory\n"); /* as its sibling */
-    assert_null(strstr(log.text, "transport shm")); /* it needs no library that could be named */
+    has_once(log.text, "10 D rank 0 reads from P rank 1 over shm, by mapped memory\n"); /* like its sibling */
+    assert_null(strstr(log.text, "transport shm")); /* it has no library to name */
     assert_true(log.first_ns > UINT64_C(1600000000) * SECOND && log.last_ns >= log.first_ns);
     scene_close(&s);
 }
 
-/* Both engines' agents anew, with memory that is not the transport's. */
+/* Opens both engines' agents again, with memory that the transport did not allocate. */
 static void bring_memory(scene *s, const kvf_agent_options *options) {
     world_engine *engines[] = {&s->w.p, &s->w.d};
     for (int e = 0; e < 2; e++) {
@@ -245,7 +245,7 @@ static void close_with_brought_memory(scene *s) {
         }
 }
 
-/* A setting keeps the transport from reading by itself. */
+/* The setting keeps the transport from reading directly. */
 static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
     (void)state;
     static book log;
@@ -265,7 +265,7 @@ static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
     close_with_brought_memory(&s);
 }
 
-/* Runs of 16 bytes on one host: packed, unless it is told otherwise, or so little that the flow is not worth it. */
+/* Runs of 16 bytes on one host go packed, unless the way is direct. */
 static void memory_that_nobody_can_map_goes_packed_on_one_host(void **state) {
     (void)state;
     static const kvf_way ways[] = {KVF_WAY_AUTO, KVF_WAY_DIRECT};

@@ -1,7 +1,7 @@
 /*
- * Who may say what in a session: each row of the table in docs/protocol.md by the rightful peer, by another peer with a
- * key that is allowed too, and by a stranger without one. Greetings are in agent_greeting_test.c, JOIN in
- * agent_join_test.c, what a consumer hears in agent_hearing_test.c.
+ * Which peer may say what in a session: each row of the table in docs/protocol.md by the rightful peer, by another peer
+ * with a key that is also allowed, and by a stranger without a key. Greetings are in agent_greeting_test.c, JOIN in
+ * agent_join_test.c, messages to a consumer in agent_hearing_test.c.
  */
 #include <sodium.h>
 
@@ -36,7 +36,7 @@ static void a_lease_of_another_session_is_none(void **state) {
     rights_open(&s);
     (void)rights_hold(&s, "a");
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
-    speaker_greet(&s.w, &s.other); /* as Y, in a session of its own */
+    speaker_greet(&s.w, &s.other); /* as Y, in its own session */
     kvf_call_body release = {
         .kind = KVF_CALL_RELEASE, .request = {"b", 1}, .generation = s.rightful.generation, .rank_count = 1};
     assert_true(speaker_call(&s.w, &s.other, s.other.session, release));
@@ -67,7 +67,7 @@ static void numbers_of_leases_cannot_be_guessed(void **state) {
         assert_true(seen[i] < KVF_EXPECTATION);
         for (uint32_t j = 0; j < i; j++) {
             uint64_t apart = seen[i] > seen[j] ? seen[i] - seen[j] : seen[j] - seen[i];
-            assert_true(apart > 1u << 20); /* by chance once in 2^40 */
+            assert_true(apart > 1u << 20); /* false by chance once in 2^40 */
         }
     }
     rights_close(&s);
@@ -153,15 +153,15 @@ static void a_jump_of_numbers_forces_a_new_greeting(void **state) {
     kvf_call_body beat = {.kind = KVF_CALL_BEAT, .number = UINT64_MAX};
     rights_not_of_others(&s, beat);
     s.rightful.number = 1;
-    assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_E_PEER_LOST); /* also of the rightful one */
+    assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_E_PEER_LOST); /* even from the rightful peer */
     assert_null(rights_session(&s));
-    assert_int_equal(world_stats(s.p).leases_now, 1); /* which may be read by: it runs out */
+    assert_int_equal(world_stats(s.p).leases_now, 1); /* a peer may still read by the lease, which runs out */
     uint8_t before[KVF_WIRE_SESSION_BYTES];
     memcpy(before, s.rightful.session, sizeof before);
     speaker_greet(&s.w, &s.rightful);
     assert_int_equal(s.rightful.kind, KVF_MESSAGE_WELCOME);
     assert_memory_not_equal(before, s.rightful.session, sizeof before);
-    s.rightful.number = 100000; /* numbers go on where they were */
+    s.rightful.number = 100000; /* numbers may go on where they were */
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
     rights_close(&s);
 }
@@ -177,9 +177,9 @@ static void every_number_counts_once(void **state) {
             assert_true(kvf_session_fresh(&session, number));
             assert_false(kvf_session_fresh(&session, number));
             if (number > gap)
-                assert_false(kvf_session_fresh(&session, number - gap)); /* the highest one before */
+                assert_false(kvf_session_fresh(&session, number - gap)); /* the previous highest number */
             if (gap > 1) {
-                assert_true(kvf_session_fresh(&session, number - 1)); /* it was left out */
+                assert_true(kvf_session_fresh(&session, number - 1)); /* a number that was left out */
                 assert_false(kvf_session_fresh(&session, number - 1));
             }
         }
@@ -187,7 +187,7 @@ static void every_number_counts_once(void **state) {
     assert_true(kvf_session_fresh(&session, 2 * last));
     assert_true(kvf_session_fresh(&session, 2 * last - KVF_WINDOW_CALLS + 1));
     assert_false(kvf_session_fresh(&session, 2 * last - KVF_WINDOW_CALLS));
-    assert_true(kvf_session_fresh(&session, 2 * last + KVF_WINDOW_CALLS)); /* all between are new */
+    assert_true(kvf_session_fresh(&session, 2 * last + KVF_WINDOW_CALLS)); /* all numbers between are new */
     for (uint64_t number = 2 * last + 1; number < 2 * last + KVF_WINDOW_CALLS; number++)
         assert_true(kvf_session_fresh(&session, number));
 }
@@ -208,7 +208,7 @@ static void what_ends_an_earlier_call_cannot_use_up_numbers(void **state) {
 
 /* ---- leases ----------------------------------------------------------------------------------- */
 
-/* Four rounds, each of which can be undone: of two numbers no two are permuted to the same. */
+/* Undoes the permutation: each of its four rounds can be undone, so different numbers stay different. */
 static uint64_t unpermuted(const kvf_agent *agent, uint64_t number) {
     for (uint32_t round = 4; round-- > 0;) {
         const uint32_t half = (uint32_t)(number >> 32), in[2] = {round, half};
@@ -232,7 +232,7 @@ static void the_numbers_of_leases_are_a_count_that_is_permuted(void **state) {
         assert_int_equal(rights_say(&s, &s.rightful, rights_acquire(id)), KVF_OK);
         assert_int_equal(s.rightful.generation & KVF_EXPECTATION, 0);
         const uint64_t count = unpermuted(s.p, s.rightful.generation);
-        assert_true(count > last); /* those that would stand for an expectation are passed over */
+        assert_true(count > last); /* numbers that would mean an expectation are skipped */
         assert_int_equal(count, s.p->next_lease);
         last = count;
         assert_ok(kvf_agent_cancel(s.p, ticket));
@@ -242,7 +242,7 @@ static void the_numbers_of_leases_are_a_count_that_is_permuted(void **state) {
 
 /* ---- work ------------------------------------------------------------------------------------- */
 
-/* Whose turn it is to be heard depends on it. */
+/* The agent shares its turns among peers by this work. */
 static void a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to(void **state) {
     (void)state;
     rights s;
@@ -254,7 +254,7 @@ static void a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to(vo
     world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
     kvf_message message = {.kind = KVF_MESSAGE_CALL,
                            .call = rights_expect("a", 1 | KVF_EXPECTATION, &wanted)};
-    message.call.number = 7; /* in a session that there is not */
+    message.call.number = 7; /* in an unknown session */
     assert_ok(kvf_wire_encode(&message, &bytes));
     assert_ok(kvf_wire_open((kvf_bytes){bytes.data, bytes.size}, &read));
     assert_ok(kvf_wire_read(&read));
@@ -273,7 +273,7 @@ static uint64_t time_of_day(void *context) {
     return *(const uint64_t *)context;
 }
 
-/* The shortest round trip counts, of equal ones the first; half of it is how far off the clock may be. */
+/* The shortest round trip counts, or the first of equal ones; the clock may be off by half of it. */
 static void the_shortest_round_trip_tells_the_peers_clock(void **state) {
     (void)state;
     static kvf_session session;
@@ -281,7 +281,7 @@ static void the_shortest_round_trip_tells_the_peers_clock(void **state) {
     kvf_session_clock(&session, 100, 300, 1200);
     assert_int_equal(session.clock_offset, 1000);
     assert_int_equal(session.clock_error, 101);
-    kvf_session_clock(&session, 1000, 1201, 5000); /* as long, in whole nanoseconds */
+    kvf_session_clock(&session, 1000, 1201, 5000); /* equally long, in whole nanoseconds */
     assert_int_equal(session.clock_offset, 1000);
     kvf_session_clock(&session, 1000, 1198, 99);
     assert_int_equal(session.clock_offset, -1000);
@@ -290,7 +290,7 @@ static void the_shortest_round_trip_tells_the_peers_clock(void **state) {
     assert_int_equal(session.clock_error, 100);
 }
 
-/* Clocks may drift apart by a 2048th of the time that is still to pass. */
+/* Clocks may drift apart by a 2048th of the time until then. */
 static void a_moment_on_the_peers_clock_is_rather_too_early(void **state) {
     (void)state;
     static uint64_t now = 1000000;

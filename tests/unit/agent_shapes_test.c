@@ -1,4 +1,4 @@
-/* Engines of one shape share plans, whoever reads them and whoever writes to them, and every byte is right. */
+/* Engines of one shape share plans, for reads and for writes, and every byte is right. */
 #include "agent_net.h"
 #include "agent_world.h"
 
@@ -13,7 +13,7 @@ static void open_three(world *w, const kvf_engine_spec *p, const kvf_engine_spec
     world_add(w, e, &options);
 }
 
-/* 40 tokens, out of blocks from 10 on into blocks from `into` on. */
+/* Pulls 40 tokens, from blocks 10 on into blocks `into` on. */
 static void pull_from(world *w, world_engine *from, const char *id, uint32_t into, uint32_t seed) {
     world_request held, wanted;
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
@@ -52,7 +52,7 @@ static void the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first(void *
     pull_from(&w, &w.e, "b", 30, 4);
     assert_int_equal(world_stats(w.d.agents[0]).plans_built, 1);
     assert_int_equal(world_stats(w.d.agents[0]).plans_now, 1);
-    /* It goes with the last engine of its shape. */
+    /* The plan is freed with the last engine of its shape. */
     world_until(&w, world_stats(w.d.agents[0]).plans_now == 0);
     assert_int_equal(world_stats(w.d.agents[0]).peers_now, 0);
     pull_from(&w, &w.e, "c", 30, 5);
@@ -61,7 +61,7 @@ static void the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first(void *
     world_close(&w);
 }
 
-/* As many blocks are part of a shape: they say which ids there are. */
+/* The number of blocks is part of a shape, since it limits ids. */
 static void an_engine_with_more_blocks_has_a_plan_of_its_own(void **state) {
     (void)state;
     world w;
@@ -80,7 +80,7 @@ static void the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first
     open_three(&w, OTHER("P"), SHAPE("D", 64), SHAPE("E", 64));
     push_to(&w, &w.d, "a", 3);
     const uint64_t built = world_stats(w.p.agents[0]).plans_built;
-    assert_true(built >= 2); /* one for each rank */
+    assert_true(built >= 2); /* one plan for each rank */
     push_to(&w, &w.e, "b", 4);
     assert_int_equal(world_stats(w.p.agents[0]).plans_built, built);
     assert_int_equal(world_stats(w.p.agents[0]).plans_now, built);

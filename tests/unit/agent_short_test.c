@@ -1,7 +1,7 @@
 /*
- * Agents that are short of memory for a moment: whatever the library could not allocate while a request was under way,
- * the request is refused, fails or is done, it is told once, its bytes are right where it is done, no block stays
- * claimed, and the next request goes well.
+ * Agents that run short of memory for a moment: whichever allocation fails while a request is under way, the request is
+ * refused, fails or is done, has one result, and right bytes if it is done; no block stays claimed, and the next
+ * request goes well.
  */
 #include "agent_world.h"
 
@@ -47,7 +47,7 @@ static void start_all(scene *s, const char *id) {
     }
 }
 
-/* What becomes of those that D started. */
+/* Takes the results of the requests that D started. */
 static void end_all(scene *s) {
     world_engine *d = &s->w.d;
     s->done = 0;
@@ -64,13 +64,14 @@ static void end_all(scene *s) {
         assert_int_equal(world_wrong_cells(&s->w, d, &s->wanted, 7), 0);
 }
 
-/* Lines that cannot be written whole are not written. */
+/* A line that cannot be written whole is not written. */
 static void read_line(void *context, const kvf_log_line *line) {
     (void)context;
     assert_true(line->text[0] != '\0');
 }
 
-/* How many allocations a request takes: with `fail_at`, that one was refused. `live`: what is left of all. */
+/* Runs a request; allocation `fail_at` fails (0: none). Returns the number of allocations; `live`: how many are
+ * left. */
 static size_t one_round(kvf_model *model, bool pushes, kvf_way way, size_t fail_at, size_t *live) {
     static scene s;
     const kvf_agent_options options = {.struct_size = sizeof options,
@@ -105,11 +106,12 @@ static size_t one_round(kvf_model *model, bool pushes, kvf_way way, size_t fail_
 }
 
 static void any_may_be_missing(bool pushes, kvf_way way) {
-    kvf_model *model = attention(2, 4, 8); /* before memory is counted */
+    kvf_model *model = attention(2, 4, 8); /* made before memory is counted */
     size_t live, calls = one_round(model, pushes, way, 0, &live);
     assert_true(calls > 50);
     for (size_t n = 0; n <= calls; n++) {
-        (void)one_round(model, pushes, way, n, &live); /* what a process allocates once was there before */
+        /* memory that a process allocates once was allocated before */
+        (void)one_round(model, pushes, way, n, &live);
         if (live)
             fail_msg("%zu allocations are left where number %zu of %zu was refused", live, n, calls);
     }

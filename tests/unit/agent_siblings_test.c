@@ -1,4 +1,4 @@
-/* The ranks of an engine, from what introduces them: each once, of one engine, with the same cells and its own shard. */
+/* The ranks of an engine, from their introductions: each once, of one engine, with the same cells and its own shard. */
 #include "agent/siblings.h"
 #include "shapes.h"
 
@@ -39,7 +39,7 @@ static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out
     return kvf_wire_decode_shard(model, NULL, bytes, NULL, out);
 }
 
-/* Takes what is said; `look`, which may be NULL, looks at it. */
+/* Takes the introductions; `look` (may be NULL) checks the result. */
 static kvf_status take_and(const scene *s,
                            void (*look)(const kvf_remote_rank *ranks, const kvf_engine *engine)) {
     kvf_wire_buffer encoded[RANKS] = {{0}};
@@ -133,7 +133,7 @@ static void nothing_leaks_where_memory_ends(void **state) {
     for (uint32_t r = 0; r < RANKS; r++)
         assert_ok(kvf_wire_encode_introduction(&s.said[r], &encoded[r]));
     size_t live = memory.live;
-    for (size_t n = 1; n <= 200; n++) { /* more than it takes */
+    for (size_t n = 1; n <= 200; n++) { /* more allocations than it makes */
         memory.calls = 0;
         memory.fail_at = n;
         kvf_status status = kvf_siblings_begin(&siblings, RANKS, s.digest);

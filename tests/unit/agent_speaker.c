@@ -76,8 +76,8 @@ void speaker_send(speaker *s, const kvf_message *message) {
 
 void speaker_work(world *w, speaker *s) {
     bool more;
-    world_run_for(w,
-                  MS / 4); /* a round of the world alone would go on to when an agent has something to do */
+    /* world_work() alone would let time jump to when an agent has something to do */
+    world_run_for(w, MS / 4);
     kvf_link_progress(s->link, &more);
 }
 

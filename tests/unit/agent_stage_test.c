@@ -1,4 +1,4 @@
-/* Requests between agents that go packed, in virtual time. */
+/* Packed requests between agents, in virtual time. */
 #include <string.h>
 
 #include "agent/hold.h"
@@ -34,7 +34,7 @@ static uint64_t all_read(const world_engine *e) {
     return bytes;
 }
 
-/* What was packed is told of each peer, too. */
+/* Packed bytes, as counted for each peer. */
 static uint64_t packed_by_peers(const world_engine *e) {
     uint64_t bytes = 0;
     for (uint32_t r = 0; r < e->rank_count; r++) {
@@ -95,7 +95,7 @@ static void a_push_goes_packed_where_that_is_wanted(void **state) {
     }
 }
 
-/* The consumer, which was to be written to directly, adds its stage to its session for a pull. */
+/* The consumer of a direct push adds its stage to the session for a pull. */
 static void a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly(void **state) {
     (void)state;
     world w;
@@ -121,7 +121,7 @@ static void a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly(void 
     world_pull(&w.d, &pulled, &w.p, pulls);
     world_all_done(&w, &w.d, pulls);
     assert_true(all_packed(&w.d) > 0);
-    assert_int_equal(world_stats(w.p.agents[0]).done[KVF_REQUEST_PUSH], 0); /* it is still under way */
+    assert_int_equal(world_stats(w.p.agents[0]).done[KVF_REQUEST_PUSH], 0); /* the push is still under way */
     world_all_done(&w, &w.d, expects);
     assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
     assert_int_equal(world_wrong_cells(&w, &w.d, &pulled, 2), 0);
@@ -129,9 +129,9 @@ static void a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly(void 
     world_close(&w);
 }
 
-/* ---- who cannot ------------------------------------------------------------------------------ */
+/* ---- refusals ------------------------------------------------------------------------------- */
 
-/* One side has no stage: what need not go packed goes directly, and what must is refused by name. */
+/* If one side has no stage, a request that need not go packed goes directly, and one that must is refused by name. */
 static void without_a_stage_on_both_sides_all_goes_directly(void **state) {
     (void)state;
     static const kvf_way ways[][2] = {{KVF_WAY_DIRECT, KVF_WAY_AUTO},
@@ -149,7 +149,7 @@ static void without_a_stage_on_both_sides_all_goes_directly(void **state) {
         world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
         world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
         if (ways[i][1] == KVF_WAY_DIRECT && ways[i][0] == KVF_WAY_PACKED)
-            wanted.request.way = KVF_WAY_PACKED; /* a request can want what its agent has not */
+            wanted.request.way = KVF_WAY_PACKED; /* a request can want a way that its agent lacks */
         world_fill(&w, &w.p, &held, 1);
         world_hold(&w.p, &held, holds);
         world_pull(&w.d, &wanted, &w.p, pulls);
@@ -168,7 +168,7 @@ static void without_a_stage_on_both_sides_all_goes_directly(void **state) {
     }
 }
 
-/* Registering says so, by whose doing; another agent with the same memory can do without. */
+/* Registering fails, and says why; an agent that needs no arena can register the same memory. */
 static void an_arena_that_cannot_be_had_is_refused_by_name(void **state) {
     (void)state;
     kvf_model *model = attention(2, 2, 8);
@@ -204,7 +204,7 @@ typedef struct stopped_scene {
     kvf_agent *writer;
 } stopped_scene;
 
-/* A writer stands still in the middle of a push: its first chunk has come, and it has had so many turns since. */
+/* Stops a writer in the middle of a push, `turns` turns after its first chunk has arrived. */
 static void stop_a_writer(stopped_scene *s, kvf_way way, int turns) {
     const kvf_agent_options options = options_of(way);
     memset(s, 0, sizeof *s);
@@ -231,20 +231,20 @@ static void wake_the_writer(stopped_scene *s) {
 static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     (void)state;
     stopped_scene s;
-    stop_a_writer(&s, KVF_WAY_PACKED, 2); /* its flow is open: slots are lent to it */
+    stop_a_writer(&s, KVF_WAY_PACKED, 2); /* its flow is open, and has slots */
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     assert_true(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_FREE);
-    world_fill(&s.w, &s.w.d, &s.wanted, 7); /* another request's by now */
+    world_fill(&s.w, &s.w.d, &s.wanted, 7); /* as another request would */
     wake_the_writer(&s);
     world_run_for(&s.w, 100 * MS);
     assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
-    world_pull_everything(&s.w, "next", 100, 3); /* and the slots are of use again */
+    world_pull_everything(&s.w, "next", 100, 3); /* the slots can be used again */
     world_quiet(&s.w);
     world_close(&s.w);
 }
 
-/* The control. */
+/* The control: packed blocks are free at once. */
 static void blocks_that_are_written_directly_are_in_doubt(void **state) {
     (void)state;
     stopped_scene s;
@@ -257,12 +257,12 @@ static void blocks_that_are_written_directly_are_in_doubt(void **state) {
     world_close(&s.w);
 }
 
-/* It was permitted when the writer asked for it. */
+/* The flow was still permitted when the writer opened it. */
 static void a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault(void **state) {
     (void)state;
     stopped_scene s;
     stop_a_writer(&s, KVF_WAY_PACKED, 0);
-    assert_ok(kvf_agent_progress(s.writer, NULL)); /* it asks */
+    assert_ok(kvf_agent_progress(s.writer, NULL)); /* it opens the flow */
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     (void)world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED);
     wake_the_writer(&s);
@@ -282,7 +282,7 @@ static kvf_status asks(kvf_agent *agent, const kvf_agent *from, const char *engi
     return kvf_permit_flow(agent, name, by);
 }
 
-/* What is asked for is tried as it is permitted, and then with one thing changed. */
+/* Tries a flow as it is permitted, and then with one thing changed. */
 static void try_all(kvf_agent *agent, const kvf_agent *from, const char *engine, kvf_direction direction,
                     uint64_t permission, const world_request *blocks) {
     kvf_group_steps steps = blocks->groups[0];
@@ -291,7 +291,7 @@ static void try_all(kvf_agent *agent, const kvf_agent *from, const char *engine,
     steps.table.ids = ids;
     kvf_flow_request by = {sizeof by, direction, permission, 0, &steps, 1};
     assert_ok(asks(agent, from, engine, &by));
-    steps.begin = 20; /* less */
+    steps.begin = 20; /* fewer steps */
     steps.end = 40;
     assert_ok(asks(agent, from, engine, &by));
     ids[2]++;
@@ -314,15 +314,15 @@ static void try_all(kvf_agent *agent, const kvf_agent *from, const char *engine,
     by.permission = 0;
     assert_true(asks(agent, from, engine, &by) == KVF_E_PERMISSION);
     by.permission = permission;
-    assert_true(asks(agent, from, "E", &by) == KVF_E_PERMISSION);     /* somebody else's lease */
-    assert_true(asks(agent, agent, engine, &by) == KVF_E_PERMISSION); /* or that of a process before */
+    assert_true(asks(agent, from, "E", &by) == KVF_E_PERMISSION);     /* another engine's lease */
+    assert_true(asks(agent, agent, engine, &by) == KVF_E_PERMISSION); /* or that of an earlier process */
     by.direction = direction == KVF_READ ? KVF_WRITE : KVF_READ;
     assert_true(asks(agent, from, engine, &by) == KVF_E_PERMISSION);
     by.direction = direction;
     by.group_count = 0;
     assert_fails(asks(agent, from, engine, &by), KVF_E_INVALID, "group_count is 0; the model has 1");
     by.group_count = 1;
-    steps.table.count--; /* it does not reach */
+    steps.table.count--; /* the table is too short */
     assert_true(asks(agent, from, engine, &by) == KVF_E_RANGE);
     steps.table.count++;
     assert_ok(asks(agent, from, engine, &by));
@@ -373,7 +373,8 @@ static void a_flow_may_write_what_is_expected_of_it(void **state) {
     world_close(&w);
 }
 
-/* Both engines are producer and consumer. What was met first carries both ways, and is idle after its own request. */
+/* Both engines are producer and consumer. The first session's connection carries both directions, and its own request
+ * has ended. */
 static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(void **state) {
     (void)state;
     world w;

@@ -1,10 +1,10 @@
-/* Block tables that grow: what two of them are together. */
+/* Block tables that grow: merging two of them. */
 #include "agent/steps.h"
 #include "shapes.h"
 
 #define NONE KVF_NO_BLOCK
 
-/* Merges a table into that of the second of two groups, and compares. */
+/* Merges a table into the table of the second of two groups, and compares. */
 static void check_merged(kvf_block_table first, kvf_block_table second, kvf_block_table wanted) {
     static const uint32_t other[] = {77};
     const kvf_group_steps groups[2] = {{{other, 1, 2}, 0, 5}, {first, 10, 20}};
@@ -37,7 +37,7 @@ static void tables_are_joined_wherever_they_lie(void **state) {
     check_merged(AT(3, 30, NONE), AT(3, NONE, 40), AT(3, 30, 40));
 }
 
-/* Where one without entries begins says nothing. */
+/* The `first_block` of a table without entries has no meaning. */
 static void a_table_without_entries_adds_nothing(void **state) {
     (void)state;
     check_merged((kvf_block_table){NULL, 0, 9}, AT(3, 30, 40), AT(3, 30, 40));

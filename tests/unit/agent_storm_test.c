@@ -1,8 +1,8 @@
 /*
- * Everything at once, by a seed: pulls and pushes, cancelled or never met, messages lost, repeated and late,
- * agents that stop for longer than a lease, and agents that are replaced; with priorities and caps, with blocks that
- * come by chunks, and with memory that is written after the call, when an event says so. What must hold: each request
- * has one result and frees its blocks once, what is done has its bytes, and in the end nothing is left.
+ * Everything at once, by a seed: pulls and pushes, cancelled or never met; messages lost, repeated and late; agents
+ * that stop for longer than a lease, and agents that are replaced; priorities and caps; blocks that come with chunks;
+ * and memory that is written after the call, before an event. Each request must have one result and free its blocks
+ * once, a request that is done must have its bytes, and in the end nothing may be left.
  */
 #include <stdio.h>
 #include <sys/eventfd.h>
@@ -11,22 +11,22 @@
 #include "agent_letters.h"
 #include "agent_world.h"
 
-#define SLOTS 8u /* requests at a time */
+#define SLOTS 8u /* requests at once */
 #define TURNS 600u
 #define TOKENS 50u
 
 typedef struct side {
-    bool wanted; /* is still to be asked for */
+    bool wanted; /* not started yet */
     uint64_t ticket[WORLD_MAX_RANKS];
-    uint32_t open; /* bits of ranks whose blocks are not free yet */
-    uint32_t told; /* bits of ranks that had a result */
+    uint32_t open; /* bits of ranks whose blocks are not free */
+    uint32_t told; /* bits of ranks that have a result */
 } side;
 
 typedef struct slot {
     char id[16];
     bool push, in_chunks;
-    bool written; /* the producer's memory is */
-    int fd;       /* readable when it is */
+    bool written; /* the producer's memory is written */
+    int fd;       /* readable once it is written */
     kvf_ready_event event;
     uint32_t seed;
     world_request held, wanted;
@@ -54,7 +54,7 @@ static uint32_t draw(storm *s, uint32_t below) {
 
 static void make_slot(storm *s, uint32_t i) {
     slot *o = &s->slots[i];
-    (void)snprintf(o->id, sizeof o->id, "%u", draw(s, 4) ? s->made : i); /* names are used again */
+    (void)snprintf(o->id, sizeof o->id, "%u", draw(s, 4) ? s->made : i); /* ids are sometimes reused */
     s->made++;
     o->push = draw(s, 2);
     o->seed = s->made;
@@ -70,7 +70,7 @@ static void make_slot(storm *s, uint32_t i) {
     o->event = (kvf_ready_event){.struct_size = sizeof o->event, .kind = KVF_READY_FD, .fd = o->fd};
     o->held.request.after = o->written ? NULL : &o->event;
     world_fill(&s->w, &s->w.p, &o->held, o->written ? o->seed : ~o->seed);
-    uint64_t count; /* of the one before */
+    uint64_t count; /* of the former request */
     while (read(o->fd, &count, sizeof count) > 0) {
     }
     o->p = (side){.wanted = draw(s, 16) != 0};
@@ -84,7 +84,7 @@ static void write_memory(storm *s, slot *o) {
     o->written = true;
 }
 
-/* A push, with blocks at once or as they are ready. */
+/* Pushes, with all blocks at once or with blocks in the chunks. */
 static kvf_status push(const slot *o, kvf_agent *agent, uint64_t *ticket) {
     kvf_agent_request request = o->held.request;
     kvf_group_steps without = o->held.groups[0];
@@ -106,7 +106,8 @@ static kvf_status push(const slot *o, kvf_agent *agent, uint64_t *ticket) {
     return kvf_agent_push_ready(agent, *ticket, &chunk);
 }
 
-/* Asks on all ranks of a side. An id or a block that another one still has is another turn's business. */
+/* Starts the request on all ranks of a side. If another request still has the id or a block, a later turn tries
+ * again. */
 static void ask(storm *s, slot *o, bool producer) {
     world_engine *e = producer ? &s->w.p : &s->w.d;
     side *at = producer ? &o->p : &o->d;
@@ -170,7 +171,7 @@ static void cancel_some(storm *s, slot *o) {
             (void)kvf_agent_cancel(e->agents[r], at->ticket[r]);
 }
 
-/* One rank of P, or D, does nothing for a while. */
+/* Stops one rank of P, or D, for a while, or wakes it. */
 static void stop_or_wake(storm *s) {
     kvf_agent **places[] = {&s->w.p.agents[0], &s->w.d.agents[0]};
     for (uint32_t i = 0; i < 2; i++) {
@@ -185,11 +186,11 @@ static void stop_or_wake(storm *s) {
     }
 }
 
-/* The consumer dies, and another one takes its place. */
+/* Replaces the consumer, which dies, by another one. */
 static void replace(storm *s, uint32_t loss) {
     if (s->stopped[0] || s->stopped[1])
         return;
-    letters_begin(); /* what is on its way is lost */
+    letters_begin(); /* messages on their way are lost */
     world_close_agents(&s->w.d);
     for (uint32_t i = 0; i < SLOTS; i++)
         s->slots[i].d = (side){0};

@@ -1,4 +1,5 @@
-/* Sweeps: a long list is looked at some at a time, all of it in a pass, and again when one of it wants something. */
+/* Sweeps: a round looks at some items of a long list, a pass at all of them; another pass begins when an item is
+ * due. */
 #include "agent/agent.h"
 #include "shapes.h"
 
@@ -6,8 +7,8 @@
 
 typedef struct item {
     uint32_t pass, looks;
-    uint64_t wants; /* to be looked at again */
-    bool goes;      /* when it is looked at */
+    uint64_t wants; /* when it wants to be looked at again */
+    bool goes;      /* it leaves the list when looked at */
     struct item *prev, *next;
 } item;
 
@@ -68,13 +69,13 @@ static void a_round_looks_at_some_and_a_pass_at_each_once(void **state) {
     go_round(50);
     assert_int_equal(count_looks(), KVF_SWEPT_AT_ONCE);
     for (uint32_t i = 1; i < 4; i++) {
-        assert_int_equal(kvf_sweep_next(&sweep), 0); /* at once */
+        assert_int_equal(kvf_sweep_next(&sweep), 0); /* the next round is due at once */
         go_round(50);
     }
     for (uint32_t i = 0; i < COUNT; i++)
         assert_int_equal(items[i].looks, 1);
     assert_int_equal(kvf_sweep_next(&sweep), 600);
-    assert_ptr_equal(list, &items[0]); /* in the order that it had */
+    assert_ptr_equal(list, &items[0]); /* in the original order */
 }
 
 static void what_is_wanted_during_a_pass_is_looked_at_in_another_one(void **state) {
@@ -82,7 +83,7 @@ static void what_is_wanted_during_a_pass_is_looked_at_in_another_one(void **stat
     make_list();
     kvf_sweep_due(&sweep, 50);
     go_round(50);
-    kvf_sweep_due(&sweep, 51); /* by one of those that were looked at */
+    kvf_sweep_due(&sweep, 51); /* wanted by an item that was already looked at */
     for (uint32_t i = 0; i < 7; i++)
         go_round(51);
     assert_int_equal(count_looks(), 2 * COUNT);
@@ -102,7 +103,7 @@ static void those_that_go_and_those_that_come_during_a_pass_do_not_keep_it_going
     for (uint32_t i = 0; i < 4; i++)
         go_round(50);
     assert_int_equal(count_looks(), COUNT);
-    assert_int_equal(late.looks, 0); /* it says by itself when it is to be looked at */
+    assert_int_equal(late.looks, 0); /* a new item asks for its own pass */
     assert_false(sweep.under_way);
     go_round(51);
     assert_int_equal(count_looks(), COUNT);

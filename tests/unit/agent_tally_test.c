@@ -1,4 +1,4 @@
-/* Counting the ranks of consumer engines: each once, all of them, and of as many engines as are wanted. */
+/* Counting the ranks of consumer engines: each rank once, all of them, and for as many engines as are wanted. */
 #include "agent/tally.h"
 #include "shapes.h"
 
@@ -32,8 +32,8 @@ static void an_engine_counts_once_however_many_ranks_repeat_themselves(void **st
     for (int i = 0; i < 3; i++)
         assert_ok(kvf_tally_add(&tally, "d", 0, 1, KVF_TALLY_HAS_IT));
     assert_false(kvf_tally_complete(&tally));
-    assert_ok(
-        kvf_tally_add(&tally, "e", 7, 1, KVF_TALLY_HAS_IT)); /* which ranks take part is theirs to say */
+    /* an engine decides which of its ranks take part */
+    assert_ok(kvf_tally_add(&tally, "e", 7, 1, KVF_TALLY_HAS_IT));
     assert_true(kvf_tally_complete(&tally));
     assert_int_equal(kvf_tally_of(&tally, "e", 0), KVF_TALLY_WAITS);
     kvf_tally_free(&tally);
@@ -64,7 +64,7 @@ static void a_rank_that_gave_up_counts_until_it_tries_again(void **state) {
     kvf_tally_take_back(&tally, "d", 1);
     assert_false(kvf_tally_complete(&tally));
     assert_null(kvf_tally_deserter(&tally, &rank));
-    kvf_tally_take_back(&tally, "d", 0); /* has it: that stays so */
+    kvf_tally_take_back(&tally, "d", 0); /* rank 0 has the request, and that stays so */
     kvf_tally_take_back(&tally, "e", 0);
     assert_ok(kvf_tally_add(&tally, "d", 1, 2, KVF_TALLY_HAS_IT));
     assert_true(kvf_tally_complete(&tally));
@@ -87,7 +87,7 @@ static void a_high_rank_costs_no_more_than_a_low_one(void **state) {
 
 static void thousands_of_ranks_in_any_order_are_kept_apart(void **state) {
     (void)state;
-    enum { RANKS = 4096, STEP = 1597 }; /* no common divisor */
+    enum { RANKS = 4096, STEP = 1597 }; /* they have no common divisor, so each rank comes once */
     kvf_tally tally = {.wanted = 1};
     for (uint32_t i = 0; i < RANKS; i++) {
         uint32_t rank = i * STEP % RANKS;

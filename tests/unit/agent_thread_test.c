@@ -1,4 +1,4 @@
-/* Agents with threads of their own, used from several threads of their engine. */
+/* Agents with their own threads, used from several threads of their engine. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -18,10 +18,10 @@ typedef struct stage {
     world w;
     world_request held[ALL], wanted[ALL];
     char ids[ALL][16];
-    atomic_uint done[2]; /* events of P, of D */
+    atomic_uint done[2]; /* DONE events of P and of D */
     atomic_uint wrong;
     atomic_bool stop;
-    kvf_ready_event event; /* that some holds and pushes wait for */
+    kvf_ready_event event; /* some holds and pushes wait for it */
 } stage;
 
 typedef struct worker {
@@ -33,7 +33,7 @@ static bool is_push(uint32_t i) {
     return i % 3 == 2;
 }
 
-/* A thread of an engine: starts its share of the requests on both sides, in different order. */
+/* A thread of an engine: starts its share of the requests on both sides, in different orders. */
 static void *ask(void *context) {
     const worker *self = context;
     stage *s = self->stage;
@@ -57,7 +57,7 @@ static void *ask(void *context) {
     return NULL;
 }
 
-/* Another one looks in all the time. */
+/* A thread that looks up statistics all the time. */
 static void *look(void *context) {
     stage *s = context;
     while (!atomic_load(&s->stop)) {
@@ -163,7 +163,7 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
         uint64_t ticket;
         memset(&s, 0, sizeof s);
         s.event = (kvf_ready_event){.struct_size = sizeof s.event, .kind = KVF_READY_FD};
-        assert_true((s.event.fd = eventfd(0, EFD_CLOEXEC)) >= 0); /* and never becomes readable */
+        assert_true((s.event.fd = eventfd(0, EFD_CLOEXEC)) >= 0); /* it never becomes readable */
         set_up(&s);
         for (uint32_t i = 0; i < ALL; i++) {
             assert_ok(is_push(i) ? kvf_agent_push(s.w.p.agents[0], &s.held[i].request, &ticket)

@@ -1,4 +1,4 @@
-/* How long what lasts where nobody says, and how often what is not answered is said again. In virtual time. */
+/* Default durations, and the repetition of unanswered messages, in virtual time. */
 #include <stdio.h>
 
 #include "agent_letters.h"
@@ -76,7 +76,7 @@ static void a_peer_without_requests_is_forgotten_after_ten_minutes(void **state)
 
 /* ---- repetitions ----------------------------------------------------------------------------- */
 
-/* Messages from D of a kind, counted from here on: how many there are when each of these times is over. */
+/* The number of messages of a kind from D after `ms`. */
 typedef struct checkpoint {
     uint64_t ms;
     uint32_t messages;
@@ -105,7 +105,7 @@ static void pull_after_all(scene *s) {
     scene_close(s);
 }
 
-/* After 50 ms, then twice as long each time, up to a second. */
+/* A HELLO is repeated after 50 ms, then after twice as long each time, up to a second. */
 static void an_engine_that_does_not_answer_is_greeted_again(void **state) {
     (void)state;
     static const checkpoint points[] = {{40, 1},   {60, 2},   {140, 2},  {160, 3},  {340, 3},  {360, 4},
@@ -117,7 +117,7 @@ static void an_engine_that_does_not_answer_is_greeted_again(void **state) {
     pull_after_all(&s);
 }
 
-/* The same for one of its ranks; the first message was the one that asked for the ranks. */
+/* The same for one of its ranks; the first message asked for the ranks. */
 static void a_rank_that_is_not_ready_is_greeted_again(void **state) {
     (void)state;
     static const checkpoint points[] = {{40, 2},  {60, 3},  {140, 3},  {160, 4},  {340, 4},  {360, 5},
@@ -132,7 +132,7 @@ static void a_rank_that_is_not_ready_is_greeted_again(void **state) {
     pull_after_all(&s);
 }
 
-/* After 100 ms, then twice as long each time, up to two seconds. */
+/* A call is repeated after 100 ms, then after twice as long each time, up to two seconds. */
 static void a_call_that_is_not_answered_is_repeated(void **state) {
     (void)state;
     static const checkpoint points[] = {{90, 1},   {110, 2},  {290, 2},  {310, 3},  {690, 3},

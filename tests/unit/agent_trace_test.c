@@ -1,4 +1,4 @@
-/* The times of a request on both sides, as a trace; and lines of the log for files. */
+/* The times of a request on both sides, as a trace; and log lines for files. */
 #include <json.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static bool is(struct json_object *object, const char *name, const char *text) {
 static trace trace_of(kvf_agent *agent) {
     size_t length, again;
     assert_ok(kvf_agent_trace(agent, NULL, 0, &length));
-    char *text = malloc(length + 1024); /* what is under way becomes longer */
+    char *text = malloc(length + 1024); /* events of running requests may become longer */
     assert_ok(kvf_agent_trace(agent, text, length + 1024, &again));
     assert_int_equal(again, strlen(text));
     trace t = {.all = json_tokener_parse(text)};
@@ -54,7 +54,7 @@ static struct json_object *event_at(const trace *t, size_t i) {
     return json_object_array_get_idx(member(t->all, "traceEvents", json_type_array), i);
 }
 
-/* The first event of that category and name whose thread is a ticket; NULL: there is none. */
+/* The first event of a category and name whose thread is the ticket; NULL: there is none. */
 static struct json_object *find(const trace *t, uint64_t ticket, const char *category, const char *name) {
     for (size_t i = 0; i < event_count(t); i++) {
         struct json_object *event = event_at(t, i);
@@ -65,7 +65,7 @@ static struct json_object *find(const trace *t, uint64_t ticket, const char *cat
     return NULL;
 }
 
-/* Nanoseconds of the machine's clock: that of both sides, in one process. */
+/* Nanoseconds of the machine's clock, which both sides share. */
 static int64_t time_of(const trace *t, struct json_object *event) {
     assert_non_null(event);
     double us = json_object_get_double(member(event, "ts", json_type_double));
@@ -77,7 +77,7 @@ static int64_t end_of(const trace *t, struct json_object *event) {
     return time_of(t, event) + (int64_t)(us * 1000 + 0.5);
 }
 
-/* When a thing happened between a request and rank 0 of the peer. */
+/* The time of a moment of the request with rank 0 of the peer. */
 static int64_t moment(const trace *t, uint64_t ticket, const char *name) {
     for (size_t i = 0; i < event_count(t); i++) {
         struct json_object *event = event_at(t, i);
@@ -91,7 +91,7 @@ static int64_t moment(const trace *t, uint64_t ticket, const char *name) {
     return 0;
 }
 
-/* Phases follow each other without a gap, in this order, from the beginning of the request to its end. */
+/* Phases must follow each other without a gap, in this order, from the begin of the request to its end. */
 static void check_phases(const trace *t, uint64_t ticket, const char *kind, const char *const *phases) {
     struct json_object *request = find(t, ticket, "request", kind);
     int64_t at = time_of(t, request);
@@ -108,7 +108,7 @@ static void check_phases(const trace *t, uint64_t ticket, const char *kind, cons
     assert_int_equal(at, end_of(t, request));
 }
 
-/* What Perfetto and others need of each event. */
+/* Checks the fields of events that Perfetto and others need. */
 static void check_form(const trace *t) {
     for (size_t i = 0; i < event_count(t); i++) {
         struct json_object *event = event_at(t, i);
@@ -131,7 +131,7 @@ static void check_form(const trace *t) {
 
 static const kvf_agent_options traced = {.struct_size = sizeof traced, .trace_requests = 64};
 
-/* All is there and right; the agents are still open. */
+/* Requires that all bytes arrive and are right; leaves the agents open. */
 static void finish(push_scene *v) {
     world_all_done(&v->w, &v->w.d, v->expects);
     world_all_done(&v->w, &v->w.p, v->pushes);
@@ -197,7 +197,7 @@ static void a_push_is_told_on_both_sides_and_in_order(void **state) {
     world_close(&v.w);
 }
 
-/* The clocks of two agents of one process are one: what each knows of the other's is off by no more than it says. */
+/* Two agents of one process have the same clock: the offset that each knows must be within its error. */
 static void a_moment_says_how_far_the_peers_clock_is_off(void **state) {
     (void)state;
     push_scene v;
@@ -261,7 +261,7 @@ static void only_the_latest_requests_are_kept(void **state) {
     world_close(&w);
 }
 
-/* They are written some at a time. */
+/* A trace is written some requests at a time. */
 static void many_requests_are_all_told_once(void **state) {
     (void)state;
     const kvf_agent_options lots = {.struct_size = sizeof lots, .trace_requests = 2 * MANY};

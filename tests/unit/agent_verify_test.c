@@ -1,4 +1,4 @@
-/* Integrity: checksums of the producer find the first wrong cell, whatever the shapes of both sides. */
+/* Integrity: comparing with the producer's checksums finds the first wrong cell, whatever the shapes of both sides. */
 #include "agent_letters.h"
 #include "agent_world.h"
 
@@ -59,7 +59,7 @@ static void checksums_do_not_depend_on_the_shape(void **state) {
               ENGINE(.name = "D", .pp_size = 3, .all = {.block_count = 64}));
 }
 
-/* One bit of one cell of the producer. */
+/* Flips one bit of one cell of the producer. */
 static void flip(scene *s, uint32_t rank, uint32_t group, uint32_t layer, uint32_t part, uint64_t step,
                  uint32_t row, uint32_t unit) {
     const kvf_shard *shard = kvf_engine_shard(s->w.p.engine, rank);
@@ -71,7 +71,7 @@ static void flip(scene *s, uint32_t rank, uint32_t group, uint32_t layer, uint32
     ((uint8_t *)s->w.p.memory[rank][cell.region])[cell.offset + cell.bytes - 1] ^= 0x10;
 }
 
-/* The bytes have arrived, and the first question after checksums is on its way. */
+/* Runs until the bytes have arrived and the first CHECKSUM of each rank is on its way. */
 static void stop_before_checking(scene *s, bool push) {
     letters_begin();
     letters_rule(LETTERS_KEEP, NULL, KVF_MESSAGE_CALL, KVF_CALL_CHECKSUM);
@@ -88,7 +88,7 @@ static void the_first_wrong_cell_is_named(void **state) {
                ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 64, .order = "BLHNP"}));
         stop_before_checking(&s, push);
         flip(&s, 1, 0, 2, 1, 37, 0, 5);
-        flip(&s, 1, 0, 3, 1, 41, 0, 7); /* and a later one */
+        flip(&s, 1, 0, 3, 1, 41, 0, 7); /* and a later cell */
         letters_deliver();
 
         const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_MISMATCH);
@@ -99,7 +99,7 @@ static void the_first_wrong_cell_is_named(void **state) {
         assert_int_equal(failed->invalid_count[0], 7);
         assert_int_equal(world_stats(s.w.d.agents[0]).checksums_wrong, 1);
         for (uint32_t r = 0; r < 2; r++) {
-            if (!push) /* it may be pulled again */
+            if (!push) /* the hold remains for another pull */
                 assert_ok(kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]));
             (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
         }
@@ -116,7 +116,7 @@ static void a_wrong_state_is_named(void **state) {
         set_up(&s, hybrid(4), ENGINE(.name = "P", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}),
                ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}));
         stop_before_checking(&s, push);
-        flip(&s, 0, 1, 1, 0, 0, 2, 3); /* the second layer of group ssm, conv.x, its third row */
+        flip(&s, 0, 1, 1, 0, 0, 2, 3); /* group ssm, its second layer, conv.x, third row */
         letters_deliver();
         const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_MISMATCH);
         if (!strstr(failed->detail, "group ssm, layer 3, part conv.x, state 0, unit 3 "))

@@ -1,4 +1,4 @@
-/* Visits: what somebody who is no engine learns of one, and what is left of it there. */
+/* Visits: what a visitor that is not an engine learns about one, and what it leaves behind there. */
 #include <stdio.h>
 
 #include "agent/visit.h"
@@ -15,7 +15,7 @@ static void open_pair(world *w, kvf_model *model, const kvf_agent_options *optio
                      ENGINE(.name = "D", .all = {.tokens_per_block = 24, .block_count = 8}), options);
 }
 
-/* How long a visit may take on a machine that is busy. */
+/* How long a visit may take on a busy machine. */
 #define PATIENCE_NS (WORLD_PATIENCE_S * SECOND)
 
 static kvf_visited *visit(const kvf_contact *contact) {
@@ -24,8 +24,8 @@ static kvf_visited *visit(const kvf_contact *contact) {
     return found;
 }
 
-/* A visit that cannot succeed ends when its time is over, and says what it has learnt until then. How much time it
- * takes to learn that is the machine's: it gets more and more. */
+/* A visit that cannot succeed ends when its time is over, and says what it has learnt. How long it takes to learn that
+ * depends on the machine, so the test tries longer and longer times. */
 static void visit_fails_late(const kvf_contact *contact, const char *why) {
     kvf_visited *found = NULL;
     for (uint64_t time = 100 * MS; time <= PATIENCE_NS; time *= 2) {
@@ -100,7 +100,7 @@ static void a_visit_says_which_protocol_and_how_far(void **state) {
     uint64_t took = kvf_now(&kvf_monotonic) - begun, sum = 0;
     const uint64_t *trips = kvf_visited_round_trips(found, &count);
     assert_true(count >= 1 &&
-                count <= 7); /* fewer where an answer came so late that it was asked for again */
+                count <= 7); /* fewer if an answer came so late that the greeting was repeated */
     for (uint32_t i = 0; i < count; i++) {
         assert_true(trips[i] > 0);
         sum += trips[i];
@@ -138,7 +138,7 @@ static void a_directory_is_visited_as_a_rank_is(void **state) {
     world_close(&w);
 }
 
-/* 4,096 ranks introduce themselves in some 2 MB; a message has 1 MiB. */
+/* The introductions of 4,096 ranks take some 2 MB; a message has at most 1 MiB. */
 static void an_engine_of_4096_ranks_is_met_in_parts(void **state) {
     (void)state;
     enum { RANKS = 4096 };
@@ -173,7 +173,7 @@ static void an_engine_of_4096_ranks_is_met_in_parts(void **state) {
         assert_string_equal(kvf_visited_endpoint(found, r), endpoint);
     }
     kvf_agent_stats stats = world_stats(directory);
-    assert_in_range(stats.messages_sent, 3, RANKS / 16); /* parts, and those again that were late */
+    assert_in_range(stats.messages_sent, 3, RANKS / 16); /* parts, some of them repeated */
     kvf_visited_free(found);
     kvf_agent_close(directory);
     kvf_free(facts);
@@ -181,7 +181,7 @@ static void an_engine_of_4096_ranks_is_met_in_parts(void **state) {
     kvf_model_free(model);
 }
 
-/* A directory hands out what it was given. */
+/* A directory hands out introductions as it was given them. */
 static void a_shard_of_another_rank_is_refused(void **state) {
     (void)state;
     world w;
@@ -212,7 +212,7 @@ static void a_shard_of_another_rank_is_refused(void **state) {
     world_close(&w);
 }
 
-/* ---- what is left there ---------------------------------------------------------------------- */
+/* ---- what a visit leaves --------------------------------------------------------------------- */
 
 static void visit_over(const kvf_link_table *link) {
     world w;
@@ -238,7 +238,7 @@ static kvf_status say_twice(kvf_link *link, kvf_route route, const void *data, s
     return kvf_link_zmq.send(link, route, data, bytes);
 }
 
-/* As when an answer takes longer than the visitor's first pause. */
+/* It greets twice if an answer takes longer than its first pause. */
 static void a_visitor_that_greets_twice_leaves_no_session_either(void **state) {
     (void)state;
     kvf_link_table twice = kvf_link_zmq;
@@ -246,7 +246,7 @@ static void a_visitor_that_greets_twice_leaves_no_session_either(void **state) {
     visit_over(&twice);
 }
 
-/* ---- what goes wrong ------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void visits_that_cannot_succeed_say_why(void **state) {
     (void)state;
@@ -259,7 +259,7 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     assert_fails(kvf_visit(&contact, VISIT(.timeout_ns = 100 * MS), &found), KVF_E_TIMEOUT, "127.0.0.1:1",
                  "no answer within 0.1 s");
     visit_fails_late(&contact, "nobody listens there");
-    char nowhere[96]; /* a name that cannot be: its label is too long */
+    char nowhere[96]; /* an impossible host name: its label is too long */
     (void)snprintf(nowhere, sizeof nowhere, "tcp://%064d.test:5555", 0);
     contact.endpoint = nowhere;
     visit_fails_late(&contact, "the host name could not be looked up");

@@ -1,6 +1,6 @@
 /*
- * Memory of the host that an engine withholds from its peers: there is a way to it by its stage only, and each side
- * finds that out before the first byte, whoever meets whom and from whichever thread.
+ * Host memory that an engine withholds from its peers: only its stage reaches it, and each side finds that out before
+ * the first byte, whichever side meets the other and from whichever thread.
  */
 #include <stdlib.h>
 
@@ -43,7 +43,7 @@ static void free_memory(const world_engine *engine) {
             free(engine->memory[r][i]);
 }
 
-/* All that the sender of the bytes has moved went packed. */
+/* All bytes that the mover has moved must have gone packed. */
 static void tear_down(scene *s, uint64_t moved, uint64_t packed) {
     assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 1), 0);
     assert_true(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 2) > 0);
@@ -57,8 +57,8 @@ static void tear_down(scene *s, uint64_t moved, uint64_t packed) {
     free_memory(&d);
 }
 
-/* What is asked of the engine is then asked from this thread, which does not have the agent's work, and not by a round:
- * no connection to its memory has been made by then. */
+/* Meets the engine first: the agent then decides in the request's call, not in a round, before there is a connection to
+ * the memory. */
 static void meet(scene *s) {
     uint64_t ticket;
     assert_ok(kvf_agent_connect(s->w.d.agents[0], &s->w.p.contact, 0, &ticket));
@@ -104,7 +104,7 @@ static void into_what_a_consumer_withholds_is_pulled_packed(void **state) {
 
 static void what_a_producer_withholds_is_pushed_packed(void **state) {
     push(*state, "P", false);
-    push(*state, "P", true); /* was refused: the consumer had not told its stage to the producer */
+    push(*state, "P", true); /* once failed: the consumer had not told the producer of its stage */
 }
 
 static void into_what_a_consumer_withholds_is_pushed_packed(void **state) {

@@ -44,8 +44,8 @@ uint64_t world_now(void) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* With KVF_TEST_WAY=packed, agents whose way a test does not say go packed, by slots that are soon full, which with
- * KVF_TEST_WORKERS=N so many threads copy. */
+/* With KVF_TEST_WAY=packed, agents for which a test names no way go packed, with slots that are soon full; with
+ * KVF_TEST_WORKERS=N that many threads copy. */
 static kvf_agent_options with_way(const kvf_agent_options *options) {
     const char *way = getenv("KVF_TEST_WAY");
     kvf_agent_options out = options ? *options : (kvf_agent_options){.struct_size = sizeof out};
@@ -199,7 +199,7 @@ void world_request_make(const world *w, const world_engine *engine, const char *
                         uint32_t first, uint32_t stride, world_request *out) {
     memset(out, 0, sizeof *out);
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine->engine, 0));
-    const kvf_model *model = kvf_engine_model(engine->engine); /* an engine may have been given another */
+    const kvf_model *model = kvf_engine_model(engine->engine); /* a test may have given it another model */
     (void)w;
     out->group_count = kvf_model_group_count(model);
     assert_true(out->group_count <= WORLD_MAX_GROUPS);
@@ -264,7 +264,7 @@ static uint8_t expected_byte(uint32_t seed, const uint64_t at[6], uint64_t byte)
     return (uint8_t)(h >> 16);
 }
 
-/* Groups and parts by their names: engines of two models may number them otherwise. */
+/* A number for a name of a group or part: engines of two models may number them differently. */
 static uint64_t of_name(const char *name) {
     uint64_t h = 0;
     for (; *name; name++)
@@ -288,7 +288,7 @@ static kvf_dtype filled_type(const kvf_group_desc *group, const kvf_part_desc *p
     return part->dtype;
 }
 
-/* The bytes of a cell as its elements became. */
+/* The bytes of a cell after conversion from the type that it was filled in. */
 static void expected_cell(uint32_t seed, const uint64_t at[6], kvf_dtype from, const kvf_part_desc *part,
                           uint8_t *out) {
     const uint64_t bytes = kvf_part_cell_bytes(part);
@@ -305,7 +305,7 @@ static void expected_cell(uint32_t seed, const uint64_t at[6], kvf_dtype from, c
     }
 }
 
-/* Visits every cell of a request on one rank: fills it, or counts it when it is not as expected. */
+/* Visits every cell of a request on one rank: fills it, or counts it if it is wrong. */
 static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *request, uint32_t seed,
                            bool fill) {
     const kvf_shard *shard = kvf_engine_shard(e->engine, rank);
@@ -419,9 +419,9 @@ static kvf_agent *agent_of(world *w, uint32_t i) {
     return engines[i / WORLD_MAX_RANKS]->agents[i % WORLD_MAX_RANKS];
 }
 
-static uint64_t most_passes = UINT64_MAX; /* time does not jump beyond */
+static uint64_t most_passes = UINT64_MAX; /* time does not jump beyond this */
 
-/* Time passes until the first agent has something to do. */
+/* Lets time pass until the first agent has something to do. */
 static void let_time_pass(world *w) {
     uint64_t left = UINT64_MAX;
     for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
@@ -430,7 +430,7 @@ static void let_time_pass(world *w) {
             continue;
         struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
         if (poll(&fd, 1, 0) > 0)
-            return; /* its transport has something */
+            return; /* its transport has something to do */
         left = kvf_min_u64(left, kvf_agent_timeout(agent));
     }
     left = left == UINT64_MAX ? MS : left;
@@ -518,7 +518,7 @@ uint32_t world_count(const world *w, const kvf_agent *agent, kvf_event_kind kind
     return count;
 }
 
-/* ---- looking in ------------------------------------------------------------------------------ */
+/* ---- looking up ------------------------------------------------------------------------------ */
 
 kvf_agent_stats world_stats(kvf_agent *agent) {
     kvf_agent_stats stats = {.struct_size = sizeof stats};

@@ -1,10 +1,9 @@
 /*
- * Engines whose ranks are agents of this process, for tests: memory filled by coordinates, requests on all
- * sides, what became of them, and a check of every cell that should have arrived.
+ * Engines whose ranks are agents of this process, for tests: memory filled by coordinates, requests on all sides, their
+ * results, and a check of every cell that should have arrived.
  *
- * Everything here fails the test when something does not happen within WORLD_PATIENCE_S. After
- * world_is_simulated() that is time of the world's own: it stands still while any agent has something to do,
- * and then jumps to when one has.
+ * Everything here fails the test if something does not happen within WORLD_PATIENCE_S. After world_is_simulated() that
+ * is virtual time: it stands still while any agent has something to do, and then jumps to when one has.
  */
 #ifndef KVF_TEST_AGENT_WORLD_H
 #define KVF_TEST_AGENT_WORLD_H
@@ -32,7 +31,7 @@ typedef struct world_engine {
     kvf_contact contact;
 } world_engine;
 
-/** An event, kept. */
+/** A copy of an event. */
 typedef struct world_outcome {
     const kvf_agent *agent;
     bool taken;
@@ -48,46 +47,46 @@ typedef struct world_outcome {
     uint32_t invalid_count[WORLD_MAX_GROUPS];
     uint32_t group_count;
     uint64_t bytes;
-    kvf_record *records; /* with all that they point to */
+    kvf_record *records; /* with everything that they point to */
     uint32_t record_count;
 } world_outcome;
 
 typedef struct world {
     kvf_model *model;
-    world_engine p, d, e; /* producer, consumer; another one, where world_add() made it */
+    world_engine p, d, e; /* producer, consumer; a third one, made by world_add() */
     world_outcome *outcomes;
     uint32_t outcome_count;
 } world;
 
-/** Agents talk by a network of their own (agent_net.h), in virtual time: for the group's set-up. */
+/** Set-up of a test group: agents talk over a simulated network (agent_net.h), in virtual time. */
 int world_is_simulated(void **state);
-/** As at the beginning: by ZeroMQ, in real time. */
+/** The default again: ZeroMQ, in real time. */
 int world_is_real(void **state);
-/** Agents that are opened from now on move by this fabric; NULL: by the library's own. */
+/** Agents that are opened from now on move by this fabric; NULL: by the library's. */
 void world_fabric(const struct kvf_fabric *fabric);
 
 /** Opens both engines. `options` (may be NULL) are those of every agent. */
 void world_open(world *w, const char *name, const kvf_engine_spec *p, const kvf_engine_spec *d,
                 const kvf_agent_options *options);
-/** The same with a model of the test's own, which becomes the world's. */
+/** The same with the test's own model, which the world then owns. */
 void world_open_model(world *w, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
                       const kvf_agent_options *options);
 /** Opens the third engine. */
 void world_add(world *w, const kvf_engine_spec *spec, const kvf_agent_options *options);
 void world_close(world *w);
 
-/** Forgets the events that were kept, as where the next agent may stand at the address of one that was closed. */
+/** Forgets the kept events: the next agent may have the same address as a closed one. */
 void world_forget(world *w);
 
-/** Opens the agents of one engine with its options: also those of an engine that was closed. */
+/** Opens the agents of one engine, which may have been closed, with these options. */
 void world_open_agents(world_engine *engine, const kvf_agent_options *options);
-/** Opens one agent and registers its memory; its siblings do not know it yet. */
+/** Opens one agent and registers its memory; its siblings do not know it. */
 void world_open_agent(world_engine *engine, uint32_t rank, const kvf_agent_options *options);
-/** Gives memory that is elsewhere, as it is to be registered; `seen`: where the world reads and writes it. */
+/** Provides memory to register; `seen` receives where the world reads and writes it. */
 typedef kvf_memory (*world_place)(const char *engine, uint64_t bytes, void **seen);
-/** Where memory that is registered from here on comes from; NULL: from the agents. */
+/** Sets where memory that is registered from now on comes from; NULL: from the agents. */
 void world_place_memory(world_place place);
-/** Registers the memory of an agent of the engine that the test has opened itself. */
+/** Registers the memory of an agent that the test has opened itself. */
 void world_register(world_engine *engine, uint32_t rank);
 /** Opens a directory as the engine's only agent. */
 void world_open_directory(world_engine *engine);
@@ -105,29 +104,29 @@ typedef struct world_request {
 
 void world_request_make(const world *w, const world_engine *engine, const char *id, uint64_t tokens,
                         uint32_t first, uint32_t stride, world_request *out);
-/** Makes nothing wanted of it: a full prefix hit. */
+/** Makes the request want nothing: a full prefix hit. */
 void world_request_empty(world_request *request);
 
-/** Starts it on every rank of an engine; `tickets` has room for WORLD_MAX_RANKS. A hold lasts as long as the
+/** Starts the request on every rank of an engine; `tickets` has room for WORLD_MAX_RANKS. A hold lasts as long as the
  * agent's lease unless the request's deadline was changed. */
 void world_hold(world_engine *engine, const world_request *request, uint64_t *tickets);
 void world_pull(world_engine *engine, world_request *request, const world_engine *from, uint64_t *tickets);
 void world_push(world_engine *engine, const world_request *request, uint64_t *tickets);
 void world_expect(world_engine *engine, world_request *request, const world_engine *from, uint64_t *tickets);
-void world_ready(world_engine *engine, const uint64_t *tickets); /**< everything of a push */
-/** A chunk of a push that brings no blocks. */
+void world_ready(world_engine *engine, const uint64_t *tickets); /**< marks everything of a push as ready */
+/** A chunk of a push that brings no blocks with it. */
 #define CHUNK(begin_, end_, layers_)                                                                         \
     (&(kvf_push_chunk){                                                                                      \
         .struct_size = sizeof(kvf_push_chunk), .begin = (begin_), .end = (end_), .layers = (layers_)})
 
-/** Fills what a request names on every rank with bytes that follow from the coordinates and `seed`. */
+/** Fills the cells of a request on every rank with bytes that follow from the coordinates and `seed`. */
 void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
 
-/** Elements have been filled in the types that this model says, of the same groups and parts, and are looked for as what
- * they become in others; NULL: in the engine's own. */
+/** Elements were filled in the types of this model, which has the same groups and parts, and are expected converted to
+ * the engine's types; NULL: they were filled in the engine's own types. */
 void world_filled_as(const kvf_model *model);
 
-/** How many cells of a request do not have the bytes of world_fill(); the first is printed. */
+/** How many cells of a request do not have the bytes of world_fill(); prints the first one. */
 uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
 
 /** Lets all agents work until the condition holds. */
@@ -142,27 +141,27 @@ uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_req
     } while (0)
 
 uint64_t world_now(void);
-void world_work(world *w); /**< one round of all agents; where they had nothing to do, time passes */
+void world_work(world *w); /**< one round of all agents; if they had nothing to do, time passes */
 void world_run_for(world *w, uint64_t ns);
 
-/** The next event of a ticket that was not taken yet; all agents work meanwhile. Valid for good. */
+/** The next event of a ticket that was not taken yet; all agents work meanwhile. The result stays valid. */
 const world_outcome *world_next(world *w, kvf_agent *agent, uint64_t ticket);
-/** Its next event must be this; prints the event where it is not. */
+/** Requires that the next event of a ticket is this; otherwise prints the event. */
 const world_outcome *world_done(world *w, kvf_agent *agent, uint64_t ticket);
 const world_outcome *world_failed(world *w, kvf_agent *agent, uint64_t ticket, kvf_status status);
 void world_all_done(world *w, world_engine *engine, const uint64_t *tickets);
 
-/** How many events of a kind an agent has had, also those not taken. */
+/** How many events of a kind an agent has had, including those not taken. */
 uint32_t world_count(const world *w, const kvf_agent *agent, kvf_event_kind kind);
 
 kvf_agent_stats world_stats(kvf_agent *agent);
 kvf_block_state world_block(kvf_agent *agent, uint32_t group, uint32_t block);
 
-/** Waits until no agent has a request, a lease or a claimed block; then every ticket that had an event had
+/** Waits until no agent has a request, a lease or a claimed block; then requires that every ticket with an event had
  * exactly one with `blocks_free`. */
 void world_quiet(world *w);
 
-/** A request of so many tokens is held by P, pulled by D, and right: every cell, and nothing but them. */
+/** Lets P hold and D pull a request of `tokens` tokens, and checks every cell. */
 void world_pull_everything(world *w, const char *id, uint64_t tokens, uint32_t seed);
 
 #endif

@@ -1,4 +1,4 @@
-/* Invariants of the library: asserted in builds that look for faults, and not even evaluated in a release. */
+/* Invariants of the library: builds that look for faults assert them, and a release does not even evaluate them. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@ enum { ASSERTS = 1 };
 enum { ASSERTS = 0 };
 #endif
 
-/* How a process of its own ended, and what it said. */
+/* How a child process ended, and what it wrote to standard error. */
 typedef struct ending {
     int status;
     char words[512];
@@ -55,7 +55,7 @@ static bool went_on(const ending *e) {
     return WIFEXITED(e->status) && WEXITSTATUS(e->status) == 0;
 }
 
-/* ---- where it is on -------------------------------------------------------------------------- */
+/* ---- in which builds assertions are on -------------------------------------------------------------------------- */
 
 static void invariants_are_asserted_in_all_presets_but_release(void **state) {
     (void)state;
@@ -68,7 +68,7 @@ static void invariants_are_asserted_in_all_presets_but_release(void **state) {
             assert_true(ASSERTS);
 }
 
-/* ---- what it does ---------------------------------------------------------------------------- */
+/* ---- what an assertion does ---------------------------------------------------------------------------- */
 
 static void break_an_invariant(void) {
     int blocks = 2;

@@ -1,4 +1,5 @@
-/* What every room stands on: failing with words, checked arithmetic, memory, texts, option structs. */
+/* What all folders of the library are built on: errors with a sentence, checked arithmetic, memory, texts, option
+ * structs. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +13,7 @@
 
 #include "base/base.h"
 
-/* ---- failing with words ---------------------------------------------------------------------- */
+/* ---- errors with a sentence ---------------------------------------------------------------------- */
 
 static int forget_errors(void **state) {
     (void)state;
@@ -152,7 +153,7 @@ static void sums_and_products_that_do_not_fit_are_refused(void **state) {
 
     assert_false(kvf_add(UINT64_MAX, 1, &result));
     assert_false(kvf_mul(UINT64_C(1) << 32, UINT64_C(1) << 32, &result));
-    /* The product alone fits, the sum does not; and the other way round. */
+    /* First the product fits and the sum does not; then the product itself does not fit. */
     assert_false(kvf_mul_add(UINT32_MAX, UINT64_C(0x100000001), 1, &result));
     assert_false(kvf_mul_add(UINT64_MAX, 2, 0, &result));
 }
@@ -177,11 +178,11 @@ static void zero_is_divided_by_everything(void **state) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* An allocator that counts, and refuses from a chosen call on. */
+/* An allocator that counts its calls and refuses all calls from a chosen one on. */
 typedef struct ledger {
     int live;
     int calls;
-    int refuse_from; /* the number of the first call that gets nothing; 0: none */
+    int refuse_from; /* the number of the first call that is refused; 0: none is */
 } ledger;
 
 static bool refused(ledger *book) {

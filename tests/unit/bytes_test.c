@@ -1,4 +1,4 @@
-/* Small pieces of base: bytes from outside, and a descriptor that asks to be called. */
+/* Small pieces of base: bytes that come from outside, and a descriptor that asks its owner for a call. */
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -76,7 +76,7 @@ static void a_descriptor_is_readable_exactly_while_it_is_set(void **state) {
 
     kvf_wake_set(&wake, true);
     assert_true(is_readable(&wake));
-    kvf_wake_set(&wake, true); /* once is enough */
+    kvf_wake_set(&wake, true); /* setting it twice counts once */
     kvf_wake_set(&wake, false);
     assert_false(is_readable(&wake));
 

@@ -12,7 +12,7 @@ static bool keeps(kvf_token_share share, uint64_t token) {
     return token / share.width % share.count == share.index;
 }
 
-/* Blocks that the fullest rank needs. */
+/* The blocks that the fullest rank needs. */
 static uint32_t blocks_of(const kvf_group_shard_desc *group, uint64_t steps) {
     uint64_t most = 0;
     for (uint32_t i = 0; i < group->tokens.count; i++) {
@@ -117,7 +117,7 @@ void assert_same_memory(const cell_rank *got, const cell_rank *wanted) {
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
-/* All units and rows of one step in one layer. */
+/* Visits all units and rows of one step in one layer. */
 static void visit_step(const cell_rank *rank, cell_place at, uint64_t position, cell_visit visit,
                        void *context) {
     const kvf_group_desc *group = kvf_model_group(kvf_shard_model(rank->shard), at.group);

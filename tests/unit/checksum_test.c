@@ -1,4 +1,4 @@
-/* Checksums by coordinates, beside an oracle that visits cells one by one. */
+/* Checksums by coordinates, compared with an oracle that visits the cells one by one. */
 #include "cells.h"
 
 #include <kvferry/checksum.h>
@@ -49,7 +49,7 @@ static kvf_range units_of(const cell_rank *rank, uint32_t group, uint32_t part) 
     return kvf_shard_get(rank->shard)->groups[group].parts[part].units;
 }
 
-/* All steps of the sequence. */
+/* The sums of all steps of the sequence. */
 static void sum_steps(const cell_rank *rank, uint32_t group, uint32_t part, kvf_range layers, kvf_range units,
                       uint64_t sums[TOKENS]) {
     assert_ok(kvf_checksum_steps(rank->shard, rank->regions, group, part, layers, units,
@@ -83,7 +83,7 @@ static kvf_model *hybrids(void) {
 #define CACHE(...)                                                                                           \
     { .block_count = 40, __VA_ARGS__ }
 
-/* Every two of a row hold the same content. */
+/* Any two engines of a row hold the same content. */
 static const struct {
     kvf_model *(*model)(void);
     kvf_engine_spec engines[4];
@@ -117,7 +117,7 @@ static const struct {
 
 /* ---- across shapes --------------------------------------------------------------------------- */
 
-/* What two ranks have in common has the same sums; gives how many they compared. */
+/* The cells that two ranks both hold must have the same sums; returns how many sums were compared. */
 static uint32_t compare_ranks(const cell_rank *a, const cell_rank *b) {
     const kvf_model *model = kvf_shard_model(a->shard);
     uint32_t compared = 0;
@@ -200,7 +200,7 @@ static void the_sums_of_token_shares_add_up_to_those_of_a_rank_with_all_tokens(v
     kvf_model_free(model);
 }
 
-/* Peers of another version compare with these. */
+/* Peers of another version compare their sums with these. */
 static void sums_are_the_same_in_every_version(void **state) {
     (void)state;
     kvf_model *model = attention(1, 1, 4);
@@ -216,9 +216,9 @@ static void sums_are_the_same_in_every_version(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- finding what is wrong ------------------------------------------------------------------- */
+/* ---- finding the wrong cell ------------------------------------------------------------------- */
 
-/* Notes for each byte of memory, by region and offset, which cell it belongs to. */
+/* Notes to which cell each byte of memory belongs, by region and offset. */
 static void note_owner(void *context, const cell_rank *rank, cell_place at, kvf_cell_location where) {
     cell_place *const *owners = context;
     (void)rank;
@@ -228,7 +228,7 @@ static void note_owner(void *context, const cell_rank *rank, cell_place at, kvf_
 
 #define PARTS_MAX 4u
 
-/* Everything a rank can sum. */
+/* The sums of everything that a rank holds. */
 typedef struct all_sums {
     uint64_t sums[2][PARTS_MAX][TOKENS];
 } all_sums;
@@ -242,7 +242,8 @@ static void sum_all(const cell_rank *rank, all_sums *out) {
                       out->sums[g][p]);
 }
 
-/* The cells' sums of a step, which add up to the step's; finds the first that differ between two memories. */
+/* Compares the sums of a step's cells between two memories and returns the one cell that differs; the cells' sums must
+ * add up to the step's. */
 static cell_place find_wrong(const cell_rank *rank, const cell_rank *right, uint32_t group, uint32_t part,
                              uint64_t step, uint64_t sum) {
     uint64_t got[64], wanted[64], total = 0;
@@ -267,7 +268,7 @@ static cell_place find_wrong(const cell_rank *rank, const cell_rank *right, uint
     return at;
 }
 
-/* Compares with the sums before a byte of `owner` was changed: exactly its step differs. */
+/* Compares with the sums from before a byte of `owner` was changed: only the sum of its step may differ. */
 static void check_flip(const cell_rank *rank, const cell_rank *right, const all_sums *before,
                        const cell_place *owner) {
     all_sums after;
@@ -287,7 +288,8 @@ static void check_flip(const cell_rank *rank, const cell_rank *right, const all_
 }
 
 static void flip_every_byte(const cell_rank *rank) {
-    cell_place **owners = calloc(rank->region_count, sizeof *owners); /* group UINT32_MAX: of no cell */
+    /* group UINT32_MAX: the byte belongs to no cell */
+    cell_place **owners = calloc(rank->region_count, sizeof *owners);
     cell_rank right;
     all_sums before;
     rank_copy(&right, rank);
@@ -303,7 +305,7 @@ static void flip_every_byte(const cell_rank *rank) {
     for (uint32_t r = 0; r < rank->region_count; r++) {
         unsigned char *bytes = rank->regions[r].address;
         for (uint64_t at = 0; at < rank->regions[r].bytes; at++) {
-            /* Of memory outside the sequence, a sample. */
+            /* Of the memory outside of the sequence only a sample is tried. */
             owned += owners[r][at].group != UINT32_MAX;
             if (owners[r][at].group == UINT32_MAX && at % 61 != 0)
                 continue;
@@ -333,7 +335,7 @@ static void a_flipped_byte_changes_its_steps_sum_alone_and_is_found(void **state
     }
 }
 
-/* Cells that have each other's content: nothing is lost, but nothing is where it belongs. */
+/* Two cells have each other's content: no byte is lost, but both are in the wrong place. */
 static void cells_that_changed_places_are_noticed(void **state) {
     (void)state;
     kvf_model *model = attention(2, 2, 4); /* cells of 8 bytes */
@@ -395,7 +397,7 @@ static void a_table_may_begin_within_the_sequence(void **state) {
     kvf_model_free(model);
 }
 
-/* One argument after the other is wrong. */
+/* Calls in which one argument after the other is wrong. */
 typedef struct call {
     uint32_t group, part;
     kvf_range layers, units;

@@ -1,6 +1,6 @@
 /*
- * Configurations of models whose layers differ, each with one thing wrong: a field that is not there, or
- * fields that contradict each other. Every case is a published configuration with one text replaced.
+ * Configurations of models whose layers differ, each with one fault: a missing field, or fields that contradict each
+ * other. Every case is a published configuration in which one text was replaced.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,7 +49,7 @@ static void a_field_that_is_missing_is_named(void **state) {
     (void)state;
     static const struct {
         const char *model;
-        const char *prefix; /* how messages name the object it is in */
+        const char *prefix; /* how messages name the object that the field is in */
         const char *fields[12];
     } cases[] = {
         {"nemotron-3-nano-30b",
@@ -89,7 +89,7 @@ static void a_field_that_another_could_give_is_missed_together_with_it(void **st
                    "head_dim is missing, and so is hidden_size");
     assert_refused("jamba-1.5-mini", "\"hidden_size\"", "\"x\"", KVF_E_INVALID,
                    "head_dim is missing, and so is hidden_size");
-    /* the lists of layers, where their object is not there or does not have them */
+    /* the lists of layers, if their object is missing or has no such lists */
     assert_refused("kimi-linear-48b-a3b", "\"linear_attn_config\"", "\"x\"", KVF_E_INVALID,
                    "full_attn_layers is missing");
     assert_refused("kimi-linear-48b-a3b", "\"full_attn_layers\"", "\"x\"", KVF_E_INVALID,

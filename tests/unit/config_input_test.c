@@ -1,5 +1,5 @@
 /*
- * Configurations that are wrong, files that cannot be read, memory that runs out: one clear error each.
+ * Wrong configurations, unreadable files and memory that runs out: each gives one clear error.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -109,7 +109,7 @@ static void a_field_that_is_given_twice_is_refused(void **state) {
     assert_refused(LLAMA_WITH(", \"hidden_size\": 64"), KVF_E_INVALID,
                    "hidden_size is given twice in one object, at byte");
     assert_refused("{\"a\": [{\"b\": 1, \"c\": {\"b\": 2}, \"b\" : 3}]}", KVF_E_INVALID, "b is given twice");
-    /* the same name in other objects, or as a value, is not twice */
+    /* a name that occurs again in another object or as a value is no duplicate */
     assert_accepted(LLAMA_WITH(", \"v\": {\"hidden_size\": 1}, \"w\": {\"hidden_size\": 2}, \"x\": \"v\", "
                                "\"y\\\"\": \"a\\\\\""));
 }
@@ -347,7 +347,7 @@ static void a_file_that_may_not_be_read_is_refused(void **state) {
     const char *path = path_of("config.json");
     write_file(path, "{}");
     assert_int_equal(chmod(path, 0), 0);
-    /* root may read everything, so it asks as somebody else */
+    /* root may read every file, so the test reads as another user */
     uid_t self = geteuid();
     if (self == 0)
         assert_int_equal(seteuid(65534), 0);

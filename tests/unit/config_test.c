@@ -1,6 +1,6 @@
 /*
- * Models from configurations: what each family's layers keep. Sizes are worked out by hand, in comments where
- * they are not plain.
+ * Models from configurations: what the layers of each family keep. The sizes are worked out by hand, in comments if
+ * they are not obvious.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +40,7 @@ static const kvf_group_desc *group_named(const kvf_model *model, const char *nam
     return NULL;
 }
 
-/* What a layer keeps, as one letter for each: F full, W window, C chunk, S state, B both, - nothing. */
+/* What each layer keeps, one letter per layer: F full, W window, C chunk, S state, B both, - nothing. */
 static void assert_layers(const kvf_model *model, const char *letters) {
     char got[128];
     uint32_t count = kvf_model_layer_count(model);
@@ -203,7 +203,8 @@ static void options_choose_the_cache_type_and_the_name(void **state) {
     (void)state;
     const kvf_config_options options = {
         .struct_size = sizeof options, .name = "mine", .cache_dtype = KVF_DTYPE_F8_E4M3};
-    kvf_model *model = read_with("{" LLAMA "}", &options); /* no type of its own is needed then */
+    /* the configuration needs no dtype of its own then */
+    kvf_model *model = read_with("{" LLAMA "}", &options);
     assert_string_equal(kvf_model_name(model), "mine");
     assert_int_equal(kvf_group_step_bytes(kvf_model_group(model, 0)), 2 * 8 * 64);
     kvf_model_free(model);
@@ -530,7 +531,7 @@ static void the_state_type_is_asked_for_or_said_or_the_models(void **state) {
 static void layers_may_keep_both_attention_and_a_state(void **state) {
     (void)state;
     assert_layers_of(HYBRID("falcon_h1", "2", ", \"mamba_d_ssm\": 96, \"mamba_d_head\": 12"), "BB");
-    /* null: mamba_expand says it, 2 x 64; left out: 1024 */
+    /* null: mamba_expand decides, 2 x 64; left out: 1024 */
     assert_layers_of(HYBRID("falcon_h1", "2", ", \"mamba_d_ssm\": null, \"mamba_d_head\": 16"), "BB");
     assert_layers_of(HYBRID("falcon_h1", "2", ", \"mamba_d_head\": 128"), "BB");
     assert_refused(HYBRID("falcon_h1", "2", ", \"mamba_d_head\": 16"), KVF_E_INVALID,
@@ -617,7 +618,8 @@ static void a_pattern_of_letters_says_what_each_layer_keeps(void **state) {
     static const struct {
         const char *fields;
         kvf_status status;
-        const char *words; /* the layers, where the status is KVF_OK */
+        /* if the status is KVF_OK, the letters of the layers; otherwise words of the error */
+        const char *words;
     } cases[] = {
         {"\"num_hidden_layers\": 4, \"hybrid_override_pattern\": \"M*-E\"", KVF_OK, "SF--"},
         {"\"hybrid_override_pattern\": \"MM*\"", KVF_OK, "SSF"},

@@ -1,5 +1,5 @@
 /*
- * Configurations whose layers are described one by one, and fields that a reader of today does not know.
+ * Configurations that describe their layers one by one, and fields that this version of the reader does not know.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -51,7 +51,7 @@ static void assert_group(const kvf_model *model, uint32_t g, const char *name, u
 
 /* ---- layers one by one ----------------------------------------------------------------------- */
 
-/* Four layers, window, window, full, full: 4 heads of 32 in those with a window. */
+/* Four layers, window, window, full, full; those with a window have 4 heads of 32 elements. */
 #define GEMMA(fields)                                                                                        \
     "{\"model_type\": \"gemma4_text\", \"dtype\": \"bfloat16\", \"num_hidden_layers\": 4, "                  \
     "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 32, "        \
@@ -72,14 +72,14 @@ static void both_forms_of_gemma_4_are_the_same_model(void **state) {
     kvf_model_free(model);
     assert_same(old, saved);
     assert_same(old, GEMMA(BY_LAYER("\"02\": " SMALL ", \"003\": " SMALL)));
-    /* given both ways, and alike */
+    /* given in both forms, with the same values */
     assert_same(old, GEMMA(", \"global_head_dim\": 64, \"num_global_key_value_heads\": 2" BY_LAYER(
                          "\"2\": " SMALL ", \"3\": " SMALL)));
 }
 
 static void what_the_layers_say_is_not_guessed_where_they_say_nothing(void **state) {
     (void)state;
-    /* no layer differs: not the 512 that hold where neither form is there */
+    /* no layer differs: head_dim holds, and not the 512 that hold if neither form is there */
     kvf_model *model = read_model(GEMMA(BY_LAYER("")));
     assert_group(model, 0, "full", 2, 2, 4, 32);
     kvf_model_free(model);
@@ -250,7 +250,7 @@ static void notes_are_few_and_of_one_line(void **state) {
     (void)state;
     char json[4096];
     int length = snprintf(json, sizeof json, "%s", LLAMA(""));
-    length--; /* over the closing bracket */
+    length--; /* goes back over the closing bracket */
     for (int i = 0; i < 40; i++)
         length += snprintf(json + length, sizeof json - (size_t)length, ", \"new\\n_size_%d\": 8", i);
     (void)snprintf(json + length, sizeof json - (size_t)length, "}");

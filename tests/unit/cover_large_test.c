@@ -1,4 +1,5 @@
-/* Engines of thousands of ranks: finding out who is read takes steps in proportion to them. Steps are counted. */
+/* Engines of thousands of ranks: the number of steps that finding the sources takes grows in proportion to the ranks.
+ * The test counts steps. */
 #include <stdio.h>
 
 #include "plan/plan.h"
@@ -6,7 +7,7 @@
 
 #define RANKS 20000u
 
-/* An engine that has for each rank a share of the tokens, which is what takes longest. */
+/* Plans against an engine of so many ranks and token shares, and returns the steps taken. Many shares take longest. */
 static uint64_t steps_of(uint32_t ranks, uint32_t shares, uint32_t *sources) {
     kvf_model *model = attention(2, 2, 4);
     kvf_engine *local = NULL, *remote = NULL;

@@ -1,12 +1,12 @@
 /*
- * The cover: who reads what from whom, cut for cut. Cuts are written {source, group, part, layers, units,
+ * The cover: which rank reads what from which rank, cut by cut. Cuts are written {source, group, part, layers, units,
  * tokens}, and sources are shown with their ranks.
  */
 #include "shapes.h"
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-/* One piece of a cover, by rank instead of source. */
+/* One piece of a cover, with the rank instead of the source's index. */
 typedef struct piece {
     uint32_t rank, group, part;
     kvf_range layers, units;
@@ -20,7 +20,7 @@ static piece seen(const kvf_plan *plan, uint32_t i) {
 }
 
 static bool same_piece(const piece *a, const piece *b) {
-    return memcmp(a, b, sizeof *a) == 0; /* nothing but uint32_t */
+    return memcmp(a, b, sizeof *a) == 0; /* all fields are uint32_t */
 }
 
 static void print_piece(const char *whose, const piece *p) {
@@ -48,7 +48,7 @@ static void check_cuts(const kvf_plan *plan, const piece *wanted, uint32_t count
     _fail(file, line);
 }
 
-/* All cuts in order; and the plan must hold. */
+/* Compares all cuts in order, and verifies the plan. */
 #define assert_cuts(plan, ...)                                                                               \
     check_cuts((plan), (const piece[]){__VA_ARGS__}, COUNT_OF(((const piece[]){__VA_ARGS__})), __FILE__,     \
                __LINE__)
@@ -131,7 +131,7 @@ static void two_ranks_fill_three(void **state) {
 
 static void parts_may_be_split_differently(void **state) {
     (void)state;
-    /* K has 4 heads, the scale beside it one for all: remote rank 1 has heads 2 3 and a copy of the scale. */
+    /* K has 4 heads and one scale for all of them: remote rank 1 has heads 2 3 and a copy of the scale. */
     kvf_part_desc parts[] = {PART(.name = "k", .units = 4, .cell_elements = 4),
                              PART(.name = "scale", .units = 1, .cell_elements = 1)};
     kvf_model *model = one_group(1, (kvf_group_desc){.name = "full", .parts = parts, .part_count = 2});
@@ -147,7 +147,7 @@ static void parts_may_be_split_differently(void **state) {
 
 /* ---- replicas -------------------------------------------------------------------------------- */
 
-/* The single remote rank that each local rank reads all of its cells from. */
+/* Checks from which single remote rank each local rank reads all of its cells. */
 static void check_holders(const pair *p, kvf_replica_choice choice, const uint32_t *wanted, uint32_t count,
                           const char *file, int line) {
     kvf_plan_options options = {.struct_size = sizeof options, .replicas = choice};
@@ -219,7 +219,7 @@ static void a_single_rank_reads_each_replicated_head_once(void **state) {
 
 static void attention_may_come_from_other_ranks_than_state(void **state) {
     (void)state;
-    /* The KV head is on both remote ranks, and read from one; of the state each rank has half. */
+    /* The KV head is on both remote ranks and is read from one of them; each rank has half of the state. */
     pair p = pair_of(hybrid(1), ENGINE(.tp_size = 1, .all = {.block_count = 1}),
                      ENGINE(.tp_size = 2, .all = {.block_count = 1}));
     kvf_plan *plan = plan_of(&p, 0);
@@ -236,7 +236,8 @@ static void attention_may_come_from_other_ranks_than_state(void **state) {
 
 static void replicated_attention_and_sharded_state_choose_their_sources_apart(void **state) {
     (void)state;
-    /* Local rank 1 of 2: the second of the 4 holders' halves for attention, ranks 2 and 3 for its state. */
+    /* Local rank 1 of 2 reads its attention from rank 2, the first of the second half of the 4 holders, and its state
+     * from ranks 2 and 3. */
     pair p = pair_of(hybrid(1), ENGINE(.tp_size = 2, .all = {.block_count = 1}),
                      ENGINE(.tp_size = 4, .all = {.block_count = 1}));
     kvf_plan *plan = plan_of(&p, 1);
@@ -419,9 +420,9 @@ static void replicas_of_a_share_are_spread_as_well(void **state) {
     free_pair(&p);
 }
 
-/* ---- engines from shards that came from elsewhere -------------------------------------------- */
+/* ---- engines from given shards -------------------------------------------- */
 
-/* One rank of 2 layers of K and V of 4 heads: which layers, heads and tokens it has. */
+/* One rank of a model with 2 layers of K and V of 4 heads: the layers, heads and tokens that the rank has. */
 typedef struct held {
     kvf_range layers, units;
     kvf_token_share tokens;
@@ -454,7 +455,7 @@ static kvf_engine *engine_of_ranks(const kvf_model *model, const held *ranks, ui
 
 #define RANKS(...) ((const held[]){__VA_ARGS__}), COUNT_OF(((const held[]){__VA_ARGS__}))
 
-/* A local engine with everything, and these remote ranks. */
+/* A local engine that has everything, and these remote ranks. */
 static pair pair_with_ranks(const held *ranks, uint32_t count) {
     kvf_model *model = attention(2, 4, 4);
     return (pair){model, engine_of(model, ENGINE(.all = {.block_count = 4})),
@@ -463,7 +464,7 @@ static pair pair_with_ranks(const held *ranks, uint32_t count) {
 
 static void a_holder_that_goes_on_past_a_boundary_gives_one_cut(void **state) {
     (void)state;
-    /* Rank 1 repeats heads 1 and 2 of rank 0: rank 0 has all, so nothing is cut. */
+    /* Rank 1 repeats heads 1 and 2 of rank 0; rank 0 has all heads, so nothing is cut. */
     pair p = pair_with_ranks(RANKS({{0, 2}, {0, 4}, {0}}, {{0, 2}, {1, 3}, {0}}));
     kvf_plan *plan = plan_of(&p, 0);
 
@@ -507,7 +508,7 @@ static void layers_that_nobody_holds_are_named(void **state) {
     free_pair(&p);
 }
 
-/* The sentence was once made with the last part of the group before, which has more of them. */
+/* The error message once named the last part of the preceding group, which has more parts. */
 static void tokens_that_nobody_holds_are_named_with_a_part_of_their_group(void **state) {
     (void)state;
     const kvf_part_desc parts[] = {
@@ -566,7 +567,8 @@ static void missing_cells_that_are_not_wanted_do_not_matter(void **state) {
 
 /* ---- what a plan refuses --------------------------------------------------------------------- */
 
-/* The remote engine has two token shares, and one rank. Local share 1 of 4 keeps odd tokens only, share 0 even ones. */
+/* The remote engine has two token shares but only the rank of share 1. Local share 1 of 4 keeps odd tokens only, and
+ * share 0 even tokens. */
 static void shares_that_are_missing_and_not_wanted_do_not_matter(void **state) {
     (void)state;
     kvf_model *model = attention(2, 4, 4);
@@ -581,7 +583,7 @@ static void shares_that_are_missing_and_not_wanted_do_not_matter(void **state) {
     assert_fails(try_plan(&p), KVF_E_UNCOVERED, "part k", "units [0, 4)", "tokens of share 0 of 2");
     kvf_engine_free(p.local);
 
-    p.local = engine_of_ranks(model, RANKS({{0, 2}, {0, 0}, {0, 4, 1}})); /* which keeps no head */
+    p.local = engine_of_ranks(model, RANKS({{0, 2}, {0, 0}, {0, 4, 1}})); /* a rank that keeps no head */
     plan = plan_of(&p, 0);
     assert_int_equal(kvf_plan_source_count(plan), 0);
     kvf_plan_free(plan);

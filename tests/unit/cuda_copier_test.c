@@ -1,7 +1,7 @@
 /*
- * The driver and the copy engine of devices, over the stand-in of tests/fakes/fake_cuda.c, which the loader finds first, or
- * over a real driver (scripts/check-cuda).
- * Programs that find another driver, or none, are this one, started again as `cuda_copier_test find`.
+ * The driver and the copy engine of devices, over the stand-in of tests/fakes/fake_cuda.c, which the loader finds
+ * first, or over a real driver (scripts/check-cuda). To find another driver, or none, the test starts its own program
+ * again as `cuda_copier_test find`.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@
 
 /* ---- the driver --------------------------------------------------------------------------------- */
 
-/* What this program prints as `find`, with something in its environment. */
+/* Runs this program as `find` with changes to its environment and gives what it prints. */
 static void found_with(const char *environment, char *out, size_t bytes) {
     char command[4096], self[2048];
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -93,7 +93,7 @@ static void a_child_of_fork_is_told_that_it_is_one(void **unused) {
     assert_int_equal(how, 0);
 }
 
-/* ---- pages of two devices' caches --------------------------------------------------------------- */
+/* ---- pages of two caches --------------------------------------------------------------- */
 
 enum { HEADS = 4, CELL = 96, ROWS = 16, BLOCKS = 9, TOKENS = 70, PAGE = ROWS * HEADS * CELL };
 static const uint32_t ids[] = {7, 2, 8, 0, 5};
@@ -107,7 +107,7 @@ typedef struct test_cache {
 typedef struct test_scene {
     const kvf_cuda *cuda;
     kvf_copier *copier;
-    test_cache one, other; /* filled at random, empty */
+    test_cache one, other; /* `one` is filled at random, `other` is empty */
     CUdeviceptr arena;
     unsigned char *pinned;
     kvf_device_table table;
@@ -199,7 +199,7 @@ static void move_through(const test_scene *scene, uint64_t arena) {
     kvf_copy_job *gather = begin(scene, &holder, &packed), *scatter = begin(scene, &packed, &reader);
     assert_int_equal(kvf_copy_job_start(gather, NULL), KVF_OK);
     assert_int_equal(kvf_copy_job_start(scatter, NULL),
-                     KVF_OK); /* behind the first, without waiting for it here */
+                     KVF_OK); /* runs behind the first job; the host does not wait between them */
     finish(scatter);
     finish(gather);
     assert_same_cells(scene);
@@ -253,7 +253,7 @@ static void a_job_that_is_late_is_in_progress_and_its_boxes_stay(void **unused) 
     assert_int_equal(kvf_copier_close(scene.copier), KVF_E_AGAIN);
     finish(jobs[0]);
     devices_delay(0);
-    /* Room is there again, and what is put into it harms nothing that is still to run. */
+    /* There is room for a job again, and filling it harms no job that is still to run. */
     jobs[2] = begin(&scene, &packed, &from);
     kvf_copy_job_drop(jobs[2]);
     finish(jobs[1]);
@@ -270,7 +270,7 @@ static void a_job_waits_for_an_event_of_the_engines(void **unused) {
     CUevent ready;
     assert_int_equal(scene.cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
     assert_int_equal(scene.cuda->cuEventCreate(&ready, CU_EVENT_DISABLE_TIMING), 0);
-    /* The engine writes its pages later than the job is started: without waiting, old bytes would go. */
+    /* The engine writes its pages after the job is started: a job that did not wait would copy old bytes. */
     devices_delay(20 * MS);
     assert_int_equal(scene.cuda->cuMemsetD8Async(scene.one.memory, 0x5a, BLOCKS * PAGE, engine), 0);
     assert_int_equal(scene.cuda->cuEventRecord(ready, engine), 0);
@@ -339,7 +339,7 @@ static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) 
     close_scene(&scene);
 }
 
-/* What the driver has taken touches memory, and the boxes, until it is over. */
+/* The work that the driver has accepted uses memory and the boxes until it has ended. */
 static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unused) {
     (void)unused;
     DEVICES_ARE_STAND_INS();
@@ -347,11 +347,11 @@ static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unus
     const kvf_box one = pages_of(scene.one);
     const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
     kvf_copy_job *job = begin(&scene, &from, &to), *other = NULL;
-    devices_fail("cuMemcpyHtoDAsync_v2", OUT_OF_MEMORY, 1); /* nothing is taken */
+    devices_fail("cuMemcpyHtoDAsync_v2", OUT_OF_MEMORY, 1); /* the driver accepts nothing */
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_E_NOMEM);
     job = begin(&scene, &from, &to);
     devices_delay(1000000 * MS);
-    devices_fail("cuLaunchKernel", OUT_OF_MEMORY, 1); /* its boxes are on their way */
+    devices_fail("cuLaunchKernel", OUT_OF_MEMORY, 1); /* the copy of its boxes is already under way */
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
     devices_delay(0);
     assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
@@ -360,7 +360,7 @@ static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unus
     assert_int_equal(kvf_copy_job_poll(job), KVF_E_NOMEM);
     assert_string_equal(kvf_error_detail(), "starting a copy: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
     job = begin(&scene, &from, &to);
-    devices_fail("cuEventRecord", OUT_OF_MEMORY, 1); /* it is waited for */
+    devices_fail("cuEventRecord", OUT_OF_MEMORY, 1); /* the library waits for the work */
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_E_NOMEM);
     job = begin(&scene, &from, &to);
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);

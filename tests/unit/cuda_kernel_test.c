@@ -1,7 +1,7 @@
 /*
- * The kernels of devices, run on the host: every thread of every block in turn, over memory of the host, against a copy
- * element by element that finds every place by itself. As `cuda_kernel_test device` the same moves are jobs of a device's
- * copy engine instead, over pinned memory, which host and device know by one address.
+ * The kernels of devices, run on the host: every thread of every block in turn, over host memory, compared with a copy
+ * element by element that finds every place by itself. As `cuda_kernel_test device` the test does the same moves as
+ * jobs of a device's copy engine instead, over pinned memory, which has the same address on host and device.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,9 +23,9 @@
 
 #define BOXES 64u
 
-/* ---- where it runs ------------------------------------------------------------------------------- */
+/* ---- where the kernels run ------------------------------------------------------------------------------- */
 
-static kvf_copier *copier; /* NULL: on the host */
+static kvf_copier *copier; /* NULL: the kernels run on the host */
 
 static void *room(size_t bytes) {
     const kvf_cuda *cuda;
@@ -64,7 +64,7 @@ static uint32_t between(uint32_t low, uint32_t high) {
 
 /* ---- one side ----------------------------------------------------------------------------------- */
 
-/* Cells as one rank keeps them: an order of row, unit and piece within a kernel block, with gaps. */
+/* Cells as one rank keeps them: some order of row, unit and piece within a kernel block, with gaps. */
 typedef struct test_side {
     unsigned char *memory;
     size_t bytes;
@@ -84,7 +84,7 @@ static void fill(unsigned char *memory, size_t bytes) {
         memory[i] = (unsigned char)below(256);
 }
 
-/* Strides of row, unit and piece in one of their orders, each with a gap now and then. */
+/* Chooses strides of row, unit and piece in a random order, with a gap after some of them. */
 static uint64_t choose_strides(kvf_box *box, uint32_t gap) {
     static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     const int *order = orders[below(6)];
@@ -123,7 +123,7 @@ static test_side make_pages(test_shape shape, uint32_t element_bytes) {
         (uint32_t)((made.box.first_row + shape.rows + logical_rows - 1) / logical_rows) + 1;
     const uint32_t held = entries + between(0, 3);
     made.table = room((entries + 1) * sizeof *made.table);
-    made.table[0] = UINT32_MAX;            /* of somebody else's */
+    made.table[0] = UINT32_MAX;            /* belongs to another request */
     for (uint32_t i = 0; i < entries; i++) /* no block twice */
         made.table[1 + i] = (i + held / 2) % held;
     made.bytes = held * made.box.kernel_blocks * made.box.block_stride + 2 * gap;
@@ -157,7 +157,7 @@ static kvf_device_side device_side(const test_side *side, kvf_dtype type) {
                              .type = type};
 }
 
-/* Where one element lies, as the oracle counts. */
+/* Where one element lies, as the oracle computes it. */
 static unsigned char *element(const test_side *side, test_shape shape, uint64_t row, uint64_t unit,
                               uint64_t i) {
     if (side->packed)
@@ -215,7 +215,7 @@ static void move_and_compare(uint64_t seed, bool convert) {
         const uint32_t way = below(3);
         from[m] = way == 0 ? make_packed(shapes[m], from_bytes) : make_pages(shapes[m], from_bytes);
         to[m] = way == 1 ? make_packed(shapes[m], to_bytes) : make_pages(shapes[m], to_bytes);
-        /* What is not converted is counted in bytes. */
+        /* Moves without conversion are counted in bytes. */
         const kvf_device_side from_side = device_side(&from[m], from_type);
         const kvf_device_side to_side = device_side(&to[m], to_type);
         uint32_t made = 0;
@@ -228,7 +228,7 @@ static void move_and_compare(uint64_t seed, bool convert) {
             assert_int_equal(kvf_copy_job_add(job, &from_side, &to_side, shapes[m].rows, shapes[m].units,
                                               shapes[m].cell_elements * (convert ? 1 : from_bytes)),
                              KVF_OK);
-        /* The oracle writes into the destination, which is then kept and put back. */
+        /* The oracle writes into the destination; then its result is kept and the destination restored. */
         unsigned char *before = malloc(to[m].bytes);
         memcpy(before, to[m].memory, to[m].bytes);
         for (uint64_t row = 0; row < shapes[m].rows; row++)
@@ -285,7 +285,7 @@ static void divisors_divide_every_number(void **unused) {
         for (uint32_t j = 0; j < 15 + 8; j++) {
             uint32_t number = j < 15 ? edges[j] : below(0x7fffffff);
             assert_int_equal(kvf_quotient(number, divisor), number / divisor.by);
-            number -= number % divisor.by; /* where a wrong reciprocal shows first */
+            number -= number % divisor.by; /* a multiple: a wrong reciprocal shows here first */
             assert_int_equal(kvf_quotient(number, divisor), number / divisor.by);
             if (number)
                 assert_int_equal(kvf_quotient(number - 1, divisor), (number - 1) / divisor.by);
@@ -335,7 +335,7 @@ static void what_devices_cannot_move_is_refused(void **unused) {
     assert_int_equal(kvf_device_boxes(&bf16, &i8, 1, 1, 4, &box, 1, &count, &tile), KVF_E_UNSUPPORTED);
     assert_int_equal(kvf_device_boxes(&odd, &f32, 1, 1, 4, &box, 1, &count, &tile), KVF_E_UNSUPPORTED);
     assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1, 1, 1u << 31, &box, 1, &count, &tile), KVF_E_LIMIT);
-    /* 2^32 vectors are more than one box has. */
+    /* 2^32 vectors are more than fit in one box. */
     assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1u << 24, 16, 256, &box, 1, &count, &tile), KVF_E_LIMIT);
 }
 

@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LEAD 512u /* of the allocation, before the first region and between them */
+#define LEAD 512u /* unused bytes of the allocation before the first region and between regions */
 #define TOKENS 150u
 #define HEADS 4u
 

@@ -1,4 +1,4 @@
-/* The shape of an engine in words: what is read off its shards. */
+/* The description of an engine's shape, which the library reads off its shards. */
 #include <stdio.h>
 
 #include "shapes.h"
@@ -50,7 +50,7 @@ static void stages_shares_and_kernel_blocks_are_said(void **state) {
 
 static void views_are(const kvf_engine *engine, uint32_t region, uint32_t i, const char *wanted);
 
-/* Two layers in one buffer, and the third before them. */
+/* Two layers in one buffer, and the third layer before them. */
 static void memory_that_no_order_describes_is_irregular(void **state) {
     (void)state;
     kvf_model *model = latent(3);
@@ -80,7 +80,7 @@ static void memory_that_no_order_describes_is_irregular(void **state) {
 
 /* ---- regions ---------------------------------------------------------------------------------- */
 
-/* "k v 0-2: B8 P2 ...", of a view; strides in brackets. */
+/* Compares a view in the form "k v 0-2: B8 P2 ...", with strides in brackets. */
 static void views_are(const kvf_engine *engine, uint32_t region, uint32_t i, const char *wanted) {
     kvf_region_view view = {.struct_size = sizeof view};
     char text[256];
@@ -133,7 +133,7 @@ static void a_region_says_what_it_holds(void **state) {
     kvf_model_free(model);
 }
 
-/* An older caller's struct is filled as far as it goes. */
+/* The struct of an older caller is filled as far as it goes. */
 static void a_shorter_view_is_filled_as_far_as_it_goes(void **state) {
     (void)state;
     kvf_model *model = attention(3, 4, 4);

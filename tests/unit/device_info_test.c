@@ -1,5 +1,5 @@
 /*
- * What callers ask of devices (kvferry/device.h), over the stand-in for the driver.
+ * What callers can learn about devices (kvferry/device.h), over the stand-in for the driver.
  */
 #include <kvferry/device.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static void devices_are_counted_and_described(void **unused) {
     assert_int_equal(info.multiprocessors, 4);
     assert_int_equal(info.driver_version, 12080);
     assert_int_equal(info.memory_bytes, 1u << 30);
-    /* A build without the compiler of device code has none, and says so. */
+    /* A build without the compiler for device code has no device code, and says so. */
     assert_string_equal(info.code, info.why_not[0] ? "" : "sm_90");
     assert_string_equal(info.why_not, info.code[0] ? "" : "this build has no device code");
 }
@@ -52,7 +52,8 @@ static void what_is_asked_wrongly_is_refused(void **unused) {
 
 static void an_address_is_known_by_its_device_until_it_is_freed(void **unused) {
     (void)unused;
-    DEVICES_ARE_STAND_INS(); /* managed memory, as the tests have of a real one, moves about */
+    /* with a real driver the tests have managed memory, which moves between devices */
+    DEVICES_ARE_STAND_INS();
     enum { BYTES = 4096 };
     uint32_t device = 99;
     for (uint32_t wanted = 0; wanted < 2; wanted++) {

@@ -23,7 +23,7 @@ static struct {
     void (*vmm)(int vmm);
 } fake;
 
-/* Only of a real driver; the stand-in has none. */
+/* Found in a real driver only; the stand-in has no such function. */
 static CUresult (*allocate_managed)(CUdeviceptr *address, size_t bytes, unsigned flags);
 #define ATTACH_GLOBAL 1u
 

@@ -1,6 +1,6 @@
 /*
- * What the elements of f32, f16 and bf16 are worth, and what they become in another of these types: from the fields of a
- * number, and by looking for the nearest among all of a type. It shares nothing with the library's kernels.
+ * The values of f32, f16 and bf16 elements, and what they become in another of these types: computed from the fields of
+ * a number, and by searching for the nearest of all elements of a type. This shares no code with the library's kernels.
  */
 #ifndef KVF_TEST_ELEMENTS_H
 #define KVF_TEST_ELEMENTS_H
@@ -21,7 +21,7 @@ static inline unsigned width(kvf_dtype type) {
     return 1 + exponent_bits(type) + fraction_bits(type);
 }
 
-/* NAN for a NaN. */
+/* The value of an element; NAN for a NaN. */
 static inline double value_of(kvf_dtype type, uint32_t bits) {
     const unsigned f = fraction_bits(type), e = exponent_bits(type);
     const int bias = (1 << (e - 1)) - 1, top = (1 << e) - 1;
@@ -33,7 +33,7 @@ static inline double value_of(kvf_dtype type, uint32_t bits) {
     return sign * (exponent ? ldexp(1 + fraction, exponent - bias) : ldexp(fraction, 1 - bias));
 }
 
-/* What a NaN becomes: sign and first bits of the payload, quiet. */
+/* What a NaN becomes: a quiet NaN with the same sign and the first bits of its payload. */
 static inline uint32_t nan_of(kvf_dtype from, uint32_t bits, kvf_dtype to) {
     const unsigned f = fraction_bits(from), g = fraction_bits(to);
     const uint32_t sign = bits >> (width(from) - 1), payload = bits & ((1u << f) - 1);
@@ -57,7 +57,7 @@ static inline uint32_t nearest(kvf_dtype type, double value) {
         else
             high = middle;
     }
-    /* Beyond the greatest the next would be as far again as the one before it. */
+    /* The value above the greatest element is taken to be as far away as the element below it. */
     const double below = value_of(type, low);
     const double above = high == infinite ? 2 * below - value_of(type, low - 1) : value_of(type, high);
     const double to_below = magnitude - below, to_above = above - magnitude;
@@ -75,13 +75,13 @@ static inline uint32_t element_as(kvf_dtype from, uint32_t bits, kvf_dtype to) {
         return nan_of(from, bits, to);
     if (to != KVF_DTYPE_F32)
         return nearest(to, value);
-    const float exact = (float)value; /* all of the shorter types are there */
+    const float exact = (float)value; /* f32 has every value of the shorter types */
     uint32_t out;
     memcpy(&out, &exact, sizeof out);
     return out;
 }
 
-/** The same in memory, little endian; returns the bytes of the new element. */
+/** The same in memory, in little endian; returns the size of the new element in bytes. */
 static inline uint32_t element_move(kvf_dtype from, const uint8_t *in, kvf_dtype to, uint8_t *out) {
     uint32_t bits = 0, made;
     memcpy(&bits, in, kvf_dtype_bits(from) / 8);

@@ -1,5 +1,5 @@
 /*
- * Engines: which rank holds which units, layers and tokens, and engines made of shards from elsewhere.
+ * Engines: which rank holds which units, layers and tokens, and engines that are made from given shards.
  */
 #include "shapes.h"
 #include "shard/shard.h"
@@ -63,7 +63,7 @@ static void granules_are_never_cut(void **state) {
     assert_share(kvf_tp_share(&part, 0, 3), 0, 16, 0, 1);
     assert_share(kvf_tp_share(&part, 1, 3), 16, 32, 0, 1);
     assert_share(kvf_tp_share(&part, 2, 3), 32, 64, 0, 1);
-    /* 8 ranks: whole heads, twice. */
+    /* 8 ranks: whole heads, each on two ranks. */
     assert_share(kvf_tp_share(&part, 5, 8), 32, 48, 1, 2);
 }
 
@@ -76,7 +76,7 @@ static void a_latent_is_kept_by_every_rank(void **state) {
 
 static void every_part_of_a_group_is_shared_by_its_own_units(void **state) {
     (void)state;
-    /* Attention with one head is on both ranks, the state of two heads is split. */
+    /* Attention with one head is on both ranks; the state of two heads is split. */
     kvf_model *model = hybrid(1);
     kvf_engine *engine = engine_of(model, ENGINE(.tp_size = 2, .all = {.block_count = 1}));
 
@@ -248,7 +248,7 @@ static void a_state_is_not_shared_by_token(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- what a specification may not say -------------------------------------------------------- */
+/* ---- what a specification may not contain -------------------------------------------------------- */
 
 static kvf_status try_engine(const kvf_model *model, const kvf_engine_spec *spec) {
     kvf_engine *engine = NULL;
@@ -360,7 +360,7 @@ static void a_block_of_a_state_group_holds_one_state(void **state) {
 
 /* ---- engines from shards --------------------------------------------------------------------- */
 
-/* What one rank says of itself: a latent of one layer in blocks of 4 tokens. */
+/* What one rank reports of itself: a latent of one layer in blocks of 4 tokens. */
 typedef struct told {
     uint32_t rank, tokens_per_block, kernel_blocks_per_block;
     uint64_t block_count;
@@ -389,7 +389,7 @@ static kvf_shard *shard_of(const kvf_model *model, told t) {
     return shard;
 }
 
-/* Joins two ranks to an engine, and frees everything whatever comes of it. */
+/* Joins two ranks to an engine, and frees everything whether it succeeds or not. */
 static kvf_status try_two(told a, told b) {
     kvf_model *model = latent(2);
     kvf_shard *shards[] = {shard_of(model, a), shard_of(model, b)};
@@ -445,7 +445,7 @@ static void shards_of_another_model_are_refused_and_stay_the_callers(void **stat
                  "layer_count is 2 on one side and 1 on the other");
 
     assert_null(engine);
-    assert_int_equal(kvf_shard_get(shards[0])->rank, 0); /* still there */
+    assert_int_equal(kvf_shard_get(shards[0])->rank, 0); /* the caller still has its shards */
     kvf_shard_free(shards[0]);
     kvf_shard_free(shards[1]);
     kvf_model_free(model);
@@ -535,13 +535,13 @@ static kvf_status make_engine(void *subject) {
     return try_engine(subject, ENGINE(.tp_size = 2, .pp_size = 2, .all = {.block_count = 4}));
 }
 
-/* The shards live on: only the engine around them is made and fails. */
+/* The shard stays: only making the engine around it fails. */
 static kvf_status make_from_shard(void *subject) {
     kvf_shard *shard = subject;
     kvf_engine *engine = NULL;
     kvf_status status = kvf_engine_from_shards(shard->model, "remote", &shard, 1, &engine);
     if (!status) {
-        engine->shard_count = 0; /* the shard stays ours */
+        engine->shard_count = 0; /* the shard still belongs to the test */
         kvf_engine_free(engine);
     }
     return status;

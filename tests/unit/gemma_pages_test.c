@@ -1,11 +1,11 @@
 /*
- * The shape of Gemma 4: sliding layers with many small heads, full layers with few large ones, in pages of
- * one size that both share. So a page of one group holds other tokens than a page of the other, and either
- * number changes with the ranks: pages hold several of the other side's pages, or parts of one, in the same
- * request.
+ * The shape of Gemma 4: sliding layers with many small heads, full layers with few large ones, in pages of one size
+ * that both share. So a page of one group holds another number of tokens than a page of the other group, and both
+ * numbers change with the number of ranks: in the same request some pages hold several of the other side's pages, and
+ * some hold a part of one.
  *
- * Every pair of tensor-parallel sizes, both ways, is moved for real and compared byte by byte. What must be
- * where is worked out here, cell by cell, from the orders' meaning; nothing of it is asked_request from the library.
+ * Every pair of tensor-parallel sizes, both ways, is moved for real and compared byte by byte. The test works out where
+ * each cell must be from the meaning of the orders; it asks the library for none of it.
  */
 #include "shapes.h"
 
@@ -30,10 +30,10 @@ typedef struct side {
     bool shared;             /* both groups in the same buffers, in pages of one size */
 } side;
 
-/* One model and two engines. */
+/* A model and two engines. */
 typedef struct world {
-    uint32_t heads[GROUPS], cell[GROUPS]; /* of the model; bytes */
-    uint32_t window;                      /* of the sliding group; 0: none */
+    uint32_t heads[GROUPS], cell[GROUPS]; /* heads of the model; bytes of a cell */
+    uint32_t window;                      /* the window of the sliding group; 0: none */
     side sides[2];
     kvf_model *model;
     kvf_engine *engines[2];
@@ -58,7 +58,7 @@ static uint64_t content_bytes(const world *w, uint32_t s, uint32_t group, uint32
     return (uint64_t)2 * w->sides[s].tokens[group] * head_count(w, s, group, rank) * w->cell[group];
 }
 
-/* Where groups share pages their content is equally large on every rank: the cases are chosen so. */
+/* If groups share pages, their content has the same size on every rank: the cases are chosen so. */
 static uint64_t page_bytes(const world *w, uint32_t s, uint32_t group, uint32_t rank) {
     return content_bytes(w, s, group, rank);
 }
@@ -68,12 +68,12 @@ typedef struct place {
     uint64_t offset;
 } place;
 
-/* A cell: `layer` counts the group's layers, `head` the model's heads. */
+/* A cell: `layer` is an index into the group's layers, `head` into the model's heads. */
 typedef struct cell {
     uint32_t group, layer, part, head, token;
 } cell;
 
-/* In block `id`, or where the token lies in its block. */
+/* The place of a cell in block `id`. */
 static place place_of(const world *w, uint32_t s, uint32_t rank, const cell *c, uint32_t id) {
     const side *of = &w->sides[s];
     uint64_t heads = head_count(w, s, c->group, rank), tokens = of->tokens[c->group];
@@ -99,9 +99,9 @@ typedef struct memory {
 } memory;
 
 typedef struct move {
-    uint32_t end, hit; /* tokens of the prompt; tokens that are here already */
+    uint32_t end, hit; /* tokens of the prompt; tokens that the local side has already */
     uint32_t ids[2][GROUPS][MOST_BLOCKS];
-    uint32_t counts[2][GROUPS], firsts[2][GROUPS]; /* of the tables */
+    uint32_t counts[2][GROUPS], firsts[2][GROUPS]; /* the size and the first block of each table */
 } move;
 
 static uint32_t first_wanted(const world *w, const move *q, uint32_t group) {
@@ -110,7 +110,7 @@ static uint32_t first_wanted(const world *w, const move *q, uint32_t group) {
     return seen > q->hit ? seen : q->hit;
 }
 
-/* Ids that are scattered, and never the same for two groups. */
+/* Gives the blocks scattered ids, which are never the same in two groups. */
 static void number_blocks(const world *w, move *q, uint32_t s) {
     for (uint32_t g = 0; g < GROUPS; g++) {
         uint32_t tokens = w->sides[s].tokens[g];
@@ -141,7 +141,7 @@ static void free_memory(memory *m) {
         free(m->regions[r]);
 }
 
-/* Writes what the cells of the tokens [first, end) hold on one rank of a side. */
+/* Writes the cells of the wanted tokens on one rank of a side. */
 static void write_cells(const world *w, const move *q, uint32_t s, uint32_t rank, memory *m) {
     for (uint32_t g = 0; g < GROUPS; g++) {
         kvf_range heads = heads_of(w->heads[g], w->sides[s].tp, rank);
@@ -241,9 +241,9 @@ static kvf_engine *make_engine(const world *w, uint32_t s) {
 }
 
 /*
- * Blocks of `tokens` in sliding layers, and in full layers as many as fill a page of the same size. Heads
- * that do not divide over the ranks make pages that differ from rank to rank; then each group has memory of
- * its own.
+ * Blocks have `tokens` tokens in sliding layers, and in full layers as many tokens as fill a page of the same size.
+ * Heads that do not divide evenly over the ranks make pages that differ from rank to rank; then each group has memory
+ * of its own.
  */
 static side side_of(const world *w, uint32_t s, uint32_t tp, uint32_t tokens, bool head_first) {
     world probe = *w;
@@ -263,7 +263,7 @@ static void move_requests(world *w) {
         {64, 0},   /* whole blocks of most sizes */
         {93, 0},   /* the last blocks are filled in part */
         {93, 32},  /* a prefix hit at the end of a block of most sizes */
-        {93, 41},  /* and inside one */
+        {93, 41},  /* a prefix hit inside a block */
         {120, 92}, /* only the tail is missing */
     };
     w->model = make_model(w);
@@ -288,7 +288,8 @@ static void move_requests(world *w) {
     kvf_model_free(w->model);
 }
 
-/* How often pages of a group on one side hold several of the other's, by direction; and neither. */
+/* How many groups have remote blocks that hold several local ones, local blocks that hold several remote ones, and
+ * neither. */
 typedef struct tally {
     uint32_t split, gather, uneven;
     uint32_t different; /* the groups' ratios are not the same */
@@ -322,7 +323,7 @@ static tally move_every_pair(uint32_t sliding_heads, uint32_t full_heads, uint32
     return t;
 }
 
-/* Each direction must have been met, and requests whose groups go different ways. */
+/* The cases must include both directions, and requests whose groups have different ratios. */
 static void assert_met(tally t) {
     assert_in_range(t.split, 40, UINT32_MAX);
     assert_in_range(t.gather, 40, UINT32_MAX);

@@ -1,7 +1,6 @@
 /*
- * What models with attention and state must refuse, each with one sentence: sizes that ranks cannot share,
- * pages that are too small, block counts that are no whole number of logical blocks, and peers whose groups
- * differ.
+ * What must be refused for models with attention and state, each with one sentence: sizes that ranks cannot share,
+ * pages that are too small, block counts that are no whole number of logical blocks, and peers whose groups differ.
  */
 #include <stdio.h>
 
@@ -79,7 +78,7 @@ static void a_conv_state_that_does_not_come_apart_is_refused(void **state) {
     assert_int_equal(kvf_topology_refusal(), KVF_REFUSAL_CONV_NOT_DECOMPOSABLE);
 }
 
-/* The view of the public connectors refuses it, but an engine that is laid out so still has a plan. */
+/* The public connectors' view of state refuses this TP size, but an engine with such a layout still has a plan. */
 static void a_tp_size_that_the_view_refuses_has_a_plan_all_the_same(void **state) {
     (void)state;
     kvf_state_shape shape;
@@ -101,7 +100,8 @@ static void token_shares_that_ranks_of_a_hybrid_cannot_have_are_refused(void **s
     (void)state;
     kvf_model *model = shipped("nemotron-3-nano-30b");
     kvf_engine *engine = NULL;
-    /* 2 KV heads: at TP 2 each has one holder, who cannot share its tokens; at TP 4 two. */
+    /* 2 KV heads: at TP 2 each head has one holder, so there is nobody to share its tokens with; at TP 4 each has
+     * two. */
     assert_fails(
         kvf_engine_build(model, ENGINE(.tp_size = 2, .dcp_size = 2, .all = {.block_count = 4}), &engine),
         KVF_E_INVALID, "group full", "dcp_size is 2", "part k");
@@ -145,10 +145,10 @@ static void a_page_that_is_smaller_than_its_state_is_refused(void **state) {
         page.page_bytes--;
         assert_fails(build_with_pages("nemotron-3-nano-30b", cases[i].tp_size, (kvf_group_spec){0}, page),
                      KVF_E_RANGE, "group ssm", given, content);
-        page.order = "L|BTNPH"; /* as large in any order */
+        page.order = "L|BTNPH"; /* the content has the same size in any order */
         assert_fails(build_with_pages("nemotron-3-nano-30b", cases[i].tp_size, (kvf_group_spec){0}, page),
                      KVF_E_RANGE, "group ssm", given, content);
-        page.page_align = 4096; /* the page is too small before it is rounded up */
+        page.page_align = 4096; /* the check comes before the page is rounded up */
         assert_fails(build_with_pages("nemotron-3-nano-30b", cases[i].tp_size, (kvf_group_spec){0}, page),
                      KVF_E_RANGE, "group ssm", given, content);
     }
@@ -160,7 +160,8 @@ static void a_page_that_is_smaller_than_its_tokens_is_refused_whatever_the_state
     assert_fails(build_with_pages("nemotron-3-nano-30b", 1, (kvf_group_spec){.page_bytes = 16383},
                                   (kvf_group_spec){.page_bytes = 4 << 20}),
                  KVF_E_RANGE, "group full", "page_bytes is 16383", "16384 bytes of content");
-    /* Heads on 3 ranks: of 16, the last has 6, each 256 x 2 bytes. What fits the others is too small for it.
+    /* 16 heads on 3 ranks: the last rank has 6, each of 256 x 2 bytes. A page that fits the other ranks is too small
+     * for it.
      */
     assert_fails(
         build_with_pages("gemma-4-31b", 3, (kvf_group_spec){.page_bytes = 98303}, (kvf_group_spec){0}),
@@ -177,7 +178,7 @@ static void a_state_is_one_kernel_block(void **state) {
 
 /* ---- block counts ---------------------------------------------------------------------------- */
 
-/* 9 kernel blocks, 2 for each logical one: the last is half. */
+/* 9 kernel blocks, 2 for each logical block: the last logical block is half a block. */
 static void a_block_count_that_is_no_multiple_of_the_ratio_is_refused_on_either_side(void **state) {
     (void)state;
     kvf_state_shape shape;
@@ -233,7 +234,7 @@ static void a_block_count_that_is_no_multiple_of_the_ratio_is_refused_on_either_
     kvf_topology_free(topology);
 }
 
-/* A table counts logical blocks, so the last half block of such a cache has no number. */
+/* A table lists logical blocks, so the half block at the end of such a cache has no number. */
 static void a_kernel_block_beyond_the_last_whole_block_has_no_number(void **state) {
     (void)state;
     pair p = pair_of(attention(1, 1, 4),
@@ -252,7 +253,8 @@ static void a_kernel_block_beyond_the_last_whole_block_has_no_number(void **stat
 
 /* ---- peers ----------------------------------------------------------------------------------- */
 
-/* The groups of hybrid(), of which some are left out, change places, or are of another kind. */
+/* How a model differs from hybrid(): a group is left out, is of another kind, has other layers or fewer parts, or the
+ * groups change places. */
 typedef enum difference {
     NO_STATE,
     SWAPPED,
@@ -280,8 +282,8 @@ static kvf_model *different(difference how) {
 
 static const struct {
     difference how;
-    const char *words;   /* of the comparison, where hybrid() is on one side and it on the other */
-    const char *of_plan; /* of the plan; NULL: it has all that is wanted */
+    const char *words;   /* words of the comparison between hybrid() and this model */
+    const char *of_plan; /* words of the plan's error; NULL: the plan succeeds */
 } differences[] = {
     {NO_STATE, "group_count is 2 on one side and 1 on the other", "group ssm is missing there"},
     {SWAPPED, "group 0 (full): name is \"full\" on one side and \"ssm\" on the other", NULL},
@@ -319,7 +321,7 @@ static void a_peer_whose_groups_differ_is_refused_where_they_are_wanted(void **s
     kvf_model_free(ours);
 }
 
-/* The shard of a rank that holds nothing, of another model. */
+/* The shard of a rank that holds nothing. */
 static kvf_shard *empty_shard(const kvf_model *model, uint32_t rank) {
     kvf_part_share shares[4] = {{.units = {0, 0}}};
     kvf_group_shard_desc groups[2] = {

@@ -1,6 +1,6 @@
 /*
- * A published hybrid model on two engines that cut its pages differently: attention and state share memory, a
- * logical block is as many kernel blocks as the state needs, and that number is each engine's own.
+ * A published hybrid model on two engines that cut its pages differently: attention and state share memory, a logical
+ * block has as many kernel blocks as the state needs, and each engine has its own such number.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -48,7 +48,7 @@ static void a_logical_block_has_131_kernel_blocks_at_tp_4_and_261_at_tp_1(void *
     kvf_model *model = nemotron();
     kvf_engine *engine;
 
-    /* 2 KV heads: one a rank at TP 4. One kernel block less, and the state does not fit its page. */
+    /* 2 KV heads: each rank has one at TP 4. With one kernel block less, the state does not fit its page. */
     assert_int_equal(build(model, 4, 1, 130, &engine), KVF_E_RANGE);
     assert_non_null(strstr(kvf_error_detail(), "page_bytes"));
     assert_int_equal(build(model, 1, 2, 260, &engine), KVF_E_RANGE);
@@ -71,7 +71,8 @@ static void both_ratios_meet_in_one_request(void **state) {
     assert_int_equal(kvf_plan_verify(plan), KVF_OK);
     assert_int_equal(kvf_request_create(plan, &request), KVF_OK);
 
-    /* 5000 tokens: 3 blocks of 2096 there, 2 of 4176 here; one state in a block of its own on both sides. */
+    /* 5000 tokens: 3 remote blocks of 2096, 2 local blocks of 4176; on both sides the state is in one block of its
+     * own. */
     uint32_t theirs[] = {4, 1, 6}, ours[] = {7, 2}, their_state[] = {3}, our_state[] = {5};
     kvf_group_request wanted[] = {
         {.local = {ours, 2, 0}, .remote = {theirs, 3, 0}, .end = 5000},
@@ -86,7 +87,7 @@ static void both_ratios_meet_in_one_request(void **state) {
     assert_int_equal(bytes, 5000 * kvf_group_step_bytes(full) * full->layer_count +
                                 kvf_group_step_bytes(ssm) * ssm->layer_count);
 
-    /* The heads come from two ranks, the state from all four: sources are each group's own. */
+    /* The heads come from two ranks and the state from all four: each group has its own sources. */
     uint32_t attention = 0, recurrent = 0;
     for (uint32_t i = 0; i < kvf_plan_cut_count(plan); i++) {
         const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);

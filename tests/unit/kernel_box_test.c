@@ -1,4 +1,5 @@
-/* Each set of loops over boxes against memcpy, piece by piece: shapes, sizes, alignments, blocks, and nothing beside. */
+/* Compares each set of loops over boxes with memcpy, piece by piece: shapes, sizes, alignments, blocks, and no byte
+ * beside them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -26,7 +27,7 @@ static void fill(unsigned char *bytes) {
         bytes[i] = (unsigned char)draw(256);
 }
 
-/* Both ways, from the same bytes, where `at` is how the packed side is aligned. */
+/* Gathers and scatters the same bytes; the packed side begins `at` bytes into its buffer. */
 static void check(const kvf_box_loops *loops, const kvf_box *box, size_t at, bool past) {
     const uint64_t bytes = kvf_box_bytes(box);
     assert_true(bytes + at <= SPACE);
@@ -54,11 +55,11 @@ static void for_each_set(void (*test)(const kvf_box_loops *loops)) {
     }
 }
 
-/* Blocks of `kernel` kernel blocks, in an order that is none. */
+/* Blocks in no particular order. */
 static const uint32_t blocks[] = {2, 0, 3, 1};
 enum { BLOCKS = 4 };
 
-/* A box of all the rows of its blocks, but the first and last few; heads before tokens, or the other way. */
+/* A box of all rows of its blocks except the first and last few; with heads before tokens, or the other way round. */
 static kvf_box box_of(uint64_t rows, uint64_t units, uint64_t pieces, uint64_t piece, bool heads_first,
                       uint64_t gap, size_t offset) {
     kvf_box box = {.memory = cache[0] + offset,
@@ -70,7 +71,7 @@ static kvf_box box_of(uint64_t rows, uint64_t units, uint64_t pieces, uint64_t p
                    .piece_bytes = piece,
                    .piece_stride = piece};
     const uint64_t cell = pieces * piece;
-    if (pieces > 1) { /* piece by piece: rows lie side by side */
+    if (pieces > 1) { /* pieces are outermost: rows lie side by side */
         box.row_stride = piece;
         box.piece_stride = rows * piece + gap;
         box.unit_stride = pieces * box.piece_stride + gap;
@@ -158,7 +159,7 @@ static void a_logical_block_has_its_kernel_blocks_side_by_side(void **unused) {
     for_each_set(test_kernel_blocks);
 }
 
-/* Longer than what is put aside at a time, and than what is asked for. */
+/* Runs longer than the loops set aside or prefetch at a time. */
 static void test_long(const kvf_box_loops *loops) {
     test_shape(loops, box_of(2, 1, 1, 30000, true, 0, 0), 0);
     test_shape(loops, box_of(2, 1, 1, 30001, true, 13, 5), 3);

@@ -1,6 +1,6 @@
 /*
- * Each converting loop against numbers: the value of every 16-bit element is worked out from its fields, and the nearest
- * of another type is looked for among all of its values.
+ * Compares each converting loop with numbers: the value of every 16-bit element is computed from its fields, and the
+ * nearest element of another type is searched among all of its values.
  */
 #include <fenv.h>
 #include <math.h>
@@ -26,11 +26,11 @@ static void for_each_loop(void (*test)(convert)) {
     }
 }
 
-/* ---- what elements are worth ------------------------------------------------------------------ */
+/* ---- values of elements ------------------------------------------------------------------ */
 
 static const kvf_dtype halves[] = {KVF_DTYPE_F16, KVF_DTYPE_BF16};
 
-/* ---- from 16 bits: all of them ---------------------------------------------------------------- */
+/* ---- from 16 bits: all elements ---------------------------------------------------------------- */
 
 static void expect(kvf_dtype from, uint32_t bits, kvf_dtype to, uint32_t got) {
     const uint32_t wanted = element_as(from, bits, to);
@@ -64,7 +64,8 @@ static void every_element_of_16_bits_becomes_the_nearest_of_the_other_types(void
 
 /* ---- from f32 --------------------------------------------------------------------------------- */
 
-/* Around every element of the narrow type, and half way to the next: there rounding turns. */
+/* The numbers around every element of the narrow type, and around the middle to the next, at which the rounding
+ * changes. */
 static size_t edges_of(kvf_dtype type, uint32_t *out) {
     size_t n = 0;
     for (uint32_t i = 0; i < ALL; i++) {
@@ -74,7 +75,8 @@ static size_t edges_of(kvf_dtype type, uint32_t *out) {
         memcpy(&bits, &exact, sizeof bits);
         if (isnan(value))
             bits =
-                nan_of(type, i, KVF_DTYPE_F32) & ~0x400000u; /* one that is not quiet, if something is left */
+                /* not a quiet NaN, if a bit of its payload is left */
+                nan_of(type, i, KVF_DTYPE_F32) & ~0x400000u;
         const uint32_t half = 1u << (22 - fraction_bits(type));
         const uint32_t near[] = {bits, bits + 1, bits - 1, bits + half, bits + half + 1, bits + half - 1};
         for (size_t k = 0; k < sizeof near / sizeof *near; k++)
@@ -101,7 +103,7 @@ static void f32_is_rounded_to_the_nearest_and_to_the_even_one_half_way(void **st
     for_each_loop(test_f32);
 }
 
-/* Some millions of them, and all 2^32 where KVF_CASES asks for as many cases as make check-long. */
+/* Some millions of f32 elements, and all 2^32 if KVF_CASES asks for at least as many cases as make check-long does. */
 static void test_many_f32(convert run) {
     enum { AT_ONCE = 4096 };
     static uint32_t in[AT_ONCE];

@@ -1,4 +1,4 @@
-/* Each copying loop against a byte-by-byte copy, over sizes, alignments and tails. */
+/* Compares each copying loop with a byte-by-byte copy, over sizes, alignments and tails. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@ static void assert_regions(const kvf_engine *engine, uint32_t count, const uint6
         assert_int_equal(desc->region_bytes[i], bytes[i]);
 }
 
-/* Lays out the usual model and compares the four placements: layer 0 K, V, layer 1 K, V. */
+/* Lays out the usual model and compares its four placements: layer 0 K, V, layer 1 K, V. */
 static void assert_order(const char *order, uint32_t regions, uint64_t region_bytes,
                          const kvf_placement wanted[4]) {
     kvf_model *model = attention(2, 2, 4);
@@ -116,7 +116,7 @@ static void conv_state_step_by_step_with_the_recurrent_state_after_it(void **sta
 
 static void conv_state_channel_by_channel(void **state) {
     (void)state;
-    /* Channels outside steps: x takes 4 * 3 * 2 = 24 bytes, B and C 12 each. */
+    /* Channels are outside of steps: x takes 4 * 3 * 2 = 24 bytes, B and C 12 each. */
     kvf_model *model = state_model(1);
     kvf_engine *engine = laid_out(model, "L|BTPHN");
     const kvf_shard *shard = kvf_engine_shard(engine, 0);
@@ -315,7 +315,8 @@ static void only_held_layers_take_memory(void **state) {
 
 /* ---- several groups -------------------------------------------------------------------------- */
 
-/* Group "full": one head, pages of 64 bytes. Group "ssm": pages of 112. Two layers each, a buffer per layer.
+/* Group "full" has one head and pages of 64 bytes, group "ssm" pages of 112 bytes. Both have two layers with a buffer
+ * each.
  */
 static kvf_engine *two_groups(bool share_pages) {
     kvf_model *model = hybrid(1);

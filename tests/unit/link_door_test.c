@@ -1,4 +1,5 @@
-/* Connections to a link by ZeroMQ: how many there may be, and what becomes of those over which nothing is said. */
+/* Connections to a link by ZeroMQ: how many there may be, and what happens to connections over which nothing is
+ * sent. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -11,7 +12,7 @@
 #define SECOND UINT64_C(1000000000)
 #define CROWD 20u
 
-static uint64_t passed_ns; /* beside the machine's time */
+static uint64_t passed_ns; /* added to the machine's time */
 
 static uint64_t clock_now(void *context) {
     (void)context;
@@ -20,7 +21,8 @@ static uint64_t clock_now(void *context) {
 
 static const kvf_clock clock_ahead = {clock_now, NULL};
 
-/* A clock that stands still until time is let pass: a link that hears nothing for long dials no second time. */
+/* A clock that stands still until the test lets time pass, so a link that hears nothing for long does not dial a second
+ * time. */
 static uint64_t stopped_now(void *context) {
     (void)context;
     return SECOND + passed_ns;
@@ -52,7 +54,7 @@ static void open_door(end *server, const char *listen) {
                                         .on_crowded = on_crowded});
 }
 
-/* A connection over which nothing is said. */
+/* A connection over which nothing is sent. */
 static int knock(const end *server) {
     const char *endpoint = kvf_link_endpoint(server->link);
     struct sockaddr_in to = {.sin_family = AF_INET,
@@ -64,7 +66,7 @@ static int knock(const end *server) {
     return fd;
 }
 
-/* Whether the other end has hung up: what it greets with is taken in first. */
+/* Whether the other end has hung up; reads its greeting first. */
 static bool is_over(int fd) {
     char bytes[256];
     ssize_t read;
@@ -92,7 +94,7 @@ static void silent_connections_make_room(void **state) {
     assert_true(told >= CROWD - MOST);
     assert_int_equal(kvf_link_count(server.link).now, MOST);
     assert_int_equal(kvf_link_count(server.link).refused, CROWD - MOST);
-    /* One who speaks gets in, and stays when others come and it is somebody. */
+    /* A client that sends something gets in, and stays when others come once the server knows it. */
     open_end(&client, (kvf_link_options){.listen = "", .clock = &clock_stopped});
     kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
     send_text(&client, route, "here I am");
@@ -142,7 +144,8 @@ static void who_says_nothing_is_hung_up(void **state) {
     }
 }
 
-/* ZeroMQ has closed a connection before we are told that it was there, and its descriptor is somebody else's now. */
+/* ZeroMQ closes a connection before it tells the link that there was one, and then other code has got its descriptor
+ * number. */
 static void a_descriptor_that_is_somebody_elses_is_left_alone(void **state) {
     (void)state;
     end server;
@@ -155,7 +158,7 @@ static void a_descriptor_that_is_somebody_elses_is_left_alone(void **state) {
     for (uint32_t i = 0; i < CROWD; i++)
         (void)close(fds[i]);
     (void)usleep(
-        50000); /* the descriptors of both ends are free: however that went, nothing of ours is hung up */
+        50000); /* the descriptors of both ends are free now; the link must not hang up on their next owner */
     for (uint32_t i = 0; i < CROWD; i++)
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pairs[i]), 0);
     work_until(!kvf_link_pending(server.link), &server);

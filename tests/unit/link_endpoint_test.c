@@ -1,4 +1,4 @@
-/* Endpoints: what is one, what is loopback, and what is refused before ZeroMQ sees it. */
+/* Endpoints: which texts are endpoints, which are loopback, and which are refused before ZeroMQ sees them. */
 #include "link/link_endpoint.h"
 #include "shapes.h"
 

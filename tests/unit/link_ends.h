@@ -1,6 +1,6 @@
 /*
- * Links for the tests of links: ends that keep what came in, driven in turn by one thread until something
- * that is waited for has happened.
+ * Links for the tests of links: ends that keep the messages they receive, which one thread drives in turn until the
+ * event that the test waits for has happened.
  */
 #ifndef KVF_TEST_LINK_ENDS_H
 #define KVF_TEST_LINK_ENDS_H
@@ -15,28 +15,28 @@
 
 #define KEPT_MESSAGES 64u
 #define KEPT_BYTES 64u
-#define PATIENCE_S 60 /* until a test that waits fails; nothing is expected to take a second */
+#define PATIENCE_S 60 /* how long a test waits before it fails; nothing should take longer than a second */
 
 typedef struct end_message {
     kvf_route route;
     size_t bytes;
-    char text[KEPT_BYTES];      /* its beginning, as a text */
-    uint8_t key[KVF_KEY_BYTES]; /* that it came under; zeros: none */
+    char text[KEPT_BYTES];      /* its beginning, as text */
+    uint8_t key[KVF_KEY_BYTES]; /* the sender's key; zeros: none */
 } end_message;
 
 typedef struct end {
     kvf_link *link;
     end_message messages[KEPT_MESSAGES]; /* the first ones */
     uint32_t message_count;
-    const char *listened_for; /* a text, however many others come; NULL: none */
-    uint32_t heard_count;     /* how often it came */
-    bool answers;             /* sends back what came */
+    const char *listened_for; /* a text to count among all messages; NULL: none */
+    uint32_t heard_count;     /* how often that text came */
+    bool answers;             /* sends every message back */
     uint32_t broken_count;
-    uint32_t messages_at_break; /* how many had come when the last break was told */
+    uint32_t messages_at_break; /* how many messages had come when the last break was reported */
     kvf_route broken_route;
     kvf_status broken_status;
     char broken_detail[512];
-    void (*on_broken)(struct end *end); /* NULL, or what the test does then */
+    void (*on_broken)(struct end *end); /* what the test does at a break, or NULL */
 } end;
 
 static inline void keep_message(void *context, const kvf_letter *letter) {
@@ -71,7 +71,7 @@ static inline void keep_break(void *context, kvf_route route, kvf_status status,
         self->on_broken(self);
 }
 
-/** Opens an end; callbacks and context are filled in. */
+/** Opens an end; fills in callbacks and context. */
 static inline kvf_status try_open_end(end *self, kvf_link_options options) {
     memset(self, 0, sizeof *self);
     options.on_message = keep_message;
@@ -86,8 +86,8 @@ static inline void open_end(end *self, kvf_link_options options) {
 
 #define OWN_PLACE_BYTES 32u
 
-/** Where an end listens by TCP that is to be followed by another in the same place: at a loopback address that is this
- * process's own. At 127.0.0.1 any connection on the machine may get the port meanwhile. */
+/** Where an end listens by TCP if another end is to listen there after it: a loopback address of this process's own. At
+ * 127.0.0.1 any connection on the machine may get the port in between. */
 static inline const char *own_place(char out[OWN_PLACE_BYTES]) {
     const unsigned id = (unsigned)getpid();
     (void)snprintf(out, OWN_PLACE_BYTES, "tcp://127.%u.%u.%u:*", 64 + (id >> 16) % 64, (id >> 8) % 256,
@@ -106,7 +106,7 @@ static inline void send_text(end *self, kvf_route route, const char *text) {
     assert_ok(kvf_link_send(self->link, route, text, strlen(text)));
 }
 
-/** Sleeps until a descriptor of the link says that something came, or it is time to dial. */
+/** Sleeps until a descriptor of the link reports something, or it is time to dial. */
 static inline void wait_for_link(const kvf_link *link, uint64_t most_ns) {
     int fds[KVF_LINK_FDS];
     struct pollfd polled[KVF_LINK_FDS];
@@ -131,7 +131,7 @@ static inline void progress_all(end *const *ends, size_t count) {
         wait_for_link(ends[i]->link, 1000000);
 }
 
-/** Lets the ends, a list ended by NULL, work until the condition holds; the test fails when it never does. */
+/** Lets the listed ends work until the condition holds; the test fails if it never does. */
 #define work_until(condition, ...)                                                                           \
     do {                                                                                                     \
         end *ends_[] = {__VA_ARGS__};                                                                        \
@@ -151,8 +151,8 @@ static inline bool has_message(const end *self, const char *text) {
     return false;
 }
 
-/** What is sent while a connection comes and goes may be lost: it is sent until an answer comes, which may be often. Only
- * so many answers are kept, so the client begins without any. */
+/** A message that is sent while a connection comes and goes may be lost, so it is sent again until an answer comes.
+ * Many answers may come and only the first are kept, so the client drops the earlier ones first. */
 static inline void ask_until_answered(end *client, end *server, kvf_route route, const char *text) {
     const time_t begun = time(NULL);
     server->answers = true;

@@ -1,4 +1,4 @@
-/* Links with keys: who gets in, who is told why not, and keys that are none. */
+/* Links with keys: which clients get in, which are told why not, and texts that are no keys. */
 #include <zmq.h>
 
 #include "link_ends.h"
@@ -39,7 +39,7 @@ static void with_keys_messages_go_there_and_back(void **state) {
     work_until(client.message_count == 1, &server, &client);
 
     assert_string_equal(client.messages[0].text, "question");
-    /* Each knows which key the other has, also where everyone may connect. */
+    /* Each end knows the other's key, even if everyone may connect. */
     uint8_t key[KVF_KEY_BYTES];
     assert_ok(kvf_link_read_key("key", of_client.open, key));
     assert_memory_equal(server.messages[0].key, key, sizeof key);
@@ -72,7 +72,7 @@ static void a_key_in_the_allow_list_gets_in_and_another_is_told_why_not(void **s
     send_text(&stranger, refused, "let me in");
     send_text(&friend, connect_to(&friend, kvf_link_endpoint(server.link), of_server.open), "it is me");
 
-    /* Refused, and refused again: it goes on trying. */
+    /* The stranger is refused again and again: it goes on trying. */
     work_until(stranger.broken_count >= 3 && server.message_count == 1, &server, &friend, &stranger);
 
     assert_string_equal(server.messages[0].text, "it is me");
@@ -103,7 +103,7 @@ static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not
 
     assert_ok(kvf_link_allow(server.link, of_late.open, true));
     for (uint32_t round = 0; late.message_count == 0;
-         round++) { /* what is sent between two attempts is dropped */
+         round++) { /* messages between two attempts are dropped */
         assert_true(round < 100000);
         if (round % 100 == 0)
             send_text(&late, lates, "second");
@@ -111,7 +111,7 @@ static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not
     }
 
     assert_ok(kvf_link_allow(server.link, of_early.open, false));
-    server.listened_for = "nobody hears this"; /* also behind more messages than are kept */
+    server.listened_for = "nobody hears this"; /* counted even behind more messages than are kept */
     uint32_t heard = server.message_count;
     send_text(&early, of, "nobody hears this");
     for (uint32_t i = 1; i <= 20; i++) {
@@ -122,12 +122,13 @@ static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not
     server.listened_for = "heard again";
     assert_ok(kvf_link_allow(server.link, of_early.open, true));
     for (uint32_t round = 0; server.heard_count == 0; round++) {
-        assert_true(round < 100000); /* where a busy machine has let the connection break, another serves */
+        assert_true(round < 100000); /* if the connection broke on a busy machine, another serves */
         if (round % 100 == 0)
             send_text(&early, of, "heard again");
         progress_all((end *[]){&server, &early, &late}, 3);
     }
-    /* What it said meanwhile has been dropped, unless it was so long on its way that it was allowed again. */
+    /* What `early` sent while it was not allowed has been dropped, unless it arrived only after `early` was allowed
+     * again. */
 
     assert_ok(kvf_link_allow(server.link, of_early.open, true));
     assert_fails(kvf_link_allow(server.link, of_server.open, false), KVF_E_NOT_FOUND, of_server.open);
@@ -219,7 +220,7 @@ static void a_peer_that_comes_back_with_its_key_is_reached_by_the_same_route(voi
     kvf_link_close(server.link);
 }
 
-/* ---- keys that are none ---------------------------------------------------------------------- */
+/* ---- texts that are no keys ---------------------------------------------------------------------- */
 
 static void two_pairs_of_keys_differ(void **state) {
     (void)state;

@@ -1,4 +1,4 @@
-/* Whose letter is read next, and whose are dropped. */
+/* Which party's letter is read next, and whose letters are dropped. */
 #include "link/link_mail.h"
 #include "shapes.h"
 
@@ -6,7 +6,7 @@
 
 static const uint8_t greedy_key[KVF_KEY_BYTES] = {1}, other_key[KVF_KEY_BYTES] = {2};
 
-/* Whether it was taken. */
+/* Adds a letter; returns whether it was taken. */
 static bool post(kvf_mail *mail, kvf_route route, const uint8_t *key, bool known, size_t bytes) {
     zmq_msg_t message;
     assert_int_equal(zmq_msg_init_size(&message, bytes), 0);
@@ -16,7 +16,7 @@ static bool post(kvf_mail *mail, kvf_route route, const uint8_t *key, bool known
     return taken;
 }
 
-/* Reads one, which is so much work; its route, 0: there was none. */
+/* Reads one letter, which costs so much work, and returns its route; 0: there was none. */
 static kvf_route read_one(kvf_mail *mail, uint64_t work) {
     kvf_mail_letter *letter = kvf_mail_next(mail);
     if (!letter)
@@ -44,8 +44,8 @@ static void who_makes_much_work_lets_the_others_go_first(void **state) {
     kvf_mail_open(&mail);
     for (uint32_t i = 0; i < 100; i++)
         assert_true(post(&mail, 7, NULL, true, 10));
-    assert_int_equal(read_one(&mail, GREEDY_WORK), 7); /* nobody else was there */
-    for (uint32_t i = 0; i < 20; i++) { /* 20 letters of little work, each waited for, and no other between */
+    assert_int_equal(read_one(&mail, GREEDY_WORK), 7); /* no other party had a letter */
+    for (uint32_t i = 0; i < 20; i++) { /* 20 cheap letters, one at a time; none of 7's between */
         assert_true(post(&mail, 8, NULL, true, 10));
         assert_int_equal(read_one(&mail, 0), 8);
     }
@@ -61,7 +61,7 @@ static void a_debt_is_paid_and_then_it_is_their_turn_again(void **state) {
         assert_true(post(&mail, 7, NULL, true, 10));
         assert_true(post(&mail, 8, NULL, true, 10));
     }
-    /* Equal work: the letters of one are 8 times those of the other. */
+    /* Both get equal work: a letter of one costs 8 times a letter of the other. */
     for (uint32_t i = 0; i < 900; i++) {
         kvf_mail_letter *letter = kvf_mail_next(&mail);
         bool heavy = letter->route == 7;
@@ -87,7 +87,7 @@ static void connections_of_one_key_are_one_party_and_so_are_strangers(void **sta
         others += route == 1000;
         strangers += route > 2000;
     }
-    assert_in_range(others, 76, 84); /* of 9 turns two keys have 4 each, and strangers 1 */
+    assert_in_range(others, 76, 84); /* of 9 turns the two keys get 4 each, and strangers 1 */
     assert_in_range(strangers, 16, 24);
     kvf_mail_close(&mail);
 }
@@ -106,7 +106,7 @@ static void no_party_has_more_room_than_it_leaves(void **state) {
     assert_int_equal(read_one(&mail, 0), 7);
     assert_int_equal(read_one(&mail, 0), 7);
     assert_int_equal(read_one(&mail, 0), 7);
-    assert_true(post(&mail, 7, NULL, true, 64u << 10)); /* for some were read */
+    assert_true(post(&mail, 7, NULL, true, 64u << 10)); /* there is room again: some were read */
     kvf_mail_close(&mail);
     assert_int_equal(mail.bytes, 0);
 }
@@ -117,13 +117,13 @@ static void letters_of_much_work_do_not_pile_up(void **state) {
     kvf_mail_open(&mail);
     assert_true(post(&mail, 7, NULL, true, 10));
     assert_int_equal(read_one(&mail, KVF_MAIL_WAITING_WORK), 7);
-    assert_true(post(&mail, 7, NULL, true, 10)); /* one may wait, whatever work it is */
+    assert_true(post(&mail, 7, NULL, true, 10)); /* one letter may wait, however much work it costs */
     assert_false(post(&mail, 7, NULL, true, 10));
-    assert_true(post(&mail, 8, NULL, true, 10)); /* for others nothing is less */
+    assert_true(post(&mail, 8, NULL, true, 10)); /* others have as much room as before */
     assert_true(post(&mail, 8, NULL, true, 10));
     assert_int_not_equal(read_one(&mail, 0), 0);
     assert_int_not_equal(read_one(&mail, 0), 0);
-    assert_int_not_equal(read_one(&mail, 0), 0); /* the last letter of 7 was little work */
+    assert_int_not_equal(read_one(&mail, 0), 0); /* the last letter of 7 cost little work */
     assert_true(post(&mail, 7, NULL, true, 10));
     assert_true(post(&mail, 7, NULL, true, 10));
     kvf_mail_close(&mail);
@@ -137,12 +137,12 @@ static void who_owes_for_one_letter_leaves_rounds_to_others(void **state) {
     for (uint32_t i = 0; i < 2; i++)
         assert_true(post(&mail, 7, NULL, true, 10));
     assert_int_equal(read_one(&mail, GREEDY_WORK), 7);
-    /* It has had 2,064 KiB in a turn of 64, and pays 64 of the 2,000 in each round, from this one on; the last 16 with the
-     * turn in which it is read. */
+    /* Route 7 has used 2,064 KiB of work in a turn of 64, and pays back 64 of the 2,000 in each round, from this one
+     * on; the last 16 it pays in the turn in which its letter is read. */
     uint32_t rounds = 0;
     for (kvf_route read = 0; read != 7; rounds++) {
         assert_true(post(&mail, 8, NULL, true, 10));
-        assert_int_equal(read_one(&mail, 0), 8); /* who owes nothing is read in every round */
+        assert_int_equal(read_one(&mail, 0), 8); /* a party that owes nothing is read in every round */
         read = read_one(&mail, 0);
         kvf_mail_begin_round(&mail);
     }
@@ -167,7 +167,7 @@ static void of_those_that_owe_one_pays_in_each_round(void **state) {
         rounds[route == 8] = route ? round : rounds[route == 8];
         kvf_mail_begin_round(&mail);
     }
-    assert_int_equal(rounds[0], 60); /* each owes 31 turns and some: see above */
+    assert_int_equal(rounds[0], 60); /* each owes a little more than 31 turns, see above */
     assert_int_equal(rounds[1], 61);
     kvf_mail_close(&mail);
 }
@@ -197,9 +197,10 @@ static void a_stranger_leaves_room_to_other_strangers_and_all_of_them_to_those_t
     for (uint32_t i = 0; i < 2; i++)
         while (post(&mail, 5 + i, NULL, false, large))
             taken[i] += large;
-    assert_in_range(taken[0], KVF_MAIL_BYTES / 4 - (1u << 20), KVF_MAIL_BYTES / 4); /* half of their half */
+    /* half of the strangers' half */
+    assert_in_range(taken[0], KVF_MAIL_BYTES / 4 - (1u << 20), KVF_MAIL_BYTES / 4);
     assert_in_range(taken[1], KVF_MAIL_BYTES / 8 - (1u << 20),
-                    KVF_MAIL_BYTES / 8); /* and half of what is left */
+                    KVF_MAIL_BYTES / 8); /* and half of what is left of it */
     assert_true(post(&mail, 7, NULL, false, large));
     assert_true(post(&mail, 8, NULL, true, large));
     kvf_mail_close(&mail);
@@ -220,7 +221,7 @@ static void small_letters_of_one_stranger_do_not_keep_out_those_of_another(void 
     kvf_mail_close(&mail);
 }
 
-/* What a greeting is, and a JOIN with a shard of 64 layers whose K and V interleave by block: see flow.c. */
+/* The work of a greeting, and of a JOIN with a shard of 64 layers whose K and V interleave by block: see flow.c. */
 #define HELLO_WORK (8u << 10)
 #define JOIN_WORK (8u << 10 | 128u << 10)
 
@@ -236,7 +237,7 @@ static void a_large_engine_under_one_key_may_greet_at_once(void **state) {
     kvf_mail_close(&mail);
 }
 
-/* Not all wait at once: those that are dropped are repeated, as call.c does it. Work is done at 1 GiB/s. */
+/* Not all letters can wait at once: ranks repeat those that are dropped, as call.c does. Work is done at 1 GiB/s. */
 static void all_ranks_of_a_large_engine_join_though_their_letters_are_dropped_at_first(void **state) {
     (void)state;
     enum { RANKS = 4096 };
@@ -262,7 +263,7 @@ static void all_ranks_of_a_large_engine_join_though_their_letters_are_dropped_at
         }
     }
     assert_true(mail.dropped > 0);
-    assert_in_range(now_ms, 4096 * 136 / 1024, 10000); /* the lease, for which a JOIN is repeated, is 30 s */
+    assert_in_range(now_ms, 4096 * 136 / 1024, 10000); /* a JOIN is repeated for the lease of 30 s */
     kvf_mail_close(&mail);
 }
 
@@ -276,7 +277,8 @@ static void parties_beyond_those_that_are_told_apart_are_strangers(void **state)
     assert_non_null(mail.crowd.turn.first);
     for (kvf_route route = 1; route <= KVF_MAIL_PARTIES + 10; route++)
         assert_int_not_equal(read_one(&mail, 0), 0);
-    assert_true(post(&mail, 1u << 20, NULL, true, 10)); /* all others want nothing now, and are forgotten */
+    /* the other parties have no letters now, and are forgotten */
+    assert_true(post(&mail, 1u << 20, NULL, true, 10));
     assert_int_equal(HASH_COUNT(mail.parties), 1);
     kvf_mail_close(&mail);
 }

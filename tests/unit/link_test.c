@@ -1,4 +1,4 @@
-/* Links: messages there and back, connections that break and come back, what is refused, waiting. */
+/* Links: messages in both directions, connections that break and come back, what is refused, waiting. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -9,8 +9,8 @@
 
 #include "link_ends.h"
 
-/* A clock that stands still until it is set: then a link that hears nothing for long dials no second time, on whatever
- * machine. */
+/* A clock that stands still until it is set, so a link that hears nothing for long does not dial a second time, however
+ * slow the machine is. */
 static uint64_t set_now(void *now_ns) {
     return *(const uint64_t *)now_ns;
 }
@@ -36,7 +36,7 @@ static void a_message_arrives_and_its_route_is_good_for_an_answer(void **state) 
     kvf_link_close(server.link);
 }
 
-#ifndef TCP_RTO_MAX_MS /* of Linux 6.15 */
+#ifndef TCP_RTO_MAX_MS /* since Linux 6.15 */
 #define TCP_RTO_MAX_MS 44
 #endif
 
@@ -46,7 +46,7 @@ static int of_tcp(int fd, int option) {
     return getsockopt(fd, IPPROTO_TCP, option, &value, &bytes) ? -1 : value;
 }
 
-/* Ends of connections in this process that try again each second, for so long. */
+/* Counts the connections of this process that send again each second, for `for_ms` in all. */
 static uint32_t trying_often(int for_ms) {
     uint32_t count = 0;
     for (int fd = 0; fd < 256; fd++)
@@ -155,10 +155,10 @@ static void a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_eve
     for (int i = 0; i < 20000; i++)
         send_text(&client, route, "nobody listens there");
 
-    kvf_link_close(client.link); /* and does not wait for them */
+    kvf_link_close(client.link); /* closing does not wait for the messages */
 }
 
-/* ---- others on our port ---------------------------------------------------------------------- */
+/* ---- other programs on the link's port ---------------------------------------------------------------------- */
 
 static void messages_of_several_frames_and_clients_with_names_are_ignored(void **state) {
     (void)state;
@@ -174,7 +174,7 @@ static void messages_of_several_frames_and_clients_with_names_are_ignored(void *
     assert_int_equal(zmq_connect(named, kvf_link_endpoint(server.link)), 0);
     assert_int_equal(zmq_connect(wordy, kvf_link_endpoint(server.link)), 0);
 
-    /* The last message of each stranger shows that those before it have come. */
+    /* The last message of `wordy` shows that those before it have come. */
     assert_int_equal(zmq_send(named, "named", 5, 0), 5);
     assert_int_equal(zmq_send(wordy, "two", 3, ZMQ_SNDMORE), 3);
     assert_int_equal(zmq_send(wordy, "frames", 6, 0), 6);
@@ -229,7 +229,7 @@ static void a_port_that_speaks_something_else_is_told_and_tried_again(void **sta
         assert_int_equal(client.broken_route, route);
         assert_int_not_equal(client.broken_status, KVF_OK);
         bool again = false;
-        while (!again) { /* it calls again: the connection waits in the kernel */
+        while (!again) { /* the client dials again: its connection waits in the kernel */
             struct pollfd waiting = {.fd = listener, .events = POLLIN};
             progress_all((end *[]){&client}, 1);
             again = poll(&waiting, 1, 0) == 1;
@@ -253,7 +253,8 @@ static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is
     kvf_route route = connect_end(&client, endpoint);
     send_text(&client, route, "early");
 
-    /* A client that looks late at a try that was refused says that it was not answered; the next try tells. */
+    /* A client that looks late at a refused attempt reports that it was not answered; the next attempt gives the
+     * reason. */
     work_until(client.broken_count >= 2 && client.broken_status == KVF_E_IO, &client);
     assert_int_equal(client.broken_route, route);
     assert_non_null(strstr(client.broken_detail, endpoint));
@@ -266,7 +267,8 @@ static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is
     kvf_link_close(server.link);
 }
 
-/* No name has a label of more than 63 letters: nobody need be asked to know that there is none. */
+/* No host name has a label of more than 63 letters, so no name server need be asked to know that there is no such
+ * host. */
 static void a_host_name_that_is_not_known_is_told(void **state) {
     (void)state;
     end client;
@@ -274,7 +276,7 @@ static void a_host_name_that_is_not_known_is_told(void **state) {
     (void)snprintf(endpoint, sizeof endpoint, "tcp://%064d.test:5555", 0);
     open_end(&client, (kvf_link_options){.listen = ""});
     (void)connect_end(&client, endpoint);
-    work_until(client.broken_count >= 3, &client); /* also when it is tried again */
+    work_until(client.broken_count >= 3, &client); /* also at later attempts */
     assert_int_equal(client.broken_status, KVF_E_IO);
     assert_non_null(strstr(client.broken_detail, endpoint));
     assert_non_null(strstr(client.broken_detail, "the host name could not be looked up"));
@@ -342,7 +344,7 @@ static void the_same_over_ipv6(void **state) {
 static void what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told(void **state) {
     (void)state;
     end client;
-    enum { LAST_WORDS = 200 }; /* more than a connection holds, or one call takes in */
+    enum { LAST_WORDS = 200 }; /* more than a connection buffers, or one call reads */
     char endpoint[128], id[16];
     size_t bytes = sizeof endpoint;
     void *zmq = zmq_ctx_new();
@@ -359,7 +361,7 @@ static void what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_to
         assert_int_equal(zmq_send(server, "last words", 10, 0), 10);
     }
     (void)zmq_close(server);
-    (void)zmq_ctx_term(zmq); /* returns when they have left */
+    (void)zmq_ctx_term(zmq); /* returns when the messages have left */
     work_until(client.broken_count > 0, &client);
 
     assert_int_equal(client.messages_at_break, LAST_WORDS);
@@ -407,8 +409,8 @@ static void connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_tw
     kvf_link_close(server.link);
 }
 
-/* Two ends, of which the client has said something and heard nothing for so long that it has a second connection; then
- * says something more, over both. Returns the routes by which the server knows them, the first one first. */
+/* Makes a client that has sent something, has heard nothing for so long that it dialled a second connection, and then
+ * sends something more over both. Gives the routes by which the server knows the connections, the first one first. */
 static kvf_route fall_silent(end *server, end *client, uint64_t *now_ns, kvf_route incoming[2]) {
     kvf_route route = connect_end(client, kvf_link_endpoint(server->link));
     send_text(client, route, "first");
@@ -423,7 +425,7 @@ static kvf_route fall_silent(end *server, end *client, uint64_t *now_ns, kvf_rou
     return route;
 }
 
-/* Which of two connections stays where an answer comes over one of them: all that is said goes over that one alone. */
+/* When an answer comes over one of two connections, that one stays: all later messages go over it alone. */
 static void answer_over(uint32_t which) {
     uint64_t now_ns = kvf_now(&kvf_monotonic);
     const kvf_clock clock = {set_now, &now_ns};
@@ -470,7 +472,7 @@ static void where_one_of_two_connections_ends_the_other_goes_on(void **state) {
 
     send_text(&client, route, "over both");
     work_until(server.message_count == 5, &server, &client);
-    /* A third connection: of two strangers the one that has been silent for longest goes. */
+    /* A third connection: of the two strangers before it, the one that has been silent for longest is closed. */
     end other;
     open_end(&other, (kvf_link_options){.listen = ""});
     kvf_route third = connect_end(&other, kvf_link_endpoint(server.link));
@@ -619,7 +621,7 @@ static void a_message_ends_the_wait_and_nothing_is_slept_over(void **state) {
     kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
     send_text(&client, route, "ball");
 
-    /* Waits without end: a signal that is lost hangs the test. */
+    /* The ends wait without a limit: a lost signal would hang the test. */
     for (uint32_t i = 0; i < 1000; i++) {
         end *turn = i % 2 ? &client : &server;
         uint32_t before = turn->message_count;
@@ -645,7 +647,7 @@ static void waiting_ends_when_it_is_time_to_dial_again(void **state) {
     kvf_link_close(server.link);
     work_until(client.broken_count == 1, &client);
 
-    /* Nothing else happens to the client than that its own pause ends. */
+    /* Nothing happens to the client except that its own pause ends. */
     while (client.broken_count == 1) {
         bool more;
         kvf_link_progress(client.link, &more);

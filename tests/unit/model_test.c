@@ -1,5 +1,5 @@
 /*
- * Models made by hand: what is accepted, what is refused and how it is said, what is read back.
+ * Models made by hand: what is accepted, what is refused with which words, what is read back.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -291,7 +291,7 @@ static void sizes_beyond_64_bits_are_refused(void **state) {
     s.kv[0].units = s.kv[0].cell_elements = s.kv[0].rows_per_step = UINT32_MAX;
     assert_refused(&s, KVF_E_OVERFLOW, "group 0 (full): part 0 (k): 4294967295 rows_per_step");
 
-    /* One step of a layer just fits, two layers do not. */
+    /* One step of one layer just fits; two layers do not. */
     fill(&s);
     s.groups[0].part_count = 1;
     s.kv[0].dtype = KVF_DTYPE_U8;

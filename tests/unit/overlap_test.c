@@ -5,8 +5,8 @@
 #include "shard/shard.h"
 
 /*
- * K and V of two heads, 8 bytes a cell, 2 tokens a block, 3 blocks, one region of 512 bytes. The layers are
- * laid out by each test; without a word about it, a page is 64 bytes, head before token:
+ * K and V of two heads, 8 bytes a cell, 2 tokens a block, 3 blocks, one region of 512 bytes. Each test lays out the
+ * layers; unless it says otherwise, a page is 64 bytes, head before token:
  *
  *   | K h0 t0 | K h0 t1 | K h1 t0 | K h1 t1 | V h0 t0 | V h0 t1 | V h1 t0 | V h1 t1 |
  */
@@ -40,7 +40,7 @@ static kvf_status try_page(page p) {
     return try_layers(&p.k, 1, 3, 1);
 }
 
-/* K with these strides, V out of its way in the other region. */
+/* K with these strides, and V in the other region, where it cannot overlap K. */
 static kvf_status try_k(uint64_t block, uint64_t row, uint64_t unit) {
     return try_page((page){PLACED(0, 0, block, row, unit), PLACED(1, 0, 32, 8, 16)});
 }
@@ -99,7 +99,7 @@ static void rows_closer_than_the_units_inside_them_overlap(void **state) {
 
 static void rows_between_blocks_may_not_reach_into_them(void **state) {
     (void)state;
-    /* Blocks are inside rows here: 3 blocks 8 bytes apart need 24 bytes before the next row. */
+    /* Blocks are inside of rows here: 3 blocks 8 bytes apart need 24 bytes before the next row. */
     assert_fails(try_k(8, 23, 48), KVF_E_OVERLAP, "step of 23 bytes", "clear the 24 inside");
 }
 
@@ -164,7 +164,7 @@ static void k_and_v_ordered_differently_share_bytes_where_they_cross(void **stat
     (void)state;
     /* K takes 0..8, 16..24, 32..40, 48..56 of a page; V takes 8..16, 24..32 and then 40..48, 56..64. */
     assert_ok(try_page((page){PLACED(0, 0, 64, 16, 32), PLACED(0, 8, 64, 32, 16)}));
-    /* Tokens 8 bytes apart: V h0 t1 is at 16..24, where K h0 t1 is. */
+    /* Tokens are 8 bytes apart: V h0 t1 is at 16..24, where K h0 t1 is. */
     assert_fails(try_page((page){PLACED(0, 0, 64, 16, 32), PLACED(0, 8, 64, 8, 32)}), KVF_E_OVERLAP,
                  "byte 16");
 }
@@ -228,7 +228,8 @@ static void two_layers_on_the_same_memory_are_refused(void **state) {
     assert_fails(try_layers(&layers[0].k, 2, 3, 1), KVF_E_OVERLAP, "layer 0", "layer 1");
 }
 
-/* As caches whose heads are apart: all blocks of head 0, K and V of a token side by side, and then those of head 1. */
+/* A cache whose heads are apart: all blocks of head 0, with K and V of a token side by side, and then all blocks of
+ * head 1. */
 static void heads_may_have_all_their_blocks_together(void **state) {
     (void)state;
     const page p = {PLACED(0, 0, 32, 16, 96), PLACED(0, 8, 32, 16, 96)};
@@ -236,7 +237,7 @@ static void heads_may_have_all_their_blocks_together(void **state) {
     page early = p;
     early.v.offset = 7;
     assert_fails(try_page(early), KVF_E_OVERLAP, "layer 0 part k", "layer 0 part v", "byte 7");
-    /* Values whose second head begins in the last block of the first one's keys. */
+    /* The second head's values begin in the last block of the first head's keys. */
     page crossed = {PLACED(0, 0, 32, 16, 96), PLACED(0, 8, 32, 16, 80)};
     assert_fails(try_page(crossed), KVF_E_OVERLAP, "part v", "step of 80 bytes", "clear the 88 inside");
     page layers[] = {p, p};
@@ -247,7 +248,7 @@ static void heads_may_have_all_their_blocks_together(void **state) {
     assert_fails(try_layers(&layers[0].k, 2, 3, 1), KVF_E_OVERLAP, "layer 0 part v", "layer 1 part k");
 }
 
-/* Claims of another machine, before anything is allocated for them. */
+/* A shard that another machine claims to have is refused before anything is allocated for it. */
 static void more_heads_outside_of_blocks_than_are_looked_at_are_refused(void **state) {
     (void)state;
     enum { HEADS = 1 << 20 };
@@ -272,7 +273,7 @@ static void more_heads_outside_of_blocks_than_are_looked_at_are_refused(void **s
 
 static void two_groups_may_share_memory(void **state) {
     (void)state;
-    /* Blocks of either kind come from one pool, with different ids. */
+    /* Blocks of both groups come from one pool and have different ids. */
     kvf_model *model = hybrid(1);
     const kvf_part_share kv[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
     const kvf_part_share state_parts[] = {{{0, 4}, 0, 1}, {{0, 2}, 0, 1}, {{0, 2}, 0, 1}, {{0, 2}, 0, 1}};
@@ -317,7 +318,7 @@ static void a_part_without_units_overlaps_nothing(void **state) {
     kvf_model_free(model);
 }
 
-/* Sizes may be claims of another machine. */
+/* The sizes may be claims of another machine. */
 static void try_interleaved(uint32_t tokens) {
     kvf_model *model = attention(1, 1, 4);
     const kvf_part_share parts[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
@@ -334,14 +335,14 @@ static void try_interleaved(uint32_t tokens) {
     if (tokens > KVF_OVERLAP_OWN)
         assert_fails(kvf_shard_create(model, &desc, &shard), KVF_E_RANGE, "layer 0 part k", "interleaved",
                      "16777216");
-    /* As from a peer: refused before anything is allocated for it. */
+    /* The same shard as if from a peer: refused before anything is allocated for it. */
     uint64_t left = KVF_OVERLAP_FOREIGN;
     kvf_status status = kvf_shard_make(model, &desc, NULL, &left, &shard);
     if (tokens > KVF_OVERLAP_FOREIGN)
         assert_fails(status, KVF_E_RANGE, "layer 0 part k", "interleaved", "262144");
     else
         assert_ok(status);
-    /* K and V of each token; of what is refused unseen, nothing. */
+    /* K and V of each token were counted; if the shard was refused, nothing was. */
     assert_int_equal(KVF_OVERLAP_FOREIGN - left, tokens > KVF_OVERLAP_FOREIGN ? 0 : 2ull * tokens);
     kvf_shard_free(shard);
     kvf_model_free(model);

@@ -1,6 +1,6 @@
 /*
- * The packed stream of a shard made cell by cell, in the order that src/stage/stream.h says, from kvf_shard_locate()
- * alone; and a rank's memory to make it of.
+ * The packed stream of a shard, made cell by cell in the order that src/stage/stream.h defines, from kvf_shard_locate()
+ * alone; and a rank's memory to make it from.
  */
 #ifndef KVF_TEST_PACKED_H
 #define KVF_TEST_PACKED_H
@@ -53,19 +53,18 @@ static inline bool packed_keeps(kvf_token_share share, uint64_t step) {
     return step / width % count == share.index;
 }
 
-/** Where the walk is, and what becomes of each cell it comes to. */
+/** Where the walk is, and what it does with each cell. */
 typedef struct packed_walk {
     const packed_rank *rank;
     const kvf_stream_item *items;
     uint32_t count;
     const kvf_group_steps *groups;
-    unsigned char
-        *bytes; /* of the stream; with `write` they go to the memory, otherwise they come from there */
+    unsigned char *bytes; /* of the stream: copied to the memory if `write` is set, otherwise from it */
     bool write;
     uint64_t at;     /* bytes so far */
-    uint64_t pieces; /* contiguous in both; logical blocks and steps that are apart, apart */
+    uint64_t pieces; /* runs that are contiguous in both and cross no logical block or gap of steps */
     uint32_t region;
-    uint64_t end;             /* in that region, of the last piece */
+    uint64_t end;             /* of the last piece, in that region */
     uint64_t block, position; /* of the last piece */
     uint32_t last_layer, last_item;
 } packed_walk;
@@ -83,19 +82,19 @@ static inline void packed_piece(packed_walk *w, const kvf_cell_location *cell, u
     w->at += bytes;
 }
 
-/* All of one step of an item in a layer. */
+/* Handles all cells of one step of an item in a layer. */
 static inline void packed_step(packed_walk *w, const kvf_stream_item *item, uint32_t layer, uint64_t step) {
     const kvf_shard_desc *desc = kvf_shard_get(w->rank->shard);
     const kvf_group_shard_desc *held = &desc->groups[item->group];
     const kvf_block_table *table = &w->groups[item->group].table;
     const kvf_part_desc *part =
         &kvf_model_group(kvf_shard_model(w->rank->shard), item->group)->parts[item->part];
-    uint64_t position = 0; /* counted, one by one */
+    uint64_t position = 0; /* counted step by step */
     for (uint64_t before = 0; before < step; before++)
         position += packed_keeps(held->tokens, before);
     const uint64_t block = position / held->tokens_per_block;
     if (block != w->block || (position != w->position && position != w->position + 1))
-        w->end = UINT64_MAX; /* of another stretch */
+        w->end = UINT64_MAX; /* another run begins */
     w->block = block;
     w->position = position;
     for (uint32_t row = 0; row < part->rows_per_step; row++)
@@ -109,7 +108,7 @@ static inline void packed_step(packed_walk *w, const kvf_stream_item *item, uint
         }
 }
 
-/** Goes through the whole stream. Items are looked for anew for every layer, group, part and unit. */
+/** Goes through the whole stream. Searches all items anew for every layer, group, part and unit. */
 static inline void packed_walk_all(packed_walk *w) {
     const kvf_model *model = kvf_shard_model(w->rank->shard);
     for (uint32_t number = 0; number < kvf_model_layer_count(model); number++)
@@ -125,7 +124,7 @@ static inline void packed_walk_all(packed_walk *w) {
                             if (item->group != g || item->part != p || item->units.begin != unit ||
                                 group->layers[layer] != number)
                                 continue;
-                            w->end = UINT64_MAX; /* lanes are apart */
+                            w->end = UINT64_MAX; /* each lane begins a new run */
                             for (uint64_t step = first; step < w->groups[g].end; step++)
                                 if (packed_keeps(item->tokens[0], step) &&
                                     packed_keeps(item->tokens[1], step))

@@ -1,9 +1,9 @@
-/* The per-group plan: cell by cell, what it names moves the right cells; and what it refuses. */
+/* The per-group plan: checks cell by cell that the pieces it names move the right cells; and what it refuses. */
 #include <kvferry/connector/page_groups.h>
 
 #include "topology_shapes.h"
 
-/* One group on both sides: cells are [head][token] in a page. */
+/* One group on both sides; the cells of a page are ordered [head][token]. */
 typedef struct page_case {
     uint32_t tp, rank, remote_tp, heads, local_tokens, remote_tokens;
     uint64_t prompt, cached_pages;
@@ -121,7 +121,7 @@ static void a_page_plan_without_layers_is_refused_as_such(void **state) {
     assert_int_equal(kvf_page_plan_build(&desc, &plan), KVF_OK);
     kvf_page_plan_free(&plan);
     const kvf_page_plan none = {0};
-    assert_memory_equal(&plan, &none, sizeof plan); /* and may be freed once more */
+    assert_memory_equal(&plan, &none, sizeof plan); /* and may be freed again */
     kvf_page_plan_free(&plan);
     kvf_page_plan_free(NULL);
     desc.tp_rank = 1;

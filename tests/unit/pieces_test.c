@@ -1,7 +1,7 @@
 /*
- * Cells in pieces: an engine that keeps its keys channel by channel, as vLLM does on CPUs, beside engines that
- * keep them whole. What is moved is compared with an oracle that knows no plans; numbers of runs are worked out
- * by hand.
+ * Cells in pieces: moves between an engine that keeps its keys channel by channel, as vLLM does on CPUs, and engines
+ * that keep them whole. The results are compared with an oracle that knows no plans; numbers of runs are worked out by
+ * hand.
  */
 #include "cells.h"
 #include "channel_wise.h"
@@ -57,7 +57,7 @@ static void copy_runs(const kvf_request *request, const kvf_plan *plan, const ce
     }
 }
 
-/* Fills every rank of `to` from `from`, and compares all of its memory. */
+/* Fills every rank of `to` from `from` and compares all of the rank's memory. */
 static void move_and_compare(const kvf_engine *to, const kvf_engine *from) {
     ranks here = open_ranks(to, 1), there = open_ranks(from, 2);
     open_memory(&here, to);
@@ -100,7 +100,7 @@ static void channel_wise_keys_and_whole_ones_fill_each_other(void **state) {
     kvf_model_free(model);
 }
 
-/* 1, 2, 4 and 8 pieces of a cell, each against each. */
+/* Cells of 1, 2, 4 and 8 pieces, in all pairs. */
 static void any_numbers_of_pieces_fill_each_other(void **state) {
     (void)state;
     kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
@@ -138,7 +138,7 @@ static void two_engines_that_cut_alike_exchange_whole_pages(void **state) {
     kvf_model_free(model);
 }
 
-/* Values of a head are one run a block; of keys each element is one. */
+/* The values of a head are one run per block; each element of the keys is a run of its own. */
 static void unlike_cuts_cost_a_run_for_each_grain(void **state) {
     (void)state;
     kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
@@ -175,7 +175,7 @@ static void cells_have_the_same_sums_however_they_are_cut(void **state) {
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-/* One layer, one head of eight elements of four bits or sixteen, four tokens and one block. */
+/* One layer and one head, cells of eight elements of four or sixteen bits, four tokens and one block. */
 static kvf_status try_cell(kvf_dtype dtype, uint64_t row, uint64_t piece, uint32_t pieces, uint64_t bytes) {
     kvf_part_desc part = {.name = "k", .dtype = dtype, .units = 1, .cell_elements = CHANNELS};
     kvf_model *model = one_group(1, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1});
@@ -210,7 +210,7 @@ static void pieces_must_lie_in_the_region_and_apart(void **state) {
     assert_fails(try_cell(KVF_DTYPE_BF16, 2, 8, 8, 63), KVF_E_RANGE, "ends at byte 64", "has 63");
     assert_fails(try_cell(KVF_DTYPE_BF16, 2, 7, 8, 64), KVF_E_OVERLAP, "7 (piece)");
     assert_fails(try_cell(KVF_DTYPE_BF16, 2, UINT64_MAX / 2, 8, 64), KVF_E_OVERFLOW, "(piece)");
-    assert_ok(try_cell(KVF_DTYPE_BF16, 16, UINT64_MAX, 1, 64)); /* a stride that is never stepped */
+    assert_ok(try_cell(KVF_DTYPE_BF16, 16, UINT64_MAX, 1, 64)); /* a stride that is never used */
 }
 
 int main(void) {

@@ -7,8 +7,8 @@
 
 /* ---- models and shapes ----------------------------------------------------------------------- */
 
-/* Six layers: attention in 0, 2 and 5 (5 as one that predicts further tokens), a window in 1, a state in 3,
- * and nothing in 4. */
+/* Six layers: attention in 0, 2 and 5 (layer 5 stands for one that predicts further tokens), a window in 1, a state in
+ * 3, and nothing in 4. */
 static kvf_model *mixed(void) {
     static const uint32_t full[] = {0, 2, 5}, window[] = {1}, state_layers[] = {3};
     kvf_part_desc kv[] = {PART(.name = "k", .units = 4, .cell_elements = 4),
@@ -61,7 +61,7 @@ static const layer_case cases[] = {
      SPEC(.tp_size = 2, .pp_size = 2, .all = BLOCKS(.tokens_per_block = 3, .order = "LBPNH"))},
 };
 
-/* One local rank and all remote ones, filled. */
+/* One local rank, and all remote ranks, filled. */
 typedef struct world {
     pair engines;
     cell_sequence local_sequence, remote_sequence;
@@ -102,7 +102,7 @@ static kvf_plan *layers_plan(const world *w, uint32_t begin, uint32_t end) {
     return plan;
 }
 
-/* Moves the whole sequence by a plan; gives the bytes moved. */
+/* Moves the whole sequence by a plan; returns the number of bytes moved. */
 static uint64_t move(const world *w, const kvf_plan *plan) {
     kvf_request *request = request_of(plan);
     set_sequences(request, &w->local_sequence, &w->remote_sequence);
@@ -119,7 +119,7 @@ static uint64_t move(const world *w, const kvf_plan *plan) {
             of_source += run.bytes;
         }
         assert_int_equal(of_source, kvf_request_bytes(request, s));
-        assert_true(of_source > 0); /* a source that gives nothing is none */
+        assert_true(of_source > 0); /* every source of a plan gives something */
         moved += of_source;
     }
     kvf_request_free(request);
@@ -138,7 +138,7 @@ static uint64_t predicted(const kvf_plan *plan) {
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* Every rank of every case, cut before every layer. */
+/* Checks every rank of every case, cut before every layer. */
 static void each_cut(void (*check)(const world *w, const cell_rank *before, uint32_t k)) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         uint32_t ranks = (cases[i].local.tp_size ? cases[i].local.tp_size : 1) *
@@ -345,7 +345,7 @@ static void the_proof_is_of_exactly_the_wanted_layers(void **state) {
         kvf_plan *plan = layers_plan(&w, 0, 2);
         plan->options.layers = range(0, 1); /* as if the rules wrote a layer too many */
         assert_int_equal(kvf_plan_verify(plan), KVF_E_OVERLAP);
-        plan->options.layers = range(0, 3); /* and one too few */
+        plan->options.layers = range(0, 3); /* as if the rules wrote a layer too few */
         kvf_status status = kvf_plan_verify(plan);
         kvf_range own = kvf_shard_get(w.here.shard)->layers;
         assert_int_equal(status, own.end > 2 ? KVF_E_UNCOVERED : KVF_OK);

@@ -1,6 +1,6 @@
 /*
- * Plans between engines of two models: what is asked for must be the same, wherever it stands. Bytes are compared by
- * the names and numbers of their cells, by an oracle that knows no plans.
+ * Plans between engines of two models: the requested groups and layers must be the same in both, wherever they stand.
+ * An oracle that knows no plans compares bytes by the names and numbers of their cells.
  */
 #include "shapes.h"
 
@@ -18,7 +18,7 @@ static kvf_model *ours(void) {
     return model_of(5, groups, 2);
 }
 
-/* A group that we lack; then "full", V before K, with one layer more. */
+/* A group that ours() lacks; then "full", V before K, with one layer more. */
 static kvf_model *theirs(void) {
     static const uint32_t five[] = {0, 1, 2, 3, 5}, other[] = {4};
     kvf_part_desc vk[] = {PART(.name = "v", .units = 4, .cell_elements = 8),
@@ -60,10 +60,10 @@ static unsigned char content(const char *group, const char *part, uint32_t layer
         h = (h ^ at[i]) * 0x9e3779b97f4a7c15u;
         h ^= h >> 29;
     }
-    return (unsigned char)(h >> 13 | 1); /* never the zero that memory begins with */
+    return (unsigned char)(h >> 13 | 1); /* never zero, which memory begins with */
 }
 
-/* Writes the cells of a group, or counts those bytes that are not as written. Blocks are numbered 1, 2, 3 .. */
+/* Writes the cells of a group, or counts the bytes that differ from what was written. Blocks are numbered 1, 2, 3 .. */
 static uint32_t visit(const memory *m, const char *name, kvf_range model_layers, bool write) {
     const kvf_model *model = kvf_shard_model(m->shard);
     uint32_t wrong = 0;
@@ -177,7 +177,7 @@ static void a_group_that_is_missing_there_is_refused_unless_it_is_left_out(void 
                  "group draft is missing there");
     assert_fails(try_with(&s, (kvf_plan_options){.groups = none, .group_count = 1}, &plan), KVF_E_RANGE,
                  "groups[0] is 2; the model has 2");
-    /* The draft model's layer is not asked for. */
+    /* The draft model's layer is not requested. */
     assert_ok(try_with(&s, (kvf_plan_options){.layers = {0, 4}}, &plan));
     kvf_plan_free(plan);
     assert_ok(try_with(&s, (kvf_plan_options){.groups = full, .group_count = 1}, &plan));
@@ -189,7 +189,7 @@ static void a_group_that_is_missing_there_is_refused_unless_it_is_left_out(void 
     close_sides(&s);
 }
 
-/* Here they want layer 5 of "full", which we do not have. */
+/* The local side wants layer 5 of "full", which the remote model does not have. */
 static void layers_that_are_missing_there_are_refused_where_they_are_asked_for(void **state) {
     (void)state;
     sides s = open_sides(theirs(), ours());
@@ -228,7 +228,7 @@ static void other_types_are_refused_with_both(void **state) {
     close_sides(&s);
 }
 
-/* K of a type, two heads, and V. */
+/* K of the given type and V of bf16, with two heads each. */
 static kvf_model *keys_of(kvf_dtype dtype) {
     static const uint32_t first[] = {0};
     const kvf_part_desc parts[] = {{.name = "k", .dtype = dtype, .units = 2, .cell_elements = 4},
@@ -238,7 +238,7 @@ static kvf_model *keys_of(kvf_dtype dtype) {
     return model_of(1, &group, 1);
 }
 
-/* A rank of both heads of V, and of those of K that are said. */
+/* A rank with both heads of V and the given heads of K. */
 static kvf_shard *rank_with_keys(const kvf_model *model, kvf_range keys) {
     const kvf_part_share parts[] = {{keys, 0, 1}, {{0, 2}, 0, 1}};
     const kvf_placement places[] = {PLACED(0, 0, 128, 16, 8), PLACED(0, 64, 128, 16, 8)};
@@ -255,7 +255,7 @@ static kvf_shard *rank_with_keys(const kvf_model *model, kvf_range keys) {
     return shard;
 }
 
-/* K is of other types on the two sides: who has some of it goes packed, and who has none needs not. */
+/* K has different types on the two sides: a rank with heads of K must convert them, and a rank without any need not. */
 static void a_rank_without_cells_of_another_type_has_rules(void **state) {
     (void)state;
     kvf_model *ours = keys_of(KVF_DTYPE_BF16), *theirs = keys_of(KVF_DTYPE_F32);

@@ -1,6 +1,6 @@
 /*
- * Copy rules, their fusing, and predictions. Who reads what from whom is tested in cover_test.c, the proof of
- * a plan in proof_test.c.
+ * Copy rules, fused rules, and predictions. cover_test.c tests which rank reads what from which, proof_test.c the proof
+ * of a plan.
  */
 #include "plan/plan.h"
 #include "shapes.h"
@@ -50,7 +50,8 @@ static bool same_rule(const kvf_copy_rule *a, const kvf_copy_rule *b) {
     return same;
 }
 
-/* The rule's lanes are `count` of `lanes`; what is left 0 in `wanted` is 1 where 0 makes no sense. */
+/* The rule must have the `count` lanes of `lanes`; a field of `wanted` that is 0 counts as 1 if 0 makes no sense for
+ * it. */
 static void check_rule(const kvf_plan *plan, uint32_t index, kvf_copy_rule wanted, const kvf_copy_lane *lanes,
                        uint32_t count, const char *file, int line) {
     const kvf_copy_rule *got = nth_rule(plan, wanted.whole_blocks, index);
@@ -112,7 +113,7 @@ static void two_sources_fill_their_heads_of_a_page(void **state) {
 
 static void a_cut_begins_at_its_first_unit_on_both_sides(void **state) {
     (void)state;
-    /* Local rank 1 wants heads 2 and 3 of a remote page with 4 heads, token before head: rows of 32 bytes. */
+    /* Local rank 1 wants heads 2 and 3 of a remote page with 4 heads, token before head, in rows of 32 bytes. */
     pair p = pair_of(attention(1, 4, 4), ENGINE(.tp_size = 2, .all = BLOCKS()),
                      ENGINE(.all = BLOCKS(.order = "L|BPNH")));
     kvf_plan *plan = plan_of(&p, 1);
@@ -158,7 +159,7 @@ static void each_token_share_has_a_rule_of_its_own(void **state) {
 
 static void the_rows_of_a_token_become_one_cell_where_they_are_neighbours(void **state) {
     (void)state;
-    /* Two rows of 8 bytes a token; with the unit inside them, they are 16 bytes apart. */
+    /* A token has two rows of 8 bytes; with the unit inside of the rows, they are 16 bytes apart. */
     kvf_part_desc part = PART(.name = "x", .units = 2, .cell_elements = 4, .rows_per_step = 2);
     kvf_group_desc group = {.name = "full", .parts = &part, .part_count = 1};
     pair same = pair_of(one_group(1, group), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS()));
@@ -206,7 +207,8 @@ static void past_the_last_rule_and_source_there_is_none(void **state) {
 
 /* ---- fusing ---------------------------------------------------------------------------------- */
 
-/* Local and remote in one order, TP 1, so that all that lies side by side does so on both sides. */
+/* Local and remote have the same order and TP 1, so that everything that lies side by side on one side does so on the
+ * other. */
 static pair same_order(kvf_model *model, const char *order) {
     const kvf_engine_spec *spec = ENGINE(.all = BLOCKS(.order = order), .state = {.order = order});
     return pair_of(model, spec, spec);

@@ -1,4 +1,4 @@
-/* Which connections go where there are too many, or where nothing is said over them. */
+/* Which connections are closed if there are too many, or if nothing is sent over them. */
 #include <stdio.h>
 
 #include "port/guests.h"
@@ -9,11 +9,11 @@
 typedef struct house {
     kvf_guests guests;
     uint64_t gone[64], gone_count;
-    uint64_t known_below; /* routes below it are somebody's */
+    uint64_t known_below; /* routes below it are known */
     char crowded[256];
-    uint32_t muted;  /* how many were to be; */
-    bool deaf;       /* where nothing can be muted */
-    uint32_t looked; /* how often somebody asked who is known */
+    uint32_t muted;  /* how many guests were muted */
+    bool deaf;       /* muting fails */
+    uint32_t looked; /* how often is_known() was called */
 } house;
 
 static bool is_known(void *context, uint64_t route) {
@@ -61,7 +61,7 @@ static void the_stranger_that_was_silent_longest_goes(void **state) {
     open_house(&h, 3, 0);
     for (uint64_t id = 1; id <= 3; id++)
         arrive(&h, id, "a", id);
-    kvf_guests_name(&h.guests, 1, 101, 10); /* 2 is silent now since 2 */
+    kvf_guests_name(&h.guests, 1, 101, 10); /* now 2 has been silent for longest */
     arrive(&h, 4, "a", 11);
     assert_int_equal(h.gone_count, 1);
     assert_int_equal(h.gone[0], 2);
@@ -110,9 +110,9 @@ static void who_says_nothing_goes_after_a_while(void **state) {
     house h;
     open_house(&h, 0, 0);
     h.known_below = 102;
-    arrive(&h, 1, "a", SECONDS(1)); /* is known */
+    arrive(&h, 1, "a", SECONDS(1)); /* a known guest */
     kvf_guests_name(&h.guests, 1, 101, SECONDS(1));
-    arrive(&h, 2, "a", SECONDS(1)); /* speaks */
+    arrive(&h, 2, "a", SECONDS(1)); /* a stranger that is heard once more */
     kvf_guests_name(&h.guests, 2, 102, SECONDS(1));
     arrive(&h, 3, "a", SECONDS(1));
     assert_true(kvf_guests_hear(&h.guests, 102, SECONDS(10)));
@@ -143,13 +143,13 @@ static void strangers_have_places_of_their_own_and_those_who_are_met_give_theirs
     }
     for (uint64_t id = 3; id <= 4; id++)
         arrive(&h, id, "a", id);
-    assert_int_equal(h.gone_count, 0); /* 1 and 2 turned out to be known */
+    assert_int_equal(h.gone_count, 0); /* 1 and 2 turned out to be known guests */
     assert_int_equal(h.guests.count, 4);
     arrive(&h, 5, "a", 5);
     assert_int_equal(h.gone_count, 1);
     assert_int_equal(h.gone[0], 3);
     assert_non_null(strstr(h.crowded, "there are 2 connections of strangers"));
-    kvf_guests_leave(&h.guests, 1); /* its place was not one of theirs */
+    kvf_guests_leave(&h.guests, 1); /* its place was not one of the strangers' */
     arrive(&h, 6, "a", 6);
     assert_int_equal(h.gone_count, 2);
     assert_int_equal(h.gone[1], 4);
@@ -182,7 +182,7 @@ static void who_was_refused_goes_first_and_soon_and_at_once_when_refused_again(v
     kvf_guests_part(&h.guests, 101, SECONDS(21));
     assert_int_equal(h.gone_count, 3);
     assert_int_equal(h.gone[2], 1);
-    kvf_guests_part(&h.guests, 101, SECONDS(21)); /* nobody's any more */
+    kvf_guests_part(&h.guests, 101, SECONDS(21)); /* no guest has this route any more */
     kvf_guests_dismiss(&h.guests, 101);
     assert_int_equal(h.gone_count, 3);
     kvf_guests_free(&h.guests);
@@ -194,7 +194,7 @@ static void a_place_that_was_taken_again_is_another_guest(void **state) {
     open_house(&h, 0, 0);
     arrive(&h, 7, "a", 1);
     kvf_guests_name(&h.guests, 7, 101, 1);
-    kvf_guests_name(&h.guests, 7, 102, 2); /* of one that is not told of yet */
+    kvf_guests_name(&h.guests, 7, 102, 2); /* the route of a guest whose arrival was not reported yet */
     assert_true(kvf_guests_hear(&h.guests, 101, 3));
     assert_false(kvf_guests_hear(&h.guests, 102, 3));
     arrive(&h, 7, "b", 4);
@@ -207,7 +207,7 @@ static void a_place_that_was_taken_again_is_another_guest(void **state) {
     kvf_guests_free(&h.guests);
 }
 
-/* Hung up at once it would be back at once. */
+/* A guest that was hung up on at once would be back at once. */
 static void who_is_muted_stays_until_it_was_silent_for_long(void **state) {
     (void)state;
     house h;
@@ -217,7 +217,7 @@ static void who_is_muted_stays_until_it_was_silent_for_long(void **state) {
     kvf_guests_name(&h.guests, 1, 101, SECONDS(2));
     kvf_guests_mute(&h.guests, 101);
     kvf_guests_mute(&h.guests, 101);
-    kvf_guests_mute(&h.guests, 102); /* there is none */
+    kvf_guests_mute(&h.guests, 102); /* no guest has this route */
     assert_int_equal(h.muted, 1);
     assert_true(kvf_guests_is_muted(&h.guests, 101));
     assert_false(kvf_guests_is_muted(&h.guests, 102));
@@ -233,8 +233,8 @@ static void who_is_muted_stays_until_it_was_silent_for_long(void **state) {
     kvf_guests_free(&h.guests);
 }
 
-/* A newcomer among thousands that are known costs as much as among a few. */
-/* What it said last is read when another connection has its descriptor: that one is not hung up for it. */
+/* The last message of a closed connection is read when another connection has its descriptor already: the new
+ * connection must not be hung up on because of it. */
 static void what_is_left_of_one_that_left_is_not_of_who_has_its_place(void **state) {
     (void)state;
     house h;
@@ -254,6 +254,7 @@ static void what_is_left_of_one_that_left_is_not_of_who_has_its_place(void **sta
     kvf_guests_free(&h.guests);
 }
 
+/* A newcomer costs as much among thousands of known guests as among a few. */
 static void looking_for_room_takes_bounded_steps(void **state) {
     (void)state;
     house h;

@@ -1,4 +1,4 @@
-/* What connections are told of TCP. */
+/* The TCP options that the library sets on connections. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -13,7 +13,7 @@
 #define TCP_RTO_MAX_MS 44
 #endif
 
-/* A connection over the loopback; `port` receives where it leads. */
+/* Makes a connection over loopback; `port` receives the port it leads to. */
 static int connection(int *listener, uint16_t *port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof address;
@@ -29,7 +29,7 @@ static int connection(int *listener, uint16_t *port) {
     return fd;
 }
 
-/* -1: this kernel does not know it. */
+/* The longest time between two attempts; -1: this kernel does not know the option. */
 static int longest_wait(int fd) {
     int ms = -1;
     socklen_t bytes = sizeof ms;
@@ -44,7 +44,8 @@ static void a_connection_tries_each_second_and_no_other_does(void **state) {
     if (before < 0)
         skip(); /* before Linux 6.15 */
     assert_true(before > 1000);
-    kvf_tcp_try_often_at(fd, (uint16_t)(port + 1)); /* that descriptor is another's by now */
+    /* another port: the descriptor seems to have another owner by now */
+    kvf_tcp_try_often_at(fd, (uint16_t)(port + 1));
     assert_int_equal(longest_wait(fd), before);
     kvf_tcp_try_often_at(fd, port);
     assert_int_equal(longest_wait(fd), 1000);

@@ -1,4 +1,5 @@
-/* Received blocks are brought into the wanted form cell by cell, whatever the form; blocks are copied. */
+/* Received blocks are converted to the wanted form, whatever both forms are, compared cell by cell; and blocks are
+ * copied. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@ static uint64_t draw(uint64_t below) {
     return (state >> 11) % below;
 }
 
-/* Blocks of one region, and what they must become. */
+/* The blocks of one region, and what they must become. */
 typedef struct world {
     unsigned char *memory, *expected;
     size_t bytes;
@@ -33,7 +34,7 @@ static void fill(unsigned char *memory, size_t bytes) {
         memory[i] = (unsigned char)draw(256);
 }
 
-/* A region of `blocks` blocks with gaps, beginning at any byte, in memory that ends with it. */
+/* A region of `blocks` blocks with gaps, which begins at any byte and ends with its allocation. */
 static world world_of(kvf_received_shape shape, uint64_t blocks, uint64_t parts, uint64_t misaligned) {
     shape.struct_size = sizeof shape;
     uint64_t page = shape.heads * shape.wanted.tokens * shape.cell_bytes;
@@ -76,7 +77,7 @@ static void list_blocks(world *w, size_t count) {
     w->id_count = count;
 }
 
-/* Where a cell of the form lies, counted in bytes over the listed blocks one after another. */
+/* Where a cell of the form lies, in bytes from the beginning of the listed blocks, taken one after another. */
 static uint64_t cell_at(const kvf_received_shape *shape, kvf_page_form form, uint64_t token, uint64_t head) {
     uint64_t page = token / form.tokens, row = token % form.tokens;
     uint64_t in_page = form.order == KVF_PAGE_HND ? head * form.tokens + row : row * shape->heads + head;
@@ -90,7 +91,7 @@ static size_t byte_of(const world *w, uint64_t part, uint64_t offset) {
            offset % r->part_bytes;
 }
 
-/* Cell by cell and byte by byte: what `expected` must be after the first `covered` tokens were received. */
+/* Computes, cell by cell and byte by byte, what the region must hold after the first `covered` tokens were received. */
 static void expect(world *w, uint64_t covered) {
     const kvf_received_shape *s = &w->shape;
     for (uint64_t part = 0; part < w->region.part_count; part++)
@@ -160,7 +161,7 @@ static void any_form_becomes_any_other_cell_by_cell(void **state) {
     }
 }
 
-/* One page, the listed blocks, by one set of loops in one way. */
+/* Permutes the listed blocks as one page, by one set of loops in one way. */
 static void permute_with(const kvf_permute_kernels *set, kvf_permute_way way, world *w) {
     kvf_gather gather;
     uint64_t bytes;
@@ -198,7 +199,7 @@ static void every_set_of_loops_permutes_both_ways(void **state) {
     }
 }
 
-/* The shapes for which vectors have loops of their own: few heads, small cells, many tokens. */
+/* The shapes for which the vector code has loops of its own: few heads, small cells, many tokens. */
 static void every_set_of_loops_gathers_small_cells_of_few_heads(void **state) {
     (void)state;
     static const uint64_t cells[] = {1, 2, 4, 8, 12, 16, 32}, heads[] = {2, 4, 8, 16},
@@ -209,7 +210,7 @@ static void every_set_of_loops_gathers_small_cells_of_few_heads(void **state) {
             for (size_t h = 0; h < sizeof heads / sizeof *heads; h++)
                 for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
                     for (uint64_t how = 0; how < 4; how++) {
-                        /* Either order first; blocks as long as what is received, or twice as long */
+                        /* Either order first; wanted blocks as long as received ones, or twice as long */
                         kvf_page_order first = how & 1 ? KVF_PAGE_HND : KVF_PAGE_NHD;
                         uint64_t ratio = how & 2 ? 2 : 1;
                         kvf_received_shape shape =
@@ -224,7 +225,7 @@ static void every_set_of_loops_gathers_small_cells_of_few_heads(void **state) {
                     }
 }
 
-/* Strips, ribbons, tiles, and what is left at their ends. */
+/* Strips, ribbons, tiles, and the remainders at their ends. */
 static void small_cells_are_transposed_for_every_number_of_heads_and_tokens(void **state) {
     (void)state;
     const kvf_permute_kernels *set;
@@ -483,7 +484,7 @@ static void scratch_that_is_too_small_or_askew_is_refused(void **state) {
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-/* Two layers of four blocks with two parts, and two of three blocks for the other side. */
+/* The source has two layers of four blocks with two parts; the destination has two layers of three blocks. */
 typedef struct copies {
     unsigned char from[2][80], to[2][60];
     kvf_block_region source[2], destination[2];
@@ -547,7 +548,7 @@ static void a_source_may_be_copied_twice_and_the_last_of_two_stays(void **state)
                      KVF_OK);
     assert_memory_equal(c.to[0], c.from[0] + 10, 9);
     assert_memory_equal(c.to[0] + 20, c.from[0] + 20, 9);
-    assert_int_equal(c.to[1][0], 0xee); /* a layer that the source does not have */
+    assert_int_equal(c.to[1][0], 0xee); /* the source of this call has no second layer */
 }
 
 static void many_scattered_and_neighbouring_blocks_are_copied(void **state) {

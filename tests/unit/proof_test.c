@@ -1,5 +1,5 @@
 /*
- * The proof of a plan: it holds for what the planner makes, and each way of spoiling a plan is found.
+ * The proof of a plan: it holds for the planner's plans, and finds each way of spoiling a plan.
  */
 #include "plan/plan.h"
 #include "shapes.h"
@@ -48,10 +48,11 @@ static void plans_between_any_two_orders_of_a_state_hold(void **state) {
     kvf_model_free(model);
 }
 
-/* The n-th rule that moves steps, to be spoiled. */
+/* The n-th rule that moves steps, for a test to spoil. */
 #define RULE_OF(plan, n) (*(kvf_copy_rule *)step_rule((plan), (n)))
 
-/* Two sources, a rule with the lanes K and V of layers 0 and 1 for each: tests spoil a copy of it. */
+/* A plan with two sources, and for each a rule with the lanes K and V of layers 0 and 1: each test spoils a plan of its
+ * own. */
 typedef struct proven {
     pair p;
     kvf_plan *plan;

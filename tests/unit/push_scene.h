@@ -1,5 +1,5 @@
 /*
- * A producer and a consumer of another shape, and one request between them, for tests of pushes.
+ * A producer, a consumer of another shape, and one request between them, for tests of pushes.
  */
 #ifndef PUSH_SCENE_H
 #define PUSH_SCENE_H
@@ -16,11 +16,11 @@
 typedef struct push_scene {
     world w;
     world_request given, wanted;
-    kvf_group_steps opened[WORLD_MAX_GROUPS]; /* the given ones, without blocks */
+    kvf_group_steps opened[WORLD_MAX_GROUPS]; /* the groups of `given`, without blocks */
     uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
 } push_scene;
 
-/** Opens both engines and makes the request, which nobody has asked for yet. */
+/** Opens both engines and makes the request on both sides; no rank has begun it yet. */
 static inline void push_scene_open(push_scene *s, kvf_model *model, const kvf_engine_spec *p,
                                    const kvf_engine_spec *d, const kvf_agent_options *options) {
     world_open_model(&s->w, model, p, d, options);

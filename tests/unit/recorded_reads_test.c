@@ -1,10 +1,10 @@
 /*
- * Whole requests of the public connector (tests/vectors/reads.json), replayed through the planner: the same
- * bytes must arrive at the same places, whatever way they are cut into copies.
+ * Whole requests of the public connector (tests/vectors/reads.json), replayed through the planner: the same bytes must
+ * arrive at the same places, however they are cut into copies.
  *
- * The recorded engines are rebuilt from their numbers alone: tensor-parallel sizes, block sizes, bytes of a
- * block, one page for attention and state. Suspects and refusals are left out: there the record is wrong, or
- * the planner does what the connector could not.
+ * The recorded engines are rebuilt from their numbers alone: tensor-parallel sizes, block sizes, bytes of a block, one
+ * page for attention and state. Cases marked as suspect and refusals are left out: in those the record is wrong, or the
+ * planner does what the connector could not.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 #define MAX_LAYERS 16
 #define MAX_BLOCKS 256
 
-/* One recorded request, and both engines rebuilt. */
+/* One recorded request, and both rebuilt engines. */
 typedef struct replay {
     json_object *in, *out;
     uint32_t heads, layers, groups;
@@ -81,7 +81,8 @@ static uint32_t units_of_rank0(uint32_t heads, uint32_t tp) {
     return tp <= heads ? heads / tp : 1;
 }
 
-/* K and V, or one latent, as the recorded bytes of a block say; 0 when they do not say a whole number. */
+/* Makes K and V, or one latent, of the size that follows from the recorded bytes of a block; 0 if that is no whole
+ * number. */
 static uint32_t attention_parts(const replay *r, kvf_part_desc *parts) {
     json_object *local = field(r->in, "local");
     const char *layout = text(r->in, "layout");
@@ -118,7 +119,7 @@ static kvf_part_desc recurrent_part(uint32_t heads, uint32_t bytes) {
         .name = "ssm", .dtype = KVF_DTYPE_U8, .units = heads, .cell_elements = bytes, .tensor = 1};
 }
 
-/* The conv state's projections, then the recurrent state. */
+/* Makes the conv state's projections, then the recurrent state. */
 static uint32_t state_parts(const replay *r, kvf_part_desc *parts) {
     json_object *state = field(r->in, "state"), *p = field(state, "params");
     const char *type = text(state, "state_type");
@@ -244,9 +245,8 @@ static uint32_t read_ids(json_object *lists, uint32_t group, uint32_t *ids) {
 }
 
 /*
- * Both sides' lists end with the same token, where blocks are as large on both sides; the decode side lists
- * what is still to fetch. Where a logical block has another number of kernel blocks, lists begin with the
- * same token.
+ * If both sides have as many kernel blocks per logical block, their lists end with the same token, and the decode side
+ * lists only blocks that are still to fetch. Otherwise, and for states, the lists begin with the same token.
  */
 static bool pair_tables(const replay *r, uint32_t group, uint32_t *local_ids, uint32_t *remote_ids,
                         kvf_group_request *out) {
@@ -264,7 +264,7 @@ static bool pair_tables(const replay *r, uint32_t group, uint32_t *local_ids, ui
         out->end = our_tokens < their_tokens ? our_tokens : their_tokens;
         return true;
     }
-    uint64_t blocks = (their_tokens + our_block - 1) / our_block; /* of the whole sequence, here */
+    uint64_t blocks = (their_tokens + our_block - 1) / our_block; /* local blocks of the whole sequence */
     if (ours > blocks)
         return false;
     out->local.first_block = (uint32_t)(blocks - ours);
@@ -291,7 +291,7 @@ static moves planned(const replay *r, const kvf_request *request) {
     return m;
 }
 
-/* The same byte of the same rank, or the same place in a rank that holds the same heads. */
+/* Whether both moves read the same byte of the same rank, or the same place in ranks that hold the same heads. */
 static bool same_source(const replay *r, const moved *a, const moved *b) {
     if (a->rank == b->rank)
         return a->remote == b->remote;
@@ -389,7 +389,7 @@ static void recorded_reads_move_the_bytes_the_planner_moves(void **state) {
         replay r = {.in = field(c, "in"), .out = field(c, "out")};
         if (strcmp(text(c, "op"), "read") != 0 || field(c, "suspect") || !r.out)
             continue;
-        /* Regions of different kind in one group: two groups in our terms, which the record does not name. */
+        /* Regions of different kinds in one group would be two groups here, which the record does not name. */
         outcome o = field(r.in, "region_replicated") ? LEFT_OUT : run(&r, text(c, "id"));
         counts[o]++;
         if (o == LEFT_OUT)

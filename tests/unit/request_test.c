@@ -1,12 +1,12 @@
 /*
- * Requests: block tables and token ranges of both sides, what they give, what they refuse. How runs merge and
- * how cursors go through them is tested in runs_test.c.
+ * Requests: block tables and token ranges of both sides, the runs that they give, and what is refused. runs_test.c
+ * tests how runs merge and how cursors go through them.
  */
 #include "shapes.h"
 
 /*
- * Most tests: one part of 8 bytes a token in one layer. Local blocks of 4 tokens are pages of 32 bytes,
- * remote blocks of 6 tokens pages of 48; either cache has 8 blocks.
+ * Most tests have one part of 8 bytes a token in one layer. Local blocks of 4 tokens are pages of 32 bytes, remote
+ * blocks of 6 tokens are pages of 48; either cache has 8 blocks.
  */
 #define BLOCKS(tokens, ...)                                                                                  \
     { .tokens_per_block = (tokens), .block_count = 8, __VA_ARGS__ }
@@ -120,7 +120,7 @@ static void blocks_of_6_and_4_are_paired_token_by_token(void **state) {
 
 static void a_prefix_hit_inside_a_block_keeps_tokens_paired(void **state) {
     asked_request *a = *state;
-    /* Tokens 0..4 are here already; the engine lists the blocks from token 4 on. */
+    /* Tokens 0..4 are in the local cache already; the engine lists the blocks from token 4 on. */
     const uint32_t to_fill[] = {1, 7};
     kvf_block_table local;
     assert_ok(kvf_block_table_tail(to_fill, 2, 10, 4, &local));
@@ -145,7 +145,7 @@ static void both_tables_may_be_tails(void **state) {
 
 static void tables_may_reach_beyond_what_is_wanted(void **state) {
     asked_request *a = *state;
-    /* Blocks for tokens yet to come; an id beyond the cache there is nobody's concern. */
+    /* The tables have blocks for tokens yet to come; an id outside of the cache does no harm there. */
     assert_ok(set_one(a, TABLE(3, 1, 7, 99), TABLE(5, 2, 4, 99), 0, 4));
     assert_runs(a->request, 0, {96, 240, 32, 0, 0});
 }
@@ -235,7 +235,7 @@ static void each_remote_share_gives_its_own_tokens(void **state) {
 
 static void a_table_of_a_share_need_only_reach_over_its_own_tokens(void **state) {
     (void)state;
-    /* Ten tokens, five of them here: a table of one block of 4 is too short by one. */
+    /* The local rank keeps five of ten tokens: a table of one block of 4 is too short by one token. */
     asked_request a = asked_between(
         latent(1), ENGINE(.tp_size = 2, .dcp_size = 2, .all = BLOCKS(4, .order = NULL)), SIXES, 1);
     assert_fails(set_one(&a, TABLE(3), TABLE(5, 2), 0, 10), KVF_E_RANGE, "local table", "step 9");
@@ -373,7 +373,7 @@ static void the_states_of_checkpoints_are_copied_one_by_one(void **state) {
     (void)state;
     asked_request a = asked_between(state_model(1), ENGINE(.all = {.block_count = 8}),
                                     ENGINE(.all = {.block_count = 8}), 0);
-    /* States 1 and 2 of 3; state 0 is here already. */
+    /* States 1 and 2 of 3; the local cache has state 0 already. */
     assert_ok(set_one(&a, TABLE_FROM(1, 6, 2), TABLE(0, 3, 5), 1, 3));
     assert_runs(a.request, 0, {672, 336, 112, 0, 0}, {224, 560, 112, 0, 0});
     assert_steps(&a, 0, 1, 3);

@@ -1,5 +1,5 @@
 /*
- * Runs and cursors: what merges, what does not, in which order runs come, and that cursors may stop anywhere.
+ * Runs and cursors: which runs merge and which do not, in which order runs come, and that cursors may stop anywhere.
  */
 #include <pthread.h>
 
@@ -21,7 +21,7 @@ static void set(const asked_request *m, kvf_block_table local, kvf_block_table r
 
 #define MOST_RUNS 4096
 
-/* All runs of a source, taken `capacity` at a time. */
+/* Takes all runs of a source, `capacity` at a time. */
 static size_t take(const kvf_request *request, uint32_t source, size_t capacity, kvf_run *out) {
     kvf_run_cursor cursor;
     kvf_run_cursor_start(&cursor, request, source);
@@ -34,7 +34,8 @@ static size_t take(const kvf_request *request, uint32_t source, size_t capacity,
             break;
         total += n;
     }
-    assert_int_equal(kvf_run_cursor_next(&cursor, out + total, capacity), 0); /* it stays at the end */
+    /* the cursor stays at the end */
+    assert_int_equal(kvf_run_cursor_next(&cursor, out + total, capacity), 0);
     return total;
 }
 
@@ -192,7 +193,7 @@ static void whole_blocks_and_parts_of_blocks_go_together(void **state) {
 
 static void tokens_of_several_rows_are_moved_with_all_of_them(void **state) {
     (void)state;
-    /* Two rows of 8 bytes a token. Local: unit, row. Remote: row, unit: 16 bytes a row, 32 a token. */
+    /* A token has two rows of 8 bytes. Local: unit, row. Remote: row, unit: 16 bytes a row, 32 a token. */
     kvf_part_desc part = PART(.name = "x", .units = 2, .cell_elements = 4, .rows_per_step = 2);
     asked_request m = move_between(
         one_group(1, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1}), "L|BPHN", "L|BPNH");
@@ -359,7 +360,7 @@ static void a_copied_cursor_goes_on_from_the_same_place(void **state) {
         if (place)
             assert_int_equal(kvf_run_cursor_next(&cursor, rest, place), place);
         remembered = cursor;
-        (void)kvf_run_cursor_next(&cursor, rest, 7); /* going on does not touch the copy */
+        (void)kvf_run_cursor_next(&cursor, rest, 7); /* using the cursor does not change its copy */
         assert_int_equal(kvf_run_cursor_next(&remembered, rest, COUNT_OF(rest)), count - place);
         assert_true(same_runs(rest, all + place, count - place));
     }

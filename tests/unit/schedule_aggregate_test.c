@@ -1,4 +1,4 @@
-/* The outputs of workers added up, and the small rules beside it. */
+/* The aggregator, which adds up the outputs of workers, and small rules that belong to it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static kvf_worker_output receives(const kvf_request_key *keys, size_t count) {
     return output;
 }
 
-/* One step of two workers; NULL where a worker has no output. */
+/* One step of two workers; NULL if a worker has no output. */
 static kvf_aggregate step2(kvf_aggregator *a, const kvf_worker_output *first,
                            const kvf_worker_output *second) {
     kvf_aggregate sum = {.struct_size = sizeof sum};
@@ -129,7 +129,7 @@ static void fewer_workers_can_be_expected_than_there_are(void **state) {
 
     kvf_aggregate sum = step2(a, &once, &once);
 
-    ASSERT_NAMES(sum.sent, "r"); /* once, though both of them would do */
+    ASSERT_NAMES(sum.sent, "r"); /* reported once, though either worker would be enough */
     kvf_aggregator_free(a);
 }
 
@@ -252,7 +252,7 @@ static void a_request_that_begins_anew_in_the_step_in_which_it_is_over_starts_cl
 
     assert_int_equal(kvf_aggregator_step(a, first, 3, 0, &sum), KVF_OK);
     ASSERT_NAMES(sum.failed, "r");
-    assert_int_equal(kvf_aggregator_pending(a), 1); /* by the third worker */
+    assert_int_equal(kvf_aggregator_pending(a), 1); /* the third worker has yet to report */
     assert_int_equal(kvf_aggregator_step(a, second, 3, 0, &sum), KVF_OK);
 
     ASSERT_NAMES(sum.received, "r");
@@ -274,11 +274,11 @@ static void invalid_blocks_are_united_and_in_order(void **state) {
 
     assert_int_equal(sum.invalid_count, 4);
     assert_memory_equal(sum.invalid, united, sizeof united);
-    assert_int_equal(step2(a, &one, &two).invalid_count, 4); /* and nothing is left from before */
+    assert_int_equal(step2(a, &one, &two).invalid_count, 4); /* nothing is left over from the step before */
     kvf_aggregator_free(a);
 }
 
-/* ---- outputs that are not there -------------------------------------------------------------- */
+/* ---- missing outputs -------------------------------------------------------------- */
 
 static void nothing_is_lost_when_the_selected_worker_has_no_output(void **state) {
     (void)state;
@@ -526,7 +526,7 @@ static void a_lease_is_judged_by_the_clock_of_who_gave_it(void **state) {
     assert_true(kvf_lease_expired(1000, 1105, 100, 5));
     assert_true(kvf_lease_expired(1000, 960, -40, 0));
     assert_false(kvf_lease_expired(1000, 961, -40, 0));
-    assert_false(kvf_lease_expired(UINT64_MAX, 0, INT64_MAX, UINT64_MAX)); /* has no end */
+    assert_false(kvf_lease_expired(UINT64_MAX, 0, INT64_MAX, UINT64_MAX)); /* a lease without an end */
     assert_true(kvf_lease_expired(UINT64_MAX, UINT64_MAX, INT64_MAX, UINT64_MAX));
     assert_false(kvf_lease_expired(0, 1, INT64_MIN, 0));
 }

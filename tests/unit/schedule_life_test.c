@@ -1,7 +1,6 @@
 /*
- * The schedule and the aggregator together, with workers that are late, repeat themselves and are silent for
- * a step: through thousands of requests no block may be given back while a worker can touch it, and each must
- * be given back once.
+ * The schedule and the aggregator together, with workers that are late, repeat reports and are silent for a step: in
+ * thousands of requests no block may be given back while a worker can touch it, and each must be given back once.
  */
 #include <kvferry/schedule.h>
 
@@ -9,10 +8,10 @@
 
 enum { IDS_IN_USE = 5, WORKERS = 3, LIVES = 20000, STEPS = 30000 };
 
-/* What the engine thinks of a request. */
+/* The state of a request as the engine sees it. */
 typedef enum phase { NOWHERE, QUEUED, LOADING, RUNNING } phase;
 
-/* What a worker was told to do for a request, and has not reported. */
+/* What a worker was told to do for a request and has not reported as done. */
 typedef struct jobs {
     bool load, serve;
 } jobs;
@@ -23,10 +22,10 @@ typedef struct world {
     uint64_t random;
     phase phases[IDS_IN_USE];
     uint64_t generations[IDS_IN_USE];
-    jobs todo[WORKERS][LIVES];         /* by generation */
-    jobs kept[LIVES];                  /* blocks the engine may not use again yet */
-    char ids[LIVES];                   /* which id a generation had */
-    bool loaded[LIVES], failed[LIVES]; /* failed: a worker has reported it so */
+    jobs todo[WORKERS][LIVES];         /* indexed by generation */
+    jobs kept[LIVES];                  /* whose blocks the engine may not use again yet */
+    char ids[LIVES];                   /* the id of each generation */
+    bool loaded[LIVES], failed[LIVES]; /* failed: a worker has reported a failure */
     bool serves[LIVES], pushed[LIVES]; /* pushed: the workers were told to */
     size_t loads, failures, freed;
 } world;
@@ -56,7 +55,7 @@ static bool anybody_at(const world *w, uint64_t generation, bool load) {
 static void arrive(world *w, int n) {
     kvf_transfer_params source = there();
     kvf_schedule_request r = request();
-    char id = (char)n; /* zero among them */
+    char id = (char)n; /* zero is one of the ids */
     r.id = (kvf_request_id){&id, 1};
     if (draw(w, 3))
         r.source = &source;
@@ -80,11 +79,11 @@ static void allocate_blocks(world *w, int n) {
     w->phases[n] = waits ? LOADING : RUNNING;
 }
 
-/* The engine has been told what it may do with the blocks of a request. */
+/* The schedule has told the engine whether the blocks of a request are free. */
 static void blocks_are(world *w, uint64_t generation, bool free) {
     jobs at = {anybody_at(w, generation, true), anybody_at(w, generation, false)};
     if (free) {
-        /* Workers may still be at blocks that it had before it was preempted. */
+        /* Workers may still use blocks that the request had before it was preempted. */
         assert_false(at.load && !w->kept[generation].load);
         assert_false(at.serve && !w->kept[generation].serve);
         return;
@@ -111,7 +110,7 @@ static void finish_request(world *w, int n) {
     assert_ok(kvf_schedule_finished(w->s, &key, &TABLE, 1, 10, 0, &end));
     w->phases[n] = NOWHERE;
     blocks_are(w, generation, !end.keep);
-    /* What it serves may not have been taken yet. */
+    /* A consumer may not have taken yet what the request serves. */
     bool over = w->pushed[generation] && !anybody_at(w, generation, false);
     w->kept[generation].serve |= w->serves[generation] && !over;
 }
@@ -119,7 +118,8 @@ static void finish_request(world *w, int n) {
 static void push_early(world *w, int n) {
     kvf_request_key key = key_of(w, w->generations[n]);
     kvf_status status = kvf_schedule_push(w->s, &key, &TABLE, 1, 10);
-    assert_true(status == KVF_OK || status == KVF_E_INVALID); /* it is not pushed, or is already */
+    /* refused: the request is not to be pushed, or is pushed already */
+    assert_true(status == KVF_OK || status == KVF_E_INVALID);
 }
 
 static void live(world *w) {
@@ -176,7 +176,7 @@ typedef struct report {
     kvf_request_key sent[64], received[64], failed[64];
 } report;
 
-/* Reports some of what there is to do, and now and then something old again. */
+/* Reports some of the worker's jobs as done, and now and then an old load again. */
 static const kvf_worker_output *report_of(world *w, int worker, report *r, uint64_t newest, bool all) {
     memset(r, 0, sizeof *r);
     r->output = (kvf_worker_output){
@@ -218,7 +218,7 @@ static void hear(world *w, const kvf_schedule_news *news) {
     for (size_t i = 0; i < news->freed_count; i++) {
         uint64_t g = news->freed[i].request.generation;
         bool *kept = news->freed[i].of_load ? &w->kept[g].load : &w->kept[g].serve;
-        assert_true(*kept); /* not twice, and not what was never kept */
+        assert_true(*kept); /* freed once, and only if it was kept */
         assert_false(anybody_at(w, g, news->freed[i].of_load));
         *kept = false;
         w->freed++;
@@ -261,7 +261,7 @@ static void every_block_comes_back_once_and_never_while_it_is_touched(void **sta
             live(&w);
         give_instructions(&w);
         work(&w, newest_of(&w), false);
-        if (step % 10 == 0) /* so that nothing grows older than what workers look back */
+        if (step % 10 == 0) /* so that no job grows older than report_of() looks back */
             work(&w, newest_of(&w), true);
     }
     for (int n = 0; n < IDS_IN_USE; n++)

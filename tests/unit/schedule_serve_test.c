@@ -1,4 +1,4 @@
-/* The schedule: requests that serve, that load and serve, and what is refused. */
+/* The schedule: requests that serve, requests that load and serve, and what is refused. */
 #include <kvferry/schedule.h>
 
 #include "schedule_shapes.h"
@@ -150,7 +150,7 @@ static void a_push_that_is_over_first_leaves_nothing_to_keep(void **state) {
     assert_group(push, 0, 0, 10, IDS, 3);
     assert_int_equal(push->deadline_ns, 120 * S);
 
-    assert_int_equal(sent(&f, generation).freed_count, 0); /* the request still runs on them */
+    assert_int_equal(sent(&f, generation).freed_count, 0); /* the request still runs on its blocks */
     kvf_schedule_end end = finish(&f, 10);
 
     assert_false(end.keep);
@@ -206,7 +206,7 @@ static void a_request_that_was_not_pushed_before_is_pushed_when_it_has_finished(
 
     assert_true(end.keep);
     const kvf_instruction *push = TAKE(&f, KVF_INSTRUCT_PUSH);
-    assert_bytes(push->transfer_id.data, push->transfer_id.size, "proxy"); /* what both engines know */
+    assert_bytes(push->transfer_id.data, push->transfer_id.size, "proxy"); /* the id that both engines know */
     assert_int_equal(push->consumers, 2);
     done(&f);
 }
@@ -268,7 +268,7 @@ static void a_request_is_not_pushed_before_it_is_loaded(void **state) {
     done(&f);
 }
 
-/* The load of its former life writes to blocks it no longer has. */
+/* The load from before its preemption writes to blocks that the request no longer has. */
 static void a_request_that_is_computed_is_pushed_while_its_former_load_stops(void **state) {
     (void)state;
     fixture f = simple();
@@ -301,7 +301,7 @@ static void a_request_can_load_and_serve(void **state) {
     kvf_schedule_request r = request();
     kvf_transfer_params source = there();
     uint64_t generation;
-    source.tokens = 8; /* of the first turn, in the cache of the engine that decoded it */
+    source.tokens = 8; /* tokens of the first turn, in the cache of the engine that decoded it */
     r.source = &source;
     r.serves = true;
     assert_ok(kvf_schedule_add(f.s, &r, 0, &generation));
@@ -407,7 +407,7 @@ static void there_are_not_more_requests_than_allowed(void **state) {
     r.id = (kvf_request_id){"q", 1};
     uint64_t generation = begin_load(&f, 0);
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_LIMIT, "1");
-    assert_false(aborted(&f)); /* its blocks are not free, so it still counts */
+    assert_false(aborted(&f)); /* its blocks are not free, so the request still counts */
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_LIMIT, "1");
     received(&f, generation);
     assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
@@ -448,7 +448,7 @@ static void impossible_options_are_refused(void **state) {
     o.policy = (kvf_load_policy)9;
     assert_fails(kvf_schedule_create(&o, &s), KVF_E_INVALID, "policy");
     o.policy = KVF_LOAD_FAIL;
-    assert_ok(kvf_schedule_create(&o, &s)); /* without a name it can only load */
+    assert_ok(kvf_schedule_create(&o, &s)); /* a schedule whose engine has no name can only load */
     r.serves = true;
     assert_fails(kvf_schedule_add(s, &r, 0, NULL), KVF_E_INVALID, "engine");
     kvf_schedule_free(s);
@@ -472,7 +472,7 @@ static void ids_are_shown_as_text(void **state) {
     assert_string_equal(text + KVF_ID_TEXT_BYTES - 4, "...");
 }
 
-/* With each of its allocations refused, then with all of them. */
+/* Tries with each allocation refused in turn, until no more is refused. */
 static void a_schedule_is_made_with_all_its_memory_or_not_at_all(void **state) {
     (void)state;
     memory_count memory;
@@ -501,7 +501,7 @@ static void a_schedule_is_made_with_all_its_memory_or_not_at_all(void **state) {
     kvf_model_free(model);
 }
 
-/* Makes a call with each of its allocations refused, then with all of them; nothing may change before. */
+/* Makes a call with each of its allocations refused in turn, until it succeeds; a refused call may change nothing. */
 #define UNTIL_ENOUGH(f, memory, call)                                                                        \
     do {                                                                                                     \
         kvf_schedule_counts before = counts(f), after;                                                       \

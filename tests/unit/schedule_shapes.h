@@ -1,7 +1,7 @@
 /*
- * A schedule to test, and short words for what is done to it: "here", of a model with one token group of 4
- * tokens a block unless a test says otherwise; and the request "r" of 10 tokens, whose cache the engine
- * "there" has under the name "x".
+ * A schedule to test, and short names for its calls. Its engine is "here", with a model of one token group and 4 tokens
+ * a block unless a test says otherwise; the request is "r" with 10 tokens, whose cache the engine "there" has under the
+ * name "x".
  */
 #ifndef KVF_TEST_SCHEDULE_SHAPES_H
 #define KVF_TEST_SCHEDULE_SHAPES_H
@@ -109,7 +109,7 @@ static inline bool preempted(const fixture *f) {
     return is_free;
 }
 
-/* Takes instructions, which must be of these kinds; returns them. */
+/* Takes the instructions, which must be of these kinds, and returns them. */
 #define TAKE(f, ...)                                                                                         \
     take(f, (const int[]){__VA_ARGS__}, COUNT_OF(((const int[]){__VA_ARGS__})), __FILE__, __LINE__)
 #define TAKE_NOTHING(f) take(f, NULL, 0, __FILE__, __LINE__)
@@ -147,7 +147,7 @@ static inline kvf_schedule_news sent(const fixture *f, uint64_t generation) {
     return update(f, (kvf_aggregate){.sent = &key, .sent_count = 1});
 }
 
-/* Received, but not well: with the blocks named, or as a whole. */
+/* Reports a load as failed: the named blocks, or all if none are named. */
 static inline kvf_schedule_news failed(const fixture *f, uint64_t generation, const kvf_group_block *blocks,
                                        size_t count) {
     kvf_request_key key = {{"r", 1}, generation};

@@ -1,5 +1,5 @@
 /*
- * The schedule: requests that load. Those that serve, and what is refused, are in schedule_serve_test.c.
+ * The schedule: requests that load. schedule_serve_test.c has requests that serve, and what is refused.
  */
 #include <kvferry/schedule.h>
 
@@ -14,7 +14,7 @@ static void a_request_waits_until_its_cache_is_loaded(void **state) {
     assert_int_equal(match(&f, 0, 0), 10);
 
     assert_true(allocate(&f, 0, 10));
-    const kvf_instruction *pull = TAKE(&f, KVF_INSTRUCT_PULL); /* and no RESERVE: it was not needed */
+    const kvf_instruction *pull = TAKE(&f, KVF_INSTRUCT_PULL); /* without a RESERVE, which was not needed */
 
     assert_bytes(pull->request.id.data, pull->request.id.size, "r");
     assert_int_equal(pull->request.generation, generation);
@@ -34,8 +34,8 @@ static void a_request_waits_until_its_cache_is_loaded(void **state) {
     assert_int_equal(news.loaded[0].outcome, KVF_LOADED);
     assert_int_equal(news.loaded[0].tokens, 10);
     assert_int_equal(news.freed_count, 0);
-    assert_int_equal(received(&f, generation).loaded_count, 0); /* once */
-    assert_false(allocate(&f, 10, 0));                          /* engines may say it again */
+    assert_int_equal(received(&f, generation).loaded_count, 0); /* told once only */
+    assert_false(allocate(&f, 10, 0));                          /* an engine may make the call again */
     TAKE_NOTHING(&f);
     assert_false(finish(&f, 10).keep);
     assert_int_equal(counts(&f).requests, 0);
@@ -108,7 +108,7 @@ static void a_source_that_writes_is_expected(void **state) {
     kvf_transfer_params source = there();
     source.push = true;
     uint64_t generation = add_loading(&f, source);
-    TAKE_NOTHING(&f); /* there is no lease to keep */
+    TAKE_NOTHING(&f); /* no RESERVE: there is no lease to keep */
 
     assert_true(allocate(&f, 0, 10));
     assert_group(TAKE(&f, KVF_INSTRUCT_EXPECT), 0, 0, 10, IDS, 3);
@@ -124,7 +124,7 @@ static void what_the_source_has_less_is_not_offered(void **state) {
     (void)state;
     fixture f = simple();
     kvf_transfer_params source = there();
-    source.tokens = 6; /* the turn before */
+    source.tokens = 6; /* the tokens of an earlier turn */
     add_loading(&f, source);
 
     assert_int_equal(match(&f, 4, 0), 2);
@@ -160,7 +160,7 @@ static void a_block_that_is_needed_must_be_in_the_table(void **state) {
     assert_fails(kvf_schedule_allocated(f.s, &R, NULL, 1, 0, 10, 0, NULL), KVF_E_INVALID, "tables");
     assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, UINT64_MAX, 10, 0, NULL), KVF_E_RANGE, "10");
 
-    assert_int_equal(match(&f, 0, 0), 10); /* nothing has happened */
+    assert_int_equal(match(&f, 0, 0), 10); /* the refused calls changed nothing */
     done(&f);
 }
 
@@ -244,7 +244,7 @@ static void a_failed_load_goes_on_from_the_first_invalid_block(void **state) {
     assert_int_equal(news.loaded_count, 1);
     assert_int_equal(news.loaded[0].outcome, KVF_LOADED_IN_PART);
     assert_int_equal(news.loaded[0].tokens, 4);
-    assert_int_equal(news.loaded[0].invalid_count, 2); /* the others are somebody else's */
+    assert_int_equal(news.loaded[0].invalid_count, 2); /* the other blocks belong to other requests */
     assert_memory_equal(news.loaded[0].invalid, bad, 2 * sizeof *bad);
     done(&f);
 }
@@ -292,7 +292,7 @@ static void a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_na
                                    .received_count = 1,
                                    .failed = &key,
                                    .failed_count = 1,
-                                   .invalid = &bad, /* of one worker; another named none */
+                                   .invalid = &bad, /* named by one worker; another worker named none */
                                    .invalid_count = 1});
 
     assert_int_equal(news.loaded[0].tokens, 0);
@@ -376,7 +376,7 @@ static void reports_about_nobody_are_passed_over(void **state) {
 
     kvf_schedule_news news = update(&f, aggregate);
     assert_int_equal(news.loaded_count + news.freed_count, 0);
-    assert_int_equal(sent(&f, generation).freed_count, 0); /* known, but not as a producer's */
+    assert_int_equal(sent(&f, generation).freed_count, 0); /* the request is known, but does not serve */
     assert_int_equal(received(&f, generation).loaded_count, 1);
     done(&f);
 }
@@ -418,7 +418,7 @@ static void aborted_before_the_workers_know_blocks_are_free_at_once(void **state
 
     assert_true(aborted(&f));
 
-    TAKE(&f, KVF_INSTRUCT_NOTIFY); /* and no PULL */
+    TAKE(&f, KVF_INSTRUCT_NOTIFY); /* without a PULL */
     assert_int_equal(counts(&f).requests, 0);
     done(&f);
 }
@@ -433,7 +433,7 @@ static void aborted_in_flight_blocks_are_kept_until_the_workers_report(void **st
     assert_int_equal(cancel->cancels, KVF_INSTRUCT_PULL);
     assert_bytes(cancel->transfer_id.data, cancel->transfer_id.size, "x");
     assert_int_equal(counts(&f).stopping, 1);
-    assert_false(aborted(&f)); /* saying it again changes nothing */
+    assert_false(aborted(&f)); /* a second abort changes nothing */
     TAKE_NOTHING(&f);
 
     kvf_schedule_news news = received(&f, generation);
@@ -516,7 +516,7 @@ static void preempted_in_flight_it_will_be_computed(void **state) {
     kvf_schedule_news news = received(&f, generation);
     assert_int_equal(news.freed_count, 1);
     assert_int_equal(news.loaded_count, 0);
-    assert_int_equal(counts(&f).requests, 1); /* it runs on */
+    assert_int_equal(counts(&f).requests, 1); /* the request goes on */
     assert_false(finish(&f, 10).keep);
     done(&f);
 }
@@ -559,7 +559,7 @@ static void what_expires_too_soon_is_not_loaded(void **state) {
     kvf_transfer_params source = there();
     source.expiry_ns = 105 * S;
     r.source = &source;
-    assert_ok(kvf_schedule_add(f.s, &r, 100 * S, NULL)); /* five seconds are the margin */
+    assert_ok(kvf_schedule_add(f.s, &r, 100 * S, NULL)); /* the margin is five seconds */
 
     assert_int_equal(match(&f, 0, 100 * S), 0);
     assert_false(allocate(&f, 10, 0));
@@ -630,7 +630,7 @@ static void an_engine_that_sends_signs_of_life_itself_gets_the_list(void **state
     add_named(&f, "1", "b", "x,y");
     add_named(&f, "2", "a", "HB");
     add_named(&f, "r", "b", "a:1");
-    TAKE_NOTHING(&f); /* no RESERVE */
+    TAKE_NOTHING(&f); /* no RESERVE: the engine sends heartbeats itself */
 
     assert_ok(kvf_schedule_heartbeats(f.s, 0, &beats, &count));
     assert_int_equal(count, 3);
@@ -640,7 +640,7 @@ static void an_engine_that_sends_signs_of_life_itself_gets_the_list(void **state
     assert_ok(kvf_schedule_heartbeats(f.s, 5 * S - 1, &beats, &count));
     assert_int_equal(count, 0);
 
-    assert_true(allocate(&f, 0, 10)); /* its agents do it from now on */
+    assert_true(allocate(&f, 0, 10)); /* the agents send them for this request from now on */
     assert_ok(kvf_schedule_heartbeats(f.s, 5 * S, &beats, &count));
     assert_int_equal(count, 2);
     assert_int_equal(match(&f, 0, 5 * S), 0);

@@ -1,5 +1,6 @@
 /*
- * Small models, engines and requests for the tests of shard, plan and request, and what those tests compare.
+ * Small models, engines and requests for the tests of shard, plan and request, and the comparisons that those tests
+ * share.
  *
  * Sizes are chosen to be computed by hand: a cell of `elements` bf16 elements has twice as many bytes, so the
  * usual 4 elements make 8 bytes.
@@ -81,7 +82,7 @@ static inline kvf_model *attention(uint32_t layers, uint32_t heads, uint32_t ele
     return one_group(layers, (kvf_group_desc){.name = "full", .parts = parts, .part_count = 2});
 }
 
-/** One part of one unit, cells of 8 bytes, on every rank. `group` brings name, window and chunk. */
+/** One part of one unit with cells of 8 bytes, on every rank. `group` gives name, window and chunk. */
 static inline kvf_model *latent_of(uint32_t layers, kvf_group_desc group) {
     kvf_part_desc part = PART(.name = "latent", .units = 1, .cell_elements = 4, .tp_rule = KVF_TP_REPLICATE);
     group.parts = &part;
@@ -198,7 +199,7 @@ static inline kvf_request *request_of(const kvf_plan *plan) {
 #define TABLE(...)                                                                                           \
     ((kvf_block_table){(const uint32_t[]){__VA_ARGS__}, COUNT_OF(((const uint32_t[]){__VA_ARGS__})), 0})
 
-/** The same, whose first entry is block `first` of the sequence. */
+/** A block table whose first entry is block `first` of the sequence. */
 #define TABLE_FROM(first, ...)                                                                               \
     ((kvf_block_table){(const uint32_t[]){__VA_ARGS__}, COUNT_OF(((const uint32_t[]){__VA_ARGS__})), first})
 
@@ -206,7 +207,7 @@ static inline kvf_range range(uint32_t begin, uint32_t end) {
     return (kvf_range){begin, end};
 }
 
-/** A placement of whole cells. */
+/** A placement of cells in one piece. */
 #define PLACED(where, first, block, row, unit)                                                               \
     ((kvf_placement){.region = (where),                                                                      \
                      .offset = (first),                                                                      \
@@ -214,14 +215,14 @@ static inline kvf_range range(uint32_t begin, uint32_t end) {
                      .row_stride = (row),                                                                    \
                      .unit_stride = (unit)})
 
-/** A request of one local rank, and all it stands on. */
+/** A request of one local rank, and the plan and engines that it is made from. */
 typedef struct asked_request {
     pair p;
     kvf_plan *plan;
     kvf_request *request;
 } asked_request;
 
-/** Owns `model`. */
+/** Makes a request, which owns `model`. */
 static inline asked_request asked_with(kvf_model *model, const kvf_engine_spec *local,
                                        const kvf_engine_spec *remote, uint32_t local_rank,
                                        const kvf_plan_options *options) {
@@ -322,7 +323,7 @@ static inline void check_runs(const kvf_request *request, uint32_t source, const
 
 /** Counts what the library allocates, and can refuse one allocation. */
 typedef struct memory_count {
-    size_t calls;   /* of allocate and resize */
+    size_t calls;   /* calls of allocate and resize */
     size_t live;    /* allocations not yet released */
     size_t fail_at; /* which call, counted from 1, is refused; 0: none */
 } memory_count;
@@ -364,8 +365,8 @@ static inline int stop_counting_memory(void **state) {
 }
 
 /**
- * Lets `make(subject)` run once for each of its allocations with that allocation refused. It must report
- * KVF_E_NOMEM, or succeed without that memory, and leave nothing allocated. `make` frees what it made.
+ * Runs `make(subject)` once for each of its allocations, with that allocation refused. It must report KVF_E_NOMEM, or
+ * succeed without that memory, and leave nothing allocated. `make` frees what it made.
  */
 static inline void survive_every_refusal(memory_count *m, kvf_status (*make)(void *subject), void *subject) {
     size_t live = m->live;

@@ -1,13 +1,13 @@
 /*
- * Shards from explicit placements: what is copied, what is read back, where cells lie, what is refused.
- * Cells that share bytes have a file of their own, overlap_test.c.
+ * Shards from explicit placements: what is copied, what is read back, where cells lie, what is refused. overlap_test.c
+ * tests cells that share bytes.
  */
 #include "shapes.h"
 
 /* ---- a shard to start from ------------------------------------------------------------------- */
 
 /*
- * Two layers, each with a region of its own of 3 blocks of 2 tokens. A page of 64 bytes, head before token:
+ * Two layers, each with a region of its own of 3 blocks of 2 tokens. A page has 64 bytes, head before token:
  *
  *   | K h0 t0 | K h0 t1 | K h1 t0 | K h1 t1 | V h0 t0 | ...     8 bytes each
  */
@@ -336,7 +336,8 @@ static void kernel_block_ids_must_fit_in_32_bits(void **state) {
     s->group.block_count = UINT64_C(0x7fffffff);
     s->group.tokens_per_block = 2;
     s->group.kernel_blocks_per_block = 2;
-    assert_fails(try_shard(s), KVF_E_RANGE, "of region 0"); /* not too many, but too large */
+    /* not too many regions, but a region that is too large */
+    assert_fails(try_shard(s), KVF_E_RANGE, "of region 0");
     s->group.block_count = UINT64_C(0x80000000);
     assert_fails(try_shard(s), KVF_E_RANGE, "block_count is 2147483648 with 2 kernel blocks", "4294967294");
     s->group.block_count = UINT64_MAX;
@@ -397,11 +398,11 @@ static void an_address_past_64_bits_is_an_overflow(void **state) {
     sample *s = *state;
     const kvf_placement at_fault[] = {
         PLACED(0, UINT64_MAX - 7, 64, 8, 16),         /* the cell itself */
-        PLACED(0, 0, UINT64_MAX / 2 + 1, 8, 16),      /* the product of block 2 */
-        PLACED(0, UINT64_MAX - 100, 64, 8, 16),       /* the sum with block 2 */
+        PLACED(0, 0, UINT64_MAX / 2 + 1, 8, 16),      /* block 2 times its stride */
+        PLACED(0, UINT64_MAX - 100, 64, 8, 16),       /* the offset plus block 2 */
         PLACED(0, 0, 64, UINT64_MAX, 16),             /* row 1, after the blocks */
         PLACED(0, 0, 64, 8, UINT64_MAX - 100),        /* unit 1 */
-        PLACED(0, 0, UINT64_MAX / 2, UINT64_MAX, 16), /* two that overflow together */
+        PLACED(0, 0, UINT64_MAX / 2, UINT64_MAX, 16), /* block and row, which overflow together */
     };
     for (size_t i = 0; i < COUNT_OF(at_fault); i++) {
         s->placements[0] = at_fault[i];

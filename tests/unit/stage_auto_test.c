@@ -1,6 +1,6 @@
 /*
- * The choice between the two ways over a fabric that is like a network: an operation costs microseconds, and it has no
- * lists of runs. The fabric is made up, and so is the time that it takes; what moves, moves, and is compared.
+ * The choice between the two ways over a fabric that is like a network: an operation costs microseconds, and the fabric
+ * has no lists of runs. The fabric and its times are simulated; the bytes are really moved and compared.
  */
 #include "stage/cost.h"
 #include "stage_world.h"
@@ -9,7 +9,7 @@
 
 #define TOKENS 256u
 
-/* What a thing truly takes on the made-up network. */
+/* What each thing really costs on the simulated network. */
 typedef struct network {
     double ns_per_run, ns_per_byte; /* direct */
     double packed_ns_per_byte;
@@ -26,8 +26,8 @@ static const kvf_engine_spec nhd = {.struct_size = sizeof nhd,
                                     .tp_size = 1,
                                     .all = {.tokens_per_block = 16, .block_count = 40, .order = "L|BPHN"}};
 
-/* One rank each, over the made-up fabric. `d` decides the length of runs: NHD to HND is a run for each head of each
- * token, HND to HND is whole pages. */
+/* One rank each, over the simulated fabric. `d` decides the length of runs: NHD to HND has a run for each head of each
+ * token, HND to HND has whole pages. */
 typedef struct scene {
     stage_world *w;
     kvf_plan *plan;
@@ -56,7 +56,7 @@ static void scene_close(scene *s) {
     faulty_remove();
 }
 
-/* What the stage is told to expect of the network. */
+/* Tells the stage which costs to expect of the network. */
 static void assume(const scene *s, const network *n) {
     kvf_stage_peer *peer = kvf_stage_find_peer(s->w->d[0].stage, s->w->d[0].peers[0]);
     assert_false(peer->has_lists);
@@ -68,7 +68,8 @@ static void assume(const scene *s, const network *n) {
     kvf_peer_cost_begin(&peer->costs[KVF_READ], &assumed);
 }
 
-/* Pulls the request by the way that is chosen, which takes as long as the network says. Whether it went packed. */
+/* Pulls the request by the way that the stage chooses, and lets as much time pass as the network would take. Returns
+ * whether it went packed. */
 static bool pull(const scene *s, const network *truth) {
     stage_world *w = s->w;
     kvf_move *move;
@@ -80,7 +81,7 @@ static bool pull(const scene *s, const network *truth) {
     const double ns =
         truth->ns_per_source + (info.packed ? bytes * truth->packed_ns_per_byte
                                             : runs * truth->ns_per_run + bytes * truth->ns_per_byte);
-    for (int i = 0; i < 3; i++) /* packed, the time counts from when the flow is opened */
+    for (int i = 0; i < 3; i++) /* if it goes packed, time counts from the opening of the flow */
         (void)stage_world_work(w);
     w->now_ns += (uint64_t)ns;
     assert_ok(stage_world_finish(w, move));
@@ -94,7 +95,7 @@ static void short_runs_go_packed_and_long_ones_direct(void **state) {
     for (int same = 0; same < 2; same++) {
         scene s = scene_open(same ? &hnd : &nhd);
         assume(&s, &usual);
-        /* 2 layers x 2 parts x 256 tokens x 4 heads, of which some follow each other; or 64 pages at most */
+        /* 2 layers x 2 parts x 256 tokens x 4 heads, some of which are adjacent; or at most 64 pages */
         const uint64_t runs = kvf_request_run_count(s.request, 0);
         assert_true(same ? runs <= 64 : runs > 4000 && runs <= 4096);
         for (int i = 0; i < 5; i++)
@@ -103,7 +104,7 @@ static void short_runs_go_packed_and_long_ones_direct(void **state) {
     }
 }
 
-/* How many of so many pulls went packed. */
+/* Pulls `count` times and returns how many pulls went packed. */
 static uint32_t packed_of(const scene *s, const network *truth, uint32_t count) {
     uint32_t packed = 0;
     for (uint32_t i = 0; i < count; i++)
@@ -114,7 +115,7 @@ static uint32_t packed_of(const scene *s, const network *truth, uint32_t count) 
 static void runs_that_are_dearer_than_was_thought_go_packed_in_the_end(void **state) {
     (void)state;
     network thought = usual;
-    thought.ns_per_run = 20; /* as of a machine's own memory */
+    thought.ns_per_run = 20; /* as in a machine's own memory */
     scene s = scene_open(&nhd);
     assume(&s, &thought);
     assert_false(pull(&s, &usual));

@@ -1,5 +1,5 @@
 /*
- * What ways cost, slots, and what a stage refuses.
+ * The costs of the two ways, slots, and what a stage refuses.
  */
 #include <math.h>
 
@@ -18,7 +18,7 @@ static void a_prediction_is_source_runs_and_bytes(void **state) {
     assert_float_equal(kvf_cost_predict(&cost, 100, 4000), 1000 + 1000 + 2000, 1e-9);
 }
 
-/* Transfers that take what they take: prices move to them, whatever was assumed. */
+/* Prices move towards what transfers really take, whatever was assumed at first. */
 static void costs_are_learned_from_short_runs_and_long_ones(void **state) {
     (void)state;
     const double real_run = 8000, real_byte = 1.4;
@@ -35,15 +35,15 @@ static void one_transfer_that_was_disturbed_moves_little(void **state) {
     (void)state;
     kvf_prices cost = {.per_run = 100, .per_byte = 1};
     const double before = kvf_cost_predict(&cost, 1000, 100000);
-    kvf_cost_learn(&cost, 1000, 100000, before * 1e6); /* a process that was stopped */
+    kvf_cost_learn(&cost, 1000, 100000, before * 1e6); /* as if the process had been stopped */
     assert_true(kvf_cost_predict(&cost, 1000, 100000) <= before * 2.1);
     kvf_cost_learn(&cost, 0, 0, 5);
     kvf_cost_learn(&cost, 1000, 100000, 0);
     assert_true(kvf_cost_predict(&cost, 1000, 100000) > 0);
 }
 
-/* A fabric whose short runs cost much more than long ones, and small transfers more than their bytes: no prices fit all
- * of it, and each kind is predicted well after a few of it, whatever comes between. */
+/* On this fabric short runs cost much more than long ones, and small transfers more than their bytes: no set of prices
+ * fits all transfers, but each kind is predicted well after a few of its transfers, whatever comes between. */
 static void transfers_are_predicted_from_those_like_them(void **state) {
     (void)state;
     static const struct {
@@ -63,7 +63,8 @@ static void transfers_are_predicted_from_those_like_them(void **state) {
     }
     assert_int_equal(cost.direct.transfers, 40);
     assert_int_equal(cost.packed.transfers, 0);
-    /* One that was disturbed moves its own kind by a quarter of the way at most, and others not at all. */
+    /* A disturbed transfer changes the prediction of its own kind by a bounded amount, and that of others not at
+     * all. */
     kvf_way_cost_learn(&cost.direct, kinds[0].runs, kinds[0].bytes, 1e15);
     const double after = kvf_way_cost_predict(&cost.direct, kinds[0].runs, kinds[0].bytes);
     assert_true(after > kinds[0].ns && after < 2.2 * kinds[0].ns);
@@ -71,7 +72,7 @@ static void transfers_are_predicted_from_those_like_them(void **state) {
     assert_true(other > 0.9 * kinds[2].ns && other < 1.1 * kinds[2].ns);
 }
 
-/* On one host runs are cheap, between machines they are not: 256 B runs go packed there. */
+/* Runs are cheap on one host and expensive between machines: there, runs of 256 B go packed. */
 static void the_kind_of_transport_decides_the_way(void **state) {
     (void)state;
     const kvf_engine_spec d = {.struct_size = sizeof d,
@@ -85,10 +86,11 @@ static void the_kind_of_transport_decides_the_way(void **state) {
     kvf_way_prediction found = {.struct_size = sizeof found};
     assert_ok(kvf_way_predict(plan, 0, 1000, "inproc", &found));
     assert_int_equal(found.way, KVF_WAY_DIRECT);
-    /* A run a head and token; but the last of K and the first of V touch in both orders, in all 62 whole blocks. */
+    /* One run per head and token, except that the last run of K and the first of V are adjacent in both orders, in all
+     * 62 whole blocks. */
     assert_int_equal(found.runs, 2 * 2 * 8 * 1000 - 2 * 62);
     assert_int_equal(found.bytes, 2 * 2 * 8 * 1000 * 256);
-    assert_int_equal(found.pieces, 2 * 2 * 63); /* NHD: the whole of a block's K is in order */
+    assert_int_equal(found.pieces, 2 * 2 * 63); /* NHD: all K of a block is contiguous */
     if (strcmp(kvf_cost_assumed("ucx", &(kvf_cost_model){0}), "ucx") == 0) {
         assert_ok(kvf_way_predict(plan, 0, 1000, "ucx", &found));
         assert_int_equal(found.way, KVF_WAY_PACKED);
@@ -100,8 +102,8 @@ static void the_kind_of_transport_decides_the_way(void **state) {
     free_pair(&engines);
 }
 
-/* A run of such a plan is one element, where the packed way transposes; where both keep their cells alike, lists of runs
- * leave nothing to pack. */
+/* If the two sides cut their keys differently, each run is one element, and the packed way transposes them; if both
+ * keep their cells in the same way, lists of runs leave nothing to pack. */
 static void keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too(void **state) {
     (void)state;
     kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
@@ -122,7 +124,7 @@ static void keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too(void **state
     kvf_model_free(model);
 }
 
-/* Memory of this host that cannot be mapped, and UCX that emulates: kinds of their own. */
+/* Memory of this host that cannot be mapped, and UCX that emulates RMA, are kinds with prices of their own. */
 static void memory_of_another_sort_has_prices_of_its_own(void **state) {
     (void)state;
     kvf_cost_model mapped, brought;
@@ -148,7 +150,7 @@ static bool copy_nothing(const kvf_yardstick *yardstick, const kvf_run *runs, si
     return count == 0;
 }
 
-/* No time, or no permission: what is assumed stays. */
+/* If there is no time or no permission to measure, the assumed prices stay. */
 static void what_cannot_be_measured_stays_as_it_was(void **state) {
     (void)state;
     kvf_yardstick yardstick;
@@ -170,7 +172,8 @@ static void what_cannot_be_measured_stays_as_it_was(void **state) {
     kvf_yardstick_close(&yardstick);
 }
 
-/* What no kind serves goes packed; a device moves no run by itself, so runs cost it nothing more. */
+/* Device memory, which no kind of transport moves directly, goes packed; the device moves whole slots, so runs add no
+ * cost. */
 static void memory_of_a_device_goes_packed(void **state) {
     (void)state;
     const kvf_engine_spec d = {.struct_size = sizeof d,
@@ -191,7 +194,8 @@ static void memory_of_a_device_goes_packed(void **state) {
     assert_int_equal(one.way, KVF_WAY_PACKED);
     assert_true(one.direct_ns == 0 && both.direct_ns == 0);
     assert_int_equal(one.bytes, host.bytes);
-    /* A byte is 1/52 ns and its share of 9.2 us a slot, and not 0.15; a piece nothing, and not 6; a source 4.6 us. */
+    /* With a device a byte costs 1/52 ns and its share of 9.2 us a slot instead of 0.15 ns, a piece costs nothing
+     * instead of 6 ns, and a source costs 4.6 us more. */
     const double less =
         (double)host.bytes * (0.15 - 1 / 52.0 - 9200.0 / (1 << 20)) + 6.0 * (double)host.pieces - 4600;
     assert_true(fabs(host.packed_ns - one.packed_ns - less) < 1);
@@ -220,7 +224,7 @@ static void half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer(void **sta
     assert_int_equal(shares[0].lent, 4);
     assert_int_equal(shares[1].lent, 2);
     assert_int_equal(shares[2].lent, 1);
-    /* Slots that come back go to who has fewer. */
+    /* Returned slots go to the peer that has fewer. */
     kvf_arena_give(&arena, lent[2]);
     kvf_arena_give(&arena, lent[3]);
     assert_null(kvf_arena_lend(&arena, &shares[0]));
@@ -233,8 +237,8 @@ static void half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer(void **sta
     }
     while ((own[taken] = kvf_arena_take(&arena)))
         taken++;
-    assert_int_equal(taken, 10); /* what is not lent is there for our own operations */
-    /* One in doubt is not lent again, and counts. */
+    assert_int_equal(taken, 10); /* slots that are not lent serve the stage's own operations */
+    /* A slot in doubt is not lent again, and counts in its peer's share. */
     kvf_arena_doubt(&arena, lent[0]);
     assert_int_equal(shares[0].doubt, 1);
     assert_null(kvf_arena_lend(&arena, &shares[0]));
@@ -259,7 +263,8 @@ static const kvf_engine_spec one = {
 
 /* ---- on one host ------------------------------------------------------------------------------ */
 
-/* Heads of 32 B in other orders, so that a run is 32 B; moved as it is chosen, both ways. */
+/* Both sides keep heads of 32 B in different orders, so that a run has 32 B. Moves by the way that the stage chooses,
+ * in both directions. */
 static void check_choice(bool brought, bool packed) {
     static const kvf_engine_spec d = {.struct_size = sizeof d,
                                       .tp_size = 1,
@@ -296,7 +301,7 @@ static void memory_that_is_mapped_is_copied_from_directly(void **state) {
     check_choice(false, false);
 }
 
-/* A slot of the peer's arena is mapped here: nothing lies in a slot of ours between. */
+/* The peer's arena is mapped here, so bytes need no slot of the mover in between. */
 static void a_mapped_arena_needs_no_slots_of_the_mover(void **state) {
     (void)state;
     const kvf_direction directions[] = {KVF_READ, KVF_WRITE};
@@ -424,8 +429,7 @@ static void who_has_not_joined_is_read_directly(void **state) {
     stage_world_close(w);
 }
 
-/* Two ranks of one host, and one that is told nothing: what was seen with the first is known of the second, until both
- * have left. */
+/* The costs that were measured with one rank of a host hold for the host's other rank too, until both have left. */
 static void peers_of_one_machine_share_what_was_seen(void **state) {
     (void)state;
     static const kvf_engine_spec halves = {
@@ -439,7 +443,7 @@ static void peers_of_one_machine_share_what_was_seen(void **state) {
     const kvf_stage_peer *second = kvf_stage_find_peer(stage, w->d[0].peers[1]);
     assert_ptr_equal(first->known, second->known);
     assert_int_equal(first->known->users, 2);
-    assert_true(sizeof *first->known <= 2048); /* once, however many peers */
+    assert_true(sizeof *first->known <= 2048); /* kept once for all peers of a host */
     kvf_way_cost_learn(&first->costs[KVF_READ].packed, 64, 65536, 1e6);
     assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[1], KVF_READ, &cost));
     assert_int_equal(cost.packed_seen, 1);
@@ -458,7 +462,7 @@ static void peers_of_one_machine_share_what_was_seen(void **state) {
     stage_world_close(w);
 }
 
-/* What was seen is what the next ones are chosen by: a way that turns out slow is left. */
+/* Measured costs decide the way of the next moves: a way that turns out slow is not chosen again. */
 static void a_way_that_turns_out_slow_is_left(void **state) {
     (void)state;
     stage_world *w = two_ranks();
@@ -466,13 +470,13 @@ static void a_way_that_turns_out_slow_is_left(void **state) {
     kvf_request *request = request_of(plan);
     set_sequences(request, &w->d_sequence, &w->p_sequence);
     uint32_t packed[2] = {0};
-    kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->has_lists = false; /* as of a network */
+    kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->has_lists = false; /* like a network */
     for (uint32_t i = 0; i < 40; i++) {
         kvf_move *move;
         kvf_move_info info = {.struct_size = sizeof info};
         assert_ok(kvf_stage_pull(w->d[0].stage, request, w->d[0].peers, NULL, &move));
         assert_ok(kvf_move_get_info(move, &info));
-        w->now_ns += info.packed ? 1000 : UINT64_C(10000000); /* as if this way took so long */
+        w->now_ns += info.packed ? 1000 : UINT64_C(10000000); /* as if this way had taken so long */
         assert_ok(stage_world_finish(w, move));
         packed[i >= 20] += info.packed;
         kvf_move_free(move);

@@ -1,6 +1,6 @@
 /*
- * Packed requests of ranks whose memory is a device's, over every fabric and the stand-in for the CUDA driver: nothing
- * but the device touches that memory, and what arrives is compared with a copy cell by cell.
+ * Packed requests of ranks whose memory is on a device, over every fabric and the stand-in for the CUDA driver: only
+ * the device touches that memory, and the result is compared with a copy made cell by cell.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static kvf_memory on_second(uint64_t bytes, void **seen) {
     return device_memory(1, bytes, seen);
 }
 
-/* All that a world had on devices is free again. */
+/* Closes a world; everything that it had on devices must be freed. */
 static void close_world(stage_world *w, size_t before) {
     stage_world_close(w);
     devices_free();
@@ -90,7 +90,7 @@ static void states_arrive(void **state) {
     move_all(*state, shape, on_first, on_second);
 }
 
-/* Three tokens of 400 lanes are less than a slot, and more boxes than the device takes at once. */
+/* Three tokens of 400 lanes are less than a slot, but more boxes than the device takes at once. */
 static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
     static const kvf_engine_spec d = {.struct_size = sizeof d,
                                       .tp_size = 2,
@@ -151,7 +151,7 @@ static void memory_that_is_kept_does_not_go_direct(void **state) {
 }
 
 static void a_move_is_cancelled_while_the_device_copies(void **state) {
-    DEVICES_ARE_STAND_INS(); /* what a real one copies here is over at once */
+    DEVICES_ARE_STAND_INS(); /* a real device would finish these copies at once */
     const size_t before = devices_left();
     stage_world *w = open_pair(*state);
     one_move move;
@@ -168,7 +168,7 @@ static void a_move_is_cancelled_while_the_device_copies(void **state) {
     close_world(w, before);
 }
 
-/* Nobody is busy, and no descriptor is readable. */
+/* Whether no end is busy and no descriptor is readable. */
 static bool is_quiet(const stage_world *w) {
     struct pollfd fds[2 * WORLD_RANKS];
     nfds_t count = 0;
@@ -179,7 +179,7 @@ static bool is_quiet(const stage_world *w) {
     return !stage_world_work(w) && poll(fds, count, 0) == 0;
 }
 
-/* A machine that is slow may find each copy over when it looks: then another move is begun. */
+/* On a slow machine each copy may be over when the test looks; then it begins another move. */
 static void nobody_is_busy_while_only_the_device_works(void **state) {
     const size_t before = devices_left();
     stage_world *w = open_pair(*state);
@@ -189,7 +189,7 @@ static void nobody_is_busy_while_only_the_device_works(void **state) {
         assert_ok(begin(w, KVF_WAY_PACKED, &move));
         while (!quiet && kvf_move_status(move.move) == KVF_IN_PROGRESS)
             quiet = is_quiet(w);
-        assert_ok(stage_world_finish(w, move.move)); /* by its descriptors */
+        assert_ok(stage_world_finish(w, move.move)); /* woken by its descriptors */
         end(&move);
     }
     devices_delay(0);

@@ -1,6 +1,6 @@
 /*
- * Ends that come at the worst moment, and stages that cannot begin: each is one clear error, and what has nothing to do
- * with it goes on.
+ * Peers that die at the worst moment, and stages that cannot be opened: each gives one clear error, and ranks that have
+ * nothing to do with it go on.
  */
 #include "stage_world.h"
 
@@ -8,7 +8,7 @@
 
 #define SLOT 4096u
 
-/* Two ranks on each side; each of D reads from one of P. */
+/* Two ranks on each side; each rank of D reads from one rank of P. */
 static const kvf_engine_spec d_spec = {.struct_size = sizeof d_spec,
                                        .tp_size = 2,
                                        .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}},
@@ -19,7 +19,7 @@ static const kvf_engine_spec d_spec = {.struct_size = sizeof d_spec,
 
 /* ---- between gather and notice --------------------------------------------------------------- */
 
-/* No notification is taken, or all are. */
+/* From now on the fabric takes no notification, or takes all. */
 static void take_notices(bool taken) {
     const faulty_options options = {.per_mille = {[FAULTY_NOT_NOTIFIED] = taken ? 0 : 1000}, .turns = 1};
     faulty_install(&options);
@@ -94,7 +94,8 @@ static bool has_lost(void *context) {
     return !((const stage_end *)context)->peers[0];
 }
 
-/* The rest of the two engines is as it was: the ranks that have nothing to do with it move all, and nothing is kept. */
+/* The rest of the two engines is unharmed: the ranks that are not concerned still move everything, and no slot is
+ * kept. */
 static void assert_others_go_on(const scene *s) {
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
         kvf_move *move = begin(s, 1, (kvf_direction)direction);
@@ -111,7 +112,7 @@ static void assert_others_go_on(const scene *s) {
     }
 }
 
-/* The holder has gathered slots, and dies before it says so. */
+/* The holder has gathered into slots, and dies before it notifies the reader. */
 static void a_holder_dies_between_gather_and_notice(void **state) {
     (void)state;
     scene s = scene_open();
@@ -120,7 +121,7 @@ static void a_holder_dies_between_gather_and_notice(void **state) {
     take_notices(false);
     for (int i = 0; i < 50; i++)
         (void)stage_world_work(s.w);
-    /* What the reader has read it cannot return either: so what it was lent is lent still. */
+    /* The reader cannot return the slots that it has read either, so they are still lent. */
     assert_true(
         credits_in(s.w->p[0].stage, KVF_CREDIT_TO_LEND) + credits_in(s.w->p[0].stage, KVF_CREDIT_LENT) > 0);
     assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
@@ -133,7 +134,7 @@ static void a_holder_dies_between_gather_and_notice(void **state) {
     scene_close(&s);
 }
 
-/* The writer has written slots, and dies before it says so: what is in them goes nowhere. */
+/* The writer has written into slots, and dies before it notifies the reader: their content is dropped. */
 static void a_writer_dies_between_write_and_notice(void **state) {
     (void)state;
     scene s = scene_open();
@@ -145,7 +146,7 @@ static void a_writer_dies_between_write_and_notice(void **state) {
         (void)stage_world_work(s.w);
     assert_true(credits_in(s.w->p[0].stage, KVF_CREDIT_TO_RETURN) > 0);
     const uint64_t wrong = stage_world_wrong_bytes(&s.w->d[0], &s.before[0], 5);
-    assert_true(wrong > 0); /* there is more to come */
+    assert_true(wrong > 0); /* the move is not complete */
     kvf_stage_leave(s.w->d[0].stage, s.w->d[0].peers[0]);
     assert_true(stage_info_of(s.w->d[0].stage).slots_doubt > 0);
     kvf_move_free(move);
@@ -168,7 +169,8 @@ static kvf_status register_some(void *endpoint, uint32_t region, const kvf_memor
                                     : kvf_fail(KVF_E_IO, "no more memory can be pinned");
 }
 
-/* The stage is refused with the fabric's reason; the transport goes on, and a stage may be opened once it can. */
+/* The stage is refused with the fabric's reason; the transport goes on, and a stage opens once the arena can be
+ * registered. */
 static void an_arena_that_cannot_be_registered(void **state) {
     (void)state;
     const faulty_options no_faults = {.turns = 1};

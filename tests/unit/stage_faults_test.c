@@ -1,7 +1,7 @@
 /*
- * Flows over a fabric whose operations fail, are late or do not hear that they are cancelled, whose notifications are
- * not taken, and whose peers get lost: whatever happens, a move ends well with every byte right or badly with a sentence,
- * and no slot stays behind.
+ * Flows over a fabric whose operations fail, are late or ignore their cancellation, which refuses notifications and
+ * loses peers: whatever happens, a move either succeeds with every byte right or fails with a sentence, and no slot is
+ * left in use.
  */
 #include "stage_world.h"
 
@@ -25,7 +25,7 @@ typedef struct tally {
     uint32_t well, badly;
 } tally;
 
-/* One rank of D, and its requests under way: all of the same cells, so what arrives twice is the same. */
+/* One rank of D with its moves under way: all move the same cells, so bytes that arrive twice are the same. */
 typedef struct asker {
     kvf_plan *plan;
     kvf_request *request;
@@ -33,7 +33,7 @@ typedef struct asker {
     cell_rank before;
 } asker;
 
-/* The slot that an operation of ours touches is lent to us, this time and no other. */
+/* Every slot that the mover's operations touch must be lent to the mover, in its current generation. */
 static void check_operations(const stage_end *mover, const stage_end *lender) {
     for (const kvf_stage_flow *flow = mover->stage->first; flow; flow = flow->following)
         for (uint32_t i = 0; i < KVF_WINDOW_MAX && strcmp(flow->peer->name, lender->name) == 0; i++) {
@@ -67,7 +67,7 @@ static void begin_move(stage_world *w, asker *by, uint32_t rank, uint32_t i, cha
     else if (p->peers[rank])
         status = kvf_stage_push(p->stage, by->request, 0, p->peers[rank], &options, &by->moves[i]);
     if (status)
-        by->moves[i] = NULL; /* its peer is lost, or the first operation was refused */
+        by->moves[i] = NULL; /* the peer is lost, or the first operation was refused */
 }
 
 static void end_move(stage_world *w, asker *by, uint32_t rank, uint32_t i, tally *count) {
@@ -78,7 +78,7 @@ static void end_move(stage_world *w, asker *by, uint32_t rank, uint32_t i, tally
         (void)work(w);
         status = kvf_move_status(by->moves[i]);
     }
-    /* What nobody ends, time does: an END that could not be said, since its connection was lost. */
+    /* A move that no side ends times out: its END could not be sent, since the connection was lost. */
     while (status == KVF_IN_PROGRESS) {
         w->now_ns += UINT64_C(31000000000);
         (void)work(w);
@@ -94,7 +94,7 @@ static void end_move(stage_world *w, asker *by, uint32_t rank, uint32_t i, tally
     kvf_move_free(by->moves[i]);
 }
 
-/* All is in one process, so nothing takes longer than a few turns. */
+/* Everything is in one process, so nothing takes longer than a few turns. */
 static void settle(const stage_world *w) {
     for (int turn = 0; turn < 60; turn++)
         (void)stage_world_work(w);
@@ -136,12 +136,12 @@ static void run_seed(uint64_t seed, tally *count) {
         for (uint32_t i = 0; i < MOVES; i++)
             end_move(w, &by[rank], rank, i, count);
     const bool lost = faulty_count(FAULTY_PEER_LOST) > 0;
-    faulty_remove(); /* what is open has no more faults */
+    faulty_remove(); /* open transports have no more faults */
     for (uint32_t i = 0; i < 3; i++) {
         settle(w);
         w->now_ns += UINT64_C(31000000000);
     }
-    /* Where a mover has lost its connection, its lender keeps what it holds until the lender knows it too. */
+    /* If a mover has lost its connection, its lender keeps the mover's slots until the lender notices the loss too. */
     for (uint32_t rank = 0; rank < 2 && lost; rank++) {
         kvf_stage_leave(w->d[rank].stage, w->d[rank].peers[0]);
         kvf_stage_leave(w->p[0].stage, w->p[0].peers[rank]);

@@ -1,6 +1,6 @@
 /*
- * Packed requests between ranks that are not alike, over every fabric: what arrives, compared with a copy cell by cell
- * that knows of no stream; and what happens where a flow does not come to its end.
+ * Packed requests between ranks with different layouts, over every fabric: the result is compared with a copy made cell
+ * by cell, which knows nothing of streams; and what happens if a flow does not come to its end.
  */
 #include "stage_scene.h"
 
@@ -10,7 +10,7 @@
 
 static const kvf_stage_options small_arena = {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT, .window = 4};
 
-/* D: two ranks, blocks of 8, NHD. P: three ranks' worth of cuts where heads are 6; blocks of 48, HND. */
+/* D: two ranks, blocks of 8, NHD. P: three ranks, so that 6 heads are cut differently; blocks of 48, HND. */
 static const kvf_engine_spec d_spec = {.struct_size = sizeof(kvf_engine_spec),
                                        .tp_size = 2,
                                        .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}};
@@ -90,7 +90,7 @@ static void tokens_shared_by_ranks_arrive(void **state) {
     move_all(stage_world_open(*state, &shape));
 }
 
-/* ---- one flow that is looked at -------------------------------------------------------------- */
+/* ---- one flow in detail -------------------------------------------------------------- */
 
 typedef stage_scene scene;
 
@@ -119,7 +119,7 @@ static void finish_well(const scene *s, kvf_move *move) {
     kvf_move_free(move);
 }
 
-/* The fixture can fail: one byte changed while it lies in a slot is one wrong byte. */
+/* The comparison can fail: one byte that changes while it lies in a slot is one wrong byte. */
 static void a_byte_that_changes_on_the_way_is_noticed(void **state) {
     scene s = scene_open(*state, small_arena);
     kvf_move *move = begin(&s, KVF_READ, 0);
@@ -145,7 +145,7 @@ static void a_byte_that_changes_on_the_way_is_noticed(void **state) {
 
 static void many_flows_go_at_once_both_ways(void **state) {
     scene s = scene_open(*state, small_arena);
-    kvf_move *moves[80]; /* more than a peer may have open: the rest waits */
+    kvf_move *moves[80]; /* more than a peer may have open: the others wait */
     for (uint32_t i = 0; i < COUNT_OF(moves); i++)
         moves[i] = begin(&s, i % 4 == 3 ? KVF_WRITE : KVF_READ, i % 3);
     for (uint32_t i = 0; i < COUNT_OF(moves); i++)
@@ -155,7 +155,7 @@ static void many_flows_go_at_once_both_ways(void **state) {
     stage_scene_close(&s);
 }
 
-/* Each side is told how many the other takes, and keeps the rest back: nobody is refused. */
+/* Each side is told how many flows the other takes and holds the rest back: no flow is refused. */
 static void of_two_numbers_of_flows_the_smaller_counts(void **state) {
     for (int fewer_here = 0; fewer_here < 2; fewer_here++) {
         scene s = scene_open(*state, small_arena);
@@ -173,7 +173,7 @@ static void of_two_numbers_of_flows_the_smaller_counts(void **state) {
     }
 }
 
-/* Their users may look at them later: those that wait for their turn go on. */
+/* A user may look at a finished move later; the moves that wait for their turn go on meanwhile. */
 static void moves_that_are_over_hold_nobody_up(void **state) {
     scene s = scene_open(*state, small_arena);
     kvf_move *moves[80];
@@ -198,7 +198,7 @@ static void a_higher_priority_goes_first(void **state) {
     stage_scene_close(&s);
 }
 
-/* A reader that cancels, a writer that cancels: the other flows go on, and all slots come back. */
+/* The mover, a reader or a writer, cancels: the other flows go on, and all slots come back. */
 static void cancel(const char *kind, kvf_direction direction) {
     scene s = scene_open(kind, small_arena);
     kvf_move *move = begin(&s, direction, 0), *other = begin(&s, KVF_READ, 0);
@@ -248,7 +248,7 @@ static void a_move_may_outlive_its_stage(void **state) {
     }
 }
 
-/* The lender stops: the mover hears why, and with its END all slots are free. */
+/* The lender stops the flows: the mover is told why, and after its END all slots are free. */
 static void stop(const char *kind, kvf_direction direction) {
     scene s = scene_open(kind, small_arena);
     kvf_move *move = begin(&s, direction, 0);
@@ -293,9 +293,9 @@ static void the_mover_ends_in_the_middle(void **state) {
         stage_world_work_until(s.w, is_moving, move);
         kvf_peer *gone = lender->peers[0];
         kvf_move_free(move);
-        kvf_stage_leave(lender->stage, gone); /* as if its loss had been noticed */
+        kvf_stage_leave(lender->stage, gone); /* as if the lender had noticed the loss */
         kvf_stage_info info = stage_info_of(lender->stage);
-        /* What it may still touch is kept, and nothing else. */
+        /* The lender keeps the slots that the mover may still touch, and no others. */
         assert_int_equal(info.slots_lent, 0);
         assert_int_equal(info.slots_free, info.slots - info.slots_doubt);
         assert_true(info.slots_doubt <= small_arena.window);
@@ -331,7 +331,7 @@ static void the_lender_ends_in_the_middle(void **state) {
     }
 }
 
-/* A mover that falls silent keeps its slots, but not for ever the flow. */
+/* A mover that falls silent keeps its slots, but its flow is ended in time. */
 static void a_mover_that_falls_silent_is_ended(void **state) {
     scene s = scene_open(*state, small_arena);
     kvf_move *move = begin(&s, KVF_READ, 0);
@@ -346,7 +346,8 @@ static void a_mover_that_falls_silent_is_ended(void **state) {
     kvf_stage_info info = stage_info_of(s.p->stage);
     assert_int_equal(info.slots_lent, 0);
     assert_true(info.slots_doubt > 0 && info.slots_doubt <= small_arena.window);
-    s.d->stands_still = false; /* it goes on, hears that it is over, and gives the slots back */
+    /* the mover goes on, is told that the flow is over, and gives the slots back */
+    s.d->stands_still = false;
     assert_fails(stage_world_finish(s.w, move), KVF_E_TIMEOUT, "p0: ", "31000 ms");
     kvf_move_free(move);
     stage_world_work_idle(s.w);
@@ -363,7 +364,7 @@ static void a_region_that_is_taken_back_ends_what_needs_it(void **state) {
         (void)stage_world_work(s.w);
     assert_ok(status);
     stage_world_work_idle(s.w);
-    /* Where the holder lost its connection to us first, we hear no more of it. */
+    /* If the holder lost its connection to the reader first, the reader hears no more from it. */
     if (kvf_move_status(move) == KVF_IN_PROGRESS) {
         s.w->now_ns += UINT64_C(31000000000);
         stage_world_work_idle(s.w);

@@ -1,6 +1,6 @@
 /*
- * Peers that break the rules of flows: each has one clear error and event, and harms nothing but its own flow. The
- * attacker speaks by hand-made notifications of an endpoint that has joined as any peer.
+ * Peers that break the rules of flows: each violation gives one clear error and event, and harms nothing but the peer's
+ * own flow. The attacker sends hand-made notifications from an endpoint that has joined like any peer.
  */
 #include "stage_world.h"
 
@@ -18,7 +18,7 @@ static const kvf_engine_spec d_spec = {.struct_size = sizeof d_spec,
                                  .tp_size = 1,
                                  .all = {.tokens_per_block = 16, .block_count = 100, .order = "L|BPHN"}};
 
-/* What came to the attacker, the last of each kind. */
+/* The messages that the attacker received: the last of each kind, and how many. */
 typedef struct attacker {
     kvf_transport *transport;
     kvf_peer *victim;
@@ -26,7 +26,7 @@ typedef struct attacker {
     uint32_t heard[6];
 } attacker;
 
-/* An honest pair with a request that the attacker's messages must not harm. The attacker says it is a rank of D. */
+/* An honest pair with a request that the attacker's messages must not harm. The attacker claims to be a rank of D. */
 typedef struct scene {
     stage_world *w;
     kvf_plan *plan;
@@ -81,7 +81,7 @@ static scene scene_open(void) {
     return s;
 }
 
-/* Apart from scene_open(): the attacker stays where it is. */
+/* Not part of scene_open(), since the attacker must not move in memory after it has joined. */
 static void attacker_join(scene *s) {
     static unsigned char memory[1 << 16];
     const kvf_transport_options options = {
@@ -102,7 +102,7 @@ static void scene_close(scene *s) {
     kvf_transport_close(s->by.transport);
 }
 
-/* ---- what the attacker says -------------------------------------------------------------------- */
+/* ---- what the attacker sends -------------------------------------------------------------------- */
 
 static void say(const scene *s, const kvf_stage_message *message) {
     unsigned char data[KVF_STAGE_MESSAGE_MAX];
@@ -110,7 +110,7 @@ static void say(const scene *s, const kvf_stage_message *message) {
     assert_ok(kvf_transport_notify(s->by.victim, data, bytes));
 }
 
-/* A proper opening of the honest request; tests change it. */
+/* A valid opening of the honest request, which the tests change. */
 static kvf_opening opening_of(const scene *s, kvf_direction direction, kvf_group_steps *steps) {
     *steps = (kvf_group_steps){s->w->p_sequence.tables[0], 0, s->w->p_sequence.steps[0]};
     return (kvf_opening){.direction = direction,
@@ -160,7 +160,7 @@ static void give_back(scene *s, uint64_t flow, kvf_slot_note note) {
     work(s);
 }
 
-/* One event with this status and these words; where `end` is set, the attacker was told so too. */
+/* The last event has this status and these words; if `end` is set, the attacker was told the same. */
 static void assert_event(scene *s, uint32_t events, kvf_status status, const char *words, bool end) {
     assert_int_equal(s->p->events, events);
     assert_int_equal(s->p->event, status);
@@ -172,7 +172,7 @@ static void assert_event(scene *s, uint32_t events, kvf_status status, const cha
     }
 }
 
-/* An honest request goes on beside whatever was done, and nothing is left of it. */
+/* Whatever the attacker did, an honest request still succeeds in both directions. */
 static void assert_unharmed(scene *s) {
     const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
@@ -201,7 +201,8 @@ static void slots_it_was_not_given(void **state) {
         give_back(&s, 7, (kvf_slot_note){31, 1, {0, 0}});
         assert_event(&s, 1, KVF_E_INVALID, "it returned slot 31 of generation 1, which it does not have",
                      true);
-        assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 4); /* it may touch what it was lent */
+        /* the attacker may still touch its lent slots */
+        assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 4);
         assert_unharmed(&s);
         end_flow(&s, 7, KVF_OK);
         assert_stage_idle(s.p->stage);
@@ -215,7 +216,7 @@ static void note_done(void *context, kvf_operation operation, kvf_status status,
     *(kvf_status *)context = status;
 }
 
-/* What it was lent is not lent to others, so that it may write as late as it likes. */
+/* The slots lent to the attacker are not lent to others, so it may write as late as it likes. */
 static void a_slot_that_is_written_late(void **state) {
     (void)state;
     scene s = scene_open();
@@ -238,9 +239,9 @@ static void a_slot_that_is_written_late(void **state) {
     assert_ok(kvf_transport_submit(s.by.victim, KVF_WRITE, &run, 1, note_done, &written, &operation));
     work(&s);
     assert_ok(written);
-    give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, SLOT}}); /* and says so */
+    give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, SLOT}}); /* and tells P */
     assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 3);
-    assert_unharmed(&s); /* D's cells are as P's were filled: nothing of the slot went there */
+    assert_unharmed(&s); /* D has the cells of P, and nothing from the attacker's slot */
     assert_int_equal(s.p->events, 0);
     end_flow(&s, 7, KVF_OK);
     assert_stage_idle(s.p->stage);
@@ -255,7 +256,7 @@ static void an_older_generation(void **state) {
     const kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
     give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, 0}});
     assert_int_equal(s.p->events, 0);
-    assert_int_equal(s.by.last[KVF_STAGE_LEND].slots[0].slot, note.slot); /* it is lent again */
+    assert_int_equal(s.by.last[KVF_STAGE_LEND].slots[0].slot, note.slot); /* the same slot is lent again */
     give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, 0}});
     assert_event(&s, 1, KVF_E_INVALID, "of generation", true);
     assert_unharmed(&s);
@@ -289,8 +290,7 @@ static void more_bytes_than_the_stream_has(void **state) {
     attacker_join(&s);
     open_well(&s, 7, KVF_READ);
     const kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
-    give_back(&s, 7,
-              (kvf_slot_note){note.slot, note.generation, {0, 64}}); /* of a pull, nothing comes back */
+    give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, 64}}); /* in a pull no bytes come back */
     assert_event(&s, 1, KVF_E_INVALID, "with bytes, of a pull", true);
     assert_unharmed(&s);
     end_flow(&s, 7, KVF_OK);
@@ -324,7 +324,7 @@ static void flows_that_there_are_not(void **state) {
         say(&s, &message);
         work(&s);
         assert_event(&s, i + 1, KVF_E_NOT_FOUND, "about flow 99, which there is not", false);
-        /* Who has ended one waits for the other side's END. */
+        /* A side that sends END waits for the other side's END. */
         assert_int_equal(s.by.heard[KVF_STAGE_END], words[i] == KVF_STAGE_END);
     }
     assert_unharmed(&s);
@@ -341,7 +341,7 @@ static void the_same_flow_opened_twice(void **state) {
     const kvf_opening opening = opening_of(&s, KVF_READ, &steps);
     open_flow(&s, 7, &opening);
     assert_event(&s, 1, KVF_E_EXISTS, "flow 7: opened a second time", false);
-    assert_int_equal(s.by.heard[KVF_STAGE_END], 0); /* the first goes on */
+    assert_int_equal(s.by.heard[KVF_STAGE_END], 0); /* the first flow goes on */
     assert_unharmed(&s);
     end_flow(&s, 7, KVF_E_CANCELLED);
     assert_stage_idle(s.p->stage);
@@ -358,7 +358,8 @@ static void more_flows_than_a_peer_may_have(void **state) {
         open_flow(&s, i, &opening);
     }
     assert_int_equal(s.p->events, 0);
-    assert_int_equal(stage_info_of(s.p->stage).slots_lent, 8); /* a quarter of the arena is its share */
+    /* the attacker's share is a quarter of the arena */
+    assert_int_equal(stage_info_of(s.p->stage).slots_lent, 8);
     for (uint32_t i = 3; i < 20; i++) {
         kvf_group_steps steps;
         const kvf_opening opening = opening_of(&s, KVF_READ, &steps);
@@ -373,7 +374,7 @@ static void more_flows_than_a_peer_may_have(void **state) {
     scene_close(&s);
 }
 
-/* Openings are kept as long as their flows: what a peer makes us keep has a limit. */
+/* Openings are kept as long as their flows, so a limit holds for the bytes that a peer makes the stage keep. */
 static void more_bytes_of_openings_than_a_peer_may_have(void **state) {
     (void)state;
     scene s = scene_open();
@@ -385,7 +386,8 @@ static void more_bytes_of_openings_than_a_peer_may_have(void **state) {
                                  .part = part,
                                  .part_bytes = sizeof part};
     for (message.flow = 0; message.flow < 9; message.flow++) {
-        say(&s, &message); /* and each is given up when the next one begins, but not ended by the attacker */
+        /* the stage gives up each opening when the next begins; the attacker does not end it */
+        say(&s, &message);
         work(&s);
     }
     assert_event(&s, 9, KVF_E_LIMIT, "its openings have 75497472 bytes; allowed 67108864", true);
@@ -401,7 +403,7 @@ static void more_bytes_of_openings_than_a_peer_may_have(void **state) {
     scene_close(&s);
 }
 
-/* A long opening of another model, which is refused when it is read. The stage has no turn meanwhile. */
+/* Sends a long opening of another model, which is refused when the stage reads it. The stage gets no turn meanwhile. */
 static void say_long(scene *s, uint64_t flow) {
     static const uint32_t ids[40000];
     kvf_group_steps steps;
@@ -425,7 +427,7 @@ static void say_long(scene *s, uint64_t flow) {
     kvf_free(data);
 }
 
-/* Each may take milliseconds, and whoever progresses the stage has other things to do. */
+/* Reading one may take milliseconds, and the caller that progresses the stage has other things to do. */
 static void long_openings_are_read_one_in_a_turn(void **state) {
     (void)state;
     scene s = scene_open();
@@ -433,7 +435,7 @@ static void long_openings_are_read_one_in_a_turn(void **state) {
     for (uint64_t flow = 1; flow <= 3; flow++)
         say_long(&s, flow);
     assert_int_equal(s.p->events, 0);
-    /* One that has come whole takes no more parts, and is not read where it has ended. */
+    /* A complete opening takes no more parts, and is not read if its flow has ended. */
     const unsigned char more[4] = {0};
     const kvf_stage_message behind = {.word = KVF_STAGE_OPEN,
                                       .flow = 2,
@@ -464,12 +466,12 @@ static void parts_that_never_come(void **state) {
     say(&s, &message);
     work(&s);
     assert_int_equal(s.p->events, 0);
-    /* Another one begins: of the first, no more will come. */
+    /* Another opening begins: no more of the first will come. */
     message.flow = 2;
     say(&s, &message);
     work(&s);
     assert_event(&s, 1, KVF_E_PARSE, "100 bytes of its opening have come, and then another one", true);
-    /* Not the next part. */
+    /* A part that is not the next one. */
     message.at = 300;
     say(&s, &message);
     work(&s);
@@ -479,7 +481,7 @@ static void parts_that_never_come(void **state) {
     say(&s, &message);
     work(&s);
     assert_event(&s, 3, KVF_E_NOT_FOUND, "without the first", false);
-    /* The rest does not come in time. */
+    /* The remaining parts do not come in time. */
     message.flow = 4;
     message.at = 0;
     say(&s, &message);
@@ -552,7 +554,7 @@ static void openings_that_are_not_ours(void **state) {
 
 /* ---- a lender that lies ------------------------------------------------------------------------ */
 
-/* P pushes to the attacker, who lends what it has not. */
+/* P pushes to the attacker, which lends slots that it does not have. */
 static kvf_move *push_to_attacker(scene *s, uint64_t *flow) {
     const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
     kvf_move *move;
@@ -566,7 +568,7 @@ static kvf_move *push_to_attacker(scene *s, uint64_t *flow) {
     return move;
 }
 
-static uint32_t flows_said = 3; /* by the attacker, of how many it takes */
+static uint32_t flows_said = 3; /* how many flows the attacker says it takes */
 
 static void accept_with(scene *s, uint64_t flow, uint32_t region, uint32_t slots, uint64_t bytes) {
     const kvf_stage_message message = {.word = KVF_STAGE_ACCEPT,
@@ -614,7 +616,7 @@ static void slots_and_credits_that_do_not_exist(void **state) {
         if (i != EARLY)
             accept_with(&s, flow, i == REGION, i == TOO_MANY ? 17 : 16, i == BYTES ? 5 : bytes);
         if (i == TWICE)
-            s.p->stands_still = true; /* so that both come before the first is used */
+            s.p->stands_still = true; /* so that both messages come before the first is used */
         if (i == TWICE)
             lend(&s, flow, 2, 1, (kvf_byte_range){0, 0});
         if (i == BEYOND || i == TWICE || i == FULL || i == EARLY)
@@ -665,7 +667,7 @@ static void messages_that_are_none(void **state) {
         work(&s);
         assert_event(&s, i + 1, wrong[i].status, "", false);
     }
-    /* Of no stage, and of somebody who has not joined. */
+    /* A notification that is no stage's, and a message from a peer that has not joined. */
     assert_ok(kvf_transport_notify(s.by.victim, "kvf", 3));
     work(&s);
     assert_int_equal(s.p->other_notices, 1);
@@ -753,7 +755,8 @@ static void an_opening_reads_as_it_was_written(void **state) {
     assert_memory_equal(read.groups->table.ids, ids, sizeof ids);
     kvf_stage_free_opening(&read);
 
-    /* More items, or groups, than there are bytes for: behind the fixed fields, which end with both counts. */
+    /* More items or groups than the bytes behind the fixed fields have room for; the fixed fields end with both
+     * counts. */
     for (size_t at = 32; at <= 36; at += 4) {
         unsigned char kept[4];
         memcpy(kept, data + at, sizeof kept);

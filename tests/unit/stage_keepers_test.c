@@ -1,6 +1,6 @@
 /*
- * Peers that keep the slots they were lent: a stage lends half of its arena, and whoever comes when all of that is kept
- * has a slot within twice `doubt_ns`, before those that have had one.
+ * Peers that keep the slots they were lent: a stage lends half of its arena, and a peer that comes when all of that is
+ * kept gets a slot within twice `doubt_ns`, before peers that have had one.
  */
 #include "stage_scene.h"
 
@@ -14,19 +14,19 @@
 #define PATIENCE (10 * SECOND)
 #define KEEPERS 6u
 
-/* A peer by hand: it opens flows as any other does, and gives back what it is told to. */
+/* A peer made by hand: it opens flows like any other, and gives slots back only when the test tells it to. */
 typedef struct keeper {
     char name[16];
     kvf_transport *transport;
     kvf_peer *victim;
-    kvf_slot_note lent[SLOTS]; /* and not given back, of flow 1 */
+    kvf_slot_note lent[SLOTS]; /* the slots of flow 1 that are lent and not given back */
     uint32_t count;
     kvf_status ended;
-    bool says_end; /* when it hears that its flow has ended */
+    bool says_end; /* sends END when it is told that its flow has ended */
     unsigned char memory[64];
 } keeper;
 
-/* P lends; D is honest, and the same request is what the keepers open. */
+/* P lends; D is honest, and the keepers open the same request as D. */
 typedef struct scene {
     stage_scene at;
     kvf_selection *selection;
@@ -83,7 +83,7 @@ static void keeper_join(scene *s, uint32_t i) {
     assert_ok(kvf_stage_join(s->at.p->stage, connect_to(s->at.p->transport, k->transport)));
 }
 
-/* Reads what P has, and keeps all slots that it is lent. */
+/* Opens a flow that reads from P, and keeps all slots that it is lent. */
 static void keeper_open(scene *s, uint32_t i, uint32_t priority) {
     const kvf_group_steps steps = {s->at.w->p_sequence.tables[0], 0, s->at.w->p_sequence.steps[0]};
     const kvf_opening opening = {.direction = KVF_READ,
@@ -149,7 +149,7 @@ static void scene_close(scene *s) {
         kvf_transport_close(s->keepers[i].transport);
 }
 
-/* All that is lent at all is kept by six peers: 8, 4, 2, 1, and the last ones one each. */
+/* Six peers open flows, and five of them keep all slots that P lends: 8, 4, 2, 1 and 1; the last gets none. */
 static void keep_all(scene *s) {
     static const uint32_t shares[KEEPERS] = {8, 4, 2, 1, 1, 0};
     for (uint32_t i = 0; i < KEEPERS; i++)
@@ -178,13 +178,13 @@ static void pass(scene *s, uint64_t ns) {
     work(s);
 }
 
-/* Those that hear of it and stop at once. */
+/* These peers end their flows as soon as they are told. */
 static void slots_that_are_kept_go_to_who_has_none(void **state) {
     (void)state;
     scene *s = scene_open(true);
     keep_all(s);
     kvf_move *move = begin_honest(s);
-    pass(s, PATIENCE); /* nobody is ended before that is over */
+    pass(s, PATIENCE); /* no peer is ended before that time is over */
     assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
     assert_int_equal(s->at.p->events, 0);
     pass(s, 1);
@@ -197,7 +197,7 @@ static void slots_that_are_kept_go_to_who_has_none(void **state) {
     scene_close(s);
 }
 
-/* Those that do not stop: what they were lent is in doubt for as long again, and not for ever. */
+/* These peers do not stop: their slots are in doubt for as long again, and then free. */
 static void slots_of_who_does_not_stop_are_free_in_the_end(void **state) {
     (void)state;
     scene *s = scene_open(false);
@@ -211,7 +211,7 @@ static void slots_of_who_does_not_stop_are_free_in_the_end(void **state) {
     scene_close(s);
 }
 
-/* Where nobody waits, a peer may take its time. */
+/* If no other peer waits, a peer may take its time. */
 static void who_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
     (void)state;
     scene *s = scene_open(true);
@@ -223,8 +223,8 @@ static void who_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
     scene_close(s);
 }
 
-/* The first slot that comes back is for who has waited longest, though others of higher priority want it too; the next
- * for the next. */
+/* The first slot that comes back goes to the peer that has waited longest, though others of higher priority want it
+ * too; the next slot goes to the next peer. */
 static void who_has_waited_longest_for_its_first_slot_is_first(void **state) {
     (void)state;
     scene *s = scene_open(true);
@@ -232,9 +232,9 @@ static void who_has_waited_longest_for_its_first_slot_is_first(void **state) {
         keeper_open(s, i, 255);
     kvf_move *move = begin_honest(s);
     pass(s, 1);
-    keeper_open(s, 5, 255); /* waits too, and is more important */
+    keeper_open(s, 5, 255); /* waits too, with a higher priority */
     pass(s, 1);
-    give_one_back(s, &s->keepers[4]); /* has none now, and wants the next */
+    give_one_back(s, &s->keepers[4]); /* has none now, and wants the next slot */
     kvf_move_info info = {.struct_size = sizeof info};
     assert_ok(kvf_move_get_info(move, &info));
     assert_int_equal(info.bytes, SLOT);

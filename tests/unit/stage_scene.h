@@ -1,12 +1,12 @@
 /*
- * The usual scene of tests of flows: a world of one rank each, D and P, and one request that D reads from P.
+ * The usual scene for tests of flows: a world of one rank each, D and P, and one request that D reads from P.
  */
 #ifndef STAGE_SCENE_H
 #define STAGE_SCENE_H
 
 #include "stage_world.h"
 
-/** Blocks of 8 tokens, NHD, and of 16, HND: nothing lies alike on both sides. */
+/** D has blocks of 8 tokens, NHD; P has blocks of 16, HND: the layouts have nothing in common. */
 static const kvf_engine_spec scene_d = {
     .struct_size = sizeof scene_d,
     .tp_size = 1,
@@ -20,11 +20,11 @@ typedef struct stage_scene {
     stage_world *w;
     kvf_plan *plan;
     kvf_request *request; /**< the whole sequence of the world */
-    cell_rank before;     /**< D's memory */
+    cell_rank before;     /**< a copy of D's memory before any move */
     stage_end *d, *p;
 } stage_scene;
 
-/** Opens the world; the model becomes the world's. */
+/** Opens the world, which then owns the model. */
 static inline stage_scene stage_scene_open(const char *kind, kvf_model *model, uint64_t tokens,
                                            kvf_stage_options options) {
     const stage_pair shape = {model, &scene_d, &scene_p, tokens, options};

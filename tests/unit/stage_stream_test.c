@@ -1,5 +1,5 @@
 /*
- * The packed stream beside one that is made cell by cell: what is gathered at one end, and scattered at the other.
+ * Compares the packed stream with one that is made cell by cell: gathering at one end, scattering at the other.
  */
 #include "channel_wise.h"
 #include "packed.h"
@@ -40,7 +40,7 @@ static packed_walk walk_of(const ends *e, int end, unsigned char *bytes) {
                          .bytes = bytes};
 }
 
-/* Whole, and in pieces of every size up to some. */
+/* Gathers the stream in pieces of many sizes, up to the whole. */
 static void check_gather(const ends *e, int end, const unsigned char *wanted, uint64_t bytes) {
     unsigned char *got = calloc(bytes + 1, 1);
     for (uint64_t most = 2; most < 2 * bytes; most += 1 + most / 2) {
@@ -75,7 +75,7 @@ static void check_scatter(const ends *e, int end, unsigned char *bytes, uint64_t
     }
 }
 
-/* Both ends of a selection make the same stream of their own memory, each by its own blocks. */
+/* Both ends of a selection make the same stream from their own memory, each with its own blocks. */
 static void check_ends(ends *e) {
     packed_walk count = walk_of(e, 0, NULL);
     packed_walk_all(&count);
@@ -94,7 +94,7 @@ static void check_ends(ends *e) {
     free(stream);
 }
 
-/* Between two shards of one model, of what a plan says, or of all that both hold. */
+/* Checks a selection between two shards of one model. */
 static void check_between(const kvf_selection *selection, const kvf_shard *holder,
                           const kvf_group_steps *held, const kvf_shard *reader, const kvf_group_steps *wanted,
                           uint32_t groups) {
@@ -253,7 +253,7 @@ static kvf_model *model_with(kvf_dtype dtype) {
     return one_group(2, (kvf_group_desc){.name = "full", .parts = parts, .part_count = 2});
 }
 
-/* Small whole numbers are the same in every type: bf16 0x4080 is 4. */
+/* Small whole numbers have the same value in every type: bf16 0x4080 is 4. */
 static void elements_become_those_of_the_reader_on_the_way(void **state) {
     (void)state;
     kvf_model *narrow = model_with(KVF_DTYPE_BF16), *wide = model_with(KVF_DTYPE_F32);
@@ -274,7 +274,7 @@ static void elements_become_those_of_the_reader_on_the_way(void **state) {
         e.selection = NULL;
         assert_int_equal(kvf_stream_bytes(e.streams[end]), elements * sizeof(float));
     }
-    for (uint32_t region = 0; region < 2; region++) /* the cache is one row of numbers */
+    for (uint32_t region = 0; region < 2; region++) /* fills the cache with ascending numbers */
         for (uint32_t i = 0; i < 3 * 4 * 2 * 2 * 4; i++) {
             const uint16_t number = (uint16_t)(0x4000 + 32 * region + i);
             memcpy(e.ranks[0].regions[region] + 2 * i, &number, 2);
@@ -374,7 +374,7 @@ static void selections_that_are_none_are_refused_by_item_and_field(void **state)
     REFUSED((items[0].part = 1, items[1].units.begin = 2, items[1].units.end = 4), KVF_E_OVERLAP, "unit 2");
     REFUSED((items[0].part = 1, items[1].units.begin = 0), KVF_E_INVALID, "item 1", "ascending order");
     REFUSED((items[0].part = 1, items[1].part = 0), KVF_E_INVALID, "item 1", "ascending order");
-    items[0] = items[1] = good; /* side by side, and one layer after the other */
+    items[0] = items[1] = good; /* items side by side, then one layer after the other */
     items[1].units = range(3, 4);
     assert_ok(kvf_selection_check(model, items, 2, &selection));
     kvf_selection_free(selection);
@@ -430,7 +430,7 @@ static void tables_that_do_not_reach_are_refused_by_step_and_block(void **state)
     REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE(4, 9, 2), 0, UINT64_MAX), "end is 18446744073709551615");
     REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE(4, 1), 0, UINT64_MAX / 4), "the table has blocks [0, 2)");
     assert_fails(kvf_stream_create(map, NULL, 2, &stream), KVF_E_INVALID, "count is 2", "1 groups");
-    /* Blocks in which nothing flows are looked at by nobody. */
+    /* The ids of blocks that hold no moved token are not checked. */
     assert_ok(kvf_stream_create(map, &(const kvf_group_steps){TABLE(99, 1, 2, 77), 4, 12}, 1, &stream));
     assert_int_equal(kvf_stream_bytes(stream), 8 * 2 * 2 * 8);
     kvf_stream_free(stream);

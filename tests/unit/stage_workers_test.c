@@ -1,6 +1,7 @@
 /*
- * Workers of a stage: they wake who sleeps, touch nothing once a move is cancelled or a region gone, and are the
- * parent's in a child of fork(). That all bytes arrive is what stage_flow_test says, which runs with workers too.
+ * Workers of a stage: they wake a sleeping caller, touch nothing once a move is cancelled or a region is gone, and a
+ * child of fork() leaves them to its parent. stage_flow_test, which runs with workers too, checks that all bytes
+ * arrive.
  */
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@ static kvf_move *begin(const scene *s, kvf_direction direction) {
     return stage_scene_begin(s, direction, 0);
 }
 
-/* D's stage has a slot that a worker scatters. */
+/* Whether the stage has a slot that a worker is copying. */
 static bool is_copying(void *context) {
     const kvf_stage *stage = context;
     for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
@@ -32,7 +33,7 @@ static bool is_copying(void *context) {
     return false;
 }
 
-/* stage_world_finish() sleeps on the transports' descriptors: a worker that wakes nobody would end it. */
+/* stage_world_finish() sleeps on the transports' descriptors: a worker that woke nobody would let it fail. */
 static void every_slot_is_copied_by_workers_of_both_ends(void **state) {
     (void)state;
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
@@ -42,7 +43,7 @@ static void every_slot_is_copied_by_workers_of_both_ends(void **state) {
         kvf_move_free(move);
         assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
         const uint64_t slots = (kvf_request_bytes(s.request, 0) + SLOT - 1) / SLOT;
-        /* The last slot is not full: it is worth no worker. */
+        /* The last slot is not full and too small for a worker. */
         assert_int_equal(stage_info_of(s.d->stage).worker_copies, slots - 1);
         assert_int_equal(stage_info_of(s.p->stage).worker_copies, slots - 1);
         stage_scene_close(&s);
@@ -60,7 +61,7 @@ static void without_workers_progress_copies(void **state) {
     stage_scene_close(&s);
 }
 
-/* Its owner may write to the memory at once: ThreadSanitizer sees a worker that still does. */
+/* The owner may write to the memory at once: ThreadSanitizer reports a worker that still writes. */
 static void scribble(const scene *s) {
     for (uint32_t i = 0; i < s->d->cells.region_count; i++)
         memset(s->d->cells.regions[i].address, 0x5a, s->d->cells.regions[i].bytes);
@@ -70,7 +71,8 @@ static void assert_untouched(const scene *s) {
     for (uint32_t i = 0; i < s->d->cells.region_count; i++) {
         const unsigned char *memory = s->d->cells.regions[i].address;
         assert_int_equal(memory[0], 0x5a);
-        assert_memory_equal(memory, memory + 1, s->d->cells.regions[i].bytes - 1); /* all are as the first */
+        /* all bytes equal the first */
+        assert_memory_equal(memory, memory + 1, s->d->cells.regions[i].bytes - 1);
     }
 }
 
@@ -127,7 +129,7 @@ static void a_stage_closes_while_workers_copy(void **state) {
     stage_scene_close(&s);
 }
 
-/* The child has none of the threads, and perhaps a lock that one of them held. */
+/* The child has none of the threads, but may have inherited a lock that one of them held. */
 static void a_child_of_fork_closes_what_it_inherits(void **state) {
     (void)state;
     scene s = scene_open(2);

@@ -54,11 +54,11 @@ static bool permit(void *context, const char *peer, const kvf_flow_request *requ
 typedef struct placing {
     stage_end *end;
     stage_place place;
-    kvf_memory regions[WORLD_REGIONS]; /* as they are registered */
+    kvf_memory regions[WORLD_REGIONS]; /* the regions as they are registered */
     uint32_t count;
 } placing;
 
-/* Memory that is not the transport's, and that the world frees. */
+/* Memory that was not allocated by the transport; the world frees it. */
 static kvf_memory bring(uint64_t bytes, void **seen) {
     *seen = malloc(bytes);
     assert_non_null(*seen);
@@ -99,7 +99,7 @@ static void open_end(stage_world *w, stage_end *end, const char *kind, const kvf
     stage.permit = permit;
     stage.on_event = on_event;
     stage.context = end;
-    stage.assumed_costs = true; /* what is chosen does not depend on the machine */
+    stage.assumed_costs = true; /* so that the chosen way does not depend on the machine */
     assert_ok(kvf_stage_open_at(end->transport, shard, &stage, &w->clock, &end->stage));
 }
 
@@ -200,7 +200,7 @@ bool stage_world_work(const stage_world *w) {
     return busy;
 }
 
-/* Waits until somebody has something to do. */
+/* Waits until some end has something to do; false if none had within the time. */
 static bool wait_for_work(const stage_world *w, int timeout_ms) {
     struct pollfd fds[2 * WORLD_RANKS];
     nfds_t count = 0;

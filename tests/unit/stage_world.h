@@ -1,6 +1,6 @@
 /*
- * Two engines whose ranks have stages: each has an endpoint, knows all ranks of the other engine, and works when it is
- * told to. Time stands still until a test moves it.
+ * Two engines whose ranks have stages: each rank has an endpoint, knows all ranks of the other engine, and works when
+ * the test tells it to. Time stands still until a test moves it.
  */
 #ifndef STAGE_WORLD_H
 #define STAGE_WORLD_H
@@ -19,21 +19,21 @@ typedef struct stage_end {
     kvf_transport *transport; /**< NULL: closed */
     kvf_stage *stage;
     cell_rank cells;
-    void *brought[WORLD_REGIONS]; /**< memory that is not the transport's */
+    void *brought[WORLD_REGIONS]; /**< memory that the transport did not allocate */
     uint32_t brought_count;
     kvf_peer *peers[WORLD_RANKS]; /**< the other engine's ranks; NULL: lost or closed */
     uint32_t peer_count;
     uint32_t events;
-    kvf_status event; /**< the last */
+    kvf_status event; /**< the last event */
     char event_text[512];
-    uint32_t other_notices; /**< that were none of the stage */
-    bool refuses;           /**< nobody may begin a flow here */
-    bool stands_still;      /**< it does nothing */
+    uint32_t other_notices; /**< notifications that were not for the stage */
+    bool refuses;           /**< it permits no flow */
+    bool stands_still;      /**< it does not work */
     bool is_deaf;           /**< it drops the stage's messages */
 } stage_end;
 
 typedef struct stage_world {
-    pair engines; /**< local: D, who reads; remote: P */
+    pair engines; /**< local: D, which reads; remote: P */
     cell_sequence d_sequence, p_sequence;
     stage_end d[WORLD_RANKS], p[WORLD_RANKS];
     uint32_t d_count, p_count;
@@ -41,54 +41,54 @@ typedef struct stage_world {
     kvf_clock clock;
 } stage_world;
 
-/** Gives memory that is elsewhere, as it is to be registered; `seen`: where the test reads and writes it. Stays the
- * giver's. */
+/** Gives memory from another source, ready to be registered; the test reads and writes it at `seen`. It still belongs
+ * to the source. */
 typedef kvf_memory (*stage_place)(uint64_t bytes, void **seen);
 
-/** What both engines are, and how long the one sequence is that is in their caches. */
+/** The shapes of both engines, and the length of the one sequence in their caches. */
 typedef struct stage_pair {
-    kvf_model *model; /**< becomes the world's */
+    kvf_model *model; /**< the world will own it */
     const kvf_engine_spec *d, *p;
     uint64_t tokens;
-    kvf_stage_options options; /**< of all stages; struct_size and callbacks are filled in */
+    kvf_stage_options options; /**< for all stages; struct_size and callbacks are filled in */
 } stage_pair;
 
-/** Over the faulty fabric where that is installed. */
+/** Opens a world, over the faulty fabric if that is installed. */
 stage_world *stage_world_open(const char *kind, const stage_pair *shape);
 
-/** The same, with the regions of either engine elsewhere; NULL: memory of the transport. */
+/** The same, with the regions of each engine from such a source; NULL: memory of the transport. */
 stage_world *stage_world_open_at(const char *kind, const stage_pair *shape, stage_place d, stage_place p);
 
-/** The same; memory is not allocated from the transports. */
+/** The same, with memory that the transports do not allocate. */
 stage_world *stage_world_open_brought(const char *kind, const stage_pair *shape);
 void stage_world_close(stage_world *w);
 
-/** Closes one rank as a process that ends. */
+/** Closes one rank, as if its process ended. */
 void stage_end_close(stage_end *end);
 
-/** Everybody works once. Returns whether somebody has more to do at once. */
+/** Lets every end work once. Returns whether one has more to do at once. */
 bool stage_world_work(const stage_world *w);
 
-/** Everybody works until `done(context)`. Fails the test where nothing happens for a minute. */
+/** Lets every end work until `done(context)`. Fails the test if nothing happens for a minute. */
 void stage_world_work_until(const stage_world *w, bool (*done)(void *context), void *context);
 
-/** Until nobody has had anything to do for a while. */
+/** Lets every end work until none has had anything to do for a while. */
 void stage_world_work_idle(const stage_world *w);
 
-/** Until no stage has a flow or a slot in use: what was said on the way may take long to arrive. */
+/** Lets every end work until no stage has a flow or a slot in use: messages on the way may take long to arrive. */
 void stage_world_settle(const stage_world *w);
 
-/** Until the move is over. */
+/** Lets every end work until the move is over, and returns its status. */
 kvf_status stage_world_finish(const stage_world *w, kvf_move *move);
 
-/** D's ranks pull all, or P's push all, and every byte of D's memory must then be right. */
+/** D's ranks pull everything, or P's push everything; then every byte of D's memory must be right. */
 void stage_world_pull_all(stage_world *w, kvf_way way, uint32_t seed);
 void stage_world_push_all(stage_world *w, kvf_way way, uint32_t seed);
 
-/** P's cells get new bytes, and D's memory others. */
+/** Fills P's cells with new bytes, and D's memory with others. */
 void stage_world_refill(stage_world *w, uint32_t seed);
 
-/** Bytes of a rank of D that are not as a copy cell by cell makes them out of what was there before. */
+/** Counts the bytes of a rank of D that differ from a copy made cell by cell into the memory `before`. */
 uint64_t stage_world_wrong_bytes(const stage_end *d, const cell_rank *before, uint32_t seed);
 
 /** The peers of D's rank for the sources of a plan. */

@@ -1,4 +1,5 @@
-/* The connector's names at the edges of what they take: each limit itself, one beyond it, and arguments that are not there. */
+/* The connector's functions at the limits of their arguments: each limit itself, one beyond it, and missing
+ * arguments. */
 #include <string.h>
 
 #include "topology_shapes.h"
@@ -102,7 +103,7 @@ static void a_remote_engine_has_sizes_that_fit_ours(void **state) {
     kvf_topology_free(topology);
 }
 
-/* More than the list of them has room for at once, taken away from its middle, its front and its end. */
+/* More engines than their list has room for at first, removed from its middle, its front and its end. */
 static void many_engines_are_known_and_forgotten_one_by_one(void **state) {
     (void)state;
     enum { ENGINES = 9 };
@@ -150,7 +151,7 @@ static void heads_are_of_ranks_that_there_are(void **state) {
     assert_int_equal(kvf_physical_head_range(8, 8, 7, &heads), KVF_OK);
     assert_int_equal(heads.begin, 7);
     assert_int_equal(heads.end, 8);
-    assert_int_equal(kvf_physical_head_range(12, 8, 11, &heads), KVF_OK); /* heads that ranks share */
+    assert_int_equal(kvf_physical_head_range(12, 8, 11, &heads), KVF_OK); /* ranks that share a head */
     assert_int_equal(heads.end, 8);
 }
 
@@ -184,7 +185,7 @@ static void a_mapping_is_of_kinds_that_there_are(void **state) {
     kvf_topology_free(hybrid);
 }
 
-/* Remote ranks 2 and 3 of 4 have what rank 1 of 2 has: from half of its block on. */
+/* Local ranks 2 and 3 of 4 read from remote rank 1 of 2; rank 3 begins in the middle of its block. */
 static void an_offset_that_does_not_fit_is_refused(void **state) {
     (void)state;
     kvf_topology *topology = hybrid_rank(4, 3, 8, 0);
@@ -231,7 +232,8 @@ static void lists_are_given_for_as_many_groups_on_both_sides(void **state) {
     refused(kvf_map_block_size(NULL, &one, &one, 2, &out), KVF_E_INVALID, "no argument may be NULL");
     assert_int_equal(kvf_map_block_size(both, &none, &two, 2, &out), KVF_OK);
     assert_int_equal(out.count, 0);
-    assert_int_equal(kvf_map_block_size(full, &one, &one, 2, &out), KVF_OK); /* no more than they have */
+    /* no more ids than the lists have */
+    assert_int_equal(kvf_map_block_size(full, &one, &one, 2, &out), KVF_OK);
     assert_int_equal(out.count, 1);
     assert_ids(&out.groups[0], 1, (const uint64_t[]){2});
     kvf_block_lists_free(&out);
@@ -288,7 +290,8 @@ static void one_block_bears_the_state(void **state) {
 static void fronts_may_differ_by_what_padding_explains(void **state) {
     (void)state;
     kvf_block_lists decode = LISTS(IDS(1, 2, 3, 4, 5, 6), IDS(9)), near = LISTS(IDS(7), IDS(8)), ours, theirs;
-    assert_int_equal(kvf_prefix_trim(both, &decode, &near, 2, 3, &ours, &theirs), KVF_OK); /* 5 explain 5 */
+    /* padding of up to 5 blocks explains 5 */
+    assert_int_equal(kvf_prefix_trim(both, &decode, &near, 2, 3, &ours, &theirs), KVF_OK);
     assert_ids(&ours.groups[0], 1, (const uint64_t[]){1});
     assert_ids(&theirs.groups[0], 1, (const uint64_t[]){7});
     kvf_block_lists_free(&ours);
@@ -312,13 +315,13 @@ static void token_shares_are_of_ranks_that_there_are(void **state) {
     kvf_ids local = IDS(1, 2), remote = IDS(5, 6), ours, theirs;
     kvf_dcp_pair pair = {
         .struct_size = sizeof pair, .local_dcp_size = 2, .local_dcp_rank = 1, .remote_dcp_size = 2};
-    pair.remote_rank = 3; /* which is share 1 of 2 */
+    pair.remote_rank = 3; /* rank 3 has share 1 of 2 */
     assert_int_equal(kvf_dcp_prefix_trim(&pair, &local, &remote, &ours, &theirs), KVF_OK);
     assert_ids(&ours, 2, (const uint64_t[]){1, 2});
     assert_ids(&theirs, 2, (const uint64_t[]){5, 6});
     kvf_ids_free(&ours);
     kvf_ids_free(&theirs);
-    pair.has_num_remote_blocks = true; /* blocks 1 and 3 of the sequence: the last is not there */
+    pair.has_num_remote_blocks = true; /* blocks 1 and 3 of the sequence; the last does not exist */
     pair.num_remote_blocks = 3;
     assert_int_equal(kvf_dcp_prefix_trim(&pair, &local, &remote, &ours, &theirs), KVF_OK);
     assert_ids(&ours, 1, (const uint64_t[]){1});
@@ -441,7 +444,7 @@ static void a_layout_is_seen_by_its_probe(void **state) {
                    latent[] = {1, 16, 576};
     kvf_layout_flags flags;
     static const struct {
-        int probe; /* of the three */
+        int probe; /* an index into the three probes */
         bool mla, mamba;
         size_t registered;
         bool first, cross, split;
@@ -504,7 +507,8 @@ static void a_state_has_a_shape_of_a_type_that_there_is(void **state) {
     refused(kvf_state_shape_of(&model, 1, NULL), KVF_E_INVALID, "out is NULL");
 }
 
-/* The local conv state is one of `tp_ratio` parts of the remote one, or has as many parts of it. */
+/* A positive `tp_ratio`: the local conv state is one of so many parts of the remote state; negative: it has so many
+ * parts, of which the remote state is one. */
 static void projections_are_of_parts_that_there_are(void **state) {
     (void)state;
     const kvf_state_layout local = {.projection_count = 1,
@@ -519,7 +523,7 @@ static void projections_are_of_parts_that_there_are(void **state) {
     refused(kvf_remote_projection_runs(&local, 2, 2, &run), KVF_E_RANGE, "local_offset is 2; allowed 0 to 1");
     refused(kvf_remote_projection_runs(&local, 1, 1, &run), KVF_E_RANGE, "local_offset is 1; allowed 0 to 0");
     assert_int_equal(kvf_remote_projection_runs(&local, -2, 7, &run),
-                     KVF_OK); /* whose offset means nothing */
+                     KVF_OK); /* the offset means nothing here */
     assert_int_equal(run.offset, 0);
     assert_int_equal(run.bytes, 4);
     refused(kvf_remote_projection_runs(&local, 0, 0, &run), KVF_E_RANGE, "tp_ratio is 0");

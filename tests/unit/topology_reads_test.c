@@ -1,4 +1,4 @@
-/* The field's named quantities: block lists, and cell-by-cell proofs that the reads that are named move the right
+/* The named quantities of public connectors: block lists, and cell-by-cell proofs that the named reads move the right
  * cells. */
 #include <kvferry/connector/descriptors.h>
 
@@ -120,7 +120,7 @@ static void token_shares_pair_by_place_in_the_sequence(void **state) {
 
 enum { CELLS_PER_HEAD = 16, BLOCKS = 8 };
 
-/* A cache of one region, a byte a cell: [block][head][token]. */
+/* A cache of one region with a byte per cell: [block][head][token]. */
 typedef struct dense_cache {
     uint64_t base, block_bytes;
     kvf_cache_memory memory;
@@ -142,7 +142,7 @@ static cell cell_at(const dense_cache *cache, kvf_range heads, uint64_t address)
                   offset % CELLS_PER_HEAD};
 }
 
-/* Marks what a read fills; every cell has to come from the cell of the same head and token. */
+/* Counts how often a read fills each byte; every cell must come from the cell of the same head and token. */
 static void check_copies(const kvf_read_spec *spec, const dense_cache *local, kvf_range local_heads,
                          const dense_cache *remote, kvf_range remote_heads, unsigned char *filled) {
     for (size_t i = 0; i < spec->local_ids.count; i++)
@@ -151,7 +151,8 @@ static void check_copies(const kvf_read_spec *spec, const dense_cache *local, kv
             cell from = cell_at(remote, remote_heads, spec->copies[i].remote_address + k);
             assert_int_equal(to.head, from.head);
             assert_int_equal(to.token, from.token);
-            assert_int_equal(to.block + 1, from.block); /* the request below pairs block b with b + 1 */
+            /* the request pairs local block b with remote block b + 1 */
+            assert_int_equal(to.block + 1, from.block);
             filled[spec->copies[i].local_address + k - local->base]++;
         }
 }
@@ -214,7 +215,7 @@ static void every_wanted_cell_arrives_once_from_its_own_head_and_token(void **st
 
 /* ---- plans of requests */
 
-/* One decode rank that reads from one prefill rank, with a cache of 8 blocks a side. */
+/* A plan of one decode rank that reads from one prefill rank, with a cache of 8 blocks on each side. */
 static kvf_engine_transfer_plan *simple_plan(dense_cache *local, dense_cache *remote,
                                              const kvf_cache_kind *kinds, size_t groups) {
     make_dense(local, 1 << 20, (kvf_range){0, 4});
@@ -331,7 +332,7 @@ static void a_latent_is_read_from_one_rank_and_every_rank_is_notified(void **sta
 
 /* ---- memory */
 
-/* An allocator that fails from the n-th call on, and counts what is held. */
+/* An allocator that fails from the n-th call on, and counts live allocations. */
 typedef struct scarce {
     long left, held;
 } scarce;
@@ -357,7 +358,7 @@ static void scarce_release(void *context, void *memory) {
     free(memory);
 }
 
-/* A hybrid's plan and one read of it; every step has memory to give back. */
+/* A hybrid model's plan and one read of it; every step has memory to free. */
 static kvf_status plan_and_read(void) {
     kvf_state_layout state = {
         .projection_count = 1, .conv_bytes = 16, .ssm_bytes = 16, .projection_bytes = {16}};

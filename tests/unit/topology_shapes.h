@@ -1,5 +1,6 @@
 /*
- * What the tests of the connector's names share: engines in the terms of the field, and what refuses them.
+ * What the tests of the connector's functions share: engines described as public connectors describe them, and
+ * assertions for refusals.
  */
 #ifndef KVF_TEST_TOPOLOGY_SHAPES_H
 #define KVF_TEST_TOPOLOGY_SHAPES_H

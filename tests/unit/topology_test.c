@@ -1,5 +1,5 @@
-/* The field's named quantities: engines, the shapes that they may have, and the traps that reviewers of the public
- * connector found. */
+/* The named quantities of public connectors: engines, the shapes that they may have, and the traps that reviewers of
+ * the public connector found. */
 #include <kvferry/connector/descriptors.h>
 
 #include "topology_shapes.h"
@@ -89,7 +89,7 @@ static void pieces_that_lose_bytes_are_refused(void **state) {
 
 static void heads_that_ranks_share_across_a_boundary_are_read_once(void **state) {
     (void)state;
-    /* Six heads on 8 and 16 ranks: local rank 1 has head 0, remote rank 2 too, remote rank 3 has head 1. */
+    /* Six heads on 8 and 16 ranks: local rank 1 and remote rank 2 have head 0, and remote rank 3 has head 1. */
     kvf_topology *topology = hybrid_rank(8, 1, 6, 0);
     kvf_engine_transfer_info remote = remote_engine(16);
     kvf_ids sources;
@@ -101,7 +101,7 @@ static void heads_that_ranks_share_across_a_boundary_are_read_once(void **state)
 
 static void a_hybrid_registers_only_engines_it_can_pair_with(void **state) {
     (void)state;
-    /* 16 tokens of 4 of 8 heads, 16 bytes each and K and V: 2048; 4 ranks keep half as much. */
+    /* 16 tokens of 4 of 8 heads with 16 bytes each, K and V: 2048; with 4 ranks each keeps half as much. */
     kvf_topology *topology = hybrid_rank(2, 0, 8, 2048);
     kvf_engine_transfer_info good = remote_engine(4), out;
     good.block_bytes = 1024;
@@ -120,7 +120,7 @@ static void a_hybrid_registers_only_engines_it_can_pair_with(void **state) {
                    KVF_REFUSAL_DCP_NOT_LATENT);
     assert_int_equal(kvf_topology_get(topology, "a", &out), KVF_E_NOT_FOUND);
     assert_int_equal(kvf_topology_register(topology, "a", &good, NULL), KVF_OK);
-    good.block_bytes = 0; /* not known: nothing to compare */
+    good.block_bytes = 0; /* unknown: nothing to compare */
     assert_int_equal(kvf_topology_register(topology, "b", &good, NULL), KVF_OK);
     kvf_topology_free(topology);
 }
@@ -255,7 +255,7 @@ static void the_order_of_groups_does_not_change_what_each_is_read_from(void **st
 
 static void state_with_repeated_groups_is_refused(void **state) {
     (void)state;
-    /* One B and C group repeated on two ranks: the remote projections are not ours scaled. */
+    /* One group of B and C is repeated on two ranks: the remote projections are not the local ones scaled. */
     kvf_state_model model = {.struct_size = sizeof model,
                              .type = KVF_STATE_MAMBA2,
                              .intermediate_size = 64,

@@ -7,7 +7,7 @@
 #include "transport/slices.h"
 
 #define NOTICES_MAX 200u
-#define ENDPOINTS_MAX 8192u /* in the life of a process: numbers are not used again */
+#define ENDPOINTS_MAX 8192u /* in the life of a process: numbers are not reused */
 
 typedef struct toy_notice {
     char sender[KVF_SENDER_MAX + 1];
@@ -27,9 +27,9 @@ typedef struct toy_endpoint {
 
 struct toy_link {
     toy_endpoint *self;
-    uint64_t remote; /* looked up for each use: it may be gone */
+    uint64_t remote; /* looked up for each use, since it may be gone */
     uint64_t generation;
-    kvf_peer *peer; /* NULL once it was reported lost */
+    kvf_peer *peer; /* NULL after its loss was reported */
     kvf_slices slices;
     toy_link *following;
 };
@@ -45,7 +45,7 @@ static toy_endpoint *find(uint64_t id) {
     return id < ENDPOINTS_MAX ? endpoints[id] : NULL;
 }
 
-/* Whoever is connected looks again whether its peer is there. */
+/* Lets every endpoint look again whether its peers are still there. */
 static void wake_all(void) {
     for (uint64_t id = 1; id <= last_id; id++)
         if (endpoints[id])
@@ -81,7 +81,7 @@ static void toy_close(void *at) {
 
 static kvf_status toy_register(void *at, uint32_t region, const kvf_memory *memory) {
     (void)at, (void)region, (void)memory;
-    return KVF_OK; /* the front's table of regions says all there is to say */
+    return KVF_OK; /* the front's table of regions holds all that is needed */
 }
 
 static kvf_status toy_unregister(void *at, uint32_t region) {
@@ -100,7 +100,7 @@ static int toy_event_fd(void *at) {
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* Why the remote memory cannot be used; NULL when it can. */
+/* Why the remote memory cannot be used; NULL if it can. */
 static const char *find_loss(const toy_link *link) {
     const toy_endpoint *remote = find(link->remote);
     if (!remote)
@@ -177,7 +177,7 @@ static void copy_slice(const toy_link *link, kvf_direction direction, const kvf_
     }
 }
 
-/* One slice; true when there are more. */
+/* Moves one slice; true if there are more. */
 static bool move(toy_link *link) {
     kvf_slices_reap(&link->slices);
     kvf_batch *batch = link->slices.current;
@@ -209,7 +209,7 @@ static kvf_status toy_progress(void *at, bool *busy) {
     for (; self->told < self->sent; self->told++) {
         const toy_notice *notice = &self->notices[self->told % NOTICES_MAX];
         if (kvf_deliver(self->transport, notice->sender, notice->data, notice->bytes)) {
-            *busy = true; /* it waits until there is memory */
+            *busy = true; /* the notification waits until there is memory for it */
             break;
         }
     }

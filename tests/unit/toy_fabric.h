@@ -1,6 +1,6 @@
 /*
- * A fabric of one thread in one process, as small as a fabric can be: it proves what CONTRIBUTING.md says of
- * adding one. Endpoints find each other in a list, runs are copied a slice a turn, notifications wait in a list.
+ * A fabric of one thread in one process, as small as a fabric can be: it proves what CONTRIBUTING.md says about adding
+ * a fabric. Endpoints find each other in a list, runs are copied one slice per turn, notifications wait in a ring.
  */
 #ifndef TOY_FABRIC_H
 #define TOY_FABRIC_H

@@ -1,4 +1,4 @@
-/* Samples of transfers, summed up for operators. */
+/* The summary of transfer samples for operators. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

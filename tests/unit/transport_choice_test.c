@@ -1,6 +1,6 @@
 /*
- * The choice between reading alone and asking the owner, with costs and a time of the test's own: what a transfer
- * takes as it chooses, beside what each way would take by itself.
+ * The choice between copying alone and asking the owner, with simulated costs and time: the time that a transfer takes
+ * with its choices, compared with the time that each way would take by itself.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,24 +18,24 @@
 #define MIB (1ull << 20)
 #define NEVER UINT64_MAX
 
-/* Two processes and what they take, in nanoseconds a byte but where it says otherwise. */
+/* Two processes and the costs of their work, in nanoseconds a byte unless the field says otherwise. */
 typedef struct machine {
     uint64_t run_bytes;
     double read, take, serve;
-    double hurt;      /* by so much a read takes longer while the owner is at work; 0: none */
-    uint64_t wake_ns; /* of an owner that has nothing to do */
-    uint64_t stop_ns; /* from then on it does not answer */
+    double hurt;      /* by which factor reads take longer while the owner works; 0: no longer */
+    uint64_t wake_ns; /* to wake an idle owner */
+    uint64_t stop_ns; /* the owner does not answer from then on */
     struct {
         uint64_t after_ns, ns;
-    } aside; /* for so long this side is set aside once, after so much work; 0: never */
+    } aside; /* this side is suspended once, after so much work and for so long; 0: never */
 } machine;
 
 typedef struct transfer {
     const machine *on;
-    kvf_shm_choice *choice; /* NULL: the owner does all */
+    kvf_shm_choice *choice; /* NULL: the owner does all work */
     uint64_t now, owner_free, left;
     struct {
-        uint64_t bytes, ready; /* ready: NEVER where it does not answer */
+        uint64_t bytes, ready; /* ready: NEVER if the owner does not answer */
     } slots[SLOTS];
     kvf_shm_load load;
     uint64_t alone_bytes;
@@ -78,7 +78,7 @@ static void read_alone(transfer *t, uint64_t bytes) {
     t->alone_bytes += bytes;
 }
 
-/* The first answer that is there. */
+/* Takes the first answer that is ready. */
 static bool take_answer(transfer *t) {
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (!t->slots[i].bytes || t->slots[i].ready > t->now)
@@ -104,7 +104,7 @@ static uint64_t next_answer(const transfer *t) {
     return next;
 }
 
-/* Nothing is left but what the owner has. */
+/* Waits for the slots that the owner still has, when nothing else is left to do. */
 static void wait_for_owner(transfer *t) {
     uint64_t next = next_answer(t), alone_ns = 0;
     for (uint32_t i = 0; i < SLOTS; i++) {
@@ -123,7 +123,7 @@ static void wait_for_owner(transfer *t) {
     t->load.waiting = 0;
 }
 
-/* Nanoseconds that a transfer of so much takes, beginning at a time when the link was idle. */
+/* The nanoseconds that a transfer of so many bytes takes if the link was idle before. */
 static uint64_t transfer_ns(const machine *on, kvf_shm_choice *choice, uint64_t bytes,
                             uint64_t *alone_bytes) {
     transfer t = {.on = on, .choice = choice, .now = 1, .left = bytes, .load = {.slots = SLOTS}};
@@ -168,7 +168,8 @@ static void assert_near(const machine *on, kvf_shm_choice *choice, uint64_t byte
                  (unsigned long long)on->run_bytes, on->read, on->take, on->serve, ns, better);
 }
 
-/* From runs of 128 bytes, where a call is 20 times the copy, to long ones; owners ten times as slow as others. */
+/* From runs of 128 bytes, for which a call costs 20 times as much as the copy, to long runs; and owners of which some
+ * are ten times as slow as others. */
 static void it_takes_no_longer_than_the_better_way_whatever_they_cost(void **state) {
     (void)state;
     static const struct {
@@ -189,7 +190,7 @@ static void it_takes_no_longer_than_the_better_way_whatever_they_cost(void **sta
         double direct = direct_ns(&on, 128 * MIB), served = (double)transfer_ns(&on, NULL, 128 * MIB, NULL);
         double better = direct < served ? direct : served;
         assert_near(&on, &choice, 128 * MIB, better);
-        assert_near(&on, &choice, 128 * MIB, better); /* and with what it has learned */
+        assert_near(&on, &choice, 128 * MIB, better); /* again, with what the choice has learned */
     }
 }
 
@@ -202,7 +203,7 @@ static void an_owner_that_does_not_answer_costs_nothing(void **state) {
                                            {262144, 0.13, 0.05, 0.07, 0, 50000, 1, {0}}};
         const machine *on = &machines[i % 3];
         kvf_shm_choice choice = {0};
-        /* Some short calls more than one way would make. */
+        /* The choice may cost some short calls more than the better way. */
         assert_near(on, &choice, sizes[i / 3], direct_ns(on, sizes[i / 3]) + 10000);
     }
 }
@@ -218,15 +219,15 @@ static void an_owner_that_stops_in_the_middle_costs_what_it_had(void **state) {
 
 static void where_the_owner_is_in_the_way_it_is_left_alone(void **state) {
     (void)state;
-    /* Both share a processor: while it works, reading takes twice as long, and it is slow itself. */
+    /* Both share a processor: while the owner works, reads take twice as long, and the owner itself is slow. */
     machine on = {16384, 0.2, 0.1, 0.8, 2, 50000, 0, {0}};
     kvf_shm_choice choice = {0};
-    (void)transfer_ns(&on, &choice, 512 * MIB, NULL); /* both ways are known after that */
+    (void)transfer_ns(&on, &choice, 512 * MIB, NULL); /* then the costs of both ways are known */
     uint64_t alone;
     double ns = (double)transfer_ns(&on, &choice, 256 * MIB, &alone);
     assert_true(ns <= 1.1 * direct_ns(&on, 256 * MIB));
     assert_true(alone > 250 * MIB);
-    on.hurt = 0; /* it has a processor again */
+    on.hurt = 0; /* the owner has a processor of its own again */
     on.serve = 0.1;
     for (int i = 0; i < 16; i++)
         (void)transfer_ns(&on, &choice, 128 * MIB, NULL);
@@ -234,7 +235,7 @@ static void where_the_owner_is_in_the_way_it_is_left_alone(void **state) {
     assert_true(alone < 64 * MIB);
 }
 
-/* As a scheduler does it: in the midst of the first measurement, and of one of each later transfer. */
+/* Like a scheduler: in the middle of the first measurement, and of one measurement in each later transfer. */
 static void being_set_aside_for_a_while_does_not_make_a_way_look_slow(void **state) {
     (void)state;
     static const machine machines[] = {{256, 2.4, 0.1, 0.15, 0, 50000, 0, {500000, 6000000}},

@@ -1,7 +1,7 @@
 /*
- * What every kind of transport promises: each test runs over every fabric, the toy of the tests too, with each
- * setting that goes another way, and for memory that the library allocated, memory that the caller brought, and
- * both together (transport_variants). What only one fabric can do or meet is in a test of its own.
+ * What every kind of transport promises: each test runs over every fabric, including the tests' toy fabric, with each
+ * setting that chooses another code path, and for memory that the library allocated, memory that the caller brought,
+ * and both together (transport_variants). Each fabric has a test of its own for what only it can do or meet.
  */
 #include <poll.h>
 #include <setjmp.h>
@@ -42,7 +42,7 @@ static void pair_close(test_pair *pair) {
     free(pair);
 }
 
-/* A failure says by which kind of transport, and this. */
+/* The error text must name the kind of transport, and contain `part`. */
 static void check_detail(const char *detail, const test_pair *pair, const char *part) {
     char kind[32];
     (void)snprintf(kind, sizeof kind, "%s: ", pair->kind->expected);
@@ -50,7 +50,7 @@ static void check_detail(const char *detail, const test_pair *pair, const char *
         fail_msg("\"%s\" has no \"%s\" or no \"%s\"", detail, kind, part);
 }
 
-/* Copies by the same runs in a copy of the destination, and compares all of it. */
+/* Copies the same runs into a copy of the destination's old content, and compares all of it. */
 static void check_moved(const test_side *local, const test_side *remote, kvf_direction direction,
                         const kvf_run *runs, size_t count, uint32_t seed) {
     const test_side *to = direction == KVF_READ ? local : remote;
@@ -74,7 +74,7 @@ static void check_moved(const test_side *local, const test_side *remote, kvf_dir
     }
 }
 
-/* A kind that does not move bytes this way says so, and moves none. */
+/* Whether the kind does not move bytes in this direction; then it must say so and move none. */
 static bool is_refused(const pair_kind *kind, kvf_direction direction) {
     if (pair_can(kind, direction))
         return false;
@@ -215,7 +215,7 @@ static void one_endpoint_reads_from_several_peers_at_once(void **state) {
                      KVF_OK);
     assert_int_equal(kvf_transport_submit(other, KVF_READ, &second, 1, note_outcome, &outcomes[1], NULL),
                      KVF_OK);
-    /* In turn: while one that serves stands still, its peers may have something to do all the time. */
+    /* All work in turn: while an owner that serves stands still, its peers may always have something to do. */
     while (!outcomes[0].calls || !outcomes[1].calls) {
         assert_int_equal(kvf_transport_progress(pair->here.transport, NULL), KVF_OK);
         assert_int_equal(kvf_transport_progress(pair->there.transport, NULL), KVF_OK);
@@ -343,7 +343,7 @@ static void notifications_wait_while_there_is_no_memory_for_them(void **state) {
         assert_int_equal(kvf_transport_progress(pair->there.transport, NULL), KVF_OK);
     }
     no_memory = false;
-    /* None was wanted only where there had been enough for all of them before. */
+    /* There may be no refusal only if memory for all of them had been allocated before. */
     drive(&pair->here, &pair->there, &pair->there.notices, sent);
     for (uint32_t i = 0; i < sent; i++)
         assert_int_equal(pair->there.notice_values[i], i);
@@ -408,7 +408,7 @@ static void a_batch_can_be_cancelled_at_any_moment(void **state) {
         }
 }
 
-/* More than any fabric has under way at once: the last of them has not begun for a while. */
+/* More batches than any fabric has under way at once, so the last has not begun for a while. */
 #define MANY 60
 
 static void closing_a_peer_ends_its_batches_as_cancelled(void **state) {
@@ -661,13 +661,13 @@ static void a_region_is_added_while_peers_are_connected(void **state) {
     pair_memory_free(&memory);
 }
 
-/* Connecting by it fails, or the connection is lost at once; either says why. */
-/* Over UCX, and the toy fabric, that looks like an end. */
+/* Whether a refusal is reported as such; over UCX and the toy fabric it looks like the end of the peer. */
 static bool says_that_it_refuses(const kvf_peer *peer) {
     const char *kind = kvf_peer_kind(peer);
     return strcmp(kind, "inproc") == 0 || strcmp(kind, "shm") == 0 || strcmp(kind, "messages") == 0;
 }
 
+/* Connecting with an old card fails, or the connection is lost at once; either gives the reason. */
 static void check_refused_as_old(test_pair *pair, const saved_card *card) {
     kvf_peer *peer = NULL;
     uint32_t before = pair->here.lost;

@@ -1,4 +1,5 @@
-/* The same-host transport as an owner that more want to connect to, or to lend more from, than it serves. */
+/* The same-host transport as an owner, with more clients that want to connect, or want larger buffers, than it
+ * serves. */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -6,7 +7,7 @@
 
 #include "transport_raw.h"
 
-/* Nobody is accepted meanwhile. */
+/* The owner accepts no connection meanwhile. */
 static void a_full_queue_of_connections_only_delays_a_newcomer(void **state) {
     (void)state;
     test_side owner, here;
@@ -84,7 +85,7 @@ static void beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one
     kvf_peer *peer = side_connect(&here, &owner);
     uint64_t bytes = kvf_min_u64(here.regions[1].bytes, owner.regions[1].bytes);
     kvf_run run = {0, 0, bytes, 1, 1};
-    assert_true(bytes > 65536); /* more than one slot, and they are not where they were offered */
+    assert_true(bytes > 65536); /* more than one slot; the slots are smaller than they were offered */
     assert_int_equal(move_runs(&here, &owner, peer, KVF_READ, &run, 1), KVF_OK);
     assert_memory_equal(side_memory(&here, 1), side_memory(&owner, 1), bytes);
     side_fill(side_memory(&here, 1), 77, 1, bytes);

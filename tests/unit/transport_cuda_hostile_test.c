@@ -1,8 +1,8 @@
 /*
- * An owner of memory of devices, and those who write to it: one that is shut out while kernels of the owner copy for it, and
- * others that know the protocol (cuda_wire.h) and do not keep to it. And a reader whose owner does not.
+ * An owner of device memory and its writers: one writer that is shut out while the owner's kernels copy for it, and
+ * others that know the protocol (cuda_wire.h) and violate it; and a writer whose owner violates it.
  *
- * Owner and writer are endpoints of this process, and guests are sockets of it.
+ * Owner and writer are endpoints of this process; guests are sockets of this process.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +16,12 @@
 #include "transport/cuda/cuda_wire.h"
 
 #define BYTES 65536u
-#define TOLD_BYTES 4096u /* of the region that a guest says it has */
+#define TOLD_BYTES 4096u /* the size of the region that a guest claims to have */
 #define HOUR_NS 3600000000000ull
-#define ROUNDS 30 /* more than anything takes that waits for no device */
+#define ROUNDS 30 /* enough for everything that does not wait for a device */
 #define NOBODY UINT32_MAX
 
-/* Region 0 is shown, region 1 is withheld. */
+/* Peers may use region 0; region 1 is withheld. */
 typedef struct test_end {
     kvf_transport *transport;
     unsigned char *seen[2];
@@ -32,7 +32,7 @@ typedef struct test_end {
 
 /* The owner is on device 0, the writer on device 1. */
 static test_end owner, writer;
-static kvf_peer *peer; /* the writer's, to the owner */
+static kvf_peer *peer; /* the owner, as the writer's peer */
 
 static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *gone, const char *detail) {
     test_end *end = context;
@@ -69,7 +69,7 @@ static void card_of(const test_end *end, kvf_card *out) {
     assert_int_equal(out->part_count, 1);
 }
 
-/* What the fabric says in the card of an end. */
+/* The fabric's part in the card of an end. */
 static void part_of(const test_end *end, kvf_cuda_card *card, kvf_cuda_region regions[2]) {
     kvf_card all;
     card_of(end, &all);
@@ -105,7 +105,7 @@ static void both_close(void) {
     devices_free();
 }
 
-/* Bytes of the owner's region 0 that are the writer's, of so many. */
+/* Counts the bytes of the owner's region 0, in this range, that the writer has written. */
 static uint32_t written(uint32_t begin, uint32_t end) {
     uint32_t count = 0;
     for (uint32_t i = begin; i < end; i++) {
@@ -131,13 +131,13 @@ static void note(void *context, kvf_operation operation, kvf_status status, cons
 }
 
 static void submit(kvf_direction direction, uint32_t bytes, outcome *noted) {
-    static kvf_run run; /* until the batch has ended; there is one at a time */
+    static kvf_run run; /* must last until the batch has ended; there is one batch at a time */
     run = (kvf_run){.bytes = bytes};
     *noted = (outcome){0};
     assert_ok(kvf_transport_submit(peer, direction, &run, 1, note, noted, NULL));
 }
 
-/* The honest writer still can. */
+/* The honest writer can still write. */
 static void write_well(void) {
     outcome noted;
     submit(KVF_WRITE, BYTES, &noted);
@@ -165,7 +165,7 @@ static void a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over(void
     devices_delay(HOUR_NS);
     submit(KVF_WRITE, BYTES, &noted);
     run_rounds();
-    for (int i = 0; i < 3; i++) { /* for as long as they run */
+    for (int i = 0; i < 3; i++) { /* as long as the kernels run */
         assert_fails(fence_writer(kvf_transport_fence), KVF_E_AGAIN, "has asked to be written",
                      "is being copied by kernels of this process", "since it was shut out");
         run_rounds();
@@ -184,7 +184,7 @@ static void a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over(void
     run_rounds();
     assert_int_equal(noted.status, KVF_E_PEER_LOST);
     assert_int_equal(written(0, BYTES), then);
-    /* What it could have done, it does once it is let in again. */
+    /* Once the writer is let in again, it can write. */
     assert_ok(fence_writer(kvf_transport_admit));
     kvf_peer_close(peer);
     connect_ends();
@@ -234,7 +234,7 @@ static kvf_cuda_hello good_hello(void) {
     return hello;
 }
 
-/* Who has said HELLO. */
+/* A guest that has sent HELLO. */
 static int open_known_guest(void) {
     kvf_cuda_packet packet;
     const int fd = open_guest();
@@ -246,7 +246,7 @@ static int open_known_guest(void) {
     return fd;
 }
 
-/* Memory of an endpoint that is not there. */
+/* The memory of an endpoint that does not exist. */
 static kvf_cuda_memory good_memory(void) {
     kvf_cuda_memory memory = {.header = {CUDA_MEMORY, 1}};
     kvf_cuda_region regions[2];
@@ -267,7 +267,7 @@ static size_t write_bytes(const kvf_cuda_write *write) {
     return offsetof(kvf_cuda_write, runs) + write->header.count * sizeof *write->runs;
 }
 
-/* How the owner has refused a guest, who is gone then; NOBODY: it has not. */
+/* How the owner has refused a guest, which is then disconnected; NOBODY: the owner has not refused it. */
 static uint32_t refusal_of(int fd) {
     kvf_cuda_packet packet;
     uint32_t refusal = NOBODY;
@@ -280,7 +280,7 @@ static uint32_t refusal_of(int fd) {
     return refusal;
 }
 
-/* A message by somebody who has told so many of two regions before. */
+/* A message from a guest that has told `told` of its two regions before must be refused. */
 static void refused_after(uint32_t told, const void *message, size_t bytes) {
     const int fd = open_known_guest();
     kvf_cuda_memory memory = good_memory();
@@ -346,12 +346,12 @@ static void memory_that_is_told_wrongly_is_refused(void **state) {
     bad = good;
     bad.first = 1;
     bad.card.region_count = 2;
-    refused_after(0, &bad, memory_bytes(&bad)); /* the first is not told */
+    refused_after(0, &bad, memory_bytes(&bad)); /* region 0 is not told yet */
     bad.card.region_count = 3;
-    refused_after(1, &bad, memory_bytes(&bad)); /* there were two */
+    refused_after(1, &bad, memory_bytes(&bad)); /* the guest said two before */
     bad.card.region_count = 2;
     bad.header.count = 2;
-    refused_after(1, &bad, memory_bytes(&bad)); /* one is left to tell */
+    refused_after(1, &bad, memory_bytes(&bad)); /* only one region is left to tell */
     bad.first = UINT32_MAX;
     refused_after(1, &bad, memory_bytes(&bad));
     write_well();
@@ -360,7 +360,7 @@ static void memory_that_is_told_wrongly_is_refused(void **state) {
 
 static void refused_run(kvf_run run) {
     kvf_cuda_write write = {.header = {CUDA_WRITE, 2}, .runs = {{.bytes = 64}, {0}}};
-    write.runs[1] = run; /* one that is good before it */
+    write.runs[1] = run; /* behind a valid run */
     refused_after(2, &write, write_bytes(&write));
 }
 
@@ -370,8 +370,8 @@ static void writes_that_are_asked_wrongly_are_refused(void **state) {
     const kvf_cuda_write good = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = 64}}};
     kvf_cuda_write *bad = calloc(2, sizeof *bad);
     assert_non_null(bad);
-    refused_after(0, &good, write_bytes(&good)); /* from nothing */
-    refused_after(1, &good, write_bytes(&good)); /* from what is told in part */
+    refused_after(0, &good, write_bytes(&good)); /* no memory was told */
+    refused_after(1, &good, write_bytes(&good)); /* the memory is told in part only */
     refused_after(2, &good, write_bytes(&good) - 1);
     refused_after(2, &good, write_bytes(&good) + 1);
     *bad = good;
@@ -379,7 +379,7 @@ static void writes_that_are_asked_wrongly_are_refused(void **state) {
     refused_after(2, bad, write_bytes(bad));
     bad->header.count = CUDA_WRITE_RUNS + 1;
     refused_after(2, bad, write_bytes(bad));
-    refused_run((kvf_run){.remote_region = 1, .bytes = 64}); /* the owner's, that is withheld */
+    refused_run((kvf_run){.remote_region = 1, .bytes = 64}); /* the owner withholds this region */
     refused_run((kvf_run){.remote_region = 2, .bytes = 64});
     refused_run((kvf_run){.remote_region = UINT32_MAX, .bytes = 64});
     refused_run((kvf_run){.local_region = 2, .bytes = 64});
@@ -396,7 +396,7 @@ static void writes_that_are_asked_wrongly_are_refused(void **state) {
     both_close();
 }
 
-/* What a guest gets as an answer to a good write from the memory that it has told. */
+/* The answer that a guest gets to a valid write from the memory that it has told. */
 static kvf_status answer_after(const kvf_cuda_memory *memory, char reason[CUDA_REASON_BYTES]) {
     kvf_cuda_packet packet;
     const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .number = 7, .runs = {{.bytes = 64}}};
@@ -427,7 +427,8 @@ static void what_a_guest_cannot_have_is_not_read(void **state) {
     bad = good;
     bad.card.network++;
     assert_int_equal(answer_after(&bad, reason), KVF_E_UNSUPPORTED);
-    /* As the writer, of this process, but with another address, here of what the owner withholds. */
+    /* The guest claims to be the writer, which is in this process, but with another address: that of the region which
+     * the owner withholds. */
     kvf_cuda_region regions[2];
     bad = good;
     part_of(&writer, &bad.card, regions);
@@ -436,11 +437,11 @@ static void what_a_guest_cannot_have_is_not_read(void **state) {
     bad.regions[0].base = (uint64_t)(uintptr_t)owner.memory[1].address;
     assert_int_equal(answer_after(&bad, reason), KVF_E_AGAIN);
     assert_non_null(strstr(reason, "region 0 is not as generation"));
-    part_of(&owner, &bad.card, regions); /* as the owner itself */
+    part_of(&owner, &bad.card, regions); /* the guest claims to be the owner itself */
     bad.card.region_count = 1;
     assert_int_equal(answer_after(&bad, reason), KVF_E_AGAIN);
     assert_int_equal(written(0, BYTES), 0);
-    /* The control: as the writer is. */
+    /* The control: with the writer's true data the write succeeds. */
     part_of(&writer, &bad.card, regions);
     bad.card.region_count = 1;
     bad.regions[0] = regions[0];
@@ -451,7 +452,8 @@ static void what_a_guest_cannot_have_is_not_read(void **state) {
     both_close();
 }
 
-/* Who claims to be of this process, by a name that nobody here has, is asked for handles as any other process. */
+/* A guest that claims to be in this process, with a name that no endpoint here has, is asked for handles like any other
+ * process. */
 static void who_is_of_this_process_is_not_taken_from_a_card(void **state) {
     (void)state;
     char reason[CUDA_REASON_BYTES];
@@ -473,7 +475,7 @@ static void who_is_of_this_process_is_not_taken_from_a_card(void **state) {
     both_close();
 }
 
-/* A guest that has told the writer's memory, and has asked for so many writes that wait for the device. */
+/* A guest that has told the writer's memory and has asked for `writes` writes, which wait for the device. */
 static int open_busy_guest(uint32_t writes) {
     kvf_cuda_memory memory = good_memory();
     kvf_cuda_region regions[2];
@@ -495,7 +497,7 @@ static int open_busy_guest(uint32_t writes) {
     return fd;
 }
 
-/* Refused for a message while what it has asked for is under way; that ends well all the same. */
+/* The guest is refused for a message while its writes are under way; the writes still succeed. */
 static void refused_while_busy(uint32_t writes, const void *message, size_t bytes) {
     const int fd = open_busy_guest(writes);
     say(fd, message, bytes);
@@ -512,8 +514,8 @@ static void guests_ask_for_no_more_at_once_than_they_may(void **state) {
     const kvf_cuda_memory memory = good_memory();
     const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = 64}}};
     refused_while_busy(CUDA_WRITES, &write, write_bytes(&write));
-    refused_while_busy(1, &memory, memory_bytes(&memory)); /* what is read from is not changed meanwhile */
-    /* The control: as many as they may are done. */
+    refused_while_busy(1, &memory, memory_bytes(&memory)); /* the memory may not change while it is read */
+    /* The control: as many writes as are allowed succeed. */
     const int fd = open_busy_guest(CUDA_WRITES);
     devices_delay(0);
     devices_hasten();
@@ -534,7 +536,7 @@ static void guests_ask_for_no_more_at_once_than_they_may(void **state) {
 
 /* ---- an owner that lies -------------------------------------------------------------------------- */
 
-/* An owner of which this test is the voice, and another process the memory. */
+/* An owner for which this test speaks, and whose memory is another process's. */
 typedef struct voice {
     owner_process memory;
     int listening, fd;
@@ -569,7 +571,7 @@ static void writer_rounds(void) {
         assert_ok(kvf_transport_progress(writer.transport, NULL));
 }
 
-/* A writer that has asked for one write, of number 1. */
+/* A writer that has asked for one write, with number 1. */
 static void writer_open(voice *v, outcome *noted) {
     kvf_cuda_packet packet;
     const kvf_cuda_header ready = {CUDA_READY, 0};
@@ -616,7 +618,7 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
     kvf_cuda_written written_well = {.header = {CUDA_WRITTEN, KVF_OK}, .number = 1}, wrong = written_well;
     wrong.number = 2;
     lost_after(&v, &wrong, sizeof wrong, senseless);
-    wrong.number = 0; /* of what is read */
+    wrong.number = 0; /* the number of a read */
     lost_after(&v, &wrong, sizeof wrong, senseless);
     lost_after(&v, &written_well, sizeof written_well - 1, senseless);
     lost_after(&v, &written_well, sizeof written_well.header, senseless);
@@ -625,7 +627,7 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
         lost_after(&v, &odd[i], sizeof odd[i], senseless);
     lost_after(&v, "abc", 3, "a message of 3 bytes");
-    /* A status that there is not is a failure, with as much of the reason as there is; and then all goes on. */
+    /* An unknown status is a failure, with as much of the reason as was sent; then everything goes on. */
     writer_open(&v, &noted);
     wrong = (kvf_cuda_written){.header = {CUDA_WRITTEN, 12345}, .number = 1};
     memset(wrong.reason, 'x', sizeof wrong.reason);

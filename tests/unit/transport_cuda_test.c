@@ -1,7 +1,7 @@
 /*
- * The fabric for memory of devices, between two processes, over the stand-in for the driver: cells arrive in the reader's
- * order, and each thing that can go wrong is one error with a sentence. What it shares with other fabrics is tested by
- * transport_conformance_test.
+ * The fabric for device memory, between two processes, over the stand-in for the driver: cells arrive in the reader's
+ * order, and everything that can go wrong gives one error with a sentence. transport_conformance_test tests what it
+ * shares with other fabrics.
  */
 #include <poll.h>
 #include <signal.h>
@@ -14,11 +14,11 @@
 #include "transport/card.h"
 #include "transport/cuda/cuda_wire.h"
 
-#define OPERATING_SYSTEM 304 /* what the driver says of a handle where containers share no name space */
+#define OPERATING_SYSTEM 304 /* the driver's answer for a handle if containers share no name space */
 #define ILLEGAL_ADDRESS 700
 #define HOUR_NS 3600000000000ull
 
-/* A reader on device 1, an owner on device 0 of another process. */
+/* A reader on device 1, and an owner in another process on device 0. */
 typedef struct test_scene {
     device_engines known;
     device_cache here;
@@ -96,7 +96,7 @@ static kvf_status pull(const test_scene *scene, char detail[512]) {
     return move(scene, KVF_READ, detail);
 }
 
-/* Fills our cells anew, and writes them into the owner's memory. */
+/* Fills the reader's cells anew, and writes them into the owner's memory. */
 static kvf_status push(const test_scene *scene, char detail[512]) {
     rank_fill(&scene->here.cells, all_layers(scene->here.cells.shard), 2);
     return move(scene, KVF_WRITE, detail);
@@ -116,7 +116,7 @@ static void cells_of_another_process_arrive_in_our_order(void **state) {
     assert_true(cache_wrong_cells(&scene->here, 1) > 1000);
     assert_ok(pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
-    /* A byte that is other at its owner is noticed, in its cell and nowhere else. */
+    /* A byte that changes in the owner's memory shows in its cell and nowhere else. */
     (void)owner_tell(&scene->owner, 's');
     assert_ok(pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 1);
@@ -132,7 +132,7 @@ static void what_is_written_is_read_by_its_owner(void **state) {
     assert_true(owner_tell(&scene->owner, 'c') > 500);
     assert_ok(push(scene, detail));
     assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
-    (void)owner_tell(&scene->owner, 's'); /* the control */
+    (void)owner_tell(&scene->owner, 's'); /* the control: a spoiled byte is counted */
     assert_int_equal(owner_tell(&scene->owner, 'c'), 1);
     assert_ok(push(scene, detail));
     assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
@@ -149,7 +149,7 @@ static void unregister(const test_scene *scene, uint32_t region) {
     assert_ok(status);
 }
 
-/* The owner has what is written from mapped: it lets go of that, and is told of what there is then. */
+/* The owner has mapped the memory that was written from: it unmaps that, and is told of the new memory. */
 static void memory_that_was_written_from_can_be_taken_back(void **state) {
     (void)state;
     char detail[512];
@@ -177,7 +177,7 @@ static void memory_that_was_written_from_can_be_taken_back(void **state) {
     scene_close(scene, false);
 }
 
-/* Our memory is freed while it is registered, so the owner cannot map it. */
+/* The writer's memory is freed while it is registered, so the owner cannot map it. */
 static void what_the_owner_cannot_read_is_not_written(void **state) {
     (void)state;
     char detail[512];
@@ -275,7 +275,8 @@ static void memory_is_a_devices_and_there(void **state) {
     assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
                  "is no memory of CUDA device 1");
     wrong.address = (unsigned char *)all.address + 100;
-    assert_ok(kvf_transport_register(transport, &wrong, 1)); /* in the middle of its allocation */
+    /* the region is in the middle of its allocation */
+    assert_ok(kvf_transport_register(transport, &wrong, 1));
     assert_ok(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &allocated));
     assert_int_equal(((unsigned char *)devices_look((uint64_t)(uintptr_t)allocated))[99], 0);
     kvf_transport_close(transport);
@@ -302,7 +303,7 @@ static void memory_without_a_handle_is_refused_and_can_be_kept(void **state) {
 
 /* ---- cards that lie ----------------------------------------------------------------------------- */
 
-/* The owner's card, with another part of this fabric. */
+/* Makes the owner's card with another part for this fabric. */
 static void forge(const test_scene *scene, const void *part, size_t bytes, kvf_buffer *out) {
     kvf_card card;
     assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
@@ -339,7 +340,7 @@ static void a_card_that_says_something_else_than_the_driver_is_refused(void **st
     connect_forged(scene, part, sizeof(kvf_cuda_card) - 1, KVF_E_PARSE, "bytes");
     connect_forged(scene, part, 0, KVF_E_UNSUPPORTED, "the peer has registered no CUDA memory");
     wrong = first;
-    wrong.allocation_bytes *= 2; /* as though there were more of it */
+    wrong.allocation_bytes *= 2; /* as if the allocation were larger */
     memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
     connect_forged(scene, part, bytes, KVF_E_PARSE, "its allocation has");
     wrong = first;
@@ -392,7 +393,7 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
         step(scene);
     assert_int_equal(scene->lost, 1);
     kvf_peer_close(scene->peer);
-    assert_int_equal(devices_left(), unconnected); /* nothing of the dead one is mapped */
+    assert_int_equal(devices_left(), unconnected); /* nothing of the dead process is mapped any more */
     owner_start(&other, "cuda");
     assert_ok(kvf_transport_connect(scene->here.transport, other.card, other.card_bytes, &scene->peer));
     rank_scribble(&scene->here.cells, 3);
@@ -441,7 +442,7 @@ static void note_status(void *context, kvf_operation operation, kvf_status statu
     (void)snprintf(noted, 512, "%s: %s", kvf_status_name(status), detail);
 }
 
-/* The last test: a copy is left that never ends. */
+/* Must be the last test: it leaves a copy that never ends. */
 static void a_device_that_does_not_come_to_an_end_is_not_waited_for(void **state) {
     (void)state;
     static char first[512], second[512];
@@ -451,7 +452,7 @@ static void a_device_that_does_not_come_to_an_end_is_not_waited_for(void **state
     assert_ok(scene_connect(scene));
     devices_delay(HOUR_NS);
     assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, first, NULL));
-    for (uint32_t i = 0; i < 3; i++) /* it is connected, and started */
+    for (uint32_t i = 0; i < 3; i++) /* connects, and starts the copy */
         step(scene);
     assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, second, NULL));
     for (uint32_t i = 0; !*second && i < 3; i++)
@@ -462,13 +463,13 @@ static void a_device_that_does_not_come_to_an_end_is_not_waited_for(void **state
         step(scene);
     assert_non_null(strstr(second, "KVF_E_IO: cuda: reading from "));
     assert_non_null(strstr(second, "the device has not ended a copy for 1 ms"));
-    assert_string_equal(first, ""); /* its memory is not quiet */
+    assert_string_equal(first, ""); /* no end is reported, since its memory is still in use */
     devices_delay(0);
     scene_close(scene, false);
     assert_non_null(strstr(first, "KVF_E_CANCELLED"));
 }
 
-/* ---- machines without --------------------------------------------------------------------------- */
+/* ---- machines without CUDA --------------------------------------------------------------------------- */
 
 static int print_opened(void) {
     kvf_transport *transport = NULL;
@@ -509,14 +510,14 @@ static void a_machine_without_a_driver_says_so_and_has_the_others(void **state) 
               "12.0 and later\n"
               "KVF_OK: does not there is no CUDA here: the driver is for CUDA 11.8; allowed are 12.0 and "
               "later\n");
-    /* Whether there are devices is not known before they are needed: the driver is not started for the question. */
+    /* Asking which kinds work does not start the driver, so the library learns only later whether there are devices. */
     opened_with("FAKE_CUDA_DEVICES=0", text, sizeof text);
     assert_string_equal(text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: the driver knows no device\n"
                               "KVF_OK: does not there is no CUDA here: the driver knows no device\n");
     opened_with("FAKE_CUDA_DEVICES=0 KVF_TEST_ONLY_AUTO=1", text, sizeof text);
     assert_string_equal(text, "KVF_OK: works \n");
     opened_with("-u LD_LIBRARY_PATH", text, sizeof text);
-    if (strstr(text, "does not")) /* there is none: the machine may have a driver of its own */
+    if (strstr(text, "does not")) /* no driver was found; the machine may have one of its own */
         assert_non_null(strstr(text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: libcuda.so.1: "));
 }
 

@@ -1,6 +1,6 @@
 /*
- * Few file descriptors left: "auto" goes without UCX, which aborts where it cannot open some, and whatever cannot be
- * opened is an error with a sentence. Each count in a process of its own; this one never opens UCX.
+ * Few file descriptors are left: "auto" goes without UCX, which aborts if it cannot open some, and everything else that
+ * cannot be opened is an error with a sentence. Each count runs in a child process; this process never opens UCX.
  */
 #include <kvferry/transport.h>
 
@@ -19,7 +19,7 @@ enum { WORKS, REFUSED, WITHOUT_UCX, WRONG };
 
 /* Lets this process open so many more descriptors. */
 static void leave(int left) {
-    int next = dup(STDIN_FILENO); /* those below are open */
+    int next = dup(STDIN_FILENO); /* all lower numbers are open */
     (void)close(next);
     struct rlimit limit = {(rlim_t)(next + left), (rlim_t)(next + left)};
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
@@ -35,7 +35,7 @@ static bool has(const void *card, size_t bytes, const char *kind) {
     return false;
 }
 
-/* Opens, registers and connects to itself. */
+/* Registers memory and connects to itself. */
 static kvf_status use(kvf_transport *transport, const void **card, size_t *bytes) {
     void *address;
     kvf_peer *peer;
@@ -96,7 +96,7 @@ static void with_few_descriptors_left_a_transport_goes_without_ucx(void **state)
     for (int left = 0; left < 100; left++) {
         int seen = outcome("auto", left);
         assert_true(left < 20 || seen != REFUSED);
-        assert_true(left >= 60 || seen != WORKS); /* not by chance */
+        assert_true(left >= 60 || seen != WORKS); /* it must not work by chance */
     }
     assert_int_equal(outcome("auto", 200), has_ucx() ? WORKS : WITHOUT_UCX);
 }

@@ -1,6 +1,6 @@
 /*
- * Transfers over a faulty transport in front of real ones: whatever happens, they end, well with the right
- * bytes or with an error, and once they have ended nothing is written any more.
+ * Transfers over a faulty fabric in front of the real ones: whatever happens, they end, either well with the right
+ * bytes or with an error, and once they have ended nothing more is written.
  */
 #include <kvferry/transport.h>
 
@@ -11,14 +11,14 @@
 #define TOKENS 400u
 #define SOURCES 2u
 
-/* One rank of D, all of P's. */
+/* One rank of D, and all ranks of P. */
 typedef struct world {
     pair engines;
     cell_sequence d_sequence, p_sequence;
     cell_end d, p[SOURCES];
     kvf_plan *plan;
     kvf_request *request;
-    cell_rank before, wanted; /* what D's memory was, and shall be */
+    cell_rank before, wanted; /* D's memory before the transfer, and as it must become */
     bool by_messages;
 } world;
 
@@ -67,7 +67,7 @@ static bool step(const world *w, int timeout_ms) {
 
 /* ---- one try --------------------------------------------------------------------------------- */
 
-/* D reads from its sources, or each source writes to D. */
+/* One attempt: D reads from its sources, or each source writes to D. */
 typedef struct attempt {
     kvf_peer *peers[SOURCES];
     kvf_transfer *transfers[SOURCES];
@@ -105,7 +105,7 @@ static kvf_status attempt_end(attempt *a, const world *w) {
     if (a->status)
         attempt_cancel(a);
     while (attempt_moves(a))
-        assert_true(step(w, 60000)); /* it never waits for nothing */
+        assert_true(step(w, 60000)); /* something always happens in time */
     for (uint32_t i = 0; i < SOURCES; i++) {
         if (a->transfers[i] && !a->status)
             a->status = kvf_transfer_status(a->transfers[i]);
@@ -119,7 +119,7 @@ static void attempt_close(const attempt *a) {
         kvf_peer_close(a->peers[i]);
 }
 
-/* Every byte is what it was or what it shall be. */
+/* Every byte is as it was before or as it must become. */
 static void assert_nothing_wrong(const world *w) {
     for (uint32_t r = 0; r < w->d.cells.region_count; r++) {
         const unsigned char *now = w->d.cells.regions[r].address;
@@ -140,8 +140,8 @@ static void check_memory(const world *w, kvf_status status) {
     assert_nothing_wrong(w);
 }
 
-/* What was sent over a network before its connection ended may come still, until the owner of the memory shuts out who
- * has sent it; then it may come anew. */
+/* Bytes that were sent over a network before the connection ended may still arrive, until the owner of the memory shuts
+ * the senders out; after that it lets them in again. */
 static void shut_out(const world *w) {
     for (uint32_t i = 0; i < SOURCES; i++) {
         const void *card;
@@ -153,7 +153,7 @@ static void shut_out(const world *w) {
     }
 }
 
-/* After the end the source's blocks may hold anything: D must not see it. */
+/* After the end the sources' blocks may get any content: D must not receive it. */
 static void assert_quiet(const world *w) {
     cell_rank seen;
     if (w->by_messages)
@@ -178,7 +178,7 @@ static void reset(const world *w) {
 
 static void every_transfer_ends_well_or_with_an_error(void **state) {
     uint32_t well = 0, badly = 0, cancelled = 0;
-    uint32_t seeds = strcmp(*state, "ucx") == 0 ? 12 : 40; /* UCX takes its time to open */
+    uint32_t seeds = strcmp(*state, "ucx") == 0 ? 12 : 40; /* opening UCX takes long */
     uint64_t faults[FAULTY_FAULTS] = {0};
     for (uint32_t seed = 0; seed < seeds; seed++) {
         faulty_install(&(faulty_options){.seed = seed, .turns = 5});
@@ -222,7 +222,7 @@ static void every_transfer_ends_well_or_with_an_error(void **state) {
         assert_true(faults[i] > 0);
 }
 
-/* One fault on every operation, and what becomes of a transfer then. */
+/* The same fault on every operation, and how a transfer ends then. */
 static void each_fault_has_its_own_end(void **state) {
     static const struct {
         faulty_fault fault;

@@ -1,4 +1,4 @@
-/* Owners that shut writers out: nothing is written once they are told so. */
+/* Owners that shut writers out: nothing is written any more once the owner is told that a writer is shut out. */
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -36,7 +36,7 @@ static kvf_status admit(const test_side *owner, const test_side *writer) {
     return kvf_transport_admit(owner->transport, card, bytes);
 }
 
-/* Memory as it was at some time. */
+/* A copy of a side's memory. */
 typedef struct picture {
     unsigned char *regions[SIDE_REGIONS];
 } picture;
@@ -51,7 +51,7 @@ static picture take_picture(const test_side *side) {
     return taken;
 }
 
-/* The memory is still the same; forgets the picture. */
+/* Asserts that the memory is still the same; frees the picture. */
 static void assert_as_pictured(const test_side *side, const picture *taken) {
     for (uint32_t i = 0; i < SIDE_REGIONS; i++) {
         if (memcmp(taken->regions[i], side_memory(side, i), side->regions[i].bytes) != 0)
@@ -75,7 +75,7 @@ static const pair_kind kinds[] = {
 
 typedef struct both {
     test_side owner, writer;
-    kvf_peer *peer; /* the writer's, to the owner */
+    kvf_peer *peer; /* the owner, as the writer's peer */
 } both;
 
 static both *both_open(const pair_kind *kind) {
@@ -93,7 +93,7 @@ static void both_close(both *b) {
     free(b);
 }
 
-/* How a write of everything ends that was submitted before, in parts, by a writer that may be shut out. */
+/* Writes everything, and returns how that ended; the writer may be shut out. */
 static kvf_status write_all(both *b, kvf_peer *peer) {
     return move_runs(&b->writer, &b->owner, peer, KVF_WRITE, whole, COUNT_OF(whole));
 }
@@ -116,7 +116,7 @@ static void a_writer_that_is_shut_out_writes_nothing_more(void **state) {
         assert_int_equal(outcome.calls, 1);
         assert_string_equal(b->writer.lost_detail[0] ? strstr(b->writer.lost_detail, "shut") : "",
                             "shut this endpoint out");
-        /* With the owner's help all may have been written before, and the answer be on its way. */
+        /* If the owner helps, everything may have been written before, and the answer may be on its way. */
         if (outcome.status != KVF_OK)
             assert_int_equal(outcome.status, KVF_E_PEER_LOST);
         else
@@ -130,7 +130,7 @@ static void a_writer_that_is_shut_out_writes_nothing_more(void **state) {
     }
 }
 
-/* It has connected, but the owner has not looked yet. */
+/* The writer has connected, but the owner has not accepted the connection yet. */
 static void a_writer_that_was_not_let_in_yet_stays_out(void **state) {
     both *b = both_open(*state);
     test_outcome outcome = {0};
@@ -145,7 +145,7 @@ static void a_writer_that_was_not_let_in_yet_stays_out(void **state) {
     both_close(b);
 }
 
-/* Connecting is refused at once, or what is submitted then fails. */
+/* Connecting is refused at once, or the next write fails. */
 static void assert_cannot_write(both *b) {
     const void *card;
     size_t bytes;
@@ -228,7 +228,7 @@ static void a_writer_that_has_gone_is_out(void **state) {
     both_close(b);
 }
 
-/* Writes again and again until it is shut out. */
+/* Writes again and again until the writer is shut out. */
 static void *keep_writing(void *context) {
     both *b = context;
     test_outcome outcome = {0};
@@ -285,7 +285,7 @@ static void what_is_no_card_is_refused(void **state) {
 
 #define BYTES (2u << 20)
 
-static unsigned char *guarded; /* BYTES that stop their reader in the middle, once */
+static unsigned char *guarded; /* BYTES bytes; the process that reads them is stopped in the middle, once */
 
 static void stop_here(int number) {
     (void)number;
@@ -345,7 +345,7 @@ static void be_the_writer(int line) {
     struct sigaction action = {.sa_handler = stop_here};
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
     CHECK(mprotect(guarded + BYTES / 2, BYTES / 2, PROT_NONE) == 0);
-    (void)child_write(transport, peer); /* stops in the middle; how it ends nobody can know */
+    (void)child_write(transport, peer); /* stops in the middle; how the call ends is not defined */
 
     hear(line, 'g');
     memset(guarded, 0xe3, BYTES);
@@ -364,13 +364,13 @@ static void be_the_writer(int line) {
     _exit(0);
 }
 
-/* The owner's side of it. */
+/* The owner's side of the test. */
 typedef struct ownership {
     pid_t writer;
     int line;
     kvf_transport *transport;
     unsigned char *memory;
-    unsigned char card[4096]; /* the writer's */
+    unsigned char card[4096]; /* the writer's card */
     size_t card_bytes;
 } ownership;
 
@@ -380,7 +380,7 @@ static void work(const ownership *o) {
     assert_int_equal(kvf_transport_progress(o->transport, NULL), KVF_OK);
 }
 
-/* Until the writer has stopped in the middle of its second write. */
+/* Opens the owner, and works until the writer has stopped in the middle of its second write. */
 static void own(ownership *o) {
     int lines[2];
     const void *card;
@@ -409,7 +409,7 @@ static void own(ownership *o) {
     for (int status = 0; waitpid(o->writer, &status, WUNTRACED | WNOHANG) == 0;)
         work(o);
     assert_int_equal(o->memory[0], 0xd2);
-    assert_int_equal(o->memory[BYTES - 1], 0xc1); /* in the middle */
+    assert_int_equal(o->memory[BYTES - 1], 0xc1); /* it stopped in the middle */
     for (int i = 0; i < 3; i++) {
         char who[96];
         assert_int_equal(kvf_transport_fence(o->transport, o->card, o->card_bytes), KVF_E_AGAIN);
@@ -429,7 +429,7 @@ static void await_fence(const ownership *o) {
     assert_int_equal(status, KVF_OK);
 }
 
-/* Works until the writer says that it is done. */
+/* Works until the writer reports that it is done. */
 static void await_done(const ownership *o) {
     char word = 0;
     while (recv(o->line, &word, 1, MSG_DONTWAIT) != 1)
@@ -448,7 +448,7 @@ static void a_writer_stopped_in_the_middle_is_out_once_it_has_gone_on(void **sta
     own(&o);
     assert_int_equal(kill(o.writer, SIGCONT), 0);
     await_fence(&o);
-    memset(o.memory, 0x77, BYTES); /* it is ours again */
+    memset(o.memory, 0x77, BYTES); /* the memory is the owner's alone again */
     assert_int_equal(send(o.line, "g", 1, 0), 1);
     await_done(&o);
     for (uint32_t i = 0; i < BYTES; i++)

@@ -1,6 +1,6 @@
 /*
- * A child of fork() has its parent's transports in its memory: it is refused, never hangs, and breaks nothing of
- * the parent's. Every fabric and variant.
+ * A child of fork() has its parent's transports in its memory: its calls are refused, never hang, and break nothing of
+ * the parent's. Runs over every fabric and variant.
  */
 #include "transport_pair.h"
 
@@ -19,7 +19,7 @@ static int is_allowed(kvf_status status) {
     return status != KVF_E_INVALID || strstr(kvf_error_detail(), "forked") == NULL;
 }
 
-/* Returns how many calls were not refused. */
+/* Makes every call in the child; returns how many were not refused. */
 static int use_and_close(test_side *side, kvf_peer *peer, const void *card, size_t bytes) {
     kvf_operation operation;
     kvf_peer *another;
@@ -70,7 +70,7 @@ static void a_child_of_fork_can_neither_use_nor_close_a_transport(void **state) 
     side_close(&b);
 }
 
-/* But not UCX, which does not survive a fork. */
+/* The child may open every kind but UCX, which does not survive a fork. */
 static void a_child_of_fork_may_open_its_own(void **state) {
     test_side a;
     side_open(&a, *state, 1);

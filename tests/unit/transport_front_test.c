@@ -1,4 +1,4 @@
-/* What is the same for all kinds: opening, registering, the card, and what connecting refuses. */
+/* What is the same for all kinds of transport: opening, registering, the card, and what connecting refuses. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static void every_kind_of_the_build_opens_and_others_are_not_found(void **state)
     (void)state;
     uint32_t count = 0;
     for (const char *kind; (kind = kvf_transport_kind_name(count)) != NULL; count++)
-        if (strcmp(kind, "ucx") != 0 && strcmp(kind, "cuda") != 0) /* which need more of the machine */
+        if (strcmp(kind, "ucx") != 0 && strcmp(kind, "cuda") != 0) /* these need more of the machine */
             kvf_transport_close(open_kind(kind));
     assert_true(count >= 3);
     assert_string_equal(kvf_transport_kind_name(0), "inproc");
@@ -136,7 +136,7 @@ static void memory_is_sized_and_has_a_kind_and_a_device(void **state) {
     assert_int_equal(kvf_transport_allocate(transport, KVF_MEMORY_HOST, 1, 100, &allocated), KVF_E_INVALID);
     assert_int_equal(kvf_transport_allocate(transport, (kvf_memory_kind)7, 0, 100, &allocated),
                      KVF_E_INVALID);
-    /* Those of a newer library, with a field more that is not used. */
+    /* Structs of a caller built for a newer library, with one more field that is not used. */
     struct {
         kvf_memory known;
         uint64_t more;
@@ -267,7 +267,7 @@ static void a_card_cut_off_anywhere_is_refused(void **state) {
     kvf_peer *peer = NULL;
     assert_int_equal(kvf_transport_export(here.transport, &card, &bytes), KVF_OK);
     for (size_t length = 0; length < bytes; length++) {
-        void *cut = malloc(length + 1); /* so that reading behind it is found */
+        void *cut = malloc(length + 1); /* so that a sanitizer finds reads past its end */
         assert_non_null(cut);
         memcpy(cut, card, length);
         assert_int_equal(kvf_transport_connect(here.transport, cut, length, &peer), KVF_E_PARSE);
@@ -299,7 +299,7 @@ static void a_card_with_any_byte_changed_is_refused(void **state) {
     side_close(&here);
 }
 
-/* Whoever forges a card can make its checksum too. */
+/* A forger of cards can compute the checksum too. */
 static void fix_checksum(unsigned char *card, size_t bytes) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < bytes - 8; i++)
@@ -377,7 +377,7 @@ static void a_card_is_read_as_it_was_written(void **state) {
     kvf_buffer_free(&bytes);
 }
 
-/* Nobody can tell a size and "withheld" apart if both are said. */
+/* A card that gives a region a size and also says "withheld" contradicts itself. */
 static void a_card_says_which_regions_are_withheld(void **state) {
     (void)state;
     uint64_t sizes[3] = {0, 0, 9};
@@ -401,7 +401,8 @@ static void a_card_says_which_regions_are_withheld(void **state) {
     kvf_buffer_free(&bytes);
 }
 
-/* Both have 0 bytes for peers. It used to be taken for withheld, and all that moves from there went packed. */
+/* Both kinds of region have 0 bytes for peers. An unregistered region used to be taken for a withheld one, and then all
+ * moves from it went packed. */
 static void a_region_that_was_unregistered_is_not_withheld(void **state) {
     (void)state;
     kvf_transport *here = open_kind("shm"), *there = open_kind("shm");
@@ -523,7 +524,7 @@ static void release(void *context, void *memory) {
     free(memory);
 }
 
-/* Opens, registers, exports, connects and submits, as far as memory goes. */
+/* Opens, registers, exports, connects and submits, until an allocation fails. */
 static kvf_status go_as_far_as_possible(const char *kind, kvf_transport **out) {
     static unsigned char memory[100];
     static test_outcome outcome;

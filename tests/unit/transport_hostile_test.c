@@ -1,4 +1,4 @@
-/* The same-host transport as an owner, against consumers that do not keep to its protocol. */
+/* The same-host transport as an owner, against clients that violate its protocol. */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -52,7 +52,7 @@ static void strangers_without_the_key_are_hung_up_on(void **state) {
             hello.header.kind = 99;
         int fd = raw_connect(&card);
         raw_send(fd, &hello, bytes, -1);
-        if (i == 6) /* the good one, and then the same again */
+        if (i == 6) /* the valid HELLO, and then the same again */
             raw_send(fd, &hello, bytes, -1);
         assert_true(raw_hung_up(&owner, fd));
         (void)close(fd);
@@ -69,7 +69,7 @@ static void descriptors_that_nobody_asked_for_are_closed(void **state) {
     int memory = raw_memory(4096, F_SEAL_SHRINK);
     drive_idle(&owner, NULL);
     const int before = raw_count_descriptors();
-    for (int i = 0; i < 100; i++) { /* strangers, who know no key, and clients */
+    for (int i = 0; i < 100; i++) { /* first strangers, which know no key, then clients */
         static const kvf_shm_header nonsense = {SHM_MOVED, 0};
         static const uint32_t counts[] = {1, 2, 3, RAW_PASSED_MAX};
         int fd = i < 50 ? raw_connect(&card) : raw_client(&owner);
@@ -79,7 +79,7 @@ static void descriptors_that_nobody_asked_for_are_closed(void **state) {
     }
     drive_idle(&owner, NULL);
     assert_int_equal(raw_count_descriptors(), before);
-    for (int i = 0; i < 100; i++) { /* where one is welcome, further ones are not */
+    for (int i = 0; i < 100; i++) { /* one descriptor is welcome with this message, a second is not */
         kvf_shm_buffer_message buffer = {{SHM_BUFFER, 0}, 4096, 1, 0};
         int fd = raw_client(&owner);
         raw_send_many(fd, &buffer, sizeof buffer, memory, 2);
@@ -186,7 +186,7 @@ static void pieces_outside_of_registered_memory_are_refused(void **state) {
         {{end - 10, 11, 1, 0}, KVF_E_RANGE},
         {{UINT64_MAX, 2, 1, 0}, KVF_E_RANGE},
         {{2, UINT64_MAX - 1, 1, 0}, KVF_E_RANGE},
-        {{0, 65537, 1, 0}, KVF_E_RANGE}, /* more than the slot */
+        {{0, 65537, 1, 0}, KVF_E_RANGE}, /* more bytes than the slot has */
         {{0, 1, SIDE_REGIONS, 0}, KVF_E_NOT_REGISTERED},
         {{0, 1, UINT32_MAX, 0}, KVF_E_NOT_REGISTERED},
     };
@@ -278,7 +278,7 @@ static void what_was_to_be_written_by_a_client_that_left_is_not(void **state) {
     drive_idle(&owner, NULL);
     for (uint64_t at = 0; at < 1000; at++)
         assert_int_equal(side_memory(&owner, 1)[at], side_byte(2, 1, at));
-    assert_int_equal(owner.notices, 1); /* while what it said still counts */
+    assert_int_equal(owner.notices, 1); /* but its notification still counts */
     (void)munmap(buffer, 131072);
     side_close(&owner);
 }

@@ -1,6 +1,6 @@
 /*
- * Finding and loading UCX: what is no UCX, or not one that can be used, is named with its reason and does no harm;
- * the first of several that can be used is; and one process may have more than one.
+ * Finding and loading UCX: a library that is no UCX, or an unusable one, is named with the reason and does no harm; of
+ * several libraries the first usable one is used; and one process may have more than one UCX.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 
 #include "transport/ucx/ucx.h"
 
-static char fakes[1024]; /* folder of the libraries that the build made for this */
+static char fakes[1024]; /* the folder of the fake libraries that the build made */
 static char folder[64];  /* for files that the tests make */
 static char text[2048];  /* the path in question, or a list of them */
 
@@ -55,7 +55,7 @@ static kvf_transport_finding finding_of(kvf_transport *transport, const char *ki
     return found;
 }
 
-/* "ucx" cannot be opened with it, and "auto" goes without and says why. The detail has both words. */
+/* "ucx" cannot be opened with this library, and "auto" goes without it and says why. The detail has both words. */
 static void assert_refused(const char *library, const char *word, const char *other) {
     kvf_transport *transport = NULL;
     assert_int_equal(open_with("ucx", library, &transport), KVF_E_UNSUPPORTED);
@@ -70,7 +70,7 @@ static void assert_refused(const char *library, const char *word, const char *ot
     kvf_transport_close(transport);
 }
 
-/* Whether this machine has a UCX; tests that need one are skipped where it has none. */
+/* Opens this machine's UCX; the test is skipped if the machine has none. */
 static kvf_transport *open_real(void) {
     kvf_transport *transport = NULL;
     if (open_with("ucx", NULL, &transport) != KVF_OK) {
@@ -121,7 +121,7 @@ static void a_library_that_is_no_ucx_is_named(void **state) {
     char path[2048];
     (void)snprintf(path, sizeof path, "%s/libno_ucx.so", fakes);
     assert_refused(path, path, "no ucp_get_version(), so it is no UCX");
-    assert_null(dlopen(path, RTLD_LAZY | RTLD_NOLOAD)); /* let go of */
+    assert_null(dlopen(path, RTLD_LAZY | RTLD_NOLOAD)); /* the library was unloaded */
 }
 
 static void a_ucx_that_is_too_old_or_of_another_major_version_is_named_with_its_version(void **state) {
@@ -154,8 +154,8 @@ static void an_empty_name_is_invalid(void **state) {
     }
 }
 
-/* The names of a UCX that the program has among its global ones come before those of every other, and before those of
- * the modules that the other opens: only that one can be used. */
+/* If the program has loaded a UCX with global symbols, these take precedence over those of every other UCX and of the
+ * modules that the other opens: only the global one can be used. */
 static void run_beside_global_one(void) {
     const kvf_ucx_library *ucx = NULL;
     if (!dlopen(fake("whole"), RTLD_NOW | RTLD_GLOBAL))
@@ -180,7 +180,7 @@ static void beside_a_ucx_among_the_global_names_no_other_is_loaded(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* ---- what can -------------------------------------------------------------------------------- */
+/* ---- what can be used -------------------------------------------------------------------------------- */
 
 static void a_finding_is_asked_for_rightly(void **state) {
     (void)state;
@@ -238,7 +238,7 @@ static void a_file_is_loaded_once_by_whatever_name(void **state) {
     kvf_transport_close(transport);
 }
 
-/* Two complete ones in a process: each endpoint goes on with its own. */
+/* Two complete UCX libraries in one process: each endpoint goes on with its own. */
 static void a_second_ucx_does_not_disturb_the_first(void **state) {
     (void)state;
     kvf_transport *first = open_real(), *second = NULL;

@@ -1,6 +1,6 @@
 /*
- * What only the fabric by messages can meet: lists of runs that lie, cards that lead elsewhere, and peers at the other
- * end of a socket that do not keep to the protocol, or never knew the secret.
+ * What only the "messages" fabric can meet: malformed lists of runs, cards that lead elsewhere, and peers at the other
+ * end of a socket that violate the protocol or never knew the secret.
  */
 #include "transport/messages/messages.h"
 
@@ -36,7 +36,7 @@ static void assert_list(const unsigned char *list, size_t bytes, uint64_t total,
         fail_msg("\"%s\" has no \"%s\"", kvf_error_detail(), word);
 }
 
-/* Where byte `at` of the data lies. */
+/* Finds where byte `at` of the data lies. */
 static void find_byte(const kvf_run *runs, size_t count, uint64_t at, uint32_t *region, uint64_t *offset) {
     size_t i = 0;
     while (i < count && at >= runs[i].bytes)
@@ -56,7 +56,8 @@ static void a_list_names_the_bytes_it_was_made_of(void **state) {
         for (size_t i = 0; i < count; i++) {
             runs[i] = (kvf_run){.remote_offset = draw(&chance, 90000), .bytes = draw(&chance, 40)};
             runs[i].remote_region = draw(&chance, 3) ? 0 : 2;
-            if (i > 1 && draw(&chance, 3)) { /* goes on as before: also backwards, and where runs touch */
+            /* repeats the last step: also backwards, and for runs that touch */
+            if (i > 1 && draw(&chance, 3)) {
                 runs[i] = runs[i - 1];
                 runs[i].remote_offset += runs[i - 1].remote_offset - runs[i - 2].remote_offset;
                 if (runs[i].remote_offset > 90000)
@@ -84,7 +85,7 @@ static void a_list_names_the_bytes_it_was_made_of(void **state) {
     }
 }
 
-/* A head of 256 bytes out of tokens of 2 KiB, for 4096 tokens; and any 4096 runs, at most 7 bytes each. */
+/* A head of 256 bytes in each of 4096 tokens of 2 KiB is a dozen bytes; any 4096 runs take at most 7 bytes each. */
 static void a_regular_list_is_a_dozen_bytes_and_any_other_short(void **state) {
     (void)state;
     static kvf_run runs[4096];
@@ -114,18 +115,18 @@ static void lists_that_lie_are_refused_with_their_run(void **state) {
         const char *word;
     } cases[] = {
         {{2, 10, 0}, 3, 10, KVF_OK, ""},
-        {{2, 10}, 2, 10, KVF_E_PARSE, "malformed"},               /* no place */
-        {{8, 10, 0}, 3, 10, KVF_E_PARSE, "malformed"},            /* a flag that is none */
+        {{2, 10}, 2, 10, KVF_E_PARSE, "malformed"},               /* no offset */
+        {{8, 10, 0}, 3, 10, KVF_E_PARSE, "malformed"},            /* an unknown flag */
         {{0, 0}, 2, 0, KVF_E_PARSE, "malformed"},                 /* runs of no bytes */
         {{2, 10, 1}, 3, 10, KVF_E_RANGE, "run 0"},                /* begins at -1 */
         {{2, 10, ALL_BITS}, 12, 10, KVF_E_RANGE, "run 0"},        /* far below 0 */
-        {{3, 1, 10, 0}, 4, 10, KVF_E_NOT_REGISTERED, "region 1"}, /* was unregistered */
+        {{3, 1, 10, 0}, 4, 10, KVF_E_NOT_REGISTERED, "region 1"}, /* the region was unregistered */
         {{3, 3, 10, 0}, 4, 10, KVF_E_NOT_REGISTERED, "region 3"},
         {{3, 0xff, 0xff, 0xff, 0xff, 0x1f, 10, 0}, 8, 10, KVF_E_PARSE, "malformed"}, /* 33 bits */
         {{6, 10, 0, 3, 20}, 5, 30, KVF_OK, ""},
-        {{6, 10, 0, 3, 19}, 5, 30, KVF_E_RANGE, "run 0"},           /* goes down from 0 */
-        {{6, 10, 40, 3, 19}, 5, 30, KVF_OK, ""},                    /* goes down to 0 */
-        {{6, 10, 38, 3, 19}, 5, 30, KVF_E_RANGE, "run 0"},          /* to -1 */
+        {{6, 10, 0, 3, 19}, 5, 30, KVF_E_RANGE, "run 0"},           /* descends from 0 */
+        {{6, 10, 40, 3, 19}, 5, 30, KVF_OK, ""},                    /* descends to 0 */
+        {{6, 10, 38, 3, 19}, 5, 30, KVF_E_RANGE, "run 0"},          /* descends to -1 */
         {{6, 10, 0, 0, 20}, 5, 0, KVF_E_PARSE, "malformed"},        /* no runs */
         {{6, 10, 0, BIT_63, 20}, 14, 30, KVF_E_PARSE, "more than"}, /* 2^63 runs */
         {{6, 10, 0, ALL_BITS, 20}, 14, 30, KVF_E_PARSE, "more than"},
@@ -133,7 +134,8 @@ static void lists_that_lie_are_refused_with_their_run(void **state) {
         {{6, 10, 0, 3, ALL_BITS}, 14, 30, KVF_E_RANGE, "run 0"}, /* 2^63 apart, downwards */
         {{2, ALL_BITS, 0}, 12, 10, KVF_E_PARSE, "more than the 10 bytes"},
         {{3, 2, ALL_BITS, 0}, 13, UINT64_MAX, KVF_E_RANGE, "run 0"}, /* longer than its region */
-        {{2, 10, 0, 0, ALL_BITS}, 14, 20, KVF_E_RANGE, "run 1"},     /* counted from the end of the first */
+        /* relative to the end of the first run */
+        {{2, 10, 0, 0, ALL_BITS}, 14, 20, KVF_E_RANGE, "run 1"},
         {{2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0},
          13,
          10,
@@ -146,7 +148,7 @@ static void lists_that_lie_are_refused_with_their_run(void **state) {
 
 /* ---- cards and settings ---------------------------------------------------------------------- */
 
-/* Our part of an endpoint's card. */
+/* This fabric's part of an endpoint's card. */
 static kvf_messages_card part_of(const test_side *side) {
     const void *data;
     size_t bytes;
@@ -270,7 +272,7 @@ static void another_endpoint_at_the_address_of_the_card_is_found_out(void **stat
     side_open(&here, &plain, 1);
     side_open(&there, &plain, 2);
     kvf_messages_card part = part_of(&there);
-    part.secret[3] ^= 1; /* as if the one of the card had gone, and another had got its port */
+    part.secret[3] ^= 1; /* as if the card's endpoint had gone and another had got its port */
     assert_int_equal(connect_by(&here, &there, &part, &peer), KVF_OK);
     kvf_run run = {0, 0, 1000, 0, 0};
     test_outcome outcome = {0};
@@ -289,7 +291,7 @@ static const kvf_messages_endpoint *inside(const test_side *side) {
     return side->transport->fabrics[0].endpoint;
 }
 
-/* A socket that says what it likes to an endpoint. */
+/* A socket that sends any bytes to an endpoint. */
 typedef struct raw_end {
     void *zmq, *socket;
 } raw_end;
@@ -331,7 +333,7 @@ static void raw_greet(const raw_end *end, const test_side *to, unsigned char wro
     raw_send(end, bytes, kvf_messages_hello_write(&hello, bytes));
 }
 
-/* The next message that the endpoint sends, while it works. */
+/* Receives the endpoint's next message, and lets the endpoint work meanwhile. */
 static size_t raw_hear(const raw_end *end, const test_side *from, unsigned char *out, size_t size) {
     for (;;) {
         int got = zmq_recv(end->socket, out, size, ZMQ_DONTWAIT);
@@ -349,7 +351,7 @@ static void assert_refused(const raw_end *end, const test_side *by, kvf_messages
     assert_int_equal(heard[4], why);
 }
 
-/* One run. */
+/* Makes a request of one run. */
 static size_t make_request(kvf_messages_kind kind, uint32_t number, kvf_run run, unsigned char *out) {
     size_t list = kvf_messages_list_write(&run, 1, out + MESSAGES_REQUEST_BYTES);
     kvf_messages_request_write(kind, number, (uint32_t)list, (uint32_t)run.bytes, out);
@@ -370,7 +372,7 @@ static void await_closed(const test_side *side, uint64_t count) {
     assert_int_equal(inside(side)->door.guests.closed, count);
 }
 
-/* And a connection that says several frames at once, the first of which would be a greeting. */
+/* Also hung up on: a connection that sends several frames at once, the first of which would be a greeting. */
 static void who_says_anything_but_the_secret_is_hung_up_on(void **state) {
     (void)state;
     test_side there;
@@ -390,7 +392,7 @@ static void who_says_anything_but_the_secret_is_hung_up_on(void **state) {
     raw_end end = raw_open(&there);
     raw_greet(&end, &there, 1);
     assert_refused(&end, &there, MESSAGES_REFUSED_STRANGER);
-    raw_send(&end, request, bytes); /* what was on its way is dropped */
+    raw_send(&end, request, bytes); /* messages on their way are dropped */
     await_closed(&there, 5);
     assert_int_equal(zmq_recv(end.socket, heard, sizeof heard, ZMQ_DONTWAIT), -1);
     raw_close(&end);
@@ -413,7 +415,8 @@ static uint32_t count_muted(const test_side *side) {
     return count;
 }
 
-/* Hung up on at once it would come back with the next one, of which ZeroMQ must receive all before we see it. */
+/* If the stranger were hung up on at once, it would come back with the next large message, which ZeroMQ receives
+ * completely before the fabric sees it. */
 static void of_a_stranger_who_says_too_much_nothing_more_is_heard(void **state) {
     (void)state;
     static const unsigned char large[MESSAGES_STRANGE_BYTES + 1] = {MESSAGES_READ};
@@ -422,13 +425,13 @@ static void of_a_stranger_who_says_too_much_nothing_more_is_heard(void **state) 
     side_open(&there, &plain, 2);
     raw_end strange = raw_open(&there), end = raw_open(&there);
     raw_send(&strange, large, sizeof large);
-    raw_greet(&strange, &there, 0); /* too late, whether it is still received or not */
+    raw_greet(&strange, &there, 0); /* too late, whether the fabric still receives it or not */
     while (count_muted(&there) < 1) {
         assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
         (void)poll(NULL, 0, 1);
     }
     raw_greet(&strange, &there, 0);
-    raw_greet(&end, &there, 0); /* others are served */
+    raw_greet(&end, &there, 0); /* others are still served */
     const kvf_run run = {.remote_offset = 1, .bytes = 500, .remote_region = 1};
     for (uint32_t i = 0; i < 20; i++) {
         raw_send(&end, request, make_request(MESSAGES_READ, i, run, request));
@@ -494,7 +497,7 @@ static void who_asks_too_often_for_what_there_is_not_is_cut_off(void **state) {
     side_close(&there);
 }
 
-/* Each of them, after a greeting that is right. */
+/* Each violation comes after a valid greeting. */
 static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
     (void)state;
     static const unsigned char endless[KVF_NOTICE_MAX + 2] = {MESSAGES_NOTICE};
@@ -512,14 +515,14 @@ static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
         else if (wrong == 2)
             raw_send(&end, request, 3);
         else if (wrong == 3)
-            raw_send(&end, "\4", 1); /* a notification of nothing */
+            raw_send(&end, "\4", 1); /* an empty notification */
         else if (wrong == 4)
             raw_send(&end, "\x63", 1);
         else
             raw_send(&end, endless, sizeof endless); /* a notification that is too long */
         assert_refused(&end, &there, MESSAGES_REFUSED_PROTOCOL);
-        raw_send(&end, request, bytes); /* is dropped */
-        raw_greet(&end, &there, 1);     /* refused twice: the connection ends */
+        raw_send(&end, request, bytes); /* this request is dropped */
+        raw_greet(&end, &there, 1);     /* after a second refusal the connection ends */
         await_closed(&there, (uint32_t)wrong + 1);
         raw_close(&end);
     }
@@ -527,7 +530,7 @@ static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
     side_close(&there);
 }
 
-/* Its window is all that one can ask for; answers that it does not read keep no more slots than it may have. */
+/* A client can ask for no more than its window; answers that it does not read occupy no more slots than it may have. */
 static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) {
     (void)state;
     static unsigned char request[4096];
@@ -552,9 +555,9 @@ static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) 
     side_close(&there);
 }
 
-#define STUCK 70 /* each comes to have two, of 128 */
+#define STUCK 70 /* each of them gets up to two of the 128 slots */
 
-/* They have all slots after a second, and keep them: the honest one gets some when they have gone. */
+/* After a second these clients have all slots and keep them: the honest client gets some when they are gone. */
 static void who_takes_no_answers_gives_its_slots_back_to_others(void **state) {
     (void)state;
     static unsigned char request[4096];
@@ -593,14 +596,14 @@ static void connections_that_come_and_go_are_forgotten(void **state) {
         raw_greet(&end, &there, 0);
         raw_send(&end, request, bytes);
         while (raw_hear(&end, &there, heard, sizeof heard) != 28)
-            assert_int_equal(heard[0], MESSAGES_ALIVE); /* the others are looked for */
-        raw_close(&end);                                /* without a word */
+            assert_int_equal(heard[0], MESSAGES_ALIVE); /* the endpoint asks whether its clients are alive */
+        raw_close(&end);                                /* closes without a message */
     }
     assert_true(HASH_COUNT(inside(&there)->clients) < 200);
     side_close(&there);
 }
 
-/* Connections that say nothing, garbage, or the beginning of a handshake, and stay. */
+/* Connections that send nothing, garbage, or the beginning of a handshake, and stay open. */
 static void half_open_connections_do_not_disturb_others(void **state) {
     (void)state;
     static const char *const sayings[] = {"", "GET / HTTP/1.1\r\n\r\n", "\xff\x01\x02", "\xff"};
@@ -632,7 +635,7 @@ static void half_open_connections_do_not_disturb_others(void **state) {
 
 #define CROWD 40u
 
-/* A connection over which nothing is said. */
+/* A connection over which nothing is sent. */
 static int knock(const test_side *at) {
     struct sockaddr_in address = {.sin_family = AF_INET,
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
@@ -643,7 +646,8 @@ static int knock(const test_side *at) {
     return fd;
 }
 
-/* The honest one stays, whichever limit is reached. Unless it is said, half of all may be strangers. */
+/* The honest client stays, whichever limit is reached. Unless a setting says otherwise, half of all connections may be
+ * strangers. */
 static void strangers_do_not_fill_the_port(void **state) {
     (void)state;
     static const pair_kind kinds[] = {
@@ -651,7 +655,7 @@ static void strangers_do_not_fill_the_port(void **state) {
         {"messages", {false, false}, "messages", {"messages.max_connections_per_address", "6"}},
         {"messages", {false, false}, "messages", {"messages.max_strangers", "6"}},
     };
-    static const uint32_t strangers[] = {3, 5, 6}; /* that stay */
+    static const uint32_t strangers[] = {3, 5, 6}; /* how many strangers stay */
     for (uint32_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         test_side here, there;
         int fds[CROWD];
@@ -670,7 +674,7 @@ static void strangers_do_not_fill_the_port(void **state) {
         assert_int_equal(info.refused, CROWD - stay);
         assert_true(i > 0 || info.clients_max == 6);
         assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
-        /* One who comes now and says who it is gets in, in the place of another. */
+        /* A client that comes now and sends a greeting gets in, and takes the place of a stranger. */
         raw_end end = raw_open(&there);
         raw_greet(&end, &there, 0);
         while (HASH_COUNT(inside(&there)->clients) < 2)
@@ -685,7 +689,7 @@ static void strangers_do_not_fill_the_port(void **state) {
 
 /* ---- owners that do not keep to the protocol ------------------------------------------------- */
 
-/* What such an owner answers to a first request. */
+/* A wrong answer of an owner to the first request. */
 typedef struct wrong_answer {
     unsigned char data[40];
     size_t bytes;
@@ -697,8 +701,8 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
         {{MESSAGES_DATA, 0, 0, 0, 2}, 8 + 20}, /* another number */
         {{MESSAGES_DATA, 0, 0, 0, 1}, 8 + 19}, /* too short */
         {{MESSAGES_DATA, 0, 0, 0, 1}, 8 + 21}, /* too long */
-        {{MESSAGES_DONE, 0, 0, 0, 1}, 8},      /* of a write */
-        {{MESSAGES_TAKEN, 0, 0, 0, 1}, 8},     /* nothing was said */
+        {{MESSAGES_DONE, 0, 0, 0, 1}, 8},      /* the answer to a write */
+        {{MESSAGES_TAKEN, 0, 0, 0, 1}, 8},     /* no notification was sent */
         {{MESSAGES_DATA}, 1},
         {{99}, 1},
         {{0}, 0},

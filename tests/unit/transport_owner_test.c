@@ -1,4 +1,4 @@
-/* The same-host transport as a consumer, against owners that do not keep to its protocol. */
+/* The same-host transport as a client, against owners that violate its protocol. */
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "transport/card.h"
 #include "transport_raw.h"
 
-/* A socket that plays an owner with one region of 4096 bytes, connected to by `here`. */
+/* A socket that plays an owner with one region of 4096 bytes, to which `here` is connected. */
 typedef struct fake_side {
     int listening, fd;
     kvf_peer *peer;
@@ -16,7 +16,7 @@ typedef struct fake_side {
 
 static fake_side fake_owner(test_side *here) {
     fake_side made = {.listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-    kvf_shm_card part = raw_card(here); /* of this host and process */
+    kvf_shm_card part = raw_card(here); /* it names this host and process */
     uint64_t region = 4096;
     kvf_card card = {.name = "fake", .region_bytes = &region, .region_count = 1, .part_count = 1};
     kvf_buffer bytes = {0};
@@ -68,10 +68,10 @@ static void say_nonsense(const fake_side *fake, int which) {
     case 0: /* memory that may shrink */
         tell_arena(fake, 0, 8192, raw_memory(8192, 0));
         break;
-    case 1: /* smaller than it says */
+    case 1: /* memory that is smaller than the message says */
         tell_arena(fake, 0, 16384, raw_memory(8192, F_SEAL_SHRINK));
         break;
-    case 2: /* no memory with it */
+    case 2: /* no memory comes with the message */
         tell_arena(fake, 0, 8192, -1);
         break;
     case 3: /* not the next index */
@@ -98,7 +98,7 @@ static void say_nonsense(const fake_side *fake, int which) {
     case 9: /* ready too early */
         tell_ready(fake);
         break;
-    case 10: /* an address that does not fit */
+    case 10: /* an address whose end does not fit in 64 bits */
         brought_region.address = UINT64_MAX - 10;
         tell_region(fake, 0, brought_region, 1);
         break;
@@ -116,12 +116,12 @@ static void say_nonsense(const fake_side *fake, int which) {
         tell_ready(fake);
         tell_ready(fake);
         break;
-    case 14: /* a region after all is told */
+    case 14: /* a region after READY */
         tell_region(fake, 0, brought_region, 1);
         tell_ready(fake);
         tell_region(fake, 1, brought_region, 1);
         break;
-    case 16: /* more of a buffer than nothing, which is what was offered */
+    case 16: /* takes a buffer though none was offered */
         raw_send(fake->fd, &(kvf_shm_buffer_message){{SHM_BUFFER, 0}, 4096, 1, 0},
                  sizeof(kvf_shm_buffer_message), -1);
         break;
@@ -155,14 +155,14 @@ static void an_owner_that_talks_nonsense_is_lost(void **state) {
     side_close(&here);
 }
 
-/* Says that all there is is one region of memory that its caller brought. */
+/* Tells that the owner has one region of memory, which its caller brought, and no more. */
 static void tell_all(const fake_side *fake) {
     kvf_shm_region region = {1 << 20, 4096, 0, SHM_NO_ARENA, 0};
     tell_region(fake, 0, region, 1);
     tell_ready(fake);
 }
 
-/* The slot of the next MOVE; maps the buffer when it comes, if `buffer` is not NULL. */
+/* Returns the slot of the next MOVE; maps the buffer when it arrives, if `buffer` is not NULL. */
 static uint32_t next_move(test_side *here, const fake_side *fake, unsigned char **buffer) {
     static kvf_shm_packet packet;
     drive_idle(here, NULL);
@@ -173,7 +173,7 @@ static uint32_t next_move(test_side *here, const fake_side *fake, unsigned char 
                            MAP_SHARED, packet.fd, 0);
         if (packet.fd >= 0)
             (void)close(packet.fd);
-        if (packet.as.header.kind == SHM_BUFFER) { /* all of it is taken */
+        if (packet.as.header.kind == SHM_BUFFER) { /* takes the whole buffer */
             raw_send(fake->fd, &packet, sizeof packet.as.buffer, -1);
             drive_idle(here, NULL);
         }
@@ -242,7 +242,7 @@ static void a_late_answer_to_a_cancelled_batch_is_nobodys(void **state) {
     side_close(&here);
 }
 
-/* The destination faults when it is first touched; the owner goes in that moment. */
+/* The destination faults when it is first touched, and the owner closes at that moment. */
 static struct {
     void *memory;
     size_t bytes;
@@ -260,7 +260,7 @@ static void an_owner_that_goes_while_its_memory_is_copied_is_lost(void **state) 
     test_side here;
     side_open(&here, &raw_brought, 1);
     fake_side fake = fake_owner(&here);
-    kvf_run run = {0, 0, 4096, 0, 0}; /* region 0 was allocated: it begins a page */
+    kvf_run run = {0, 0, 4096, 0, 0}; /* region 0 begins at a page boundary */
     test_outcome outcome = {0};
     tell_arena(&fake, 0, 4096, raw_memory(4096, F_SEAL_SHRINK));
     tell_region(&fake, 0, (kvf_shm_region){1 << 20, 4096, 0, 0, 0}, 1);
@@ -276,7 +276,7 @@ static void an_owner_that_goes_while_its_memory_is_copied_is_lost(void **state) 
                      KVF_OK);
     drive(&here, NULL, &outcome.calls, 1);
     assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
-    assert_int_equal(side_memory(&here, 0)[0], 0); /* it was copied */
+    assert_int_equal(side_memory(&here, 0)[0], 0); /* the bytes were copied */
     assert_int_equal(outcome.status, KVF_E_PEER_LOST);
     fake.fd = -1;
     fake_end(&fake);
@@ -302,7 +302,7 @@ static void a_silent_owner_keeps_nobody_from_cancelling(void **state) {
     assert_int_equal(
         kvf_transport_submit(fake.peer, KVF_READ, &run, 1, note_outcome, &outcomes[1], &operations[1]),
         KVF_OK);
-    drive_idle(&here, NULL); /* now it has been asked for */
+    drive_idle(&here, NULL); /* the owner has been asked for it now */
     assert_int_equal(kvf_transport_cancel(here.transport, operations[1]), KVF_OK);
     drive(&here, NULL, &outcomes[1].calls, 1);
     assert_int_equal(outcomes[1].status, KVF_E_CANCELLED);

@@ -11,9 +11,9 @@
 #include "devices.h"
 #include "toy_fabric.h"
 
-#define LEAD_BYTES 768u /* of an allocation before what is brought of it */
+#define LEAD_BYTES 768u /* bytes of an allocation before the memory that is brought */
 
-#define PERIOD 65521u /* a prime: bytes that come from beside do not look right */
+#define PERIOD 65521u /* a prime, so that bytes copied from the wrong place differ */
 
 pair_kind transport_variants[] = {
     {"inproc", {true, true}, "inproc", {0}},
@@ -52,7 +52,7 @@ static bool is_here(const char *kind) {
 
 uint32_t transport_variant_count(void) {
     uint32_t count = 0;
-    (void)setenv("UCX_NET_DEVICES", "lo", 1); /* tests stay on this machine */
+    (void)setenv("UCX_NET_DEVICES", "lo", 1); /* so that tests stay on this machine */
     for (size_t i = 0; i < sizeof transport_variants / sizeof *transport_variants; i++)
         if (is_here(transport_variants[i].kind))
             transport_variants[count++] = transport_variants[i];
@@ -101,7 +101,7 @@ bool pair_can(const pair_kind *kind, kvf_direction direction) {
     for (uint32_t i = 0; kvf_transport_describe(i, &known) == KVF_OK; i++)
         if (strcmp(known.name, kind->expected) == 0)
             return known.directions & 1u << direction;
-    return true; /* a fabric of the tests */
+    return true; /* one of the tests' own fabrics */
 }
 
 kvf_memory pair_memory(const pair_kind *kind, uint32_t device, uint64_t bytes, unsigned char **seen) {
@@ -271,7 +271,7 @@ size_t draw_runs(uint64_t *state, const test_side *local, const test_side *remot
                  uint64_t longest, kvf_run *runs, size_t most) {
     const test_side *to = direction == KVF_READ ? local : remote;
     const test_side *from = direction == KVF_READ ? remote : local;
-    uint64_t next[SIDE_REGIONS] = {0}; /* the destination is walked upwards, so nothing overlaps */
+    uint64_t next[SIDE_REGIONS] = {0}; /* places in the destination ascend, so no two runs overlap */
     size_t count = 0;
     while (count < most) {
         uint32_t into = (uint32_t)draw(state, SIDE_REGIONS);

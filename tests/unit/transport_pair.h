@@ -1,6 +1,6 @@
 /*
- * What the transport tests share: two endpoints with registered memory, of which one is connected to the
- * other, and driving them by their event descriptors.
+ * What the transport tests share: two endpoints with registered memory, one connected to the other, which are driven by
+ * their event descriptors.
  */
 #ifndef TRANSPORT_PAIR_H
 #define TRANSPORT_PAIR_H
@@ -17,44 +17,45 @@
 
 /** How a pair is made. */
 typedef struct pair_kind {
-    const char *kind;     /**< of kvf_transport_open() */
-    bool allocated[2];    /**< regions 0 and 1 (2 is as 0): from kvf_transport_allocate(), or brought */
-    const char *expected; /**< what kvf_peer_kind() must say */
-    kvf_setting setting;  /**< for both sides; or none */
+    const char *kind;     /**< the kind for kvf_transport_open() */
+    bool allocated[2];    /**< regions 0 and 1 (2 is like 0): allocated by the transport, or brought */
+    const char *expected; /**< what kvf_peer_kind() must return */
+    kvf_setting setting;  /**< a setting for both sides, or none */
 } pair_kind;
 
-/** Every fabric, with each kind of memory and setting that goes another way; the toy fabric of the tests too. Those of
- * kinds that this build has come first, transport_variant_count() of them. */
+/** Every fabric, including the tests' toy fabric, with each kind of memory and setting that chooses another code path.
+ * After transport_variant_count(), so many of them as it returns come first: those whose kinds this build has. */
 extern pair_kind transport_variants[];
 
-/** The setting of a kind, if any, and the UCX to load, if one is named here or by the environment's KVF_UCX_LIBRARY;
- * returns how many that makes. */
+/** Lists the setting of a kind, if it has one, and the UCX to load, if `library` or the environment's KVF_UCX_LIBRARY
+ * names one; returns how many settings there are. */
 uint32_t pair_settings(const kvf_setting *own, const char *library, kvf_setting out[2]);
 
-/** Sets the table and the environment up, once, before anything else. */
+/** Prepares the table and the environment; call it once, before everything else. Returns how many variants this build
+ * has. */
 uint32_t transport_variant_count(void);
 
-/** What a test's name says of one: "shm, memory brought, shm.direct=off". */
+/** A variant as it stands in a test's name: "shm, memory brought, shm.direct=off". */
 void transport_variant_name(const pair_kind *kind, char *out, size_t size);
 
-/** One endpoint. Its regions have sizes that are no multiples of anything. */
+/** One endpoint. The sizes of its regions are no multiples of any usual size. */
 typedef struct test_side {
     kvf_transport *transport;
     char name[16]; /**< "side" and its seed */
     kvf_memory regions[SIDE_REGIONS];
-    unsigned char *seen[SIDE_REGIONS]; /**< where the test reads and writes them */
+    unsigned char *seen[SIDE_REGIONS]; /**< where the test reads and writes the regions */
     bool brought[SIDE_REGIONS];
-    uint32_t notices; /**< that came in */
+    uint32_t notices; /**< notifications received */
     uint32_t notice_values[SIDE_NOTICES];
     uint32_t lost; /**< calls of on_peer_lost */
     kvf_peer *lost_peer;
     char lost_detail[256];
-    char sender[256];                          /**< of the last notification */
-    void (*on_notice)(struct test_side *side); /**< called after counting */
+    char sender[256];                          /**< the sender of the last notification */
+    void (*on_notice)(struct test_side *side); /**< called after a notification was counted */
     void *user;
 } test_side;
 
-/** Counts what `done` was called with. */
+/** Counts the calls of `done`, and keeps the arguments of the last. */
 typedef struct test_outcome {
     uint32_t calls;
     kvf_status status;
@@ -62,15 +63,15 @@ typedef struct test_outcome {
     kvf_operation operation;
 } test_outcome;
 
-/** Whether what serves such a pair moves bytes this way. */
+/** Whether the fabric that serves such a pair moves bytes in this direction. */
 bool pair_can(const pair_kind *kind, kvf_direction direction);
 
-/** Memory that a caller brings to such a pair; `seen`: where the test reads and writes it. A device's lies somewhere in a
- * larger allocation. */
+/** Memory that a caller brings to such a pair; the test reads and writes it at `seen`. On a device it lies somewhere in
+ * a larger allocation. */
 kvf_memory pair_memory(const pair_kind *kind, uint32_t device, uint64_t bytes, unsigned char **seen);
 void pair_memory_free(const kvf_memory *memory);
 
-/** Opens and registers; `seed` fills the memory. */
+/** Opens an endpoint and registers its memory, which is filled according to `seed`. */
 void side_open(test_side *side, const pair_kind *kind, uint32_t seed);
 void side_close(test_side *side);
 
@@ -85,28 +86,28 @@ void side_fill(unsigned char *memory, uint32_t seed, uint32_t region, uint64_t b
 
 unsigned char *side_memory(const test_side *side, uint32_t region);
 
-/** `done` for an outcome. */
+/** The `done` callback that fills an outcome. */
 void note_outcome(void *context, kvf_operation operation, kvf_status status, const char *detail);
 
 /**
- * Lets the sides work, each when its event descriptor says so, until `*counter` is at least `wanted`. Fails
- * the test when nothing happens for a minute. NULL sides are left out.
+ * Lets the sides work, each when its event descriptor says so, until `*counter` is at least `wanted`. Fails the test if
+ * nothing happens for a minute. NULL sides are left out.
  */
 void drive(test_side *a, test_side *b, const uint32_t *counter, uint32_t wanted);
 
 /** Lets both work until neither has anything to do. */
 void drive_idle(test_side *a, test_side *b);
 
-/** Submits, drives, and returns how it ended. */
+/** Submits runs, drives both sides, and returns how the batch ended. */
 kvf_status move_runs(test_side *a, test_side *b, kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
                      size_t count);
 
-/** A small generator of numbers. */
+/** A small random number generator. */
 uint64_t draw(uint64_t *state, uint64_t below);
 
 /**
- * Random runs between the regions of two sides, of which no two overlap at their destination. Returns how
- * many, at most `most`.
+ * Makes random runs between the regions of two sides, no two of which overlap at the destination. Returns how many, at
+ * most `most`.
  */
 size_t draw_runs(uint64_t *state, const test_side *local, const test_side *remote, kvf_direction direction,
                  uint64_t longest, kvf_run *runs, size_t most);

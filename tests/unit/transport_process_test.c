@@ -1,5 +1,5 @@
 /*
- * The same-host transport between real processes: moving, and dying in the middle.
+ * The same-host transport between real processes: moving bytes, and processes that die in the middle.
  *
  * Children serve until their pipe is closed and then end by themselves.
  */
@@ -32,13 +32,13 @@ static const pair_kind kinds[] = {
 
 typedef struct test_child {
     pid_t pid;
-    int control; /* closed: it ends */
+    int control; /* when the test closes it, the child ends */
     int answers;
     unsigned char card[65536];
     size_t card_bytes;
 } test_child;
 
-#define FORK UINT32_MAX /* a notification: have a child that keeps your sockets open */
+#define FORK UINT32_MAX /* a notification: fork a child that keeps the receiver's sockets open */
 
 static int child_answers, child_control;
 
@@ -51,7 +51,7 @@ static void have_a_child(void) {
     _exit(0);
 }
 
-/* Answers with the written byte that the notification tells of. */
+/* Answers with the byte at the offset that the notification names. */
 static void answer_with_byte(test_side *side) {
     uint32_t value = side->notice_values[side->notices - 1];
     if (value == FORK)
@@ -180,7 +180,7 @@ static void another_process_is_written_and_then_told(void **state) {
         read_all(child->answers, &answer, 1);
         assert_int_equal(answer, 200 + i);
     }
-    /* What was written is there, and nothing beside it. */
+    /* The written bytes are there, and no byte beside them has changed. */
     uint64_t bytes = here.regions[2].bytes;
     kvf_run back = {0, 0, bytes, 2, 2};
     unsigned char *expected = malloc(bytes);
@@ -205,8 +205,8 @@ static void submit_many(kvf_peer *peer, const kvf_run *run, test_outcome *outcom
                          KVF_OK);
 }
 
-/* A batch may be complete before the death. Batches go two ways at once, so not only the first ones; but the last
- * one was never begun. */
+/* A batch may be complete before the process dies. Batches go two ways at once, so these need not be the first; but the
+ * last batch was never begun. */
 static void check_lost(const test_outcome *outcomes) {
     for (int i = 0; i < MANY; i++) {
         assert_int_equal(outcomes[i].calls, 1);
@@ -228,13 +228,14 @@ static void a_killed_owner_is_lost_and_other_owners_are_not(void **state) {
     submit_many(peers[1], &small, second);
     drive(&here, NULL, &first[2].calls, 1);
     assert_int_equal(kill(killed->pid, SIGKILL), 0);
-    /* Dead before anything more is copied: a busy machine may take long for it, and what is mapped outlives it. */
+    /* The process must be dead before anything more is copied: a busy machine may take long to end it, and its memory
+     * stays mapped here longer. */
     siginfo_t ended;
     assert_int_equal(waitid(P_PID, (id_t)killed->pid, &ended, WEXITED | WNOWAIT), 0);
     drive(&here, NULL, &here.lost, 1);
     assert_ptr_equal(here.lost_peer, peers[0]);
     check_lost(first);
-    /* The last word of a batch names the kind, the peer and its end. */
+    /* The detail of a failed batch names the kind, the peer and how it ended. */
     assert_non_null(strstr(first[MANY - 1].detail, "shm: reading from side 2: "));
     assert_true(strstr(first[MANY - 1].detail, "process has ended") ||
                 strstr(first[MANY - 1].detail, "closed the connection"));
@@ -284,7 +285,7 @@ static void an_owner_whose_own_child_keeps_its_sockets_is_lost_all_the_same(void
     assert_int_equal(kvf_transport_notify(peer, &fork_now, sizeof fork_now), KVF_OK);
     read_all(child->answers, &answer, 1);
     assert_int_equal(kill(child->pid, SIGKILL), 0);
-    /* Before anything is submitted: a slice of what was mapped could otherwise be copied in time. */
+    /* Wait for the loss before anything is submitted: otherwise a slice of mapped memory could still be copied. */
     drive(&here, NULL, &here.lost, 1);
     assert_int_equal(kvf_transport_submit(peer, KVF_READ, &small, 1, note_outcome, outcomes, NULL),
                      KVF_E_PEER_LOST);
@@ -306,7 +307,7 @@ static void a_card_of_a_dead_process_leads_nowhere(void **state) {
     side_close(&here);
 }
 
-/* A consumer that reads the same again and again. */
+/* A consumer that reads the same run again and again. */
 static void be_consumer(const pair_kind *kind, const void *card, size_t bytes, int started, bool forever) {
     test_side side;
     kvf_peer *peer = NULL;
@@ -342,7 +343,7 @@ static pid_t consumer_start(const pair_kind *kind, const test_side *owner, int *
     return pid;
 }
 
-/* Serves until the consumer has said something, or has ended. */
+/* Serves until the consumer has written something, or has ended. */
 static void serve_until_readable(test_side *owner, int fd) {
     for (;;) {
         struct pollfd fds[2] = {{kvf_transport_event_fd(owner->transport), POLLIN, 0}, {fd, POLLIN, 0}};
@@ -396,7 +397,7 @@ static void a_process_of_another_user_is_refused(void **state) {
         if (setgid(65534) != 0 || setuid(65534) != 0)
             _exit(2);
         side_open(&side, &kinds[0], 4);
-        /* Root may be trusted with what we ask, so connecting works; but it hangs up on us, perhaps at once.
+        /* If the owner is root, connecting may work at first; but root hangs up on this process, perhaps at once.
          */
         kvf_status connected = kvf_transport_connect(side.transport, card, bytes, &peer);
         if (connected != KVF_OK)

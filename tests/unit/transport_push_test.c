@@ -1,6 +1,6 @@
 /*
- * Producers that write: each rank of P pushes its part of the plan of a rank of D, with its own endpoint, and
- * an oracle that knows no plans says what D's memory must be.
+ * Producers that write: each rank of P pushes its part of the plan of a rank of D, with its own endpoint, and an oracle
+ * that knows no plans computes what D's memory must be.
  */
 #include <kvferry/transport.h>
 
@@ -95,7 +95,7 @@ static kvf_transfer *push(const filling *f, uint32_t source, kvf_peer *peer) {
     return transfer;
 }
 
-/* Every source of a rank of D pushes its part. */
+/* Every source of a rank of D pushes its part of the request. */
 static void push_all(const world *w, uint32_t d_rank, kvf_range layers) {
     filling f = filling_of(w, d_rank, layers);
     kvf_transfer *transfers[RANKS_MAX];
@@ -113,7 +113,7 @@ static void push_all(const world *w, uint32_t d_rank, kvf_range layers) {
         assert_true(bytes > 0);
         kvf_transfer_free(transfers[s]);
     }
-    /* Not before all are done: a producer that closes is lost to those it is still writing to. */
+    /* Close no peer before all are done: a producer that closes is lost to the ranks that it is still writing to. */
     for (uint32_t s = 0; s < sources; s++)
         kvf_peer_close(peers[s]);
     filling_free(&f);
@@ -213,7 +213,7 @@ static void a_source_that_the_plan_does_not_have_is_refused(void **state) {
 
 static void a_peer_of_another_shape_than_the_plan_is_refused(void **state) {
     world *w = world_open(*state, 8, &decodes[2], &prefill);
-    filling f = filling_of(w, 0, range(0, 0)); /* of a rank that has all heads */
+    filling f = filling_of(w, 0, range(0, 0)); /* the rank of D has all heads */
     static unsigned char small[64];
     kvf_memory region = {.struct_size = sizeof(kvf_memory), .address = small, .bytes = sizeof small};
     cell_end liar = {0};
@@ -240,7 +240,7 @@ static void nothing_to_push_is_complete_at_once(void **state) {
     world_close(w);
 }
 
-/* A model layer without a cache: neither a pull nor a push has anybody to talk to. */
+/* The layer has no cache: neither a pull nor a push has a source. */
 static void a_transfer_without_sources_is_complete_at_once(void **state) {
     (void)state;
     static const uint32_t first[] = {0};
@@ -266,8 +266,8 @@ static void a_transfer_without_sources_is_complete_at_once(void **state) {
     free_pair(&p);
 }
 
-/* After the status is there, whatever the sides still do, and whatever the producer does to its blocks, no
- * byte of D changes. */
+/* Once the status is there, no byte of D changes, whatever the sides still do and whatever the producer writes into its
+ * blocks. */
 static void assert_quiet(const world *w, uint32_t d_rank, const cell_rank *source) {
     cell_rank seen;
     rank_copy(&seen, &w->d[d_rank].cells);
@@ -326,7 +326,7 @@ static void one_producer_lost_does_not_stop_another(void **state) {
     filling f = filling_of(w, 0, range(0, 0));
     kvf_transfer *lost = push(&f, 0, connect_to(&w->p[0], &w->d[0]));
     kvf_transfer *kept = push(&f, 1, connect_to(&w->p[1], &w->d[0]));
-    end_close(&w->p[0]); /* ends what it was doing */
+    end_close(&w->p[0]); /* this ends what the producer was doing */
     assert_int_equal(kvf_transfer_status(lost), KVF_E_CANCELLED);
     assert_int_equal(finish(w, kept), KVF_OK);
     kvf_transfer_free(lost);

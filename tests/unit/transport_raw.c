@@ -89,7 +89,8 @@ int raw_count_descriptors(void) {
     return count;
 }
 
-/* Several descriptors with one message: once the second of two stayed open in the owner, for each message. */
+/* Sends several descriptors with one message: in an old version the second descriptor of each message stayed open in
+ * the owner. */
 void raw_send_many(int socket, const void *message, size_t bytes, int passed, uint32_t times) {
     union {
         struct cmsghdr head;

@@ -1,4 +1,4 @@
-/* What only the same-host transport can meet: the memory of another process as the kernel shows it. */
+/* What only the same-host transport can meet: the memory of another process, as the kernel sees it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #include "transport_pair.h"
 
-/* Opens an endpoint over memory whose second half of pages is not there. */
+/* Opens an endpoint over memory of which the second half is unmapped. */
 static kvf_transport *open_over_hole(unsigned char **memory, size_t half) {
     kvf_transport *transport = NULL;
     *memory = mmap(NULL, 2 * half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -50,7 +50,7 @@ static void memory_that_is_not_there_fails_the_batch_and_names_the_run(void **st
     assert_int_equal(munmap(memory, half), 0);
 }
 
-/* Runs of 256 bytes, of which the shared buffer would be the faster way. */
+/* Runs of 256 bytes, for which the shared buffer would be the faster way. */
 static size_t short_runs(const test_side *side, kvf_run *runs, size_t most) {
     size_t count = 0;
     for (; count < most && (count + 1) * 256 <= side->regions[0].bytes; count++)
@@ -68,7 +68,8 @@ static void a_read_goes_on_without_an_owner_that_does_not_serve(void **state) {
         side_open(&here, &brought, 1);
         side_open(&there, &brought, 2);
         kvf_peer *peer = side_connect(&here, &there);
-        assert_int_equal(move_runs(&here, &there, peer, KVF_READ, runs, 1), KVF_OK); /* it has answered */
+        /* the owner has answered once */
+        assert_int_equal(move_runs(&here, &there, peer, KVF_READ, runs, 1), KVF_OK);
         size_t count = short_runs(&here, runs, sizeof runs / sizeof *runs);
         test_outcome outcome = {0};
         assert_int_equal(kvf_transport_submit(peer, KVF_READ, runs, count, note_outcome, &outcome, NULL),
@@ -76,12 +77,12 @@ static void a_read_goes_on_without_an_owner_that_does_not_serve(void **state) {
         if (i == 2) {
             for (int turn = 0; turn < 1000; turn++)
                 assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
-            assert_int_equal(outcome.calls, 0); /* where only the owner can, it must */
+            assert_int_equal(outcome.calls, 0); /* if only the owner can copy, it must */
         }
         drive(&here, i == 2 ? &there : NULL, &outcome.calls, 1);
         assert_int_equal(outcome.status, KVF_OK);
         assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), count * 256);
-        /* What it answers late is nobody's, and it is asked again. */
+        /* The owner's late answers are dropped, and it is asked again. */
         drive_idle(&here, &there);
         side_fill(side_memory(&here, 0), 1, 0, here.regions[0].bytes);
         assert_int_equal(move_runs(&here, &there, peer, KVF_READ, runs, count), KVF_OK);
@@ -91,7 +92,8 @@ static void a_read_goes_on_without_an_owner_that_does_not_serve(void **state) {
     }
 }
 
-/* The kernel says so where it copies. An owner that serves touches its memory itself, and has to keep it. */
+/* If the kernel copies, it reports the missing memory. An owner that serves touches its memory itself, and has to keep
+ * it. */
 static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
     (void)state;
     static unsigned char local[16 * 4096];
@@ -111,7 +113,7 @@ static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
     assert_int_equal(kvf_transport_register(there, &remote, 1), KVF_OK);
     test_side a = {.transport = here}, b = {.transport = there};
     kvf_peer *peer = side_connect(&a, &b);
-    /* They have mapped what they need: nothing of theirs will fill the hole. */
+    /* Both have mapped what they need by now: no later mapping of theirs will fill the hole. */
     assert_int_equal(move_runs(&a, &b, peer, KVF_READ, &(kvf_run){0, 0, page, 0, 0}, 1), KVF_OK);
     (void)munmap(memory + 8 * page, page);
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {

@@ -1,4 +1,4 @@
-/* What one process may take of an owner by the same-host transport: turns, connections, memory. */
+/* What one process may take from an owner over the same-host transport: turns, connections, memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +57,7 @@ static void wants(house *h, int process, int seat) {
     kvf_shm_tenants_wait(&h->tenants, h->of[process], &h->seats[process][seat]);
 }
 
-/* One step of whose turn it is, which takes so much and then wants more; the process. */
+/* One step of the process whose turn it is, which takes so much work and then wants more; returns the process. */
 static int step(house *h, const uint64_t work[PROCESSES]) {
     kvf_shm_tenant *whose = NULL;
     kvf_shm_seat *seat = kvf_shm_tenants_next(&h->tenants, &whose);
@@ -76,7 +76,7 @@ static void work_is_shared_out_by_process_whatever_a_message_takes(void **state)
     house *h = house_open(1024);
     uint64_t had[PROCESSES] = {0};
     for (int i = 0; i < PROCESSES; i++)
-        for (int s = 0; s < SEATS - i; s++) /* also whatever its connections are */
+        for (int s = 0; s < SEATS - i; s++) /* however many connections a process has */
             wants(h, i, s);
     for (int i = 0; i < 5000; i++) {
         int process = step(h, work);
@@ -104,7 +104,8 @@ static void connections_of_a_process_take_turns(void **state) {
     house_close(h);
 }
 
-/* Two always want the largest messages, one a small one now and then: it waits for one of theirs at the most. */
+/* Two processes always want the largest messages, a third a small one now and then: it waits for one of the large
+ * messages at most. */
 static void one_that_wants_little_does_not_wait_for_those_that_want_a_lot(void **state) {
     (void)state;
     static const uint64_t work[PROCESSES] = {300u << 10, 1040u << 10, 1040u << 10};
@@ -135,7 +136,7 @@ static void nobody_waits_where_nobody_wants_anything(void **state) {
     kvf_shm_tenant *whose = NULL;
     assert_null(kvf_shm_tenants_next(&h->tenants, &whose));
     wants(h, 0, 0);
-    wants(h, 0, 0); /* once is enough */
+    wants(h, 0, 0); /* asking twice counts once */
     wants(h, 1, 0);
     kvf_shm_tenants_stop_waiting(&h->seats[0][0]);
     kvf_shm_tenants_stop_waiting(&h->seats[0][0]);
@@ -145,7 +146,7 @@ static void nobody_waits_where_nobody_wants_anything(void **state) {
     house_close(h);
 }
 
-/* What the door does for strangers in a second that begins now, if they want something all the time. */
+/* The work that the door does for strangers in the second from `now_ns` on, if they always want something. */
 static uint64_t door_work_of_a_second(house *h, uint64_t now_ns) {
     uint64_t work = 0;
     for (uint64_t past_ns = 0; past_ns < 1000000000u; past_ns += 100000)
@@ -171,7 +172,7 @@ static void strangers_have_a_thousand_connections_at_once_and_then_an_eighth_of_
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-/* One more of a process that is known already. */
+/* One more connection of a known process. */
 static kvf_shm_refusal one_more(house *h, int process, uint64_t *limit, kvf_shm_tenant **loser) {
     kvf_shm_tenant *tenant = kvf_shm_tenants_enter(&h->tenants, process + 1);
     assert_ptr_equal(tenant, h->of[process]);
@@ -190,7 +191,7 @@ static void a_process_has_64_connections(void **state) {
         assert_int_equal(one_more(h, 0, &limit, &loser), 0);
     assert_int_equal(one_more(h, 0, &limit, &loser), SHM_REFUSED_LIMIT);
     assert_int_equal(limit, 64);
-    assert_int_equal(one_more(h, 1, &limit, &loser), 0); /* others have their own */
+    assert_int_equal(one_more(h, 1, &limit, &loser), 0); /* other processes have limits of their own */
     assert_null(loser);
     kvf_shm_tenants_leave(&h->tenants, h->of[0], true);
     assert_int_equal(one_more(h, 0, &limit, &loser), 0);
@@ -228,7 +229,7 @@ static void processes_that_cannot_be_told_apart_have_half_of_the_room(void **sta
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* What is taken of eight slots of 1 MiB. */
+/* How much of a buffer of eight slots of 1 MiB the owner takes. */
 static uint64_t take(house *h, int process) {
     uint64_t slot_bytes = 1u << 20;
     uint32_t slots = SHM_SLOTS_MAX;
@@ -258,7 +259,7 @@ static void buffers_of_all_have_a_budget(void **state) {
     house *h = house_open(1024);
     kvf_shm_tenant *others[8];
     uint64_t taken = 0;
-    for (int i = 0; i < 8; i++) { /* 8 x 8 MiB are all there is */
+    for (int i = 0; i < 8; i++) { /* 8 x 8 MiB are all that the owner takes */
         uint64_t slot_bytes = 1u << 20;
         uint32_t slots = 8;
         others[i] = kvf_shm_tenants_enter(&h->tenants, 100 + i);

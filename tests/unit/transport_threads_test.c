@@ -1,6 +1,6 @@
 /*
- * Endpoints of one process, each driven by a thread of its own: they read and write each other's memory, and
- * one closes while others copy from it. To be run under the thread sanitizer too.
+ * Endpoints of one process, each driven by a thread of its own: they read and write each other's memory, and one closes
+ * while others copy from it. Runs under the thread sanitizer too.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -21,7 +21,8 @@
 static const pair_kind kinds[] = {{"inproc", {true, false}, "inproc", {0}},
                                   {"shm", {true, false}, "shm", {0}}};
 
-/* What one thread did. It is looked at after the thread: checks of the test library are the main thread's. */
+/* What one thread did. The main thread checks it after the thread has ended, since only the main thread may use the
+ * test library's checks. */
 typedef struct test_worker {
     pthread_t thread;
     uint32_t number;
@@ -65,7 +66,7 @@ static void worker_close(test_worker *worker) {
     free(worker->memory);
 }
 
-/* Moves one run; false when the peer was lost. */
+/* Moves one run; false if the peer was lost. */
 static bool worker_move(test_worker *worker, kvf_direction direction, kvf_run run) {
     uint32_t wanted = worker->ended + 1;
     if (kvf_transport_submit(worker->peer, direction, &run, 1, count_done, worker, NULL) != KVF_OK)
@@ -78,7 +79,7 @@ static bool worker_move(test_worker *worker, kvf_direction direction, kvf_run ru
     return worker->lost == 0;
 }
 
-/* Reads region 0 and checks it; writes to a place of its own in region 2 and tells which. */
+/* Reads region 0 and checks it; writes to a place of its own in region 2, and notifies the owner which. */
 static void *read_and_write(void *context) {
     test_worker *worker = context;
     if (!worker_open(worker)) {
@@ -104,7 +105,7 @@ static void *read_and_write(void *context) {
 static void *read_until_lost(void *context) {
     test_worker *worker = context;
     if (!worker_open(worker)) {
-        worker->wrong = worker->peer == NULL; /* the owner may have closed before */
+        worker->wrong = worker->peer == NULL; /* the owner may have closed before that */
         worker_close(worker);
         return NULL;
     }
@@ -128,7 +129,7 @@ static void start_workers(test_worker *workers, const test_side *owner, const pa
         assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
 }
 
-/* What a thread has written is there when its notification is. */
+/* A thread's bytes must be there when its notification arrives. */
 static void check_written(test_side *owner) {
     uint32_t place = owner->notice_values[owner->notices - 1];
     const unsigned char *written = side_memory(owner, 2) + place * PLACE_BYTES;
@@ -142,7 +143,7 @@ static void threads_read_and_write_the_memory_of_another(void **state) {
     test_side owner;
     test_worker workers[READERS];
     side_open(&owner, kind, 2);
-    /* Between two mappings of one memory the thread sanitizer sees no order, nor a race. */
+    /* The thread sanitizer sees neither order nor races between two mappings of the same memory. */
     owner.on_notice = check_written;
     start_workers(workers, &owner, kind, read_and_write);
     drive(&owner, NULL, &owner.notices, READERS * ROUNDS);
@@ -163,7 +164,7 @@ static void an_endpoint_closes_while_threads_copy_from_it(void **state) {
         drive(&owner, NULL, &owner.notices, READERS);
         if (round % 2)
             drive_idle(&owner, NULL);
-        side_close(&owner); /* and its memory is freed */
+        side_close(&owner); /* this frees its memory too */
         for (uint32_t i = 0; i < READERS; i++) {
             assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
             assert_int_equal(workers[i].wrong, 0);

@@ -1,4 +1,4 @@
-/* Whole requests over real plans: two remote ranks, one local, of different block size and order. */
+/* Whole requests over real plans: two remote ranks and a local one, with different block sizes and orders. */
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@
 #define LOCAL_BLOCK 8u
 #define REMOTE_BLOCK 48u
 
-/* Counts what is allocated. */
+/* Counts allocations. */
 static uint64_t allocations;
 
 static void *count_allocate(void *context, size_t bytes) {
@@ -38,7 +38,7 @@ static void count_release(void *context, void *memory) {
     free(memory);
 }
 
-/* One rank: its shard's regions, registered. */
+/* One rank, with its shard's regions registered. */
 typedef struct test_rank {
     const kvf_shard *shard;
     kvf_transport *transport;
@@ -60,12 +60,12 @@ static unsigned char cell_byte(uint32_t seed, uint32_t layer, uint32_t part, uin
     return (unsigned char)((mixed * 0x9e3779b97f4a7c15u + byte * 77) >> 32);
 }
 
-/* Tokens lie in blocks in reverse order, so that no two blocks touch. */
+/* The blocks of a sequence are in reverse order, so that no two of them are adjacent. */
 static uint64_t block_of(uint64_t token, uint32_t tokens_per_block) {
     return (TOKENS + tokens_per_block - 1) / tokens_per_block - 1 - token / tokens_per_block;
 }
 
-/* Calls back with the bytes of every cell a rank holds. */
+/* Writes every cell that a rank holds, or checks it. */
 static void each_cell(const test_rank *rank, uint32_t block, uint32_t seed, bool check) {
     kvf_range heads = kvf_shard_get(rank->shard)->groups[0].parts[0].units;
     for (uint32_t layer = 0; layer < LAYERS; layer++)
@@ -288,7 +288,7 @@ static void a_moving_transfer_can_be_freed(void **state) {
     assert_int_equal(finish(world, next), KVF_OK);
     each_cell(&world->here, LOCAL_BLOCK, 1, true);
     kvf_transfer_free(next);
-    kvf_transfer_free(start(world, KVF_READ)); /* left to the closing transport */
+    kvf_transfer_free(start(world, KVF_READ)); /* closing the transport ends this transfer */
     world_close(world);
 }
 
@@ -303,7 +303,8 @@ static void a_transfer_outlives_its_transport(void **state) {
     world_close(world);
 }
 
-/* It has no operation under way that would end with the connection, and once went on with one that was freed. */
+/* A held transfer may have no operation under way that would end with the connection; in an old version it went on with
+ * a freed connection. */
 static void a_held_transfer_ends_with_a_connection_it_still_needs(void **state) {
     test_world *world = world_open(*state);
     kvf_transfer *transfer = NULL;
@@ -348,7 +349,7 @@ static void the_loss_of_one_source_fails_the_transfer_once_all_is_quiet(void **s
         assert_int_equal(kvf_transport_progress(world->there[0].transport, NULL), KVF_OK);
     }
     assert_int_equal(status, KVF_E_PEER_LOST);
-    /* The sentence stays the transfer's own, whatever else has failed meanwhile. */
+    /* The transfer keeps its own sentence, whatever else has failed meanwhile. */
     assert_int_equal(kvf_transport_cancel(world->here.transport, 999999), KVF_E_NOT_FOUND);
     assert_non_null(strstr(kvf_transfer_detail(transfer), "reading from "));
     assert_non_null(strstr(kvf_transfer_detail(transfer), "closed"));
@@ -370,7 +371,7 @@ static void a_peer_with_less_memory_than_the_plan_says_is_refused(void **state) 
     assert_int_equal(kvf_transport_open(*state, NULL, &liar.transport), KVF_OK);
     assert_int_equal(kvf_transport_register(liar.transport, &region, 1), KVF_OK);
     world->peers[1] = rank_connect(&world->here, &liar);
-    kvf_transfer *transfer = start(world, KVF_READ); /* the first source is under way */
+    kvf_transfer *transfer = start(world, KVF_READ); /* the transfer from the first source is under way */
     assert_int_equal(
         finish(world, transfer) == KVF_E_RANGE || kvf_transfer_status(transfer) == KVF_E_NOT_REGISTERED, 1);
     kvf_transfer_free(transfer);

@@ -1,5 +1,5 @@
 /*
- * The UCX fabric's part of the card: reading what anybody may have written.
+ * The UCX fabric's part of the card: reading bytes that anybody may have written.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,7 +61,7 @@ static void a_card_cut_off_anywhere_is_refused(void **state) {
         assert_non_null(cut);
         memcpy(cut, part.data, bytes);
         assert_int_equal(kvf_ucx_card_read(cut, bytes, &card), KVF_E_PARSE);
-        if (bytes >= 12) { /* with a right sum too */
+        if (bytes >= 12) { /* with a correct checksum too */
             reseal(cut, bytes);
             assert_int_equal(kvf_ucx_card_read(cut, bytes, &card), KVF_E_PARSE);
         }

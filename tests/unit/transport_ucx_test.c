@@ -1,5 +1,5 @@
 /*
- * The UCX fabric between real processes, see ucx_pair.h.
+ * The UCX fabric between real processes; see ucx_pair.h.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -24,7 +24,8 @@
 
 extern const kvf_fabric kvf_fabric_ucx;
 
-/* What the conformance suite runs within one process is not repeated here. */
+/* Ways to make a pair for tests that need one kind. The conformance suite runs within one process; its tests are not
+ * repeated here. */
 static const pair_kind tcp_way = {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}};
 static const pair_kind posix_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "posix,self"}};
 static const pair_kind sysv_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}};
@@ -47,7 +48,7 @@ static void reading_actor(process *side) {
     connect_side(side);
     size_t count = make_runs(runs, 400, 5000, 88172645463325252u);
     submit(side, KVF_READ, runs, count, NULL);
-    CHECK(side->ends == 0); /* never from inside submit */
+    CHECK(side->ends == 0); /* `done` is never called from inside submit */
     await_end(side, 1);
     CHECK(side->ended == KVF_OK);
     CHECK(is_exact(side, runs, count, true, 1, 2));
@@ -82,7 +83,7 @@ static void thousands_of_runs_go_with_only_as_many_in_flight_as_allowed(void **s
     run_both(*state, serving_target, many_runs_actor, false);
 }
 
-/* The runs of every write: both processes make the same. */
+/* The runs of write `number`; both processes make the same runs. */
 static size_t write_runs(kvf_run *runs, uint32_t number) {
     return make_runs(runs, 200, 4000, 521288629u + number);
 }
@@ -203,12 +204,12 @@ static void sleeping_target(process *side) {
     send_card(side);
     serve_until_told(side);
     say(side, 's');
-    hear(side, 'w'); /* asleep, as far as the transport can see */
+    hear(side, 'w'); /* to the transport, this process is asleep */
     CHECK(is_exact(side, NULL, 0, true, 0, 1));
     close_side(side);
 }
 
-/* From 1.16 on UCX reads from mapped memory by messages to its owner; it writes to it still. */
+/* From 1.16 on UCX reads mapped memory by messages to its owner; it still writes to it directly. */
 static bool emulates_reads(process *side) {
     const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
     return endpoint->ucx->minor >= 16;
@@ -297,7 +298,7 @@ static void a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody(void **st
     run_both(*state, serving_target, damaging_actor, false);
 }
 
-/* The front of this process hands the fabric a peer with other sizes than the fabric's card has. */
+/* The front hands the fabric a peer with other sizes than the fabric's part of the card has. */
 static void disagreeing_actor(process *side) {
     static unsigned char bytes_of_card[65536];
     open_side(side, 2, 2);
@@ -397,7 +398,7 @@ static void operations_on_a_peer_that_is_killed_end_with_peer_lost_and_print_not
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-#ifndef TCP_RTO_MAX_MS /* of Linux 6.15 */
+#ifndef TCP_RTO_MAX_MS /* since Linux 6.15 */
 #define TCP_RTO_MAX_MS 44
 #endif
 
@@ -407,7 +408,7 @@ static int longest_wait_ms(int fd) {
     return getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &longest, &bytes) ? -1 : longest;
 }
 
-/* Connections of this process by TCP, which are UCX's, that try again each second. */
+/* Counts the TCP connections of this process, which are UCX's, that send again each second. */
 static uint32_t trying_often(void) {
     uint32_t count = 0;
     for (int fd = 0; fd < 256; fd++) {
@@ -420,7 +421,7 @@ static uint32_t trying_often(void) {
     return count;
 }
 
-/* For as long as it takes, or until the alarm. */
+/* Reads until a connection sends again each second, or until the alarm. */
 static void often_actor(process *side) {
     const kvf_run run = {.bytes = 4096};
     const int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -452,7 +453,7 @@ static void cuda_actor(process *side) {
     const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
     if (endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) {
         kvf_transport_close(side->transport);
-        exit(0); /* whether it really works can only be tested with CUDA memory */
+        exit(0); /* UCX can do it; testing that needs CUDA memory */
     }
     unsigned char bytes[64] = {0};
     kvf_memory regions[2] = {
@@ -461,7 +462,7 @@ static void cuda_actor(process *side) {
     CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_E_UNSUPPORTED);
     CHECK(strstr(kvf_error_detail(), "region 1"));
     CHECK(strstr(kvf_error_detail(), "CUDA"));
-    /* Nothing stayed registered. */
+    /* No region stayed registered. */
     regions[1].kind = KVF_MEMORY_HOST;
     CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_OK);
     kvf_transport_close(side->transport);
@@ -499,7 +500,7 @@ int main(void) {
         cmocka_unit_test(cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered),
     };
     uint32_t variants =
-        transport_variant_count(); /* sets the environment, so that all stays on this machine */
+        transport_variant_count(); /* also sets the environment, so that tests stay on this machine */
     const pair_kind *ucx = transport_variants;
     for (; strcmp(ucx->kind, "ucx") != 0; ucx++)
         variants--;

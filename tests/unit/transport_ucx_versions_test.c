@@ -1,7 +1,7 @@
 /*
- * UCX of different versions, which speak with each other: every ordered pair of the libraries that the environment
- * variable KVF_UCX_LIBRARIES names (files, ':' between them), in two processes, and both in one process where their
- * files have different names. Without the variable, nothing is tested; scripts/check-ucx sets it.
+ * Different versions of UCX that talk to each other: every ordered pair of the libraries that the environment variable
+ * KVF_UCX_LIBRARIES names (files, separated by ':'), in two processes, and in one process if their files have different
+ * names. Without the variable nothing is tested; scripts/check-ucx sets it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +24,7 @@ static const pair_kind posix_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "pos
 
 static char *libraries[LIBRARIES_MAX];
 static size_t library_count;
-static const char *of_target, *of_actor; /* of the pair under test */
+static const char *of_target, *of_actor; /* the libraries of the pair under test */
 
 /* ---- two processes --------------------------------------------------------------------------- */
 
@@ -34,7 +34,7 @@ static void target(process *side) {
     open_side(side, 0, 1);
     send_card(side);
     while (side->notes < 1) {
-        if (heard(side)) { /* refused */
+        if (heard(side)) { /* the actor was refused */
             close_side(side);
             return;
         }
@@ -47,7 +47,7 @@ static void target(process *side) {
     close_side(side);
 }
 
-/* Versions that do not understand each other are refused by name, and nothing else of another version is. */
+/* Versions that do not understand each other are refused by name; another version is refused for no other reason. */
 static bool connect_or_be_refused(kvf_transport *transport, const void *card, size_t bytes, kvf_peer **peer) {
     kvf_status status = kvf_transport_connect(transport, card, bytes, peer);
     if (status == KVF_OK)

@@ -1,4 +1,4 @@
-/* What serves a peer, as users are told: the way, what better fabrics cannot, and the bytes. */
+/* What users are told about how a peer is served: the way, why better fabrics cannot serve it, and the bytes moved. */
 #include <stdlib.h>
 
 #include "shapes.h"
@@ -16,7 +16,7 @@ typedef struct side {
     size_t card_bytes;
 } side;
 
-/* `value` of a setting; NULL: without it. */
+/* Opens a side with the setting `key` = `value`; NULL: without a setting. */
 static void open_with(side *self, const char *kind, const char *key, const char *value, bool brought) {
     const kvf_setting setting = {key, value};
     const kvf_transport_options options = {
@@ -98,7 +98,7 @@ static void a_peer_says_its_fabric_its_way_and_what_has_moved(void **state) {
     }
 }
 
-/* What is mapped is read and written where it is, and counts as moved; what is brought is not mapped, and costs more. */
+/* Mapped memory is read and written in place, and counts as moved; brought memory is not mapped, and costs more. */
 static void mapped_memory_is_touched_in_place(void **state) {
     (void)state;
     for (int brought = 0; brought < 2; brought++) {
@@ -110,7 +110,7 @@ static void mapped_memory_is_touched_in_place(void **state) {
         assert_ok(kvf_transport_connect(a.transport, b.card, b.card_bytes, &peer));
         assert_string_equal(kvf_peer_costs(peer, &cost), brought ? "shm/brought" : "shm");
         assert_int_equal(kvf_peer_is_brought(peer), brought);
-        assert_null(kvf_peer_enter(peer, 0, KVF_READ)); /* the owner has not said where it is */
+        assert_null(kvf_peer_enter(peer, 0, KVF_READ)); /* the owner has not told yet where it is */
         move_some(&a, &b, peer);
         unsigned char *mapped = kvf_peer_enter(peer, 0, KVF_WRITE);
         assert_int_equal(mapped != NULL, !brought);
@@ -188,7 +188,7 @@ static void an_older_caller_gets_what_it_knows(void **state) {
     close_side(&b);
 }
 
-/* The card of `b` as if it were of another machine. */
+/* The card of `b`, changed as if it came from another machine. */
 static void move_far_away(const side *b, kvf_buffer *out) {
     static kvf_shm_card changed;
     kvf_card card;
@@ -210,7 +210,7 @@ static void move_far_away(const side *b, kvf_buffer *out) {
     kvf_card_free(&card);
 }
 
-/* What serves a peer on another machine, where "ucx.emulated" is as given. */
+/* What serves a peer on another machine, with this value of "ucx.emulated". */
 static kvf_peer_info far_away_info(const char *emulated) {
     side a, b;
     kvf_peer *peer;
@@ -258,7 +258,7 @@ static void without_rdma_peers_on_other_machines_are_reached_by_messages(void **
     assert_non_null(strstr(found.why_not, "tcp/"));
     assert_non_null(strstr(found.why_not, "ucx.emulated \"on\""));
     assert_true(finding_of_ucx("auto", "on").works);
-    assert_true(finding_of_ucx("ucx", NULL).works); /* who names it gets it */
+    assert_true(finding_of_ucx("ucx", NULL).works); /* naming "ucx" is enough to get it */
 }
 
 static void the_setting_for_what_is_emulated_is_checked(void **state) {
@@ -273,7 +273,7 @@ static void the_setting_for_what_is_emulated_is_checked(void **state) {
                  "ucx.emulated is \"perhaps\"; allowed on, off");
 }
 
-/* Two regions, of which the first is withheld where UCX emulates, with 1 and 2 in all their bytes. */
+/* Two regions filled with 1 and 2; the first is withheld if UCX emulates. */
 static void open_withholding(side *self, const char *emulated) {
     const kvf_setting setting = {"ucx.emulated", emulated ? emulated : "off"};
     const kvf_transport_options options = {
@@ -291,7 +291,7 @@ static void open_withholding(side *self, const char *emulated) {
     assert_ok(kvf_transport_export(self->transport, &self->card, &self->card_bytes));
 }
 
-/* Reads 10 bytes of a region to the beginning of ours; what submitting says. */
+/* Reads 10 bytes of a region to the beginning of the reader's; returns the status of submitting. */
 static kvf_status read_region(side *to, side *from, kvf_peer *peer, uint32_t region) {
     const kvf_run run = {0, 20, 10, 0, region};
     int ended = 0;
@@ -329,7 +329,7 @@ static void ucx_without_rdma_gives_no_key_to_what_is_withheld(void **state) {
 }
 
 int main(void) {
-    (void)setenv("UCX_TLS", "tcp,self", 1); /* on machines with RDMA, too */
+    (void)setenv("UCX_TLS", "tcp,self", 1); /* also on machines with RDMA */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_says_its_fabric_its_way_and_what_has_moved),
         cmocka_unit_test(mapped_memory_is_touched_in_place),

@@ -36,7 +36,7 @@ bool heard(const process *side) {
     return recv(side->line, &word, 1, MSG_DONTWAIT) >= 0;
 }
 
-/* Runs both; the actor must exit with 0, and the target too unless it was killed. */
+/* Runs both processes; the actor must exit with 0, and the target too unless it was killed. */
 void run_both(const pair_kind *way, void (*target)(process *), void (*actor)(process *), bool target_dies) {
     int lines[2];
     pid_t pids[2];
@@ -75,8 +75,7 @@ void fill(process *side, uint32_t seed) {
         side_fill(side->memory[r], seed, r, REGION_BYTES);
 }
 
-/* Runs that do not overlap locally: a read's result does not depend on their order. `remote` gets a place of
- * its own too when `disjoint`, which writes need. */
+/* Makes runs that overlap on neither side, so that the result of a read or a write does not depend on their order. */
 size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed) {
     uint64_t at[REGIONS] = {0};
     size_t made = 0;
@@ -88,7 +87,7 @@ size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed)
             continue;
         uint64_t offset = at[region] + gap;
         at[region] = offset + bytes;
-        /* The mirror image, in another region, so that local and remote places differ everywhere. */
+        /* The remote place is the mirror image in another region, so that local and remote places differ everywhere. */
         runs[made++] = (kvf_run){.local_region = region,
                                  .local_offset = offset,
                                  .remote_region = (region + 1) % REGIONS,
@@ -98,8 +97,8 @@ size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed)
     return made;
 }
 
-/* Every byte of `memory` is what the runs put there, or what was there before. `from` is the seed of the
- * other side's memory, `before` of this one's. `reading`: memory is the local side of the runs. */
+/* Whether every byte of this side's memory is what the runs put there, or what was there before. `from` is the seed of
+ * the other side's memory, `before` of this side's. `reading`: this memory is the local side of the runs. */
 bool is_exact(process *side, const kvf_run *runs, size_t count, bool reading, uint32_t from,
               uint32_t before) {
     unsigned char *expected[REGIONS];
@@ -223,7 +222,7 @@ void progress(process *side) {
     CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
 }
 
-/* The same, woken by nothing but the transport. */
+/* The same until the peer is lost, woken by the transport only. */
 void progress_until_lost(process *side) {
     struct pollfd wake = {.fd = kvf_transport_event_fd(side->transport), .events = POLLIN};
     while (side->lost == 0) {

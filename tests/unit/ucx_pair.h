@@ -1,9 +1,9 @@
 /*
  * Two real processes for the UCX tests: a target that owns memory and an actor that reads and writes it.
  *
- * Both are forked before either has opened UCX; the test process itself never opens it and only waits for
- * them. A process that finds something wrong says what and exits with 1. Nothing here measures time; the
- * alarm is only there so that an operation that hangs fails the test.
+ * Both are forked before either has opened UCX; the test process itself never opens it and only waits for them. A
+ * process that finds a fault prints it and exits with 1. Nothing here measures time; the alarm only makes the test fail
+ * if an operation hangs.
  */
 #ifndef UCX_PAIR_H
 #define UCX_PAIR_H
@@ -24,15 +24,15 @@ _Noreturn void wrong(const char *file, int line, const char *what);
             wrong(__FILE__, __LINE__, #condition);                                                           \
     } while (0)
 
-/* One end of the two processes' conversation, besides the transport. */
+/* One of the two processes, with its transport and its socket to the other. */
 typedef struct process {
     const char *library;  /* the UCX to load; NULL: the system's */
-    const pair_kind *way; /* with ucx.tls, and whose memory: allocated, peers on this machine can map it */
+    const pair_kind *way; /* gives ucx.tls and the memory: if allocated, local peers can map it */
     int line;             /* a socket to the other process */
     kvf_transport *transport;
     unsigned char *memory[REGIONS];
     kvf_peer *peer;
-    kvf_status ended; /* of the last operation */
+    kvf_status ended; /* the status of the last operation */
     char detail[512];
     unsigned ends;
     unsigned lost;
@@ -41,19 +41,19 @@ typedef struct process {
     pid_t other;
 } process;
 
-/** Runs both; the actor must exit with 0, and the target too unless it is to be killed. */
+/** Runs both processes; the actor must exit with 0, and the target too unless `target_dies`. */
 void run_both(const pair_kind *way, void (*target)(process *), void (*actor)(process *), bool target_dies);
 
-/* Words over the line. */
+/* Words of one byte over the socket. */
 void say(const process *side, char word);
 void hear(const process *side, char expected);
-/** Whether something came, or the other process is gone. */
+/** Whether a word came, or the other process is gone. */
 bool heard(const process *side);
 
 /* Memory and runs. */
-/** The bytes of side_byte() with this seed, everywhere. */
+/** Fills all memory with the bytes of side_byte() for this seed. */
 void fill(process *side, uint32_t seed);
-/** Up to `count` runs that overlap on neither side. */
+/** Makes up to `count` runs that overlap on neither side; returns how many. */
 size_t make_runs(kvf_run *runs, size_t count, uint64_t bytes_max, uint64_t seed);
 /** Whether every byte of this side's memory is what the runs put there, or what was there before. `from` is
  * the seed of the other side, `before` of this one; `reading`: this memory is the local side of the runs. */
@@ -67,7 +67,7 @@ size_t receive_card(const process *side, void *card, size_t capacity);
 void connect_side(process *side);
 /** Progresses as an event loop does: sleeps on the descriptor, which must wake whenever there is work. */
 void progress(process *side);
-/** The same, woken by nothing but the transport. */
+/** The same until the peer is lost, woken by the transport only. */
 void progress_until_lost(process *side);
 void serve_until_told(process *side);
 void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,

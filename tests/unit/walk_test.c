@@ -1,5 +1,5 @@
 /*
- * Walking steps in pieces that are contiguous in a kernel block of both sides, and token shares.
+ * Walks over steps, in pieces that are contiguous in a kernel block on both sides, and token shares.
  */
 #include "plan/walk.h"
 #include "shapes.h"
@@ -27,7 +27,7 @@ static void check_walk(kvf_walk walk, const kvf_walk_piece *wanted, size_t count
         }
     }
     bool more = kvf_walk_next(&walk, &piece);
-    bool again = kvf_walk_next(&walk, &piece); /* it stays at the end */
+    bool again = kvf_walk_next(&walk, &piece); /* the walk stays at the end */
     if (more || again) {
         print_error("there is a piece after the last, of step %llu\n", (unsigned long long)piece.step);
         _fail(file, line);
@@ -87,7 +87,7 @@ static void a_walk_ends_inside_a_single_block(void **state) {
 
 static void positions_far_beyond_32_bits_are_exact(void **state) {
     (void)state;
-    uint64_t far = UINT64_C(1) << 61; /* a multiple of 4 and, plus 1, of 3 */
+    uint64_t far = UINT64_C(1) << 61; /* a multiple of 4; far + 1 is a multiple of 3 */
     assert_walk(all_tokens(4), all_tokens(3), far, far + 4, {far, far, far, 1},
                 {far + 1, far + 1, far + 1, 3});
 }
@@ -226,7 +226,7 @@ static void whether_small_shares_meet_agrees_with_looking_at_every_token(void **
                 for (b.width = 1; b.width <= 4; b.width++)
                     for (a.index = 0; a.index < a.count; a.index++)
                         for (b.index = 0; b.index < b.count; b.index++) {
-                            bool seen = false; /* periods divide 16 * 9 */
+                            bool seen = false; /* all periods divide 16 * 9 */
                             for (uint32_t token = 0; token < 144 && !seen; token++)
                                 seen = keeps(a, token) && keeps(b, token);
                             assert_int_equal(kvf_shares_meet(a, b), seen);

@@ -1,6 +1,6 @@
 /*
- * Facts: the same for engines of other shapes over the same model, different where cells are, and words for
- * the difference, whatever the other side sends.
+ * Facts: they are the same for engines of different shapes over one model, and differ if cells differ; and whatever the
+ * other side sends, words tell the difference.
  */
 #include <stdio.h>
 
@@ -14,7 +14,7 @@ static char *facts_of(const kvf_model *model, const char *extra) {
     return facts;
 }
 
-/* ---- what is in them ------------------------------------------------------------------------- */
+/* ---- what facts contain ------------------------------------------------------------------------- */
 
 static void facts_are_one_line_each_in_a_fixed_order(void **state) {
     (void)state;
@@ -90,7 +90,7 @@ static void the_digest_is_the_sha_256_of_the_text(void **state) {
     assert_memory_equal(digest, abc, sizeof abc);
 }
 
-/* ---- what makes them differ ------------------------------------------------------------------ */
+/* ---- what makes facts differ ------------------------------------------------------------------ */
 
 typedef struct described {
     kvf_part_desc part;
@@ -124,7 +124,7 @@ static char *facts_described(described d) {
     return facts;
 }
 
-/* What two texts have in common. */
+/* Matches two texts of facts, group by group. */
 static kvf_status match_texts(const char *ours, const char *theirs, kvf_match **out) {
     kvf_facts own;
     assert_ok(kvf_wire_read_facts(ours, &own));
@@ -141,7 +141,7 @@ static kvf_status try_match(const char *ours, const char *theirs) {
     return status;
 }
 
-/* The two must differ, in words and in the digest. */
+/* The other model's facts must differ in words and in the digest. */
 static void assert_differs(described other, const char *words) {
     char *ours = facts_described(a_model()), *theirs = facts_described(other);
     uint8_t a[KVF_WIRE_DIGEST_BYTES], b[KVF_WIRE_DIGEST_BYTES];
@@ -201,7 +201,7 @@ static void what_an_engine_may_choose_is_not_in_the_facts(void **state) {
     kvf_free(theirs);
 }
 
-/* Facts come from the model alone, so the model of any shard of it gives the same. */
+/* Facts come from the model alone, so every shard of a model gives the same facts. */
 static void engines_of_other_shapes_have_the_same_facts(void **state) {
     (void)state;
     kvf_model *model = attention(4, 8, 128);
@@ -228,7 +228,7 @@ static const char full[] =
 static const char draft[] = "group: draft\nkind: tokens\nwindow_tokens: 0\nchunk_tokens: 0\nlayers: 3\n"
                             "part: k\ndtype: bf16\nunits: 2\ncell_elements: 64\nrows_per_step: 1\n";
 
-/* Facts of some groups, as one text; freed by the caller. */
+/* Facts of some groups as one text, which the caller frees. */
 static char *text_of(const char *a, const char *b, const char *own) {
     kvf_text text = {0};
     kvf_text_add(&text, "layer_count: 4\n%s%s%s%s", a, b, own[0] ? "own:\n" : "", own);
@@ -330,7 +330,7 @@ static void types_are_converted_where_both_let_them(void **state) {
     kvf_free(ours);
 }
 
-/* Elements of 8 heads of 128 channels are not those of 16 heads of 64, although there are as many. */
+/* 8 heads of 128 channels have as many elements as 16 heads of 64, but not the same elements. */
 static void as_many_elements_are_not_the_same_elements(void **state) {
     (void)state;
     char *ours = text_of(full, draft, ""), *some = with(ours, "units: 8", "units: 16");
@@ -450,7 +450,7 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         {"window_tokens: 0", "window_tokens: 4294967295"},
         {"window_tokens: 0", "window_tokens:0"}, /* without the space */
         {"layers: 0-2", "layers: 0,1-2"},
-        {"convert: f32, bf16, f16", "convert: f32,bf16, later"}, /* one that is not known here */
+        {"convert: f32, bf16, f16", "convert: f32,bf16, later"}, /* a type that this version does not know */
         {"convert: f32, bf16, f16\n", "convert:\n"},
     };
     char *good = text_of(full, draft, "");
@@ -465,7 +465,7 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         assert_fails(read(bad), changes[i].status, "facts: ", changes[i].words);
         kvf_free(bad);
     }
-    for (size_t cut = strlen(good); cut-- > 0;) { /* no end of it is missed; sanitizers look on */
+    for (size_t cut = strlen(good); cut-- > 0;) { /* sanitizers find reads past the end */
         good[cut] = '\0';
         (void)read(good);
     }
@@ -521,7 +521,7 @@ static void the_first_dozen_are_listed_and_the_others_counted(void **state) {
     kvf_text_free(&theirs);
 }
 
-/* How `count` facts differ that only we have: a, b, c ... */
+/* Checks the words for `count` facts that only one side has: a, b, c ... */
 static void check_missing(uint32_t count, const char *last) {
     char ours[64] = "";
     for (uint32_t i = 0; i < count; i++)
@@ -557,7 +557,7 @@ static void long_values_are_shown_where_they_differ(void **state) {
                  KVF_E_MISMATCH, "69,71-79\" here and \"...", "68,71-79\" there");
 }
 
-/* As long as they agree in no more than half of what is shown, they are shown from their start. */
+/* If two values first differ within half of the length that is shown, they are shown from their start. */
 static void values_are_shown_from_their_start_where_they_differ_early(void **state) {
     (void)state;
     assert_fails(kvf_wire_compare_own("a: 0123456789abcdefghij1\n", "a: 0123456789abcdefghij2\n", "p"),
@@ -649,7 +649,7 @@ static void facts_may_be_as_long_as_the_limit(void **state) {
     (void)state;
     kvf_model *model = attention(1, 1, 4);
     char *facts = facts_of(model, "x\n");
-    size_t room = KVF_WIRE_MAX_FACTS - strlen(facts) + 1; /* for our own in place of x */
+    size_t room = KVF_WIRE_MAX_FACTS - strlen(facts) + 1; /* for own facts in place of x */
     char *own = calloc(room + 2, 1);
     assert_non_null(own);
     kvf_free(facts);

@@ -1,5 +1,5 @@
 /*
- * Introductions in several messages: how many go into one, and how they are put together again.
+ * Introductions in several messages: how many fit in one, and how they are put together again.
  */
 #include "shapes.h"
 
@@ -21,8 +21,8 @@ static void a_part_ends_before_the_first_that_does_not_fit(void **state) {
         {{MOST_IN_ONE - 2, 1, 1}, 0, 3, 3},
         {{MOST_IN_ONE - 1, 1, 1}, 0, 3, 2},
         {{MOST_IN_ONE, 1, 1}, 0, 3, 1},
-        {{MOST_IN_ONE + 1, 1, 1}, 0, 3, 1},           /* at least one goes */
-        {{MOST_IN_ONE, MOST_IN_ONE + 1, 1}, 1, 3, 2}, /* wherever the part begins */
+        {{MOST_IN_ONE + 1, 1, 1}, 0, 3, 1},           /* a part has at least one */
+        {{MOST_IN_ONE, MOST_IN_ONE + 1, 1}, 1, 3, 2}, /* also if the part begins later */
         {{MOST_IN_ONE, MOST_IN_ONE - 1, 1}, 1, 3, 3},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -47,7 +47,7 @@ static kvf_welcome ranks(uint32_t first, uint32_t count) {
                          .facts = "f"};
 }
 
-/* Takes a part, and says whether all are there. */
+/* Takes a part, and returns whether all parts are there. */
 static bool takes(kvf_gathering *gathering, const uint8_t *digest, kvf_welcome welcome) {
     bool complete = true;
     assert_ok(kvf_gather(gathering, digest, &welcome, &complete));
@@ -57,10 +57,10 @@ static bool takes(kvf_gathering *gathering, const uint8_t *digest, kvf_welcome w
 static void parts_are_put_together_in_order(void **state) {
     (void)state;
     kvf_gathering gathering = {0};
-    assert_false(takes(&gathering, one_digest, ranks(2, 2))); /* the first are missing */
+    assert_false(takes(&gathering, one_digest, ranks(2, 2))); /* the first ranks are missing */
     assert_null(gathering.introductions);
     assert_false(takes(&gathering, one_digest, ranks(0, 2)));
-    assert_false(takes(&gathering, one_digest, ranks(0, 2))); /* once more */
+    assert_false(takes(&gathering, one_digest, ranks(0, 2))); /* the same part once more */
     assert_false(takes(&gathering, one_digest, ranks(3, 1))); /* too early */
     assert_int_equal(gathering.count, 2);
     assert_int_equal(gathering.bytes, 3);
@@ -78,7 +78,7 @@ static void parts_are_put_together_in_order(void **state) {
     assert_int_equal(gathering.count, 0);
 }
 
-/* The second part of another is not put behind the first of this one. */
+/* The second part of another WELCOME is not put behind the first part of this one. */
 static void what_another_tells_begins_anew(void **state) {
     (void)state;
     kvf_welcome incarnation = ranks(2, 2), rank_count = ranks(2, 2);

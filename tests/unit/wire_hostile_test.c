@@ -1,6 +1,6 @@
 /*
- * Bytes that no honest peer sends: each field missing, doubled or of another type, messages cut off and
- * flipped anywhere, counts that nothing stands behind.
+ * Bytes that no honest peer sends: each field missing, doubled or of another type, messages cut off or with a bit
+ * flipped anywhere, and counts of more than what follows.
  */
 #include <msgpack.h>
 
@@ -19,7 +19,7 @@ static kvf_status read_message(kvf_bytes bytes) {
         return status;
     status = kvf_wire_read(&message);
     if (!status) {
-        kvf_wire_buffer again = {0}; /* what can be read can be sent */
+        kvf_wire_buffer again = {0}; /* every message that can be read can be sent */
         assert_ok(kvf_wire_encode(&message, &again));
         kvf_wire_buffer_free(&again);
     }
@@ -36,7 +36,7 @@ static kvf_status read_introduction(kvf_bytes bytes) {
     return status;
 }
 
-/* A message whose body is `body` in place of its own. */
+/* Reads a message like `like` with `body` in place of its own body. */
 static kvf_status read_with_body(const kvf_message *like, const msgpack_sbuffer *body) {
     msgpack_sbuffer buffer;
     msgpack_sbuffer_init(&buffer);
@@ -57,7 +57,7 @@ static kvf_status read_with_body(const kvf_message *like, const msgpack_sbuffer 
 
 typedef enum change { LEFT_OUT, NIL, FLOAT, NEGATIVE, TWICE, WITH_UNKNOWN } change;
 
-/* Packs a map again with one of its pairs changed. */
+/* Packs a map again, with one of its pairs changed. */
 static void pack_changed(msgpack_sbuffer *out, const msgpack_object_map *map, uint32_t field, change how) {
     msgpack_packer packer;
     msgpack_packer_init(&packer, out, msgpack_sbuffer_write);
@@ -79,7 +79,7 @@ static void pack_changed(msgpack_sbuffer *out, const msgpack_object_map *map, ui
             msgpack_pack_object(&packer, map->ptr[i].val);
         }
     }
-    if (how == WITH_UNKNOWN) { /* a key that is no text, and a value of some depth */
+    if (how == WITH_UNKNOWN) { /* a key that is no text, with a nested value */
         msgpack_pack_int(&packer, 77);
         msgpack_pack_array(&packer, 2);
         msgpack_pack_nil(&packer);
@@ -134,7 +134,7 @@ static void every_field_must_be_there_once_and_of_its_type(void **state) {
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-/* Cut off anywhere, and with every bit of every byte flipped. */
+/* Reads the bytes cut off at every length, and with every single bit flipped. */
 static void damage(const kvf_wire_buffer *encoded, reader read) {
     for (size_t size = 0; size < encoded->size; size++) {
         kvf_bytes cut = sample_exact(encoded->data, size);
@@ -163,7 +163,7 @@ static void damaged_messages_are_refused_or_are_other_messages(void **state) {
         kvf_call_kind call;
         sample_kind(n, &kind, &call);
         kvf_wire_buffer encoded = {0};
-        /* A short one: this reads it thousands of times. */
+        /* A short message, since damage() reads it thousands of times. */
         for (uint64_t seed = 20; encoded.size == 0 || encoded.size > 1200; seed++) {
             kvf_wire_buffer_free(&encoded);
             sample_message(&sample, kind, call, seed);
@@ -192,7 +192,7 @@ static kvf_status read_shard(kvf_bytes bytes) {
     kvf_shard *shard = NULL;
     kvf_status status = kvf_wire_decode_shard(shard_model, NULL, bytes, NULL, &shard);
     kvf_shard_free(shard);
-    /* What the shard room says counts as refused too. */
+    /* An error from making the shard counts as refused too. */
     return status == KVF_OK || status == KVF_E_PARSE ? status : KVF_E_UNSUPPORTED;
 }
 
@@ -221,7 +221,7 @@ static void counts_that_nothing_stands_behind_are_refused_before_unpacking(void 
     assert_fails(kvf_wire_check(BYTES(0xdc, 0x00, 0x03, 0x01, 0x02)), KVF_E_PARSE, "claims 3 objects");
     assert_fails(kvf_wire_check(BYTES(0xc6, 0xff, 0xff, 0xff, 0xff)), KVF_E_PARSE, "claims 4294967295 bytes");
     assert_fails(kvf_wire_check(BYTES(0xdb, 0x00, 0x00, 0x00, 0x02, 'x')), KVF_E_PARSE, "claims 2 bytes");
-    /* Each array alone could be filled by what follows, but not both. */
+    /* The bytes that follow are enough for either array, but not for both. */
     assert_fails(kvf_wire_check(BYTES(0x92, 0x93, 1, 2, 3)), KVF_E_PARSE, "claims 3 objects");
     assert_ok(kvf_wire_check(BYTES(0x92, 0x92, 1, 2, 3)));
 }
@@ -242,7 +242,7 @@ static void every_type_of_object_is_stepped_over(void **state) {
     msgpack_zone_destroy(&zone);
 }
 
-/* The object and a number behind it, in arrays so that the object is `depth` deep. */
+/* Checks the object, with a number behind it, in so many arrays that the object is `depth` deep. */
 static kvf_status check_at_depth(kvf_bytes object, uint32_t depth) {
     static uint8_t bytes[128];
     assert_true(depth > 0 && depth + object.size < sizeof bytes);
@@ -256,10 +256,10 @@ static kvf_status check_at_depth(kvf_bytes object, uint32_t depth) {
     return status;
 }
 
-#define NO 0xc1 /* begins nothing: only as the inside of an object it is stepped over */
+#define NO 0xc1 /* begins no object: valid only inside of an object */
 #define NO_5 NO, NO, NO, NO, NO
 #define NO_15 NO_5, NO_5, NO_5
-#define INNER 0xcc, NO /* an object that is no single byte */
+#define INNER 0xcc, NO /* an object of two bytes */
 #define INNER_5 INNER, INNER, INNER, INNER, INNER
 #define INNER_15 INNER_5, INNER_5, INNER_5
 
@@ -318,7 +318,7 @@ static void every_type_of_object_ends_where_it_should_at_the_greatest_depth(void
     }
 }
 
-/* So many bytes 0xc0 behind a head. */
+/* Checks a head with so many bytes 0xc0 behind it. */
 static kvf_status check_filled(kvf_bytes head, size_t filling) {
     uint8_t *bytes = malloc(head.size + filling);
     assert_non_null(bytes);
@@ -368,7 +368,7 @@ static void more_objects_than_any_message_has_are_refused(void **state) {
     memcpy(bytes, (const uint8_t[]){0xdd, 0, 0x10, 0, 0}, 5);
     assert_fails(kvf_wire_check((kvf_bytes){bytes, size}), KVF_E_PARSE, "more than 1048576 objects");
     free(bytes);
-    /* The array is one of them. */
+    /* The array itself counts as an object. */
     assert_ok(check_filled(BYTES(0xdd, 0, 0x0f, 0xff, 0xff), KVF_WIRE_MAX_OBJECTS - 1));
 }
 
@@ -384,7 +384,7 @@ static void an_envelope_that_is_none_is_refused_in_words(void **state) {
     assert_fails(kvf_wire_open(BYTES(0x95, 0xa2, 'k', 'v', 2, 4, 0xc4, 0, 0xc4, 0), &message), KVF_E_PARSE,
                  "does not begin with \"kvf\"");
     assert_fails(kvf_wire_open(BYTES(0x95, 0xc4, 3, 'k', 'v', 'f', 2, 4, 0xc4, 0, 0xc4, 0), &message),
-                 KVF_E_PARSE, "does not begin with \"kvf\""); /* bytes are no text */
+                 KVF_E_PARSE, "does not begin with \"kvf\""); /* msgpack bytes are no text */
     assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 0, 4, 0xc4, 0, 0xc4, 0), &message),
                  KVF_E_PARSE, "version is 0");
     assert_fails(
@@ -413,7 +413,7 @@ static void a_message_of_another_version_is_opened_but_not_read(void **state) {
     kvf_message_free(&message);
 }
 
-/* Other versions have kinds of their own, and a digest of this size or none. */
+/* Other versions may have other kinds, but a digest of this size or none. */
 static void the_envelope_of_another_version_is_checked(void **state) {
     (void)state;
     uint8_t bytes[] = {0x95, 0xa3, 'k', 'v', 'f', 9, 4, 0xc4, 32, [9 + 31] = 77, 0xc4, 0};
@@ -448,7 +448,7 @@ static void text(msgpack_packer *to, const char *value) {
     msgpack_pack_str_with_body(to, value, strlen(value));
 }
 
-/* An EXPECT with one group, whose ids are given as the field `form`. */
+/* Reads an EXPECT with one group, whose ids are in the field `form`. */
 static kvf_status read_ids(const char *form, kvf_bytes ids) {
     msgpack_sbuffer body;
     msgpack_sbuffer_init(&body);
@@ -497,7 +497,7 @@ static void runs_of_blocks_are_bounded(void **state) {
     assert_ok(read_ids("runs", BYTES(5, 0, 0, 0, 9, 0, 0, 0)));
     assert_ok(read_ids("ids", BYTES(5, 0, 0, 0, 9, 0, 0, 0)));
     assert_ok(read_ids("runs", BYTES(0xff, 0xff, 0xff, 0xff, 9, 0, 0, 0)));
-    assert_ok(read_ids("runs", BYTES(0xfd, 0xff, 0xff, 0xff, 2, 0, 0, 0))); /* up to the last id there is */
+    assert_ok(read_ids("runs", BYTES(0xfd, 0xff, 0xff, 0xff, 2, 0, 0, 0))); /* up to the last possible id */
     assert_ok(read_ids("runs", BYTES(0, 0, 0, 0, 0, 0, 3, 0)));
     assert_fails(read_ids("runs", BYTES(0, 0, 0, 0, 1, 0, 3, 0)), KVF_E_PARSE, "more than 196608 ids");
     assert_ok(read_ids("runs", (kvf_bytes){NULL, 0}));
@@ -514,7 +514,7 @@ static void runs_of_blocks_are_bounded(void **state) {
     assert_fails(read_ids("neither", BYTES(0)), KVF_E_PARSE, "groups[0]: ids is missing");
 }
 
-/* A message with `raw`, which is msgpack, in the place of one field's value. */
+/* Reads a message that has `raw`, which is msgpack, in place of one field's value. */
 static kvf_status read_replaced(kvf_message_kind kind, kvf_call_kind call, const char *key, kvf_bytes raw) {
     static wire_sample sample;
     sample_message(&sample, kind, call, 11);
@@ -601,7 +601,7 @@ static void each_field_has_its_length(void **state) {
             "control character 0x7f");
     REFUSED(read_replaced(KVF_MESSAGE_HELLO, KVF_CALL_JOIN, "engine", BYTES(0xa1, 0)),
             "control character 0x00");
-    uint8_t groups[3 + 257] = {0xdc, 1, 1}; /* as many numbers, none of them a map */
+    uint8_t groups[3 + 257] = {0xdc, 1, 1}; /* the elements are numbers, none is a map */
     REFUSED(call_with(KVF_CALL_EXPECT, "groups", (kvf_bytes){groups, sizeof groups}),
             "groups has 257 elements", "0 to 256");
     groups[2] = 0;
@@ -609,7 +609,7 @@ static void each_field_has_its_length(void **state) {
             "the body is a number, where a map is wanted");
 }
 
-/* Written by ours, with the last character of the key replaced by a zero, which no text of C has in it. */
+/* The library writes the key, and the test replaces its last character by a zero, which a C string cannot contain. */
 static void a_public_key_has_no_zero_in_it(void **state) {
     (void)state;
     const char key[] = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7";

@@ -1,6 +1,6 @@
 /*
- * Messages: what is written is read back, what must not be sent is refused, and the envelope can be read
- * whatever its version.
+ * Messages: every written message is read back, messages that must not be sent are refused, and the envelope can be
+ * read whatever its version.
  */
 #include "wire_samples.h"
 
@@ -87,7 +87,7 @@ static void fields_a_kind_does_not_have_are_not_sent(void **state) {
     kvf_message bare = {.kind = KVF_MESSAGE_CALL, .call = call}, full = bare;
     full.call.detail = "not of a WITHDRAW";
     full.call.bytes = 5;
-    full.call.lease_count = 1; /* and no leases: nobody looks */
+    full.call.lease_count = 1; /* a count without leases, at which nothing looks */
     kvf_wire_buffer a = sample_encoded(&bare), b = sample_encoded(&full);
     assert_int_equal(a.size, b.size);
     assert_memory_equal(a.data, b.data, a.size);
@@ -107,7 +107,7 @@ static void no_text_is_read_as_the_empty_text(void **state) {
     kvf_wire_buffer_free(&encoded);
 }
 
-/* By hand, from the protocol's document: what both sides of a build get wrong alike is wrong all the same. */
+/* Written by hand from the protocol's document: reading back would not show a fault that writer and reader share. */
 static void a_beat_is_these_bytes(void **state) {
     (void)state;
     static const char written[] = "\x95\xa3kvf\x02\x04\xc4\x00\xc4\x73\x86"
@@ -179,7 +179,7 @@ static void an_answer_to_a_beat_is_these_bytes(void **state) {
     kvf_wire_buffer_free(&encoded);
 }
 
-/* Each is eight bytes, in whatever message. */
+/* Each checksum has eight bytes, in every message. */
 static void checksums_are_these_bytes(void **state) {
     (void)state;
     static const char written[] = "\xa4sums\xc4\x10\x07\0\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0";
@@ -242,7 +242,7 @@ static void scattered_blocks_take_four_bytes_each(void **state) {
     assert_true(encoded_table(ids, COUNT_OF(ids)) < 4 * COUNT_OF(ids) + 300);
 }
 
-/* Of the same length they are ids. The key "runs" has a byte more than "ids". */
+/* If both forms have the same length, "ids" is written. The key "runs" has a byte more than "ids". */
 static void the_shorter_form_is_written(void **state) {
     (void)state;
     const uint32_t pairs[] = {1, 2, 5, 6}, odd[] = {1, 2, 3, 5, 6}, three[] = {1, 2, 3, 5, 6, 7};
@@ -253,7 +253,7 @@ static void the_shorter_form_is_written(void **state) {
     assert_int_equal(encoded_table(three, 6), none + 1 + 16);
 }
 
-/* Counted over all groups, by who writes and by who reads. */
+/* Writer and reader both count the ids over all groups. */
 static void tables_have_a_most_of_ids_in_all(void **state) {
     (void)state;
     enum { FIRST = 100000 };
@@ -304,7 +304,7 @@ static void tables_are_cut_where_a_message_is_full(void **state) {
     assert_false(kvf_wire_part(groups, 2, KVF_WIRE_MAX_BLOCKS, part));
     check_part(&part[0], NULL, 0, 3 + FIRST);
     check_part(&part[1], ids + fits, LEFT, 5 + fits);
-    assert_false(kvf_wire_part(groups, 2, LEFT, part)); /* as many are left as fit */
+    assert_false(kvf_wire_part(groups, 2, LEFT, part)); /* exactly as many are left as fit */
     check_part(&part[0], ids + LEFT, FIRST - LEFT, 3 + LEFT);
     check_part(&part[1], ids, SECOND, 5);
     assert_true(kvf_wire_part(groups, 2, LEFT - 1, part));
@@ -499,7 +499,7 @@ static void a_message_above_the_size_limit_is_not_sent(void **state) {
     assert_fails(kvf_wire_encode(&message, &encoded), KVF_E_RANGE, "more than 1048576 bytes");
 }
 
-/* Nothing but the size of a message bounds how much a heartbeat speaks of. */
+/* Only the size of a message bounds the number of requests in a heartbeat. */
 static void a_beat_may_fill_a_message(void **state) {
     (void)state;
     static uint64_t numbers[130000];

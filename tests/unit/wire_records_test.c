@@ -1,4 +1,4 @@
-/* Records in messages: how large they may be beside all else, and what is refused. */
+/* Records in messages: how large they may be beside everything else, and what is refused. */
 #include "wire/fields.h"
 #include "wire_samples.h"
 
@@ -24,7 +24,7 @@ static kvf_status read_records(const kvf_message *message, const uint8_t *find, 
     return status;
 }
 
-/* Changes one place of a WRITTEN with a record, and reads it. */
+/* Writes a WRITTEN with a record, changes one place in its bytes, and reads it. */
 #define READ_WITH(record_, find_, change_)                                                                   \
     read_records(&(kvf_message){.kind = KVF_MESSAGE_CALL,                                                    \
                                 .call = {.kind = KVF_CALL_WRITTEN,                                           \
@@ -58,12 +58,11 @@ static void a_record_that_a_sender_may_not_say_is_not_read(void **state) {
                            "\xa4"
                            "1abc"),
                  KVF_E_PARSE, "data is a text");
-    assert_ok(
-        READ_WITH(record, "\xa7records", "\xa7recorDs")); /* a field that is not known; and none are told */
+    assert_ok(READ_WITH(record, "\xa7records", "\xa7recorDs")); /* an unknown field, and so no records */
     assert_fails(READ_WITH(record, "\xa7records\x91", "\xa7records\x01"), KVF_E_PARSE, "");
 }
 
-/* Block tables of as many ids as a message may have, none of which is the next of another. */
+/* Block tables with as many ids as a message may have, no two of them adjacent. */
 static kvf_answer largest_answer(const kvf_record *records, uint32_t count) {
     static uint32_t ids[KVF_WIRE_MAX_BLOCKS];
     static kvf_wire_group groups[256];
@@ -125,7 +124,8 @@ static void too_many_or_too_large_ones_are_not_sent(void **state) {
     kvf_wire_buffer_free(&bytes);
 }
 
-/* What a sender's own checks refuse, as a peer writes it that has none: one record more, or one byte. */
+/* Reads a message that the library's own sender would refuse, with one record too many or one byte too many, as a peer
+ * without checks may write it. */
 static kvf_status read_made(uint32_t count, size_t bytes_each) {
     msgpack_sbuffer body;
     msgpack_packer packer;

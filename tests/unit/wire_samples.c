@@ -12,7 +12,7 @@ static uint32_t below(uint64_t *seed, uint32_t bound) {
     return (uint32_t)((sample_random(seed) >> 16) % bound);
 }
 
-/* Small, large and in between. */
+/* A number that may be small, large or in between. */
 static uint64_t number(uint64_t *seed) {
     uint64_t n = sample_random(seed);
     return n >> below(seed, 64);
@@ -46,7 +46,7 @@ static const char *detail(char *out, uint64_t *seed) {
     return out;
 }
 
-/* Stretches of neighbours, of single ids, and of no block at all. */
+/* Fills a table with runs of adjacent ids, single ids, and absent blocks. */
 static void table(kvf_block_table *out, uint32_t *ids, uint64_t *seed) {
     out->ids = ids;
     out->first_block = (uint32_t)number(seed);

@@ -1,5 +1,5 @@
 /*
- * Messages with random contents, and whether two say the same.
+ * Messages with random contents, and comparisons of two messages.
  */
 #ifndef KVF_TEST_WIRE_SAMPLES_H
 #define KVF_TEST_WIRE_SAMPLES_H
@@ -14,7 +14,7 @@
 #define SAMPLE_BYTES 200
 #define SAMPLE_RECORDS 3
 
-/** What the fields of a sample point to. */
+/** A sample, with the memory that its fields point to. */
 typedef struct wire_sample {
     kvf_message message;
     kvf_introduction introduction;
@@ -29,24 +29,24 @@ typedef struct wire_sample {
     char record_names[SAMPLE_RECORDS][KVF_MAX_RECORD_NAME + 1];
 } wire_sample;
 
-/** Repeats itself for the same seed; never 0. */
+/** A random number that depends on the seed alone; never 0. */
 uint64_t sample_random(uint64_t *seed);
 
-/** Fills the fields that messages of this kind have; `call` is for CALL and ANSWER. */
+/** Fills the fields that messages of this kind have; `call` matters for CALL and ANSWER. */
 void sample_message(wire_sample *out, kvf_message_kind kind, kvf_call_kind call, uint64_t seed);
 void sample_introduction(wire_sample *out, uint64_t seed);
 
-/** How many kinds there are, counting calls and answers one by one; which is the n-th. */
+/** The number of kinds, with each call and each answer counted as one; sample_kind() gives the n-th. */
 #define SAMPLE_KINDS (3u + 2u * KVF_CALL_LAST)
 void sample_kind(uint32_t n, kvf_message_kind *kind, kvf_call_kind *call);
 
 void assert_same_message(const kvf_message *a, const kvf_message *b);
 void assert_same_introduction(const kvf_introduction *a, const kvf_introduction *b);
 
-/** Encodes; the test ends where that fails. */
+/** Encodes a message; the test fails if that fails. */
 kvf_wire_buffer sample_encoded(const kvf_message *message);
 
-/** The buffer's bytes in memory of exactly their size, so that a sanitizer sees a step over the end. */
+/** Copies the bytes into memory of exactly their size, so that a sanitizer sees reads past the end. */
 kvf_bytes sample_exact(const void *data, size_t size);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Shards as bytes: every placement comes back, a regular layout stays small however many layers it has, and
- * whatever else arrives is refused.
+ * Shards as bytes: every placement comes back, a regular layout stays small however many layers it has, and everything
+ * else is refused.
  */
 #include <msgpack.h>
 
@@ -99,7 +99,7 @@ static void shards_of_every_model_and_many_shapes_read_as_they_were_written(void
     }
 }
 
-/* Regions, offsets and strides without any order in them. */
+/* Regions, offsets and strides without any regularity. */
 static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
     (void)state;
     enum { LAYERS = 40 };
@@ -133,7 +133,7 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
     kvf_model_free(model);
 }
 
-/* Of a model with other types than the reader knows, as a shard with which somebody joins may be. */
+/* A shard of a model with other types than the reader's model, as a joining peer may send it. */
 static void check_other_types(const kvf_dtype types[2]) {
     const uint32_t all = KVF_CONVERTED_DTYPES, some = KVF_DTYPE_BIT(KVF_DTYPE_F32);
     kvf_model *told = attention(2, 2, 4), *other = NULL;
@@ -163,7 +163,8 @@ static void check_other_types(const kvf_dtype types[2]) {
 
 static void other_types_are_read_where_they_may_be_converted(void **state) {
     (void)state;
-    check_other_types((const kvf_dtype[]){KVF_DTYPE_F32, KVF_DTYPE_BF16}); /* one of the two parts */
+    /* only one of the two parts differs */
+    check_other_types((const kvf_dtype[]){KVF_DTYPE_F32, KVF_DTYPE_BF16});
     check_other_types((const kvf_dtype[]){KVF_DTYPE_F32, KVF_DTYPE_F16});
 }
 
@@ -210,18 +211,18 @@ static void a_rank_of_a_large_model_fits_in_a_kilobyte(void **state) {
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-/* A shard of two layers with one part, K of 2 heads of 8 bytes, in a buffer of 96 bytes a layer; as numbers,
- * of which a test changes one. */
+/* A shard of two layers with one part, K of 2 heads of 8 bytes, in a buffer of 96 bytes a layer; written as numbers, of
+ * which a test changes one. */
 typedef struct parcel {
     uint32_t rank, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
     int64_t run[10];
     const char *skip;  /* a field to leave out */
-    const char *dtype; /* of its elements; NULL: not said */
+    const char *dtype; /* the type of its elements; NULL: not given */
     uint32_t parts;
     uint32_t group_count;
-    uint32_t region_runs;                   /* each of `regions` */
-    uint32_t region_numbers, layer_numbers; /* in each array of two */
+    uint32_t region_runs;                   /* each run has `regions` regions */
+    uint32_t region_numbers, layer_numbers; /* numbers in each array, normally two */
 } parcel;
 
 static parcel good_parcel(void) {
@@ -362,7 +363,7 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
     assert_fails(try_parcel(p), KVF_E_PARSE, "placements has 3 elements");
     p.run_count = 2;
     assert_fails(try_parcel(p), KVF_E_PARSE, "count is 2");
-    p.run[0] = 1; /* each of the two of one layer: the same one, which is another refusal */
+    p.run[0] = 1; /* both runs have one layer, the same one, which is refused for another reason */
     assert_fails(try_parcel(p), KVF_E_OVERLAP, "shard: ");
     p.run[0] = 0;
     assert_fails(try_parcel(p), KVF_E_PARSE, "count is 0", "1 to 2");
@@ -377,16 +378,16 @@ static void placements_that_are_not_of_the_held_layers_are_refused(void **state)
 static void steps_that_leave_the_range_of_their_numbers_are_refused(void **state) {
     (void)state;
     parcel p = good_parcel();
-    p.run[1] = 1; /* down to region 0 */
+    p.run[1] = 1; /* from region 1 down to region 0 */
     p.run[8] = -1;
     assert_ok(try_parcel(p));
     p = good_parcel();
     p.regions = 1;
     p.region_bytes = 192;
     p.run[8] = 0;
-    p.run[9] = 96; /* in one region, one after the other */
+    p.run[9] = 96; /* both layers in one region, one after the other */
     assert_ok(try_parcel(p));
-    p.run[2] = 96; /* down to offset 0 */
+    p.run[2] = 96; /* from offset 96 down to offset 0 */
     p.run[9] = -96;
     assert_ok(try_parcel(p));
     p.run[9] = -97;
@@ -446,7 +447,7 @@ static void a_huge_number_of_regions_is_refused(void **state) {
     assert_fails(try_parcel(p), KVF_E_PARSE, "regions has 262146 elements", "0 to 262144");
 }
 
-/* One layer in the first of many regions. */
+/* The shard has one layer, in the first of many regions. */
 static void a_shard_with_more_regions_than_are_read_is_not_sent(void **state) {
     (void)state;
     enum { MOST = 262144 };
@@ -495,7 +496,7 @@ static void held_layers_are_of_the_group(void **state) {
     p.group_layers[0] = 2;
     p.group_layers[1] = 1;
     assert_fails(try_parcel(p), KVF_E_PARSE, "the end of layers is 1", "2 to 2");
-    p = good_parcel(); /* none of them */
+    p = good_parcel(); /* no layer at all */
     p.layers[0] = p.group_layers[0] = 2;
     p.run_count = 0;
     assert_ok(try_parcel(p));
@@ -504,7 +505,7 @@ static void held_layers_are_of_the_group(void **state) {
 static void a_type_is_said_by_its_name(void **state) {
     (void)state;
     parcel p = good_parcel();
-    p.dtype = "bf16"; /* which is the model's: nothing is converted */
+    p.dtype = "bf16"; /* the model's own type: nothing is converted */
     assert_ok(try_parcel(p));
     p.dtype = "f16";
     assert_fails(try_parcel(p), KVF_E_UNSUPPORTED, "part k: dtype is f16, and bf16 here");

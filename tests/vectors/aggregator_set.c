@@ -1,9 +1,9 @@
 /*
- * aggregator.json: outputs of workers added up, statistics reduced, the requests of a step.
+ * aggregator.json: adding up outputs of workers, reducing statistics, the requests of a step.
  *
- * The recording counts reports whoever they are from, and drops a step in which the selected worker has no
- * output. The library is asked to do the same, but for suspects: of those it is asked what it does by itself
- * with such a step.
+ * The recording counts reports without regard to the worker that sent them, and drops a step in which the selected
+ * worker has no output. The library is told to do the same, except that for suspects it handles such a step in its own
+ * way.
  */
 #include <string.h>
 
@@ -44,7 +44,7 @@ static const kvf_group_block *read_invalid(vector_case *c, json_object *output, 
     return blocks;
 }
 
-/* NULL: the worker has no output. One without a connector's part is an empty one. */
+/* NULL: the worker has no output. Without the connector's part an output is empty. */
 static const kvf_worker_output *read_output(vector_case *c, json_object *json) {
     if (!json)
         return NULL;
@@ -79,7 +79,7 @@ static json_object *blocks(const kvf_group_block *list, size_t count) {
     return array;
 }
 
-/* Appends what one worker has under `key` to a list. */
+/* Appends a worker's values under `key` to a list. */
 static void append_rider(json_object *list, json_object *outputs, uint32_t worker, const char *rider,
                          const char *key) {
     json_object *from = json_object_object_get(json_object_array_get_idx(outputs, worker), rider);
@@ -126,7 +126,7 @@ static json_object *json_aggregate(json_object *outputs, const kvf_aggregate *su
     return with(out, "events", sum->with_events_count ? merged_events(outputs, sum) : NULL);
 }
 
-/* Failed receptions came with 0.32: cases that are the same for both versions do not have them. */
+/* Whether the case records failed receptions, which are new in 0.32: cases of both versions do not have them. */
 static bool records_failed(vector_case *c) {
     json_object *steps = c->out ? json_object_object_get(c->out, "steps") : NULL, *failed;
     for (size_t i = 0; steps && i < json_object_array_length(steps); i++)
@@ -206,7 +206,7 @@ static uint64_t read_counter(vector_case *c, json_object *data, const char *key)
     return (uint64_t)sum;
 }
 
-/* Without transfers the averages are whole zeros. */
+/* Without transfers the averages are integer zeros. */
 static json_object *figure(const kvf_transfer_summary *s, double value) {
     return s->transfers ? json_object_new_double(value) : json_object_new_int(0);
 }

@@ -1,4 +1,4 @@
-/* Building answers in the shape of the recorded ones, and comparing them. */
+/* Builds answers in the shape of the recorded ones, and compares them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +78,7 @@ typedef struct path {
     size_t length;
 } path;
 
-/* Appends ".key", or "[index]" without a key; a path that is too long ends where there is no more room. */
+/* Appends ".key", or "[index]" without a key; a path that is too long is cut off. */
 static void extend(path *where, const char *key, size_t index) {
     char *end = where->text + where->length;
     size_t room = sizeof where->text - where->length;
@@ -115,7 +115,7 @@ static bool objects_differ(json_object *expected, json_object *actual, path *whe
     return json_object_object_length(expected) != json_object_object_length(actual);
 }
 
-/* Whole numbers compare in 64 bits, signed or not. */
+/* Compares two values; integers are compared in 64 bits, signed or not. */
 static bool differ(json_object *expected, json_object *actual, path *where) {
     if (json_object_get_type(expected) != json_object_get_type(actual))
         return true;
@@ -129,7 +129,7 @@ static bool differ(json_object *expected, json_object *actual, path *where) {
     }
 }
 
-/* The value that a path leads to is found again only for the message. */
+/* Describes a difference for the message. */
 static void describe(json_object *expected, json_object *actual, const path *where, char *text,
                      size_t text_bytes) {
     const char *left = json_object_to_json_string_ext(expected, JSON_C_TO_STRING_PLAIN);

@@ -1,4 +1,4 @@
-/* Reading the fields of a case. */
+/* Reads the fields of a case. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,7 +119,7 @@ kvf_block_lists read_lists(vector_case *c, json_object *array) {
     return lists;
 }
 
-/* Room for a list of `count` entries, which is how many there should be. */
+/* Memory for a list of `count` entries; the case is malformed if the array has another length. */
 static void *beside(vector_case *c, json_object *array, size_t *count, size_t element_bytes) {
     size_t given = read_length(c, array);
     void *list = case_memory(c, *count, element_bytes);
@@ -161,7 +161,7 @@ bool *read_bools(vector_case *c, json_object *array, size_t count) {
     return list;
 }
 
-/* The place of a word in a list; 0, and a malformed case, when it is not there. */
+/* The index of a word in a list; 0, and the case is malformed, if the list lacks it. */
 static unsigned word_index(vector_case *c, const char *word, const char *const *words, unsigned count) {
     for (unsigned i = 0; i < count; i++)
         if (strcmp(word, words[i]) == 0)

@@ -1,4 +1,4 @@
-/* desc_ids.json: block lists expanded, paired and clipped, and the numbers of descriptors. */
+/* desc_ids.json: expanding, pairing and clipping block lists, and the numbers of descriptors. */
 #include <string.h>
 
 #include "vectors.h"
@@ -7,7 +7,7 @@ static answer ids_answer(kvf_status status, kvf_ids *ids) {
     return status ? answer_refused() : answer_with(with(json_object_new_object(), "ids", take_ids(ids)));
 }
 
-/* Two sets of lists under the names the op gives them. */
+/* An answer of two sets of lists, with the op's names for them. */
 static answer pair_answer(kvf_status status, const char *first, kvf_block_lists *a, const char *second,
                           kvf_block_lists *b) {
     if (status)
@@ -25,7 +25,7 @@ static answer desc_ids(vector_case *c) {
                           .attention_regions = read_u32(c, c->in, "num_attn_regions"),
                           .state_regions = read_u32(c, c->in, "num_ssm_regions"),
                           .attention_blocks = kernel_blocks * ratio};
-    /* The pull request numbers states as if their blocks were cut to the other block size, too. */
+    /* The recorded pull request numbers states as if their blocks, too, were cut to the other block size. */
     if (kvf_state_blocks(c->is_seed ? kernel_blocks * ratio : kernel_blocks,
                          read_u32(c, c->in, "physical_per_logical"), &space.state_blocks))
         return answer_refused();

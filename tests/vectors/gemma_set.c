@@ -158,7 +158,7 @@ static answer desc_tables(vector_case *c) {
 }
 
 const vector_op gemma_ops[] = {
-    /* Some plans are right and only the reads made from them are not. */
+    /* Some suspects have a right plan, and only the reads made from it are wrong. */
     {"plan", plan_answer, true},
     {"read_specs", read_specs, false},
     {"desc_tables", desc_tables, false},

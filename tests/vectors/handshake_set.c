@@ -1,6 +1,6 @@
 /*
- * handshake.json: rules of a hand-over. The bytes of the recorded messages are those of another protocol, and
- * are not compared; what can be asked of kvferry is.
+ * handshake.json: rules of a hand-over. The recorded messages are of another protocol, and are not compared; the
+ * questions that kvferry can answer are.
  */
 #include <math.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ static answer prefill_token_count(vector_case *c) {
     return answer_with(with(json_object_new_object(), "tokens", json_u64(tokens)));
 }
 
-/* Without blocks of its own to fill, a request only notifies, for which it is never too late. */
+/* A request without local blocks to fill only notifies, and it is never too late for that. */
 static answer turn2_expired(vector_case *c) {
     const uint64_t margin = UINT64_C(5000000000);
     uint64_t expiry =
@@ -71,7 +71,7 @@ static answer lease_sweep(vector_case *c) {
     return answer_with(with(with(out, "left", left), "expired_count", json_u64(count)));
 }
 
-/* ---- dialogue: who is asked, and what their clocks show; the queries are another protocol ---- */
+/* ---- dialogue: which ranks are asked, and their clocks; the queries are another protocol ------- */
 
 static answer dialogue(vector_case *c) {
     if (c->error_kind)
@@ -106,9 +106,9 @@ static answer dialogue(vector_case *c) {
     return answer_with(with(out, "clock_offset", json_object_new_double((double)offset / 1e9)));
 }
 
-/* ---- handshake_check: may these engines exchange caches? The planner is asked ---------------- */
+/* ---- handshake_check: whether the planner lets two engines exchange caches ------------------- */
 
-/* One side, as a model with a group for each layer and kind: regions may hold cells of different sizes. */
+/* One side, as a model with a group for each layer and kind, since regions may hold cells of different sizes. */
 typedef struct side {
     kvf_model *model;
     kvf_engine *engine;
@@ -123,7 +123,7 @@ static bool is_layout(vector_case *c, const char *word) {
     return strcmp(read_text(c, c->in, "layout"), word) == 0;
 }
 
-/* The bytes of the cells in one region: a block holds so many tokens, heads, and parts. */
+/* The bytes of a cell in one region, from the tokens, heads and parts of a block. */
 static uint32_t cell_bytes(vector_case *c, json_object *engine, uint64_t block_bytes, uint64_t parts) {
     uint64_t heads = read_bool(c, c->in, "is_mla") ? 1
                                                    : kvf_physical_heads(read_u32(c, c->in, "total_kv_heads"),
@@ -194,8 +194,8 @@ static bool has_layers(vector_case *c, const char *key) {
     return read_length(c, read_field(c, read_field(c, c->in, key), "block_lens")) > 0;
 }
 
-/* The planner compares cells, where the recording compares lengths and numbers of regions; an engine without
- * layers is no engine to it. */
+/* The planner compares cells; the recording compares lengths and numbers of regions. The planner refuses an engine
+ * without layers. */
 static answer refused_by_planner(vector_case *c, kvf_status status) {
     static const char *const cells_differ[] = {"block_len_mismatch", "region_count_mismatch",
                                                "remote_block_lens_differ"};

@@ -1,9 +1,9 @@
 /*
  * vectors DIR [--only FILE] [--verbose]
  *
- * Runs every case of every DIR/<set>.json and compares the library's answer with the recorded one. A
- * suspect's recorded answer is wrong: the library refuses or answers something else. Exits with 1 when a case
- * fails and with 2 when a file cannot be read.
+ * Runs every case of every DIR/<set>.json and compares the library's answer with the recorded one. A suspect's recorded
+ * answer is wrong: the library must refuse or answer something else. Exits with 1 if a case fails and with 2 if a file
+ * cannot be read.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ enum { MAX_KINDS = 64, MAX_REASONS = 64 };
 typedef struct tally {
     const char *op;
     unsigned passed, failed, skipped;
-    unsigned suspects_refused, suspects_answered; /* both are passed as well */
+    unsigned suspects_refused, suspects_answered; /* also counted in `passed` */
 } tally;
 
 typedef struct reason {
@@ -79,7 +79,7 @@ static void fail(report *r, const vector_case *c, const char *what) {
     printf("%s: %s %s: %s\n", r->file, c->id, c->op, what);
 }
 
-/* "assertion" is a refusal that the recording could not name. */
+/* "assertion" is recorded for a refusal without a name. */
 static bool same_kind(const char *recorded, const char *got) {
     return strcmp(recorded, got) == 0 || strcmp(recorded, "assertion") == 0;
 }
@@ -141,7 +141,7 @@ static const char *text_or_null(json_object *object, const char *key) {
                : NULL;
 }
 
-/* Takes the parts that every case has; false when they are not there. */
+/* Takes the fields that every case has; false if one is missing. */
 static bool take_case(json_object *object, vector_case *c) {
     json_object *error = NULL;
     const char *version = text_or_null(object, "version");
@@ -195,17 +195,17 @@ static void print_report(const report *r, tally *total) {
         printf("  not covered: %s, %u: %s\n", r->reasons[i].op, r->reasons[i].count, r->reasons[i].text);
 }
 
-/* A set may have a word of its own after the name, such as "reads-2". */
+/* A set's name may be followed by a word, as in "reads-2". */
 static const vector_op *find_set(const char *name) {
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         size_t length = strlen(sets[i].name);
         if (strncmp(name, sets[i].name, length) == 0 && strchr(".-_", name[length]))
-            return sets[i].ops; /* strchr() finds the end of the name, too */
+            return sets[i].ops; /* strchr() also finds the terminating zero */
     }
     return NULL;
 }
 
-/* Reads one file, whatever its name: the set inside decides which ops are asked. */
+/* Runs one file, whatever its name: the set named inside decides which ops it has. */
 static bool run_file(const char *directory, const char *name, bool verbose, tally *total) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", directory, name);

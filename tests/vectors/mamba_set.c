@@ -44,7 +44,7 @@ static kvf_status read_layout(vector_case *c, const char *conv, const char *temp
 }
 
 /*
- * B and C with half a channel on each rank: the recording counts channels over all ranks, and then drops the
+ * Whether B and C have half a channel on each rank: the recording counts channels over all ranks, and then drops the
  * odd one.
  */
 static bool loses_a_channel(vector_case *c, const kvf_state_shape *shape) {
@@ -97,7 +97,7 @@ static answer physical_blocks_per_logical(vector_case *c) {
     return answer_with(with(json_object_new_object(), "ratio", json_u64(ratio)));
 }
 
-/* The memory of one side; what is recorded of its state is only the bytes of its two tensors. */
+/* The memory of one side. Of a remote state, only the bytes of its two tensors are recorded. */
 static kvf_cache_memory read_side(vector_case *c, const char *base, const char *lens, const char *ppl,
                                   const char *device, const kvf_state_layout *state) {
     kvf_ids bases = read_ids(c, read_field(c, c->in, base));
@@ -112,7 +112,7 @@ static kvf_cache_memory read_side(vector_case *c, const char *base, const char *
                               .state = state};
 }
 
-/* The first remote rank that has state of ours: recorded addresses do not depend on which. */
+/* Uses the first remote rank that has our state: recorded addresses do not depend on the rank. */
 static kvf_status remote_states(vector_case *c, const kvf_state_layout *local, const kvf_cache_memory *memory,
                                 kvf_descriptor_table *out) {
     kvf_topology_desc desc = read_topology(c, read_u32(c, c->in, "tp_rank"));

@@ -1,5 +1,5 @@
 /*
- * postprocess.json: received blocks are brought into the wanted form, and blocks are copied.
+ * postprocess.json: converting received blocks into the wanted form, and copying blocks.
  *
  * One recorded element is one number; here it is an int32_t.
  */
@@ -40,7 +40,7 @@ static blocks read_blocks(vector_case *c, json_object *array) {
     list.at = case_memory(c, list.count, sizeof *list.at);
     for (size_t i = 0; i < list.count; i++) {
         int64_t id = json_object_get_int64(json_object_array_get_idx(array, i));
-        /* An id that is none becomes one that no region has. */
+        /* An invalid id becomes one that no region has. */
         list.at[i] = id >= 0 && id < UINT32_MAX ? (uint32_t)id : UINT32_MAX;
     }
     return list;
@@ -58,7 +58,7 @@ static answer refused(kvf_status status) {
     return a;
 }
 
-/* A received page is a ratio-th of a block: a number of tokens only where that is whole. */
+/* A received page is 1/ratio of a block, which must be a whole number of tokens. */
 static bool ratio_divides(vector_case *c, uint64_t *received_tokens) {
     uint64_t tokens = read_u64(c, c->in, "tokens"), ratio = read_u32_or(c, c->in, "ratio", 1);
     *received_tokens = ratio ? tokens / ratio : 0;
@@ -106,7 +106,7 @@ static answer convert_blksize(vector_case *c) {
     return convert(c, KVF_PAGE_HND);
 }
 
-/* Also for both at once: without a ratio, only the layout changes. */
+/* Also converts both at once: without a ratio, only the layout changes. */
 static answer convert_layout(vector_case *c) {
     return convert(c, KVF_PAGE_NHD);
 }
@@ -133,7 +133,7 @@ static answer receive_step(vector_case *c) {
     if (!ratio_divides(c, &page_tokens))
         return not_divisible();
     kvf_page_order order = strcmp(read_text(c, c->in, "memory_order"), "NHD") ? KVF_PAGE_HND : KVF_PAGE_NHD;
-    /* Without conversion the blocks have arrived as they are wanted. */
+    /* Without conversion the blocks arrive in the wanted form. */
     kvf_page_form received = {order, read_u64(c, c->in, "tokens")};
     if (read_bool(c, c->in, "convert"))
         received = (kvf_page_form){read_bool(c, c->in, "permute") ? KVF_PAGE_HND : order, page_tokens};
@@ -157,7 +157,7 @@ static answer receive_step(vector_case *c) {
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-/* A tensor: axes before the block index are parts of a block, those behind are the bytes of a part. */
+/* A tensor: the axes before the block index are parts of a block, the axes after it are the bytes of a part. */
 static kvf_block_region read_region(vector_case *c, const char *shape_name) {
     kvf_ids shape = read_ids(c, read_field(c, c->in, shape_name));
     uint64_t dim = read_u64(c, c->in, "block_dim"), parts = 1, count = 0, bytes = sizeof(int32_t);
@@ -198,7 +198,7 @@ static layers read_layers(vector_case *c, const char *name, const char *shape_na
     return list;
 }
 
-/* Both directions are the same copy: the source is what is read. */
+/* Both directions are the same copy. */
 static answer copy_blocks(vector_case *c) {
     layers source = read_layers(c, "src", "src_shape"), destination = read_layers(c, "dst", "dst_shape");
     blocks from = read_blocks(c, read_field(c, c->in, "src_block_ids"));
@@ -215,7 +215,7 @@ static answer copy_blocks(vector_case *c) {
     return answer_with(with(json_object_new_object(), "dst", after));
 }
 
-/* Suspects are refused by the recording although there is a sensible answer, which is the recorded one. */
+/* Suspects here were refused although there is a sensible answer, which is the recorded one. */
 const vector_op postprocess_ops[] = {
     {"convert_blksize", convert_blksize, true},
     {"convert_layout", convert_layout, true},

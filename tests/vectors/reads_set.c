@@ -1,4 +1,4 @@
-/* reads.json: the tables of a pair of engines, and whole requests down to addresses. */
+/* reads.json: the tables of a pair of engines, and whole requests with all addresses. */
 #include <stdio.h>
 #include <string.h>
 

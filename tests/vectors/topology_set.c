@@ -1,4 +1,4 @@
-/* topology.json: ratios, flags, ranks, layouts and registration. */
+/* topology.json: ratios, flags, ranks, layouts, and registration. */
 #include <string.h>
 
 #include "vectors.h"
@@ -31,7 +31,7 @@ static kvf_status ask_every_rank(vector_case *c, kvf_topology_desc desc,
     return status;
 }
 
-/* An answer, or a refusal and no answer. */
+/* The answer, or a refusal without one. */
 static answer finish(kvf_status status, json_object *out) {
     if (!status)
         return answer_with(out);
@@ -94,7 +94,7 @@ static answer head_range(vector_case *c) {
     uint32_t tp_size = read_u32(c, c->in, "tp_size"), heads = read_u32(c, c->in, "total_kv_heads");
     json_object *ranges = json_object_new_array();
     kvf_status status = KVF_OK;
-    if (tp_size > 65536) /* an answer of that length would only fill memory */
+    if (tp_size > 65536) /* an answer of that length would fill the memory */
         tp_size = 0;
     for (uint32_t rank = 0; !status && rank < tp_size; rank++) {
         kvf_range range = {0};
@@ -125,7 +125,7 @@ static kvf_status dcp_rank(vector_case *c, const kvf_topology *topology,
 static answer dcp(vector_case *c) {
     kvf_topology_desc desc = read_topology(c, 0);
     kvf_engine_transfer_info remote = read_remote(c);
-    desc.is_mla = true; /* token shares are of latents */
+    desc.is_mla = true; /* only latents have token shares */
     kvf_topology *topology;
     if (kvf_topology_create(&desc, &topology))
         return answer_refused();
@@ -220,7 +220,7 @@ static answer mamba_engine(vector_case *c) {
     return finish(status, out);
 }
 
-/* The handles of every source, for the ops that ask one rank. */
+/* The handles of all sources, for ops about one rank. */
 static kvf_status split_every_source(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                      const kvf_ids *sources, const kvf_descriptor_table *table,
                                      json_object *handles) {

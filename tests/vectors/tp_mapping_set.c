@@ -1,4 +1,4 @@
-/* tp_mapping.json: which remote ranks each group is read from, and local blocks cut for them. */
+/* tp_mapping.json: the remote ranks that each group is read from, and local blocks cut for them. */
 #include "vectors.h"
 
 static json_object *slots_of(const kvf_tp_mapping *mapping) {

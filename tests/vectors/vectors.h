@@ -1,9 +1,9 @@
 /*
- * The runner of recorded vectors: cases of a question (`op`), its inputs and the recorded answer.
+ * The runner of recorded vectors. A case has a question (`op`), its inputs and the recorded answer.
  *
- * A set is one file, `<set>_set.c`, with a table of ops. An op's function works out an answer in the shape of
- * the recorded one, or says that it was refused, or that it does not cover the case; everything else -
- * comparing, counting, suspects - is the same for all. A new set is a new file and one line in main.c.
+ * A set is one file, `<set>_set.c`, with a table of ops. An op's function asks the library and returns an answer in the
+ * shape of the recorded one, or a refusal, or says that it does not cover the case. Comparing, counting and suspects
+ * are the same for all ops. A new set is a new file and one line in main.c.
  */
 #ifndef KVF_TESTS_VECTORS_H
 #define KVF_TESTS_VECTORS_H
@@ -18,7 +18,7 @@ typedef struct memory_node memory_node;
 typedef struct vector_case {
     const char *id;
     const char *op;
-    bool is_seed; /* the answer of the two pull requests, not of 0.32 */
+    bool is_seed; /* recorded from the two pull requests, not from 0.32 */
     json_object *in;
     json_object *out;       /* the recorded answer, or NULL and ... */
     const char *error_kind; /* ... the recorded refusal */
@@ -27,30 +27,31 @@ typedef struct vector_case {
     memory_node *memory;
 } vector_case;
 
-/** What an op answers. */
+/** The answer of an op. */
 typedef struct answer {
     json_object *out;        /* owned */
-    const char *refusal;     /* the kind of the error */
+    const char *refusal;     /* NULL, or the kind of the error */
     char detail[256];        /* its text */
-    const char *not_covered; /* why this case is not answered */
+    const char *not_covered; /* NULL, or why the op does not answer this case */
 } answer;
 
 answer answer_with(json_object *out);
 
-/** The library's last error on this thread. */
+/** A refusal with the library's last error on this thread. */
 answer answer_refused(void);
 
-/** `reason` has to outlive the runner: a literal. */
+/** `reason` must outlive the runner, so it is a literal. */
 answer answer_not_covered(const char *reason);
 
 /** One op of a set. */
 typedef struct vector_op {
     const char *name;
     answer (*run)(vector_case *c);
-    bool defect_elsewhere; /* a suspect's defect is not in this answer: it may equal the recorded one */
+    bool
+        defect_elsewhere; /* a suspect's defect is not in this op's answer, which may equal the recorded one */
 } vector_op;
 
-/** The ops of a set; the last has no name. */
+/** The ops of a set; the last one's name is NULL. */
 extern const vector_op topology_ops[];
 extern const vector_op tp_mapping_ops[];
 extern const vector_op desc_ids_ops[];
@@ -87,7 +88,7 @@ size_t read_length(vector_case *c, json_object *array);
 kvf_ids read_ids(vector_case *c, json_object *array);
 kvf_block_lists read_lists(vector_case *c, json_object *array);
 
-/* Lists beside another one: they have to have `count` entries, and have room for as many even if not. */
+/* Lists that must have `count` entries, as many as another list; their memory always has room for that many. */
 uint32_t *read_u32s(vector_case *c, json_object *array, size_t count, uint32_t null_means);
 int32_t *read_i32s(vector_case *c, json_object *array, size_t count);
 bool *read_bools(vector_case *c, json_object *array, size_t count);
@@ -96,7 +97,7 @@ kvf_cache_kind *read_kinds(vector_case *c, json_object *array, size_t count);
 kvf_descriptor_table read_table(vector_case *c, json_object *array, size_t attention_count);
 kvf_state_type read_state_type(vector_case *c, json_object *object);
 
-/** The sizes of a state, by the names that its type has for them. */
+/** The sizes of a state, from the fields that its type uses. */
 kvf_state_model read_state_model(vector_case *c, kvf_state_type type, json_object *object);
 
 /** A topology from the fields tp_size, total_kv_heads, is_mla, dcp_size; block sizes are set to 16. */
@@ -115,14 +116,14 @@ json_object *json_table(const kvf_descriptor_table *table);
 /** Adds a field to an object and returns the object. */
 json_object *with(json_object *object, const char *key, json_object *value);
 
-/** The same from a library object that is freed. */
+/** The same as json_ids() and so on, and frees the library's object. */
 json_object *take_ids(kvf_ids *list);
 json_object *take_lists(kvf_block_lists *lists);
 json_object *take_table(kvf_descriptor_table *table);
 
 /* ---- comparing */
 
-/** Finds the first place where two values differ; false when they are equal. */
+/** Describes the first place where two values differ; false if they are equal. */
 bool first_difference(json_object *expected, json_object *actual, char *text, size_t text_bytes);
 
 #endif

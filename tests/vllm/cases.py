@@ -1,4 +1,4 @@
-"""What is run: two servers of one model in different shapes, and how their answers are judged."""
+"""The cases: two servers of one model in different shapes, and how their answers are judged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Tokens(enum.Enum):
     """What generated tokens prove. The bytes of both sides are compared cell by cell in any case."""
 
     ALL = "the decode server's tokens are those it computes alone"
-    #: vLLM's step for one token rounds otherwise than its prefill; the last prompt token is such a step.
+    # : vLLM's step for one token rounds differently from its prefill; the last prompt token is such a step.
     FIRST = "the first token is the same, and its log-probability to within a tolerance"
-    #: vLLM alone gives other tokens in one shape than in the other, or in steps than in a prefill.
+    # : vLLM alone gives different tokens in the two shapes, or in steps and in a prefill.
     NOTHING = "they are recorded only"
 
 
@@ -39,35 +39,36 @@ class Case:
     prefill: Side
     decode: Side
     dtype: str = "float32"
-    prefill_dtype: str = ""  # where it is another: cells are converted on the way
+    prefill_dtype: str = ""  # if it differs: cells are converted on the way
     has_state: bool = False  # the last prompt token is left to the decode server
     tokens: Tokens = Tokens.ALL
-    tolerance: float = 0.1  # of the log-probability of the first token, where nothing is converted
+    tolerance: float = 0.1  # of the log-probability of the first token, if nothing is converted
     what: What = What.HAND_OVER
-    mode: str = "pull"  # who moves the bytes: "push" is the prefill server
-    at_once: bool = False  # both are asked at the same time, and layers are written one by one
+    mode: str = "pull"  # the server that moves the bytes; "push": the prefill server
+    at_once: bool = False  # both servers are asked at the same time, and layers are written one by one
 
 
 def qwen3next(prefill: Side, decode: Side) -> Case:
-    """The CPU kernels of gated delta nets want bfloat16."""
+    """A case of Qwen3-Next: the CPU kernels of gated delta nets need bfloat16."""
     return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST)
 
 
 def deepseek(prefill: int, decode: int) -> Case:
-    """By tensor-parallel sizes. Left alone vLLM takes AMX kernels where there are some; they refuse float32."""
+    """A case of DeepSeek, by tensor-parallel sizes. By default vLLM uses AMX kernels if there are any; they
+    refuse float32."""
     plain = ("--attention-backend", "CPU_MLA")
     return Case(
         "deepseek", Side(tp=prefill, arguments=plain), Side(tp=decode, arguments=plain), tokens=Tokens.NOTHING
     )
 
 
-# A convolution's state with its channels outermost; by default its steps are.
+# A convolution's state with its channels outermost; by default the steps are outermost.
 CHANNELS_FIRST = (("VLLM_SSM_CONV_STATE_LAYOUT", "DS"),)
 LONGER = ("--max-model-len", "2048")
 LONG = ("--max-model-len", "4096")
 # A prompt of 300 tokens is computed in three steps.
 CHUNKS = ("--max-num-batched-tokens", "128", "--enable-chunked-prefill")
-# For a single request of any length there must be room.
+# A single request of any length must fit.
 ROOM = ("--enable-prefix-caching",)
 LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
 
@@ -84,9 +85,8 @@ CASES = {
     "granite-push-layers": Case(
         "granite", Side(arguments=CHUNKS), Side(), has_state=True, mode="push", at_once=True
     ),
-    # Cells are the prefill server's, widened bit for bit. It computes in bfloat16, so the first token's
-    # log-probability is another than where the decode server computes all of it; the prefill server's own is,
-    # too.
+    # The cells are those of the prefill server, widened bit for bit. It computes in bfloat16, so the first
+    # token's log-probability differs from the decode server's own, as the prefill server's does.
     "llama-bf16-f32": Case("llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST),
     "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
     "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),
@@ -142,5 +142,5 @@ CASES = {
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),
 }
 
-#: Two models, two shapes: what every change is tried with.
+# : Two models, two shapes: the short form.
 SHORT = ("gemma4-64-32", "granite-tp2-tp1")

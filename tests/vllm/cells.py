@@ -1,9 +1,9 @@
-"""Which cell of a cache is where in vLLM's pages, on the CPU: an oracle of its own.
+"""Where each cell of a cache is in vLLM's pages, on the CPU: an independent oracle.
 
-It knows nothing of kvferry. It takes what probing.py has read out of each rank, and the model's configuration,
-and names every cell that a decode server needs by its logical coordinates: layer, part and head (or channel of
-a convolution), with the bytes of all tokens. Two servers of any shapes have the same cache when they have the
-same cells. It goes through the pages cell by cell, as slowly and plainly as that is.
+It knows nothing of kvferry. It takes the pages that probing.py has read out of each rank, and the model's
+configuration, and names every cell that a decode server needs by its logical coordinates: layer, part and head
+(or channel of a convolution), with the bytes of all tokens. Two servers of any shapes have the same cache if
+they have the same cells. It goes through the pages cell by cell, which is slow but simple.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ Cells = dict[Cell, bytes]
 
 
 class ReplicasDiffer(Exception):
-    """Two ranks of one engine hold other bytes of one cell."""
+    """Two ranks of one engine hold different bytes of one cell."""
 
 
 def read_cells(folder: pathlib.Path, role: str, ranks: int, config: dict[str, Any], tokens: int) -> Cells:
-    """The cells of one engine after `tokens` tokens, from what its ranks have written into a folder."""
+    """The cells of one engine after `tokens` tokens, from the files that its ranks have written into a
+    folder."""
     return join_cells([torch.load(folder / f"{role}.{rank}.pt") for rank in range(ranks)], config, tokens)
 
 
 def join_cells(readouts: Sequence[dict[str, Any]], config: dict[str, Any], tokens: int) -> Cells:
-    """The cells of all ranks of one engine after `tokens` tokens. Copies that ranks hold must be equal."""
+    """The cells of all ranks of one engine after `tokens` tokens. Copies on several ranks must be equal."""
     found: Cells = {}
     for rank, readout in enumerate(readouts):
         for name, layer in readout["layers"].items():
@@ -39,7 +40,7 @@ def join_cells(readouts: Sequence[dict[str, Any]], config: dict[str, Any], token
 
 
 def config_of(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The configuration of one layer, by vLLM's name of it: some models give single layers other heads."""
+    """The configuration of one layer, by vLLM's name for it: in some models single layers have other heads."""
     (number,) = (word for word in name.split(".") if word.isdecimal())
     single: dict[str, Any] = config.get("per_layer_config", {}).get(number, {})
     return {**config, **single}
@@ -51,7 +52,7 @@ def head_size(config: dict[str, Any]) -> int:
 
 
 def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -> set[Cell]:
-    """The coordinates that a whole model has, whatever its ranks say."""
+    """The coordinates of a whole model, from its configuration alone."""
     wanted: set[Cell] = set()
     for name in layers:
         if name in states:
@@ -68,11 +69,13 @@ def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -
 def cells_of(
     layer: dict[str, Any], rank: dict[str, Any], config: dict[str, Any], tokens: int
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Part, head or channel, and bytes, of all that a rank holds of a layer, whose configuration is given."""
+    """Yields the part, the head or channel, and the bytes of every cell of a layer on a rank; `config` is the
+    layer's."""
     if layer["states"] is not None:
         yield from state_cells(layer, rank, config)
         return
-    # A window shows a query that many tokens with its own. The last token may be computed again, so one more.
+    # A query sees `window` tokens, including its own. The last token may be computed again, which needs one
+    # more.
     first = max(0, tokens - layer["window"]) if layer["window"] else 0
     places = [where(layer, token) for token in range(first, tokens)]
     if layer["is_latent"]:
@@ -90,19 +93,19 @@ def cells_of(
 
 
 def where(layer: dict[str, Any], token: int) -> tuple[torch.Tensor, int]:
-    """The page of a token, and which one of its tokens it is."""
+    """The page of a token, and the token's index in it."""
     block = layer["blocks"][token // layer["block_tokens"]]
     page_tokens = layer["shape"][1]
     page, at = divmod(token % layer["block_tokens"], page_tokens)
     return layer["pages"][block][page].view(-1, layer["item_bytes"]), at
 
 
-# A page of attention on the CPU: head after head; of a head the keys of all tokens, [channel, token], and then
-# the values of all tokens, [token, channel].
+# A page of attention on the CPU: head after head; for each head the keys of all tokens, [channel, token], and
+# then the values of all tokens, [token, channel].
 
 
 def key(layer: dict[str, Any], page: torch.Tensor, at: int, head: int) -> bytes:
-    """The key of one token: an element here and there."""
+    """The key of one token, whose elements are apart."""
     _, tokens, content = layer["shape"]
     size = layer["head_size"]
     begin = head * tokens * content
@@ -118,17 +121,17 @@ def value(layer: dict[str, Any], page: torch.Tensor, at: int, head: int) -> byte
 
 
 def latent(layer: dict[str, Any], page: torch.Tensor, at: int) -> bytes:
-    """The latent of one token: a page has them one after the other."""
+    """The latent of one token; a page has latents one after the other."""
     content = layer["shape"][-1]
     return bytes_of(page[at * content : (at + 1) * content])
 
 
-# A state: a convolution's last inputs and what recurs, one after the other. The convolution's channels are
-# those of several projections, each of which tensor parallelism cuts by heads or gives to all.
+# A state: a convolution's last inputs and then the recurrent state. The convolution's channels are those of
+# several projections; tensor parallelism either splits a projection by heads or copies it to all ranks.
 
 
 def projections(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Name and channels of what goes through the convolution, in the order of its channels."""
+    """Name and channels of each projection in the convolution, in the order of its channels."""
     if config["model_type"] == "qwen3_next":
         keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
         return [
@@ -145,7 +148,7 @@ def projections(config: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def recurrent_heads(config: dict[str, Any]) -> int:
-    """How many heads the recurrent state has."""
+    """The number of heads of the recurrent state."""
     if config["model_type"] == "kimi_linear":
         return int(config["linear_attn_config"]["num_heads"])
     gated = config["model_type"] == "qwen3_next"
@@ -153,13 +156,13 @@ def recurrent_heads(config: dict[str, Any]) -> int:
 
 
 def conv_steps(config: dict[str, Any]) -> int:
-    """How many inputs of each channel a convolution keeps."""
+    """The number of inputs of each channel that a convolution keeps."""
     kernel = config.get("linear_conv_kernel_dim") or config.get("mamba_d_conv")
     return int(kernel or config["linear_attn_config"]["short_conv_kernel_size"]) - 1
 
 
 def is_copied(config: dict[str, Any], part: str, tp: int) -> bool:
-    """Whether every rank holds all of a projection: B and C of Mamba 2, where their groups are too few."""
+    """Whether every rank holds a whole projection: B and C of Mamba 2, if there are fewer groups than ranks."""
     return part in ("B", "C") and config["mamba_n_groups"] % tp != 0
 
 
@@ -171,7 +174,7 @@ def channels_first(layer: dict[str, Any], config: dict[str, Any]) -> bool:
 def state_cells(
     layer: dict[str, Any], rank: dict[str, Any], config: dict[str, Any]
 ) -> Iterator[tuple[str, int, bytes]]:
-    """The parts of a state: of each channel its last inputs, of each head what recurs."""
+    """Yields the parts of a state: the last inputs of each channel, and the recurrent state of each head."""
     (conv_shape, conv_item), (heads_shape, heads_item) = layer["states"]
     page = layer["pages"][layer["blocks"][-1]].flatten()
     conv_bytes = conv_shape[0] * conv_shape[1] * conv_item
@@ -194,7 +197,7 @@ def state_cells(
 
 
 def converted_cells(cells: Cells, dtype: str, to: str) -> Cells:
-    """The same elements in another type, as torch rounds them: to the nearest, of two as near the even one."""
+    """The same elements in another type, rounded by torch: to nearest, ties to even."""
 
     def converted(content: bytes) -> bytes:
         elements = torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype))

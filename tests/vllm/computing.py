@@ -1,7 +1,7 @@
-"""Engines of several ranks without servers that compute: what vLLM's engine would call, layer by layer.
+"""Engines of several ranks that compute, without servers: the calls of vLLM's engine, layer by layer.
 
-Caches are laid out by vLLM's own functions (layouts.py). What a model would compute is random bytes, made
-before: a step copies those of its tokens into the caches, layer after layer, and calls the hooks that vLLM
+vLLM's own functions lay caches out (layouts.py). Random bytes, made beforehand, stand for the results of a
+model: a step copies those of its tokens into the caches, layer after layer, and calls the hooks that vLLM
 calls.
 """
 
@@ -24,15 +24,15 @@ from kvferry.vllm.messages import KvferryStep
 from kvferry.vllm.scheduling import Scheduling
 from kvferry.vllm.worker import Worker
 
-#: Is asked after the hook of each layer, with the layer's name; true: nothing more happens in this step.
+# : Called after the hook of each layer, with the layer's name; true ends the step there.
 Between = Callable[[str], bool]
 
 
 class Computing:
-    """One engine: a scheduler's half and a worker for each rank.
+    """One engine: the scheduler's half and a worker for each rank.
 
     Args:
-        model: what the connector reads of vLLM's model configuration
+        model: the part of vLLM's model configuration that the connector reads
         unhooked: names of layers that call no hook
         extra: settings of the connector
     """
@@ -93,7 +93,7 @@ class Computing:
         return worker
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the engine."""
         for worker in self.workers:
             worker.close()
         self.scheduling.close()
@@ -101,7 +101,7 @@ class Computing:
     # ---- requests
 
     def add(self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any]) -> Any:
-        """A request has arrived."""
+        """Adds a request that has arrived."""
         self.tables[name] = tables
         request = self.requests[name] = a_request(name, tokens, params)
         self.scheduling.add(request)
@@ -110,14 +110,15 @@ class Computing:
     def want(
         self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any], computed: int = 0
     ) -> int:
-        """A request whose cache another engine has or will have; how many tokens vLLM would wait for."""
+        """Adds a request whose cache another engine has or will have; returns how many tokens vLLM would wait
+        for."""
         request = self.add(name, tokens, tables, params)
         load, _ = self.scheduling.match(request, computed)
         self.scheduling.allocated(request, blocks_of(*tables), load)
         return load
 
     def finish(self, name: str, well: bool = True) -> tuple[bool, dict[str, Any] | None]:
-        """A request has finished, or was aborted."""
+        """Ends a request that has finished, or was aborted."""
         return self.scheduling.finished(self.requests[name], self.tables[name], well)
 
     # ---- steps
@@ -128,7 +129,7 @@ class Computing:
         """One step, in vLLM's order.
 
         Args:
-            compute: how many tokens of which requests
+            compute: how many tokens to compute, by request
             lost: requests that lose their blocks
         """
         chunks = dict(compute or {})
@@ -160,7 +161,7 @@ class Computing:
         return True
 
     def _compute(self, rank: int, layer: str, name: str, tokens: range) -> None:
-        """The bytes of some tokens of a layer; of a state those after the last of them."""
+        """Writes the bytes of some tokens of a layer; for a state, those after the last token."""
         group, spec = self.layout.ranks[rank].specs()[layer]
         table = self.tables[name][group]
         cache, content = bytes_of(self.layout.ranks[rank])[layer], self.content[rank][layer]
@@ -186,7 +187,7 @@ class Computing:
             found["received"] |= results.finished_recving
             found["failed"] |= results.failed_recving
             told.append(results)
-        # vLLM adds up what its workers report; here the scheduler's half hears what the last of them has said.
+        # vLLM adds up its workers' reports; here a request counts once the last worker has reported it.
         news = {key: set.intersection(*(found[key] for found in self.results)) for key in ("sent", "received")}
         failed = set.union(*(found["failed"] for found in self.results))
         self.scheduling.update(
@@ -202,12 +203,12 @@ class Computing:
     # ---- bytes
 
     def cells(self, name: str, fields: dict[str, Any], tokens: int) -> Cells:
-        """What the caches hold of a request."""
+        """The cells of a request in the caches."""
         return join_cells(self.layout.readouts(self.tables[name]), fields, tokens)
 
 
 def number_of(layer: str) -> int:
-    """Which layer it is."""
+    """The number of a layer."""
     (number,) = (int(word) for word in layer.split(".") if word.isdecimal())
     return number
 
@@ -218,7 +219,7 @@ def bytes_of(rank: Rank) -> dict[str, torch.Tensor]:
 
 
 def steps(*engines: Computing, until: Callable[[], bool]) -> None:
-    """Steps of all engines by turns, in which nothing is computed, until something holds."""
+    """Makes steps of all engines in turn, without computing, until a condition holds."""
     end = time.monotonic() + STEP_SECONDS
     while not until():
         assert time.monotonic() < end, "what was waited for has not happened"

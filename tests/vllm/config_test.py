@@ -1,9 +1,9 @@
-"""Configurations as the installed transformers writes them, read by kvferry: for every family that it reads.
+"""kvferry reads configurations as the installed transformers writes them, for every family that kvferry knows.
 
-A small configuration of each class, with unlike sizes, is saved and read. What each layer keeps is worked out
-here from the attributes of the configuration object, by rules of this file. The shipped configurations are read
-as they are, and again after transformers has loaded and saved them. For families whose layers have heads a tiny
-model is run, and its cache has the same shapes.
+A small configuration of each class, in which all sizes differ, is saved and read. Rules of this file derive
+each layer's cache from the attributes of the configuration object. The shipped configurations are read as they
+are, and again after transformers has loaded and saved them. For families whose layers have heads a tiny model
+is run, and its cache must have the same shapes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kvferry import Dtype, Model
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = ROOT / "src" / "model" / "config_family.c"
 SHIPPED = sorted((ROOT / "models").glob("*.json"))
-UNKNOWN_HERE = {"kimi_k2"}  # transformers has no class of this name
+UNKNOWN_HERE = {"kimi_k2"}  # transformers has no class with this name
 
 LAYERS = 8
 TOKENS = 5
 
-# Whatever of these a class has as a field is set: no two sizes are alike.
+# Those of these fields that a class has are set: no two sizes are equal.
 SIZES: dict[str, Any] = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 96,
@@ -75,7 +75,7 @@ SIZES: dict[str, Any] = {
     "attn_layer_offset": 1,
 }
 
-# What a class cannot do without, or asks for in a form of its own.
+# Fields that a class requires, or that it needs in its own form.
 OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"global_head_dim": 64, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
     "mamba2": {"num_heads": 12, "head_dim": 24},
@@ -89,8 +89,8 @@ OWN: dict[str, dict[str, Any]] = {
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
 }
 
-# Families with heads whose class is a language model by itself. Latents and states are not among them:
-# transformers keeps those in other forms.
+# Families with heads whose class is a language model by itself. Families with latents or states are not among
+# them: transformers keeps those in other forms.
 WITH_HEADS = re.findall(
     r"\w+",
     "llama granite granitemoe granitemoeshared olmo olmo2 olmoe cohere stablelm glm4_moe glm glm4 minimax_m2 "
@@ -127,7 +127,7 @@ KINDS: dict[str, set[str]] = {
     "mlp": set(),
 }
 
-# What one layer keeps: window, chunk, and each part's name, dtype, units, elements of a cell, and rows.
+# The cache of one layer: window, chunk, and each part's name, dtype, units, elements of a cell, and rows.
 Kept = tuple[int, int, tuple[tuple[str, Dtype, int, int, int], ...]]
 
 
@@ -147,7 +147,7 @@ def text_class(kind: str) -> tuple[type[PreTrainedConfig], str]:
 
 
 def small(kind: str) -> PreTrainedConfig:
-    """A small configuration of a family, inside its wrapper where the family has one."""
+    """A small configuration of a family, inside its wrapper if the family has one."""
     inner, name = text_class(kind)
     fields = {key: value for key, value in SIZES.items() if key in inner.__dataclass_fields__}
     if name == "nemotron_h":
@@ -179,7 +179,7 @@ def read(config: dict[str, Any]) -> Model:
 
 
 def kept(model: Model) -> dict[int, set[Kept]]:
-    """What each layer keeps, as kvferry has read it."""
+    """The cache of each layer, as kvferry has read it."""
     found: dict[int, set[Kept]] = {layer: set() for layer in range(model.layer_count)}
     for group in model.groups:
         parts = tuple(
@@ -191,11 +191,11 @@ def kept(model: Model) -> dict[int, set[Kept]]:
     return found
 
 
-# ---- what a configuration object says --------------------------------------------------------------
+# ---- the rules for a configuration object --------------------------------------------------------
 
 
 def kinds(text: Any) -> list[set[str]]:
-    """What each layer keeps, in words; layers that use another's cache keep nothing."""
+    """The kinds of cache of each layer; layers that use another's cache have none."""
     name = text.model_type
     types = getattr(text, "layer_types", None)
     if name in ("mamba", "falcon_mamba"):
@@ -215,7 +215,7 @@ def attention_parts(text: Any, layer: int) -> tuple[tuple[str, Dtype, int, int, 
         latent = ("latent", dtype, 1, text.kv_lora_rank + text.qk_rope_head_dim, 1)
         if not hasattr(text, "index_head_dim"):
             return (latent,)
-        width = text.index_head_dim  # a byte each, and a scale for each 128
+        width = text.index_head_dim  # one byte each, and a scale for every 128
         return (
             latent,
             ("indexer", Dtype.F8_E4M3, 1, width, 1),
@@ -298,7 +298,7 @@ class Saved(unittest.TestCase):
                 self.assertEqual(kept(read(save(config))), expected(config))
 
     def test_a_configuration_with_everything_in_it_is_the_same(self) -> None:
-        """Not only what differs from the base class, and every layer in full."""
+        """The file has all fields, not only those that differ from the base class, and every layer in full."""
         for name in READABLE:
             with self.subTest(name):
                 config = small(name)
@@ -308,7 +308,7 @@ class Saved(unittest.TestCase):
                 self.assertEqual(kept(read(whole)), expected(config))
 
     def test_a_size_that_is_written_otherwise_is_read_otherwise(self) -> None:
-        """The control: one size of the file changes, and no family is then as its object says."""
+        """The control: if one size in the file changes, no family matches its object."""
         for name in READABLE:
             with self.subTest(name):
                 config = small(name)
@@ -333,7 +333,7 @@ class Saved(unittest.TestCase):
                 self.assertNotEqual(kept(read(saved)), expected(config))
 
     def test_gemma_4_has_full_layers_of_its_own_in_both_forms(self) -> None:
-        """By hand: of eight layers the sixth and the last are full, and the last two use another's cache."""
+        """By hand: the sixth and the last of eight layers are full, and the last two use another's cache."""
         saved = save(small("gemma4_text"))
         self.assertIn("per_layer_config", saved)
         self.assertNotIn("global_head_dim", saved)
@@ -370,7 +370,7 @@ class Shipped(unittest.TestCase):
 
 
 class Caches(unittest.TestCase):
-    """Tiny models, whose caches have the shapes that were read."""
+    """Tiny models, whose caches must have the shapes that were read."""
 
     def test_the_cache_of_a_model_has_the_heads_that_were_read(self) -> None:
         for name in WITH_HEADS:

@@ -1,4 +1,4 @@
-"""The connector, half by half, without servers: what vLLM's engine would call, and what has to come of it."""
+"""Both halves of the connector without servers: the calls of vLLM's engine, and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOGGER = "vllm.kvferry"
 
 
 class Pairs(unittest.TestCase):
-    """A prefill and a decode engine of other block sizes."""
+    """A prefill and a decode engine with different block sizes."""
 
     def engine(self, *arguments: Any, **options: Any) -> Half:
         half = Half(*arguments, **options)
@@ -41,7 +41,7 @@ class Pairs(unittest.TestCase):
 
     @contextlib.contextmanager
     def says(self, *texts: str) -> Iterator[None]:
-        """A warning has one of the texts."""
+        """Requires a warning with one of the texts."""
         with self.assertLogs(LOGGER, logging.WARNING) as log:
             yield
         said = any(text in line for text in texts for line in log.output)
@@ -110,7 +110,7 @@ class Moving(Pairs):
         self.assertEqual(decode.want("r", TOKENS, params, HERE, computed=TOKENS), 0)
         steps(prefill, decode, until=lambda: "r" in prefill.sent)
         self.assertEqual(decode.received, set())
-        stats = decode.worker.take_stats()  # to let go of something is not to load it
+        stats = decode.worker.take_stats()  # letting go of blocks is not a load
         self.assertEqual(stats.data["loads"] if stats else 0, 0)
 
     def test_nothing_may_be_wanted_before_the_producer_pushes(self) -> None:
@@ -144,7 +144,7 @@ class Moving(Pairs):
 
 class Keys(Pairs):
     def keys(self, name: str) -> tuple[str, str]:
-        """A file of keys, and the public one."""
+        """A file of keys, and the public key in it."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         path = pathlib.Path(folder.name) / name
@@ -216,7 +216,7 @@ class Failing(Pairs):
         self.hand_over(prefill, decode, "next")
 
     def test_parameters_that_are_used_a_second_time_are_answered_at_once(self) -> None:
-        """Sooner than patience and deadlines end: steps() does not go on for as long as those."""
+        """It is answered before patience and deadlines end: steps() does not wait for as long as those."""
         for mode in ("pull", "push"):
             with self.subTest(mode):
                 self.use_twice(*self.pair(transfer_mode=mode), self.engine("another", 16))
@@ -267,7 +267,7 @@ class Failing(Pairs):
                 prefill.serve(f"r{uses}", TOKENS, THERE, uses=uses)
 
     def test_parameters_that_are_used_twice_at_once_are_loaded_once(self) -> None:
-        """As by the children of a request for several answers."""
+        """The children of a request for several answers do this."""
         prefill, decode = self.pair()
         for layer in range(LAYERS):
             prefill.write(layer, THERE, range(TOKENS))
@@ -277,7 +277,7 @@ class Failing(Pairs):
         decode.want("two", TOKENS, params, second)
         with self.says("already", "was handed over"):  # while the first is being read, or just after
             steps(prefill, decode, until=lambda: decode.received >= {"one", "two"} and "r" in prefill.sent)
-        # Refused at once it fails as a whole; refused by the prefill engine, its blocks are named.
+        # If refused at once it fails as a whole; if the prefill engine refuses it, its blocks are named.
         self.assertIn((decode.failed, decode.invalid), [({"two"}, set()), (set(), set(second))])
         for layer in range(LAYERS):
             self.assertEqual(decode.wrong(layer, HERE, range(TOKENS)), 0)
@@ -305,7 +305,7 @@ class Failing(Pairs):
         told = decode.step()
         self.assertEqual([item.kind for item in told.instructions], [InstructionKind.NOTIFY])
         steps(prefill, decode, until=lambda: "r" in prefill.sent)
-        # vLLM frees the blocks at once, or when the worker reports; never neither.
+        # vLLM frees the blocks either at once, or when the worker reports.
         self.assertTrue(not keep or "r" in decode.received)
 
     def test_blocks_are_kept_while_a_request_waits_for_room(self) -> None:
@@ -319,7 +319,7 @@ class Failing(Pairs):
         request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
         decode.scheduling.add(request)
         end = time.monotonic() + 2
-        while time.monotonic() < end:  # asked again in each step, and no blocks
+        while time.monotonic() < end:  # asked again in each step, without blocks
             self.assertEqual(decode.scheduling.match(request, 0), (TOKENS, True))
             prefill.step()
             decode.step()

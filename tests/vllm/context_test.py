@@ -1,7 +1,7 @@
 """Context parallelism without servers: ranks that share the tokens of a sequence, and ranks that hold copies.
 
-Both halves of the connector by hand, on engines of several ranks whose caches have the layout that vLLM's own
-functions say (many_ranks.py). Every cell is looked up on every rank that has to keep it.
+The tests call both halves of the connector, on engines of several ranks whose caches are laid out by vLLM's own
+functions (many_ranks.py). They look up every cell on every rank that must keep it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kvferry.vllm.ranks import Ranks
 
 TOKENS = 45
 LOGGER = "vllm.kvferry"
-#: Block tables that are long enough for one rank that keeps every token in blocks of 4.
+# : Block tables, long enough for one rank that keeps every token in blocks of 4.
 THERE = [3, 1, 7, 12, 5, 9, 14, 2, 11, 4, 8, 13]
 HERE = [6, 2, 10, 15, 4, 8, 1, 12, 3, 14, 7, 5]
 
 
 def spec(kind: str, block_size: int, **sizes: Any) -> dict[str, Any]:
-    """What an engine is made of."""
+    """The specification of an engine."""
     return {"latent": kind == "latent", "block_size": block_size, **sizes}
 
 
@@ -71,7 +71,7 @@ class Moving(unittest.TestCase):
     def hand_over(
         self, there: dict[str, Any], here: dict[str, Any], computed: int = 0, push: bool = False
     ) -> int:
-        """Moves a request and compares every cell; returns how many cells the decode engine keeps of it."""
+        """Moves a request and compares every cell; returns how many of its cells the decode engine keeps."""
         prefill = self.engine("prefill", **there, **({"transfer_mode": "push"} if push else {}))
         decode = self.engine("decode", **here)
         prefill.write(THERE, range(TOKENS))
@@ -149,7 +149,8 @@ class Moving(unittest.TestCase):
         params = prefill.serve("r", TOKENS, THERE)
         prefill.close()
         with self.assertLogs(LOGGER, logging.WARNING):
-            # Blocks of 4 tokens on each of 2 ranks: the first 2 blocks are cached here, and 4 more are wanted.
+            # Blocks of 4 tokens on each of 2 ranks: the decode engine has cached the first 2 blocks, and wants
+            # 4 more.
             decode.want("r", TOKENS, params, HERE[:6], computed=16)
             steps(decode, until=lambda: "r" in decode.received)
         self.assertEqual((decode.invalid, decode.failed), (set(HERE[2:6]), set()))

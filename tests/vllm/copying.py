@@ -1,7 +1,7 @@
-"""Faults in the middle of a copy: bytes have begun to arrive, and not all of them have.
+"""Faults in the middle of a copy: some bytes have arrived, but not all.
 
-The model is one with large caches and the two servers have other block sizes, so that a copy takes long enough
-to be met; the log of interrupting.py says how much had arrived.
+The model has large caches and the two servers have different block sizes, so that a copy takes long enough to
+be interrupted; interrupting.py logs how much had arrived.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from faults import NEW_TOKENS, Asking, Judge
 from pair import Pair, answer
 
-TOKENS = 3008  # fills its blocks on the side that is written to
+TOKENS = 3008  # fills its blocks on the receiving side
 TRIES = 8
 WAIT_SECONDS = 30
 
@@ -26,7 +26,7 @@ class Copying(Asking):
         super().__init__(judge, pair, TOKENS)
 
     def run(self) -> None:
-        """All of them."""
+        """Runs all faults."""
         self.handed_over("before any fault")
         self.aborted()
         self.handed_over("after an abort")
@@ -34,7 +34,7 @@ class Copying(Asking):
         self.restarted()
 
     def _moments(self, log: int) -> dict[str, tuple[int, int]]:
-        """How many pages of how many had begun to arrive at each moment, as the log says since then."""
+        """For each moment in the log since `log`: how many pages had begun to arrive, and of how many."""
         found = re.findall(r"interrupting: (\w+) after (\d+) of (\d+) pages", self.log_since(log))
         return {when: (int(arrived), int(total)) for when, arrived, total in found}
 
@@ -44,7 +44,7 @@ class Copying(Asking):
             time.sleep(0.05)
 
     def aborted(self) -> None:
-        """A client goes away when the first bytes have come."""
+        """A client goes away when the first bytes have arrived."""
         moments: dict[str, tuple[int, int]] = {}
         for _ in range(TRIES):
             prompt = self.prompt()
@@ -67,7 +67,7 @@ class Copying(Asking):
         self.judge("the decode server goes on after that", len(self.alone(self.prompt())) == NEW_TOKENS)
 
     def killed(self) -> None:
-        """The prefill server is killed when the first bytes have come."""
+        """The prefill server is killed when the first bytes have arrived."""
         moments: dict[str, tuple[int, int]] = {}
         for attempt in range(TRIES):
             if attempt:
@@ -90,7 +90,7 @@ class Copying(Asking):
                 break
         good = within(moments.get("killed")) and within(moments.get("ended"))
         self.judge(f"it was killed in the middle of the copy: {moments}", good)
-        # Either the fabric or the sessions' connection learns of it first; each has a sentence of its own.
+        # Either the fabric or the connection of the sessions notices it first; each has its own sentence.
         said = re.findall(
             r'"kind":"pull".*"bytes":[1-9]\d*,.*"status":"KVF_E_PEER_LOST","detail":"([^"]+)"',
             self.log_since(log),
@@ -99,12 +99,12 @@ class Copying(Asking):
         self.judge("the decode server goes on after that", len(self.alone(self.prompt())) == NEW_TOKENS)
 
     def restarted(self) -> None:
-        """Another prefill server takes the place of the one that was killed."""
+        """Another prefill server replaces the killed one."""
         self._prefill.start()
         self._prefill.ready()
         self.handed_over("the prefill server was started again")
 
 
 def within(moment: tuple[int, int] | None) -> bool:
-    """Whether something had arrived, and not all."""
+    """Whether some pages had arrived, but not all."""
     return moment is not None and 0 < moment[0] < moment[1]

@@ -1,9 +1,9 @@
-"""Caches in the orders that the attention backends of CUDA take, without a device: tensors of these strides.
+"""Caches in the axis orders of CUDA's attention backends, without a device: tensors with these strides.
 
-In vLLM 0.32 a cache is a view [block, head, token, content], a key and its value side by side. A backend says
-in which orders its kernels take the axes in memory. FlashAttention, Triton and the MLA backends take any;
-FlashInfer on sm_100 heads before tokens, in one allocation for each layer or across layers ("B" first). Views
-are logical, so the oracle reads them by index, whatever lies where.
+In vLLM 0.32 a cache is a view [block, head, token, content], with a key and its value side by side. A backend
+declares the orders of axes in memory that its kernels accept. FlashAttention, Triton and the MLA backends
+accept any; FlashInfer on sm_100 needs heads before tokens, in one allocation for each layer or across layers
+("B" first). Views are logical, so the oracle reads them by index, whatever the strides are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Cells = dict[tuple[str, int, int], bytes]  # by layer, head and token
 
 
 def model(heads: int) -> Any:
-    """What the connector reads of vLLM's configuration."""
+    """The part of vLLM's configuration that the connector reads."""
     text = LlamaConfig(
         num_hidden_layers=LAYERS,
         num_attention_heads=8,
@@ -45,14 +45,14 @@ def name_of(layer: int) -> str:
 
 
 def attention(block_size: int, heads: int, dtype: torch.dtype) -> KVCacheSpec:
-    """FlashAttention, FlashInfer, Triton."""
+    """The cache of FlashAttention, FlashInfer and Triton."""
     return FullAttentionSpec(
         block_size=block_size, num_kv_heads=heads, head_size=SIZE, dtype=dtype, max_tp_shards=HEADS
     )
 
 
 def window(block_size: int, heads: int, dtype: torch.dtype) -> KVCacheSpec:
-    """The same, of layers with a window."""
+    """The same, for layers with a window."""
     return SlidingWindowSpec(
         block_size=block_size,
         num_kv_heads=heads,
@@ -64,7 +64,8 @@ def window(block_size: int, heads: int, dtype: torch.dtype) -> KVCacheSpec:
 
 
 def latent(block_size: int, size: int, dtype: torch.dtype) -> KVCacheSpec:
-    """FlashMLA, CUTLASS MLA, FlashInfer MLA, Triton MLA; and with 656 bytes the pages of fp8_ds_mla."""
+    """The cache of FlashMLA, CUTLASS MLA, FlashInfer MLA and Triton MLA; with 656 bytes, pages of
+    fp8_ds_mla."""
     return MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, max_tp_shards=1)
 
 
@@ -73,7 +74,7 @@ def specs(make: Any, *arguments: Any) -> Specs:
 
 
 def fill(layout: Layout, seed: int, replicated: bool) -> None:
-    """Random bytes everywhere; of a latent the same at all ranks."""
+    """Fills caches with random bytes; latents are the same on all ranks."""
     for number, rank in enumerate(layout.ranks):
         chance = torch.Generator().manual_seed(seed if replicated else seed + number)
         for cache in rank.caches.values():
@@ -82,7 +83,7 @@ def fill(layout: Layout, seed: int, replicated: bool) -> None:
 
 
 def page_of(rank: Rank, name: str, table: list[int], token: int) -> torch.Tensor:
-    """[head, content] of one token."""
+    """The [head, content] of one token."""
     cache = rank.caches[name].view(torch.uint8)
     tokens = cache.shape[2]
     return cache[table[token // tokens], :, token % tokens]
@@ -104,7 +105,7 @@ def cells(layout: Layout, table: list[int], replicated: bool) -> Cells:
 
 class OrdersOfCuda(unittest.TestCase):
     def hand_over(self, there: Layout, here: Layout, count: int, *, replicated: bool = False) -> None:
-        """Moves one request and compares; then spoils one byte, which must be noticed."""
+        """Moves one request and compares the cells; then spoils one byte, which must be noticed."""
         fill(there, 1, replicated)
         fill(here, 100, replicated)
         sent = cells(there, TABLES[0], replicated)
@@ -172,7 +173,7 @@ class OrdersOfCuda(unittest.TestCase):
                 self.hand_over(there, here, 1, replicated=True)
 
     def test_a_cache_across_layers_is_one_region_and_strides_say_where(self) -> None:
-        """Block 1 of layer 2, head 3, token 5, where blocks hold all layers, tokens before heads."""
+        """Looks up block 1 of layer 2, head 3, token 5; blocks hold all layers, with tokens before heads."""
         page = 16 * HEADS * 2 * SIZE * 2  # bytes of a block of one layer
         layout = lay_out(
             model(HEADS),

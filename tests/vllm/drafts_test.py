@@ -1,4 +1,4 @@
-"""A draft model on one side or on both: what both have is moved, a draft's cells where both have the same."""
+"""A draft model on one side or on both: the model's cells move, and a draft's if both have the same draft."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ THERE, HERE = [3, 1, 7], [5, 2, 6, 4, 8, 9]
 
 
 def config_of(layers: int, drafts: bool = True) -> Any:
-    """What the connector reads to tell layers apart."""
+    """The configuration by which the connector tells layers apart."""
     model = SimpleNamespace(model_arch_config=SimpleNamespace(total_num_hidden_layers=layers))
     speculative = SimpleNamespace(draft_model_config="the draft's") if drafts else None
     return SimpleNamespace(model_config=model, speculative_config=speculative)
 
 
 class Numbers(unittest.TestCase):
-    """Which layer is which."""
+    """The numbers of layers."""
 
     def test_layers_counted_on_from_the_models_are_the_drafts(self) -> None:
         config = config_of(32)
@@ -56,10 +56,10 @@ class Numbers(unittest.TestCase):
 
 
 class Drafts(unittest.TestCase):
-    """Both halves of the connector, on engines of which one has a draft model, or both."""
+    """Both halves of the connector, on engines of which one or both have a draft model."""
 
     def pair(self, there: int, here: int, push: bool = False) -> tuple[Half, Half]:
-        """A prefill and a decode engine with so many draft layers; the first has written a cache."""
+        """A prefill and a decode engine with `there` and `here` draft layers; the first has written a cache."""
         p = Half("prefill", 8, draft=there, **({"transfer_mode": "push"} if push else {}))
         self.addCleanup(p.close)
         d = Half("decode", 4, draft=here)
@@ -118,7 +118,7 @@ class Drafts(unittest.TestCase):
 
 
 class Slots(unittest.TestCase):
-    """Under speculative decoding a state has further slots behind it, for tokens that are not accepted yet."""
+    """With speculative decoding further slots follow a state, for tokens that are not accepted yet."""
 
     def test_the_state_that_is_taken_is_the_public_connectors(self) -> None:
         for slots in (0, 1, 3):
@@ -131,10 +131,10 @@ class Slots(unittest.TestCase):
 
 
 class Ranks(unittest.TestCase):
-    """Drafts with heads of their own, over several ranks, in a group of vLLM's of their own."""
+    """Drafts with other heads than the model, over several ranks, in a separate group of vLLM."""
 
     def hand_over(self, there: dict[str, Any], here: dict[str, Any], moved: bool) -> None:
-        """Moves a request; the model's cells must be there, and the draft's where both have the same."""
+        """Moves a request; the model's cells must arrive, and with `moved` the draft's."""
         p = ManyRanks("prefill", 8, **there)
         self.addCleanup(p.close)
         d = ManyRanks("decode", 4, **here)

@@ -1,4 +1,4 @@
-"""What goes wrong between two servers: the decode server must answer all the same, and go on."""
+"""Faults between two servers: the decode server must answer all the same, and go on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from servers import Server
 NEW_TOKENS = 8
 HAND_OVERS = 8
 LOADS = "vllm:kvferry_loads_total"
-SLOWEST = 10  # times the median that the first hand-over may take
+SLOWEST = 10  # how many times the median the first hand-over may take
 Judge = Callable[..., None]
 
 
 class Asking:
-    """Asks two servers for the same, and judges what they answer."""
+    """Asks two servers the same, and judges their answers."""
 
     def __init__(self, judge: Judge, pair: Pair, length: int = 150) -> None:
         self._judge, self._pair, self._name = judge, pair, pair.name
@@ -32,15 +32,15 @@ class Asking:
         self._length = length
 
     def judge(self, what: str, good: bool, detail: str = "") -> None:
-        """Notes one judgement."""
+        """Records one judgement."""
         self._judge(self._name, what, good, detail)
 
     def prompt(self) -> list[int]:
-        """Another one each time."""
+        """A new prompt each time."""
         return [self._chance.randrange(3, 500) for _ in range(self._length)]
 
     def alone(self, prompt: list[int]) -> list[int]:
-        """What the decode server computes itself."""
+        """The tokens that the decode server computes itself."""
         return answer(self._decode.ask(prompt, NEW_TOKENS)).tokens
 
     def same(
@@ -51,11 +51,11 @@ class Asking:
         loads: bool | None = None,
         says: str | None = None,
     ) -> None:
-        """The answer is the right one.
+        """Requires the right answer.
 
         Args:
-            loads: whether the cache has to be loaded, or computed; None: not judged
-            says: what the line of the decode server's log about the request has to say, a regular expression
+            loads: whether the cache must be loaded, or computed; None: not judged
+            says: what the decode server's log must say about the request, a regular expression
         """
         want = self.alone(prompt)
         log = self.log_size()
@@ -69,7 +69,7 @@ class Asking:
         self.judge(f"{what}: same tokens ({seconds:.1f} s)", got == want, f"{got} not {want}")
         self.judge(f"{what}: within a minute", seconds < 60, f"{seconds:.0f} s")
         if loads is not None:
-            # Not vLLM's own count of tokens that came from elsewhere: that counts what was begun.
+            # Not vLLM's count of tokens from another engine, which counts loads when they begin.
             loaded = self._decode.counter(LOADS) - before
             self.judge(
                 f"{what}: {'loaded' if loads else 'computed'}", loaded == loads * self._pair.case.decode.tp
@@ -84,7 +84,7 @@ class Asking:
             self.judge(f"{what}: the log says so: {plain(found)}", bool(found), f"{says!r} is not in {said}")
 
     def handed_over(self, what: str, prefill: Server | None = None) -> None:
-        """No fault: what comes before or after one."""
+        """A hand-over without a fault, before or after one."""
         prompt = self.prompt()
         self.same(what, prompt, self._pair.params(prompt, prefill), loads=True)
 
@@ -93,21 +93,21 @@ class Asking:
         return self._decode.log.stat().st_size
 
     def log_since(self, size: int) -> str:
-        """What was added to it."""
+        """The lines added to it since."""
         with self._decode.log.open("rb") as log:
             log.seek(size)
             return log.read().decode(errors="replace")
 
 
 def timed(what: Callable[[], object]) -> float:
-    """Seconds that it takes."""
+    """The seconds that a call takes."""
     begun = time.monotonic()
     what()
     return time.monotonic() - begun
 
 
 def plain(lines: list[str]) -> str:
-    """What a line of the log says, without who says it and when."""
+    """The text of a line of the log, without its time and its source."""
     return lines[0].partition("] ")[2] if lines else ""
 
 
@@ -115,7 +115,7 @@ class Faults(Asking):
     """Runs one fault after the other."""
 
     def run(self) -> None:
-        """All of them."""
+        """Runs all faults."""
         self.first()
         self.wrong_places()
         self.wrong_values()
@@ -129,7 +129,7 @@ class Faults(Asking):
         self.restarted()
 
     def first(self) -> None:
-        """The first hand-over, with which the engines meet, against those that follow."""
+        """Compares the first hand-over, in which the engines meet, with the following ones."""
         for server, name in ((self._prefill, "prefill"), (self._decode, "decode")):
             seconds = timed(functools.partial(server.ask, self.prompt(), NEW_TOKENS))
             print(
@@ -147,12 +147,12 @@ class Faults(Asking):
     def changed(
         self, what: str, change: dict[str, Any], loads: bool | None = None, says: str | None = None
     ) -> None:
-        """What a proxy passes on is changed on its way."""
+        """Hands over with parameters that were changed on the way through the proxy."""
         prompt = self.prompt()
         self.same(what, prompt, {**self._pair.params(prompt), **change}, loads, says)
 
     def wrong_places(self) -> None:
-        """What a proxy passes on leads nowhere."""
+        """The proxy's parameters lead nowhere."""
         own = self._decode.port
         self.changed("a port where nobody listens", {"remote_port": 9}, False, "127.0.0.1:9: no connection")
         self.changed(
@@ -167,7 +167,7 @@ class Faults(Asking):
         self.handed_over("after these")
 
     def wrong_values(self) -> None:
-        """What a proxy passes on is out of range, or of the wrong kind."""
+        """The proxy's parameters are out of range, or of the wrong type."""
         self.changed("more tokens than the prompt has", {"remote_num_tokens": 5000}, True)
         self.changed("no tokens", {"remote_num_tokens": 0})
         for tokens in (-5, "many", [7]):
@@ -185,14 +185,14 @@ class Faults(Asking):
         )
 
     def missing_values(self) -> None:
-        """What a proxy passes on is not all."""
+        """Some of the proxy's parameters are missing."""
         for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
             self.changed(f"no {name}", {name: None}, False, f"kv_transfer_params has no {name}")
         self.same("nothing else", self.prompt(), {"do_remote_prefill": True}, False, "has no .*remote_port")
         self.same("nothing", self.prompt(), {}, False)
 
     def used_twice(self) -> None:
-        """The parameters of one request, in a second one."""
+        """The parameters of one request are used in a second one."""
         prompt = self.prompt()
         params = self._pair.params(prompt)
         self.same("the first use", prompt, params, True)
@@ -232,7 +232,7 @@ class Faults(Asking):
         self.judge(f"prefill server killed: same tokens ({seconds:.1f} s)", found == [want], str(found))
 
     def restarted(self) -> None:
-        """A prefill server of the same name at the same ports takes the place of the one that was killed."""
+        """A prefill server with the same name and ports replaces the killed one."""
         self._prefill.stop()
         self._prefill.start()
         self._prefill.ready()

@@ -1,8 +1,8 @@
 """Gemma 4 as the connector describes it, at published sizes, without servers.
 
-Layers with a sliding window have more KV heads than the others, and of another size. Full layers use one
-projection for keys and values, but what is cached are two things: keys are rotated, and both are normalized,
-each in its way. So every layer has keys and values.
+Layers with a sliding window have more KV heads than the others, of another size. Full layers use one projection
+for keys and values, but cache both: keys are rotated, and both are normalized differently. So every layer has
+keys and values.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MODELS = pathlib.Path(__file__).resolve().parents[2] / "models"
 SLIDING, FULL = 256, 512  # elements of a head
 BLOCK, WINDOW = 16, 1024
 
-#: KV heads on each rank, worked out by hand: of layers with a window, and of full ones.
+# : KV heads on each rank, worked out by hand: in layers with a window, and in full ones.
 LOCAL = {
     "gemma-4-26b-a4b": {1: (8, 2), 2: (4, 1), 4: (2, 1), 8: (1, 1), 16: (1, 1)},
     "gemma-4-31b": {1: (16, 4), 2: (8, 2), 4: (4, 1), 8: (2, 1), 16: (1, 1)},
 }
-#: Tokens in a block of each: vLLM gives the smaller page more tokens until both are equal.
+# : Tokens in a block of each kind: vLLM gives the smaller page more tokens until both pages are equal.
 BLOCKS = {
     "gemma-4-26b-a4b": {1: (16, 32), 2: (16, 32), 4: (16, 16), 8: (32, 16), 16: (32, 16)},
     "gemma-4-31b": {1: (16, 32), 2: (16, 32), 4: (16, 32), 8: (16, 16), 16: (32, 16)},
@@ -43,7 +43,8 @@ TOTAL = {"gemma-4-26b-a4b": (8, 2), "gemma-4-31b": (16, 4)}
 
 
 def model_of(name: str) -> Any:
-    """What the connector reads of vLLM's configuration, which vLLM's own code makes of the published file."""
+    """The part of vLLM's configuration that the connector reads; vLLM's own code makes it from the published
+    file."""
     fields = json.loads((MODELS / f"{name}.json").read_text())["text_config"]
     text = Gemma4TextConfig(**fields)
     return SimpleNamespace(
@@ -121,7 +122,8 @@ class Describing(unittest.TestCase):
                 self.assertEqual(group.tokens_per_block, BLOCKS[name][tp_size][kind])
 
     def test_pages_are_where_vllm_puts_them(self) -> None:
-        """On one rank of 26B at TP 2: four heads of 16 tokens, or one head of 32, of K and V in 2 bytes."""
+        """On one rank of 26B at TP 2: four heads of 16 tokens, or one head of 32 tokens, with K and V of 2
+        bytes."""
         for group in engine("gemma-4-26b-a4b", 2).ranks[1].geometry.groups:
             tokens, size = ((16, 256), (32, 512))[0 if group.window_tokens else 1]
             page = 65536
@@ -129,7 +131,7 @@ class Describing(unittest.TestCase):
             self.assertEqual(1 * 32 * 2 * 512 * 2, page)
             for number, layer in enumerate(group.layers):
                 key, value = layer.placements
-                self.assertEqual(key.offset, number * 2 * page)  # of two blocks
+                self.assertEqual(key.offset, number * 2 * page)  # for two blocks
                 self.assertEqual(value.offset, key.offset + size * 2)
                 for place in layer.placements:
                     self.assertEqual(place.block_stride, page)
@@ -137,12 +139,14 @@ class Describing(unittest.TestCase):
                     self.assertEqual(place.unit_stride, tokens * 2 * size * 2)
 
     def test_engines_of_unlike_sizes_fit(self) -> None:
-        """Which ranks are read, by hand: those that hold a head, of which copies are read by one rank each."""
+        """The ranks that are read, by hand: those that hold a head; of copies, each reader reads another
+        one."""
         for there, here, wanted in (
             (4, 2, [[0, 1], [2, 3]]),
             (2, 4, [[0], [0], [1], [1]]),
             (1, 8, [[0]] * 8),
-            # A rank of two wants four heads of eight, one to a rank; the other kind's head is on these too.
+            # A rank of two wants four of eight heads, one from each rank; these also have the other kind's
+            # head.
             (8, 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
         ):
             with self.subTest(there=there, here=here):
@@ -162,7 +166,7 @@ class Counting(unittest.TestCase):
                 self.assertEqual(stated[i].head_size, FULL if i % 6 == 5 else SLIDING)
 
     def heads(self, local: int, tp_size: int, stated: int = 4, **fields: Any) -> int:
-        """The KV heads of a layer, with more fields in the model's configuration than vLLM's reads."""
+        """The KV heads of a layer, with more fields in the model's configuration than vLLM reads."""
         layer = SimpleNamespace(total_num_kv_heads=stated, total_num_attention_heads=32)
         fields = {"num_key_value_heads": stated, **fields}
         model = SimpleNamespace(

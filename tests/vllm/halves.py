@@ -1,7 +1,7 @@
-"""Both halves of the connector without vLLM's engine around them: one rank, memory of our own, steps by hand.
+"""Both halves of the connector without vLLM's engine: one rank, our own memory, steps by hand.
 
-What vLLM's engine would call is called here in the order in which it would. Its types are vLLM's own, but for
-the configuration and the requests, of which the connector reads a few fields only.
+It makes the calls of vLLM's engine, in the engine's order. Types are vLLM's own, except the configuration and
+the requests, of which the connector reads only a few fields.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvferry.vllm.scheduling import Scheduling
 from kvferry.vllm.worker import Worker
 
 HEADS, SIZE, LAYERS = 2, 8, 3
-STEP_SECONDS = 20.0  # the longest that steps() goes on
+STEP_SECONDS = 20.0  # the longest time that steps() goes on
 
 
 def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: int = 0) -> Any:
-    """What the connector reads of a request."""
+    """The part of a request that the connector reads."""
     prompt = list(range(tokens))
     return SimpleNamespace(
         request_id=name,
@@ -38,12 +38,12 @@ def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: i
 
 
 def blocks_of(*groups: list[int]) -> Any:
-    """What vLLM's cache manager gives a request."""
+    """Blocks of a request, as vLLM's cache manager has them."""
     return SimpleNamespace(get_block_ids=lambda: groups)
 
 
 class Layers(list[Any]):
-    """What vLLM's configuration says of the layers of a model."""
+    """The layers of a model, as in vLLM's configuration."""
 
     def __init__(self, count: int) -> None:
         layer = SimpleNamespace(total_num_kv_heads=HEADS, total_num_attention_heads=HEADS)
@@ -57,7 +57,7 @@ class Half:
     def __init__(
         self, name: str, block_size: int, blocks: int = 16, window: int = 0, draft: int = 0, **extra: Any
     ) -> None:
-        """`draft`: so many layers of a draft model, which vLLM puts into the group of the full layers."""
+        """`draft`: the number of layers of a draft model, which vLLM puts into the group of the full layers."""
         held = range(LAYERS + draft)
         groups = [self._group(FullAttentionSpec, held, block_size)]
         if window:
@@ -78,7 +78,7 @@ class Half:
         self.config: Any = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
             parallel_config=parallel,
-            device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
+            device_config=SimpleNamespace(device_type="other"),  # its kernels follow the tensors' strides
             model_config=SimpleNamespace(
                 model="tiny",
                 model_arch_config=Layers(LAYERS),
@@ -105,7 +105,7 @@ class Half:
         self.invalid: set[int] = set()
 
     def register(self) -> None:
-        """The caches are there, as vLLM says it to all of its parts: for the first time, or again."""
+        """Registers the caches, as vLLM does with all of its parts: for the first time, or again."""
         alone = SimpleNamespace(rank_in_group=0, world_size=1)
         with mock.patch.multiple(
             worker_module,
@@ -123,14 +123,14 @@ class Half:
         return KVCacheGroupSpec([f"model.layers.{i}.attn" for i in layers], spec)
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes both halves."""
         self.worker.close()
         self.scheduling.close()
 
     # ---- steps
 
     def step(self, preempted: tuple[str, ...] = ()) -> KvferryStep:
-        """One step in which no request runs. Returns what the worker was told."""
+        """Makes one step in which no request runs. Returns the step's message to the worker."""
         step = self.scheduling.step(
             SimpleNamespace(preempted_req_ids=set(preempted), total_num_scheduled_tokens=0)
         )
@@ -152,7 +152,8 @@ class Half:
     # ---- requests
 
     def serve(self, name: str, tokens: int, *tables: list[int], **asked: Any) -> dict[str, Any]:
-        """A request of which another engine wants the cache, and which has finished here; what a proxy gets."""
+        """A request whose cache another engine wants, and which has finished here; returns what a proxy
+        gets."""
         said = {f"kvferry_{key}": value for key, value in asked.items()}
         request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False, **said})
         self.scheduling.add(request)
@@ -174,12 +175,12 @@ class Half:
     # ---- bytes
 
     def cell(self, layer: int, blocks: list[int], token: int) -> torch.Tensor:
-        """Keys and values of a token in all heads, where vLLM's kernels would look for them."""
+        """Keys and values of a token in all heads, where vLLM's kernels look for them."""
         tensor = self.layers[f"model.layers.{layer}.attn"]
         return tensor[blocks[token // self.block_size], :, token % self.block_size]
 
     def write(self, layer: int, blocks: list[int], tokens: range, salt: int = 0) -> None:
-        """Numbers that say where they belong."""
+        """Writes numbers that follow from the coordinates of their cells."""
         for token in tokens:
             cells = self.cell(layer, blocks, token)
             for head in range(HEADS):
@@ -187,7 +188,7 @@ class Half:
                     cells[head, element] = value_of(layer, token, head, element, salt)
 
     def wrong(self, layer: int, blocks: list[int], tokens: range, salt: int = 0) -> int:
-        """How many cells are not what write() wrote."""
+        """How many numbers are not those of write()."""
         return sum(
             float(self.cell(layer, blocks, token)[head, element]) != value_of(layer, token, head, element, salt)
             for token in tokens
@@ -202,7 +203,7 @@ def value_of(layer: int, token: int, head: int, element: int, salt: int) -> floa
 
 
 def steps(*halves: Half, until: Any) -> None:
-    """Steps of all engines by turns, until something holds."""
+    """Makes steps of all engines in turn, until a condition holds."""
     end = time.monotonic() + STEP_SECONDS
     while not until():
         assert time.monotonic() < end, "what was waited for has not happened"

@@ -1,4 +1,4 @@
-"""Which weights an engine has, and which forms of the parameters it understands: others are refused by name."""
+"""An engine's weights, and the versions of the parameters that it understands: others are refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGGER = "vllm.kvferry"
 
 
 def save(file: pathlib.Path, tensors: dict[str, bytes], dtype: str = "U8") -> None:
-    """Writes a file of safetensors."""
+    """Writes a safetensors file."""
     header, at = {}, 0
     for name, content in tensors.items():
         header[name] = {"dtype": dtype, "shape": [len(content)], "data_offsets": [at, at + len(content)]}
@@ -82,7 +82,7 @@ class Checkpoints(unittest.TestCase):
 
 class Meeting(unittest.TestCase):
     def pair(self, there: str, here: str) -> tuple[Half, Half, dict[str, Any]]:
-        """Two engines with such weights, and a request of the first."""
+        """Two engines with the given weights, and a request of the first."""
         pair = Half("prefill", 32, weights=there), Half("decode", 16, weights=here)
         for half in pair:
             self.addCleanup(half.close)
@@ -134,7 +134,7 @@ class Meeting(unittest.TestCase):
             with self.subTest(said=said), self.assertLogs(LOGGER, logging.ERROR) as log:
                 self.assertEqual(decode.want("r", TOKENS, {**params, "kvferry_versions": said}, HERE), 0)
                 self.assertIn(text, log.output[-1])
-        for i, said in enumerate(([1, newest + 5], None)):  # those from before there were versions say none
+        for i, said in enumerate(([1, newest + 5], None)):  # parameters from before versions existed have none
             self.assertEqual(decode.want(f"s{i}", TOKENS, {**params, "kvferry_versions": said}, HERE), TOKENS)
 
 

@@ -1,12 +1,13 @@
-"""The connector of a decode server, made to do something in the middle of a copy.
+"""A connector for a decode server that does something in the middle of a copy.
 
-KVFERRY_INTERRUPT names a file. While it exists, the blocks of the next load are first filled with a number that
-no cache has; what is not that number any more has arrived. When the first of it has, the file is obeyed:
+KVFERRY_INTERRUPT names a file. While it exists, the connector first fills the blocks of the next load with a
+number that no cache has: an element that has changed has arrived. When the first has arrived, it obeys the
+file:
 
     kill N    the processes of group N, which are the prefill server, are killed
     tell      the file is removed, which tells whoever waits for that
 
-and the log says how much had arrived then, when the load was cancelled, and when it had ended.
+and logs how much had arrived then, when the load was cancelled, and when it ended.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ BEGIN_SECONDS = 10
 
 
 class InterruptingConnector(KvferryConnector):
-    """See above. At a prefill server it does nothing, for nothing is loaded there."""
+    """See above. On a prefill server it does nothing, since nothing is loaded there."""
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._caches = kv_caches
-        self._blocks: list[int] = []  # of the load that is looked at
+        self._blocks: list[int] = []  # of the observed load
         super().register_kv_caches(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -69,7 +70,8 @@ class InterruptingConnector(KvferryConnector):
             cache[self._blocks] = NOTHING
 
     def _arrived(self) -> tuple[int, int]:
-        """Of how many pages of a head, of all in these blocks, the first element has come: a quick look."""
+        """How many of the heads' pages in these blocks have received their first element, and of how many: a
+        quick check."""
         first = torch.stack([cache[self._blocks, :, 0, 0] for cache in self._caches.values()])
         return int((first != NOTHING).sum()), first.numel()
 

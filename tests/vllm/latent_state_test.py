@@ -1,8 +1,8 @@
-"""Latents beside states, without servers: a model such as Kimi Linear, over caches that vLLM lays out.
+"""Latents beside states, without servers: a model like Kimi Linear, with caches that vLLM lays out.
 
-No model of vLLM 0.32 that has both runs on its CPU build (see docs/vllm.md), so pages are filled with random
-bytes and moved by the connector's own description of them. The oracle of the tests with servers (cells.py)
-names every cell on both sides.
+No model with both runs on the CPU build of vLLM 0.32 (see docs/vllm.md), so the tests fill pages with random
+bytes and move them by the connector's description. The oracle of the tests with servers (cells.py) names every
+cell on both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 HEADS, SIZE, KERNEL = 4, 16, 4
-LATENT = 32 + 8  # elements, the rotated ones among them
+LATENT = 32 + 8  # elements, including the rotated ones
 TOKENS = 70
 FIELDS: dict[str, Any] = {
     "model_type": "kimi_linear",
@@ -49,12 +49,13 @@ LATENTS = {"model.layers.1.self_attn.mla_attn", "model.layers.3.self_attn.mla_at
 
 
 def model() -> Any:
-    """What the connector reads of vLLM's configuration."""
+    """The part of vLLM's configuration that the connector reads."""
     return SimpleNamespace(hf_text_config=KimiLinearConfig(**FIELDS))
 
 
 def specs_of(tp_size: int, block_size: int) -> Specs:
-    """A latent's page has room for a state, as vLLM has it: blocks are so large, and states are padded."""
+    """The caches of a rank. As in vLLM, blocks are so large that a latent's page has room for a state, and
+    states are padded."""
     latent = MLAAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=LATENT, dtype=torch.float32, max_tp_shards=1
     )
@@ -70,13 +71,13 @@ def specs_of(tp_size: int, block_size: int) -> Specs:
 def engine(
     tp_size: int, block_size: int, order: str, name: str, pages: KVCacheLayout = KVCacheLayout.LBHNC
 ) -> Layout:
-    """Convolutions have steps before channels ("SD") or channels before steps ("DS")."""
+    """An engine whose convolutions have steps before channels ("SD") or channels before steps ("DS")."""
     with mock.patch.object(mamba_utils, "get_conv_state_layout", lambda: order):
         return lay_out(model(), lambda ranks: specs_of(ranks, block_size), tp_size, name, order=pages)
 
 
 def fill(layout: Layout, tables: list[list[int]], chance: torch.Generator) -> None:
-    """Random bytes everywhere; latents are the same on all ranks."""
+    """Fills caches with random bytes; latents are the same on all ranks."""
     for rank in layout.ranks:
         for region in rank.memory:
             region.copy_(torch.randint(0, 256, region.shape, dtype=torch.uint8, generator=chance))
@@ -96,7 +97,7 @@ class LatentsBesideStates(unittest.TestCase):
         return [groups[group] for group in sorted(groups)]
 
     def hand_over(self, there: Layout, here: Layout, latents: tuple[list[int], list[int]]) -> list[list[int]]:
-        """Moves one request and compares; which ranks each rank has read from."""
+        """Moves one request and compares the cells; returns the ranks that each rank has read from."""
         theirs, ours = self.tables(there, latents[0], 3), self.tables(here, latents[1], 3)
         steps = [1 if table == [3] else TOKENS for table in theirs]
         chance = torch.Generator().manual_seed(7)
@@ -134,7 +135,7 @@ class LatentsBesideStates(unittest.TestCase):
                 self.hand_over(there, here, ([2, 1], [1, 2]))
 
     def test_every_cell_arrives_in_pages_of_one_layer_and_of_all(self) -> None:
-        """States are padded, so a page is one piece: with layers outside of blocks, or inside."""
+        """States are padded, so that a page is contiguous: with layers outside blocks, or inside."""
         orders = [order for order in KVCacheLayout if order.is_block_compact]
         self.assertEqual(len(orders), 4)
         for there_order, here_order in itertools.product(orders, repeat=2):

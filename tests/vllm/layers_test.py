@@ -1,7 +1,7 @@
-"""Requests that are written while they are computed, without servers: layer by layer and chunk by chunk.
+"""Requests that are written while they are computed, layer by layer and chunk by chunk, without servers.
 
-The decode engine announces its blocks first. The prefill engine computes, over caches that vLLM lays out, and
-what has arrived is looked at between its layers.
+The decode engine announces its blocks first. The prefill engine computes, in caches that vLLM lays out, and the
+tests check between its layers what has arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ THERE, HERE = [3, 7, 5, 1], [9, 2, 4, 8, 6, 10, 11]  # blocks of 32 and of 16 to
 
 
 def dense_model() -> Any:
-    """What the connector reads of vLLM's configuration."""
+    """The part of vLLM's configuration that the connector reads."""
     return SimpleNamespace(
         model_arch_config=Layers(LAYERS),
         hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
@@ -60,7 +60,7 @@ def dense(tp: int, block: int, name: str, window: int = 0) -> Layout:
 
 
 def tokens_of(engine: Computing, name: str, layer: str, tokens: range) -> list[bytes]:
-    """The bytes of some tokens of a layer, of all ranks' heads."""
+    """The bytes of some tokens of a layer, with the heads of all ranks."""
     found = []
     for token in tokens:
         heads = []
@@ -86,12 +86,12 @@ class Pairs(unittest.TestCase):
 
     @contextlib.contextmanager
     def layers_each(self, count: int) -> Iterator[None]:
-        """So many layers go at a time, whatever that costs."""
+        """Sends `count` layers at a time, whatever that costs."""
         with mock.patch.object(Pieces, "layers_each", lambda *_: count):
             yield
 
     def announced(self, prefill: Computing, name: str = "r", **changed: Any) -> dict[str, Any]:
-        """What a proxy that asks both servers at once tells the decode server."""
+        """The parameters that a proxy sends to the decode server if it asks both servers at once."""
         known = prefill.scheduling
         assert known._directory is not None
         host, _, port = known._directory.endpoint.removeprefix("tcp://").rpartition(":")
@@ -108,13 +108,13 @@ class Pairs(unittest.TestCase):
         }
 
     def begin(self, prefill: Computing, decode: Computing, there: Any, here: Any, tokens: int = TOKENS) -> None:
-        """The decode engine announces its blocks, and the prefill engine gets the request."""
+        """Gives the request to the prefill engine, and lets the decode engine announce its blocks."""
         prefill.add("r", tokens, there, dict(TO_PREFILL))
         self.assertEqual(decode.want("r", tokens, here, self.announced(prefill)), tokens)
         decode.step()
 
     def end(self, prefill: Computing, decode: Computing) -> None:
-        """All of it was computed: vLLM finishes the request, and the blocks are kept until they are written."""
+        """Finishes a computed request, as vLLM does; its blocks must be kept until they are written."""
         self.assertFalse(prefill.all_have("sent", "r"), "vLLM would free blocks of a request that runs")
         keep, params = prefill.finish("r")
         self.assertTrue(keep)
@@ -128,7 +128,7 @@ class Pairs(unittest.TestCase):
         return prefill.all_have("sent", name) and decode.all_have("received", name)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """The agents move bytes by themselves; nobody steps meanwhile."""
+        """Waits for a condition: the agents move bytes by themselves, and no engine steps meanwhile."""
         until = time.monotonic() + WAIT_SECONDS
         while not condition():
             self.assertLess(time.monotonic(), until, what)
@@ -161,7 +161,7 @@ class LayerByLayer(Pairs):
 
         def between(layer: str) -> bool:
             at = names(prefill).index(layer)
-            if at < LAYERS - 1:  # the last one goes with the end of the step
+            if at < LAYERS - 1:  # the last layer goes with the end of the step
                 self.arrives(prefill, decode, layer, every)
                 seen.append(layer)
             for later in names(prefill)[at + 1 :]:
@@ -225,7 +225,7 @@ class LayerByLayer(Pairs):
 
 class ChunkByChunk(Pairs):
     def test_a_chunk_has_arrived_before_the_next_is_computed(self) -> None:
-        """Blocks of later chunks are given to the request only then; chunks end within blocks."""
+        """The request gets the blocks of later chunks only then; chunks end within blocks."""
         for each in (1, LAYERS):
             with self.subTest(layers_each=each), self.layers_each(each):
                 prefill, decode = self.pair()
@@ -279,7 +279,7 @@ class ChunkByChunk(Pairs):
 
 
 class StatesAndLatents(Pairs):
-    """In the shape of Kimi Linear: its states have no hook."""
+    """A model like Kimi Linear, whose states have no hook."""
 
     def hand_over(self, there: int, here: int, chunks: list[int]) -> tuple[Computing, Computing]:
         prefill, decode = (
@@ -334,7 +334,7 @@ class StatesAndLatents(Pairs):
 
 class Ends(Pairs):
     def stop_within(self, prefill: Computing, at: int = 1) -> Callable[[str], bool]:
-        """The prefill engine ends in the middle of a step, when a layer has arrived."""
+        """A callback that ends the prefill engine's step in the middle, after layer `at`."""
 
         def between(layer: str) -> bool:
             return names(prefill).index(layer) == at
@@ -451,7 +451,7 @@ class HowMuchAtATime(unittest.TestCase):
         return found.layers_each(tokens, CostModel(0.0, 1.0, price))
 
     def test_pieces_are_the_root_of_time_over_price(self) -> None:
-        whole = 64 * LAYERS * 2 * HEADS * SIZE * 4  # bytes, a nanosecond each
+        whole = 64 * LAYERS * 2 * HEADS * SIZE * 4  # bytes, one nanosecond each
         self.assertEqual(self.pieces(64, whole), LAYERS)
         self.assertEqual(self.pieces(64, whole / 3.9), LAYERS)
         self.assertEqual(self.pieces(64, whole / 4), LAYERS // 2)
@@ -477,7 +477,7 @@ class HowMuchAtATime(unittest.TestCase):
 
 class Devices(Pairs):
     def test_what_a_device_computes_later_is_waited_for(self) -> None:
-        """The device is a list of events, which happen one by one when the test says so."""
+        """The device is a list of events, which the test makes happen one by one."""
         events: list[threading.Event] = []
 
         class Mark:

@@ -1,7 +1,7 @@
-"""Engines of several ranks without servers: vLLM lays their caches out, the connector describes them.
+"""Engines of several ranks, without servers: vLLM lays out their caches, the connector describes them.
 
-vLLM's own functions group the layers, choose block sizes and place the pages; only the configuration that they
-read is made here. What moves between two engines is copied run by run, as the plan says.
+vLLM's own functions group the layers, choose block sizes and place the pages; this file makes only the
+configuration that they read. Bytes move between two engines run by run, as planned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from probing import read_layer
 
 try:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
-except ImportError as error:  # vLLM 0.33 plans its pages otherwise
+except ImportError as error:  # vLLM 0.33 plans its pages differently
     raise unittest.SkipTest(f"layouts are made by functions of vLLM 0.32: {error}") from None
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -28,13 +28,13 @@ from kvferry.vllm.geometry import RankGeometry, build_engine, group_order
 from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.tensors import describe
 
-Specs = dict[str, KVCacheSpec]  # of one rank, by vLLM's names of the layers
+Specs = dict[str, KVCacheSpec]  # of one rank, by vLLM's names for the layers
 BLOCKS = 4
 
 
 @dataclass
 class Rank:
-    """One rank: its caches as vLLM would register them, and what the connector says of them."""
+    """One rank: its caches as vLLM would register them, and the connector's description of them."""
 
     cache: KVCacheConfig
     caches: dict[str, torch.Tensor]
@@ -69,7 +69,7 @@ class Layout:
     engine: Engine
 
     def readouts(self, tables: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """Of all ranks."""
+        """The readouts of all ranks."""
         return [rank.readout(tables) for rank in self.ranks]
 
 
@@ -81,16 +81,16 @@ def lay_out(
     blocks: int = BLOCKS,
     order: KVCacheLayout = KVCacheLayout.LBHNC,
 ) -> Layout:
-    """An engine.
+    """Lays out an engine.
 
     Args:
-        model: what the connector reads of vLLM's model configuration
-        specs_of: the caches that a rank of an engine of so many ranks has
-        order: of the axes in memory, one of those that the attention backends of CUDA declare
+        model: the part of vLLM's model configuration that the connector reads
+        specs_of: gives the caches of a rank, from the engine's number of ranks
+        order: the order of axes in memory, one of those that CUDA's attention backends declare
     """
     config: Any = SimpleNamespace(
         model_config=model,
-        device_config=SimpleNamespace(device_type="other"),  # kernels whose pages are what tensors say
+        device_config=SimpleNamespace(device_type="other"),  # its kernels follow the tensors' strides
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         attention_config=SimpleNamespace(hisparse_config=None),
         speculative_config=None,
@@ -118,11 +118,11 @@ def move(
     ours: Sequence[Sequence[int]],
     steps: Sequence[int],
 ) -> list[list[int]]:
-    """Fills one request's blocks here from those there; which ranks each rank has read from.
+    """Fills one request's blocks here from those there; returns the ranks that each rank has read from.
 
     Args:
         theirs, ours: a block table for each group of vLLM
-        steps: how many steps there are in each of them
+        steps: the number of steps in each of them
     """
     read = []
     for number, rank in enumerate(here.ranks):

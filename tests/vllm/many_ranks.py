@@ -1,7 +1,7 @@
-"""An engine of several ranks without vLLM's processes: a scheduler's half, and a worker's half for each rank.
+"""An engine of several ranks without vLLM's processes: the scheduler's half, and a worker's half for each rank.
 
-As halves.py, whose steps() moves these too. Which ranks are in a group of vLLM's parallelism is asked of vLLM's
-own function, and so is how many of a sequence's tokens a rank keeps, which says in which row a token is.
+Like halves.py, whose steps() also drives these engines. vLLM's own functions give the ranks of each parallel
+group, and how many of a sequence's tokens a rank keeps, from which the row of a token follows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kvferry.vllm.messages import KvferryHandshake
 from kvferry.vllm.scheduling import Scheduling
 from kvferry.vllm.worker import Worker
 
-EMPTY = -1.0  # what a cell has that nobody wrote
+EMPTY = -1.0  # the content of a cell that was never written
 MOST_HEADS = 8
 
 
 def groups_of_ranks(tp: int, pcp: int, dcp: int, replicas: int = 1) -> dict[str, list[list[int]]]:
-    """The groups that vLLM makes, by their names; of each the numbers of its ranks."""
+    """The groups that vLLM makes, by name, as lists of rank numbers."""
     found: dict[str, list[list[int]]] = {}
 
     def note(group_ranks: list[list[int]], *_: Any, group_name: str, **__: Any) -> Any:
@@ -67,15 +67,15 @@ def groups_of_ranks(tp: int, pcp: int, dcp: int, replicas: int = 1) -> dict[str,
 
 
 def rows_of(tokens: int, dcp: int, share: int, interleave: int) -> list[int | None]:
-    """Where among a rank's own tokens each token of a sequence is; None: it keeps others."""
+    """The index of each token of a sequence among a rank's own tokens; None: the rank does not keep it."""
     lengths = get_dcp_local_seq_lens(torch.arange(tokens + 1), dcp, share, interleave).tolist()
     return [a if b > a else None for a, b in itertools.pairwise(lengths)]
 
 
 class _Gathering:
-    """Ranks as threads: what torch.distributed and vLLM's groups would say to each.
+    """Runs ranks as threads: stands in for torch.distributed and vLLM's groups.
 
-    Only `ranks` are there. A group waits until all of its ranks have spoken.
+    Only `ranks` exist. A group waits until all of its ranks have sent.
     """
 
     def __init__(self, groups: dict[str, list[list[int]]], ranks: range) -> None:
@@ -101,7 +101,7 @@ class _Gathering:
         self._waits[group].wait()
 
     def run(self, calls: Sequence[Any]) -> None:
-        """Makes a call as each of the ranks; raises what the first of them has raised."""
+        """Makes a call as each of the ranks; raises the first exception of a rank."""
 
         def one(rank: int, call: Any) -> None:
             self._own.rank = rank
@@ -126,7 +126,7 @@ class _Gathering:
 
 
 class Stated(list[Any]):
-    """What vLLM's configuration says of the layers of a model."""
+    """The layers of a model, as in vLLM's configuration."""
 
     def __init__(self, count: int, heads: int) -> None:
         super().__init__([SimpleNamespace(total_num_kv_heads=heads, total_num_attention_heads=heads)] * count)
@@ -156,11 +156,12 @@ class ManyRanks:
     ) -> None:
         """
         Args:
-            latent: the layers keep latents, which every rank has, and not keys and values of heads
-            draft_heads: of the one layer of a draft model, which is in a group of its own; 0: there is none
-            draft_shared: its tokens are shared out as those of the model
-            said_interleave: what the connector is told, where that is not true
-            replica: which of how many data-parallel replicas this engine is
+            latent: the layers keep latents, which every rank has, instead of keys and values of heads
+            draft_heads: heads of the one layer of a draft model, which is in a separate group; 0: there is no
+            draft
+            draft_shared: its tokens are shared over ranks like those of the model
+            said_interleave: what the connector is told, if that is false
+            replica: number of this engine among the data-parallel replicas, and how many there are
         """
         self.tp, self.pcp, self.dcp, self.interleave = tp, pcp, dcp, interleave
         self.heads, self.block_size = 1 if latent else heads, block_size
@@ -183,7 +184,7 @@ class ManyRanks:
                 dtype=torch.float32,
                 dcp_sharded=draft_shared,
             )
-            groups.insert(0, KVCacheGroupSpec([self.layers[LAYERS][0]], spec))  # as vLLM may have it
+            groups.insert(0, KVCacheGroupSpec([self.layers[LAYERS][0]], spec))  # vLLM may order groups so
         self.cache = KVCacheConfig(blocks, [], groups)
         self.config: Any = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
@@ -228,7 +229,7 @@ class ManyRanks:
         self._reports: dict[str, Counter[str]] = {"sent": Counter(), "received": Counter()}
 
     def start(self) -> None:
-        """Registers all ranks, and hands on what they say as vLLM does."""
+        """Registers all ranks, and passes their handshakes on as vLLM does."""
         register = [
             lambda worker=worker, caches=caches: worker.register(caches)
             for worker, caches in zip(self.workers, self.caches, strict=True)
@@ -239,12 +240,12 @@ class ManyRanks:
             own = worker.handshake()
             assert own is not None
             pcp_rank, tp_rank = divmod(rank, self.tp)
-            apart = self.pcp > 1 and self.dcp > 1  # otherwise ranks of one place replace each other
+            apart = self.pcp > 1 and self.dcp > 1  # otherwise ranks with the same place replace each other
             said[0, tp_rank + (pcp_rank * self.tp if apart else 0)] = own
         self.scheduling.introduce(said)
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes all halves."""
         for worker in self.workers:
             worker.close()
         self.scheduling.close()
@@ -252,7 +253,7 @@ class ManyRanks:
     # ---- steps and requests, as of Half
 
     def step(self) -> None:
-        """One step in which no request runs. A request has ended when all ranks say so."""
+        """Makes one step in which no request runs. A request has ended when all ranks have reported it."""
         step = self.scheduling.step(SimpleNamespace(preempted_req_ids=set(), total_num_scheduled_tokens=0))
         ended: dict[str, set[str]] = {"sent": set(), "received": set()}
         failed: set[str] = set()
@@ -274,7 +275,7 @@ class ManyRanks:
         )
 
     def serve(self, name: str, tokens: int, table: list[int]) -> dict[str, Any]:
-        """A request of which another engine wants the cache, and which has finished here."""
+        """A request whose cache another engine wants, and which has finished here."""
         request = a_request(name, tokens, {"do_remote_decode": True, "do_remote_prefill": False})
         self.scheduling.add(request)
         request.num_computed_tokens = tokens
@@ -291,7 +292,7 @@ class ManyRanks:
         return load
 
     def tables(self, table: list[int]) -> list[list[int]]:
-        """The same blocks in each of vLLM's groups: they are other memory there."""
+        """The same block numbers for each of vLLM's groups, where they are different memory."""
         return [table] * len(self.cache.kv_cache_groups)
 
     # ---- bytes
@@ -299,7 +300,8 @@ class ManyRanks:
     def cells(
         self, table: list[int], tokens: range, layers: range | None = None
     ) -> Iterator[tuple[torch.Tensor, int, int, int]]:
-        """Each cell where vLLM's kernels look for it on each rank that keeps it: layer, token, head."""
+        """Yields each cell, where vLLM's kernels look for it, on each rank that keeps it, with layer, token and
+        head."""
         for rank in self.ranks:
             (group,) = (ranks for ranks in self.groups["dcp"] if rank in ranks)
             for layer, (name, heads, dcp) in enumerate(self.layers):
@@ -315,19 +317,19 @@ class ManyRanks:
                         yield page[local], layer, token, first + local
 
     def write(self, table: list[int], tokens: range) -> None:
-        """Numbers that say where they belong."""
+        """Writes numbers that follow from the coordinates of their cells."""
         for cell, *where in self.cells(table, tokens):
             cell[:] = content(*where)
 
     def wrong(self, table: list[int], tokens: range, layers: range | None = None) -> int:
-        """How many cells, of these layers or all, are not what write() wrote."""
+        """How many cells, of these layers or of all, are not those of write()."""
         return sum(
             not torch.equal(cell, content(layer, token, head))
             for cell, layer, token, head in self.cells(table, tokens, layers)
         )
 
     def stray(self, table: list[int], tokens: range) -> int:
-        """How many elements were written that are none of these cells."""
+        """How many elements outside these cells were written."""
         kept = [{name: cache.clone() for name, cache in caches.items()} for caches in self.caches]
         for cell, *_ in self.cells(table, tokens):
             cell[:] = EMPTY

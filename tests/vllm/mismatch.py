@@ -1,11 +1,11 @@
-"""The prefill server has another model, or keeps it in another type: refused, by the name of the field."""
+"""A prefill server with another model, or another cache type, is refused by the name of the field."""
 
 from __future__ import annotations
 
 from faults import Asking
 from servers import Side
 
-#: Model and type of the prefill server, and what the decode server's log has to say.
+# : Model and type of the prefill server, and what the decode server's log must say.
 OTHERS = {
     "heads of another size": ("llama_heads", "float32", r"k\.cell_elements is .32. here and .64. there"),
     "fewer layers": ("llama_layers", "float32", "layers 3 are missing there"),
@@ -15,10 +15,10 @@ OTHERS = {
 
 
 class Mismatch(Asking):
-    """One prefill server after the other, at the same ports."""
+    """Starts one prefill server after the other, at the same ports."""
 
     def run(self) -> None:
-        """All of them."""
+        """Tries all of them."""
         self.handed_over("the same model")
         for what, (model, dtype, says) in OTHERS.items():
             self._prefill.stop()

@@ -1,7 +1,7 @@
-"""Tiny models with random weights, saved once: both servers of a case load the same ones.
+"""Tiny models with random weights, saved once: both servers of a case load the same weights.
 
-Weights are drawn large enough that attention matters: with the small ones that models are usually begun with, a
-wrong cache would change no token, and the tests would prove nothing.
+Weights are large enough that attention matters: with the usual small initial weights a wrong cache would change
+no token, and the tests would prove nothing.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def llama_deep() -> transformers.PretrainedConfig:
 
 
 def llama_heads() -> transformers.PretrainedConfig:
-    """Not llama(): heads of another size."""
+    """Unlike llama(): heads of another size."""
     return transformers.LlamaConfig(**COMMON, head_dim=64, num_hidden_layers=4)
 
 
 def llama_layers() -> transformers.PretrainedConfig:
-    """Not llama(): fewer layers."""
+    """Unlike llama(): fewer layers."""
     return transformers.LlamaConfig(**COMMON, head_dim=32, num_hidden_layers=3)
 
 
 def llama_window() -> transformers.PretrainedConfig:
-    """Not llama(): the same shape, but with a sliding window."""
+    """Unlike llama(): the same shape, but with a sliding window."""
     return transformers.MistralConfig(**COMMON, head_dim=32, num_hidden_layers=4, sliding_window=64)
 
 
@@ -81,12 +81,12 @@ def gemma3() -> transformers.PretrainedConfig:
 
 
 def gemma4() -> transformers.PretrainedConfig:
-    """As Gemma 4 26B: layers with a window have more and smaller heads, the others use keys as values."""
+    """Like Gemma 4 26B: layers with a window have more and smaller heads, the others use keys as values."""
     return gemma4_with(full_heads=2)
 
 
 def gemma4_one() -> transformers.PretrainedConfig:
-    """With one head in full layers: pages of two sizes, and two ranks hold copies of it."""
+    """One head in full layers: pages of two sizes, and two ranks hold copies of the head."""
     return gemma4_with(full_heads=1)
 
 
@@ -107,7 +107,7 @@ def gemma4_with(full_heads: int) -> transformers.PretrainedConfig:
 
 
 def gptoss() -> transformers.PretrainedConfig:
-    """Layers with and without a window by turns, attention sinks, experts."""
+    """Alternating layers with and without a window, attention sinks, experts."""
     return transformers.GptOssConfig(
         **{**COMMON, "intermediate_size": 64},
         head_dim=64,
@@ -120,7 +120,7 @@ def gptoss() -> transformers.PretrainedConfig:
 
 
 def deepseek() -> transformers.PretrainedConfig:
-    """Latent attention, in the published sizes: the kernels know no others."""
+    """Latent attention, in the published sizes, since kernels support no others."""
     return transformers.DeepseekV2Config(
         **{**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16},
         num_hidden_layers=3,
@@ -147,7 +147,7 @@ def granite() -> transformers.PretrainedConfig:
 
 
 def granite_one() -> transformers.PretrainedConfig:
-    """With one KV head: two ranks hold copies of it beside halves of the states."""
+    """One KV head: two ranks hold copies of it, beside halves of the states."""
     return granite_with(heads=1)
 
 
@@ -169,9 +169,9 @@ def granite_with(heads: int) -> transformers.PretrainedConfig:
 
 
 def qwen3next() -> transformers.PretrainedConfig:
-    """Gated delta nets and attention; the CPU kernels want bfloat16, and delta nets with heads of 128.
+    """Gated delta nets and attention; the CPU kernels need bfloat16, and delta nets with heads of 128.
 
-    Attention has heads of 80: for them vLLM takes the same kernels with AMX and without, whose pages are known.
+    Attention has heads of 80: for these vLLM uses the same kernels with and without AMX, whose pages are known.
     """
     return transformers.Qwen3NextConfig(
         **{**COMMON, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -222,7 +222,7 @@ def save_tokenizer(folder: pathlib.Path) -> None:
 
 
 def save_model(name: str, folder: pathlib.Path) -> None:
-    """Draws the weights and saves all of it; the same ones every time."""
+    """Draws the weights, the same every time, and saves the model."""
     torch.manual_seed(1)
     dtype = torch.bfloat16 if name in ("qwen3next",) else torch.float32
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name]()).to(dtype)

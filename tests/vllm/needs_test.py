@@ -1,4 +1,4 @@
-"""What the connector touches of vLLM: all of it is there, listed, and named when it is not."""
+"""The parts of vLLM that the connector uses: all of them exist, are listed, and are named if missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOLDER = pathlib.Path(kvferry.vllm.__file__).parent
 
 
 def imported_at_run_time(path: pathlib.Path) -> set[str]:
-    """Modules that a file imports, but for those that only annotations need."""
+    """Modules that a file imports, except those that only annotations need."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -63,7 +63,7 @@ class Touches(unittest.TestCase):
         for path in FOLDER.glob("*.py"):
             touched = {name for name in imported_at_run_time(path) if name.split(".")[0] == "vllm"}
             if path.name == "needs.py":
-                touched -= {"vllm"}  # its version, for the message
+                touched -= {"vllm"}  # vLLM's version, for the message
             with self.subTest(path.name):
                 self.assertEqual(bool(touched), path.name == "compat.py", touched)
 
@@ -120,7 +120,8 @@ class Sleep(unittest.TestCase):
 
 class Outputs(unittest.TestCase):
     def test_what_workers_reported_before_one_failed_is_not_lost(self) -> None:
-        """vLLM keeps what live workers reported in a step that failed, and passes it on with the next."""
+        """vLLM keeps the reports of live workers in a step that failed, and passes them on with the next
+        step."""
         if not hasattr(KVOutputAggregator, "ft_defer_kv_connector_outputs"):
             self.skipTest("this vLLM loses them with the step")
         prefill, decode = Half("prefill", 32), Half("decode", 16)

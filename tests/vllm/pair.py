@@ -25,23 +25,23 @@ PROBE_SECONDS = 20
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server generated."""
+    """The tokens that a server generated."""
 
     tokens: list[int]
     first: float  # log-probability of the first token
 
 
 def answer(found: dict[str, Any]) -> Answer:
-    """Of what a server sent."""
+    """The answer in a server's response."""
     choice = found["choices"][0]
     return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"][0])
 
 
 @dataclass
 class Pair:
-    """A prefill and a decode server, from when they are begun with until they are ended."""
+    """A prefill and a decode server, from before they start until they have ended."""
 
-    folder: pathlib.Path  # of the models and logs
+    folder: pathlib.Path  # for the models and logs
     name: str
     case: Case
     port: int  # the first of four
@@ -72,7 +72,7 @@ class Pair:
         self.decode = self.server(roles[1], self.case.decode, self.port + 1)
 
     def _keys(self) -> dict[str, Any]:
-        """Settings with which only servers of this case understand each other."""
+        """Settings with which servers of this case can talk only to each other."""
         keys = kvferry.make_keys()
         file = self.readout / "keys.json"
         file.touch(0o600)
@@ -80,7 +80,7 @@ class Pair:
         return {"key_file": str(file), "allowed_keys": [keys.public_key]}
 
     def server(self, role: str, side: Side, port: int, model: str = "", dtype: str = "") -> Server:
-        """A server as those of the case are, not started yet. It is met at the port after the next one."""
+        """A server like those of the case, not started yet. Agents meet it at `port` + 2."""
         number = port - self.port
         return Server(
             model=self.folder / (model or self.case.model),
@@ -126,12 +126,12 @@ class Pair:
         shutil.rmtree(self.readout, ignore_errors=True)
 
     def params(self, prompt: list[int], prefill: Server | None = None) -> dict[str, Any]:
-        """Has the prompt computed at the prefill server; what a proxy then passes on."""
+        """Lets the prefill server compute the prompt; returns the parameters that a proxy then passes on."""
         found: dict[str, Any] = (prefill or self.prefill).ask(prompt, 1, dict(TO_PREFILL))["kv_transfer_params"]
         return found
 
     def hand_over(self, prompt: list[int], tokens: int) -> Answer:
-        """Prefill there, decode here."""
+        """Prefills on the prefill server and decodes on the decode server."""
         if self.case.at_once:
             return self._hand_over_at_once(prompt, tokens)
         return answer(self.decode.ask(prompt, tokens, self.params(prompt)))
@@ -157,13 +157,13 @@ class Pair:
         return found
 
     def through(self, prompt: list[int], tokens: int) -> Answer:
-        """The same; what was read out before is gone."""
+        """Like hand_over(), after deleting earlier readouts."""
         for old in self.readout.glob("*.pt"):
             old.unlink()
         return self.hand_over(prompt, tokens)
 
     def wait_for_readout(self) -> None:
-        """Waits until every rank of both sides has written what through() has carried."""
+        """Waits until every rank of both sides has written its readout of through()."""
         wanted = [f"kv_producer.{rank}.pt" for rank in range(self.case.prefill.tp)]
         wanted += [f"kv_consumer.{rank}.pt" for rank in range(self.case.decode.tp)]
         until = time.monotonic() + PROBE_SECONDS

@@ -1,4 +1,4 @@
-"""Blocks that arrived in another form, in tensors of torch, beside vLLM's own functions."""
+"""Blocks that arrived in another form, in torch tensors, compared with vLLM's own functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HND, NHD = PageOrder.HND, PageOrder.NHD
 
 
 def received_cache() -> torch.Tensor:
-    """Bytes as they came, whatever they mean: no two elements of the cache are the same."""
+    """A cache of received bytes, whatever they mean: no two elements are equal."""
     count = BLOCKS * TOKENS * HEADS * SIZE
     return torch.arange(count, dtype=torch.int16).view(torch.bfloat16).reshape(BLOCKS, -1)
 
@@ -42,7 +42,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Received(unittest.TestCase):
-    """permute_received() does to a tensor what the public functions do."""
+    """permute_received() changes a tensor like vLLM's functions."""
 
     def test_blocks_of_another_size_become_as_vllm_makes_them(self) -> None:
         for ratio in (1, 2, 4):
@@ -55,11 +55,11 @@ class Received(unittest.TestCase):
             self.assertEqual(changed, ratio > 1)
 
     def test_blocks_of_another_size_and_layout_become_as_vllm_makes_them(self) -> None:
-        for ratio in (1, 2, 4):  # 1: the layout alone
+        for ratio in (1, 2, 4):  # 1: only the layout changes
             ours = received_cache().reshape(BLOCKS, TOKENS, HEADS, SIZE)
             theirs = ours.clone()
             indices = torch.tensor(RECEIVED)
-            # vLLM's axes are [block, head, token, element], whatever lies where.
+            # vLLM's axes are [block, head, token, element], whatever the strides.
             kv_postprocess_blksize_and_layout_on_receive(theirs.transpose(1, 2), indices, ratio)
             permute_received(shape(PageForm(HND, TOKENS // ratio), PageForm(NHD, TOKENS)), [ours], indices)
             self.assertTrue(same_bytes(ours, theirs), ratio)
@@ -89,7 +89,7 @@ class Received(unittest.TestCase):
 
 
 class Copied(unittest.TestCase):
-    """copy_blocks() takes what copy_kv_blocks takes."""
+    """copy_blocks() takes the arguments of copy_kv_blocks."""
 
     def test_blocks_go_into_the_cache_and_back(self) -> None:
         staged = {name: received_cache() for name in ("a", "b")}

@@ -1,8 +1,8 @@
-"""A pair that keeps prefixes: a prompt, a longer one that begins with it, the longer one again.
+"""A pair with prefix caches: a prompt, a longer one that begins with it, the longer one again.
 
-Less and less is loaded. The blocks of the prefix are those that an earlier transfer has filled, so all cells
-are compared each time, not only those that were loaded. What the decode server computes alone it computes under
-another salt, which keeps vLLM from taking any block of the transfers for it.
+Less and less is loaded. An earlier transfer has filled the blocks of the prefix, so all cells are compared each
+time, not only the loaded ones. When the decode server computes alone, the prompt has another salt, so that vLLM
+uses no block of the transfers for it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pair import answer
 from prompts import NEW_TOKENS, HandOver
 
 SHORTER, LONGER, LONGEST = 130, 300, 400
-LAST_BLOCKS = 64  # tokens that are asked for again: the block that is not full
+LAST_BLOCKS = 64  # tokens that are loaded again: the block that is not full
 
 
 class Prefixes(HandOver):
     """Runs one case."""
 
     def run(self) -> None:
-        """All of it."""
+        """Runs all steps."""
         chance = random.Random(5)
         prompt = [chance.randrange(3, 500) for _ in range(LONGEST)]
         self._step(prompt[:SHORTER], "a new prompt", SHORTER, SHORTER)
@@ -49,7 +49,7 @@ class Prefixes(HandOver):
             self._judge_cells(what, len(prompt))
 
     def _corrupted(self, prompt: list[int]) -> None:
-        """The control: a block of what the longest one finds or loads is changed."""
+        """The control: changes a block that the longest prompt finds or loads."""
         self._pair.corrupt.write_text("attention")
         self._pair.through(prompt, NEW_TOKENS)
         self._pair.wait_for_readout()

@@ -1,8 +1,8 @@
-"""The connector, made to show and to change what it carries.
+"""A connector that writes out, and can change, the blocks that it moves.
 
-Both sides of a case are started with it. What it writes is raw: the pages of one request, and what vLLM itself
-says of them. Which blocks these are it hears from vLLM's scheduler, and nothing it writes comes from kvferry's
-own description of the cache. cells.py says which cell is where.
+Both sides of a case run with it. Its output is raw: the pages of one request, and vLLM's own data about them.
+The block numbers come from vLLM's scheduler, and nothing comes from kvferry's description of the cache.
+cells.py finds the cells in the pages.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ NULL_BLOCK = 0  # vLLM's block without content
 
 
 class ProbingConnector(KvferryConnector):
-    """Writes what was handed over, as blocks on the one side and as blocks on the other.
+    """Writes a handed-over request, as blocks of each side.
 
-    KVFERRY_READOUT names a folder: `<role>.blocks.json` says which blocks the last request has, and
-    `<role>.<rank>.pt` has what is in them: at a prefill server when they are kept for the other one, at a
-    decode server when they were filled.
+    KVFERRY_READOUT names a folder: `<role>.blocks.json` lists the blocks of the last request, and
+    `<role>.<rank>.pt` has their content: at a prefill server when they are kept for the other server, at a
+    decode server when they are filled.
 
-    While the file that KVFERRY_CORRUPT names exists, a block that was filled is changed before that: with the
-    word "state" in it the state of a sequence, else a block of keys and values.
+    While the file that KVFERRY_CORRUPT names exists, a filled block is changed before it is written out: if the
+    file says "state", the state of a sequence, otherwise a block of keys and values.
 
-    KVFERRY_LAYERS_EACH says how many layers go at a time, whatever that costs: caches of tiny models go as one.
+    KVFERRY_LAYERS_EACH is the number of layers to send at a time, whatever that costs: otherwise the caches of
+    tiny models go as one.
     """
 
-    # ---- beside the scheduler
+    # ---- in the scheduler
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -70,7 +71,7 @@ class ProbingConnector(KvferryConnector):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata()
-        computed = {chunk.request for chunk in step.chunks}  # and pushed meanwhile: read out when it has ended
+        computed = {chunk.request for chunk in step.chunks}  # and pushed meanwhile: read out at its end
         if step.ended or any(
             item.kind in (InstructionKind.HOLD, InstructionKind.PUSH)
             and item.request.id.decode() not in computed
@@ -88,7 +89,7 @@ class ProbingConnector(KvferryConnector):
             self._read_out()
         return results
 
-    # ---- both
+    # ---- in both
 
     @property
     def role_name(self) -> str:
@@ -100,7 +101,7 @@ class ProbingConnector(KvferryConnector):
         return pathlib.Path(os.environ["KVFERRY_READOUT"])
 
     def _layers(self) -> list[tuple[str, KVCacheSpec, list[int]]]:
-        """Name, specification and blocks of the last request, of every layer that this rank has."""
+        """Name, specification and blocks (of the last request) of every layer on this rank."""
         block_ids = json.loads((self._folder / f"{self.role_name}.blocks.json").read_text())
         found = []
         for group, ids in zip(self._kv_cache_config.kv_cache_groups, block_ids, strict=True):
@@ -121,7 +122,7 @@ class ProbingConnector(KvferryConnector):
             block = next(block for block in ids if block != NULL_BLOCK)
             pages = cache[block * each : (block + 1) * each]
             if what == "state":
-                pages.zero_()  # of bytes: negated they might be no numbers any more
+                pages.zero_()  # state pages are bytes: negated, they might be NaN
             else:
                 pages.neg_()
             return
@@ -139,12 +140,12 @@ class ProbingConnector(KvferryConnector):
 
 
 def read_layer(cache: torch.Tensor, spec: KVCacheSpec, ids: Sequence[int], block_count: int) -> dict[str, Any]:
-    """The pages of some blocks of a layer, as cells.py takes them apart."""
+    """The pages of some blocks of a layer, for cells.py."""
     each = cache.shape[0] // block_count
     return {
         "blocks": ids,
         "block_tokens": spec.block_size,
-        "pages": {  # of each block: one row for each kernel block, as bytes
+        "pages": {  # for each block: one row per kernel block, as bytes
             block: cache[block * each : (block + 1) * each].contiguous().flatten(1).view(torch.uint8).clone()
             for block in ids
             if block != NULL_BLOCK

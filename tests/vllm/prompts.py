@@ -1,15 +1,16 @@
-"""Prompts of all lengths through two servers: tokens, bytes, counters, and controls that must see differences.
+"""Prompts of all lengths through two servers: tokens, bytes, counters, and controls that must notice
+differences.
 
-Every prompt goes
+Every prompt goes:
 
     to the decode server alone, and to the prefill server alone: do they agree without any transfer?
     to the decode server alone, longer by the first token of its answer: do its steps agree with its prefill?
-    through both: the answer and the cells that are judged
+    through both: this answer and these cells are judged
     to the decode server with other tokens before the same last one: this must give another answer
-    through both with one corrupted block: the cells must differ, and for one of the prompts at least the answer
+    through both with one corrupted block: the cells must differ, and the answer too for at least one prompt
 
-and vLLM's own counters must say that the cache was loaded rather than computed. One of the prompts with other
-tokens goes through both as well: other cells, and again the same on both sides.
+vLLM's own counters must say that the cache was loaded rather than computed. One of the prompts with other
+tokens also goes through both: its cells must be other ones, and the same on both sides.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from pair import Answer, Pair, answer
 NEW_TOKENS = 12
 LENGTHS = (5, 64, 100, 193, 300)
 SHORT_LENGTHS = (64, 193)
-# Log-probabilities through both servers, whose types differ, beside those of the prefill server alone: how many
-# times as far from the decode server's they may lie.
+# If the servers' types differ: how many times farther from the decode server's own log-probability that of a
+# hand-over may be than the prefill server's own.
 CONVERTED_DISTANCE = 1.5
 Judge = Callable[..., None]
 
@@ -47,7 +48,7 @@ class HandOver:
         self._answers_changed = dict.fromkeys(["attention", "state"][: 1 + pair.case.has_state], False)
 
     def run(self) -> None:
-        """All prompts."""
+        """Runs all prompts."""
         chance = random.Random(3)
         for length in self._lengths:
             prompt = [chance.randrange(3, 500) for _ in range(length)]
@@ -135,7 +136,7 @@ class HandOver:
             self._judge(self._name, f"{what}: same first token{limit}", good, f"off by {off}")
 
     def _judge_distance(self) -> None:
-        """How far the first token may lie off is what the prefill server's own type makes of it here."""
+        """The first token may be off about as far as the prefill server's own, which has the other type."""
         limit = CONVERTED_DISTANCE * self._apart
         self._judge(
             self._name,
@@ -145,7 +146,7 @@ class HandOver:
         )
 
     def _judge_orders(self) -> None:
-        """Whether the servers keep convolutions in the order that was asked for."""
+        """Judges whether the servers keep convolutions in the requested order."""
         for role, side in (("kv_producer", self._case.prefill), ("kv_consumer", self._case.decode)):
             layers = torch.load(self._pair.readout / f"{role}.0.pt")["layers"].values()
             found = {channels_first(layer, self._config) for layer in layers if layer["states"] is not None}
@@ -158,7 +159,7 @@ class HandOver:
         return read_cells(self._pair.readout, role, side.tp, self._config, tokens)
 
     def _judge_cells(self, what: str, tokens: int) -> Cells:
-        """Compares both sides; what the decode server has."""
+        """Compares the cells of both sides; returns those of the decode server."""
         try:
             there, here = self._cells("kv_producer", tokens), self._cells("kv_consumer", tokens)
             if self._case.prefill_dtype:

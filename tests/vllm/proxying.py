@@ -1,6 +1,7 @@
-"""The proxy in front of two servers: right answers, streamed and not, and right ones when something goes away.
+"""The proxy in front of two servers: right answers, streamed or not, and also when a client or a server goes
+away.
 
-Public proxies are not run, but their two requests are sent, with their keys, from public_proxies.json.
+Public proxies are not run, but their two requests are sent, with the keys in public_proxies.json.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from pair import Pair
 from servers import ANSWER_SECONDS, greedy
 
 WAIT_SECONDS = 60
-MANY_TOKENS = 600  # more than anybody waits for
+MANY_TOKENS = 600  # more than a client waits for
 RUNNING = "vllm:num_requests_running"
 
 
 class Proxying(Asking):
-    """Runs all of it."""
+    """Runs all cases."""
 
     def __init__(self, judge: Judge, pair: Pair) -> None:
         super().__init__(judge, pair)
@@ -37,7 +38,7 @@ class Proxying(Asking):
         self._process: subprocess.Popen[bytes]
 
     def run(self) -> None:
-        """All of it."""
+        """Runs all cases."""
         self.public_proxies()
         with self.proxy():
             self.answers("not streamed", stream=False)
@@ -53,7 +54,7 @@ class Proxying(Asking):
 
     @contextmanager
     def proxy(self) -> Iterator[None]:
-        """While it runs."""
+        """Runs the proxy during a block."""
         urls = [f"http://127.0.0.1:{server.port}" for server in (self._prefill, self._decode)]
         command = [sys.executable, "-m", "kvferry.vllm.proxy", "--port", str(self._port)]
         with self._log.open("wb") as log:
@@ -103,7 +104,7 @@ class Proxying(Asking):
     # ---- what it does
 
     def answers(self, what: str, stream: bool, loads: bool = True) -> None:
-        """Right tokens, of a cache that was loaded, or computed."""
+        """Requires the right tokens, from a cache that was loaded, or computed."""
         prompt = self.prompt()
         want, before = self.alone(prompt), self._decode.counter(LOADS)
         try:
@@ -115,7 +116,7 @@ class Proxying(Asking):
         self.judge(f"{what}: {'loaded' if loads else 'computed'}", loaded == loads * self._pair.case.decode.tp)
 
     def public_proxies(self) -> None:
-        """The two requests of each."""
+        """Sends the two requests of each public proxy."""
         file = pathlib.Path(__file__).parent / "public_proxies.json"
         for proxy in json.loads(file.read_text()):
             prompt = self.prompt()
@@ -135,7 +136,8 @@ class Proxying(Asking):
             return found
 
     def _goes_away(self, what: str, leave: Any) -> None:
-        """A request of many tokens is under way; then somebody leaves, and the decode server is to notice."""
+        """While a request for many tokens is under way, a client or the proxy goes away; the decode server must
+        end it."""
         body = greedy(self.prompt(), MANY_TOKENS, None) | {"stream": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/v1/completions",

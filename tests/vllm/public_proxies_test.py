@@ -1,7 +1,7 @@
-"""The two requests of public proxies, with their keys, from public_proxies.json.
+"""The two requests of public proxies, with the keys in public_proxies.json.
 
-`prefill` is what a proxy asks of the prefill server beside the client's own fields. Its decode request has the
-parameters of the answer, changed as `decode` says; or those in `only`, of proxies for connectors that meet in
+`prefill` has the fields that a proxy adds to the client's for the prefill server. Its decode request has the
+parameters of the answer, changed by `decode`; or only those in `only`, for proxies of connectors that meet in
 other ways: such a request is computed, and the log says what is missing.
 """
 
@@ -43,7 +43,7 @@ class PublicProxies(unittest.TestCase):
         keep, answer = prefill.scheduling.finished(request, [THERE], True)
         self.assertTrue(keep and answer)
         assert answer is not None
-        # What the answer goes through on its way.
+        # The answer is serialized on its way.
         params = json.loads(json.dumps(proxy["only"] if "only" in proxy else {**answer, **proxy["decode"]}))
         if not proxy["loads"]:
             with self.assertLogs("vllm.kvferry", logging.ERROR) as log:

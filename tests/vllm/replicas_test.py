@@ -1,7 +1,8 @@
-"""Data-parallel replicas without servers: engines that come and go by themselves, though vLLM counts all ranks.
+"""Data-parallel replicas without servers: engines that come and go independently, though vLLM numbers all
+ranks.
 
-Each replica is an engine of its own (many_ranks.py), with the groups of ranks that vLLM's own function makes
-for all of them: rank 0 of the second replica of two with TP 2 is rank 2 of the world.
+Each replica is a separate engine (many_ranks.py), with the groups of ranks that vLLM's own function makes for
+all replicas: rank 0 of the second of two replicas with TP 2 is rank 2 of the world.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Replicas(unittest.TestCase):
         return engine
 
     def hand_over(self, prefill: ManyRanks, decode: ManyRanks, request: str) -> None:
-        """Moves a request, whose cells are all wrong before."""
+        """Moves a request; before that, all its cells are wrong."""
         prefill.write(THERE, range(TOKENS))
         for caches in decode.caches:
             for cache in caches.values():
@@ -39,7 +40,7 @@ class Replicas(unittest.TestCase):
         self.assertEqual(decode.wrong(HERE, range(TOKENS)), 0)
 
     def cells(self, engine: ManyRanks) -> int:
-        """How many cells of the request one rank of an engine keeps."""
+        """How many cells of the request the ranks of an engine keep."""
         return TOKENS * LAYERS * max(1, engine.heads // engine.tp)
 
     def test_vllm_counts_the_ranks_of_all_replicas(self) -> None:
@@ -47,7 +48,7 @@ class Replicas(unittest.TestCase):
         self.assertEqual(groups["tp"], [[0, 1], [2, 3]])
 
     def test_a_replica_comes_while_another_serves_and_one_goes(self) -> None:
-        first = self.engine("p_dp0", block_size=8, tp=2, replica=(0, 2))  # nobody else is there yet
+        first = self.engine("p_dp0", block_size=8, tp=2, replica=(0, 2))  # no other replica exists yet
         decode = self.engine("d", block_size=4)
         self.hand_over(first, decode, "a")
         second = self.engine("p_dp1", block_size=8, tp=2, replica=(1, 2))

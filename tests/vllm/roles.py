@@ -1,7 +1,7 @@
-"""Two servers that are both roles at once, keep prefixes, speak encrypted, and have little room.
+"""Two servers with both roles at once, prefix caches, encryption, and little room.
 
-What a server answers after a transfer is compared with what the other one, which has computed the prompt, goes
-on to answer itself: the two agree without any transfer (see the cases of the same model).
+A server's answer after a transfer is compared with the answer of the other server, which has computed the
+prompt: the two agree without any transfer (see the cases of the same model).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ REQUESTS = 6
 
 
 class Roles(Asking):
-    """Runs all of it on two servers, each of which hands over to the other."""
+    """Runs all cases on two servers, each of which hands over to the other."""
 
     def __init__(self, judge: Judge, pair: Pair) -> None:
         super().__init__(judge, pair, 200)
         self._one, self._other = pair.prefill, pair.decode
 
     def run(self) -> None:
-        """All of it."""
+        """Runs all cases."""
         for there, here, what in ((self._one, self._other, "to and"), (self._other, self._one, "fro")):
             self.prefixes(there, here, what)
         self.little_room()
@@ -34,7 +34,7 @@ class Roles(Asking):
         return answer(here.ask(prompt, tokens, self._pair.params(prompt, there))).tokens
 
     def prefixes(self, there: Server, here: Server, what: str) -> None:
-        """A prompt, then a longer one that begins with it, then the same again: less and less is loaded."""
+        """A prompt, a longer one that begins with it, and the longer one again: less and less is loaded."""
         prompt = self.prompt()
         for length, low, high, part in (
             (130, 130, 130, "all of a new prompt"),
@@ -48,7 +48,7 @@ class Roles(Asking):
             self.judge(f"{what}: {part}: same tokens", got == want, f"{got} not {want}")
             good = low <= loaded <= high
             self.judge(f"{what}: {part} is loaded", good, f"{loaded}; expected {low} to {high}")
-            # The next request is what a server needs to notice that blocks are free.
+            # A server notices that blocks are free only with its next request.
             there.ask(prompt[:5], 1)
             self.judge(f"{what}: {part}: the other server may free", self._handed_over(there) > freed)
 

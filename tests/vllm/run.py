@@ -1,8 +1,8 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py,
-roles.py and turns.py say what is asked of them and how it is judged. Lines that begin with "record" judge
-nothing. Ends with `N passed, N failed`.
+Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py, roles.py
+and turns.py send requests to them and judge the answers. Lines that begin with "record" judge nothing. Ends
+with `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Runner:
         self.failed = 0
 
     def judge(self, case: str, what: str, good: bool, detail: str = "") -> None:
-        """Notes one judgement."""
+        """Records one judgement."""
         self.passed += good
         self.failed += not good
         print(f"{'ok    ' if good else 'FAILED'} {case}: {what}", "" if good else detail, flush=True)
@@ -54,7 +54,7 @@ class Runner:
         """Runs one case."""
         begun = time.monotonic()
         try:
-            deadline = 6 if case.what is What.FAULTS else 20  # several of these are waited for
+            deadline = 6 if case.what is What.FAULTS else 20  # it waits for several deadlines
             with Pair(self._folder, name, case, self._port, CONNECTORS[case.what], deadline) as pair:
                 if case.what is What.FAULTS:
                     Faults(self.judge, pair).run()
@@ -72,7 +72,7 @@ class Runner:
                     Roles(self.judge, pair).run()
                 else:
                     HandOver(self.judge, pair, self._lengths).run()
-        except Exception as error:  # one case must not end the others
+        except Exception as error:  # a failing case must not stop the others
             self.judge(name, "ran to its end", False, f"{type(error).__name__}: {error}")
         print(f"       {name}: {time.monotonic() - begun:.0f} s", flush=True)
 
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; by default all")
     parser.add_argument("--short", action="store_true", help=f"fewer prompts; by default {' and '.join(SHORT)}")
     parser.add_argument("--port", type=int, default=8300, help="the first of eight ports")
-    given = parser.parse_intermixed_args()  # options may stand between the folder and the cases
+    given = parser.parse_intermixed_args()  # options may come between the folder and the cases
     if unknown := set(given.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
     runner = Runner(given.folder.resolve(), given.port, given.short)

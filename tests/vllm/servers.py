@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Side:
-    """How one server is started: arguments and environment variables of vLLM's own."""
+    """How one server is started: vLLM's arguments and environment variables."""
 
     block_size: int | None = None  # None: vLLM chooses
     tp: int = 1
@@ -31,7 +31,7 @@ class Side:
 
 
 def greedy(prompt: list[int], tokens: int, params: dict[str, Any] | None) -> dict[str, Any]:
-    """What a server is asked for: so many tokens, the most likely ones."""
+    """A request for `tokens` tokens, the most likely ones."""
     body: dict[str, Any] = {
         "model": "tiny",
         "prompt": prompt,
@@ -54,13 +54,13 @@ class Server:
     port: int
     log: pathlib.Path
     environment: dict[str, str] = field(default_factory=dict)
-    #: Class and module; no module: one of vLLM's own.
+    # : Class and module; no module: the class is vLLM's own.
     connector: tuple[str, str | None] = ("KvferryConnector", "kvferry.vllm")
-    #: Further settings of --kv-transfer-config, or others than these below.
+    # : Further settings of --kv-transfer-config; they override those in start().
     transfer: dict[str, Any] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Starts it; ready() says when it can be asked."""
+        """Starts the server; ready() waits until it can answer."""
         name, module = self.connector
         transfer = {
             "kv_connector": name,
@@ -99,14 +99,15 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            # A group to be ended as a whole, but no session of its own: Linux schedules sessions as groups, and
-            # vLLM's processes wait by yielding, which gives way to processes of the same session alone. Two
-            # servers that share a core would then stop each other, at times for seconds.
+            # A process group, so that it can be ended as a whole, but no new session: Linux schedules sessions
+            # as groups, and vLLM's processes wait by yielding, which gives way only to processes of the same
+            # session. Two servers in separate sessions on one core would block each other, at times for
+            # seconds.
             process_group=0,
         )
 
     def ready(self) -> None:
-        """Waits until it answers."""
+        """Waits until the server answers."""
         until = time.monotonic() + BOOT_SECONDS
         while time.monotonic() < until:
             if self._process.poll() is not None:
@@ -126,7 +127,7 @@ class Server:
         timeout: float = ANSWER_SECONDS,
         salt: str | None = None,
     ) -> dict[str, Any]:
-        """Greedy tokens for a prompt. In a prefix cache requests find blocks of their own salt only."""
+        """Greedy tokens for a prompt. In a prefix cache a request finds only blocks with its own salt."""
         body = greedy(prompt, tokens, params) | {"logprobs": 1}
         if salt is not None:
             body["cache_salt"] = salt
@@ -144,7 +145,7 @@ class Server:
         return self.counter("vllm:external_prefix_cache_hits_total")
 
     def counter(self, name: str) -> int:
-        """A counter of vLLM's metrics; 0 when there is none."""
+        """A counter of vLLM's metrics; 0 if there is none."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith(name + "{"):
@@ -164,7 +165,7 @@ class Server:
         return self._process.pid
 
     def stop(self) -> None:
-        """Ends it; it may have ended before."""
+        """Ends the server; it may have ended before."""
         self.signal(signal.SIGTERM)
         try:
             self._process.wait(10)

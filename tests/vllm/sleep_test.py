@@ -1,4 +1,4 @@
-"""An engine that sleeps: its caches go, and come back, where they were or elsewhere."""
+"""An engine that sleeps: its caches go, and come back at the same place or elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGGER = "vllm.kvferry"
 
 
 class Sleeping(unittest.TestCase):
-    """A prefill and a decode engine, each of one rank."""
+    """A prefill and a decode engine of one rank each."""
 
     def pair(self, **extra: Any) -> tuple[Half, Half]:
         pair = Half("prefill", 32, **extra), Half("decode", 16, **extra)
@@ -30,13 +30,13 @@ class Sleeping(unittest.TestCase):
 
     @contextlib.contextmanager
     def says(self, *texts: str) -> Iterator[None]:
-        """A warning has all of the texts."""
+        """Requires a warning with all of the texts."""
         with self.assertLogs(LOGGER, logging.WARNING) as log:
             yield
         self.assertTrue(any(all(text in line for text in texts) for line in log.output), log.output)
 
     def move_elsewhere(self, half: Half) -> dict[str, torch.Tensor]:
-        """The memory goes, and is there again elsewhere, empty. Returns what was there before, spoiled."""
+        """Takes the memory away, and registers new, empty memory. Returns the old memory, spoiled."""
         half.worker.sleep()
         before = half.layers
         for tensor in before.values():
@@ -46,9 +46,9 @@ class Sleeping(unittest.TestCase):
         return before
 
     def hand_over(self, prefill: Half, decode: Half, name: str, salt: int, has_moved: bool = False) -> None:
-        """Moves a request and compares.
+        """Moves a request and compares the cells.
 
-        Where one of the two has moved its caches, and the other has not noticed yet, the first request fails.
+        If one engine has moved its caches, and the other has not noticed yet, the first request fails.
         """
         for layer in range(LAYERS):
             prefill.write(layer, THERE, range(TOKENS), salt)
@@ -83,7 +83,7 @@ class Sleeping(unittest.TestCase):
         prefill, decode = self.pair()
         self.hand_over(prefill, decode, "before", 1)
         for half in (prefill, decode):
-            for _ in range(2):  # to do it twice is to do it once
+            for _ in range(2):  # doing it twice has no further effect
                 half.worker.sleep()
             for _ in range(2):
                 half.worker.wake()
@@ -99,7 +99,7 @@ class Sleeping(unittest.TestCase):
             prefill.write(layer, THERE, range(TOKENS))
         params = prefill.serve("b", TOKENS, THERE)
         self.assertEqual(params[field], 1)
-        decode.want("b", TOKENS, {**params, field: 12}, HERE)  # others count otherwise
+        decode.want("b", TOKENS, {**params, field: 12}, HERE)  # other engines may count differently
         steps(prefill, decode, until=lambda: "b" in decode.received)
         self.assertEqual((decode.failed, decode.invalid), (set(), set()))
 
@@ -150,7 +150,7 @@ class Sleeping(unittest.TestCase):
         params = prefill.serve("r", TOKENS, THERE)
         prefill.step()
         prefill.worker.sleep()
-        for name in ("q", "r"):  # with the first the peer may notice
+        for name in ("q", "r"):  # the peer may notice only with the first request
             decode.want(name, TOKENS, params, HERE)
             with self.assertLogs(LOGGER, logging.WARNING) as log:
                 steps(decode, until=lambda name=name: name in decode.received)

@@ -1,12 +1,12 @@
-"""A conversation over two servers that keep prefixes: each turn, only what is new moves, there and back.
+"""A conversation over two servers with prefix caches: in each turn only new tokens move, there and back.
 
-A turn's prompt is the conversation so far, with the answers, and some new tokens. The prefill server is asked
-with what the decode server has said of the turn before: it reads the answer, computes what is new, and the
-decode server reads that. What a server's prefix cache has are whole blocks of its own size; all tokens after
-these, and no others, have to be moved, and bytes are counted against that, turn by turn.
+A turn's prompt is the conversation so far, with the answers, and some new tokens. The prefill server gets the
+decode server's parameters of the turn before: it reads the answer and computes the new tokens, which the decode
+server then reads. A server's prefix cache has whole blocks of its own size; exactly the tokens after these must
+move, and the bytes of each turn are compared with that.
 
-Controls: where what was said of the turn before is not passed on, the prefill server must read nothing; another
-beginning must give another answer; and a block that is corrupted after a load must change the answer.
+Controls: without the parameters of the turn before, the prefill server must read nothing; another beginning
+must give another answer; and a block that is corrupted after a load must change the answer.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from servers import Server
 TURNS = 10
 FIRST = 200
 ANSWER = 40
-BYTES = "vllm:kvferry_load_size_bytes_sum"  # of reading and of being written to
+BYTES = "vllm:kvferry_load_size_bytes_sum"  # bytes read, and bytes that a peer has written
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What came of one: tokens, and bytes that each server has read for it."""
+    """The result of a turn: tokens, and bytes that each server has read for it."""
 
     tokens: list[int]
     params: dict[str, Any] | None
@@ -36,7 +36,7 @@ class Turn:
 
 
 class Turns(Asking):
-    """Runs all of it."""
+    """Runs all cases."""
 
     def __init__(self, judge: Judge, pair: Pair) -> None:
         super().__init__(judge, pair)
@@ -46,17 +46,17 @@ class Turns(Asking):
         )
 
     def run(self) -> None:
-        """All of it."""
+        """Runs all cases."""
         talk, last = self.conversation()
         self.forgotten(talk, last)
         self.corrupted(talk)
 
     def new(self, count: int) -> list[int]:
-        """Tokens that nobody has seen."""
+        """New random tokens."""
         return [self._chance.randrange(3, 500) for _ in range(count)]
 
     def turn(self, prompt: list[int], before: dict[str, Any] | None) -> Turn:
-        """One turn, as a proxy asks for it that passes on what the decode server has said of the last one."""
+        """One turn, as of a proxy that passes on the decode server's parameters of the last turn."""
         servers = (self._prefill, self._decode)
         read = [server.counter(BYTES) for server in servers]
         params = self._prefill.ask(prompt, 1, before or dict(TO_PREFILL))["kv_transfer_params"]
@@ -65,12 +65,12 @@ class Turns(Asking):
         return Turn(answer(found).tokens, found.get("kv_transfer_params"), there, here)
 
     def alone(self, prompt: list[int]) -> list[int]:
-        """The answer that the decode server computes itself, of nothing that was ever moved."""
+        """The answer that the decode server computes itself, without any moved block."""
         return answer(self._decode.ask(prompt, ANSWER, salt="alone")).tokens
 
     def conversation(self) -> tuple[list[int], Turn]:
-        """All turns; the whole of it, and the last one."""
-        talk, done = self.new(FIRST), 0  # of these the prompt before, and what was computed of its answer
+        """Runs all turns; returns the whole conversation and the last turn."""
+        talk, done = self.new(FIRST), 0  # done: tokens of the prompt before; computed: with its answer
         computed = moved = 0
         found: Turn | None = None
         for i in range(TURNS):
@@ -104,14 +104,15 @@ class Turns(Asking):
         self.judge(what, got == want, f"{got} bytes, not {want}")
 
     def forgotten(self, talk: list[int], last: Turn) -> None:
-        """The prefill server is not told of the turn before: it computes the answer, and reads nothing."""
+        """The prefill server is not told of the turn before: it computes the answer itself, and reads
+        nothing."""
         found, want = self.turn(talk, None), self.alone(talk)
         self.judge("not told of the turn before: same tokens", found.tokens == want)
         self._judge_bytes("not told of the turn before: the prefill server reads nothing", found.there, 0)
         self.judge("another turn: other tokens", found.tokens != last.tokens)
 
     def corrupted(self, talk: list[int]) -> None:
-        """What the answer to another conversation of this length is, and with a corrupted block."""
+        """Compares the answer to another conversation of this length with and without a corrupted block."""
         other = self.new(64) + talk[64:]
         want = self.alone(other)
         self.judge("another beginning: another answer", want != self.alone(talk))

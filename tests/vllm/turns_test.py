@@ -1,8 +1,8 @@
-"""Conversations without servers: what an answer has added goes back to the prefill server, and only that.
+"""Conversations without servers: only the tokens that an answer has added go back to the prefill server.
 
-The decode server keeps an answer (`bidirectional_kv_xfer`), and says where it is; the prefill server that
-gets the next turn reads what its own prefix cache does not have, computes what is new, and hands over. What
-moves is counted in bytes, and compared cell by cell; blocks are of 32 tokens there and of 16 here.
+The decode server keeps an answer (`bidirectional_kv_xfer`), and says where it is; the prefill server that gets
+the next turn reads what its own prefix cache lacks, computes the new tokens, and hands over. The tests count
+moved bytes, and compare cell by cell; blocks have 32 tokens there and 16 here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from halves import HEADS, LAYERS, SIZE, Half, a_request, blocks_of, steps
 from kvferry.scheduler import InstructionKind
 from kvferry.vllm.scheduling import Scheduling
 
-OTHERS = [1, 3, 5, 7, 12, 13, 14]  # what is kept is not filled again
+OTHERS = [1, 3, 5, 7, 12, 13, 14]  # blocks other than HERE, which are still kept
 TOKENS = 60
-CACHED_THERE, CACHED_HERE = 32, 64  # whole blocks, of the prompt there and of the answer here
+CACHED_THERE, CACHED_HERE = 32, 64  # whole cached blocks: of the prompt there, of the answer here
 TOKEN_BYTES = LAYERS * HEADS * 2 * SIZE * 4
-ANSWERED = TOKENS + 20  # the last of them is sampled, and not computed
+ANSWERED = TOKENS + 20  # the last token is sampled, but not computed
 NEXT = ANSWERED + 20
 
 
@@ -34,7 +34,7 @@ def bytes_read(half: Half) -> float:
 
 class Turns(Pairs):
     def start(self, **extra: Any) -> tuple[Half, Half]:
-        """Two engines, and a first turn: its prompt was handed over and answered."""
+        """Starts two engines, and makes a first turn: its prompt is handed over and answered."""
         prefill = self.engine("prefill", 32, bidirectional_kv_xfer=True, **extra)
         decode = self.engine("decode", 16, bidirectional_kv_xfer=True)
         self.write(prefill, THERE, range(TOKENS))
@@ -64,7 +64,8 @@ class Turns(Pairs):
         blocks: list[int] = HERE,
         **how: Any,
     ) -> Any:
-        """The decode server loads a prompt, answers, and has ended; what a proxy gets for the next turn."""
+        """Lets the decode server load a prompt, answer, and end; returns what a proxy gets for the next
+        turn."""
         request = a_request(name, tokens, params)
         decode.scheduling.add(request)
         load, _ = decode.scheduling.match(request, cached)
@@ -79,7 +80,7 @@ class Turns(Pairs):
         return found
 
     def turn(self, prefill: Half, cached: int, params: Any = None) -> tuple[Any, int]:
-        """The next turn has arrived at the prefill server; it loads what it needs of the answer."""
+        """Sends the next turn to the prefill server, which loads what it needs of the answer."""
         request = a_request("two-p", NEXT, dict(params or self.params))
         prefill.scheduling.add(request)
         load, _ = prefill.scheduling.match(request, cached)

@@ -1,4 +1,4 @@
-"""Runs the tests here that need no servers, `*_test.py`. Ends with `N passed, N failed`."""
+"""Runs the tests of this folder that need no servers, `*_test.py`. Ends with `N passed, N failed`."""
 
 from __future__ import annotations
 
