@@ -35,7 +35,8 @@ foreach(name IN LISTS unit_names)
     add_dependencies(threads ${name})
   endif()
   # Two processes that poll for each other need a processor each.
-  if(name MATCHES "^transport_")
+  file(STRINGS tests/unit/${name}.c fork_lines REGEX "[^a-z_]fork\\(" LIMIT_COUNT 1)
+  if(fork_lines OR name MATCHES "^transport_ucx")
     set_tests_properties(${name} PROPERTIES PROCESSORS 2)
   endif()
 endforeach()
@@ -169,7 +170,7 @@ if(NOT KVF_CORE_ONLY)
   endforeach()
 endif()
 
-# These tests start processes and use much memory, as the command does, so that each runs alone.
+# A demo starts processes and uses much memory, so that each of these runs alone.
 if(TARGET kvferry_command)
   kvf_add_programs(tests/integration integration PUBLIC NAMES integration_names)
   file(GLOB integration_scripts CONFIGURE_DEPENDS tests/integration/*.sh)
@@ -183,7 +184,9 @@ if(TARGET kvferry_command)
     kvf_add_test(integration.${name} integration 600 bash ${script})
     set_property(TEST integration.${name} APPEND PROPERTY ENVIRONMENT
                  "KVFERRY=$<TARGET_FILE:kvferry_command>" "KVF_BIN_DIR=${PROJECT_BINARY_DIR}")
-    set_tests_properties(integration.${name} PROPERTIES RUN_SERIAL ON)
+    if(name MATCHES "^(demo_.*|hand|documents)$")
+      set_tests_properties(integration.${name} PROPERTIES RUN_SERIAL ON)
+    endif()
   endforeach()
 endif()
 
