@@ -35,6 +35,8 @@ typedef struct engine_shape {
     bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
     kvf_dtype *types;       /* owned; by group: of elements; KVF_DTYPE_INVALID: as the model says */
     bool retyped;           /* some are asked for: engines convert then */
+    bool *turned_keys;      /* owned; by group: keys are kept channel by channel, see shape_keys.h */
+    bool turns_keys;        /* some are */
 } engine_shape;
 
 /**
