@@ -36,7 +36,7 @@ typedef struct subject {
 static const subject subjects[] = {
     {64, 8, 16, false, PLAIN, 0.50},
     {256, 8, 16, false, PLAIN, 0.85},
-    {256, 2, 16, false, PLAIN, 0.75}, /* blocks of 8 KiB: a new pair of pages after each */
+    {256, 2, 16, false, PLAIN, 0.85}, /* blocks of 8 KiB: a new pair of pages after each */
     {1024, 8, 16, false, PLAIN, 0.85},
     {16384, 8, 16, false, PLAIN, 0.85},
     {256, 8, 16, true, PLAIN, 0},

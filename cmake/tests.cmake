@@ -112,7 +112,11 @@ foreach(name flow faults)
   set_property(TEST stage_${name}_workers APPEND PROPERTY ENVIRONMENT "KVF_TEST_WORKERS=2")
 endforeach()
 
-# The same for agent tests with the machine's clock, because a simulated clock does not wait for workers.
+# The same attacks between transports whose arenas are mapped.
+kvf_add_test(stage_hostile_shm unit 300 stage_hostile_test)
+set_property(TEST stage_hostile_shm APPEND PROPERTY ENVIRONMENT "KVF_TEST_FABRIC=shm")
+
+# The same of agents whose clock is the machine's: a simulated one does not wait for workers.
 if(KVF_BUILDS_AGENT)
   foreach(name thread loop)
     kvf_add_test(agent_${name}_workers unit 300 agent_${name}_test)

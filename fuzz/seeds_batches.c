@@ -1,5 +1,5 @@
 /*
- * Seeds for the target `batches`: one of each message that a consumer sends, and a card.
+ * Seeds for batches as messages: one of each message that a consumer sends, a card, and what an owner may answer.
  */
 #include "seeds.h"
 
@@ -33,6 +33,37 @@ static void write_request(const char *name, kvf_messages_kind kind) {
     seed_write("batches", name, out, MESSAGES_REQUEST_BYTES + list + (kind == MESSAGES_WRITE ? bytes : 0));
 }
 
+/* Adds a message as fuzz/answers.c reads it. */
+static size_t add_answer(unsigned char *out, kvf_messages_kind kind, uint32_t number, size_t bytes) {
+    const unsigned char head[] = {(unsigned char)kind, (unsigned char)number, (unsigned char)bytes, 0};
+    memcpy(out, head, sizeof head);
+    memset(out + sizeof head, 'a', bytes);
+    return sizeof head + bytes;
+}
+
+static void seed_answers(void) {
+    unsigned char out[256];
+    size_t length = add_answer(out, MESSAGES_TAKEN, 1, 0);
+    length += add_answer(out + length, MESSAGES_DATA, 1, 40);
+    length += add_answer(out + length, MESSAGES_ALIVE, 0, 0);
+    length += add_answer(out + length, MESSAGES_DATA, 2, 7);
+    length += add_answer(out + length, MESSAGES_DONE, 3, 0);
+    seed_write("answers", "all_is_well", out, length);
+    length = add_answer(out, MESSAGES_FAILED, 1, 30);
+    length += add_answer(out + length, MESSAGES_FAILED, 2, 0);
+    length += add_answer(out + length, MESSAGES_FAILED, 3, 5);
+    seed_write("answers", "all_fails", out, length);
+    length = add_answer(out, MESSAGES_DATA, 1, 40);
+    length += add_answer(out + length, MESSAGES_REFUSED, MESSAGES_REFUSED_GENERATION, 8);
+    seed_write("answers", "refused", out, length);
+    length = add_answer(out, MESSAGES_DATA, 1, 41);
+    seed_write("answers", "too_long", out, length);
+    length = add_answer(out, MESSAGES_DONE, 9, 0);
+    seed_write("answers", "not_asked", out, length);
+    length = add_answer(out, (kvf_messages_kind)200, 0, 3);
+    seed_write("answers", "three_bytes", out, length);
+}
+
 void seed_batches(void) {
     static kvf_messages_card card = {
         .secret = "fifteen secrets", .id = "fifteen letters", .port = 4711, .encrypted = true};
@@ -52,4 +83,5 @@ void seed_batches(void) {
     seed_write("batches", "hello", greeting, kvf_messages_hello_write(&hello, greeting));
     write_request("read", MESSAGES_READ);
     write_request("write", MESSAGES_WRITE);
+    seed_answers();
 }

@@ -55,6 +55,7 @@ struct json_object *json_shape(const engine_shape *shape, const kvf_engine *engi
         json_count(group, "kernel_blocks_per_block", spec->kernel_blocks_per_block);
         json_count(group, "blocks", spec->block_count);
         json_text(group, "order", spec->order);
+        json_object_object_add(group, "keys_by_channel", json_object_new_boolean(shape->turned_keys[g]));
         json_object_array_add(groups, group);
     }
     json_object_object_add(out, "groups", groups);

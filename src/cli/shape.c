@@ -7,6 +7,7 @@
 
 #include "folding.h"
 #include "numbers.h"
+#include "shape_keys.h"
 #include "shape_types.h"
 #include "shared_pages.h"
 #include "words.h"
@@ -79,6 +80,9 @@ void print_shape_help(void) {
            "  page, page-align   bytes of a page, and what they are rounded up to a multiple\n"
            "                     of\n"
            "  order=ORDER        how a page is laid out (nhd; state groups: ds)\n"
+           "  keys=by-channel    in an order such as hnd, all tokens of a block for a channel\n"
+           "                     of a head's keys, then for the next channel; whole: all\n"
+           "                     channels of a token side by side (whole)\n"
            "  dtype=NAME         f32, f16 or bf16, into which what is cached is converted on\n"
            "                     the way (the model's)\n"
            "The keys from block on may be set for one group, GROUP.KEY, or for all state\n"
@@ -96,7 +100,7 @@ void print_shape_help(void) {
 
 static const char *const keys[] = {"tp",          "pp",    "pp-layers", "dcp",    "dcp-width",
                                    "share-pages", "block", "kernel",    "blocks", "page",
-                                   "page-align",  "order", "dtype",     NULL};
+                                   "page-align",  "order", "keys",      "dtype",  NULL};
 
 const char *shape_key(uint32_t i) {
     return i < sizeof keys / sizeof *keys ? keys[i] : NULL;
@@ -229,6 +233,13 @@ static int read_order(const engine_shape *shape, char *value, const char **out) 
                        list, words_hint(names, value).text);
 }
 
+static int read_keys(const engine_shape *shape, const char *value, bool *turned) {
+    *turned = words_same(value, "by-channel");
+    if (*turned || words_same(value, "whole"))
+        return EXIT_DONE;
+    return usage_error("--%s: keys is \"%s\"; allowed are whole and by-channel", shape->side, value);
+}
+
 static int read_dtype(engine_shape *shape, const shape_setting *setting, kvf_dtype *out) {
     shape->retyped = true;
     if (kvf_dtype_by_name(setting->value, out) == KVF_OK && (SHAPE_CONVERTED & KVF_DTYPE_BIT(*out)))
@@ -255,6 +266,8 @@ static int read_group_key(engine_shape *shape, const shape_setting *setting, uin
         result = read_number(shape, setting, UINT64_MAX, &spec->page_bytes);
     } else if (strcmp(setting->key, "page-align") == 0) {
         result = read_number(shape, setting, UINT64_MAX, &spec->page_align);
+    } else if (strcmp(setting->key, "keys") == 0) {
+        result = read_keys(shape, setting->value, &shape->turned_keys[group]);
     } else if (strcmp(setting->key, "dtype") == 0) {
         result = read_dtype(shape, setting, &shape->types[group]);
     } else {
@@ -321,6 +334,20 @@ static int check_together(engine_shape *shape) {
     return EXIT_DONE;
 }
 
+/* Groups without keys, such as latents, stay as they are. */
+static int check_keys(engine_shape *shape, const kvf_model *model) {
+    bool asked = false, turns = false;
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        asked = asked || shape->turned_keys[g];
+        shape->turned_keys[g] = shape->turned_keys[g] && shape_has_keys(kvf_model_group(model, g));
+        turns = turns || shape->turned_keys[g];
+    }
+    shape->turns_keys = turns;
+    return asked && !turns
+               ? usage_error("--%s: keys=by-channel has no effect: no keys are cached", shape->side)
+               : EXIT_DONE;
+}
+
 static int apply(engine_shape *shape, const kvf_model *model) {
     shape_setting *engine_wide[SHAPE_MAX_SETTINGS] = {0};
     for (uint32_t i = 0; i < shape->setting_count; i++) {
@@ -350,7 +377,7 @@ static int apply(engine_shape *shape, const kvf_model *model) {
                     return result;
             }
     }
-    return EXIT_DONE;
+    return check_keys(shape, model);
 }
 
 /* ---- whole shapes ---------------------------------------------------------------------------- */
@@ -362,7 +389,8 @@ int shape_parse(const char *side, const char *written, const kvf_model *model, e
     out->groups = calloc(groups, sizeof *out->groups);
     out->fixed_blocks = calloc(groups, sizeof *out->fixed_blocks);
     out->types = calloc(groups, sizeof *out->types);
-    if (!out->text || !out->groups || !out->fixed_blocks || !out->types)
+    out->turned_keys = calloc(groups, sizeof *out->turned_keys);
+    if (!out->text || !out->groups || !out->fixed_blocks || !out->types || !out->turned_keys)
         return failure("not enough memory");
     int result = cut(out);
     if (!result)
@@ -380,6 +408,7 @@ void shape_free(engine_shape *shape) {
     free(shape->groups);
     free(shape->fixed_blocks);
     free(shape->types);
+    free(shape->turned_keys);
     *shape = (engine_shape){0};
 }
 
@@ -406,7 +435,14 @@ int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **
     if (!status)
         status = kvf_engine_build(retyped ? retyped : model, &spec, out);
     kvf_model_free(retyped);
-    return status ? library_error(status, "--%s", shape->side) : EXIT_DONE;
+    if (status)
+        return library_error(status, "--%s", shape->side);
+    const int result = shape->turns_keys ? shape_turn_keys(shape->side, shape->turned_keys, out) : EXIT_DONE;
+    if (result) {
+        kvf_engine_free(*out);
+        *out = NULL;
+    }
+    return result;
 }
 
 uint32_t shape_stage_layers(const engine_shape *shape, const kvf_engine *engine, uint32_t stage) {
@@ -429,13 +465,19 @@ void shape_describe_stages(const engine_shape *shape, const kvf_engine *engine, 
         out[0] = '\0';
 }
 
+/* Whether two groups are described in the same words. */
+static bool is_alike(const engine_shape *shape, uint32_t a, uint32_t b) {
+    return shape->groups[a].tokens_per_block == shape->groups[b].tokens_per_block &&
+           shape->groups[a].order == shape->groups[b].order && shape->turned_keys[a] == shape->turned_keys[b];
+}
+
 void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes) {
     size_t length = 0;
     out[0] = '\0';
-    const kvf_group_spec *last = NULL;
+    uint32_t last = 0;
     for (uint32_t g = 0; g < kvf_model_group_count(model) && length < bytes; g++) {
         const kvf_group_spec *spec = &shape->groups[g];
-        if (last && last->tokens_per_block == spec->tokens_per_block && last->order == spec->order)
+        if (g > 0 && is_alike(shape, last, g))
             continue;
         const kvf_group_desc *group = kvf_model_group(model, g);
         bool is_state = group->kind == KVF_GROUP_STATE;
@@ -445,8 +487,9 @@ void shape_describe_groups(const engine_shape *shape, const kvf_model *model, ch
         const char *order = shape_order_name(spec->order);
         if (is_state && strcmp(order, "hnd") == 0)
             order = "ds"; /* the same strides, in the words for states */
-        length += (size_t)snprintf(out + length, bytes - length, "%s%s%s%s%s", g ? ", " : "",
-                                   g ? group->name : "", g ? " " : "", size, order);
-        last = spec;
+        length += (size_t)snprintf(out + length, bytes - length, "%s%s%s%s%s%s", g ? ", " : "",
+                                   g ? group->name : "", g ? " " : "", size, order,
+                                   shape->turned_keys[g] ? " with keys by channel" : "");
+        last = g;
     }
 }

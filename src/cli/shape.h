@@ -32,9 +32,11 @@ typedef struct engine_shape {
     uint32_t pp_stages;     /* entries of pp_layers */
     kvf_group_spec *groups; /* owned; one for each group of the model */
     bool share_pages;       /* all groups keep their blocks in the same memory, see shared_pages.h */
-    bool *fixed_blocks;     /* owned; by group: whether the user gave the number of blocks */
-    kvf_dtype *types;       /* owned; by group: element type; KVF_DTYPE_INVALID: as the model says */
-    bool retyped;           /* the user gave some type: engines then convert */
+    bool *fixed_blocks;     /* owned; by group: whether the number of blocks was asked for */
+    kvf_dtype *types;       /* owned; by group: of elements; KVF_DTYPE_INVALID: as the model says */
+    bool retyped;           /* some are asked for: engines convert then */
+    bool *turned_keys;      /* owned; by group: keys are kept channel by channel, see shape_keys.h */
+    bool turns_keys;        /* some are */
 } engine_shape;
 
 /**

@@ -49,7 +49,7 @@ typedef struct run {
     bool gentle;           /* stops no process in the middle of a write */
     bool devices;          /* the caches are in device memory, of the stand-in for the driver */
     const char *transport; /* NULL: "shm", "messages" or "auto" */
-    int way;               /* -1: packed in some rounds, KVF_WAY_AUTO in the others */
+    int way;               /* -1: some rounds packed, some direct, some as it is chosen */
     chance chance;
     crew crew;
     traffic traffic;
@@ -102,11 +102,19 @@ static void place_on_devices(run *r) {
     s->lease_ns = 1500 * MS;
     s->peer_timeout_ns = 1000 * MS;
     s->shown = r->way < 0 && chance_per_mille(&r->chance, 500);
+    if (r->way < 0 && s->way == KVF_WAY_DIRECT)
+        s->way = KVF_WAY_AUTO; /* what is withheld does not go direct */
     if (!s->shown)
         return;
     s->way = KVF_WAY_AUTO;
     (void)snprintf(s->transport, sizeof s->transport, "%s",
                    chance_per_mille(&r->chance, 500) ? "cuda" : "auto");
+}
+
+/* Each way in any four rounds, and each with and without what every other round has. */
+static kvf_way way_of_round(uint32_t round) {
+    static const kvf_way turns[] = {KVF_WAY_PACKED, KVF_WAY_DIRECT, KVF_WAY_PACKED, KVF_WAY_AUTO};
+    return turns[(round + round / 4) % 4];
 }
 
 static void choose_setting(run *r) {
@@ -138,7 +146,7 @@ static void choose_setting(run *r) {
     s->fabric.per_mille[FAULTY_LATE_START] = s->fabric.per_mille[FAULTY_LATE_END] =
         chance_between(dice, 50, 300);
     s->fabric.per_mille[FAULTY_DEAF] = chance_between(dice, 0, 200);
-    s->way = r->way >= 0 ? (kvf_way)r->way : chance_per_mille(dice, 400) ? KVF_WAY_PACKED : KVF_WAY_AUTO;
+    s->way = r->way >= 0 ? (kvf_way)r->way : way_of_round(r->round);
     r->intensity = (uint32_t[]){300, 1000, 1500}[chance_between(dice, 0, 2)];
     if (SANITIZED)
         s->lease_ns = 600 * MS;

@@ -47,6 +47,12 @@ refused "token shares that do not divide the ranks" '--prefill: dcp_size is 3' p
 refused "kernel blocks that do not divide blocks" 'kernel_blocks_per_block is 5, which does not divide' \
     plan --decode block=24,kernel=5
 refused "pages smaller than their content" 'page_bytes is 16, but a page has' plan --prefill page=16
+refused "keys that are kept in no known way" '--prefill: keys is "split"; allowed are whole and by-channel' \
+    plan --prefill keys=split
+refused "keys by channel whose tokens are apart" '--prefill: keys=by-channel needs an order in which .*, such as hnd' \
+    plan --prefill keys=by-channel
+refused "keys by channel where there are none" '--decode: keys=by-channel has no effect: no keys are cached' \
+    plan --model deepseek-v3 --decode keys=by-channel
 refused "pages that are shared or not" '--decode: share-pages is "maybe"; allowed are yes and no' \
     plan --decode share-pages=maybe
 refused "one group that shares pages" 'share-pages is a key of the whole engine' plan --decode full.share-pages=yes

@@ -18,6 +18,11 @@ refuses "a wrong element is found within one process" 1 \
 refuses "a wrong element is found in brought memory" 1 \
     'request 0, layer 16, part v, token 16, head 4, element 64: ' \
     demo "${small[@]}" --brought-memory --corrupt 0,16,v,16,4,64
+refuses "a wrong element of keys by channel is found" 1 \
+    'request 1, layer 5, part k, token 17, head 3, element 40: expected 0x[0-9a-f]{4}, found 0x[0-9a-f]{4}$' \
+    demo "${small[@]}" --prefill tp=4,order=hnd,keys=by-channel --corrupt 1,5,k,17,3,40
+refuses "and where they arrive by channel" 1 'request 1, layer 5, part k, token 17, head 3, element 40: ' \
+    demo "${small[@]}" --decode tp=2,order=hnd,keys=by-channel --corrupt 1,5,k,17,3,40
 refuses "a wrong half of a byte is found" 1 \
     'request 1, layer 2, part v, token 3, head 1, element 7: expected 0x[0-9a-f], found 0x[0-9a-f]$' \
     demo "${small[@]}" --dtype f4_e2m1 --corrupt 1,2,v,3,1,7

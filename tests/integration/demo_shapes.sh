@@ -31,6 +31,16 @@ for types in "bf16 f32" "f32 bf16" "f16 bf16" "bf16 f16" "f32 f16" "f16 f32"; do
     moves "elements of $from become $to" \
         --tokens 40 --prefill "tp=4,dtype=$from" --decode "tp=2,block=24,order=hnd,dtype=$to"
 done
+for way in auto packed direct; do
+    moves "keys by channel become whole, $way" --tokens 70 --move "$way" \
+        --prefill tp=4,order=hnd,keys=by-channel --decode tp=2,block=24,order=nhd
+    moves "whole keys go by channel, $way" --tokens 70 --move "$way" \
+        --prefill tp=2,order=nhd --decode tp=4,block=24,kernel=3,order=hnd,keys=by-channel
+done
+moves "keys by channel are in blocks of other lengths" \
+    --tokens 70 --prefill tp=3,order=hnd,keys=by-channel --decode tp=2,block=24,order="LP|BHN",keys=by-channel
+moves "keys by channel become f32" \
+    --tokens 40 --prefill tp=2,order=hnd,keys=by-channel --decode tp=4,block=24,dtype=f32
 moves "keys become f32 and states bf16" --model nemotron-3-nano-30b --tokens 20 --requests 2 --memory-limit 512m \
     --prefill tp=2 --decode tp=4,dtype=f32,state.dtype=bf16
 moves "equal shapes" --tokens 70 --prefill tp=2,block=16 --decode tp=2,block=16

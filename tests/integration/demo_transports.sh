@@ -19,12 +19,19 @@ succeeds "requests move from brought memory that peers may not read" 'brought me
 succeeds "one request at a time moves as well" "$verified" demo "${small[@]}" --in-flight 1
 succeeds "more requests in flight than there are move as well" "$verified" demo "${small[@]}" --in-flight 64
 
-succeeds "requests move as messages" ' messages  ' demo "${small[@]}" --transport messages
-succeeds "requests move packed between processes" 'shm, packed' demo "${small[@]}" --move packed
+# The way is named where bytes went packed.
+for kind in inproc shm messages; do
+    for push in "" --push; do
+        for way in auto direct packed; do
+            said=" $kind  "
+            [ "$way" != packed ] || said=" $kind, packed  "
+            succeeds "requests move over $kind, $way${push:+, written}" "$said" \
+                demo "${small[@]}" --transport "$kind" --move "$way" ${push:+"$push"}
+        done
+    done
+done
 succeeds "requests move packed from brought memory" 'shm, packed, brought memory' \
     demo "${small[@]}" --move packed --brought-memory
-succeeds "on one host the choice is direct" ' shm ' demo "${small[@]}" --move auto
-succeeds "requests move direct where that is wanted" ' shm ' demo "${small[@]}" --move direct
 
 run demo "${small[@]}" --transport ucx
 if [ "$code" -eq 1 ] && grep -q 'KVF_E_UNSUPPORTED' "$errors"; then

@@ -9,6 +9,9 @@ succeeds "on one host short runs go directly" ' direct$' plan --transport shm
 succeeds "UCX without RDMA goes packed" ' packed$' plan --transport ucx/emulated
 succeeds "memory that was brought goes packed in short runs" ' packed$' \
     plan --transport shm/brought --prefill order=hnd,tp=1 --decode order=nhd,tp=1
+succeeds "cells that the two sides cut unlike go packed on one host, too" ' packed$' \
+    plan --transport shm --prefill tp=1,order=hnd,keys=by-channel --decode tp=1
+succeeds "keys by channel are said" '^prefill .* 16 hnd with keys by channel$' plan --prefill order=hnd,keys=by-channel
 succeeds "every transport has its prediction" '^shm/brought +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s ' plan --fabrics
 succeeds "what copies cost is measured" 'time as calibrated for shm: ' plan --calibrate
 succeeds "memory of devices goes packed" '^ +0 +0 .* packed$' plan --transport shm --cuda-memory both

@@ -17,9 +17,11 @@ enum {
     SLOT_BYTES_MOST = 1024, /* smaller than allowed, because random cases move little */
     CHUNKS_MAX = 4,         /* two ranges of layers, two of steps */
     FLOWS_MOST = 4,         /* of one peer at once; the others wait */
-    SHM_PERCENT = 4,        /* of the cases go over "shm"; the others over "inproc" */
-    CONTROL_PERCENT = 20,   /* of the cases begin with a spoiled byte, as a control */
-    IDLE_MS = 10 * 1000     /* a case fails if nothing happens for so long */
+    SHM_PERCENT = 4,        /* of the cases between processes' transports; the others within one */
+    CONTROL_PERCENT = 20,   /* of the cases in which a byte is spoiled first */
+    DIRECT_PERCENT = 15,    /* of the moves; */
+    CHOSEN_PERCENT = 15,    /* of those left, by the way that the stage chooses; the others packed */
+    IDLE_MS = 10 * 1000     /* nobody had anything to do for so long: it is given up */
 };
 
 /* ---- ends ------------------------------------------------------------------------------------- */
@@ -347,9 +349,21 @@ static kvf_status push(flow_world *w, const chunk *c, const kvf_move_options *op
     return status;
 }
 
+/* What is converted goes packed, and so does what is spoiled in a slot. */
+static kvf_way draw_way(flow_world *w, const chunk *c) {
+    if (w->spoil || kvf_plan_converts(c->plan))
+        return KVF_WAY_PACKED;
+    return rng_chance(&w->random, DIRECT_PERCENT)   ? KVF_WAY_DIRECT
+           : rng_chance(&w->random, CHOSEN_PERCENT) ? KVF_WAY_AUTO
+                                                    : KVF_WAY_PACKED;
+}
+
 static bool start(flow_world *w, const chunk *c, bool pushed, flow_moves *out) {
+    const kvf_way way = draw_way(w, c);
     const kvf_move_options options = {
-        .struct_size = sizeof options, .way = KVF_WAY_PACKED, .priority = rng_below(&w->random, 3)};
+        .struct_size = sizeof options, .way = way, .priority = rng_below(&w->random, 3)};
+    note_if(KIND_FLOW_DIRECT, options.way == KVF_WAY_DIRECT);
+    note_if(KIND_FLOW_CHOSEN, options.way == KVF_WAY_AUTO);
     out->moves[out->count] = NULL;
     for (uint32_t s = 0; s < kvf_plan_source_count(c->plan); s++) {
         const uint64_t bytes = kvf_request_bytes(c->request, s);
@@ -357,7 +371,8 @@ static bool start(flow_world *w, const chunk *c, bool pushed, flow_moves *out) {
         note_if(KIND_FLOW_PULL, !pushed && bytes > 0);
         note_if(KIND_FLOW_PUSH, pushed && bytes > 0);
         note_if(KIND_FLOW_BEYOND_ARENA,
-                bytes > (uint64_t)w->local.stage->arena.slot_count * w->local.stage->arena.slot_bytes);
+                options.way == KVF_WAY_PACKED &&
+                    bytes > (uint64_t)w->local.stage->arena.slot_count * w->local.stage->arena.slot_bytes);
     }
     kvf_status status = pushed ? push(w, c, &options, out) : pull(w, c, &options, out);
     return status ? wrong("a move gives %s: %s", kvf_status_name(status), kvf_error_detail()) : true;

@@ -1,6 +1,6 @@
 /*
- * The same transfer between stages: by flows over transports, in chunks of layers and steps that are pulled and pushed
- * at once, through arenas of a few slots. The result is compared with the cells.
+ * The same transfer between stages: over transports, in chunks of layers and steps that are pulled and pushed at once,
+ * packed through arenas of four slots, direct, or by the way that the stage chooses, and compared with the cells.
  */
 #ifndef KVF_PROPERTY_FLOWS_H
 #define KVF_PROPERTY_FLOWS_H

@@ -1,6 +1,7 @@
 /*
- * Peers that break the rules of flows: each violation gives one clear error and event, and harms nothing but the peer's
- * own flow. The attacker sends hand-made notifications from an endpoint that has joined like any peer.
+ * Peers that break the rules of flows: each has one clear error and event, and harms nothing but its own flow. The
+ * attacker speaks by hand-made notifications of an endpoint that has joined as any peer. KVF_TEST_FABRIC names the kind
+ * of transport between the three, "inproc" by default.
  */
 #include "stage_world.h"
 
@@ -64,13 +65,18 @@ static kvf_peer *connect_to(kvf_transport *from, kvf_transport *to) {
     return peer;
 }
 
+static const char *fabric(void) {
+    const char *kind = getenv("KVF_TEST_FABRIC");
+    return kind ? kind : "inproc";
+}
+
 static scene scene_open(void) {
     const stage_pair shape = {attention(2, 2, 32),
                               &d_spec,
                               &p_spec,
                               600,
                               {.arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .window = 4, .flows = 3}};
-    scene s = {.w = stage_world_open("inproc", &shape)};
+    scene s = {.w = stage_world_open(fabric(), &shape)};
     s.plan = plan_of(&s.w->engines, 0);
     s.request = request_of(s.plan);
     set_sequences(s.request, &s.w->d_sequence, &s.w->p_sequence);
@@ -87,7 +93,7 @@ static void attacker_join(scene *s) {
     const kvf_transport_options options = {
         .struct_size = sizeof options, .name = "mallory", .on_notify = on_notify, .context = &s->by};
     const kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = sizeof memory};
-    assert_ok(kvf_transport_open("inproc", &options, &s->by.transport));
+    assert_ok(kvf_transport_open(fabric(), &options, &s->by.transport));
     assert_ok(kvf_transport_register(s->by.transport, &region, 1));
     s->by.victim = connect_to(s->by.transport, s->p->transport);
     assert_ok(kvf_stage_join(s->p->stage, connect_to(s->p->transport, s->by.transport)));

@@ -44,8 +44,9 @@ class Case:
     tokens: Tokens = Tokens.ALL
     tolerance: float = 0.1  # of the log-probability of the first token, if nothing is converted
     what: What = What.HAND_OVER
-    mode: str = "pull"  # the server that moves the bytes; "push": the prefill server
-    at_once: bool = False  # both servers are asked at the same time, and layers are written one by one
+    mode: str = "pull"  # who moves the bytes: "push" is the prefill server
+    move: str = "auto"  # by which way
+    at_once: bool = False  # both are asked at the same time, and layers are written one by one
 
 
 def qwen3next(prefill: Side, decode: Side) -> Case:
@@ -80,6 +81,9 @@ CASES = {
     "llama-tp2-tp1": Case("llama", Side(64, tp=2), Side(128)),
     "llama-tp1-tp2": Case("llama", Side(64), Side(32, tp=2)),
     "llama-push-tp2-tp1": Case("llama", Side(64, tp=2), Side(128), mode="push"),
+    "llama-direct": Case("llama", Side(64, tp=2), Side(128), move="direct"),
+    "llama-packed": Case("llama", Side(64, tp=2), Side(128), move="packed"),
+    "llama-push-packed": Case("llama", Side(64), Side(32, tp=2), mode="push", move="packed"),
     "push-layers": Case("llama", Side(64, tp=2, arguments=CHUNKS), Side(128), mode="push", at_once=True),
     "gemma3-push-layers": Case("gemma3", Side(64, arguments=CHUNKS), Side(32), mode="push", at_once=True),
     "granite-push-layers": Case(

@@ -69,6 +69,21 @@ class Moving(Pairs):
         assert stats is not None
         self.assertGreater(stats.data["written_bytes"], 0)
 
+    def test_bytes_go_the_way_that_the_settings_name(self) -> None:
+        for mode in ("pull", "push"):
+            for move in ("direct", "packed", "auto"):
+                with self.subTest(mode=mode, move=move):
+                    prefill, decode = self.pair(transfer_mode=mode, move=move)
+                    self.hand_over(prefill, decode)
+                    stats = (decode if mode == "pull" else prefill).worker.take_stats()
+                    assert stats is not None
+                    moved = stats.data["bytes"] + stats.data["written_bytes"]
+                    self.assertGreater(moved, 0)
+                    packed = {"direct": (0,), "packed": (moved,), "auto": (0, moved)}[move]
+                    self.assertIn(stats.data["packed_bytes"], packed)
+                    prefill.close()
+                    decode.close()
+
     def test_the_producer_says_who_moves(self) -> None:
         self.hand_over(self.engine("prefill", 32, transfer_mode="push"), self.engine("decode", 16))
 

@@ -103,6 +103,7 @@ class Pair:
                     "kv_lease_duration": 120,
                     "kv_load_deadline": self.deadline,
                     "transfer_mode": self.case.mode,
+                    "move": self.case.move,
                     **self._settings,
                 },
             },

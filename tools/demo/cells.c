@@ -1,5 +1,7 @@
 #include "cells.h"
 
+#include <string.h>
+
 #include "pattern.h"
 
 /* The offset of the first row of a step. The step's position among the tokens of this rank gives block and row. */
@@ -27,6 +29,48 @@ static bool has_block(const kvf_group_shard_desc *held, const kvf_block_table *t
            table->ids[block - table->first_block] != KVF_NO_BLOCK;
 }
 
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+/* Where the byte of a cell lies behind the cell's first. */
+static uint64_t byte_offset(const kvf_placement *placement, uint64_t bytes, uint64_t byte) {
+    const uint64_t piece = bytes / placement->pieces;
+    return placement->pieces > 1 ? byte / piece * placement->piece_stride + byte % piece : byte;
+}
+
+static void take_pieces(const kvf_placement *placement, uint64_t bytes, const uint8_t *from, uint8_t *cell) {
+    const uint64_t piece = bytes / placement->pieces;
+    for (uint32_t i = 0; i < placement->pieces; i++)
+        memcpy(cell + i * piece, from + i * placement->piece_stride, piece);
+}
+
+static void put_pieces(const kvf_placement *placement, uint64_t bytes, const uint8_t *cell, uint8_t *to) {
+    const uint64_t piece = bytes / placement->pieces;
+    for (uint32_t i = 0; i < placement->pieces; i++)
+        memcpy(to + i * placement->piece_stride, cell + i * piece, piece);
+}
+
+size_t cells_room(const kvf_shard *shard) {
+    const kvf_model *model = kvf_shard_model(shard);
+    uint64_t most = 0;
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        for (uint32_t p = 0; p < group->part_count; p++)
+            if (most < kvf_part_cell_bytes(&group->parts[p]))
+                most = kvf_part_cell_bytes(&group->parts[p]);
+    }
+    return most;
+}
+
+bool cell_has(const kvf_placement *placement, uint64_t bytes, uint64_t first, uint64_t offset) {
+    const uint64_t after = offset - first; /* an offset before the cell gives a huge number */
+    if (placement->pieces == 1)
+        return after < bytes;
+    return after / placement->piece_stride < placement->pieces &&
+           after % placement->piece_stride < bytes / placement->pieces;
+}
+
+/* ---- walking --------------------------------------------------------------------------------- */
+
 /* A walk inside one layer and part. */
 typedef struct part_walk {
     const cell_memory *memory;
@@ -39,6 +83,19 @@ typedef struct part_walk {
     pattern_stream stream;
 } part_walk;
 
+static bool visit_cell(const part_walk *walk, logical_cell *at, uint8_t *address, cell_visitor visit,
+                       void *context) {
+    if (walk->placement->pieces == 1) {
+        at->address = address;
+        return visit(context, at);
+    }
+    at->address = walk->memory->aside;
+    take_pieces(walk->placement, at->bytes, address, at->address);
+    const bool more = visit(context, at);
+    put_pieces(walk->placement, at->bytes, at->address, address);
+    return more;
+}
+
 static bool visit_part(const part_walk *walk, logical_cell *at, cell_visitor visit, void *context) {
     uint8_t *region = walk->memory->regions[walk->placement->region];
     for (uint64_t step = walk->begin; step < walk->end; step++) {
@@ -50,9 +107,8 @@ static bool visit_part(const part_walk *walk, logical_cell *at, cell_visitor vis
             uint8_t *address = first + row * walk->placement->row_stride;
             at->row = step * walk->rows_per_step + row;
             for (at->unit = walk->units.begin; at->unit < walk->units.end; at->unit++) {
-                at->address = address;
                 at->key = pattern_key(walk->stream, at->row, at->unit);
-                if (!visit(context, at))
+                if (!visit_cell(walk, at, address, visit, context))
                     return false;
                 address += walk->placement->unit_stride;
             }
@@ -101,17 +157,18 @@ bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, co
     return true;
 }
 
-uint8_t *cell_address(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
-                      uint32_t part, uint64_t row, uint32_t unit) {
+uint8_t *cell_byte(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
+                   uint32_t part, uint64_t row, uint32_t unit, uint64_t byte) {
     const kvf_group_shard_desc *held = &kvf_shard_get(memory->shard)->groups[group];
     const kvf_placement *placement = kvf_shard_placement(memory->shard, group, layer, part);
-    uint32_t rows_per_step =
-        kvf_model_group(kvf_shard_model(memory->shard), group)->parts[part].rows_per_step;
+    const kvf_part_desc *desc = &kvf_model_group(kvf_shard_model(memory->shard), group)->parts[part];
+    uint32_t rows_per_step = desc->rows_per_step;
     uint64_t step = row / rows_per_step;
     kvf_range units = held->parts[part].units;
     if (!placement || unit < units.begin || unit >= units.end || !is_kept(&held->tokens, step) ||
         !has_block(held, table, step))
         return NULL;
     return memory->regions[placement->region] + step_offset(held, placement, table, step, rows_per_step) +
-           row % rows_per_step * placement->row_stride + (unit - units.begin) * placement->unit_stride;
+           row % rows_per_step * placement->row_stride + (unit - units.begin) * placement->unit_stride +
+           byte_offset(placement, kvf_part_cell_bytes(desc), byte);
 }

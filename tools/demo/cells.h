@@ -8,7 +8,7 @@
 #include <kvferry/request.h>
 
 typedef struct logical_cell {
-    uint8_t *address;
+    uint8_t *address; /* all of it; if it is kept in pieces, of a copy that is put back after the visit */
     uint64_t bytes;
     kvf_dtype dtype; /* of its elements */
     kvf_dtype sent;  /* of the elements that were sent; equals dtype unless they are converted */
@@ -29,10 +29,14 @@ typedef struct cell_memory {
     const kvf_shard *shard;
     uint8_t *const *regions; /* where each region begins */
     uint64_t seed;
-    const kvf_model *sent; /* the model with whose element types the cells were sent; NULL: the shard's own */
+    const kvf_model *sent; /* as whose elements its cells were sent; NULL: as its own */
+    uint8_t *aside;        /* room for one cell, see cells_room() */
 } cell_memory;
 
-/** Whether to visit the cells that a prefill rank has, or those that a decode rank wants. */
+/** Bytes of the largest cell of a shard, for cell_memory.aside. */
+size_t cells_room(const kvf_shard *shard);
+
+/** Which cells of a request: those that a prefill rank has, or those that a decode rank wants. */
 typedef enum cell_side {
     CELLS_OF_PREFILL,
     CELLS_OF_DECODE,
@@ -47,8 +51,12 @@ typedef enum cell_side {
 bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, const kvf_group_request *groups,
                  cell_visitor visit, void *context);
 
-/** Where a rank keeps a row of a unit, or NULL if it does not hold that row. `layer` is an index in the group. */
-uint8_t *cell_address(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
-                      uint32_t part, uint64_t row, uint32_t unit);
+/** Where a rank keeps a byte of the cell of a row and unit, or NULL when it does not hold the cell. `layer` is an index
+ * in the group. */
+uint8_t *cell_byte(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
+                   uint32_t part, uint64_t row, uint32_t unit, uint64_t byte);
+
+/** Whether a cell of `bytes` bytes that begins at `first` has the byte at `offset`. */
+bool cell_has(const kvf_placement *placement, uint64_t bytes, uint64_t first, uint64_t offset);
 
 #endif

@@ -33,10 +33,10 @@ static bool find_holder(const engines *all, const workload *work, corruption *ou
         if (!bases)
             return false;
         for (uint32_t i = 0; i < regions; i++)
-            bases[i] = nothing; /* the address is only compared with NULL */
-        cell_memory memory = {shard, bases, 0, NULL};
-        bool holds = cell_address(&memory, &wanted->remote, out->group, out->layer, out->part, out->row,
-                                  out->unit) != NULL;
+            bases[i] = nothing; /* only whether there is an address matters here */
+        cell_memory memory = {.shard = shard, .regions = bases};
+        bool holds = cell_byte(&memory, &wanted->remote, out->group, out->layer, out->part, out->row,
+                               out->unit, 0) != NULL;
         free(bases);
         if (holds)
             return true;
@@ -82,10 +82,10 @@ int corruption_parse(const char *text, const engines *all, const workload *work,
 void corruption_apply(const corruption *what, const cell_memory *memory, const workload *work) {
     const kvf_group_desc *group = kvf_model_group(kvf_shard_model(memory->shard), what->group);
     const kvf_block_table *table = &workload_request(work, what->request)[what->group].remote;
-    uint8_t *address =
-        cell_address(memory, table, what->group, what->layer, what->part, what->row, what->unit);
-    /* Flips the highest bit, which is the sign of a number, because rounding never hides it. */
+    /* The first bit, of numbers the sign: rounding does not hide it. */
     uint64_t bit = (uint64_t)(what->element + 1) * kvf_dtype_bits(group->parts[what->part].dtype) - 1;
-    if (address)
-        address[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    uint8_t *byte =
+        cell_byte(memory, table, what->group, what->layer, what->part, what->row, what->unit, bit / 8);
+    if (byte)
+        *byte ^= (uint8_t)(1u << bit % 8);
 }

@@ -160,7 +160,8 @@ bool rank_open(live_rank *out, rank_seat *seat, uint8_t unused) {
                     .job = job,
                     .shard = kvf_engine_shard(is_prefill ? job->all.prefill : job->all.decode, seat->rank)};
     out->regions = calloc((size_t)kvf_shard_get(out->shard)->region_count + 1, sizeof *out->regions);
-    if (!out->regions)
+    out->aside = malloc(cells_room(out->shard) + 1);
+    if (!out->regions || !out->aside)
         return rank_fail(out, "not enough memory");
     kvf_status status = open_agent(out);
     if (status)
@@ -175,7 +176,9 @@ void rank_close(live_rank *closed) {
         (void)munmap(closed->regions[i], kvf_shard_get(closed->shard)->region_bytes[i]);
     closed->mapped = 0;
     free(closed->regions);
+    free(closed->aside);
     closed->regions = NULL;
+    closed->aside = NULL;
 }
 
 /* ---- serving --------------------------------------------------------------------------------- */
@@ -228,8 +231,11 @@ bool rank_read_request_id(const kvf_request_id *id, uint32_t *round, uint32_t *r
 
 cell_memory rank_memory(const live_rank *of) {
     const kvf_engine *prefill = of->job->all.prefill;
-    return (cell_memory){of->shard, of->regions, of->job->asked->seed,
-                         prefill ? kvf_engine_model(prefill) : NULL};
+    return (cell_memory){.shard = of->shard,
+                         .regions = of->regions,
+                         .seed = of->job->asked->seed,
+                         .sent = prefill ? kvf_engine_model(prefill) : NULL,
+                         .aside = of->aside};
 }
 
 void rank_suffer_fault(const live_rank *of) {

@@ -18,6 +18,7 @@ typedef struct live_rank {
     char kind[24];     /* of the transports by which it has read or written; "" before */
     char way[128];     /* of one of these transports */
     uint8_t **regions; /* where each begins */
+    uint8_t *aside;    /* room for a cell */
     uint32_t mapped;   /* regions that are ours to unmap: brought memory */
     uint64_t total_bytes;
     uint64_t reported_ns; /* when progress was last sent */

@@ -118,7 +118,7 @@ static bool find_in_part(const live_rank *of, uint32_t group, uint32_t layer, ui
             for (out->unit = units.begin; out->unit < units.end; out->unit++) {
                 uint64_t first = at->offset + *block * at->block_stride + out->row * at->row_stride +
                                  (out->unit - units.begin) * at->unit_stride;
-                if (offset - first < kvf_part_cell_bytes(desc))
+                if (cell_has(at, kvf_part_cell_bytes(desc), first, offset))
                     return true;
             }
     return false;

@@ -20,6 +20,7 @@ MEANINGS = {
     "expired": "Requests whose blocks nobody came for in time",
     "bytes": "Bytes that workers have read from other engines",
     "written_bytes": "Bytes that workers have written into other engines",
+    "packed_bytes": "Bytes of these two that went packed",
     "load_seconds": "From a load's begin to its last byte, added up",
     "copy_seconds": "From a load's first run to its last byte, added up",
 }
@@ -51,6 +52,7 @@ def counted(stats: AgentStats) -> dict[str, float]:
         "expired": stats.leases_expired,
         "bytes": stats.bytes_read,
         "written_bytes": stats.bytes_written,
+        "packed_bytes": stats.bytes_packed,
         "load_seconds": stats.total.sum_ns / 1e9,
         "copy_seconds": stats.transfer.sum_ns / 1e9,
     }

@@ -3,14 +3,15 @@
  * Only the owner accesses its memory: for reads it gathers the bytes into the messages it sends, for writes it scatters
  * them from the messages it received. In these files:
  *
- *   messages.c        the endpoint: its settings, its sockets, its progress()
- *   messages_port.c   where the endpoint listens, its connections, and hanging up
- *   messages_serve.c  the owner's side: letting clients in, and answering their requests
- *   messages_link.c   the consumer's side: connecting, and messages from the owner
- *   messages_move.c   cutting batches into requests, and taking the answers
- *   messages_pool.c   the memory that messages are sent from
- *   messages_wire.c   messages, and how lists of runs are coded
- *   messages_card.c   our part of the card
+ *   messages.c          the endpoint: its settings, its sockets, its progress()
+ *   messages_port.c     where the endpoint listens, its connections, and hanging up
+ *   messages_clients.c  the owner's side: who its clients are, from their greeting to their end
+ *   messages_serve.c    the owner's side: the messages that come, and answering requests
+ *   messages_link.c     the consumer's side: connecting, and messages from the owner
+ *   messages_move.c     cutting batches into requests, and taking the answers
+ *   messages_pool.c     the memory that messages are sent from
+ *   messages_wire.c     messages, and how lists of runs are coded
+ *   messages_card.c     our part of the card
  *
  * ZeroMQ's own thread connects, sends, receives and encrypts. All else happens in progress(), so a peer's requests
  * advance only while the owner makes progress, and stop at once when the owner refuses the peer.
@@ -54,6 +55,7 @@
 #define MESSAGES_NEW_NS UINT64_C(1000000000)
 #define MESSAGES_LINGER_MS 200 /* time for a closed connection to send its last messages */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
+#define MESSAGES_NAME_BYTES 5u /* ZeroMQ's name for a connection: a zero byte and a number */
 
 /* ---- messages_pool.c ------------------------------------------------------------------------- */
 
@@ -185,7 +187,7 @@ bool kvf_messages_is_muted(const kvf_messages_endpoint *endpoint, uint32_t numbe
 
 void kvf_messages_count(const void *self, kvf_transport_info *info);
 
-/* ---- messages_serve.c ------------------------------------------------------------------------ */
+/* ---- messages_clients.c ---------------------------------------------------------------------- */
 
 /** A consumer that has shown our secret. */
 struct kvf_messages_client {
@@ -209,10 +211,47 @@ struct kvf_messages_client {
     UT_hash_handle hh;
 };
 
-bool kvf_messages_is_client(const kvf_messages_endpoint *endpoint, uint32_t number);
+/** NULL: the peer at the other end is none. */
+kvf_messages_client *kvf_messages_client_of(const kvf_messages_endpoint *endpoint, uint32_t number);
+
+/** Whether it came in the last second. */
+bool kvf_messages_is_new(const kvf_messages_endpoint *endpoint, const kvf_messages_client *client);
+
+/** Answers a HELLO, of whatever content. False: there is no memory for the client now, try again later. */
+bool kvf_messages_greet(kvf_messages_endpoint *endpoint, uint32_t number, const void *data, size_t bytes);
+
+/** The client has something to do, and waits for its turn. */
+void kvf_messages_set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client);
+
+/** The client waits for a slot, or no longer does. */
+void kvf_messages_set_starved(kvf_messages_endpoint *endpoint, kvf_messages_client *client, bool starved);
+
+/** Sends an answer, and always takes it over; false: the client is gone, or does not read what it asked for, and is
+ * forgotten. */
+bool kvf_messages_answer(kvf_messages_endpoint *endpoint, kvf_messages_client *client, zmq_msg_t *message);
+bool kvf_messages_answer_bytes(kvf_messages_endpoint *endpoint, kvf_messages_client *client, const void *data,
+                               size_t bytes);
+
+/** Tells a client why it is one no longer, and forgets it. */
+void kvf_messages_refuse(kvf_messages_endpoint *endpoint, kvf_messages_client *client,
+                         kvf_messages_refusal why, uint64_t detail);
+
+/** Forgets a client, with its unanswered requests. */
+void kvf_messages_forget_client(kvf_messages_endpoint *endpoint, kvf_messages_client *client);
 
 /** A connection has ended: its requests need no answers any more. */
 void kvf_messages_left(kvf_messages_endpoint *endpoint, uint32_t number);
+
+/** Refuses the clients whose card is older than `oldest`. */
+void kvf_messages_refuse_old(kvf_messages_endpoint *endpoint, uint64_t oldest);
+
+/** Tells all clients that the endpoint closes. */
+void kvf_messages_close_clients(kvf_messages_endpoint *endpoint);
+
+kvf_status kvf_messages_fence(void *self, const void *part, size_t bytes);
+kvf_status kvf_messages_admit(void *self, const void *part, size_t bytes);
+
+/* ---- messages_serve.c ------------------------------------------------------------------------ */
 
 /** Reads a bounded number of messages; returns whether there may be more. */
 bool kvf_messages_take(kvf_messages_endpoint *endpoint);
@@ -222,15 +261,6 @@ bool kvf_messages_serve(kvf_messages_endpoint *endpoint, uint64_t *budget);
 
 /** Slots that answers were sent from are back. */
 void kvf_messages_slots_back(kvf_messages_endpoint *endpoint);
-
-/** Refuses the clients whose card is older than `oldest`. */
-void kvf_messages_refuse_old(kvf_messages_endpoint *endpoint, uint64_t oldest);
-
-kvf_status kvf_messages_fence(void *self, const void *part, size_t bytes);
-kvf_status kvf_messages_admit(void *self, const void *part, size_t bytes);
-
-/** Tells all clients that the endpoint closes. */
-void kvf_messages_close_clients(kvf_messages_endpoint *endpoint);
 
 /* ---- messages_link.c ------------------------------------------------------------------------- */
 

@@ -59,7 +59,7 @@ static uint64_t route_of(uint32_t number) {
 }
 
 static bool is_known(void *context, uint64_t route) {
-    return kvf_messages_is_client(context, (uint32_t)route);
+    return kvf_messages_client_of(context, (uint32_t)route) != NULL;
 }
 
 static void on_left(void *context, uint64_t route) {
