@@ -17,4 +17,8 @@ void kvf_tcp_try_often(int fd);
 /** For how long TCP waits until what was sent is acknowledged, and then gives the connection up. */
 void kvf_tcp_try_for(int fd, uint32_t milliseconds);
 
+/** How many bytes that came over a TCP connection its reader has received so far, or a few less; false: it is none, or
+ * the kernel does not tell. */
+bool kvf_tcp_count_received(int fd, uint64_t *bytes);
+
 #endif
