@@ -387,6 +387,10 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
 }
 
 
+# Each takes as much memory as there may be: together with all the others they are above every budget. Without keys only.
+APART = ("endless_messages", "endless_in_sessions")
+
+
 def burn(_: Attacker) -> Iterator[int]:
     """Attacks nobody, and takes the processor as an attacker does: what throughput is compared with."""
     for n in range(1 << 40):

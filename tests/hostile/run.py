@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import zmq
-from attacks import ATTACKS, Attacker, Target, burn
+from attacks import APART, ATTACKS, Attacker, Target, burn
 
 MEBI = 1 << 20
 BUDGET = 256 * MEBI
@@ -34,6 +34,7 @@ BACK = 0.10  # of what was there before the attack may be left after it
 # Beside that: what allocators keep, where the pair cannot make them give it back (of the library's, "kept" tells), and
 # where it does; a message; and connections made anew.
 SLACK_BYTES, SLACK_TRIMMED, SLACK_KEPT, SLACK_FDS = BUDGET // 4, 4 * MEBI, 64 << 10, 4
+APART_S = 5.0  # for those that are not for all at once
 HALF = 0.5  # of the requests beside a burner
 CALL_MS = 50.0  # of CPU time in one call of progress
 UNREADABLE = {
@@ -267,7 +268,9 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="each attack alone, for so long [2]; 0: none"
     )
-    parser.add_argument("--together", type=float, default=0.0, help="then all at once for so many seconds [0]")
+    parser.add_argument(
+        "--together", type=float, default=0.0, help="then all but APART at once, for so many seconds [0]"
+    )
     parser.add_argument("--settle", action="store_true", help="wait after each until what it left has run out")
     parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="this attack; may be repeated")
     parser.add_argument("--json", help="write the figures there too")
@@ -281,7 +284,9 @@ def main() -> int:
             time.sleep(0.1)
         plans = [([name], options.seconds) for name in names] if options.seconds else []
         if options.together:
-            plans.append((names, options.together))
+            at_once = [name for name in names if name not in APART]
+            plans += [(at_once, options.together)] if at_once else []
+            plans += [([name], APART_S) for name in names if name in APART and not secure]
         for attackers, seconds in plans:
             figures, faults = judge(pair, attackers, seconds, options.settle)
             rows.append({"keys": secure} | figures)

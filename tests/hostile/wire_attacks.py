@@ -310,6 +310,10 @@ HOLDERS: dict[str, Callable[[Wire], Iterator[int]]] = {
 }
 
 
+# Each takes as much memory as there may be: these are not for all at once. Without keys only.
+APART = ("endless", "endless_known")
+
+
 def attack(name: str, line: str, seconds: float, count: Any) -> None:
     """The body of an attacking process."""
     wire = Wire(Port.of(line))
