@@ -165,7 +165,7 @@ static void a_descriptor_that_is_somebody_elses_is_left_alone(void **state) {
         (void)close(pairs[i][0]);
         (void)close(pairs[i][1]);
     }
-    assert_int_equal(kvf_link_count(server.link).now, 0);
+    work_until(kvf_link_count(server.link).now == 0, &server); /* where ZeroMQ was slow, it tells late */
     kvf_link_close(server.link);
 }
 
