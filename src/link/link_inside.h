@@ -31,6 +31,9 @@
 #define KVF_LINK_SIXTEENTHS 8u
 
 /* The most that one round of progress reads from one socket: messages, and bytes of them. */
+/* What encryption adds to a message; and the longest message with it. */
+#define KVF_LINK_SEALED_BYTES 256u
+#define KVF_LINK_LONGEST (KVF_WIRE_MAX_BYTES + KVF_LINK_SEALED_BYTES)
 #define KVF_LINK_BATCH 64u
 #define KVF_LINK_BATCH_BYTES (2u << 20)
 
@@ -128,8 +131,9 @@ typedef struct kvf_zmq_link {
     void *sockets[KVF_LINK_FDS]; /* those of the sockets above that exist */
     struct pollfd fds[KVF_LINK_FDS];
     bool unread[KVF_LINK_FDS]; /* see link_fds.c */
-    uint32_t socket_count;
-    uint64_t next_due_ns; /* when a resting line is dialled, or a silent one gets a second connection */
+    uint32_t socket_count;     /* after their descriptors comes that of the door, or -1 */
+    bool stirs;                /* something comes over connections that have been silent */
+    uint64_t next_due_ns;      /* when a resting line is dialled, or a silent one dialled anew */
     const kvf_clock *clock;
 } kvf_zmq_link;
 

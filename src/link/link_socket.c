@@ -10,10 +10,7 @@
 /* Unread messages of one connection. A peer can make us keep this many times KVF_WIRE_MAX_BYTES. With a quarter as
  * many, a peer with a hundred requests under way is stopped and woken so often that a third fewer get through. */
 #define RECEIVE_LIMIT 64
-/* The bytes that encryption adds to a message. */
-#define SEALED_BYTES 256
-
-#define HANDSHAKE_MS 15000 /* a connection whose handshake takes longer is dropped */
+#define HANDSHAKE_MS 15000 /* a connection that is not shaken hands over by then is dropped */
 #define RECONNECT_MS 20
 #define RECONNECT_MAX_MS 500
 #define BACKLOG 4096
@@ -98,7 +95,7 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
         {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
         {ZMQ_TCP_MAXRT, UNACKNOWLEDGED_MS},
     };
-    const int64_t longest = KVF_WIRE_MAX_BYTES + SEALED_BYTES;
+    const int64_t longest = KVF_LINK_LONGEST;
     void *router = zmq_socket(link->zmq, ZMQ_ROUTER);
     if (!router)
         return kvf_zmq_fail("zmq_socket");

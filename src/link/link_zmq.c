@@ -17,6 +17,8 @@ static kvf_guests limits_of(const kvf_link_options *options) {
                    address = options->max_connections_per_address;
     return (kvf_guests){.most = most,
                         .most_of_address = address ? address : most - most / 4,
+                        .longest = KVF_LINK_LONGEST,
+                        .longest_strange = KVF_WIRE_STRANGER_BYTES + KVF_LINK_SEALED_BYTES,
                         .is_known = options->is_known,
                         .on_crowded = options->on_crowded,
                         .context = options->context};
@@ -93,7 +95,7 @@ static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
     link->on_broken = options->on_broken;
     link->context = options->context;
     link->next_due_ns = KVF_LINK_NEVER;
-    link->door.empty_fd = link->door.spare_fd = -1;
+    link->door.empty_fd = link->door.spare_fd = link->door.brought_fd = -1;
     kvf_mail_open(&link->mail);
     status = open_sockets(link, options, &endpoint);
     if (status) {
@@ -209,11 +211,11 @@ static void read_called(kvf_zmq_link *link, zmq_msg_t frames[2]) {
         link->on_message(link->context, &letter);
 }
 
-/* Receives at most a batch of messages; returns whether none is left. */
-static bool take_messages(kvf_zmq_link *link, void *socket,
+/* At most a batch; whether everything was taken in. `taken` receives how many messages that were. */
+static bool take_messages(kvf_zmq_link *link, void *socket, uint32_t *taken,
                           void (*take)(kvf_zmq_link *link, zmq_msg_t frames[2])) {
     size_t bytes = 0;
-    for (uint32_t i = 0; i < KVF_LINK_BATCH && bytes < KVF_LINK_BATCH_BYTES; i++) {
+    for (*taken = 0; *taken < KVF_LINK_BATCH && bytes < KVF_LINK_BATCH_BYTES; (*taken)++) {
         zmq_msg_t frames[2]; /* routing id; message */
         (void)zmq_msg_init(&frames[0]);
         (void)zmq_msg_init(&frames[1]);
@@ -248,6 +250,15 @@ static void read_mail(kvf_zmq_link *link) {
     }
 }
 
+static void take_incoming(kvf_zmq_link *link) {
+    uint32_t taken = 0;
+    const bool all = !kvf_link_is_unread(link, link->listener) ||
+                     take_messages(link, link->listener, &taken, keep_incoming);
+    kvf_guests_took(&link->door.guests, taken, all);
+    if (link->stirs || kvf_door_due(&link->door) <= link->now)
+        kvf_door_weigh(&link->door, link->now);
+}
+
 static bool is_pending(kvf_link *base);
 
 static void progress_zmq(kvf_link *base, bool *more) {
@@ -261,20 +272,20 @@ static void progress_zmq(kvf_link *base, bool *more) {
     /* Events are read first, but take effect after the messages that came before them. */
     kvf_lines_take_events(link);
     bool all_read = !link->broken && !kvf_link_is_unread(link, link->caller);
+    uint32_t taken;
     if (!all_read)
-        all_read = take_messages(link, link->caller, read_called);
+        all_read = take_messages(link, link->caller, &taken, read_called);
     if (all_read)
         kvf_lines_hang_up(link);
     kvf_lines_redial(link, all_read);
-    if (kvf_link_is_unread(link, link->listener))
-        (void)take_messages(link, link->listener, keep_incoming);
+    take_incoming(link);
     read_mail(link);
     *more = is_pending(base);
 }
 
 static uint64_t due_of(const kvf_link *base) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    return kvf_min_u64(link->next_due_ns, kvf_guests_due(&link->door.guests));
+    return kvf_min_u64(link->next_due_ns, kvf_door_due(&link->door));
 }
 
 static kvf_link_counts counts_of(const kvf_link *base) {
@@ -294,9 +305,10 @@ static bool is_pending(kvf_link *base) {
 
 static uint32_t fds_of(const kvf_link *base, int fds[KVF_LINK_FDS]) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    for (uint32_t i = 0; i < link->socket_count; i++)
+    const uint32_t count = link->socket_count + (link->listener != NULL); /* only then is there a door */
+    for (uint32_t i = 0; i < count; i++)
         fds[i] = link->fds[i].fd;
-    return link->socket_count;
+    return count;
 }
 
 static kvf_status allow_key(kvf_link *base, const char *public_key, bool allowed) {

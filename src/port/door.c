@@ -15,6 +15,7 @@
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -25,6 +26,11 @@
 
 #define MONITOR_ADDRESS "inproc://listener"
 #define EVENTS_AT_ONCE 256u
+/* A connection has a few MiB waiting at most. */
+#define DROPPED_AT_ONCE (64u << 10)
+#define DROPS 512u
+#define WEIGHED_AT_ONCE 256u
+#define WEIGH_EVERY_NS UINT64_C(10000000)
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
@@ -80,28 +86,93 @@ static void look_away(const kvf_door *door) {
     (void)dup3(door->empty_fd, door->spare_fd, O_CLOEXEC);
 }
 
+/* The kernel drops what comes by TCP, so that the other end sends it again, ever more rarely. What waits is dropped,
+ * too, for ZeroMQ would still receive it. */
+static bool stop_receiving(const kvf_door *door) {
+    struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_fprog filter = {1, &nothing};
+    char dropped[DROPPED_AT_ONCE];
+    if (!door->port || setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter))
+        return false;
+    for (uint32_t i = 0; i < DROPS; i++)
+        if (recv(door->spare_fd, dropped, sizeof dropped, MSG_DONTWAIT) <= 0)
+            break;
+    return true;
+}
+
 static void hang_up(void *owner, kvf_guest *guest) {
     const kvf_door *door = owner;
     uint64_t file;
     const int none = 0;
     if (look_at(door, (int)guest->id, &file) && file == guest->mark) {
-        if (guest->muted) /* else the other end's goodbye would be dropped, too */
-            (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
+        const bool deaf = guest->muted || (guest->is_suspect && stop_receiving(door));
         (void)shutdown(door->spare_fd, SHUT_RDWR);
+        if (deaf) /* else the other end's goodbye would be dropped, too */
+            (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
     }
     look_away(door);
 }
 
-/* The kernel drops what comes by TCP, so that the other end sends it again, ever more rarely. */
 static bool mute(void *owner, const kvf_guest *guest) {
     const kvf_door *door = owner;
-    struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
-    const struct sock_fprog filter = {1, &nothing};
     uint64_t file;
-    const bool muted = door->port && look_at(door, (int)guest->id, &file) && file == guest->mark &&
-                       setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0;
+    const bool muted = look_at(door, (int)guest->id, &file) && file == guest->mark && stop_receiving(door);
     look_away(door);
     return muted;
+}
+
+/* ---- weighing guests ------------------------------------------------------------------------- */
+
+/*
+ * The next thing that comes over a guest's connection, whose duplicate is the spare descriptor, makes `brought_fd`
+ * readable, once; `how`: EPOLL_CTL_ADD or _MOD. An epoll knows a connection by its file and the number it was added
+ * with, so all are added with the number of the spare descriptor. They are gone from it when ZeroMQ closes them.
+ */
+static void listen_to(const kvf_door *door, uint64_t id, int how) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = id};
+    if (door->port)
+        (void)epoll_ctl(door->brought_fd, how, door->spare_fd, &event);
+}
+
+static void listen_again(const kvf_door *door, const kvf_guest *guest) {
+    uint64_t file;
+    if (look_at(door, (int)guest->id, &file) && file == guest->mark)
+        listen_to(door, guest->id, EPOLL_CTL_MOD);
+    look_away(door);
+}
+
+static void note_stirred(kvf_door *door) {
+    struct epoll_event events[WEIGHED_AT_ONCE];
+    const int count = epoll_wait(door->brought_fd, events, WEIGHED_AT_ONCE, 0);
+    for (int i = 0; i < count; i++)
+        kvf_guests_stir(&door->guests, events[i].data.u64);
+}
+
+/* A number that is another connection's by now is of a guest that is gone, and hanging up looks closer. */
+static void weigh(kvf_door *door, kvf_guest *guest) {
+    uint64_t bytes = guest->brought;
+    (void)kvf_tcp_count_received((int)guest->id, &bytes);
+    if (!kvf_guests_weigh(&door->guests, guest, bytes) && !guest->muted && !guest->leaving)
+        listen_again(door, guest);
+}
+
+void kvf_door_weigh(kvf_door *door, uint64_t now) {
+    note_stirred(door);
+    if (now < door->weigh_ns)
+        return;
+    const kvf_guest *last = door->guests.moving ? door->guests.moving->moving_prev : NULL;
+    for (uint32_t i = 0; i < WEIGHED_AT_ONCE && last; i++) {
+        kvf_guest *guest = kvf_guests_next_moving(&door->guests);
+        if (guest == last)
+            last = NULL;
+        weigh(door, guest);
+    }
+    door->weigh_ns = now + WEIGH_EVERY_NS;
+}
+
+uint64_t kvf_door_due(const kvf_door *door) {
+    const uint64_t silent = kvf_guests_due(&door->guests);
+    return door->guests.moving ? kvf_min_u64(silent, door->weigh_ns) : silent;
 }
 
 /* ---- what ZeroMQ tells ----------------------------------------------------------------------- */
@@ -116,6 +187,8 @@ static bool arrived(kvf_door *door, int fd, uint64_t now) {
         if (door->port)
             kvf_tcp_try_often(door->spare_fd);
         status = kvf_guests_arrive(&door->guests, (uint64_t)fd, file, name, now);
+        if (!status)
+            listen_to(door, (uint64_t)fd, EPOLL_CTL_ADD);
     }
     look_away(door);
     return status == KVF_OK;
@@ -164,8 +237,9 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
     door->guests.mute = mute;
     door->empty_fd = eventfd(0, EFD_CLOEXEC);
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
-    if (door->spare_fd < 0)
-        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
+    door->brought_fd = door->spare_fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+    if (door->brought_fd < 0)
+        return kvf_fail(KVF_E_IO, "eventfd and epoll_create1: %s", strerror(errno));
     return kvf_zmq_monitor(zmq, listener, MONITOR_ADDRESS, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED,
                            &door->monitor);
 }
@@ -181,8 +255,8 @@ void kvf_door_bound(kvf_door *door, const char *endpoint) {
 
 void kvf_door_close(kvf_door *door) {
     kvf_guests_free(&door->guests);
-    if (door->empty_fd >= 0)
-        (void)close(door->empty_fd);
-    if (door->spare_fd >= 0)
-        (void)close(door->spare_fd);
+    const int fds[] = {door->empty_fd, door->spare_fd, door->brought_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
 }

@@ -18,6 +18,8 @@ typedef struct kvf_door {
     bool waits;                                              /* an accepted connection is not listed yet */
     int waiting;                                             /* its descriptor */
     int empty_fd, spare_fd;                                  /* see door.c */
+    int brought_fd;                                          /* an epoll of guests that have been silent */
+    uint64_t weigh_ns;                                       /* when guests that move are weighed next */
 } kvf_door;
 
 /**
@@ -41,6 +43,16 @@ bool kvf_door_take_events(kvf_door *door, uint64_t now);
  * @return whether events were read, too: then the monitor's descriptor may be silent although there are more
  */
 bool kvf_door_hear(kvf_door *door, uint64_t route, zmq_msg_t *message, uint64_t now);
+
+/**
+ * Weighs guests over whose connections something comes, see guests.h: a bounded number, and each at most a hundred
+ * times a second. The owner calls it when `brought_fd` is readable, and when kvf_door_due() says so, and tells
+ * kvf_guests_took(). Connections that are not by TCP are not weighed.
+ */
+void kvf_door_weigh(kvf_door *door, uint64_t now);
+
+/** When the door has something to do that no descriptor shows; UINT64_MAX: not before something happens. */
+uint64_t kvf_door_due(const kvf_door *door);
 
 /** Frees what is known of connections. The listener and the monitor are closed already. */
 void kvf_door_close(kvf_door *door);

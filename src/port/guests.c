@@ -47,11 +47,20 @@ static void unlist(kvf_guests *guests, kvf_guest *guest) {
     DL_DELETE2(guest->host->present, guest, host_prev, host_next);
 }
 
+static void stop_moving(kvf_guests *guests, kvf_guest *guest) {
+    if (guest->moves)
+        DL_DELETE2(guests->moving, guest, moving_prev, moving_next);
+    guest->moves = false;
+}
+
 /* The guest no longer counts, but is listed until its owner says that it is gone. */
 static void stop_counting(kvf_guests *guests, kvf_guest *guest) {
     if (!guest->host)
         return;
     unlist(guests, guest);
+    stop_moving(guests, guest);
+    guests->part_bytes -= guest->part_counted;
+    guest->part_counted = 0;
     guests->count--;
     guests->known -= guest->known;
     guest->known = false;
@@ -141,12 +150,16 @@ static kvf_guest *who_goes(kvf_guests *guests, kvf_guest *newest, crowd why, uin
     return newest;
 }
 
+static const char *name_of(const char *address) {
+    return address[0] ? address : "this machine";
+}
+
 static void tell(const kvf_guests *guests, crowd why, const char *address) {
     char detail[KVF_GUEST_ADDRESS_BYTES + 128];
     if (why == CROWD_ADDRESS)
         (void)snprintf(detail, sizeof detail,
-                       "over budget: %s has %u connections here, the most from one address",
-                       address[0] ? address : "this machine", guests->most_of_address);
+                       "over budget: %s has %u connections here, the most from one address", name_of(address),
+                       guests->most_of_address);
     else
         (void)snprintf(detail, sizeof detail, "over budget: there are %u connections%s, the most it takes",
                        why == CROWD_ALL ? guests->most : guests->most_strangers,
@@ -201,6 +214,13 @@ bool kvf_guests_hear(kvf_guests *guests, uint64_t route, uint64_t now) {
     kvf_guest *guest = find_route(guests, route);
     if (guest)
         put_last(guests, guest, now);
+    return kvf_guests_read(guests, route);
+}
+
+bool kvf_guests_read(kvf_guests *guests, uint64_t route) {
+    kvf_guest *guest = find_route(guests, route);
+    if (guest)
+        guest->was_read = true;
     return guest != NULL;
 }
 
@@ -214,13 +234,18 @@ void kvf_guests_dismiss(kvf_guests *guests, uint64_t route) {
         dismiss(guests, guest);
 }
 
+static void mute(kvf_guests *guests, kvf_guest *guest) {
+    guest->muted = guests->mute && guests->mute(guests->owner, guest);
+    if (guest->muted)
+        stop_moving(guests, guest);
+    else
+        dismiss(guests, guest);
+}
+
 void kvf_guests_mute(kvf_guests *guests, uint64_t route) {
     kvf_guest *guest = find_route(guests, route);
-    if (!guest || guest->muted)
-        return;
-    guest->muted = guests->mute && guests->mute(guests->owner, guest);
-    if (!guest->muted)
-        dismiss(guests, guest);
+    if (guest && !guest->muted)
+        mute(guests, guest);
 }
 
 bool kvf_guests_is_muted(const kvf_guests *guests, uint64_t route) {
@@ -266,6 +291,7 @@ void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t n
     if (!guest || guest->leaving || guest->route || has_left(guests, route))
         return; /* the message is from a connection that had this number before, or has it now without our knowledge */
     guest->route = route;
+    guest->was_read = true;
     HASH_ADD(by_route, guests->by_route, route, sizeof guest->route, guest);
     put_last(guests, guest, now);
 }
@@ -286,4 +312,77 @@ void kvf_guests_tick(kvf_guests *guests, uint64_t now) {
         else
             dismiss(guests, first);
     }
+}
+
+/* ---- messages that are not whole ------------------------------------------------------------- */
+
+void kvf_guests_stir(kvf_guests *guests, uint64_t id) {
+    kvf_guest *guest = find(guests, id);
+    if (!guest || guest->leaving || guest->muted || guest->moves)
+        return;
+    guest->moves = true;
+    DL_APPEND2(guests->moving, guest, moving_prev, moving_next);
+}
+
+kvf_guest *kvf_guests_next_moving(kvf_guests *guests) {
+    kvf_guest *guest = guests->moving;
+    if (guest) {
+        DL_DELETE2(guests->moving, guest, moving_prev, moving_next);
+        DL_APPEND2(guests->moving, guest, moving_prev, moving_next);
+    }
+    return guest;
+}
+
+/* ZeroMQ notices that a connection has a message after it has handed out up to a hundred others, and hands out messages
+ * of connections that are not listed yet, or not any more. */
+void kvf_guests_took(kvf_guests *guests, uint32_t count, bool all) {
+    guests->taken += count;
+    if (!all && guests->taken < 2 * guests->count + KVF_GUESTS_LEFT)
+        return;
+    guests->turn++;
+    guests->taken = 0;
+}
+
+static bool brings_too_much(const kvf_guests *guests, const kvf_guest *guest) {
+    const uint64_t part = guest->brought - guest->whole;
+    if (guest->known)
+        return part > guests->longest + KVF_GUEST_BATCH_BYTES;
+    return part > guests->longest_strange + KVF_GUEST_BATCH_BYTES ||
+           (part > KVF_GUEST_GREETING_BYTES && guests->part_bytes > KVF_GUESTS_PART_BYTES);
+}
+
+/* A stranger that is hung up on comes back at once, with as much; so where there is room for what it has brought, it is
+ * muted. */
+static void cut_off(kvf_guests *guests, kvf_guest *guest) {
+    char detail[KVF_GUEST_ADDRESS_BYTES + 128];
+    (void)snprintf(detail, sizeof detail,
+                   "over budget: a connection of %s brought %llu bytes of a message without an end",
+                   name_of(guest->host->address), (unsigned long long)(guest->brought - guest->whole));
+    guests->refused++;
+    if (guest->known || guests->part_bytes > KVF_GUESTS_PART_BYTES)
+        dismiss(guests, guest);
+    else
+        mute(guests, guest);
+    if (guests->on_crowded)
+        guests->on_crowded(guests->context, detail);
+}
+
+bool kvf_guests_weigh(kvf_guests *guests, kvf_guest *guest, uint64_t brought) {
+    const bool brings = brought > guest->brought;
+    guest->brought = kvf_max_u64(guest->brought, brought);
+    if (guest->was_read)
+        guest->whole = guest->brought;
+    guest->was_read = false;
+    guests->part_bytes -= guest->part_counted;
+    guest->part_counted = is_known(guests, guest) ? 0 : guest->brought - guest->whole;
+    guests->part_bytes += guest->part_counted;
+    const bool was_suspect = guest->is_suspect;
+    guest->is_suspect = brings_too_much(guests, guest);
+    if (!guest->is_suspect && !brings)
+        stop_moving(guests, guest);
+    else if (guest->is_suspect && !was_suspect)
+        guest->turn = guests->turn;
+    else if (guest->is_suspect && guests->turn - guest->turn >= 2)
+        cut_off(guests, guest);
+    return guest->moves;
 }

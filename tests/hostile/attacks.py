@@ -30,9 +30,13 @@ from protocol import (
     incarnation_of,
     numbers,
 )
+from zmtp import LARGE, SMALL, RawDealer
 
 
 HEAVY_TOKENS = 1 << 14  # of a block: a shard then has nearly as many pieces as an agent accepts
+
+
+KNOWN = 3  # connections that bring messages without an end: an agent keeps up to 34 MiB of each that is met
 
 
 @dataclass
@@ -69,6 +73,37 @@ class Attacker:
         )
         self.open.append(speaker)
         return speaker
+
+    def speak_raw(self, met: bool) -> Speaker | None:
+        """Over a socket of our own: one that is met, or a stranger. None: not now."""
+        raw = RawDealer()
+        try:
+            speaker = Speaker(self.context, self.target.producer, made=raw)
+            if met and speaker.visit(1.0):
+                speaker.greet()
+        except (OSError, zmq.ZMQError):
+            raw.close()
+            time.sleep(0.01)
+            return None
+        return speaker
+
+    def endless_over(self, met: bool, most: int) -> Iterator[int]:
+        """Messages without an end, of small frames and large ones, over so many connections. One that has ended is made
+        again. With keys they are refused at once: these are of a peer that has none."""
+        speakers: list[Speaker | None] = [None] * most
+        for n in range(1 << 40):
+            speaker = speakers[n % most]
+            try:
+                if speaker is None:
+                    speaker = speakers[n % most] = self.speak_raw(met and self.target.keys is None)
+                sent = speaker.socket.push_endless(LARGE if n % 2 else SMALL) if speaker else 0
+            except OSError:
+                assert speaker
+                speaker.close()
+                speakers[n % most], sent = None, 0
+            if sent == 0:
+                time.sleep(0.0002)
+            yield sent > 0
 
     def greeted(self, to_consumer: bool = False, name: str = "") -> Speaker:
         speaker = self.speak(to_consumer, name)
@@ -210,6 +245,14 @@ class Attacker:
                 time.sleep(0.02)
             yield 1
 
+    def endless_messages(self) -> Iterator[int]:
+        """Messages without an end by strangers."""
+        return self.endless_over(False, 101)
+
+    def endless_in_sessions(self) -> Iterator[int]:
+        """Messages without an end by peers that are met."""
+        return self.endless_over(True, KNOWN)
+
     def half_tables(self) -> Iterator[int]:
         """Sends EXPECTs that announce more parts which never come, and beats that keep them alive."""
         speaker = self.greeted()
@@ -335,6 +378,8 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
         "take_sessions",
         "connect_often",
         "connect_and_be_silent",
+        "endless_messages",
+        "endless_in_sessions",
         "half_tables",
         "ask_for_checksums",
         "release_as_the_last_rank",
@@ -344,6 +389,10 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
         "garbage",
     )
 }
+
+
+# Each takes as much memory as there may be: together with all the others they are above every budget. Without keys only.
+APART = ("endless_messages", "endless_in_sessions")
 
 
 def burn(_: Attacker) -> Iterator[int]:

@@ -51,6 +51,7 @@ class Speaker:
         server_key: str = "",
         keys: tuple[str, str] | None = None,
         name: str = "",
+        made: Any = None,
     ) -> None:
         self.name = name or "stranger-" + os.urandom(4).hex()
         self.secret = os.urandom(16)
@@ -59,7 +60,7 @@ class Speaker:
         self.digest = bytes(32)
         self.number = 0
         self.card = b""
-        self.socket = context.socket(zmq.DEALER)
+        self.socket = made or context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, 1000)
         if keys:

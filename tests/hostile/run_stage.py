@@ -20,9 +20,9 @@ from typing import Any
 
 import zmq
 from attacks import Target
-from run import CONNECTIONS, MEBI, Pair, judge, run_attackers, start
+from run import APART_S, CONNECTIONS, MEBI, Pair, judge, run_attackers, start
 from run_shm import STARVED, is_about_speed, wait_for
-from wire_attacks import HOLDERS, STRANGERS, attack
+from wire_attacks import APART, HOLDERS, STRANGERS, attack
 
 LEAST = 0.05  # of the requests beside a program that only uses the processor: the pair must go on
 MORE_BYTES = 192 * MEBI
@@ -155,7 +155,9 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="each attack alone, for so long [2]; 0: none"
     )
-    parser.add_argument("--together", type=float, default=0.0, help="then all at once for so many seconds [0]")
+    parser.add_argument(
+        "--together", type=float, default=0.0, help="then all but APART at once, for so many seconds [0]"
+    )
     parser.add_argument(
         "--any-speed", action="store_true", help="not judged by speed, for programs with sanitizers"
     )
@@ -174,8 +176,13 @@ def main() -> int:
     say(*("ok", "a wrong byte is noticed") if a_wrong_byte_is_noticed(program) else ("FAILED", "it is not"))
     by_speed = not options.any_speed
     alone = [([name], options.seconds, by_speed) for name in names if options.seconds]
-    at_once = [(names, options.together, False)] if options.together else []
-    for secure, plan in itertools.product((False, True), alone + at_once):
+    together = [name for name in names if name not in APART]
+    at_once = [(together, options.together, False)] if together else []
+    apart = [([name], APART_S, False) for name in names if name in APART]
+    short = at_once + apart if options.together else []
+    for secure, plan in itertools.product((False, True), alone + short):
+        if secure and plan in apart:
+            continue
         figures, faults = judge_fairly(program, secure, *plan)
         rows.append(figures)
         say("FAILED" if faults else "ok", json.dumps(figures), *faults)

@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from zmtp import LARGE as LARGE_FRAMES
+from zmtp import SMALL as SMALL_FRAMES
+from zmtp import RawDealer, frame
 
 HELLO, READ, WRITE, NOTICE = 1, 2, 3, 4
 MEBI = 1 << 20
-LARGE = 8  # connections that send large messages: an owner keeps up to 9 MiB for each holder of the card
+KNOWN = 3  # connections that bring messages without an end: an owner keeps up to 34 MiB of each who has the card
+LARGE = 8  # connections that bring large messages: an owner keeps up to 9 MiB of each who has the card
 GREETING = (
     b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
 )  # of ZMTP: signature and version; the rest is missing
@@ -82,6 +86,16 @@ class Wire:
             time.sleep(0.01)
             return None
         made.setblocking(False)
+        return made
+
+    def raw_dealer(self) -> RawDealer | None:
+        made = RawDealer()
+        try:
+            made.connect(f"tcp://127.0.0.1:{self.port.port}")
+        except OSError:
+            made.close()
+            time.sleep(0.01)
+            return None
         return made
 
     def hello(self, secret: bytes | None = None) -> bytes:
@@ -184,6 +198,32 @@ def large_frames(wire: Wire) -> Iterator[int]:
         yield send(wire.open[i % len(wire.open)], data)
 
 
+def endless_over(wire: Wire, begin: bytes, most: int) -> Iterator[int]:
+    """Messages without an end, of small frames and large ones, over so many connections, each after `begin`. One that
+    has ended is made again. With keys they are refused at once: these are of a peer that has none."""
+    raws: list[RawDealer | None] = [None] * most
+    for i in itertools.count():
+        raw = raws[i % most]
+        try:
+            if raw is None:
+                raw = raws[i % most] = wire.raw_dealer()
+                if raw and begin:
+                    raw.push(begin)
+            sent = raw.push_endless(LARGE_FRAMES if i % 2 else SMALL_FRAMES) if raw else 0
+        except OSError:
+            assert raw
+            raw.close()
+            raws[i % most], sent = None, 0
+        if sent == 0:
+            time.sleep(0.0002)
+        yield sent > 0
+
+
+def endless(wire: Wire) -> Iterator[int]:
+    """Messages without an end over connections that said nothing."""
+    return endless_over(wire, b"", 101)
+
+
 # ---- with the card -----------------------------------------------------------------------------
 
 
@@ -247,12 +287,18 @@ def notices(wire: Wire) -> Iterator[int]:
         yield send(dealer, bytes([NOTICE]) + os.urandom(4096))
 
 
+def endless_known(wire: Wire) -> Iterator[int]:
+    """Messages without an end, by those who are let in."""
+    return endless_over(wire, frame(0, wire.hello()), KNOWN)
+
+
 STRANGERS: dict[str, Callable[[Wire], Iterator[int]]] = {
     "idle": idle,
     "half_handshake": half_handshake,
     "noise": noise,
     "frames": frames,
     "large_frames": large_frames,
+    "endless": endless,
 }
 HOLDERS: dict[str, Callable[[Wire], Iterator[int]]] = {
     "many": many,
@@ -260,7 +306,12 @@ HOLDERS: dict[str, Callable[[Wire], Iterator[int]]] = {
     "unread": unread,
     "hoard": hoard,
     "notices": notices,
+    "endless_known": endless_known,
 }
+
+
+# Each takes as much memory as there may be: these are not for all at once. Without keys only.
+APART = ("endless", "endless_known")
 
 
 def attack(name: str, line: str, seconds: float, count: Any) -> None:

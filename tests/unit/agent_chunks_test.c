@@ -207,6 +207,34 @@ static void a_block_in_use_is_refused_and_may_come_later(void **state) {
     push_scene_finish(&s);
 }
 
+static void a_chunk_for_which_there_is_no_memory_may_come_again(void **state) {
+    (void)state;
+    push_scene s;
+    memory_count memory;
+    count_memory(&memory);
+    open_scene(&s, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
+    const kvf_block_table first = part_of(&s, 0, 0, 3);
+    kvf_status status = KVF_E_NOMEM;
+    size_t refused = 0;
+    while (status) {
+        memory.calls = 0;
+        memory.fail_at = refused + 1;
+        status = say(&s, 40, &first);
+        memory.fail_at = 0;
+        if (status) {
+            assert_fails(status, KVF_E_NOMEM, "no memory for");
+            refused++;
+        }
+    }
+    assert_true(refused >= 4);
+    assert_int_equal(held(&s), 3);
+    const kvf_block_table rest = part_of(&s, 0, 3, 7);
+    ready(&s, 40, TOKENS, LAYERS, &rest);
+    push_scene_finish(&s);
+    assert_ok(kvf_set_allocator(NULL));
+}
+
 static void cancelling_frees_what_chunks_have_brought(void **state) {
     (void)state;
     push_scene s;
@@ -238,6 +266,7 @@ int main(void) {
         cmocka_unit_test(blocks_before_a_window_are_not_needed),
         cmocka_unit_test(blocks_of_a_window_may_be_repeated),
         cmocka_unit_test(a_block_in_use_is_refused_and_may_come_later),
+        cmocka_unit_test(a_chunk_for_which_there_is_no_memory_may_come_again),
         cmocka_unit_test(cancelling_frees_what_chunks_have_brought),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

@@ -1,5 +1,6 @@
 /* Blocks that a peer writes: until when it may write, and when they are free if it may still be writing. */
 #include "agent/session.h"
+#include "agent/ticket.h"
 #include "agent_lease_scene.h"
 #include "faulty_fabric.h"
 
@@ -86,6 +87,36 @@ static void without_a_word_from_the_writer_doubt_ends_with_its_time(void **state
     lease_close(&s);
 }
 
+/* The first call of the session has not arrived when another request is withdrawn, whose EXPECT was answered. */
+static void a_withdrawal_ends_no_call_of_another_request(void **state) {
+    (void)state;
+    scene s;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    world_request_make(&s.w, &s.w.p, "b", 50, 30, 1, &held);
+    world_request_make(&s.w, &s.w.d, "b", 50, 40, 1, &wanted);
+    world_fill(&s.w, &s.w.p, &held, 5);
+    world_hold(&s.w.p, &held, theirs);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_ACQUIRE);
+    world_pull(&s.w.d, &wanted, &s.w.p, ours);
+    world_until(&s.w, letters_met() >= 1);
+    assert_int_equal(s.d->all_sessions->next_number, 1);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, s.p->all_sessions->seen_highest >= 3); /* JOIN and EXPECT */
+    world_run_for(&s.w, 10 * MS);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    letters_no_rules();
+    world_all_done(&s.w, &s.w.d, ours);
+    world_all_done(&s.w, &s.w.p, theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted, 5), 0);
+    (void)world_done(&s.w, s.p, s.theirs[0]);
+    lease_close(&s);
+}
+
 static void a_writer_that_was_stopped_writes_nothing_when_it_wakes(void **state) {
     (void)state;
     scene s;
@@ -95,7 +126,9 @@ static void a_writer_that_was_stopped_writes_nothing_when_it_wakes(void **state)
     assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
     assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    const uint64_t until = kvf_asker_of(s.d->tickets)->sources[0].until;
     assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_int_equal(world_now(), until + 250 * MS); /* a margin, and no more */
     world_fill(&s.w, &s.w.d, &s.wanted, 7);
 
     s.w.p.agents[0] = stopped;
@@ -222,6 +255,7 @@ int main(void) {
         cmocka_unit_test(a_withdrawal_that_was_lost_is_said_again),
         cmocka_unit_test(a_withdrawal_is_answered_when_nothing_is_written_any_more),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
+        cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
         cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
         cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),

@@ -109,6 +109,28 @@ static void a_region_with_blocks_of_a_request_stays_and_the_request_is_named(voi
     tear_down(&s);
 }
 
+/* Groups have memory of their own, and a request may need blocks of one group only. */
+static void a_region_without_blocks_of_a_request_may_go(void **state) {
+    (void)state;
+    scene s = {.theirs = {0}};
+    const kvf_engine_spec *spec =
+        ENGINE(.name = "P", .all = {.block_count = 64, .order = "L|BPHN"}, .state = {.order = "L|BTNPH"});
+    world_open_model(&s.w, hybrid(4), spec, ONE("D"), NULL);
+    s.p = s.w.p.agents[0];
+    world_request_make(&s.w, &s.w.p, "a", 50, 0, 1, &s.held);
+    s.held.groups[1] = (kvf_group_steps){.begin = 0}; /* no state */
+    const kvf_shard *shard = kvf_engine_shard(s.w.p.engine, 0);
+    const uint32_t used = kvf_shard_placement(shard, 0, 0, 0)->region,
+                   unused = kvf_shard_placement(shard, 1, 1, 0)->region;
+    assert_int_not_equal(used, unused);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    assert_fails(kvf_agent_unregister_region(s.p, used), KVF_E_AGAIN, "\"a\"", "region");
+    assert_ok(kvf_agent_unregister_region(s.p, unused));
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    tear_down(&s);
+}
+
 static void a_pull_waits_for_a_producer_that_sleeps(void **state) {
     (void)state;
     scene s;
@@ -206,6 +228,7 @@ int main(void) {
         cmocka_unit_test(a_producer_whose_cache_moves_is_met_again),
         cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
+        cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
         cmocka_unit_test(who_waits_for_a_producer_that_sleeps_is_told_so),
         cmocka_unit_test(mistakes_with_regions_are_refused),

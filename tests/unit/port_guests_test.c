@@ -254,7 +254,157 @@ static void what_is_left_of_one_that_left_is_not_of_who_has_its_place(void **sta
     kvf_guests_free(&h.guests);
 }
 
-/* A newcomer costs as much among thousands of known guests as among a few. */
+/* ---- messages without an end ----------------------------------------------------------------- */
+
+#define LONGEST 1000000u
+#define LONGEST_STRANGE 50000u
+#define STRANGE_AND_BATCH (LONGEST_STRANGE + (16u << 10))
+
+static void open_weighing_house(house *h, uint64_t strangers) {
+    open_house(h, 0, 0);
+    h->guests.longest = LONGEST;
+    h->guests.longest_strange = LONGEST_STRANGE;
+    for (uint64_t id = 1; id <= strangers; id++) {
+        arrive(h, id, "a", SECONDS(1));
+        kvf_guests_name(&h->guests, id, 100 + id, SECONDS(1));
+    }
+}
+
+/* Whether a guest still moves that is found to have brought so many bytes. */
+static bool weigh(house *h, uint64_t id, uint64_t brought) {
+    kvf_guest *guest;
+    kvf_guests_stir(&h->guests, id);
+    do
+        assert_non_null(guest = kvf_guests_next_moving(&h->guests));
+    while (guest->id != id);
+    return kvf_guests_weigh(&h->guests, guest, brought);
+}
+
+static void read_all(house *h, int times) {
+    while (times-- > 0)
+        kvf_guests_took(&h->guests, 0, true);
+}
+
+static void a_stranger_whose_message_does_not_end_is_muted(void **state) {
+    (void)state;
+    house h;
+    open_weighing_house(&h, 1);
+    assert_true(weigh(&h, 1, 300)); /* a handshake, and a message that was read */
+    assert_true(weigh(&h, 1, 300 + STRANGE_AND_BATCH));
+    read_all(&h, 5);
+    assert_true(weigh(&h, 1, 301 + STRANGE_AND_BATCH)); /* the first time that it is too much */
+    read_all(&h, 1);
+    assert_true(weigh(&h, 1, 301 + STRANGE_AND_BATCH)); /* there may be whole messages that were not read */
+    assert_int_equal(h.muted, 0);
+    read_all(&h, 1);
+    assert_false(weigh(&h, 1, 301 + STRANGE_AND_BATCH));
+    assert_int_equal(h.muted, 1);
+    assert_int_equal(h.gone_count, 0);
+    assert_int_equal(h.guests.refused, 1);
+    assert_non_null(strstr(h.crowded, "of a brought 66385 bytes of a message without an end"));
+    kvf_guests_stir(&h.guests, 1);
+    assert_null(kvf_guests_next_moving(&h.guests)); /* nothing more is received over it */
+    kvf_guests_tick(&h.guests, SECONDS(1) + KVF_GUEST_SILENT_NS);
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.guests.part_bytes, 0);
+    kvf_guests_free(&h.guests);
+}
+
+static void a_guest_whose_messages_are_read_may_bring_any_number(void **state) {
+    (void)state;
+    house h;
+    open_weighing_house(&h, 1);
+    for (uint64_t i = 1; i <= 20; i++) {
+        read_all(&h, 3);
+        if (i % 2)
+            assert_true(kvf_guests_read(&h.guests, 101));
+        else
+            assert_true(kvf_guests_hear(&h.guests, 101, SECONDS(1)));
+        assert_true(weigh(&h, 1, i * LONGEST));
+    }
+    assert_int_equal(h.guests.part_bytes, 0);
+    assert_true(weigh(&h, 1, 20 * LONGEST + 5));
+    assert_int_equal(h.guests.part_bytes, 5);
+    assert_false(kvf_guests_read(&h.guests, 102));
+    assert_false(weigh(&h, 1, 20 * LONGEST + 5)); /* it is silent now */
+    assert_null(kvf_guests_next_moving(&h.guests));
+    assert_false(weigh(&h, 1, 7)); /* it was another's number */
+    assert_int_equal(h.guests.part_bytes, 5);
+    assert_int_equal(h.guests.refused, 0);
+    kvf_guests_free(&h.guests);
+}
+
+static void a_known_guest_may_bring_its_longest_message_and_is_hung_up_on_after_it(void **state) {
+    (void)state;
+    house h;
+    open_weighing_house(&h, 1);
+    h.known_below = 200;
+    const uint64_t most = LONGEST + (16u << 10);
+    assert_true(weigh(&h, 1, 300));
+    assert_true(weigh(&h, 1, 300 + most));
+    read_all(&h, 3);
+    assert_true(weigh(&h, 1, 301 + most));
+    read_all(&h, 2);
+    assert_false(weigh(&h, 1, 301 + most));
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.muted, 0);
+    assert_int_equal(h.guests.refused, 1);
+    assert_int_equal(h.guests.part_bytes, 0);
+    kvf_guests_free(&h.guests);
+}
+
+/* The owner may never have read all, but ZeroMQ gives it a message of each in turn. */
+static void a_turn_is_over_when_far_more_messages_were_read_than_there_are_guests(void **state) {
+    (void)state;
+    house h;
+    open_weighing_house(&h, 3);
+    assert_true(weigh(&h, 1, 1));
+    assert_true(weigh(&h, 1, 2 + STRANGE_AND_BATCH));
+    const uint32_t turn = 2 * 3 + KVF_GUESTS_LEFT;
+    kvf_guests_took(&h.guests, turn - 1, false);
+    kvf_guests_took(&h.guests, 1, false);
+    kvf_guests_took(&h.guests, turn - 1, false);
+    assert_true(weigh(&h, 1, 2 + STRANGE_AND_BATCH));
+    kvf_guests_took(&h.guests, 1, false);
+    assert_false(weigh(&h, 1, 2 + STRANGE_AND_BATCH));
+    assert_int_equal(h.muted, 1);
+    kvf_guests_free(&h.guests);
+}
+
+/* Each brings less than a stranger may, but together it is more than is kept for them. */
+static void strangers_have_a_limit_together(void **state) {
+    (void)state;
+    enum { CROWD = 30, EACH = 40000 };
+    house h;
+    open_weighing_house(&h, CROWD);
+    for (uint64_t id = 1; id <= CROWD; id++)
+        assert_true(weigh(&h, id, 1)); /* a message was read */
+    const uint64_t fit = KVF_GUESTS_PART_BYTES / EACH;
+    for (uint64_t id = 1; id <= fit + 1; id++) {
+        assert_true(weigh(&h, id, 1 + EACH));
+        assert_int_equal(h.guests.part_bytes, id * EACH);
+    }
+    assert_true(weigh(&h, fit + 2, 1 + KVF_GUEST_GREETING_BYTES)); /* it shakes hands */
+    read_all(&h, 2);
+    assert_false(weigh(&h, fit + 1, 1 + EACH));
+    assert_int_equal(h.gone_count, 1); /* no room to keep what it has brought */
+    assert_int_equal(h.gone[0], fit + 1);
+    assert_int_equal(h.muted, 0);
+    read_all(&h, 2);
+    for (uint64_t id = 1; id <= fit; id++)
+        assert_false(weigh(&h, id, 1 + EACH)); /* now there is */
+    assert_false(weigh(&h, fit + 2, 1 + KVF_GUEST_GREETING_BYTES));
+    assert_int_equal(h.gone_count, 1);
+    assert_int_equal(h.guests.part_bytes, fit * EACH + KVF_GUEST_GREETING_BYTES);
+    h.known_below = 200; /* they are met */
+    for (uint64_t id = 1; id <= fit; id++)
+        assert_false(weigh(&h, id, 1 + EACH));
+    assert_int_equal(h.guests.part_bytes, KVF_GUEST_GREETING_BYTES);
+    kvf_guests_free(&h.guests);
+    assert_int_equal(h.guests.part_bytes, 0);
+    assert_null(h.guests.moving);
+}
+
 static void looking_for_room_takes_bounded_steps(void **state) {
     (void)state;
     house h;
@@ -287,6 +437,11 @@ int main(void) {
         cmocka_unit_test(a_place_that_was_taken_again_is_another_guest),
         cmocka_unit_test(what_is_left_of_one_that_left_is_not_of_who_has_its_place),
         cmocka_unit_test(who_is_muted_stays_until_it_was_silent_for_long),
+        cmocka_unit_test(a_stranger_whose_message_does_not_end_is_muted),
+        cmocka_unit_test(a_guest_whose_messages_are_read_may_bring_any_number),
+        cmocka_unit_test(a_known_guest_may_bring_its_longest_message_and_is_hung_up_on_after_it),
+        cmocka_unit_test(a_turn_is_over_when_far_more_messages_were_read_than_there_are_guests),
+        cmocka_unit_test(strangers_have_a_limit_together),
         cmocka_unit_test(looking_for_room_takes_bounded_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

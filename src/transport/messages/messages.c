@@ -19,7 +19,7 @@
 #define DEFAULT_LISTEN "tcp://*:*"
 
 /* For a context with its two threads, a socket that listens and one that watches it, and our own descriptors. */
-#define DESCRIPTORS 26
+#define DESCRIPTORS 27
 #define SOCKETS_MAX 16383
 #define EVENTS 64
 
@@ -34,7 +34,6 @@
 #define UNACKNOWLEDGED_MS 60000
 #define HANDSHAKE_MS 15000
 #define BACKLOG 1024
-#define SEALED_BYTES 256 /* what encryption adds to a message */
 
 /* ---- ZeroMQ ---------------------------------------------------------------------------------- */
 
@@ -52,7 +51,7 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
         {ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT},
         {ZMQ_TCP_MAXRT, UNACKNOWLEDGED_MS},
     };
-    const int64_t longest = MESSAGES_BYTES_MAX + SEALED_BYTES;
+    const int64_t longest = MESSAGES_LONGEST;
     bool good = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         good = good &&
@@ -211,7 +210,8 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
         return kvf_nomem("an endpoint");
     endpoint->transport = transport;
     endpoint->epoll_fd = endpoint->router_fd = endpoint->wake.fd = endpoint->pool.fd = -1;
-    endpoint->door_fd = endpoint->door.empty_fd = endpoint->door.spare_fd = endpoint->timer_fd = -1;
+    endpoint->door.empty_fd = endpoint->door.spare_fd = endpoint->door.brought_fd = -1;
+    endpoint->door_fd = endpoint->timer_fd = -1;
     endpoint->timer_ns = UINT64_MAX;
     endpoint->newcomers.turn_work = MESSAGES_NEWCOMERS_WORK;
     endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;

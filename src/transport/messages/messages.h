@@ -40,8 +40,10 @@
 #define MESSAGES_SEND_LIMIT 256       /* more than are ever due to a client that keeps to the protocol */
 #define MESSAGES_CLIENTS_MAX 65536u   /* known at once */
 #define MESSAGES_STRANGE_BYTES 65536u /* a stranger that sends a longer message is muted */
-#define MESSAGES_RUNS 256u            /* laid out at a time */
-#define MESSAGES_A_TURN 64            /* messages of one socket that are read before the next socket is */
+#define MESSAGES_SEALED_BYTES 256u    /* what encryption adds to a message */
+#define MESSAGES_LONGEST (MESSAGES_BYTES_MAX + MESSAGES_SEALED_BYTES)
+#define MESSAGES_RUNS 256u /* laid out at a time */
+#define MESSAGES_A_TURN 64 /* messages of one socket that are read before the next socket is */
 /* Work, in the unit of base/turns.h: of a client in its turn, and of all clients together that came in the last second,
  * so that a peer gains no turns by reconnecting. Each request costs some work, whatever it moves. */
 #define MESSAGES_TURN_WORK (256u << 10)

@@ -67,7 +67,7 @@ static void on_left(void *context, uint64_t route) {
 }
 
 void kvf_messages_heard(kvf_messages_endpoint *endpoint, uint32_t number, bool client, zmq_msg_t *message) {
-    if (!client && kvf_guests_has(&endpoint->door.guests, route_of(number)))
+    if (!client && kvf_guests_read(&endpoint->door.guests, route_of(number)))
         return; /* strangers do not gain time by sending messages */
     if (kvf_door_hear(&endpoint->door, route_of(number), message, endpoint->now))
         endpoint->door_stirs = true;
@@ -107,24 +107,36 @@ static void wake_at(kvf_messages_endpoint *endpoint, uint64_t ns) {
         endpoint->timer_ns = ns;
 }
 
-/* The next event at the door wakes us, once. */
-static void listen_to_door(const kvf_messages_endpoint *endpoint) {
+/* The next event at the door wakes us, once; `how`: EPOLL_CTL_ADD or _MOD. */
+static kvf_status listen_to(const kvf_messages_endpoint *endpoint, int fd, int how) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT,
                                 .data.ptr = (void *)(uintptr_t)&endpoint->door};
-    (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, endpoint->door_fd, &event);
+    return epoll_ctl(endpoint->epoll_fd, how, fd, &event) == 0
+               ? KVF_OK
+               : kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
+}
+
+static void listen_to_door(const kvf_messages_endpoint *endpoint) {
+    (void)listen_to(endpoint, endpoint->door_fd, EPOLL_CTL_MOD);
+    (void)listen_to(endpoint, endpoint->door.brought_fd, EPOLL_CTL_MOD);
 }
 
 bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
     kvf_guests *guests = &endpoint->door.guests;
     bool more = false;
+    if (!endpoint->router_stirs)
+        kvf_guests_took(guests, 0, true);
+    if (kvf_door_due(&endpoint->door) <= endpoint->now)
+        kvf_door_weigh(&endpoint->door, endpoint->now);
     if (endpoint->door_stirs && endpoint->now >= endpoint->door_ns) {
         endpoint->door_stirs = more = kvf_door_take_events(&endpoint->door, endpoint->now);
         endpoint->door_ns = more ? 0 : endpoint->now + DOOR_PAUSE_NS;
+        kvf_door_weigh(&endpoint->door, endpoint->now);
         if (!more)
             listen_to_door(endpoint);
     }
     kvf_guests_tick(guests, endpoint->now);
-    wake_at(endpoint, kvf_guests_due(guests));
+    wake_at(endpoint, kvf_door_due(&endpoint->door));
     if (endpoint->door_stirs)
         wake_at(endpoint, endpoint->door_ns);
     return more;
@@ -179,10 +191,14 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     kvf_guests limits = endpoint->door.guests;
     limits.is_known = is_known;
     limits.on_left = on_left;
+    limits.longest = MESSAGES_LONGEST;
+    limits.longest_strange = MESSAGES_STRANGE_BYTES + MESSAGES_SEALED_BYTES;
     limits.context = endpoint;
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
     if (!status)
         status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
+    if (!status)
+        status = listen_to(endpoint, endpoint->door.brought_fd, EPOLL_CTL_ADD);
     if (!status)
         listen_to_door(endpoint);
     return status;

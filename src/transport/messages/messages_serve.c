@@ -111,8 +111,9 @@ static bool receive_one(kvf_messages_endpoint *endpoint) {
     return count > 0;
 }
 
-bool kvf_messages_take(kvf_messages_endpoint *endpoint) {
-    for (int i = 0; i < MESSAGES_A_TURN; i++) {
+/* False: there are none. */
+static bool take_some(kvf_messages_endpoint *endpoint, uint32_t *taken) {
+    for (; *taken < MESSAGES_A_TURN; (*taken)++) {
         /* The message may be a notification, which must not be lost for lack of memory. */
         if (!hear_again(endpoint) || kvf_deliver_room(endpoint->transport, KVF_NOTICE_ROOM_MAX))
             return true;
@@ -120,6 +121,13 @@ bool kvf_messages_take(kvf_messages_endpoint *endpoint) {
             return false;
     }
     return true;
+}
+
+bool kvf_messages_take(kvf_messages_endpoint *endpoint) {
+    uint32_t taken = 0;
+    const bool more = take_some(endpoint, &taken);
+    kvf_guests_took(&endpoint->door.guests, taken, false);
+    return more;
 }
 
 /* ---- serving --------------------------------------------------------------------------------- */
