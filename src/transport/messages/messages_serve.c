@@ -195,7 +195,7 @@ static bool is_secret(const unsigned char *said, const unsigned char *ours) {
 static int check_hello(const kvf_messages_endpoint *endpoint, const kvf_messages_hello *hello,
                        uint32_t version, uint64_t *detail) {
     uint32_t region_count;
-    (void)kvf_transport_regions(endpoint->transport, &region_count);
+    (void)kvf_transport_regions(endpoint->transport, endpoint, &region_count);
     *detail = MESSAGES_VERSION;
     if (version != MESSAGES_VERSION)
         return MESSAGES_REFUSED_VERSION;
@@ -442,7 +442,7 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
     kvf_messages_request request;
     const unsigned char *data = zmq_msg_data(message);
     uint32_t region_count;
-    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, &region_count);
+    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, endpoint, &region_count);
     if (!kvf_messages_request_read(data, zmq_msg_size(message), &request)) {
         refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
         return KVF_E_PEER_LOST;
