@@ -12,10 +12,15 @@
 #define TP4                                                                                                  \
     ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
 
+#define TP2_D ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64, .order = "L|BPHN"})
+
 /* P on the first device and D on the second, unless they are to be on the host. */
 static bool p_on_host, d_on_host;
 /* Peers are given a way to memory of devices. */
 static bool shown;
+/* D's regions are on the second device and the first in turn. */
+static bool d_on_both;
+static uint32_t d_placed;
 
 static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
     const bool is_p = engine[0] == 'P';
@@ -24,7 +29,8 @@ static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
         assert_non_null(*seen);
         return (kvf_memory){.struct_size = sizeof(kvf_memory), .address = *seen, .bytes = bytes};
     }
-    kvf_memory memory = device_memory(is_p ? 0 : 1, bytes, seen);
+    const uint32_t d_device = d_on_both && d_placed++ % 2 ? 0 : 1;
+    kvf_memory memory = device_memory(is_p ? 0 : d_device, bytes, seen);
     memory.withheld = !shown;
     return memory;
 }
@@ -46,7 +52,7 @@ static void close_all(world *w) {
     if (d_on_host)
         free_host(&d);
     devices_free();
-    p_on_host = d_on_host = shown = false;
+    p_on_host = d_on_host = shown = d_on_both = false;
 }
 
 static void pull_everything(world *w, const kvf_agent_options *options) {
@@ -221,6 +227,19 @@ static void a_push_goes_packed_between_the_host_and_a_shown_device(void **state)
     push_everything(&w, NULL);
     const kvf_agent_stats stats = world_stats(w.p.agents[0]);
     assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_written);
+    close_all(&w);
+}
+
+/* Such a shard has no stage: it cannot go packed, and goes directly as before. */
+static void a_shard_on_two_devices_is_read_into_directly(void **state) {
+    (void)state;
+    world w;
+    shown = d_on_both = true;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP2_D, NULL);
+    world_pull_everything(&w, "a request", 100, 1);
+    const kvf_agent_stats stats = world_stats(w.d.agents[0]);
+    assert_true(stats.bytes_read > 0);
+    assert_int_equal(stats.bytes_packed, 0);
     close_all(&w);
 }
 
@@ -432,6 +451,7 @@ int main(void) {
         cmocka_unit_test(a_push_goes_packed_where_the_devices_do_not_reach_each_other),
         cmocka_unit_test(one_peer_that_is_not_reached_goes_packed_and_others_go_directly),
         cmocka_unit_test(a_pull_goes_packed_from_a_shown_device_to_the_host),
+        cmocka_unit_test(a_shard_on_two_devices_is_read_into_directly),
         {"a_push_goes_packed_between_the_host_and_a_shown_device (P on the host)",
          a_push_goes_packed_between_the_host_and_a_shown_device, NULL, NULL, p},
         {"a_push_goes_packed_between_the_host_and_a_shown_device (D on the host)",
