@@ -91,7 +91,9 @@ typedef struct kvf_stage_options {
  * number after the last region. Cards that reach the arena must be exported afterwards.
  *
  * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
- *               outlive the stage. Regions of a device must be `withheld`, and the device itself gathers and scatters
+ *               outlive the stage. The device itself gathers and scatters its regions. With regions of a device that
+ *               are not `withheld`, the transport must be "auto": peers that a transport for such memory reaches are
+ *               served directly, and others packed
  * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (regions of the shard are not registered, or too
  *         small), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device),
  *         KVF_E_EXISTS (this stage needs workers or a device, and another stage of this transport has some), and the

@@ -306,7 +306,8 @@ typedef struct kvf_peer_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *info);
 
-/** Sizes of the peer's regions, by region; 0 for a region that was unregistered or is withheld. Owned by the peer. */
+/** Sizes of the peer's regions, by region; 0 for a region that was unregistered or is withheld, or of a kind that the
+ * transport which serves this peer does not move. Owned by the peer. */
 KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count);
 
 /**

@@ -34,7 +34,14 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan)
     kvf_peer *peer = session->peer;
     if (!agent->stage || way == KVF_WAY_DIRECT)
         return false;
-    if (way == KVF_WAY_PACKED || kvf_cost_may_pack(plan, true))
+    if (way == KVF_WAY_PACKED)
+        return true;
+    if (kvf_transport_is_split(agent->transport)) { /* only its connection tells */
+        if (!peer && !kvf_work_is_ours(agent))
+            return true;
+        return (peer || !kvf_session_peer(session, &peer)) && kvf_peer_withholds(peer);
+    }
+    if (kvf_cost_may_pack(plan, true))
         return true;
     const bool near = session->same_host && kvf_transport_is_near(agent->transport);
     if (!peer && !kvf_work_is_ours(agent))
@@ -49,12 +56,17 @@ bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan)
     return kvf_peer_is_brought(peer);
 }
 
+bool kvf_way_joins_stage(kvf_session *session, kvf_way way, const kvf_plan *plan) {
+    return kvf_way_uses_stage(session, way, plan) ||
+           (session->agent->stage && way != KVF_WAY_DIRECT && session->withholds);
+}
+
 static kvf_status cannot_pack(const kvf_session *session) {
     if (!session->agent->stage)
         return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage%s",
                         session->agent->options.way == KVF_WAY_DIRECT
                             ? ": its way is direct"
-                            : ": its memory is neither the host's nor withheld");
+                            : ": its memory is a device's, and not withheld");
     return kvf_fail(KVF_E_UNSUPPORTED,
                     "packed is wanted, and %s rank %u takes no flows: it has no stage, or does not reach us",
                     session->engine, session->rank);
@@ -94,12 +106,21 @@ static kvf_status find_peers(kvf_session *const *sessions, uint32_t count, kvf_p
     return status;
 }
 
-/* Finds the connections by which the stage knows the sources. Returns a session that it does not know, or NULL. */
-static const kvf_session *find_mates(kvf_session *const *sessions, uint32_t count, kvf_peer **mates) {
-    for (uint32_t i = 0; i < count; i++)
-        if (!(mates[i] = kvf_session_mate(sessions[i])))
-            return sessions[i];
-    return NULL;
+/* Finds the connections by which the stage knows the sources, and keeps those of sources that it does not know, which go
+ * directly. Returns how many it knows; `without` receives a session that it does not know, or NULL. */
+static uint32_t find_mates(kvf_session *const *sessions, uint32_t count, kvf_peer **peers,
+                           const kvf_session **without) {
+    uint32_t mates = 0;
+    *without = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        kvf_peer *mate = kvf_session_mate(sessions[i]);
+        mates += mate != NULL;
+        if (mate)
+            peers[i] = mate;
+        else
+            *without = sessions[i];
+    }
+    return mates;
 }
 
 kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_request *request,
@@ -107,24 +128,24 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     const kvf_agent *agent = ticket->agent;
     const uint32_t count = kvf_plan_source_count(kvf_request_plan(request));
     kvf_way way = KVF_WAY_DIRECT;
-    kvf_peer **peers = kvf_alloc0((size_t)count * 2, sizeof *peers);
+    kvf_peer **peers = kvf_alloc0(count, sizeof *peers);
     if (!peers)
         return kvf_nomem("a request");
-    kvf_peer **mates = peers + count;
     kvf_status status = find_peers(sessions, count, peers);
     if (!status)
         status = choose_way(ticket, kvf_request_plan(request), peers, count, kvf_way_of(ticket), &way);
     bool staged = !status && count > 0 && way == KVF_WAY_PACKED;
     for (uint32_t i = 0; i < count && !status && !staged; i++)
         staged = kvf_way_uses_stage(sessions[i], way, kvf_request_plan(request));
-    const kvf_session *without = staged ? find_mates(sessions, count, mates) : NULL;
+    const kvf_session *without = NULL;
+    const uint32_t mates = staged && alike ? find_mates(sessions, count, peers, &without) : 0;
     if (staged && way == KVF_WAY_PACKED && !alike)
         status = kvf_way_unlike(sessions[0]->engine);
     else if (way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);
     const kvf_move_options options = options_of(ticket, way, permissions);
-    if (!status && staged && !without && alike)
-        status = kvf_stage_pull_held(agent->stage, request, mates, &options, held, &carry->move);
+    if (!status && mates > 0)
+        status = kvf_stage_pull_held(agent->stage, request, peers, &options, held, &carry->move);
     else if (!status)
         status = kvf_transfer_start_held(request, KVF_READ, peers, held, &carry->transfer);
     kvf_free(peers);

@@ -38,6 +38,9 @@ kvf_status kvf_way_unlike(const char *engine);
  * is withheld or cannot be mapped, or it divides cells otherwise than we do. May make the session's connection. */
 bool kvf_way_uses_stage(kvf_session *session, kvf_way way, const kvf_plan *plan);
 
+/** Whether a peer that is to write to us must know our stage: it may use its own, or be able to do nothing else. */
+bool kvf_way_joins_stage(kvf_session *session, kvf_way way, const kvf_plan *plan);
+
 /**
  * Starts reading.
  *

@@ -113,9 +113,9 @@ static kvf_status ask(kvf_source *source) {
     }
     kvf_status status = check_way(expect);
     if (!status)
-        status = kvf_session_join(session,
-                                  kvf_way_uses_stage(session, kvf_way_by(&expect->base, expect->remote->plan),
-                                                     expect->remote->plan));
+        status = kvf_session_join(
+            session, kvf_way_joins_stage(session, kvf_way_by(&expect->base, expect->remote->plan),
+                                         expect->remote->plan));
     if (!status)
         status = say_tables(source, until);
     if (!status) {

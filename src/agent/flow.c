@@ -359,6 +359,9 @@ typedef struct flow_part {
 /* Finds a part that is ready and not yet written; false: none. The flow then counts it as written. */
 static bool next_part(kvf_flow *flow, uint32_t all, flow_part *part) {
     const kvf_push_ready *ready = &flow->push->ready;
+    flow->before.tokens = flow->tokens;
+    flow->before.layers = flow->layers;
+    flow->before.chunk_end = flow->chunk_end;
     if (flow->layers == 0 && flow->tokens < ready->tokens) {
         *part = (flow_part){flow->tokens, ready->tokens, {0, all}};
         flow->tokens = ready->tokens;
@@ -455,6 +458,8 @@ static void end_part(kvf_flow *flow) {
     agent->stats.bytes_packed += carried.packed;
     agent->stats.runs += carried.runs;
     kvf_peer_served(flow->session);
+    if (kvf_session_is_past(flow->session))
+        agent->due = 0; /* other flows may wait until it is left */
     kvf_carry_free(&flow->carry);
     kvf_request_free(flow->request);
     flow->request = NULL;
@@ -508,6 +513,19 @@ static void tell(kvf_flow *flow) {
         flow->heard = true; /* no peer is left to answer it */
 }
 
+/* A connection that is to be passed over ends when no flow uses it. False: one still does. */
+static bool leave_past(kvf_session *session) {
+    const kvf_flow *flow;
+    if (!kvf_session_is_past(session))
+        return true;
+    DL_FOREACH2(session->flows, flow, session_next) {
+        if (kvf_carry_is_there(&flow->carry))
+            return false;
+    }
+    kvf_session_disconnect(session);
+    return true;
+}
+
 void kvf_flow_pump(kvf_flow *flow) {
     kvf_session *session = flow->session;
     if (flow->packed && session->agent->stage && !session->takes_flows)
@@ -515,6 +533,8 @@ void kvf_flow_pump(kvf_flow *flow) {
     if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || flow->withdrawn ||
         !session->shape)
         return;
+    if (!leave_past(session))
+        return; /* whose end pumps all */
     uint32_t all = kvf_model_layer_count(kvf_engine_model(session->agent->engine));
     flow_part part;
     while (!kvf_carry_is_there(&flow->carry) && next_part(flow, all, &part)) {
@@ -549,6 +569,24 @@ static void writing_failed(kvf_flow *flow, kvf_status status, const char *why) {
     kvf_flow_stop(flow, status, detail);
 }
 
+/* After a refusal before anything moved, the part is written anew, by another transport. False: there is none. */
+static bool begin_part_anew(kvf_flow *flow, kvf_status status, const char *why) {
+    if (status != KVF_E_UNSUPPORTED || !kvf_session_pass_over(flow->session, why))
+        return false;
+    flow->tokens = flow->before.tokens;
+    flow->layers = flow->before.layers;
+    flow->chunk_end = flow->before.chunk_end;
+    return true;
+}
+
+/* Goes on with a flow, and with those that wait until it no longer uses a connection. */
+static void pump(kvf_flow *flow) {
+    if (kvf_session_is_past(flow->session))
+        pump_all(flow->session);
+    else
+        kvf_flow_pump(flow);
+}
+
 void kvf_flow_poll(kvf_flow *flow) {
     if (!kvf_carry_is_there(&flow->carry))
         return;
@@ -557,13 +595,13 @@ void kvf_flow_poll(kvf_flow *flow) {
         return;
     char why[512];
     (void)snprintf(why, sizeof why, "%s", status ? kvf_error_detail() : "");
+    const uint64_t written = flow->bytes;
     end_part(flow);
     if (flow->status || flow->withdrawn)
         tell(flow);
-    else if (status)
+    else if (status && (flow->bytes > written || !begin_part_anew(flow, status, why)))
         writing_failed(flow, status, why);
-    else
-        kvf_flow_pump(flow);
+    pump(flow);
 }
 
 void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
@@ -572,6 +610,8 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)
         kvf_agent_due(flow->session->agent, end_of(flow));
+    if (kvf_session_is_past(flow->session))
+        pump_all(flow->session);
     kvf_flow_poll(flow);
     if (flow->over && (flow->heard || flow->withdrawn))
         flow->session->agent->hooks->served(flow);

@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "transport/transport.h"
+
 #define MOST_DEPARTED 64u
 
 /* A peer that was lost. */
@@ -151,8 +153,9 @@ void kvf_peer_served(kvf_session *session) {
     kvf_peer_info info = {.struct_size = sizeof info};
     (void)kvf_peer_get_info(session->peer, &info);
     kvf_text way = {0}, text = {0};
-    kvf_text_add(&way, "%s%s%s%s%s", info.kind, info.way[0] ? ", by " : "", info.way,
-                 info.passed_over[0] ? ", because " : "", info.passed_over);
+    kvf_text_add(&way, "%s%s%s%s%s%s", info.kind, info.way[0] ? ", by " : "", info.way,
+                 kvf_peer_withholds(session->peer) ? ", packed" : "", info.passed_over[0] ? ", because " : "",
+                 info.passed_over);
     kvf_text_add(&text, "%s rank %u %s %s rank %u over %s", agent->name, agent->rank,
                  session->incoming ? "writes to" : "reads from", session->engine, session->rank,
                  way.failed ? info.kind : way.data);

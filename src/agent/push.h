@@ -52,6 +52,10 @@ struct kvf_flow {
     uint64_t tokens;         /* done, or under way */
     uint32_t layers;         /* beyond them, up to chunk_end */
     uint64_t chunk_end;
+    struct {
+        uint64_t tokens, chunk_end;
+        uint32_t layers;
+    } before; /* the part under way */
     kvf_request *request;
     kvf_carry carry;
     uint64_t bytes, bytes_packed, runs;

@@ -95,6 +95,7 @@ void kvf_session_free(kvf_session *session) {
     kvf_free(session->broken_detail);
     kvf_free(session->failure);
     kvf_free(session->way_told);
+    kvf_free(session->past_why);
     kvf_free(session->engine);
     kvf_wire_buffer_free(&session->introduction);
     kvf_free(session);
@@ -123,6 +124,8 @@ kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t 
     session->card = copy;
     session->card_bytes = bytes;
     session->withholds = kvf_card_withholds(card, bytes);
+    kvf_free(session->past_why);
+    session->past = session->past_why = NULL;
     return KVF_OK;
 }
 

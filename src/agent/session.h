@@ -90,7 +90,7 @@ struct kvf_session {
 
     void *card;
     size_t card_bytes;
-    bool withholds;    /* its card says that it withholds memory */
+    bool withholds;    /* its card says that it may withhold memory */
     kvf_peer *peer;    /* made from the card when first needed */
     bool awaits_stage; /* our stage could not take the peer, as memory was short */
     bool same_host;
@@ -129,11 +129,13 @@ struct kvf_session {
     uint64_t since_ns, failed_ns; /* wall clock: when it was made, and when it last had a failure */
     char *failure;                /* that failure */
     char *way_told;               /* the way by which it is reached, as last logged */
-    uint64_t bytes_received;      /* outgoing: that it wrote to us */
-    uint64_t bytes_packed;        /* that we moved packed, from it or to it */
-    int64_t clock_offset;         /* of the peer's clock against ours */
-    uint64_t clock_error;         /* UINT64_MAX: not known */
-    uint8_t *key;                 /* incoming: incarnation, rank and engine */
+    const char *past;             /* a transport that has turned out not to serve it; NULL: none */
+    char *past_why;
+    uint64_t bytes_received; /* outgoing: that it wrote to us */
+    uint64_t bytes_packed;   /* that we moved packed, from it or to it */
+    int64_t clock_offset;    /* of the peer's clock against ours */
+    uint64_t clock_error;    /* UINT64_MAX: not known */
+    uint8_t *key;            /* incoming: incarnation, rank and engine */
     size_t key_bytes;
     UT_hash_handle hh;        /* agent->sessions, by id */
     UT_hash_handle hh_client; /* agent->clients, by key; or agent->servers */
@@ -154,6 +156,17 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out);
 
 /** Makes the connection, and adds the peer to our stage, if we have one. KVF_E_NOMEM: may be retried later. */
 kvf_status kvf_session_stage(kvf_session *session);
+
+/**
+ * Notes that the transport of a connection cannot move what it must, though it could connect: the connection after the
+ * next kvf_session_disconnect() passes it over, until the peer has other memory.
+ *
+ * @return false: no other transport is known to be able to
+ */
+bool kvf_session_pass_over(kvf_session *session, const char *why);
+
+/** Whether the present connection is one to be passed over. */
+bool kvf_session_is_past(const kvf_session *session);
 
 /** The connection that our stage and the peer's use, maybe that of another session with the same process; NULL: one of
  * the two has no stage. */

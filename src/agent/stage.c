@@ -60,12 +60,30 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
     (void)pthread_mutex_unlock(&agent->lock);
 }
 
-/* Memory of the host and withheld memory can be packed; other device memory goes directly, by fabrics that take it. */
-static bool can_pack(const kvf_agent *agent) {
+static bool shows_devices(const kvf_agent *agent) {
     for (uint32_t i = 0; i < agent->region_count; i++)
         if (agent->regions[i].kind != KVF_MEMORY_HOST && !agent->regions[i].withheld)
-            return false;
-    return agent->region_count > 0;
+            return true;
+    return false;
+}
+
+/* Device memory that peers are shown goes directly, by fabrics that take it; and packed to peers that these do not reach,
+ * if there are other fabrics. */
+static bool can_pack(const kvf_agent *agent) {
+    return agent->region_count > 0 && (!shows_devices(agent) || kvf_transport_is_automatic(agent->transport));
+}
+
+/* Without a stage, such memory still goes directly. */
+static kvf_status do_without(kvf_agent *agent, kvf_status status) {
+    if (!shows_devices(agent))
+        return kvf_fail_in(status, "the stage: ");
+    kvf_text line = {0};
+    kvf_text_add(&line, "memory of devices does not go packed to peers that map none of it: %s",
+                 kvf_error_detail());
+    if (!line.failed)
+        kvf_agent_log(agent, KVF_LOG_INFO, line.data);
+    kvf_text_free(&line);
+    return KVF_OK;
 }
 
 kvf_status kvf_agent_open_stage(kvf_agent *agent) {
@@ -86,7 +104,7 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
     kvf_transport_withhold_emulated(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);
-    return status ? kvf_fail_in(status, "the stage: ") : KVF_OK;
+    return status ? do_without(agent, status) : KVF_OK;
 }
 
 void kvf_agent_notified(void *context, kvf_transport *transport, const char *sender, const void *data,
@@ -112,8 +130,9 @@ static void join_stage(kvf_session *session) {
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
     KVF_ASSERT(kvf_work_is_ours(session->agent));
     if (!session->peer) {
-        kvf_status status = kvf_transport_connect(session->agent->transport, session->card,
-                                                  session->card_bytes, &session->peer);
+        kvf_status status =
+            kvf_transport_connect_past(session->agent->transport, session->card, session->card_bytes,
+                                       session->past, session->past_why, &session->peer);
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
         kvf_peer_served(session);
@@ -123,6 +142,21 @@ kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
         join_stage(session);
     *out = session->peer;
     return KVF_OK;
+}
+
+bool kvf_session_is_past(const kvf_session *session) {
+    return session->past && session->peer && strcmp(session->past, kvf_peer_kind(session->peer)) == 0;
+}
+
+bool kvf_session_pass_over(kvf_session *session, const char *why) {
+    if (kvf_session_is_past(session))
+        return true;
+    if (session->past || !session->agent->stage || !session->peer || kvf_peer_withholds(session->peer) ||
+        !kvf_transport_is_split(session->agent->transport))
+        return false;
+    session->past = kvf_peer_kind(session->peer);
+    session->past_why = kvf_strdup(why);
+    return true;
 }
 
 kvf_status kvf_session_stage(kvf_session *session) {

@@ -45,6 +45,17 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     return KVF_OK;
 }
 
+/* Takes the arena back, of which no peer knows; the detail stays. */
+static void drop_arena(const kvf_stage *stage) {
+    char why[KVF_DETAIL_BYTES];
+    uint32_t count;
+    const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
+    memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
+    if (stage->region < count && regions[stage->region].bytes > 0)
+        (void)kvf_transport_unregister_region(stage->transport, stage->region);
+    kvf_error_restore(why);
+}
+
 static kvf_status open_arena(kvf_stage *stage) {
     kvf_memory memory = {.struct_size = sizeof memory};
     const uint32_t slot = stage->options.slot_bytes;
@@ -55,7 +66,7 @@ static kvf_status open_arena(kvf_stage *stage) {
     if (!status)
         status = kvf_arena_open(&stage->arena, memory.address, slots, slot);
     if (!status)
-        status = kvf_transport_register_region(stage->transport, stage->region, &memory);
+        status = kvf_transport_register_arena(stage->transport, stage->region, &memory);
     return status;
 }
 
@@ -135,7 +146,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     stage->transport = transport;
     stage->shard = stage->shapes.shard = shard;
     stage->clock = clock;
-    (void)kvf_transport_regions(transport, &stage->region);
+    (void)kvf_transport_memory(transport, &stage->region);
     stage->model = kvf_stage_model_sum(kvf_shard_model(shard));
     /* Numbers of flows are never reused, not even by the process that replaces this one. */
     if (getrandom(&stage->last_flow, sizeof stage->last_flow, 0) != sizeof stage->last_flow)
@@ -161,6 +172,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
         status = pin_arena(stage);
     if (status) {
         close_copiers(stage);
+        drop_arena(stage);
         kvf_arena_close(&stage->arena);
         kvf_free(stage->convert);
         kvf_free(stage);

@@ -100,6 +100,12 @@ static kvf_status check_packed(const kvf_stage *stage, const order *by) {
     const kvf_plan *plan = kvf_request_plan(by->request);
     if (!kvf_stage_find_peer(stage, by->peer))
         return kvf_fail(KVF_E_NOT_FOUND, "source %u: its peer has not joined the stage", by->source);
+    if (!kvf_peer_packs(by->peer))
+        return kvf_fail(
+            KVF_E_UNSUPPORTED,
+            "source %u: its peer is reached over %s, which moves memory of devices and no arenas: "
+            "withhold that memory, so that it goes packed over another transport",
+            by->source, kvf_peer_kind(by->peer));
     if (kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) != stage->model ||
         kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan))) != stage->model)
         return kvf_fail(KVF_E_UNSUPPORTED,

@@ -112,7 +112,8 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
 
 /* Every run must lie inside a registered region on both sides. All code after this uses plain arithmetic. */
 static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count, uint64_t *bytes) {
-    const kvf_memory *local = peer->transport->served, *own = peer->transport->regions;
+    const kvf_memory *local = peer->transport->fabrics[peer->fabric_number].served;
+    const kvf_memory *own = peer->transport->regions;
     const uint64_t *remote = peer->region_bytes;
     uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
     *bytes = 0;
@@ -123,7 +124,7 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
         uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
         if (!kvf_lies_inside(run->local_offset, run->bytes, here))
             return refuse(run, i, "local", run->local_region, run->local_offset, here,
-                          run->local_region < local_count && own[run->local_region].withheld, local_count);
+                          run->local_region < local_count && own[run->local_region].bytes > 0, local_count);
         if (!kvf_lies_inside(run->remote_offset, run->bytes, there))
             return refuse(run, i, "remote", run->remote_region, run->remote_offset, there,
                           run->remote_region < remote_count && peer->region_withheld[run->remote_region],

@@ -8,6 +8,9 @@
 
 #define CARD_VERSION 3
 #define REGION_BYTES 9
+
+enum { SORT_HOST = 0, SORT_WITHHELD = 1, SORT_DEVICE = 2 };
+
 #define CHECKSUM_BYTES 8
 
 static const unsigned char magic[4] = {'K', 'V', 'F', 'C'};
@@ -57,6 +60,12 @@ static void put_bytes(kvf_status *status, kvf_buffer *out, const void *data, siz
         *status = kvf_buffer_add(out, data, bytes);
 }
 
+static uint64_t sort_of(const kvf_card *card, uint32_t region) {
+    return card->region_withheld && card->region_withheld[region]     ? SORT_WITHHELD
+           : card->region_on_device && card->region_on_device[region] ? SORT_DEVICE
+                                                                      : SORT_HOST;
+}
+
 kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     kvf_status status = KVF_OK;
     size_t start = out->length;
@@ -69,7 +78,7 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     put(&status, out, card->region_count, 4);
     for (uint32_t i = 0; i < card->region_count; i++) {
         put(&status, out, card->region_bytes[i], 8);
-        put(&status, out, card->region_withheld && card->region_withheld[i], 1);
+        put(&status, out, sort_of(card, i), 1);
     }
     put(&status, out, card->part_count, 1);
     for (uint32_t i = 0; i < card->part_count; i++) {
@@ -113,17 +122,21 @@ static kvf_status read_regions(kvf_byte_reader *from, kvf_card *card) {
         return cut_off();
     card->region_bytes = kvf_alloc(count, sizeof *card->region_bytes);
     card->region_withheld = kvf_alloc(count, sizeof *card->region_withheld);
-    if (!card->region_bytes || !card->region_withheld)
+    card->region_on_device = kvf_alloc(count, sizeof *card->region_on_device);
+    if (!card->region_bytes || !card->region_withheld || !card->region_on_device)
         return kvf_nomem("a card");
     card->region_count = count;
     for (uint32_t i = 0; i < count; i++) {
         card->region_bytes[i] = kvf_take_number(from, 8);
-        const uint64_t withheld = kvf_take_number(from, 1);
-        if (withheld > (card->region_bytes[i] == 0))
-            return kvf_fail(KVF_E_PARSE, "card: region %u has %llu bytes, and withheld is %llu; allowed 0%s",
-                            i, (unsigned long long)card->region_bytes[i], (unsigned long long)withheld,
-                            card->region_bytes[i] == 0 ? " and 1" : "");
-        card->region_withheld[i] = withheld;
+        const uint64_t sort = kvf_take_number(from, 1);
+        const uint64_t other = card->region_bytes[i] == 0 ? SORT_WITHHELD : SORT_DEVICE;
+        if (sort != SORT_HOST && sort != other)
+            return kvf_fail(KVF_E_PARSE,
+                            "card: region %u has %llu bytes, and its sort is %llu; allowed 0 and %llu", i,
+                            (unsigned long long)card->region_bytes[i], (unsigned long long)sort,
+                            (unsigned long long)other);
+        card->region_withheld[i] = sort == SORT_WITHHELD;
+        card->region_on_device[i] = sort == SORT_DEVICE;
     }
     return KVF_OK;
 }
@@ -186,6 +199,7 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out) {
 void kvf_card_free(kvf_card *card) {
     kvf_free(card->region_bytes);
     kvf_free(card->region_withheld);
+    kvf_free(card->region_on_device);
     kvf_free(card->parts);
     *card = (kvf_card){0};
 }

@@ -1,7 +1,9 @@
 /*
  * The outer card: an endpoint's description of itself for endpoints that may connect to it.
  *
- *   magic, version | name | generation | for each region: size, withheld | for each fabric: kind, its part | checksum
+ *   magic, version | name | generation | for each region: size, sort | for each fabric: kind, its part | checksum
+ *
+ * The sort of a region is 0 (memory of the host, or not registered), 1 (withheld) or 2 (memory of a device).
  *
  * All numbers are little endian. Cards come from other processes: reading one trusts nothing in it.
  */
@@ -26,6 +28,7 @@ typedef struct kvf_card {
     uint64_t generation;    /**< of the memory */
     uint64_t *region_bytes; /**< 0: not registered, or withheld */
     bool *region_withheld;  /**< NULL: none is */
+    bool *region_on_device; /**< NULL: none is */
     uint32_t region_count;
     kvf_card_part *parts; /**< one for each fabric, up to 255 */
     uint32_t part_count;

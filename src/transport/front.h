@@ -37,11 +37,13 @@ typedef struct kvf_front_user {
 struct kvf_peer {
     kvf_transport *transport;
     const kvf_fabric *fabric;
+    uint32_t fabric_number; /* of the transport's fabrics */
     void *link;
     char *name;
-    uint64_t *region_bytes;
-    bool *region_withheld; /* as the card says */
+    uint64_t *region_bytes; /* as far as the fabric moves them */
+    bool *region_withheld;  /* as the card says, or a device's and not moved by the fabric */
     uint32_t region_count;
+    bool packed_only;       /* the fabric moves arenas, and not all other memory of the two sides */
     uint64_t generation;    /* of its memory, as the card says */
     char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */
     uint64_t moved[2];      /* bytes, by direction */
@@ -59,9 +61,11 @@ struct kvf_peer {
 typedef struct kvf_front_fabric {
     const kvf_fabric *fabric;
     void *endpoint;
-    bool *serves;     /* by region */
-    bool disabled;    /* it cannot serve the registered memory; it may still own memory */
-    bool owns_memory; /* which other fabrics may have registered: closed after them */
+    kvf_memory *served; /* by region; 0 bytes where it does not serve it */
+    bool runs;          /* it serves all memory that is served, but for arenas */
+    bool packs;         /* it serves the arenas, of which there are some */
+    bool disabled;      /* neither; it may still own memory */
+    bool owns_memory;   /* which other fabrics may have registered: closed after them */
 } kvf_front_fabric;
 
 /** A fabric of this build that is not part of an endpoint, though it was asked for. */
@@ -83,6 +87,8 @@ struct kvf_transport {
     uint32_t absent_count;
     kvf_memory *regions;   /* all */
     kvf_memory *served;    /* the same, but 0 bytes where a region is withheld */
+    bool *arenas;          /* which of them are arenas of stages */
+    bool split;            /* see kvf_transport_is_split() */
     unsigned char **bases; /* their addresses, for the copying loops */
     kvf_region_user user;  /* `settle` is NULL: there is none */
     uint32_t region_count;

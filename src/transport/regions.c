@@ -14,9 +14,14 @@ struct kvf_plain_memory {
     struct kvf_plain_memory *following;
 };
 
-const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count) {
+const kvf_memory *kvf_transport_regions(const kvf_transport *transport, const void *endpoint,
+                                        uint32_t *count) {
+    uint32_t i = 0;
+    while (i < transport->fabric_count && transport->fabrics[i].endpoint != endpoint)
+        i++;
+    KVF_ASSERT(i < transport->fabric_count);
     *count = transport->region_count;
-    return transport->served;
+    return transport->fabrics[i].served;
 }
 
 const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t *count) {
@@ -123,6 +128,7 @@ void kvf_front_free_memory(kvf_transport *transport) {
     }
     kvf_free(transport->regions);
     kvf_free(transport->served);
+    kvf_free(transport->arenas);
     kvf_free(transport->bases);
 }
 
@@ -145,6 +151,7 @@ static kvf_status check_region(uint32_t region, const kvf_memory *memory) {
 
 static void forget(const kvf_transport *transport, uint32_t region) {
     transport->regions[region] = transport->served[region] = (kvf_memory){0};
+    transport->arenas[region] = false;
     transport->bases[region] = NULL;
 }
 
@@ -162,42 +169,73 @@ static kvf_status make_room(kvf_transport *transport, uint32_t region) {
     unsigned char **bases = kvf_resize(transport->bases, count, sizeof *bases);
     if (bases)
         transport->bases = bases;
-    bool complete = regions && served && bases;
+    bool *arenas = kvf_resize(transport->arenas, count, sizeof *arenas);
+    if (arenas)
+        transport->arenas = arenas;
+    bool complete = regions && served && bases && arenas;
     for (uint32_t i = 0; i < transport->fabric_count && complete; i++) {
-        bool *serves = kvf_resize(transport->fabrics[i].serves, count, sizeof *serves);
-        complete = serves != NULL;
-        if (serves)
-            transport->fabrics[i].serves = serves;
+        served = kvf_resize(transport->fabrics[i].served, count, sizeof *served);
+        complete = served != NULL;
+        if (served)
+            transport->fabrics[i].served = served;
     }
     if (!complete)
         return kvf_nomem("the regions");
     forget(transport, region);
     for (uint32_t i = 0; i < transport->fabric_count; i++)
-        transport->fabrics[i].serves[region] = false;
+        transport->fabrics[i].served[region] = (kvf_memory){0};
     transport->region_count = region + 1;
     return KVF_OK;
 }
 
-/* Disables each fabric that does not serve all regions; returns whether none is left. */
+/* How many regions that are shown to peers there are, arenas or others; and how many of them a fabric serves. */
+static uint32_t count_shown(const kvf_transport *transport, bool arenas, const kvf_front_fabric *front,
+                            uint32_t *served) {
+    uint32_t count = 0;
+    *served = 0;
+    for (uint32_t region = 0; region < transport->region_count; region++) {
+        if (transport->served[region].bytes == 0 || transport->arenas[region] != arenas)
+            continue;
+        count++;
+        *served += front->served[region].bytes > 0;
+    }
+    return count;
+}
+
+/*
+ * Finds what each fabric is good for, and returns whether none is good for anything. One that does not serve all regions
+ * is disabled, unless it serves the arenas: then what it does not serve moves packed through these. And one that serves
+ * all but the arenas moves runs.
+ */
 static bool find_disabled(kvf_transport *transport) {
     bool all = true;
+    transport->split = false;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         kvf_front_fabric *front = &transport->fabrics[i];
-        front->disabled = false;
-        for (uint32_t region = 0; region < transport->region_count; region++)
-            if (transport->served[region].bytes > 0 && !front->serves[region])
-                front->disabled = true;
+        uint32_t served_arenas, served_others;
+        const uint32_t arenas = count_shown(transport, true, front, &served_arenas);
+        const uint32_t others = count_shown(transport, false, front, &served_others);
+        front->runs = served_others == others && (others > 0 || arenas == 0);
+        front->packs = arenas > 0 && served_arenas == arenas;
+        front->disabled = !front->runs && !front->packs;
+        transport->split = transport->split || (arenas > 0 && others > 0 && front->runs != front->packs);
         all = all && front->disabled;
     }
     return all;
+}
+
+bool kvf_transport_is_split(const kvf_transport *transport) {
+    return transport->split;
 }
 
 static kvf_status add_to_fabric(kvf_front_fabric *front, uint32_t region, const kvf_memory *memory) {
     if (!(front->fabric->kind.memory_kinds & 1u << memory->kind))
         return kvf_fail(KVF_E_UNSUPPORTED, "region %u is %s memory, which it does not serve", region,
                         kind_names[memory->kind]);
+    front->served[region] = *memory;
     kvf_status status = front->fabric->register_region(front->endpoint, region, memory);
-    front->serves[region] = !status;
+    if (status)
+        front->served[region] = (kvf_memory){0};
     return status;
 }
 
@@ -206,11 +244,12 @@ static kvf_status take_from_fabrics(kvf_transport *transport, uint32_t region) {
     kvf_status result = KVF_OK;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         kvf_front_fabric *front = &transport->fabrics[i];
-        if (!front->serves[region])
+        if (front->served[region].bytes == 0)
             continue;
         kvf_status status = front->fabric->unregister_region(front->endpoint, region);
-        front->serves[region] = status != KVF_OK;
-        if (status && !result)
+        if (!status)
+            front->served[region] = (kvf_memory){0};
+        else if (!result)
             result = kvf_fail_in(status, "unregister: %s: ", front->fabric->kind.name);
     }
     return result;
@@ -258,7 +297,7 @@ static void drop(kvf_transport *transport, uint32_t region) {
     (void)find_disabled(transport);
 }
 
-static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memory *memory) {
+static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memory *memory, bool is_arena) {
     kvf_status status = check_region(region, memory);
     if (!status)
         status = make_room(transport, region);
@@ -268,6 +307,7 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
     (void)kvf_take_options(&known, sizeof known, memory, "kvf_memory"); /* checked before */
     known.struct_size = sizeof known;
     transport->regions[region] = known;
+    transport->arenas[region] = is_arena;
     transport->bases[region] = known.address;
     if (known.withheld)
         return KVF_OK;
@@ -303,7 +343,8 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
         status = kvf_memory_check(regions, count, "register");
     settle_user(transport);
     uint32_t added = 0;
-    while (!status && added < count && !(status = add(transport, added, kvf_memory_at(regions, added))))
+    while (!status && added < count &&
+           !(status = add(transport, added, kvf_memory_at(regions, added), false)))
         added++;
     if (!status) {
         forget_card(transport);
@@ -316,8 +357,8 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     return kvf_fail(status, "%s", why);
 }
 
-kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t region,
-                                         const kvf_memory *memory) {
+static kvf_status register_region(kvf_transport *transport, uint32_t region, const kvf_memory *memory,
+                                  bool is_arena) {
     if (!transport || !memory)
         return kvf_fail(KVF_E_INVALID, "register: %s is NULL", !transport ? "transport" : "memory");
     if (region > transport->region_count)
@@ -330,10 +371,19 @@ kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t regi
         status = kvf_memory_check(memory, 1, "register");
     settle_user(transport);
     if (!status)
-        status = add(transport, region, memory);
+        status = add(transport, region, memory, is_arena);
     if (!status)
         forget_card(transport);
     return status;
+}
+
+kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t region,
+                                         const kvf_memory *memory) {
+    return register_region(transport, region, memory, false);
+}
+
+kvf_status kvf_transport_register_arena(kvf_transport *transport, uint32_t region, const kvf_memory *memory) {
+    return register_region(transport, region, memory, true);
 }
 
 /* Whether a batch of ours that is under way reads or writes the region. */

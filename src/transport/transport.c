@@ -73,7 +73,7 @@ kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_reg
 
 /* With "auto", a fabric that does not work here is left out. */
 static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric) {
-    kvf_front_fabric opened = {.fabric = fabric};
+    kvf_front_fabric opened = {.fabric = fabric, .runs = true};
     kvf_status status = kvf_fabric_check(fabric);
     if (status)
         return status;
@@ -169,14 +169,16 @@ static kvf_status make_card(kvf_transport *transport) {
     card.generation = transport->generation;
     card.region_bytes = kvf_alloc(card.region_count, sizeof *card.region_bytes);
     card.region_withheld = kvf_alloc(card.region_count, sizeof *card.region_withheld);
+    card.region_on_device = kvf_alloc(card.region_count, sizeof *card.region_on_device);
     card.parts = kvf_alloc0(transport->fabric_count, sizeof *card.parts);
-    if (!card.region_bytes || !card.region_withheld || !card.parts) {
+    if (!card.region_bytes || !card.region_withheld || !card.region_on_device || !card.parts) {
         kvf_card_free(&card);
         return kvf_nomem("a card");
     }
     for (uint32_t i = 0; i < card.region_count; i++) {
         card.region_bytes[i] = transport->served[i].bytes;
         card.region_withheld[i] = transport->regions[i].withheld;
+        card.region_on_device[i] = transport->served[i].kind != KVF_MEMORY_HOST;
     }
     (void)snprintf(card.name, sizeof card.name, "%s", transport->name);
     kvf_status status = write_card(transport, &card, &parts, &out);
@@ -223,42 +225,106 @@ static kvf_status nothing_in_common(const kvf_transport *transport, const kvf_ca
     return status;
 }
 
-/* Adds why a fabric cannot serve a peer, from the detail. */
-static void note_refusal(char *why, size_t size, const kvf_fabric *fabric) {
+/* Adds why a fabric cannot serve a peer. */
+static void note_refusal(char *why, size_t size, const char *kind, const char *detail) {
     size_t used = strlen(why);
-    (void)snprintf(why + used, size - used, "%s%s: %s", used ? "; " : "", fabric->kind.name,
-                   kvf_error_detail());
+    (void)snprintf(why + used, size - used, "%s%s: %s", used ? "; " : "", kind, detail);
+}
+
+static const kvf_card_part *part_of(const kvf_card *card, const kvf_fabric *fabric) {
+    for (uint32_t p = 0; p < card->part_count; p++)
+        if (strcmp(card->parts[p].kind, fabric->kind.name) == 0)
+            return &card->parts[p];
+    return NULL;
+}
+
+static bool is_any(const bool *of, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (of[i])
+            return true;
+    return false;
+}
+
+/* Whether a fabric moves runs between our memory and all that a card shows: arenas are the host's. */
+static bool moves_runs(const kvf_front_fabric *front, const kvf_card *card) {
+    bool all = front->runs;
+    for (uint32_t i = 0;
+         i < card->region_count && !(front->fabric->kind.memory_kinds & 1u << KVF_MEMORY_CUDA); i++)
+        all = all && !card->region_on_device[i];
+    return all;
+}
+
+/* Shows a fabric the regions of a card that it moves. */
+static void show_regions(kvf_peer *peer, const kvf_card *card, const kvf_fabric *fabric, bool packed_only) {
+    peer->packed_only = packed_only;
+    for (uint32_t i = 0; i < card->region_count; i++) {
+        const kvf_memory_kind kind = card->region_on_device[i] ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
+        const bool hidden =
+            (packed_only && kind != KVF_MEMORY_HOST) || !(fabric->kind.memory_kinds & 1u << kind);
+        peer->region_bytes[i] = hidden ? 0 : card->region_bytes[i];
+        peer->region_withheld[i] = card->region_withheld[i] || (hidden && packed_only);
+    }
+}
+
+/* What was tried for a peer. */
+typedef struct attempts {
+    const char *past; /* a kind that is not tried; NULL: none */
+    kvf_status refusal;
+    char why[256], noteworthy[256];
+} attempts;
+
+/* Whether a fabric may serve a peer, by runs, or otherwise packed. After it was refused by runs, it is tried packed only
+ * where it is shown fewer regions then. */
+static bool may_serve(const kvf_front_fabric *front, const kvf_card *card, bool packed_only) {
+    const bool runs = moves_runs(front, card);
+    return packed_only ? front->packs && (!runs || is_any(card->region_on_device, card->region_count)) : runs;
+}
+
+/* Tries one fabric. False: it cannot serve the peer, and others may. */
+static bool try_fabric(kvf_transport *transport, uint32_t number, const kvf_card *card, bool packed_only,
+                       kvf_peer *peer, attempts *tried, kvf_status *status) {
+    const kvf_front_fabric *front = &transport->fabrics[number];
+    const kvf_fabric *fabric = front->fabric;
+    const kvf_card_part *part = part_of(card, fabric);
+    const bool past = tried->past && strcmp(fabric->kind.name, tried->past) == 0;
+    if (!part || past || !may_serve(front, card, packed_only))
+        return false;
+    show_regions(peer, card, fabric, packed_only);
+    *status = fabric->connect(front->endpoint, part->data, part->bytes, peer, &peer->link);
+    if (!*status) {
+        peer->fabric = fabric;
+        peer->fabric_number = number;
+        peer->passed_over = kvf_strdup(tried->noteworthy);
+        return true;
+    }
+    if (*status != KVF_E_UNSUPPORTED && *status != KVF_E_PERMISSION) {
+        *status = kvf_fail_in(*status, "connect: %s: ", fabric->kind.name);
+        return true;
+    }
+    tried->refusal = *status == KVF_E_PERMISSION ? *status : tried->refusal;
+    note_refusal(tried->why, sizeof tried->why, fabric->kind.name, kvf_error_detail());
+    if (fabric->kind.reach != KVF_REACH_PROCESS) /* engines are separate processes */
+        note_refusal(tried->noteworthy, sizeof tried->noteworthy, fabric->kind.name, kvf_error_detail());
+    return false;
 }
 
 /*
- * Tries the fabrics both sides have, best first. A fabric that lacks permission is skipped like one that does not
- * work, as long as another works.
+ * Tries the fabrics both sides have, best first: those that move runs between the memory of the two, and then those that
+ * move only arenas. A fabric that lacks permission is skipped like one that does not work, as long as another works.
  */
-static kvf_status choose(kvf_transport *transport, const kvf_card *card, kvf_peer *peer) {
-    kvf_status refusal = KVF_E_UNSUPPORTED;
-    char why[256] = "", noteworthy[256] = "";
-    for (uint32_t i = 0; i < transport->fabric_count; i++) {
-        const kvf_front_fabric *front = &transport->fabrics[i];
-        for (uint32_t p = 0; p < card->part_count && !front->disabled; p++) {
-            if (strcmp(card->parts[p].kind, front->fabric->kind.name) != 0)
-                continue;
-            kvf_status status = front->fabric->connect(front->endpoint, card->parts[p].data,
-                                                       card->parts[p].bytes, peer, &peer->link);
-            if (!status) {
-                peer->fabric = front->fabric;
-                peer->passed_over = kvf_strdup(noteworthy);
-                return KVF_OK;
-            }
-            if (status != KVF_E_UNSUPPORTED && status != KVF_E_PERMISSION)
-                return kvf_fail_in(status, "connect: %s: ", front->fabric->kind.name);
-            refusal = status == KVF_E_PERMISSION ? status : refusal;
-            note_refusal(why, sizeof why, front->fabric);
-            if (front->fabric->kind.reach != KVF_REACH_PROCESS) /* engines are separate processes */
-                note_refusal(noteworthy, sizeof noteworthy, front->fabric);
-            break;
-        }
+static kvf_status choose(kvf_transport *transport, const kvf_card *card, const char *past, const char *why,
+                         kvf_peer *peer) {
+    attempts tried = {.past = past, .refusal = KVF_E_UNSUPPORTED};
+    kvf_status status = KVF_OK;
+    if (past) {
+        note_refusal(tried.why, sizeof tried.why, past, why);
+        note_refusal(tried.noteworthy, sizeof tried.noteworthy, past, why);
     }
-    return nothing_in_common(transport, card, refusal, why);
+    for (int packed_only = 0; packed_only < 2; packed_only++)
+        for (uint32_t i = 0; i < transport->fabric_count; i++)
+            if (try_fabric(transport, i, card, packed_only, peer, &tried, &status))
+                return status;
+    return nothing_in_common(transport, card, tried.refusal, tried.why);
 }
 
 static void free_peer(kvf_peer *peer) {
@@ -272,6 +338,11 @@ static void free_peer(kvf_peer *peer) {
 }
 
 kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, size_t bytes, kvf_peer **out) {
+    return kvf_transport_connect_past(transport, card, bytes, NULL, NULL, out);
+}
+
+kvf_status kvf_transport_connect_past(kvf_transport *transport, const void *card, size_t bytes,
+                                      const char *kind, const char *why, kvf_peer **out) {
     if (!transport || !card || !out)
         return kvf_fail(KVF_E_INVALID, "connect: %s is NULL",
                         !transport ? "transport"
@@ -289,13 +360,12 @@ kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, siz
         peer->transport = transport;
         peer->name = kvf_strdup(read.name);
         peer->region_count = read.region_count;
-        peer->region_bytes = read.region_bytes;
-        peer->region_withheld = read.region_withheld;
+        peer->region_bytes = kvf_alloc0(read.region_count, sizeof *peer->region_bytes);
+        peer->region_withheld = kvf_alloc0(read.region_count, sizeof *peer->region_withheld);
         peer->generation = read.generation;
-        read.region_bytes = NULL;
-        read.region_withheld = NULL;
     }
-    status = peer && peer->name ? choose(transport, &read, peer) : kvf_nomem("a peer");
+    const bool made = peer && peer->name && peer->region_bytes && peer->region_withheld;
+    status = made ? choose(transport, &read, kind, why ? why : "", peer) : kvf_nomem("a peer");
     kvf_card_free(&read);
     if (status) {
         free_peer(peer);
@@ -359,23 +429,22 @@ bool kvf_transport_withholds_emulated(const kvf_transport *transport) {
     return transport->withholds_emulated;
 }
 
-static bool some_withheld(const bool *withheld, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++)
-        if (withheld[i])
-            return true;
-    return false;
+bool kvf_peer_withholds(const kvf_peer *peer) {
+    return peer->packed_only || is_any(peer->region_withheld, peer->region_count) ||
+           (peer->fabric->withholds && peer->fabric->withholds(peer->link));
 }
 
-bool kvf_peer_withholds(const kvf_peer *peer) {
-    return some_withheld(peer->region_withheld, peer->region_count) ||
-           (peer->fabric->withholds && peer->fabric->withholds(peer->link));
+bool kvf_peer_packs(const kvf_peer *peer) {
+    return peer->transport->fabrics[peer->fabric_number].packs &&
+           (peer->fabric->kind.memory_kinds & 1u << KVF_MEMORY_HOST);
 }
 
 bool kvf_card_withholds(const void *data, size_t bytes) {
     kvf_card card;
     if (kvf_card_read(data, bytes, &card))
         return false;
-    const bool some = some_withheld(card.region_withheld, card.region_count);
+    const bool some =
+        is_any(card.region_withheld, card.region_count) || is_any(card.region_on_device, card.region_count);
     kvf_card_free(&card);
     return some;
 }
@@ -493,7 +562,7 @@ static void close_fabrics(kvf_transport *transport) {
             const kvf_front_fabric *front = &transport->fabrics[i];
             if (front->owns_memory == owners) {
                 front->fabric->close(front->endpoint);
-                kvf_free(front->serves);
+                kvf_free(front->served);
             }
         }
     kvf_free(transport->fabrics);

@@ -99,8 +99,8 @@ typedef struct kvf_fabric {
     /**
      * Connects by the part of the card that the peer's same fabric wrote. `card` is untrusted. KVF_E_UNSUPPORTED means
      * that this peer cannot be reached this way (another host, another process): the next fabric is tried.
-     * kvf_peer_region_bytes() and kvf_peer_generation() are what the outer card claims; a fabric that learns the
-     * true sizes must compare. KVF_E_NOT_REGISTERED: the card is older than the peer's kvf_transport_oldest().
+     * kvf_peer_region_bytes() and kvf_peer_generation() are what the outer card claims, with 0 bytes for regions that
+     * this fabric does not move; a fabric that learns the true sizes must compare. KVF_E_NOT_REGISTERED: the card is older than the peer's kvf_transport_oldest().
      */
     kvf_status (*connect)(void *endpoint, const void *card, size_t bytes, kvf_peer *peer, void **link);
 
@@ -243,8 +243,21 @@ void kvf_peer_refused(kvf_peer *peer, const char *reason);
 /** Whether a peer was lost by a refusal: then its endpoint lives, and may move bytes by its own connections. */
 bool kvf_peer_lives(const kvf_peer *peer);
 
-/** The regions that fabrics serve: address and size, by region number; 0 bytes: none, or one that is withheld. */
-const kvf_memory *kvf_transport_regions(const kvf_transport *transport, uint32_t *count);
+/** The regions that a fabric serves: address and size, by region number; 0 bytes: none, or one that is withheld, or of a
+ * kind that it does not serve. `endpoint` is the fabric's. */
+const kvf_memory *kvf_transport_regions(const kvf_transport *transport, const void *endpoint,
+                                        uint32_t *count);
+
+/**
+ * Registers the arena of a stage. A fabric may serve arenas and not the other memory, which then moves packed to peers
+ * that it reaches; or the other memory and not arenas. For each peer, fabrics that move runs are tried first.
+ *
+ * @return as kvf_transport_register_region()
+ */
+kvf_status kvf_transport_register_arena(kvf_transport *transport, uint32_t region, const kvf_memory *memory);
+
+/** Whether there are fabrics of both sorts: then only a connection shows whether a peer is reached by runs. */
+bool kvf_transport_is_split(const kvf_transport *transport);
 
 /** All registered regions, including those that are withheld. */
 const kvf_memory *kvf_transport_memory(const kvf_transport *transport, uint32_t *count);
@@ -282,10 +295,15 @@ uint64_t kvf_transport_oldest(const kvf_transport *transport);
 void kvf_transport_withhold_emulated(kvf_transport *transport, bool withhold);
 bool kvf_transport_withholds_emulated(const kvf_transport *transport);
 
-/** Whether a peer withholds memory, in this way or by kvf_memory.withheld: only its arena can be read and written. */
+/** Whether a peer withholds memory, in this way or by kvf_memory.withheld, or its fabric does not move all memory of
+ * both sides: then only its arena can be read and written. */
 bool kvf_peer_withholds(const kvf_peer *peer);
 
-/** The same for a card, without a connection, but only by kvf_memory.withheld. False for bytes that are not a card. */
+/** Whether the fabric that serves a peer moves arenas; a fabric for memory of devices does not. */
+bool kvf_peer_packs(const kvf_peer *peer);
+
+/** Whether a peer may withhold memory, by its card, without a connection: by kvf_memory.withheld, or because it is a
+ * device's. False for bytes that are not a card. */
 bool kvf_card_withholds(const void *card, size_t bytes);
 
 /** The name that a peer's card gives it, and the endpoint that connected to it. */
@@ -341,6 +359,15 @@ void kvf_transport_hurry(kvf_transport *transport);
 
 /** Whether a thread waits like this; until the end of progress(). */
 bool kvf_transport_hurried(const kvf_transport *transport);
+
+/**
+ * kvf_transport_connect() without a kind that has turned out not to serve the peer, though it could connect.
+ *
+ * @param kind  NULL: none
+ * @param why   for kvf_peer_info.passed_over; copied
+ */
+kvf_status kvf_transport_connect_past(kvf_transport *transport, const void *card, size_t bytes,
+                                      const char *kind, const char *why, kvf_peer **out);
 
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);

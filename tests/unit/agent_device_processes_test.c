@@ -1,7 +1,10 @@
 /*
- * Two processes that share one device, or have one each: a producer with its cache in device memory, and a consumer
- * that pulls from it, over every transport between processes: packed, and directly over "cuda". Every cell is compared;
- * cells that the producer has changed meanwhile must be found wrong.
+ * Two processes that share one device, or have one each: a producer with its cache in the device's memory, and a consumer
+ * that pulls from it, by every transport between processes: packed, and directly by "cuda". Every cell is compared; cells
+ * that the producer has changed meanwhile must be found wrong. So also where "auto" would take "cuda" and the driver does
+ * not let the consumer map the producer's memory: then the pull goes packed, and the consumer says so.
+ *
+ * And a push: the consumer may be refused what the producer writes from, though the producer could connect.
  *
  * Both are this program, started as `agent_device_processes_test ROLE TRANSPORT HEARS SAYS`, with the descriptors of
  * two pipes.
@@ -17,6 +20,19 @@
 #include "devices.h"
 #include "shapes.h"
 
+/* The way by which peers are shown the memory and do not reach it. */
+#define REFUSED "refused"
+#define PUSHED "pushed"                 /* directly */
+#define PUSHED_REFUSED "pushed refused" /* the consumer may not map the producer's memory */
+
+static bool is_shown(const char *transport) {
+    return strcmp(transport, REFUSED) == 0 || strncmp(transport, PUSHED, strlen(PUSHED)) == 0;
+}
+
+static bool is_refused(const char *transport) {
+    return strcmp(transport, REFUSED) == 0 || strcmp(transport, PUSHED_REFUSED) == 0;
+}
+
 enum { LAYERS = 3, HEADS = 4, ELEMENTS = 64, TOKENS = 150, BLOCKS = 24, PATIENCE_S = 60 };
 #define SECOND 1000000000ull
 
@@ -28,6 +44,15 @@ typedef struct side {
     uint32_t table[BLOCKS];
 } side;
 
+/* The line of the log about what serves a peer; written by the agent's thread, and read when that has ended. */
+static char served[1024];
+
+static void keep_log(void *context, const kvf_log_line *line) {
+    (void)context;
+    if (strstr(line->text, " reads from P rank 0 over ") || strstr(line->text, " writes to D rank 0 over "))
+        (void)snprintf(served, sizeof served, "%s", line->text);
+}
+
 static void open_side(side *s, const char *name, const char *transport, uint32_t device,
                       uint32_t block_tokens, const char *order, uint32_t first_block) {
     const kvf_engine_spec spec = {
@@ -35,8 +60,10 @@ static void open_side(side *s, const char *name, const char *transport, uint32_t
         .name = name,
         .tp_size = 1,
         .all = {.tokens_per_block = block_tokens, .block_count = BLOCKS, .order = order}};
-    const kvf_agent_options options = {
-        .struct_size = sizeof options, .transport = transport, .own_thread = true};
+    const kvf_agent_options options = {.struct_size = sizeof options,
+                                       .transport = is_shown(transport) ? "auto" : transport,
+                                       .own_thread = true,
+                                       .log = keep_log};
     kvf_memory regions[LAYERS];
     s->model = attention(LAYERS, HEADS, ELEMENTS);
     assert_ok(kvf_engine_build(s->model, &spec, &s->engine));
@@ -45,7 +72,7 @@ static void open_side(side *s, const char *name, const char *transport, uint32_t
     for (uint32_t i = 0; i < LAYERS; i++)
         regions[i] = device_memory(device, shard->region_bytes[i], &s->seen[i]);
     for (uint32_t i = 0; i < LAYERS; i++)
-        regions[i].withheld = strcmp(transport, "cuda") != 0;
+        regions[i].withheld = !is_shown(transport) && strcmp(transport, "cuda") != 0;
     for (uint32_t i = 0; i < BLOCKS; i++)
         s->table[i] = (first_block + 7 * i) % BLOCKS;
     assert_ok(kvf_agent_open(s->engine, 0, &options, &s->agent));
@@ -156,10 +183,15 @@ static kvf_event pull_from(const side *d, const char *endpoint, uint64_t deadlin
     return event_of(d->agent, ticket);
 }
 
-/* Fails a pull, as between containers without a shared name space: its event has the reason, and later pulls work. */
-static void be_refused(const side *d, const char *endpoint) {
+/* As where containers share no name space. */
+static void refuse_handles(void) {
     enum { OPERATING_SYSTEM = 304 };
     devices_fail("cuIpcOpenMemHandle_v2", OPERATING_SYSTEM, UINT32_MAX);
+}
+
+/* The pull fails with the reason, and later ones are not harmed. */
+static void be_refused(const side *d, const char *endpoint) {
+    refuse_handles();
     const kvf_event event = pull_from(d, endpoint, 2 * SECOND);
     assert_int_equal(event.kind, KVF_EVENT_FAILED);
     if (!strstr(event.detail, "this process may not map it"))
@@ -179,8 +211,93 @@ static void pull(const side *d, int hears, bool refused) {
     assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
 }
 
-static void consume(const char *transport, int hears, int says) {
+/* Pushes twice. Where the consumer is refused, the producer could connect, and learns that it is not read. */
+static void push(int hears, int says, const char *transport) {
+    const bool refused = is_refused(transport);
+    side p;
+    char endpoint[256] = "", word;
+    open_side(&p, "P", transport, 0, 16, "L|BPNH", 3);
+    (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_agent_endpoint(p.agent));
+    for (unsigned char change = 0; change < 2; change++) {
+        kvf_group_steps steps;
+        const kvf_agent_request held = request_for(&p, &steps);
+        uint64_t ticket;
+        (void)go_over(&p, true, change);
+        assert_ok(kvf_agent_push(p.agent, &held, &ticket));
+        assert_int_equal(write(says, endpoint, sizeof endpoint), sizeof endpoint);
+        assert_ok(kvf_agent_push_ready(
+            p.agent, ticket,
+            &(kvf_push_chunk){.struct_size = sizeof(kvf_push_chunk), .end = TOKENS, .layers = LAYERS}));
+        await(p.agent, ticket);
+        assert_int_equal(read(hears, &word, 1), 1);
+    }
+    kvf_agent_peer peer = {.struct_size = sizeof peer};
+    kvf_agent_stats stats = {.struct_size = sizeof stats};
+    uint32_t count;
+    assert_ok(kvf_agent_peers(p.agent, &peer, 1, &count));
+    assert_ok(kvf_agent_get_stats(p.agent, &stats));
+    assert_true(stats.bytes_written > 0);
+    assert_int_equal(stats.bytes_packed, refused ? stats.bytes_written : 0);
+    assert_string_equal(peer.fabric, refused ? "shm" : "cuda");
+    if (refused != (strstr(peer.passed_over, "this process may not map it") != NULL))
+        fail_msg("passed over: \"%s\"", peer.passed_over);
+    assert_int_equal(write(says, endpoint, sizeof endpoint), sizeof endpoint); /* the consumer may go */
+    close_side(&p);
+    if (!strstr(served, refused ? ", packed, because cuda: " : " writes to D rank 0 over cuda"))
+        fail_msg("the log says \"%s\"", served);
+}
+
+static void be_written(const side *d, int hears) {
+    char endpoint[256];
+    kvf_group_steps steps;
+    kvf_agent_request wanted = request_for(d, &steps);
+    uint64_t ticket;
+    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
+    wanted.contact = (kvf_contact){.engine = "P", .endpoint = endpoint};
+    assert_ok(kvf_agent_expect(d->agent, &wanted, &ticket));
+    await(d->agent, ticket);
+}
+
+static void expect(int hears, int says, const char *transport) {
+    const uint32_t all = LAYERS * 2 * TOKENS * HEADS;
+    char endpoint[256];
     side d;
+    if (is_refused(transport))
+        refuse_handles();
+    open_side(&d, "D", transport, 1, 24, "L|BPHN", 0);
+    assert_int_equal(go_over(&d, false, 0), all);
+    be_written(&d, hears);
+    assert_int_equal(go_over(&d, false, 0), 0);
+    /* The control: changed bytes are wrong, and are the changed ones. */
+    assert_int_equal(write(says, "c", 1), 1);
+    be_written(&d, hears);
+    assert_int_equal(go_over(&d, false, 0), all);
+    assert_int_equal(go_over(&d, false, 1), 0);
+    assert_int_equal(write(says, "c", 1), 1);
+    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
+    close_side(&d);
+}
+
+/* All went packed, by another transport, and it is said why. */
+static void check_packed(const side *d) {
+    kvf_agent_peer peer = {.struct_size = sizeof peer};
+    kvf_agent_stats stats = {.struct_size = sizeof stats};
+    uint32_t count;
+    assert_ok(kvf_agent_peers(d->agent, &peer, 1, &count));
+    assert_ok(kvf_agent_get_stats(d->agent, &stats));
+    assert_int_equal(count, 1);
+    assert_string_equal(peer.fabric, "shm");
+    if (!strstr(peer.passed_over, "cuda: region 0 is freed, or this process may not map it"))
+        fail_msg("%s", peer.passed_over);
+    assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_read);
+    assert_int_equal(peer.bytes_packed, stats.bytes_packed);
+}
+
+static void consume(const char *transport, int hears, int says) {
+    const bool refused = is_refused(transport);
+    side d;
+    if (refused)
+        refuse_handles();
     open_side(&d, "D", transport, 1, 24, "L|BPHN", 0);
     const uint32_t all = LAYERS * 2 * TOKENS * HEADS;
     assert_int_equal(go_over(&d, false, 0), all);
@@ -191,7 +308,12 @@ static void consume(const char *transport, int hears, int says) {
     pull(&d, hears, false);
     assert_int_equal(go_over(&d, false, 0), all);
     assert_int_equal(go_over(&d, false, 1), 0);
+    if (refused)
+        check_packed(&d);
     close_side(&d);
+    if (refused &&
+        !strstr(served, ", packed, because cuda: region 0 is freed, or this process may not map it"))
+        fail_msg("the log says \"%s\"", served);
 }
 
 /* ---- both --------------------------------------------------------------------------------------- */
@@ -199,7 +321,12 @@ static void consume(const char *transport, int hears, int says) {
 static int play(const char *role, const char *transport, const char *hears, const char *says) {
     const int in = (int)strtol(hears, NULL, 10), out = (int)strtol(says, NULL, 10);
     devices_open();
-    if (strcmp(role, "produce") == 0)
+    const bool pushed = strncmp(transport, PUSHED, strlen(PUSHED)) == 0;
+    if (strcmp(role, "produce") == 0 && pushed)
+        push(in, out, transport);
+    else if (pushed)
+        expect(in, out, transport);
+    else if (strcmp(role, "produce") == 0)
         produce(transport, in, out);
     else
         consume(transport, in, out);
@@ -220,10 +347,10 @@ static pid_t start(const char *role, const char *transport, const int hears[2], 
     _exit(1);
 }
 
-static void a_pull_goes_from_process_to_process(void **state) {
+static void run_both(void **state) {
     int to_producer[2], to_consumer[2], how[2] = {-1, -1};
-    if (strcmp(*state, "cuda") == 0)
-        DEVICES_ARE_STAND_INS(); /* real memory that the host can read has no handles */
+    if (strcmp(*state, "cuda") == 0 || is_shown(*state))
+        DEVICES_ARE_STAND_INS(); /* memory that the host can look at, too, has no handles */
     assert_int_equal(pipe(to_producer), 0);
     assert_int_equal(pipe(to_consumer), 0);
     const pid_t producer = start("produce", *state, to_producer, to_consumer);
@@ -238,6 +365,14 @@ static void a_pull_goes_from_process_to_process(void **state) {
     assert_int_equal(how[1], 0);
 }
 
+static void a_pull_goes_from_process_to_process(void **state) {
+    run_both(state);
+}
+
+static void a_push_goes_from_process_to_process(void **state) {
+    run_both(state);
+}
+
 int main(int argument_count, char **arguments) {
     if (argument_count == 5)
         return play(arguments[1], arguments[2], arguments[3], arguments[4]);
@@ -247,6 +382,7 @@ int main(int argument_count, char **arguments) {
     }
     devices_open();
     static char automatic[] = "auto", shm[] = "shm", messages[] = "messages", cuda[] = "cuda";
+    static char refused[] = REFUSED, pushed[] = PUSHED, pushed_refused[] = PUSHED_REFUSED;
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_process_to_process (auto)", a_pull_goes_from_process_to_process, NULL, NULL,
          automatic},
@@ -254,6 +390,12 @@ int main(int argument_count, char **arguments) {
         {"a_pull_goes_from_process_to_process (messages)", a_pull_goes_from_process_to_process, NULL, NULL,
          messages},
         {"a_pull_goes_from_process_to_process (cuda)", a_pull_goes_from_process_to_process, NULL, NULL, cuda},
+        {"a_pull_goes_from_process_to_process (refused)", a_pull_goes_from_process_to_process, NULL, NULL,
+         refused},
+        {"a_push_goes_from_process_to_process (cuda)", a_push_goes_from_process_to_process, NULL, NULL,
+         pushed},
+        {"a_push_goes_from_process_to_process (refused)", a_push_goes_from_process_to_process, NULL, NULL,
+         pushed_refused},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,10 +12,15 @@
 #define TP4                                                                                                  \
     ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
 
-/* P's memory is on the first device and D's on the second, unless these say that it is on the host. */
+#define TP2_D ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64, .order = "L|BPHN"})
+
+/* P on the first device and D on the second, unless they are to be on the host. */
 static bool p_on_host, d_on_host;
 /* Device memory is not withheld. */
 static bool shown;
+/* D's regions are on the second device and the first in turn. */
+static bool d_on_both;
+static uint32_t d_placed;
 
 static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
     const bool is_p = engine[0] == 'P';
@@ -24,7 +29,8 @@ static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
         assert_non_null(*seen);
         return (kvf_memory){.struct_size = sizeof(kvf_memory), .address = *seen, .bytes = bytes};
     }
-    kvf_memory memory = device_memory(is_p ? 0 : 1, bytes, seen);
+    const uint32_t d_device = d_on_both && d_placed++ % 2 ? 0 : 1;
+    kvf_memory memory = device_memory(is_p ? 0 : d_device, bytes, seen);
     memory.withheld = !shown;
     return memory;
 }
@@ -46,7 +52,7 @@ static void close_all(world *w) {
     if (d_on_host)
         free_host(&d);
     devices_free();
-    p_on_host = d_on_host = shown = false;
+    p_on_host = d_on_host = shown = d_on_both = false;
 }
 
 static void pull_everything(world *w, const kvf_agent_options *options) {
@@ -121,6 +127,119 @@ static void a_push_is_read_by_the_consumers_device(void **state) {
     push_everything(&w, &options);
     assert_int_equal(world_stats(w.p.agents[0]).bytes_packed, 0);
     assert_true(world_stats(w.p.agents[0]).bytes_written > 0);
+    close_all(&w);
+}
+
+/* ---- peers that "cuda" does not reach ------------------------------------------------------------- */
+
+#define NOT_SUPPORTED 801
+
+/* How many peers an agent reads from, or writes to, over a fabric; each that is not "cuda" says why. */
+static uint32_t peers_over(kvf_agent *agent, kvf_peer_role role, bool cuda) {
+    kvf_agent_peer peers[2 * WORLD_MAX_RANKS] = {{.struct_size = sizeof *peers}};
+    uint32_t count, found = 0;
+    assert_ok(kvf_agent_peers(agent, peers, 2 * WORLD_MAX_RANKS, &count));
+    for (uint32_t i = 0; i < count; i++) {
+        const kvf_agent_peer *peer = &peers[i];
+        if (peer->role != role || !peer->fabric[0])
+            continue;
+        const bool is_cuda = strcmp(peer->fabric, "cuda") == 0;
+        found += is_cuda == cuda;
+        if (is_cuda)
+            assert_int_equal(peer->bytes_packed, 0);
+        else
+            assert_non_null(strstr(peer->passed_over, "cuda: asking what a device reaches"));
+        if (!is_cuda)
+            assert_true(peer->bytes_packed > 0);
+    }
+    return found;
+}
+
+/* The devices do not reach each other: what would be read directly goes through arenas, and is said to. */
+static void a_pull_goes_packed_where_the_devices_do_not_reach_each_other(void **state) {
+    (void)state;
+    world w;
+    DEVICES_ARE_STAND_INS();
+    shown = true;
+    devices_fail("cuDeviceCanAccessPeer", NOT_SUPPORTED, UINT32_MAX);
+    pull_everything(&w, NULL);
+    for (uint32_t r = 0; r < w.d.rank_count; r++) {
+        assert_true(peers_over(w.d.agents[r], KVF_PEER_PRODUCER, false) > 0);
+        assert_int_equal(peers_over(w.d.agents[r], KVF_PEER_PRODUCER, true), 0);
+    }
+    devices_fail("", 0, 0);
+    close_all(&w);
+}
+
+static void a_push_goes_packed_where_the_devices_do_not_reach_each_other(void **state) {
+    (void)state;
+    world w;
+    DEVICES_ARE_STAND_INS();
+    shown = true;
+    devices_fail("cuDeviceCanAccessPeer", NOT_SUPPORTED, UINT32_MAX);
+    push_everything(&w, NULL);
+    for (uint32_t r = 0; r < w.p.rank_count; r++) {
+        const kvf_agent_stats stats = world_stats(w.p.agents[r]);
+        assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_written);
+        assert_true(peers_over(w.p.agents[r], KVF_PEER_CONSUMER, false) > 0);
+        assert_int_equal(peers_over(w.p.agents[r], KVF_PEER_CONSUMER, true), 0);
+    }
+    devices_fail("", 0, 0);
+    close_all(&w);
+}
+
+/* Each rank of D reads from two of P, and one of these four connections is refused. */
+static void one_peer_that_is_not_reached_goes_packed_and_others_go_directly(void **state) {
+    (void)state;
+    world w;
+    uint32_t direct = 0, packed = 0;
+    DEVICES_ARE_STAND_INS();
+    shown = true;
+    devices_fail("cuDeviceCanAccessPeer", NOT_SUPPORTED, 1);
+    world_open_model(&w, attention(4, 8, 8), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64, .order = "BLHNP"}), NULL);
+    world_pull_everything(&w, "a request", 100, 1);
+    for (uint32_t r = 0; r < w.d.rank_count; r++) {
+        const kvf_agent_stats stats = world_stats(w.d.agents[r]);
+        const uint32_t here = peers_over(w.d.agents[r], KVF_PEER_PRODUCER, false);
+        assert_int_equal(stats.bytes_packed, here * stats.bytes_read / 2);
+        packed += here;
+        direct += peers_over(w.d.agents[r], KVF_PEER_PRODUCER, true);
+    }
+    assert_int_equal(packed, 1);
+    assert_int_equal(direct, 3);
+    devices_fail("", 0, 0);
+    close_all(&w);
+}
+
+static void a_pull_goes_packed_from_a_shown_device_to_the_host(void **state) {
+    (void)state;
+    world w;
+    shown = d_on_host = true;
+    pull_everything(&w, NULL);
+    close_all(&w);
+}
+
+static void a_push_goes_packed_between_the_host_and_a_shown_device(void **state) {
+    world w;
+    shown = true;
+    *(strcmp(*state, "p") == 0 ? &p_on_host : &d_on_host) = true;
+    push_everything(&w, NULL);
+    const kvf_agent_stats stats = world_stats(w.p.agents[0]);
+    assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_written);
+    close_all(&w);
+}
+
+/* Such a shard has no stage: it cannot go packed, and goes directly as before. */
+static void a_shard_on_two_devices_is_read_into_directly(void **state) {
+    (void)state;
+    world w;
+    shown = d_on_both = true;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP2_D, NULL);
+    world_pull_everything(&w, "a request", 100, 1);
+    const kvf_agent_stats stats = world_stats(w.d.agents[0]);
+    assert_true(stats.bytes_read > 0);
+    assert_int_equal(stats.bytes_packed, 0);
     close_all(&w);
 }
 
@@ -307,7 +426,8 @@ int main(void) {
     }
     devices_open();
     world_place_memory(place);
-    static char shm[] = "shm", messages[] = "messages", cuda[] = "cuda", automatic[] = "auto";
+    static char shm[] = "shm", messages[] = "messages", cuda[] = "cuda", automatic[] = "auto", p[] = "p",
+                d[] = "d";
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_device_to_device (shm)", a_pull_goes_from_device_to_device, NULL, NULL, shm},
         {"a_pull_goes_from_device_to_device (messages)", a_pull_goes_from_device_to_device, NULL, NULL,
@@ -327,6 +447,15 @@ int main(void) {
          cuda},
         {"a_push_is_read_by_the_consumers_device (auto)", a_push_is_read_by_the_consumers_device, NULL, NULL,
          automatic},
+        cmocka_unit_test(a_pull_goes_packed_where_the_devices_do_not_reach_each_other),
+        cmocka_unit_test(a_push_goes_packed_where_the_devices_do_not_reach_each_other),
+        cmocka_unit_test(one_peer_that_is_not_reached_goes_packed_and_others_go_directly),
+        cmocka_unit_test(a_pull_goes_packed_from_a_shown_device_to_the_host),
+        cmocka_unit_test(a_shard_on_two_devices_is_read_into_directly),
+        {"a_push_goes_packed_between_the_host_and_a_shown_device (P on the host)",
+         a_push_goes_packed_between_the_host_and_a_shown_device, NULL, NULL, p},
+        {"a_push_goes_packed_between_the_host_and_a_shown_device (D on the host)",
+         a_push_goes_packed_between_the_host_and_a_shown_device, NULL, NULL, d},
         {"a_hold_is_not_read_before_an_event_of_a_stream (shm)",
          a_hold_is_not_read_before_an_event_of_a_stream, NULL, NULL, shm},
         {"a_hold_is_not_read_before_an_event_of_a_stream (cuda)",

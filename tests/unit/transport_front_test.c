@@ -397,7 +397,29 @@ static void a_card_says_which_regions_are_withheld(void **state) {
     withheld[2] = true;
     assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
-    assert_string_equal(kvf_error_detail(), "card: region 2 has 9 bytes, and withheld is 1; allowed 0");
+    assert_string_equal(kvf_error_detail(), "card: region 2 has 9 bytes, and its sort is 1; allowed 0 and 2");
+    kvf_buffer_free(&bytes);
+}
+
+static void a_card_says_which_regions_are_in_memory_of_devices(void **state) {
+    (void)state;
+    uint64_t sizes[3] = {7, 0, 9};
+    bool on_device[3] = {true, false, false};
+    kvf_card written = {
+        .name = "rank 3", .region_bytes = sizes, .region_on_device = on_device, .region_count = 3};
+    kvf_card read;
+    kvf_buffer bytes = {0};
+    assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
+    assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_OK);
+    assert_memory_equal(read.region_on_device, on_device, sizeof on_device);
+    assert_memory_equal(read.region_bytes, sizes, sizeof sizes);
+    assert_true(kvf_card_withholds(bytes.data, bytes.length)); /* it may go packed */
+    kvf_card_free(&read);
+    kvf_buffer_free(&bytes);
+    on_device[1] = true;
+    assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
+    assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
+    assert_string_equal(kvf_error_detail(), "card: region 1 has 0 bytes, and its sort is 2; allowed 0 and 1");
     kvf_buffer_free(&bytes);
 }
 
@@ -604,6 +626,7 @@ int main(void) {
         cmocka_unit_test(random_bytes_are_not_a_card),
         cmocka_unit_test(a_card_is_read_as_it_was_written),
         cmocka_unit_test(a_card_says_which_regions_are_withheld),
+        cmocka_unit_test(a_card_says_which_regions_are_in_memory_of_devices),
         cmocka_unit_test(a_region_that_was_unregistered_is_not_withheld),
         cmocka_unit_test(another_version_of_the_card_is_named),
         cmocka_unit_test(sides_without_a_common_kind_name_what_each_has),

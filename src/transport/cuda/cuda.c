@@ -345,7 +345,7 @@ static kvf_status cuda_card(void *self, kvf_buffer *out) {
     const kvf_cuda_endpoint *endpoint = self;
     kvf_cuda_card card = endpoint->card;
     bool any = false;
-    (void)kvf_transport_regions(endpoint->transport, &card.region_count);
+    (void)kvf_transport_regions(endpoint->transport, endpoint, &card.region_count);
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         any = any || endpoint->regions[i].bytes > 0;
     if (!any)

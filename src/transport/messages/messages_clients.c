@@ -190,7 +190,7 @@ static bool is_secret(const unsigned char *said, const unsigned char *ours) {
 static int check_hello(const kvf_messages_endpoint *endpoint, const kvf_messages_hello *hello,
                        uint32_t version, uint64_t *detail) {
     uint32_t region_count;
-    (void)kvf_transport_regions(endpoint->transport, &region_count);
+    (void)kvf_transport_regions(endpoint->transport, endpoint, &region_count);
     *detail = MESSAGES_VERSION;
     if (version != MESSAGES_VERSION)
         return MESSAGES_REFUSED_VERSION;

@@ -200,7 +200,7 @@ static kvf_status serve_first(kvf_messages_endpoint *endpoint, kvf_messages_clie
     kvf_messages_request request;
     const unsigned char *data = zmq_msg_data(message);
     uint32_t region_count;
-    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, &region_count);
+    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, endpoint, &region_count);
     if (!kvf_messages_request_read(data, zmq_msg_size(message), &request)) {
         kvf_messages_refuse(endpoint, client, MESSAGES_REFUSED_PROTOCOL, 0);
         return KVF_E_PEER_LOST;

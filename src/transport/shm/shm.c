@@ -188,7 +188,7 @@ static kvf_status shm_write_card(void *self, kvf_buffer *out) {
     const kvf_shm_endpoint *endpoint = self;
     kvf_shm_card card = endpoint->card;
     uint32_t count;
-    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, &count);
+    const kvf_memory *regions = kvf_transport_regions(endpoint->transport, endpoint, &count);
     for (uint32_t i = 0; i < count; i++)
         card.brought +=
             regions[i].bytes > 0 && kvf_shm_describe_region(endpoint, &regions[i]).arena == SHM_NO_ARENA;

@@ -323,7 +323,7 @@ static bool is_anything_due(const kvf_shm_client *client) {
 /* Sends the next message that is due. */
 static kvf_status tell(kvf_shm_client *client) {
     uint32_t count;
-    const kvf_memory *regions = kvf_transport_regions(client->endpoint->transport, &count);
+    const kvf_memory *regions = kvf_transport_regions(client->endpoint->transport, client->endpoint, &count);
     if (client->ready_told)
         return client->buffer_due ? tell_buffer(client) : tell_answer(client);
     if (client->arenas_told < client->endpoint->arena_count)
@@ -385,7 +385,7 @@ static bool take_hello(kvf_shm_client *client, const kvf_shm_packet *packet) {
         return refuse(client, SHM_REFUSED_FENCED);
     if (hello->generation < kvf_transport_oldest(client->endpoint->transport))
         return refuse(client, SHM_REFUSED_GENERATION);
-    (void)kvf_transport_regions(client->endpoint->transport, &client->region_count);
+    (void)kvf_transport_regions(client->endpoint->transport, client->endpoint, &client->region_count);
     if (hello->region_count > client->region_count)
         return refuse(client, SHM_REFUSED_PROTOCOL);
     if (!find_place(client))
@@ -422,7 +422,7 @@ static bool take_buffer(kvf_shm_client *client, const kvf_shm_packet *packet) {
 static kvf_status check_pieces(const kvf_shm_client *client, const kvf_shm_move_message *move,
                                uint64_t *bytes) {
     uint32_t regions;
-    const kvf_memory *memory = kvf_transport_regions(client->endpoint->transport, &regions);
+    const kvf_memory *memory = kvf_transport_regions(client->endpoint->transport, client->endpoint, &regions);
     *bytes = 0;
     for (uint32_t i = 0; i < move->header.count; i++) {
         const kvf_shm_piece *piece = &move->pieces[i];

@@ -137,6 +137,9 @@ static kvf_status check_regions(const kvf_ucx_card *card, const kvf_peer *peer) 
         return kvf_fail(KVF_E_PARSE, "UCX card: it has %u regions, but the peer says %u", card->region_count,
                         count);
     for (uint32_t i = 0; i < count; i++)
+        if (card->regions[i].bytes == 0 && bytes[i] > 0)
+            return kvf_fail(KVF_E_UNSUPPORTED, "the peer's UCX does not serve its region %u", i);
+    for (uint32_t i = 0; i < count; i++)
         if (card->regions[i].bytes != bytes[i])
             return kvf_fail(KVF_E_PARSE, "UCX card: region %u has %llu bytes, but the peer says %llu", i,
                             (unsigned long long)card->regions[i].bytes, (unsigned long long)bytes[i]);
