@@ -75,8 +75,8 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     for (uint32_t i = 0; i < card->part_count; i++) {
         const kvf_card_part *part = &card->parts[i];
         if (part->bytes > UINT32_MAX)
-            return kvf_fail(KVF_E_OVERFLOW, "card: the part of %s has %zu bytes; allowed 0 to %u", part->kind,
-                            part->bytes, UINT32_MAX);
+            return kvf_fail(KVF_E_OVERFLOW, "card: the part of %s has %zu bytes; allowed: 0 to %u",
+                            part->kind, part->bytes, UINT32_MAX);
         size_t kind = strlen(part->kind);
         put(&status, out, kind, 1);
         put_bytes(&status, out, part->kind, kind);
@@ -103,7 +103,7 @@ static bool take_text(kvf_byte_reader *from, char *out, size_t most) {
 }
 
 static kvf_status cut_off(void) {
-    return kvf_fail(KVF_E_PARSE, "card: it ends in the middle, or a length in it is damaged");
+    return kvf_fail(KVF_E_PARSE, "card: it is cut off, or a length in it is damaged");
 }
 
 /* Accepts a number of regions only if there are bytes for all of them. */
@@ -120,7 +120,7 @@ static kvf_status read_regions(kvf_byte_reader *from, kvf_card *card) {
         card->region_bytes[i] = kvf_take_number(from, 8);
         const uint64_t withheld = kvf_take_number(from, 1);
         if (withheld > (card->region_bytes[i] == 0))
-            return kvf_fail(KVF_E_PARSE, "card: region %u has %llu bytes, and withheld is %llu; allowed 0%s",
+            return kvf_fail(KVF_E_PARSE, "card: region %u has %llu bytes, and withheld is %llu; allowed: 0%s",
                             i, (unsigned long long)card->region_bytes[i], (unsigned long long)withheld,
                             card->region_bytes[i] == 0 ? " and 1" : "");
         card->region_withheld[i] = withheld;
@@ -175,7 +175,7 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out) {
     kvf_byte_reader tail = {start + bytes - CHECKSUM_BYTES, CHECKSUM_BYTES, false};
     if (kvf_take_number(&tail, CHECKSUM_BYTES) !=
         kvf_byte_sum(KVF_BYTE_SUM_START, start, bytes - CHECKSUM_BYTES))
-        return kvf_fail(KVF_E_PARSE, "card: its checksum does not fit: it is damaged or cut off");
+        return kvf_fail(KVF_E_PARSE, "card: its checksum is wrong: the card is damaged or cut off");
     from.left -= CHECKSUM_BYTES;
     kvf_status status = read_body(&from, out);
     if (status)
