@@ -161,7 +161,7 @@ static void compare_cells(const world *w, const asked *ask, uint32_t g, refusal 
         if (p < a->part_count && p < b->part_count)
             compare_part(w, ask, g, p, out);
         else
-            refuse(out, "g%u.p%u is missing %s", g, p, p < a->part_count ? "there" : "here");
+            refuse(out, "g%u.p%u is missing %s", g, p, p < a->part_count ? "remotely" : "locally");
     }
 }
 

@@ -247,7 +247,7 @@ static void settings_are_known_by_key_and_their_values_checked(void **state) {
     assert_int_equal(open_with("shm", "shm.direct", "maybe"), KVF_E_INVALID);
     assert_non_null(strstr(kvf_error_detail(), "shm.direct is \"maybe\"; allowed: auto, on, off"));
     assert_int_equal(open_with("shm", "shm.speed", "high"), KVF_E_NOT_FOUND);
-    assert_non_null(strstr(kvf_error_detail(), "\"shm.speed\"; allowed "));
+    assert_non_null(strstr(kvf_error_detail(), "\"shm.speed\"; allowed: "));
     assert_non_null(strstr(kvf_error_detail(), "shm.direct"));
     assert_int_equal(open_with("shm", NULL, "high"), KVF_E_INVALID);
     assert_int_equal(open_with("shm", "shm.direct", NULL), KVF_E_INVALID);

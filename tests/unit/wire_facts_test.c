@@ -470,7 +470,7 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         good[cut] = '\0';
         (void)read(good);
     }
-    assert_fails(read(""), KVF_E_PARSE, "layer_count is wanted");
+    assert_fails(read(""), KVF_E_PARSE, "expected layer_count");
     assert_fails(read("layer_count: 4\nown: x\n"), KVF_E_PARSE, "text after own:");
     assert_fails(read("layer_count: 4\n"), KVF_E_RANGE, "group_count is 0");
     kvf_free(good);
