@@ -39,7 +39,7 @@ static void add_regions(page *to, const report *plans) {
     regions_add(&list, "prefill", kvf_engine_shard(plans->prefill, 0));
     regions_add(&list, "decode", kvf_engine_shard(plans->decode, 0));
     to->failed = to->failed || list.failed;
-    page_markup(to, "<h2>Memory of the first rank of each side, as it registers it</h2>\n");
+    page_markup(to, "<h2>Memory of the first rank of each side, as registered</h2>\n");
     page_table(to, &list);
     table_free(&list);
 }

@@ -172,7 +172,7 @@ static void a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over(void
     }
     assert_int_equal(written(0, BYTES), 0);
     assert_int_equal(noted.status, KVF_E_PEER_LOST);
-    assert_non_null(strstr(writer.lost_detail, "the peer has shut this endpoint out"));
+    assert_non_null(strstr(writer.lost_detail, "it has shut this endpoint out"));
     devices_delay(0);
     devices_hasten();
     run_rounds();
