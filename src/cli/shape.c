@@ -79,13 +79,13 @@ void print_shape_help(void) {
            "  page, page-align   bytes of a page; a number that they are rounded up to a\n"
            "                     multiple of\n"
            "  order=ORDER        how a page is laid out (nhd; state groups: ds)\n"
-           "  dtype=NAME         f32, f16 or bf16: the type that cached elements are converted\n"
-           "                     to on the way (the model's)\n"
+           "  dtype=NAME         f32, f16 or bf16: the type that elements are converted to\n"
+           "                     on the way (the model's)\n"
            "The keys from block on may be set for one group, GROUP.KEY, or for all state\n"
            "groups, state.KEY. Numbers may end with k, m, g or t: 1024 of it, and so on.\n\n"
            "An ORDER nests L layer, B block, T tensor, P part, H head or channel, N token or\n"
-           "step from the outside in; the axes before | have buffers of their own. Some orders\n"
-           "have names, in capitals or not:\n");
+           "step from the outside in; the axes before | have buffers of their own. Some\n"
+           "orders have names, in capitals or not:\n");
     for (size_t i = 0; i < order_count; i++) {
         printf("  %-13s %-8s ", orders[i].name, orders[i].order);
         print_folded(25, 25, orders[i].meaning);
