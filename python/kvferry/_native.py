@@ -159,7 +159,7 @@ class Arena:
         if array.dtype != np.uint32:
             low, high = int(array.min()), int(array.max())
             if low < 0 or high > 0xFFFFFFFF:
-                raise OutOfRangeError(f"id {low if low < 0 else high}; allowed 0 to {0xFFFFFFFF}")
+                raise OutOfRangeError(f"id {low if low < 0 else high}; allowed: 0 to {0xFFFFFFFF}")
         array = np.ascontiguousarray(array, dtype=np.uint32)
         return self.keep(ffi.from_buffer("uint32_t[]", array)), int(array.size)
 

@@ -169,7 +169,7 @@ class _Session:
 
     def close(self) -> None:
         if threading.get_ident() in self.logging:
-            raise InvalidError("the log function of an agent may not close it")
+            raise InvalidError("the log function of an agent may not close the agent")
         if self.process != os.getpid():
             return  # its threads are not here
         with self.change:
@@ -552,7 +552,7 @@ class Agent:
     ) -> int:
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise OutOfRangeError(
-                f"bytes_per_second is {bytes_per_second}; allowed from 1 on, and None: no cap"
+                f"bytes_per_second is {bytes_per_second}; allowed: 1 and more, or None (no cap)"
             )
         arena = Arena()
         request = arena.new(

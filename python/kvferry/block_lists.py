@@ -34,7 +34,7 @@ Lists = Sequence[Sequence[int]]
 def same_length(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
     """The first of two lists that must be equally long."""
     if len(first) != len(second):
-        raise InvalidError(f"lists of {len(first)} and {len(second)} entries; they should be equally long")
+        raise InvalidError(f"lists of {len(first)} and {len(second)} entries; they must be equally long")
     return first
 
 

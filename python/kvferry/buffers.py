@@ -68,7 +68,7 @@ def region_of(buffer: Buffer) -> Region:
     """
     region = _find_region(buffer)
     if region.bytes == 0 or region.address == 0:
-        raise InvalidError(f"a {type(buffer).__name__} of 0 bytes; a region has at least 1")
+        raise InvalidError(f"a {type(buffer).__name__} of 0 bytes; allowed: 1 and more")
     return region
 
 
@@ -316,6 +316,6 @@ def array_bytes(shape: int | Sequence[int], dtype: DTypeLike) -> int:
         raise OutOfRangeError(f"an array of shape {lengths} and {np.dtype(dtype)} has no bytes")
     if size > sys.maxsize:
         raise OutOfRangeError(
-            f"an array of shape {lengths} and {np.dtype(dtype)} has {size} bytes; allowed up to {sys.maxsize}"
+            f"an array of shape {lengths} and {np.dtype(dtype)} has {size} bytes; allowed: up to {sys.maxsize}"
         )
     return size

@@ -77,7 +77,7 @@ def place_of(kind: MemoryKind, device: int | str) -> tuple[MemoryKind, int]:
         return MemoryKind.HOST, 0
     if name == "cuda" and (not colon or number.isdecimal()):
         return MemoryKind.CUDA, int(number or 0)
-    raise InvalidError(f'device is "{device}"; allowed are a number, "cpu", "cuda", and "cuda:" with a number')
+    raise InvalidError(f'device is "{device}"; allowed: a number, "cpu", "cuda", and "cuda:" with a number')
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,10 @@ class DeviceArray:
         """
         self._refuse_closed()
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
-            raise BufferError("a DeviceArray is given as it is: no copy, and no other device")
+            raise BufferError("a DeviceArray is exported as it is: without a copy, on its own device")
         code = DLPACK_BFLOAT if self.dtype.name == "bfloat16" else DLPACK_CODES.get(self.dtype.kind)
         if code is None:
-            raise UnsupportedError(f"DLPack has no elements of {self.dtype} that can be given")
+            raise UnsupportedError(f"DLPack has no element type for {self.dtype}")
         versioned = max_version is not None and max_version[0] >= 1
         made = lib.python_tensor(
             ffi.cast("void *", id(self)),

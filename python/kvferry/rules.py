@@ -113,7 +113,7 @@ def summarise_transfers(samples: TransferSamples) -> TransferSummary:
     arena = Arena()
     lists = (samples.transfer_seconds, samples.post_seconds, samples.bytes, samples.descriptors)
     if len({len(values) for values in lists}) != 1:
-        raise InvalidError(f"lists of {[len(values) for values in lists]} samples; they should be equally long")
+        raise InvalidError(f"lists of {[len(values) for values in lists]} samples; they must be equally long")
     names = ("transfer_seconds", "post_seconds", "bytes", "descriptors")
     arrays = {
         name: arena.keep(ffi.new("double[]", list(values))) for name, values in zip(names, lists, strict=True)

@@ -182,7 +182,7 @@ class Shard(Handle):
             if len(group.parts) != want.part_count or len(group.placements) != held:
                 raise InvalidError(
                     f"group {string(want.name)} has {len(group.parts)} parts and placements of "
-                    f"{len(group.placements)} layers; it should have {want.part_count} and {held}"
+                    f"{len(group.placements)} layers; it must have {want.part_count} and {held}"
                 )
         desc = arena.new(
             "kvf_shard_desc",
@@ -497,7 +497,7 @@ class Engine(Handle):
         resource = self._get()
         count = lib.kvf_engine_rank_count(resource.pointer)
         if not 0 <= rank < count:
-            raise NotFoundError(f"engine {self.name} has no rank {rank}; allowed 0 to {count - 1}")
+            raise NotFoundError(f"engine {self.name} has no rank {rank}; allowed: 0 to {count - 1}")
         return Shard._borrow(lib.kvf_engine_shard(resource.pointer, rank), resource)
 
     @property

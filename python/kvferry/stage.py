@@ -143,7 +143,7 @@ class Stage:
         )
         with transport._using() as pointer:
             if transport._endpoint.stage is not None:
-                raise ExistsError("this Transport has a Stage")
+                raise ExistsError("this Transport has a Stage already")
             self._pointer = take(lib.kvf_stage_open, "kvf_stage *", pointer, shard._get().pointer, options)
             transport._endpoint.stage = self
 

@@ -102,7 +102,7 @@ def read(text: str) -> Side:
             clocks,
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"no trace of an agent: {type(error).__name__} {error}") from error
+        raise ValueError(f"not a trace of an agent: {type(error).__name__} {error}") from error
 
 
 # ---- clocks
@@ -137,7 +137,9 @@ def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
     for i, side in enumerate(sides):
         wall = (side.unix - side.origin) - (sides[0].unix - sides[0].origin)
         if i not in known:
-            notes.append(f"{side.name[0]} rank {side.name[1]}: joined by wall clocks, for nobody met it")
+            notes.append(
+                f"{side.name[0]} rank {side.name[1]}: joined by wall clocks, because no agent has met it"
+            )
         elif i > 0:
             notes.append(f"{side.name[0]} rank {side.name[1]}: its clock to within {known[i][1]} ns")
         offsets.append(known.get(i, (wall, 0))[0])

@@ -328,21 +328,21 @@ def test_types_are_not_converted_unless_both_engines_allow_it() -> None:
         consumer.pull("a request", producer.contact, WANTED)
         got = consumer.wait_event(30)
         assert got and got.kind is EventKind.FAILED and got.error is not None
-        assert 'full.k.dtype is "f16" here and "f32" there' in str(got.error)
+        assert 'full.k.dtype is "f16" locally and "f32" remotely' in str(got.error)
     with pytest.raises(NotFoundError, match="no group"):
         Agent(decode, convert=("f32", "f16"), convert_groups=["swa"])
 
 
 def test_a_plan_that_converts_has_no_runs() -> None:
     prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(half_model())
-    with pytest.raises(UnsupportedError, match="only where both sides allow it"):
+    with pytest.raises(UnsupportedError, match="only where both sides allow the conversion"):
         Plan(decode.shard(0), prefill)
     plan = Plan(decode.shard(0), prefill, convert=("f32", "f16"))
     assert plan.converts and not plan.rules
     request = Request(plan)
     request.set([GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
     assert request.bytes(0) == LAYERS * 2 * HEADS * HEAD_SIZE * TOKENS * 2
-    with pytest.raises(UnsupportedError, match=r"full\.k is f16 here and f32 there"):
+    with pytest.raises(UnsupportedError, match=r"full\.k is f16 locally and f32 remotely"):
         request.runs(0)
 
 
@@ -567,7 +567,7 @@ def test_a_name_is_for_the_keys_it_was_granted_to() -> None:
                 consumer.pull("r", producer.contact, WANTED, deadline=30)
                 event = consumer.wait_event(40)
                 assert event and event.kind in (kind, EventKind.PEER_LOST), event
-                assert kind is EventKind.DONE or "does not let this key speak" in event.detail
+                assert kind is EventKind.DONE or "does not allow this key to speak" in event.detail
         refused = producer.wait_event(30)
         assert refused and refused.kind is EventKind.PEER_REFUSED and refused.engine == "decode", refused
         producer.allow_key(KeyGrant(stranger.public_key, "decode"))

@@ -181,7 +181,7 @@ def test_a_cache_that_is_partly_on_the_host_has_no_stage(driver: Driver) -> None
     host = np.zeros(shard.region_bytes[1] // 4, np.float32)
     with Transport("messages") as transport:
         transport.register([cache.arrays[0], host], shard)
-        with pytest.raises(UnsupportedError, match="in one place"):
+        with pytest.raises(UnsupportedError, match="of one kind and device"):
             Stage(transport, shard)
 
 
@@ -209,7 +209,7 @@ def test_an_array_of_a_device_is_a_tensor_to_others(
     region = region_of(Taker())
     assert (region.address, region.bytes, region.element) == (memory.address, 64, "f16")
     assert (region.device, region.shape, region.in_order) == (memory.device, (4, 8), True)
-    with pytest.raises(BufferError, match="no copy"):
+    with pytest.raises(BufferError, match="without a copy"):
         array.__dlpack__(copy=True)
     owner.closed = True
     for look in (lambda: array.__dlpack__(), lambda: array.__cuda_array_interface__):
@@ -237,7 +237,7 @@ def test_memory_of_devices_is_allocated_by_name_or_refused_by_name(driver: Drive
                 with pytest.raises(UnsupportedError, match="no transport here allocates CUDA memory"):
                     transport.allocate((4, 8), np.float16, **asked)
             assert isinstance(transport.allocate(64, device="cpu"), np.ndarray)
-            with pytest.raises(InvalidError, match='device is "gpu:0"; allowed are'):
+            with pytest.raises(InvalidError, match='device is "gpu:0"; allowed: '):
                 transport.allocate(64, device="gpu:0")
 
 
@@ -307,7 +307,7 @@ def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, by_handle: boo
     with Agent(prefill, transport="shm") as producer, Agent(decode, transport="shm") as consumer:
         producer.register(theirs.arrays)
         consumer.register(ours.arrays)
-        with pytest.raises(InvalidError, match="not recorded yet"):
+        with pytest.raises(InvalidError, match="record it first"):
             producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=CudaEvent(0))
         with pytest.raises(OutOfRangeError, match="CUDA device 99"):
             producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=CudaEvent(event.cuda_event, 99))

@@ -787,7 +787,7 @@ def test_a_proxy_that_is_run_as_a_program() -> None:
 def test_a_command_line_that_makes_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, text in (
         ([], "--decode"),
-        (["--decode", "localhost:8200"], "is no URL"),
+        (["--decode", "localhost:8200"], "is not a URL"),
         (["--decode", "http://a", "--patience", "0"], "above 0"),
     ):
         with pytest.raises(SystemExit):

@@ -157,7 +157,7 @@ def test_workers_copy_what_they_are_given() -> None:
     assert made.wrong() == 0
     assert sum(end.stage.info.worker_copies for end in made.ends) > 0
     made.close()
-    with pytest.raises(InvalidError, match="workers is 17; allowed 0 to 16"):
+    with pytest.raises(InvalidError, match="workers is 17; allowed: 0 to 16"):
         Pair("inproc", workers=17)
 
 
@@ -187,7 +187,7 @@ def test_elements_are_not_converted_unless_the_lender_lets_them_be() -> None:
     made = Pair("inproc", half_model())
     with made.here.stage.pull(made.request, made.here.peers) as move:
         made.until(lambda: move.status != Status.IN_PROGRESS)
-        with pytest.raises(NotPermittedError, match="not let be converted"):
+        with pytest.raises(NotPermittedError, match="does not allow conversion"):
             move.wait(0)
     made.close()
     with pytest.raises(InvalidError, match="convert_groups has 'swa'; the model has full"):
@@ -217,7 +217,7 @@ def test_a_flow_begins_where_it_is_permitted() -> None:
 
     move = made.here.stage.pull(made.request, made.here.peers, way=Way.PACKED, permissions=[7, 8])
     made.until(lambda: move.status != Status.IN_PROGRESS)
-    with pytest.raises(NotPermittedError, match="it may not read here"):
+    with pytest.raises(NotPermittedError, match="the mover may not read"):
         move.wait(0)
     move.close()
     made.until(lambda: all(end.stage.info.flows == 0 for end in made.ends))

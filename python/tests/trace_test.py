@@ -272,7 +272,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         timeout=60,
         cwd=tmp_path,
     )
-    assert ran.returncode == 1 and "no trace of an agent" in ran.stderr
+    assert ran.returncode == 1 and "not a trace of an agent" in ran.stderr
     with (
         Agent(prefill_engine(small_model(), tp_size=1)) as agent,
         pytest.raises(InvalidError, match="trace_requests"),

@@ -189,7 +189,7 @@ def test_a_lost_peer_is_reported() -> None:
         here.register([bytearray(64)])
         peer = here.connect(there.card)
         there.close()
-        until(lambda: lost == [(peer, "it has closed its endpoint")], here)
+        until(lambda: lost == [(peer, "the peer has closed its endpoint")], here)
 
 
 def test_a_request_that_moves_cannot_be_set() -> None:

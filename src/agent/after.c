@@ -24,7 +24,7 @@ static kvf_status check(const kvf_ready_event *event) {
     }
     return kvf_fail(
         KVF_E_INVALID,
-        "after: kind is %d; allowed are 0 (now), 1 (a file descriptor) and 2 (an event of a CUDA stream)",
+        "after: kind is %d; allowed: 0 (now), 1 (a file descriptor) and 2 (an event of a CUDA stream)",
         (int)event->kind);
 }
 
@@ -130,11 +130,12 @@ static kvf_after *first_seen(const kvf_agent *agent) {
 /* A descriptor that hangs up without having been readable never will be. */
 static void tell(kvf_after *after) {
     kvf_ticket *ticket = after->ticket;
-    const kvf_status status = after->moment ? kvf_cuda_moment_status(after->moment)
-                              : after->seen & POLLIN
-                                  ? KVF_OK
-                                  : kvf_fail(KVF_E_IO, "the event to wait for will never come: the "
-                                                       "other end of its descriptor was closed");
+    const kvf_status status =
+        after->moment ? kvf_cuda_moment_status(after->moment)
+        : after->seen & POLLIN
+            ? KVF_OK
+            : kvf_fail(KVF_E_IO,
+                       "the event will never happen: the other end of its file descriptor was closed");
     after->seen = 0;
     if (status == KVF_OK)
         ticket->ops->ready(ticket, after);

@@ -49,7 +49,7 @@ kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out) {
         return status;
     bool found = kvf_event_take(agent, out);
     kvf_agent_unlock(agent);
-    return found ? KVF_OK : kvf_fail(KVF_E_EMPTY, "no event is there");
+    return found ? KVF_OK : kvf_fail(KVF_E_EMPTY, "there is no event");
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -75,25 +75,26 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
     take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, o->lease_ns));
     if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
-        return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed is from lease_ns, %llu, to a year",
+        return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed: from lease_ns, %llu, to a year",
                         (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
     if (o->trace_requests > MOST_TRACED)
-        return kvf_fail(KVF_E_RANGE, "trace_requests is %u; allowed is up to %u", o->trace_requests,
+        return kvf_fail(KVF_E_RANGE, "trace_requests is %u; allowed: up to %u", o->trace_requests,
                         MOST_TRACED);
     if (o->remember_ns > KVF_DAY)
-        return kvf_fail(KVF_E_RANGE, "remember_ns is %llu; allowed is up to a day",
+        return kvf_fail(KVF_E_RANGE, "remember_ns is %llu; allowed: up to a day",
                         (unsigned long long)o->remember_ns);
     if (o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
-        return kvf_fail(KVF_E_RANGE, "lease_ns is %llu and idle_ns %llu; allowed are up to a day and a year",
+        return kvf_fail(KVF_E_RANGE, "lease_ns is %llu and idle_ns %llu; allowed: up to a day and a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
     if (o->heartbeat_ns > o->lease_ns / 2)
-        return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed is up to half the lease, %llu",
+        return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed: up to half the lease, %llu",
                         (unsigned long long)o->heartbeat_ns, (unsigned long long)(o->lease_ns / 2));
     if (o->way > KVF_WAY_PACKED)
-        return kvf_fail(KVF_E_INVALID, "way is %d; allowed 0 (auto), 1 (direct) and 2 (packed)", (int)o->way);
+        return kvf_fail(KVF_E_INVALID, "way is %d; allowed: 0 (auto), 1 (direct) and 2 (packed)",
+                        (int)o->way);
     o->log_level = o->log_level ? o->log_level : KVF_LOG_INFO;
     if (o->policy != KVF_FAILURE_RECOMPUTE && o->policy != KVF_FAILURE_FAIL)
-        return kvf_fail(KVF_E_INVALID, "policy is %d; allowed 0 (recompute) and 1 (fail)", (int)o->policy);
+        return kvf_fail(KVF_E_INVALID, "policy is %d; allowed: 0 (recompute) and 1 (fail)", (int)o->policy);
     /* Texts the agent keeps; those for the link are read while it opens. */
     const char **texts[] = {&o->advertise, &o->facts, &o->public_key, &o->transport};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -248,10 +249,10 @@ static kvf_status take_convert(kvf_agent *agent) {
     kvf_agent_options *o = &agent->options;
     const kvf_model *model = kvf_engine_model(agent->engine);
     if (o->convert & ~KVF_CONVERTED_DTYPES)
-        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed are the bits of f32, f16 and bf16, 0x%x",
+        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed: the bits of f32, f16 and bf16, 0x%x",
                         o->convert, KVF_CONVERTED_DTYPES);
     if (o->convert && o->way == KVF_WAY_DIRECT)
-        return kvf_fail(KVF_E_INVALID, "convert is 0x%x, and way is direct: what is converted goes packed",
+        return kvf_fail(KVF_E_INVALID, "convert is 0x%x, but way is direct; only packed transfers convert",
                         o->convert);
     if (o->convert_group_count > 0 && !o->convert_groups)
         return kvf_fail(KVF_E_INVALID, "convert_groups is NULL, and convert_group_count %u",

@@ -9,7 +9,7 @@
 /* A session that was used within this time stays. */
 #define IN_USE_NS KVF_SECOND
 
-#define TOGETHER "over budget: peers together keep as much memory here as they may"
+#define TOGETHER "over budget: all peers together use as much memory here as they are allowed"
 
 typedef struct kvf_party {
     uint8_t key[KVF_KEY_BYTES]; /* of its holders; without keys, the route of its connection */
@@ -51,7 +51,7 @@ kvf_status kvf_party_join(kvf_session *session, const kvf_letter *letter) {
         return kvf_nomem("a session");
     if (party->sessions >= most) {
         agent->stats.over_budget++;
-        return kvf_fail(KVF_E_LIMIT, "has %u sessions for this %s, the most it takes", most,
+        return kvf_fail(KVF_E_LIMIT, "has %u sessions for this %s, the most it allows", most,
                         letter->key ? "key" : "connection");
     }
     party->sessions++;
@@ -89,18 +89,17 @@ kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes) {
     if (alone || is_unfair(agent, party, bytes)) {
         agent->stats.over_budget++;
         kvf_claim_tell(agent, session->engine, session->rank,
-                       alone ? "over budget: its key or connection keeps as much memory here as it may"
+                       alone ? "over budget: its key or connection uses as much memory here as it is allowed"
                              : TOGETHER);
         if (alone)
             return kvf_fail(KVF_E_LIMIT,
-                            "this peer and those of its key keep %llu bytes here; allowed are %llu",
+                            "this peer and the others with its key use %llu bytes here; allowed: up to %llu",
                             (unsigned long long)party->bytes, (unsigned long long)options->max_bytes_per_key);
-        return kvf_fail(
-            KVF_E_LIMIT,
-            "all peers keep %llu bytes here, and those of this key %llu; allowed are %llu, and as much for a "
-            "key as is left for others",
-            (unsigned long long)agent->kept_bytes, (unsigned long long)party->bytes,
-            (unsigned long long)options->max_bytes_for_peers);
+        return kvf_fail(KVF_E_LIMIT,
+                        "all peers use %llu bytes here, those with this key %llu; allowed: up to %llu in "
+                        "all, and for one key no more than is left for the others",
+                        (unsigned long long)agent->kept_bytes, (unsigned long long)party->bytes,
+                        (unsigned long long)options->max_bytes_for_peers);
     }
     party->bytes += bytes;
     session->kept_bytes += bytes;
@@ -114,7 +113,7 @@ kvf_status kvf_budget_look(const kvf_session *session) {
         return KVF_OK;
     agent->stats.over_budget++;
     kvf_claim_tell(agent, session->engine, session->rank, TOGETHER);
-    return kvf_fail(KVF_E_LIMIT, "all peers keep %llu bytes here; allowed are %llu",
+    return kvf_fail(KVF_E_LIMIT, "all peers use %llu bytes here; allowed: up to %llu",
                     (unsigned long long)agent->kept_bytes,
                     (unsigned long long)agent->options.max_bytes_for_peers);
 }

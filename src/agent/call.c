@@ -151,7 +151,7 @@ static void tick_call(kvf_call *call, uint64_t now) {
     kvf_session *session = call->session;
     if (now >= call->deadline) {
         (void)kvf_fail(KVF_E_TIMEOUT, "%s rank %u %s%s", session->engine, session->rank,
-                       call->put_off ? "put us off until now: " : "did not answer",
+                       call->put_off ? "was not ready in time: " : "did not answer",
                        call->put_off ? call->put_off : "");
         end_call(call, KVF_E_TIMEOUT, NULL);
         return;

@@ -23,8 +23,8 @@ kvf_way kvf_way_by(const kvf_ticket *ticket, const kvf_plan *plan) {
 
 kvf_status kvf_way_unlike(const char *engine) {
     return kvf_fail(KVF_E_UNSUPPORTED,
-                    "packed is wanted, and groups, layers or parts of %s have other numbers than ours: ways "
-                    "\"direct\" and \"auto\" move between the two, or give both models the same",
+                    "way is packed, but groups, layers or parts of %s have other numbers than in this "
+                    "engine: use way \"direct\" or \"auto\", or give both models the same numbers",
                     engine);
 }
 
@@ -63,13 +63,14 @@ bool kvf_way_joins_stage(kvf_session *session, kvf_way way, const kvf_plan *plan
 
 static kvf_status cannot_pack(const kvf_session *session) {
     if (!session->agent->stage)
-        return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage%s",
+        return kvf_fail(KVF_E_UNSUPPORTED, "way is packed, but this agent has no stage%s",
                         session->agent->options.way == KVF_WAY_DIRECT
                             ? ": its way is direct"
-                            : ": its memory is a device's, and not withheld");
-    return kvf_fail(KVF_E_UNSUPPORTED,
-                    "packed is wanted, and %s rank %u takes no flows: it has no stage, or does not reach us",
-                    session->engine, session->rank);
+                            : ": its memory is on a device and not withheld");
+    return kvf_fail(
+        KVF_E_UNSUPPORTED,
+        "way is packed, but %s rank %u accepts no flows: it has no stage, or cannot reach this rank",
+        session->engine, session->rank);
 }
 
 static kvf_move_options options_of(const kvf_ticket *ticket, kvf_way way, const uint64_t *permissions) {
@@ -94,7 +95,7 @@ static kvf_status choose_way(const kvf_ticket *ticket, const kvf_plan *plan, kvf
            : wanted == KVF_WAY_AUTO && ticket->pace.cap && !withheld ? KVF_WAY_DIRECT
                                                                      : wanted;
     kvf_status status = converts && wanted == KVF_WAY_DIRECT ? kvf_plan_check_runs(plan) : KVF_OK;
-    return status ? kvf_fail_in(status, "direct is wanted: ") : KVF_OK;
+    return status ? kvf_fail_in(status, "way is direct: ") : KVF_OK;
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */

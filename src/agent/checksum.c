@@ -45,9 +45,8 @@ static kvf_status check_regions(const area *a) {
         uint32_t r = kvf_shard_placement(a->shard, a->group, layer, a->part)->region;
         const kvf_memory *region = kvf_memory_at(a->regions, r);
         if (region->kind != KVF_MEMORY_HOST)
-            return kvf_fail(KVF_E_UNSUPPORTED,
-                            "checksum: region %u is of memory kind %d; allowed is 0 (host)", r,
-                            (int)region->kind);
+            return kvf_fail(KVF_E_UNSUPPORTED, "checksum: region %u is of memory kind %d; allowed: 0 (host)",
+                            r, (int)region->kind);
         if (!region->address || region->bytes < a->shard->desc.region_bytes[r])
             return kvf_fail(KVF_E_RANGE, "checksum: region %u has %llu bytes; the shard's has %llu", r,
                             (unsigned long long)(region->address ? region->bytes : 0),
@@ -117,7 +116,7 @@ static kvf_status check_area(area *a, const uint64_t *sums) {
         return status;
     const kvf_group_shard_desc *held = &a->shard->groups[a->group];
     if (a->begin > a->end || a->end > UINT64_MAX / 4)
-        return kvf_fail(KVF_E_RANGE, "checksum: steps are [%llu, %llu); allowed are ranges inside [0, %llu)",
+        return kvf_fail(KVF_E_RANGE, "checksum: steps are [%llu, %llu); allowed: ranges inside [0, %llu)",
                         (unsigned long long)a->begin, (unsigned long long)a->end,
                         (unsigned long long)(UINT64_MAX / 4));
     a->side = (kvf_walk_side){held->tokens_per_block / held->kernel_blocks_per_block, held->tokens};

@@ -30,7 +30,7 @@ static kvf_status read_grant(const kvf_key_grant *given, kvf_grant *out) {
         return status;
     if (grant.rank_begin > grant.rank_end || (!grant.engine && grant.rank_end > 0))
         return kvf_fail(KVF_E_RANGE,
-                        "ranks are [%u, %u) of engine %s; allowed is a range of a named engine's",
+                        "ranks are [%u, %u) of engine %s; allowed: a range of ranks of a named engine",
                         grant.rank_begin, grant.rank_end, grant.engine ? grant.engine : "NULL");
     out->rank_begin = grant.rank_begin;
     out->rank_end = grant.rank_end ? grant.rank_end : UINT32_MAX;
@@ -193,12 +193,12 @@ kvf_status kvf_agent_withdraw_key(kvf_agent *agent, const char *public_key) {
 kvf_status kvf_claim_check(kvf_agent *agent, const uint8_t *key, const kvf_hello *hello) {
     kvf_status status = KVF_OK;
     if (kvf_wire_incarnation(hello->secret) != hello->incarnation)
-        status = kvf_fail(KVF_E_PERMISSION,
-                          "does not take the greeting of rank %u of %s: its secret is not that of "
-                          "its incarnation",
-                          hello->rank, hello->engine);
+        status = kvf_fail(
+            KVF_E_PERMISSION,
+            "does not accept the greeting of rank %u of %s: its secret does not belong to its incarnation",
+            hello->rank, hello->engine);
     else if (!is_granted(agent, key, hello->engine, hello->rank))
-        status = kvf_fail(KVF_E_PERMISSION, "does not let this key speak for rank %u of %s", hello->rank,
+        status = kvf_fail(KVF_E_PERMISSION, "does not allow this key to speak for rank %u of %s", hello->rank,
                           hello->engine);
     return status;
 }
@@ -243,10 +243,11 @@ kvf_status kvf_claim_look(kvf_agent *agent, const kvf_hello *hello) {
     if (holder->silent)
         return KVF_OK;
     if (now >= holder->alive_until)
-        return kvf_fail(KVF_E_AGAIN, "asks whether the process that was rank %u of %s before still lives",
+        return kvf_fail(KVF_E_AGAIN,
+                        "is checking whether the previous process of rank %u of %s is still alive",
                         hello->rank, hello->engine);
-    return kvf_fail(KVF_E_PERMISSION, "knows another process as rank %u of %s, which lives", hello->rank,
-                    hello->engine);
+    return kvf_fail(KVF_E_PERMISSION, "knows another process as rank %u of %s, and that process is alive",
+                    hello->rank, hello->engine);
 }
 
 kvf_status kvf_claim_take(kvf_session *session) {

@@ -167,7 +167,8 @@ static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
     }
     kvf_call_body call = {.number = early->number, .kind = early->kind};
     if (early->kind == KVF_CALL_ACQUIRE)
-        kvf_answer_status(early->session, &call, KVF_E_TIMEOUT, "the request did not come");
+        kvf_answer_status(early->session, &call, KVF_E_TIMEOUT,
+                          "the producer did not hold this request in time");
     kvf_early_free(early);
     return true;
 }

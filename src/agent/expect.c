@@ -82,12 +82,12 @@ static kvf_status say_tables(kvf_source *source, uint64_t until) {
 static kvf_status check_way(const kvf_asker *expect) {
     if (kvf_way_of(&expect->base) == KVF_WAY_DIRECT) {
         kvf_status status = kvf_plan_check_runs(expect->remote->plan);
-        return status ? kvf_fail_in(status, "direct is wanted: ") : KVF_OK;
+        return status ? kvf_fail_in(status, "way is direct: ") : KVF_OK;
     }
     if (!is_packed(expect))
         return KVF_OK;
     if (!expect->base.agent->stage)
-        return kvf_fail(KVF_E_UNSUPPORTED, "packed is wanted, and this agent has no stage");
+        return kvf_fail(KVF_E_UNSUPPORTED, "way is packed, but this agent has no stage");
     return expect->remote->alike ? KVF_OK : kvf_way_unlike(expect->remote->name);
 }
 
@@ -250,7 +250,7 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
         kvf_answer_status(session, call, KVF_OK, "");
         if (call->status && !expect->base.silent)
             kvf_ticket_fail(&expect->base, call->status,
-                            call->detail[0] ? call->detail : "its producer failed, and gave no reason",
+                            call->detail[0] ? call->detail : "the producer failed without giving a reason",
                             session);
         expect->base.agent->due = 0;
         return;

@@ -46,9 +46,10 @@ static void say_told(kvf_text *text, const kvf_remote *remote) {
         first = told++ ? first : remote->targets[i].rank;
     }
     if (told == 1)
-        kvf_text_add(text, "  rank %u is not read, but told when it may free\n", first);
+        kvf_text_add(text, "  rank %u is not read, but is told when it may free its blocks\n", first);
     else if (told > 1)
-        kvf_text_add(text, "  %u more ranks are not read, but told when they may free\n", told);
+        kvf_text_add(text, "  %u more ranks are not read, but are told when they may free their blocks\n",
+                     told);
 }
 
 static kvf_status say_plan(kvf_text *text, const kvf_remote *remote, uint32_t most_lines) {
@@ -87,8 +88,8 @@ static kvf_status say_details(kvf_text *text, const kvf_remote *remote) {
                      session && session->peer ? kvf_peer_kind(session->peer) : "");
     }
     for (uint32_t i = 0; i < remote->target_count; i++)
-        kvf_text_add(text, "  rank %u is told when it may free by %u of our ranks\n", remote->targets[i].rank,
-                     remote->targets[i].expected_ranks);
+        kvf_text_add(text, "  rank %u is told by %u ranks of this engine when it may free its blocks\n",
+                     remote->targets[i].rank, remote->targets[i].expected_ranks);
     kvf_text_add(text, "  the plan has %u cuts and %u rules, %llu bytes\n", kvf_plan_cut_count(remote->plan),
                  kvf_plan_rule_count(remote->plan), (unsigned long long)kvf_plan_memory_bytes(remote->plan));
     return say_plan(text, remote, 0);
@@ -210,7 +211,7 @@ kvf_status kvf_agent_explain(kvf_agent *agent, const char *engine, kvf_log_level
     if (!agent || (!text && text_bytes))
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "text");
     if (level != KVF_LOG_INFO && level != KVF_LOG_DEBUG)
-        return kvf_fail(KVF_E_INVALID, "level is %d; allowed are KVF_LOG_INFO, %d, and KVF_LOG_DEBUG, %d",
+        return kvf_fail(KVF_E_INVALID, "level is %d; allowed: KVF_LOG_INFO, %d, and KVF_LOG_DEBUG, %d",
                         (int)level, KVF_LOG_INFO, KVF_LOG_DEBUG);
     kvf_text words = {0};
     kvf_status status = kvf_agent_lock(agent);

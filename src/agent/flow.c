@@ -23,14 +23,14 @@
 /* A peer joins again when its regions have changed. Our writes to the older ones must have ended by then. */
 static kvf_status check_join(const kvf_session *session, const kvf_call_body *call) {
     if (call->generation <= session->joined_generation)
-        return kvf_fail(KVF_E_EXISTS,
-                        "JOIN: generation is %llu; it joined with %llu already, and only a higher one can "
-                        "replace that",
-                        (unsigned long long)call->generation, (unsigned long long)session->joined_generation);
+        return kvf_fail(
+            KVF_E_EXISTS,
+            "JOIN: generation is %llu; this peer has joined with %llu already; allowed: higher generations",
+            (unsigned long long)call->generation, (unsigned long long)session->joined_generation);
     const kvf_flow *flow;
     DL_FOREACH2(session->flows, flow, session_next) {
         if (flow->push && !flow->over)
-            return kvf_fail(KVF_E_AGAIN, "JOIN: what is written by generation %llu is not over yet",
+            return kvf_fail(KVF_E_AGAIN, "JOIN: writing under generation %llu has not ended yet",
                             (unsigned long long)session->joined_generation);
     }
     return KVF_OK;
@@ -58,9 +58,9 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_status status = kvf_wire_decode_introduction(call->introduction, &intro, &storage);
     if (!status && (strcmp(intro.engine, session->engine) != 0 || intro.rank != session->rank ||
                     intro.incarnation != session->incarnation))
-        status = kvf_fail(KVF_E_MISMATCH, "the introduction is of another than the one who greeted");
+        status = kvf_fail(KVF_E_MISMATCH, "the introduction is not of the rank that greeted");
     if (!status && memcmp(intro.digest, agent->digest, sizeof agent->digest) != 0)
-        status = kvf_fail(KVF_E_MISMATCH, "the introduction is of one who caches other cells");
+        status = kvf_fail(KVF_E_MISMATCH, "the introduction is of a rank that caches other cells");
     if (!status)
         status = kvf_push_shape_use(agent, &intro, &shape);
     kvf_free(storage);
@@ -95,7 +95,7 @@ static void begin_anew(kvf_session *session) {
     if (session->peer && !session->joins_again) {
         DL_FOREACH2(session->flows, flow, session_next) {
             if (kvf_carry_is_there(&flow->carry))
-                kvf_flow_stop(flow, KVF_E_PEER_LOST, "the consumer has met this rank anew");
+                kvf_flow_stop(flow, KVF_E_PEER_LOST, "the consumer has met this rank again");
         }
         kvf_session_disconnect(session);
     }
@@ -141,7 +141,7 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
         return;
     }
     if (call->generation == 0)
-        status = kvf_fail(KVF_E_RANGE, "JOIN: generation is 0; those of regions begin at 1");
+        status = kvf_fail(KVF_E_RANGE, "JOIN: generation is 0; allowed: 1 and more");
     else if (session->shape)
         status = check_join(session, call);
     if (status == KVF_E_EXISTS)
@@ -180,7 +180,7 @@ static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answe
         return;
     }
     char detail[KVF_DETAIL_BYTES];
-    (void)snprintf(detail, sizeof detail, "it does not let us join: %s", kvf_error_detail());
+    (void)snprintf(detail, sizeof detail, "the producer refused JOIN: %s", kvf_error_detail());
     kvf_session_lose(session, status, detail);
 }
 
@@ -398,7 +398,7 @@ static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *
         return KVF_OK;
     if (begin < held->begin || end > held->end)
         return kvf_fail(KVF_E_RANGE,
-                        "group %s: steps [%llu, %llu) are wanted, and the producer has [%llu, %llu)",
+                        "group %s: steps [%llu, %llu) are wanted, but the producer has [%llu, %llu)",
                         group->name, (unsigned long long)begin, (unsigned long long)end,
                         (unsigned long long)held->begin, (unsigned long long)held->end);
     bool last = part->end == push->total_tokens;

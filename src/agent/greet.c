@@ -140,7 +140,7 @@ static kvf_status session_of(kvf_agent *agent, const kvf_letter *letter, const k
     if (!status && HASH_CNT(hh_client, agent->clients) >= agent->options.max_peers)
         kvf_budget_make_room(agent);
     if (!status && HASH_CNT(hh_client, agent->clients) >= agent->options.max_peers)
-        status = kvf_fail(KVF_E_LIMIT, "has %u peers, the most it takes", agent->options.max_peers);
+        status = kvf_fail(KVF_E_LIMIT, "has %u peers, the most it allows", agent->options.max_peers);
     if (!status)
         return open_session(agent, letter, hello, name, bytes, out);
     kvf_free(name);
@@ -150,11 +150,11 @@ static kvf_status session_of(kvf_agent *agent, const kvf_letter *letter, const k
 /* Whether this agent can answer yet; the detail says why not. */
 static kvf_status check_ready(const kvf_agent *agent, const kvf_message *message) {
     if (memcmp(message->digest, agent->digest, sizeof agent->digest) != 0)
-        return kvf_fail(KVF_E_MISMATCH, "has other facts than those of the greeting");
+        return kvf_fail(KVF_E_MISMATCH, "has other facts than the greeting says");
     if (agent->card)
         return KVF_OK;
     return kvf_fail(KVF_E_AGAIN, agent->with_facts.data
-                                     ? "has taken its memory back, as an engine does that sleeps"
+                                     ? "has unregistered its memory, as an engine does that sleeps"
                                      : "has no memory registered yet");
 }
 
@@ -192,7 +192,7 @@ void kvf_greeted(kvf_agent *agent, const kvf_letter *letter, kvf_message *messag
                        KVF_WIRE_VERSION, message->version);
         refuse(agent, letter->route, KVF_E_UNSUPPORTED, words);
     } else if (!agent->name) {
-        refuse(agent, letter->route, KVF_E_AGAIN, "a directory that knows no engine yet");
+        refuse(agent, letter->route, KVF_E_AGAIN, "is a directory that knows no engine yet");
     } else if (kvf_wire_read(message)) {
         agent->stats.messages_malformed++;
     } else if (message->hello.wants_ranks) {

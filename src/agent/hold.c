@@ -339,7 +339,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
     if (is_there(hold) && now >= until) {
         char detail[160];
         (void)snprintf(detail, sizeof detail, "the lease ran out before %s%s%s",
-                       hold->after ? "the event to wait for happened" : "all consumers had the blocks",
+                       hold->after ? "the event of the hold happened" : "all consumers had the blocks",
                        hold->reader_failed ? "; a reader's attempt failed with " : "",
                        hold->reader_failed ? kvf_status_name(hold->reader_failed) : "");
         agent->stats.leases_expired++;
@@ -382,7 +382,7 @@ bool kvf_hold_is_read(const kvf_ticket *ticket) {
 static kvf_status start_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     kvf_ticket *made = NULL;
     if (request && request->id.data && find_hold(agent, (kvf_bytes){request->id.data, request->id.size}))
-        return kvf_fail(KVF_E_EXISTS, "a request of this id is held already");
+        return kvf_fail(KVF_E_EXISTS, "a request with this id is held already");
     kvf_status status = kvf_ticket_make(agent, &hold_ops, request, &made);
     if (!status)
         status = kvf_ticket_list(made, &agent->holds, (kvf_bytes){made->id, made->id_bytes});

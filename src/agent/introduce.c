@@ -53,7 +53,7 @@ static kvf_status adopt(kvf_agent *agent, const kvf_introduction *intro) {
     uint8_t digest[KVF_WIRE_DIGEST_BYTES];
     kvf_wire_digest(intro->facts, digest);
     if (intro->facts[0] && memcmp(digest, intro->digest, sizeof digest) != 0)
-        return kvf_fail(KVF_E_MISMATCH, "the digest of rank %u of %s is not of its facts", intro->rank,
+        return kvf_fail(KVF_E_MISMATCH, "the digest of rank %u of %s does not match its facts", intro->rank,
                         intro->engine);
     if (!agent->facts && !(agent->facts = kvf_strdup(intro->facts)))
         return kvf_nomem("a directory");

@@ -63,7 +63,7 @@ static kvf_status refuse(uint32_t group, uint32_t block, uint64_t word) {
     unsigned long long value = value_of(word);
     switch (state_of(word)) {
     case HELD:
-        return kvf_fail(KVF_E_EXISTS, "group %u: block %u is held, by %llu requests that read it", group,
+        return kvf_fail(KVF_E_EXISTS, "group %u: block %u is held by %llu requests that read it", group,
                         block, value);
     case FILLING:
         return kvf_fail(KVF_E_EXISTS, "group %u: block %u is being filled by request number %llu", group,
@@ -177,7 +177,7 @@ static void release(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t 
 kvf_status kvf_ledger_take_writer(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count,
                                   uint64_t ticket) {
     if (ticket > KVF_LEDGER_MAX_TICKET)
-        return kvf_fail(KVF_E_RANGE, "ticket is %llu; allowed 0 to %llu", (unsigned long long)ticket,
+        return kvf_fail(KVF_E_RANGE, "ticket is %llu; allowed: 0 to %llu", (unsigned long long)ticket,
                         (unsigned long long)KVF_LEDGER_MAX_TICKET);
     kvf_status status = prepare(ledger, tables, group_count);
     if (status)
@@ -236,7 +236,7 @@ kvf_status kvf_ledger_look(const kvf_ledger *ledger, uint32_t group, uint32_t bl
                                              [FILLING] = KVF_BLOCK_FILLING,
                                              [IN_DOUBT] = KVF_BLOCK_IN_DOUBT};
     if (group >= ledger->group_count)
-        return kvf_fail(KVF_E_RANGE, "group %u, but the model has %u", group, ledger->group_count);
+        return kvf_fail(KVF_E_RANGE, "group is %u; the model has %u", group, ledger->group_count);
     if (block >= ledger->groups[group].block_count)
         return kvf_fail(KVF_E_RANGE, "group %u: block %u, but the cache has %llu", group, block,
                         (unsigned long long)ledger->groups[group].block_count);

@@ -99,7 +99,7 @@ kvf_status kvf_log_write(const kvf_log_line *line, kvf_log_form form, char *out,
     if (!line || !line->text || (!out && out_bytes))
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !line ? "line" : !line->text ? "line->text" : "out");
     if (form != KVF_LOG_TEXT && form != KVF_LOG_JSON)
-        return kvf_fail(KVF_E_INVALID, "form is %d; allowed are 0 (text) and 1 (JSON)", (int)form);
+        return kvf_fail(KVF_E_INVALID, "form is %d; allowed: 0 (text) and 1 (JSON)", (int)form);
     char when[TIME_BYTES];
     kvf_text words = {0};
     write_time(line->time_ns, when);

@@ -111,7 +111,7 @@ static void close_memory(kvf_agent *agent) {
         session->joins_again = true;
         HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
         if (!session->hh.tbl)
-            kvf_session_lose(session, KVF_E_NOMEM, "not enough memory for a session");
+            kvf_session_lose(session, KVF_E_NOMEM, "no memory for a session");
     }
 }
 

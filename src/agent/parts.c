@@ -20,11 +20,11 @@ void kvf_parts_free(kvf_parts *parts) {
 static kvf_status check_group(const kvf_group_steps *before, const kvf_group_steps *group) {
     uint64_t next = (uint64_t)before->table.first_block + before->table.count;
     if (group->begin != before->begin || group->end != before->end)
-        return kvf_fail(KVF_E_MISMATCH, "steps are [%llu, %llu), and were [%llu, %llu)",
+        return kvf_fail(KVF_E_MISMATCH, "steps are [%llu, %llu); the parts before had [%llu, %llu)",
                         (unsigned long long)group->begin, (unsigned long long)group->end,
                         (unsigned long long)before->begin, (unsigned long long)before->end);
     if (group->table.first_block != next)
-        return kvf_fail(KVF_E_RANGE, "first_block is %u, and those before it end with %llu",
+        return kvf_fail(KVF_E_RANGE, "first_block is %u; the blocks before end with %llu",
                         group->table.first_block, (unsigned long long)next);
     return KVF_OK;
 }
@@ -36,13 +36,13 @@ static kvf_status check(const kvf_parts *parts, const kvf_group_steps *groups, u
     for (uint32_t g = 0; g < count; g++)
         ids += groups[g].table.count;
     if (first_id != parts->ids)
-        return kvf_fail(KVF_E_RANGE, "first_id is %u, and %u ids are known", first_id, parts->ids);
+        return kvf_fail(KVF_E_RANGE, "first_id is %u; %u ids are known", first_id, parts->ids);
     if (more && ids == 0)
         return kvf_fail(KVF_E_RANGE, "a part without ids, though others follow");
     if (ids > KVF_WIRE_MAX_TABLE_IDS - parts->ids)
         return kvf_fail(KVF_E_RANGE, "the block tables have more than %u ids", KVF_WIRE_MAX_TABLE_IDS);
     if (parts->parts && count != parts->group_count)
-        return kvf_fail(KVF_E_MISMATCH, "%u groups, and there were %u", count, parts->group_count);
+        return kvf_fail(KVF_E_MISMATCH, "%u groups; the parts before had %u", count, parts->group_count);
     for (uint32_t g = 0; parts->parts && g < count && !status; g++) {
         status = check_group(&parts->parts->prev->groups[g], &groups[g]);
         if (status)

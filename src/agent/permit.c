@@ -33,7 +33,8 @@ static kvf_status check_group(const kvf_shard *shard, uint32_t g, const kvf_grou
         const uint64_t place = (uint64_t)asked->table.first_block + i;
         const uint64_t entry = place - ours->table.first_block; /* before the first: beyond the last */
         if (entry >= ours->table.count || ours->table.ids[entry] != asked->table.ids[i])
-            return kvf_fail(KVF_E_PERMISSION, "group %s: block %u, the %llu. of the sequence, is not of it",
+            return kvf_fail(KVF_E_PERMISSION,
+                            "group %s: block %u, number %llu of the sequence, does not belong to the request",
                             group->name, asked->table.ids[i], (unsigned long long)place);
     }
     return KVF_OK;
@@ -51,7 +52,7 @@ static kvf_status check_read(const kvf_agent *agent, const char *peer, const kvf
     kvf_reader *reader = NULL;
     HASH_FIND(hh, agent->leases, &request->permission, sizeof request->permission, reader);
     if (!reader || !is_of(reader->session, peer) || kvf_agent_now(agent) >= reader->until)
-        return kvf_fail(KVF_E_PERMISSION, "it has no lease of number %llu",
+        return kvf_fail(KVF_E_PERMISSION, "it has no lease number %llu",
                         (unsigned long long)request->permission);
     return check_blocks(agent, request, reader->hold->base.groups);
 }
@@ -63,7 +64,7 @@ static kvf_status check_write(const kvf_agent *agent, const char *peer, const kv
         if (source->session && source->until && !source->settled && is_of(source->session, peer))
             return check_blocks(agent, request, expect->base.groups);
     }
-    return kvf_fail(KVF_E_PERMISSION, "nothing is expected of it under number %llu",
+    return kvf_fail(KVF_E_PERMISSION, "it has no expectation number %llu",
                     (unsigned long long)request->permission);
 }
 

@@ -38,7 +38,7 @@ static kvf_status take_steps(kvf_pull *pull, kvf_group_steps *theirs) {
     const kvf_group_steps *heard;
     kvf_status status = kvf_terms_hear(pull->asker.remote, theirs, &own, &heard);
     if (!status && pull->theirs && !same_groups(pull->theirs, heard, groups))
-        status = kvf_fail(KVF_E_MISMATCH, "it holds other blocks than its siblings");
+        status = kvf_fail(KVF_E_MISMATCH, "the producer's rank holds other blocks than its siblings");
     if (!status && !pull->theirs) {
         pull->theirs = own ? kvf_steps_copy(own, groups) : theirs;
         theirs = own ? theirs : NULL;
@@ -199,11 +199,13 @@ static void pull_tick(kvf_ticket *ticket, uint64_t now) {
         const char *why = unmet                                   ? unmet
                           : pull->base.state == KVF_TICKET_ASKING ? "no lease on the request was granted"
                           : pull->base.state == KVF_TICKET_RESERVED && pull->base.groups
-                              ? "not every rank has answered whether its stage takes us"
+                              ? "not every rank has answered whether its stage accepts this rank"
                           : pull->base.state == KVF_TICKET_RESERVED ? "no destination was named"
-                                                                    : "the bytes were not there";
+                                                                    : "the bytes had not arrived";
         (void)snprintf(detail, sizeof detail, "%s: %s",
-                       now >= pull->base.deadline ? "the deadline has passed" : "patience has ended", why);
+                       now >= pull->base.deadline ? "the deadline has passed"
+                                                  : "the patience of the request has run out",
+                       why);
         kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, detail, NULL);
         return;
     }

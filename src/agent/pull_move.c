@@ -53,7 +53,7 @@ static kvf_status check_held(const kvf_pull *pull, uint32_t g) {
     if (theirs->begin <= first && ours->end <= theirs->end)
         return KVF_OK;
     return kvf_fail(KVF_E_RANGE,
-                    "group %s: steps [%llu, %llu) are wanted, and the producer holds [%llu, %llu)",
+                    "group %s: steps [%llu, %llu) are wanted, but the producer holds [%llu, %llu)",
                     group->name, (unsigned long long)first, (unsigned long long)ours->end,
                     (unsigned long long)theirs->begin, (unsigned long long)theirs->end);
 }
@@ -197,7 +197,7 @@ void kvf_pull_arrived(kvf_pull *pull) {
     uint64_t now = kvf_agent_now(agent);
     kvf_source *late = kvf_pull_expired(pull, now);
     if (late) {
-        kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, "the lease ran out before the last byte was there",
+        kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, "the lease ran out before the last byte had arrived",
                         late->session);
         return;
     }

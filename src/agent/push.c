@@ -86,7 +86,7 @@ static kvf_status check_expect(const kvf_session *session, const kvf_call_body *
     if ((call->group_count || is_part) && call->group_count != groups)
         return kvf_fail(KVF_E_MISMATCH, "EXPECT: %u groups; the model has %u", call->group_count, groups);
     if (call->time_ns <= kvf_agent_now(agent))
-        return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its time is over");
+        return kvf_fail(KVF_E_TIMEOUT, "EXPECT: its deadline has passed");
     return KVF_OK;
 }
 
@@ -99,8 +99,8 @@ static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool f
     if (!status && !find_push(agent, call->request.data, call->request.size))
         status = kvf_past_look(agent, call->request);
     if (!status && !flow && call->first_id > 0)
-        status = kvf_fail(KVF_E_NOT_FOUND, "EXPECT: the ids before %u are not known here any more",
-                          call->first_id);
+        status =
+            kvf_fail(KVF_E_NOT_FOUND, "EXPECT: the ids before %u are no longer known here", call->first_id);
     if (!status)
         status = flow ? kvf_flow_add(flow, call) : kvf_flow_make(session, call, &flow);
     if (status || flow->more)
@@ -253,7 +253,7 @@ static const kvf_ticket_ops push_ops = {
 
 static kvf_status start_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *out) {
     if (request && request->id.data && find_push(agent, request->id.data, request->id.size))
-        return kvf_fail(KVF_E_EXISTS, "a request of this id is being pushed already");
+        return kvf_fail(KVF_E_EXISTS, "a request with this id is being pushed already");
     kvf_ticket *made;
     kvf_status status = kvf_ticket_make(agent, &push_ops, request, &made);
     if (!status)

@@ -64,7 +64,7 @@ static void hello(kvf_remote *remote, uint64_t now) {
 
 static kvf_status check_contact(const kvf_agent *agent, const kvf_contact *contact) {
     if (!contact->engine || contact->engine[0] == '\0' || strlen(contact->engine) > KVF_WIRE_MAX_NAME)
-        return kvf_fail(KVF_E_INVALID, "contact.engine is %s; it needs 1 to %u characters",
+        return kvf_fail(KVF_E_INVALID, "contact.engine is %s; allowed: 1 to %u characters",
                         contact->engine ? "too long or empty" : "NULL", KVF_WIRE_MAX_NAME);
     if (!contact->endpoint)
         return kvf_fail(KVF_E_INVALID, "contact.endpoint of %s is NULL", contact->engine);

@@ -247,8 +247,8 @@ static kvf_remote *meeting_on(kvf_agent *agent, kvf_route route) {
 
 static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome) {
     if (strcmp(welcome->engine, session->engine) != 0 || welcome->rank != session->rank)
-        return kvf_fail(KVF_E_MISMATCH, "rank %u of engine %s answers where rank %u of %s was", welcome->rank,
-                        welcome->engine, session->rank, session->engine);
+        return kvf_fail(KVF_E_MISMATCH, "rank %u of engine %s answers where rank %u of %s was expected",
+                        welcome->rank, welcome->engine, session->rank, session->engine);
     if (welcome->incarnation != session->incarnation) {
         session->agent->stats.peers_replaced++;
         return kvf_fail(KVF_E_PEER_LOST, "%s rank %u was restarted", session->engine, session->rank);
@@ -303,7 +303,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
     kvf_peer_heard(session);
     session->broken_since = 0;
     if (memcmp(message->digest, session->digest, sizeof session->digest) != 0) {
-        kvf_session_lose(session, KVF_E_MISMATCH, "it caches other cells now");
+        kvf_session_lose(session, KVF_E_MISMATCH, "the peer caches other cells now");
         return;
     }
     uint64_t asked = session->state == KVF_SESSION_OPEN ? session->hello_sent : session->hello_first;
@@ -327,7 +327,8 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
     const char *who = remote ? remote->name : session->engine;
     kvf_status status;
     if (message->version != KVF_WIRE_VERSION)
-        status = kvf_fail(KVF_E_UNSUPPORTED, "%s speaks version %u of the protocol, and we version %u", who,
+        status = kvf_fail(KVF_E_UNSUPPORTED,
+                          "%s speaks version %u of the protocol; this library speaks version %u", who,
                           message->version, KVF_WIRE_VERSION);
     else if (kvf_wire_read(message))
         return;
@@ -403,7 +404,8 @@ static kvf_session *session_for(kvf_agent *agent, const uint8_t *id, const kvf_l
         return NULL;
     }
     agent->stats.messages_foreign++;
-    kvf_claim_tell(agent, session->engine, session->rank, "somebody else spoke in its session");
+    kvf_claim_tell(agent, session->engine, session->rank,
+                   "messages in its session came from another connection");
     return NULL;
 }
 
@@ -467,7 +469,7 @@ static void on_call(kvf_agent *agent, const kvf_letter *letter, kvf_message *mes
     /* A consumer's session is incoming at the producer: which calls are allowed depends on which side greeted. */
     bool from_server = call->kind == KVF_CALL_WRITTEN || call->kind == KVF_CALL_PROBE;
     if (from_server == session->incoming) {
-        kvf_answer_status(session, call, KVF_E_INVALID, "this call goes the other way");
+        kvf_answer_status(session, call, KVF_E_INVALID, "the other side of the session must make this call");
         return;
     }
     agent->hooks->serve[call->kind](session, call, fresh);
@@ -571,7 +573,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
     } else if (session->broken_since && status == KVF_E_IO && session->same_host) {
         /* On one host, a port that no longer takes connections means that its process has ended. */
         session->gone = true;
-        kvf_session_lose(session, KVF_E_PEER_LOST, "its process is gone");
+        kvf_session_lose(session, KVF_E_PEER_LOST, "the peer's process is gone");
     } else if (session->state == KVF_SESSION_OPEN && !session->broken_since && status == KVF_E_PEER_LOST) {
         /* It may come back, or be another process by now: another HELLO finds out. */
         session->broken_since = kvf_agent_now(agent);
@@ -638,7 +640,8 @@ static void check_life(kvf_session *session, uint64_t now) {
     if (session->state == KVF_SESSION_OPEN && session->sources && !session->incoming) {
         uint64_t end = session->last_heard + agent->options.lease_ns + agent->options.peer_timeout_ns;
         if (now >= end)
-            kvf_session_lose(session, KVF_E_PEER_LOST, "it has not been heard of for the length of a lease");
+            kvf_session_lose(session, KVF_E_PEER_LOST,
+                             "nothing was heard from the peer for the length of a lease");
         else
             kvf_sessions_due(agent, end);
     }
@@ -651,7 +654,7 @@ static void tick_session(kvf_session *session, uint64_t now) {
          * it out: a peer that lives, and has only taken memory back, uses the connections that it made to us. */
         session->gone = session->same_host && !session->peer_lives;
         kvf_session_lose(session, KVF_E_PEER_LOST,
-                         session->broken_detail ? session->broken_detail : "its process is gone");
+                         session->broken_detail ? session->broken_detail : "the peer's process is gone");
         return;
     }
     check_life(session, now);

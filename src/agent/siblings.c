@@ -18,8 +18,8 @@ static kvf_status check_introduction(const kvf_introduction *intro, const kvf_si
     if (memcmp(intro->digest, digest, sizeof intro->digest) != 0)
         return kvf_fail(KVF_E_MISMATCH, "rank %u caches other cells than its siblings", intro->rank);
     if (intro->rank_count != count || intro->rank >= count)
-        return kvf_fail(KVF_E_MISMATCH, "an introduction is of rank %u of %u, and there are %u", intro->rank,
-                        intro->rank_count, count);
+        return kvf_fail(KVF_E_MISMATCH, "an introduction is of rank %u of %u, but the engine has %u ranks",
+                        intro->rank, intro->rank_count, count);
     if (siblings->told[intro->rank].data)
         return kvf_fail(KVF_E_MISMATCH, "rank %u is introduced twice", intro->rank);
     return KVF_OK;

@@ -73,7 +73,7 @@ static kvf_status check_reach(const kvf_shard *shard, uint32_t group, const kvf_
             (unsigned long long)to, (unsigned long long)low, (unsigned long long)high);
     for (uint64_t i = from; i < to; i++)
         if (table->ids[i - low] == KVF_NO_BLOCK)
-            return kvf_fail(KVF_E_RANGE, "block %llu of the sequence is needed, and the table has none there",
+            return kvf_fail(KVF_E_RANGE, "block %llu of the sequence is needed, but the table has none there",
                             (unsigned long long)i);
     return KVF_OK;
 }
@@ -132,7 +132,7 @@ static kvf_status span(const kvf_block_table *a, const kvf_block_table *b, uint6
                              : kvf_min_u64(a->first_block, b->first_block);
     *end = a->count == 0 ? b_end : b->count == 0 ? a_end : kvf_max_u64(a_end, b_end);
     if (*end > UINT32_MAX)
-        return kvf_fail(KVF_E_RANGE, "a table ends at block %llu of the sequence; allowed is up to %u",
+        return kvf_fail(KVF_E_RANGE, "a table ends at block %llu of the sequence; allowed: up to %u",
                         (unsigned long long)*end, UINT32_MAX);
     return KVF_OK;
 }

@@ -108,13 +108,14 @@ static kvf_status add_rank(kvf_tally *tally, kvf_tally_engine *engine, uint32_t 
 kvf_status kvf_tally_add(kvf_tally *tally, const char *name, uint32_t rank, uint32_t expected_ranks,
                          kvf_tally_mark mark) {
     if (expected_ranks == 0 || rank >= KVF_WIRE_MAX_RANKS)
-        return kvf_fail(KVF_E_RANGE,
-                        "rank %u of %s, one of %u to say so; allowed: ranks below %u, at least 1", rank, name,
-                        expected_ranks, KVF_WIRE_MAX_RANKS);
+        return kvf_fail(
+            KVF_E_RANGE,
+            "rank %u of %s says that %u ranks take part; allowed: ranks below %u, and at least 1 taking part",
+            rank, name, expected_ranks, KVF_WIRE_MAX_RANKS);
     kvf_tally_engine *engine = find_engine(tally, name);
     kvf_status status = engine ? KVF_OK : add_engine(tally, name, expected_ranks, &engine);
     if (!status && engine->expected_ranks != expected_ranks)
-        status = kvf_fail(KVF_E_MISMATCH, "rank %u of %s says %u ranks take part, and others said %u", rank,
+        status = kvf_fail(KVF_E_MISMATCH, "rank %u of %s says that %u ranks take part; others said %u", rank,
                           name, expected_ranks, engine->expected_ranks);
     if (status)
         return status;

@@ -39,7 +39,7 @@ static kvf_status look_whether_alike(kvf_remote *remote) {
             status =
                 kvf_match_differ(match, g,
                                  "types are converted only between models whose groups, layers and parts "
-                                 "have the same numbers: give both the same, or one type");
+                                 "have the same numbers: give both models the same numbers, or one type");
     return status;
 }
 
@@ -52,10 +52,10 @@ kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char 
     uint8_t sum[KVF_WIRE_DIGEST_BYTES];
     kvf_wire_digest(facts, sum);
     if (facts[0] == '\0')
-        return kvf_fail(KVF_E_MISMATCH, "engine \"%s\" caches other cells and did not say which",
+        return kvf_fail(KVF_E_MISMATCH, "engine \"%s\" caches other cells, but did not say which",
                         remote->name);
     if (memcmp(sum, digest, sizeof sum) != 0)
-        return kvf_fail(KVF_E_MISMATCH, "the digest of engine \"%s\" is not of its facts", remote->name);
+        return kvf_fail(KVF_E_MISMATCH, "the digest of engine \"%s\" does not match its facts", remote->name);
     kvf_status status = kvf_wire_match(&agent->own_facts, facts, remote->name, &remote->match);
     if (!status)
         status = look_whether_alike(remote);
@@ -124,7 +124,7 @@ kvf_status kvf_terms_check(const kvf_remote *remote, const kvf_group_steps *grou
         if (groups[g].begin < groups[g].end)
             status = kvf_match_check(match, g, all_layers(match, g));
         if (status)
-            return kvf_fail_in(status, "%s cannot fill what is asked for: ", remote->name);
+            return kvf_fail_in(status, "%s cannot fill the requested cells: ", remote->name);
     }
     return KVF_OK;
 }
@@ -202,10 +202,11 @@ static kvf_status find_match(kvf_agent *agent, const char *engine, uint32_t i, k
     kvf_remote *remote = NULL;
     HASH_FIND_STR(agent->remotes, engine, remote);
     if (!ours || !remote || !remote->ready)
-        return kvf_fail(KVF_E_NOT_FOUND, "engine \"%s\" is not met", engine);
+        return kvf_fail(KVF_E_NOT_FOUND, "engine \"%s\" has not been met", engine);
     uint32_t count = remote->match ? remote->match->count : kvf_model_group_count(ours);
     if (i >= count)
-        return kvf_fail(KVF_E_NOT_FOUND, "i is %u; engine \"%s\" and ours have %u groups", i, engine, count);
+        return kvf_fail(KVF_E_NOT_FOUND, "i is %u; engine \"%s\" and this one have %u groups", i, engine,
+                        count);
     if (remote->match)
         tell_match(&remote->match->groups[i], out);
     else

@@ -112,10 +112,10 @@ static kvf_status check_request(const kvf_agent *agent, kvf_request_kind kind,
     if (!agent->card)
         return kvf_fail(KVF_E_INVALID, "the agent has no memory registered; see kvf_agent_register()");
     if (request->id.size == 0 || request->id.size > KVF_WIRE_MAX_REQUEST || !request->id.data)
-        return kvf_fail(KVF_E_RANGE, "id has %zu bytes; allowed is 1 to %u", request->id.size,
+        return kvf_fail(KVF_E_RANGE, "id has %zu bytes; allowed: 1 to %u", request->id.size,
                         KVF_WIRE_MAX_REQUEST);
     if (request->way > KVF_WAY_PACKED)
-        return kvf_fail(KVF_E_INVALID, "way is %d; allowed 0 (the agent's), 1 (direct) and 2 (packed)",
+        return kvf_fail(KVF_E_INVALID, "way is %d; allowed: 0 (the agent's), 1 (direct) and 2 (packed)",
                         (int)request->way);
     kvf_status status = kvf_check_reserved(request->contact.reserved, 2, "kvf_contact");
     if (status)
@@ -420,7 +420,7 @@ const char *kvf_ticket_unmet(const kvf_asker *ticket) {
     for (uint32_t i = 0; i < ticket->source_count; i++) {
         const kvf_session *session = ticket->sources[i].session;
         if (session && session->state == KVF_SESSION_GREETING)
-            return session->broken_detail ? session->broken_detail : "not every rank of it answered";
+            return session->broken_detail ? session->broken_detail : "not every rank of the engine answered";
     }
     return NULL;
 }

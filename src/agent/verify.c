@@ -252,7 +252,7 @@ void kvf_verify_start(kvf_asker *ticket) {
     if (!check || !theirs) {
         kvf_free(check);
         kvf_free(theirs);
-        kvf_ticket_fail(&ticket->base, KVF_E_NOMEM, "out of memory for checksums", NULL);
+        kvf_ticket_fail(&ticket->base, KVF_E_NOMEM, "no memory for checksums", NULL);
         return;
     }
     check->ticket = ticket;
@@ -379,7 +379,7 @@ void kvf_verify_answer(kvf_session *session, const kvf_call_body *call) {
         return;
     kvf_status status = KVF_OK;
     if (call->begin >= call->end || call->end - call->begin > STEPS_AT_ONCE)
-        status = kvf_fail(KVF_E_RANGE, "CHECKSUM: begin to end; allowed are 1 to %u steps", STEPS_AT_ONCE);
+        status = kvf_fail(KVF_E_RANGE, "CHECKSUM: begin to end; allowed: 1 to %u steps", STEPS_AT_ONCE);
     if (!status)
         status = start_answer(session, call);
     if (status && status != KVF_E_LIMIT) /* without room for it now, no answer: the peer repeats the call */

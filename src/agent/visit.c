@@ -85,7 +85,7 @@ static kvf_status take_facts(visit *v, const kvf_message *message, const char *t
     kvf_visited *found = v->found;
     kvf_wire_digest(told, v->digest);
     if (memcmp(v->digest, message->digest, sizeof v->digest) != 0)
-        return kvf_fail(KVF_E_PARSE, "its digest is not of its facts");
+        return kvf_fail(KVF_E_PARSE, "the engine's digest does not match its facts");
     kvf_facts facts;
     kvf_status status = kvf_wire_read_facts(told, &facts);
     if (status)
@@ -103,7 +103,7 @@ static void on_refused(visit *v, const kvf_message *message) {
     if (!kvf_refused_for_now(status))
         end(v, status);
     else
-        (void)snprintf(v->detail, sizeof v->detail, "it %s", refused->detail);
+        (void)snprintf(v->detail, sizeof v->detail, "the engine %s", refused->detail);
 }
 
 static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out) {
@@ -188,7 +188,8 @@ static void on_message(void *context, const kvf_letter *letter) {
     if (!welcome && message.kind != KVF_MESSAGE_REFUSED)
         return;
     if (message.version != KVF_WIRE_VERSION)
-        end(v, kvf_fail(KVF_E_UNSUPPORTED, "it speaks version %u of the protocol, and we version %u",
+        end(v, kvf_fail(KVF_E_UNSUPPORTED,
+                        "the engine speaks version %u of the protocol; this library speaks version %u",
                         message.version, KVF_WIRE_VERSION));
     else if (kvf_wire_read(&message))
         end(v, KVF_E_PARSE);
@@ -283,8 +284,7 @@ kvf_status kvf_visit_over(const kvf_link_table *link, const kvf_contact *contact
     if (status)
         return status;
     if (options.greetings > MOST_GREETINGS)
-        return kvf_fail(KVF_E_RANGE, "greetings is %u; allowed are 0 to %u", options.greetings,
-                        MOST_GREETINGS);
+        return kvf_fail(KVF_E_RANGE, "greetings is %u; allowed: 0 to %u", options.greetings, MOST_GREETINGS);
     if (sodium_init() < 0)
         return kvf_fail(KVF_E_UNSUPPORTED, "libsodium cannot be initialised");
     visit *v = kvf_alloc0(1, sizeof *v);

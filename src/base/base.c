@@ -54,7 +54,7 @@ void kvf_fill_out(void *out, const void *found, size_t found_bytes) {
 kvf_status kvf_check_reserved(const uint64_t *reserved, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++)
         if (reserved[i])
-            return kvf_fail(KVF_E_INVALID, "%s.reserved[%zu] is %llu; this library knows 0 only", name, i,
+            return kvf_fail(KVF_E_INVALID, "%s.reserved[%zu] is %llu; allowed: 0", name, i,
                             (unsigned long long)reserved[i]);
     return KVF_OK;
 }

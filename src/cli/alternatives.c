@@ -58,11 +58,11 @@ static void write_shape(const char *text, uint32_t i, uint32_t left, char *out) 
 int alternatives_expand(const char *side, const char *text, alternatives *out) {
     *out = (alternatives){0};
     if (has_empty_value(text))
-        return usage_error("--%s is \"%s\"; an alternative is empty, allowed are lists such as tp=1/2/4",
-                           side, text);
+        return usage_error("--%s is \"%s\"; an alternative is empty; allowed: lists such as tp=1/2/4", side,
+                           text);
     const uint32_t count = count_shapes(text);
     if (count > ALTERNATIVES_MAX)
-        return usage_error("--%s is \"%s\", which is more than %d shapes; allowed are fewer", side, text,
+        return usage_error("--%s is \"%s\", which is more than %d shapes; give fewer", side, text,
                            ALTERNATIVES_MAX);
     out->shapes = calloc(count, sizeof *out->shapes);
     if (!out->shapes)

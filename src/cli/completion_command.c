@@ -159,7 +159,7 @@ static void zsh_option(const command *of, const option_row *row) {
 static void zsh_command(const command *of) {
     printf("    %s)\n      _arguments \\\n", of->name);
     each_option(of, zsh_option);
-    printf("        '--help[say how it is used]'");
+    printf("        '--help[show how to use it]'");
     if (of->bit == COMMAND_COMPLETION) {
         printf(" \\\n        '1:shell:(");
         print_operand_words(of, " ");
@@ -182,7 +182,7 @@ static void print_zsh(void) {
            "  local -a commands\n"
            "  commands=(\n");
     each_command(zsh_summary);
-    printf("    'help:say how a command is used'\n"
+    printf("    'help:show how to use a command'\n"
            "  )\n"
            "  if (( CURRENT == 2 )) || { (( CURRENT == 3 )) && [[ $words[2] == help ]] }; then\n"
            "    _describe command commands\n"
@@ -236,7 +236,7 @@ static void print_fish(void) {
     printf(
         "# fish completion of kvferry: kvferry completion fish > ~/.config/fish/completions/kvferry.fish\n");
     each_command(fish_command);
-    printf("complete -c kvferry -n __fish_use_subcommand -f -a help -d 'say how a command is used'\n"
+    printf("complete -c kvferry -n __fish_use_subcommand -f -a help -d 'show how to use a command'\n"
            "complete -c kvferry -n '__fish_seen_subcommand_from help' -f -a '");
     print_command_words(" ");
     printf("'\n");
@@ -255,7 +255,7 @@ int run_completion(int argc, char **argv) {
     if (asked.operand_count == 0)
         return usage_error("completion needs the name of a shell: %s", list);
     if (!words_find(known, asked.operands[0], &shell))
-        return usage_error("there is no completion for \"%s\"; allowed are %s%s", asked.operands[0], list,
+        return usage_error("there is no completion for \"%s\"; allowed: %s%s", asked.operands[0], list,
                            words_hint(known, asked.operands[0]).text);
     printers[shell]();
     return EXIT_DONE;

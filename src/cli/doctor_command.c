@@ -97,10 +97,10 @@ static void check_reading(examination *all) {
     int error = try_reading();
     char scope[32];
     read_line("/proc/sys/kernel/yama/ptrace_scope", scope, sizeof scope);
-    check *at =
-        add(all, "reading other processes", error == 0,
-            "memory that an engine brings goes through a buffer meanwhile: allow process_vm_readv (sysctl "
-            "kernel.yama.ptrace_scope=0; in a container CAP_SYS_PTRACE), or let kvferry allocate the memory");
+    check *at = add(all, "reading other processes", error == 0,
+                    "without process_vm_readv, memory that an engine brings goes through a shared buffer: "
+                    "allow it (sysctl kernel.yama.ptrace_scope=0; in a container CAP_SYS_PTRACE), or let "
+                    "kvferry allocate the memory");
     say_found(at, "process_vm_readv %s%s%s", error ? strerror(error) : "works",
               scope[0] ? ", kernel.yama.ptrace_scope is " : "", scope);
 }
@@ -161,10 +161,10 @@ static void check_device(examination *all, uint32_t number) {
     char name[48];
     (void)snprintf(name, sizeof name, "CUDA device %u", number);
     const kvf_status status = kvf_device_get_info(KVF_MEMORY_CUDA, number, &device);
-    check *at = add(
-        all, name, status == KVF_OK && device.code[0],
-        "what is in its memory does not move: build where libnvrtc.so.12 is (scripts/device-compiler), or "
-        "install a wheel, which has the code for devices of compute capability 8.0 and later");
+    check *at = add(all, name, status == KVF_OK && device.code[0],
+                    "memory of this device cannot move: build on a machine that has libnvrtc.so.12 "
+                    "(scripts/device-compiler), or install a wheel, which has code for devices of compute "
+                    "capability 8.0 and later");
     if (status) {
         say_found(at, "%s", kvf_error_detail());
         return;
@@ -202,15 +202,16 @@ static void check_clocks(examination *all) {
     read_line("/sys/devices/system/clocksource/clocksource0/current_clocksource", source, sizeof source);
     bool slow =
         strcmp(source, "hpet") == 0 || strcmp(source, "acpi_pm") == 0 || strcmp(source, "jiffies") == 0;
-    check *at = add(all, "clock source", !slow, "every look at the clock is a system call, or more: use tsc");
+    check *at =
+        add(all, "clock source", !slow, "each reading of the clock takes a system call or more: use tsc");
     say_found(at, "%s", source[0] ? source : "not known");
     struct timex how = {0};
     int state = adjtimex(&how);
     if (state < 0)
         return; /* the kernel does not tell */
     at = add(all, "wall clock", state != TIME_ERROR && !(how.status & STA_UNSYNC),
-             "only times in logs of several machines suffer: run chrony or ntpd on the host");
-    say_found(at, "%s", at->good ? "synchronised" : "the kernel knows of no synchronisation");
+             "only the times in logs of several machines are affected: run chrony or ntpd on the host");
+    say_found(at, "%s", at->good ? "synchronised" : "the kernel says that it is not synchronised");
 }
 
 /* ---- transports ------------------------------------------------------------------------------ */

@@ -113,7 +113,7 @@ void engines_print(const engines *all) {
 
 bool engines_print_regions(const kvf_engine *prefill, const kvf_engine *decode) {
     table list;
-    printf("\nMemory of the first rank of each side, as it registers it; strides with --json\n\n");
+    printf("\nMemory of the first rank of each side, as registered; strides with --json\n\n");
     regions_start(&list);
     if (prefill)
         regions_add(&list, "prefill", kvf_engine_shard(prefill, 0));

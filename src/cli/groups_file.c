@@ -24,13 +24,13 @@ typedef struct object {
 static int check_keys(const object *of, const char *const *keys, const char *const *read_over) {
     char list[256];
     if (!json_object_is_type(of->json, json_type_object))
-        return usage_error("%s: %sis no object", of->path, of->where);
+        return usage_error("%s: %sis not an object", of->path, of->where);
     json_object_object_foreach(of->json, key, value) {
         (void)value;
         if (words_find(words_of_array(keys), key, NULL) || words_find(words_of_array(read_over), key, NULL))
             continue;
         words_list(words_of_array(keys), list, sizeof list);
-        return usage_error("%s: %sthere is no key \"%s\"; allowed are %s%s", of->path, of->where, key, list,
+        return usage_error("%s: %sthere is no key \"%s\"; allowed: %s%s", of->path, of->where, key, list,
                            words_hint(words_of_array(keys), key).text);
     }
     return EXIT_DONE;
@@ -57,8 +57,8 @@ static int read_number(const object *of, const char *key, uint32_t least, uint32
         return EXIT_DONE;
     int64_t number = json_object_is_type(value, json_type_int) ? json_object_get_int64(value) : -1;
     if (number < least || number > most)
-        return usage_error("%s: %s%s is %s; allowed is a whole number from %u to %u", of->path, of->where,
-                           key, value ? json_object_to_json_string(value) : "missing", least, most);
+        return usage_error("%s: %s%s is %s; allowed: a whole number from %u to %u", of->path, of->where, key,
+                           value ? json_object_to_json_string(value) : "missing", least, most);
     *out = (uint32_t)number;
     return EXIT_DONE;
 }
@@ -70,7 +70,7 @@ static int read_list(const object *of, const char *key, size_t most, struct json
     *count = json_object_is_type(*out, json_type_array) ? json_object_array_length(*out) : 0;
     if (*count == 0 || *count > most)
         return usage_error("%s: %s%s is %s; a list of 1 to %zu is needed", of->path, of->where, key,
-                           *count ? "too long" : "no list with anything in it", most);
+                           *count ? "too long" : "not a list, or empty", most);
     return EXIT_DONE;
 }
 
@@ -82,7 +82,7 @@ static int read_choice(const object *of, const char *key, const char *const *cho
     if (result || words_find(words_of_array(choices), word, out))
         return result;
     words_list(words_of_array(choices), list, sizeof list);
-    return usage_error("%s: %s%s is \"%s\"; allowed are %s", of->path, of->where, key, word, list);
+    return usage_error("%s: %s%s is \"%s\"; allowed: %s", of->path, of->where, key, word, list);
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -103,7 +103,7 @@ static int read_part(const object *of, kvf_part_desc *out) {
     if (!result)
         result = read_text(of, "dtype", NULL, &dtype);
     if (!result && kvf_dtype_by_name(dtype, &out->dtype))
-        result = usage_error("%s: %sdtype is \"%s\"; allowed are names such as f32, bf16, f16, fp8 and i8",
+        result = usage_error("%s: %sdtype is \"%s\"; allowed: names such as f32, bf16, f16, fp8 and i8",
                              of->path, of->where, dtype);
     if (!result)
         result = read_number(of, "units", 1, UINT32_MAX, &out->units);
@@ -138,7 +138,7 @@ static int read_layers(const object *of, kvf_group_desc *out, group_memory *memo
         struct json_object *value = json_object_array_get_idx(list, i);
         int64_t layer = json_object_is_type(value, json_type_int) ? json_object_get_int64(value) : -1;
         if (layer < 0 || layer > UINT32_MAX)
-            return usage_error("%s: %slayers has %s; allowed are numbers of layers", of->path, of->where,
+            return usage_error("%s: %slayers has %s; allowed: numbers of layers", of->path, of->where,
                                json_object_to_json_string(value));
         memory->layers[i] = (uint32_t)layer;
     }

@@ -17,27 +17,28 @@
 #endif
 
 static const command commands[] = {
-    {"plan", "", "say who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
-    {"sweep", "", "compare shapes: what each pair of them takes, as CSV and as a map", COMMAND_SWEEP,
-     run_sweep},
+    {"plan", "", "show who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
+    {"sweep", "", "compare pairs of shapes: the time that each takes, as CSV and as a heat map",
+     COMMAND_SWEEP, run_sweep},
     {"demo", "", "move and verify a cache between two engines of real processes", COMMAND_DEMO,
      WITH_AGENT(run_demo)},
     {"serve", "", "hold a cache that another machine can fetch", COMMAND_SERVE, WITH_AGENT(run_serve)},
-    {"fetch", " ENDPOINT[,KEY]", "fetch what another machine serves, verify it and measure the way",
-     COMMAND_FETCH, WITH_AGENT(run_fetch)},
-    {"ping", " ENDPOINT[,KEY]", "say whether an engine answers, which one, and how far it is", COMMAND_PING,
-     WITH_AGENT(run_ping)},
-    {"keys", "", "make a pair of keys, as --key-file takes it", COMMAND_KEYS, WITH_AGENT(run_keys)},
+    {"fetch", " ENDPOINT[,KEY]",
+     "fetch the cache that another machine serves, verify it and measure the network", COMMAND_FETCH,
+     WITH_AGENT(run_fetch)},
+    {"ping", " ENDPOINT[,KEY]", "show whether an engine answers, which one it is, and the round-trip time",
+     COMMAND_PING, WITH_AGENT(run_ping)},
+    {"keys", "", "make a pair of keys for --key-file", COMMAND_KEYS, WITH_AGENT(run_keys)},
     {"bench", "", "measure planning, run generation and transfer", COMMAND_BENCH, WITH_AGENT(run_bench)},
     {"models", "", "list the models that come with the library", COMMAND_MODELS, run_models},
-    {"transports", "", "list the kinds of transport, and say which work on this machine, and with what",
+    {"transports", "", "list the kinds of transport: which work on this machine, and with which library",
      COMMAND_TRANSPORTS, run_transports},
     {"doctor", "", "examine this machine: transports, permissions, limits, clocks, and what to do",
      COMMAND_DOCTOR, run_doctor},
     {"explain", " ENDPOINT[,KEY] [ENDPOINT[,KEY]]",
-     "say who running engines are, and who reads what from whom", COMMAND_EXPLAIN, WITH_AGENT(run_explain)},
+     "describe running engines, and show who reads what from whom", COMMAND_EXPLAIN, WITH_AGENT(run_explain)},
     {"completion", " bash|zsh|fish",
-     "print what a shell needs to complete commands, options and their values", COMMAND_COMPLETION,
+     "print a script with which a shell completes commands, options and their values", COMMAND_COMPLETION,
      run_completion},
 };
 
@@ -133,7 +134,7 @@ static int print_help(void) {
            "Commands:\n");
     for (size_t i = 0; i < command_count; i++)
         print_summary(commands[i].name, commands[i].summary);
-    print_summary("help", "say how a command is used: kvferry help COMMAND");
+    print_summary("help", "show how to use a command: kvferry help COMMAND");
     printf("\n  --help       this text\n"
            "  --version    the version of the library\n");
     return EXIT_DONE;

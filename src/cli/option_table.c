@@ -48,14 +48,14 @@ static const char *is_keyed(const options *asked) {
 
 static const char *is_alone(const options *asked) {
     if (asked->command == COMMAND_EXPLAIN && asked->operand_count < 2 && !asked->prefill && !asked->decode)
-        return "one engine is explained, and nothing is planned: name another one, or give --prefill or "
+        return "one engine is explained and nothing is planned: give a second endpoint, or --prefill or "
                "--decode";
     return NULL;
 }
 
 static const char *is_not_laid_out(const options *asked) {
     if (asked->command == COMMAND_EXPLAIN && !asked->prefill && !asked->decode)
-        return "it is for the engine of --prefill or --decode, and neither is given";
+        return "the option is for the engine of --prefill or --decode, and neither is given";
     return NULL;
 }
 
@@ -79,19 +79,19 @@ static const char *lists_families(const options *asked) {
 
 #define TYPES_OF_MODEL "element type of the attention cache, such as bf16 or fp8"
 #define TYPES_OF_STATE "element type of recurrent state"
-#define TYPES_OF_SCALES "keep quantisation scales of this type: one a token, or one a token and head"
+#define TYPES_OF_SCALES "keep quantisation scales of this type: one per token, or one per token and head"
 
 /* clang-format off: one paragraph for each row: name, value, help, standard; commands; how it is read, and the rest */
 static const option_row rows[] = {
-    {"listen", "ENDPOINT", "where to be met, such as tcp://10.0.0.1:5555", "tcp://127.0.0.1:*", COMMAND_SERVE,
-     TEXT(listen)},
-    {"listen", "ENDPOINT", "where the engine is met, for packed messages, such as tcp://10.0.0.2:* (nowhere)",
+    {"listen", "ENDPOINT", "the address to listen on, such as tcp://10.0.0.1:5555", "tcp://127.0.0.1:*",
+     COMMAND_SERVE, TEXT(listen)},
+    {"listen", "ENDPOINT", "the address to listen on, for packed messages, such as tcp://10.0.0.2:* (none)",
      "", COMMAND_FETCH, TEXT(listen)},
     {"model", "NAME|FILE", "a model that \"kvferry models\" lists, or a config.json", "llama-3.1-8b", HERE,
      TEXT(model), .words = model_word, .file = true},
-    {"model", "NAME|FILE", "what the engine there must cache (whatever it does)", NULL, THERE, TEXT(model),
+    {"model", "NAME|FILE", "the model that the engine there must cache (any)", NULL, THERE, TEXT(model),
      .words = model_word, .file = true, .idle = is_not_laid_out},
-    {"model", "NAME|FILE", "only this one, or that of a config.json", NULL, COMMAND_MODELS, TEXT(model),
+    {"model", "NAME|FILE", "only this model, or the one of a config.json", NULL, COMMAND_MODELS, TEXT(model),
      .words = model_word, .file = true, .idle = lists_families},
     {"groups", "FILE", "instead of --model: groups made by hand, as JSON (docs/groups.schema.json)", NULL,
      EITHER, TEXT(groups), .file = true, .idle = is_not_laid_out},
@@ -116,22 +116,22 @@ static const option_row rows[] = {
      TEXT(prefill), .words = shape_word, .keys = true},
     {"prefill", "SHAPES", "engines that have the cache, with / between values", "tp=1/2/4/8,order=nhd/hnd",
      COMMAND_SWEEP, TEXT(prefill), .words = shape_word, .keys = true},
-    {"prefill", "SHAPE", "an engine that would have the cache, for the one that runs", NULL, COMMAND_EXPLAIN,
+    {"prefill", "SHAPE", "a prefill engine of this shape, for the engine that runs", NULL, COMMAND_EXPLAIN,
      TEXT(prefill), .words = shape_word, .keys = true},
-    {"decode", "SHAPE", "the engine that needs it", "tp=2,block=24,order=hnd", SHAPED | COMMAND_FETCH,
+    {"decode", "SHAPE", "the engine that needs the cache", "tp=2,block=24,order=hnd", SHAPED | COMMAND_FETCH,
      TEXT(decode), .words = shape_word, .keys = true},
-    {"decode", "SHAPES", "engines that need it", "tp=1/2/4/8,block=16/64,order=nhd/hnd", COMMAND_SWEEP,
+    {"decode", "SHAPES", "engines that need the cache", "tp=1/2/4/8,block=16/64,order=nhd/hnd", COMMAND_SWEEP,
      TEXT(decode), .words = shape_word, .keys = true},
-    {"decode", "SHAPE", "an engine that would need the cache of the one that runs", NULL, COMMAND_EXPLAIN,
+    {"decode", "SHAPE", "a decode engine of this shape, for the engine that runs", NULL, COMMAND_EXPLAIN,
      TEXT(decode), .words = shape_word, .keys = true},
     {"tokens", "N", "tokens of the longest prompt", NULL, HERE | COMMAND_EXPLAIN, NUMBER(tokens, 1u << 30),
      .idle = is_alone},
-    {"requests", "N", "how many requests; as many as memory allows, up to 64", NULL, MOVING | COMMAND_SERVE,
+    {"requests", "N", "how many requests (as many as memory allows, up to 64)", NULL, MOVING | COMMAND_SERVE,
      NUMBER(requests, 1u << 20)},
     {"transport", "KIND", "auto, or one kind of transport", "auto", LIVE, NAME(transport, transport_word)},
-    {"transport", "KIND", "whose costs are taken; also shm/brought or ucx/emulated", "auto",
+    {"transport", "KIND", "the transport whose costs are assumed; also shm/brought or ucx/emulated", "auto",
      PREDICTING | COMMAND_EXPLAIN, NAME(transport, costs_word), .idle = is_alone},
-    {"fabrics", NULL, "say also what each kind of transport would take", NULL, COMMAND_PLAN, FLAG(fabrics)},
+    {"fabrics", NULL, "also show what each kind of transport would take", NULL, COMMAND_PLAN, FLAG(fabrics)},
     {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", NULL, PREDICTING,
      FLAG(calibrate)},
     {"move", "WAY", "auto, direct or packed", "auto", LIVE, WORD(way, way_word)},
@@ -143,11 +143,11 @@ static const option_row rows[] = {
      TEXT(ucx_devices), .idle = is_no_ucx},
     {"push", NULL, "prefill ranks write into the decode engine's blocks; otherwise decode ranks read", NULL,
      COMMAND_DEMO, FLAG(push)},
-    {"kill", NULL, "first kill a prefill rank in the middle of a request, and show what comes of it", NULL,
+    {"kill", NULL, "first kill a prefill rank in the middle of a request, and show what happens", NULL,
      COMMAND_DEMO, FLAG(kill)},
     {"brought-memory", NULL, "keep caches in plain private memory, not in memory the transport allocates",
      NULL, LIVE, FLAG(brought_memory)},
-    {"no-direct-read", NULL, "do as if the kernel forbade reading another process's memory", NULL, MOVING,
+    {"no-direct-read", NULL, "act as if the kernel forbade reading another process's memory", NULL, MOVING,
      FLAG(no_direct_read), .idle = is_not_read},
     {"memory-limit", "BYTES", "caches of both engines together", "4g", MOVING,
      NUMBER(memory_limit, UINT64_MAX)},
@@ -156,7 +156,7 @@ static const option_row rows[] = {
     {"memory-limit", "BYTES", "caches of this engine", "4g", COMMAND_FETCH, NUMBER(memory_limit, UINT64_MAX)},
     {"in-flight", "N", "requests that a decode rank has in flight at once", "4", MOVING | COMMAND_FETCH,
      NUMBER(in_flight, 1024)},
-    {"rounds", "N", "how often all requests are moved and verified", NULL, MOVING | COMMAND_FETCH,
+    {"rounds", "N", "how many times all requests are moved and verified", NULL, MOVING | COMMAND_FETCH,
      NUMBER(rounds, 1000)},
     {"count", "N", "how many round trips to measure", "5", COMMAND_PING, NUMBER(count, 1000)},
     {"timeout", "SECONDS", "how long a rank may be silent", "60", MOVING, NUMBER(timeout_s, 86400)},
@@ -166,7 +166,7 @@ static const option_row rows[] = {
      NUMBER(timeout_s, 86400)},
     {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
      TEXT(key_file), .file = true},
-    {"allow", "KEY", "a public key that may connect, several times if need be (everyone)", NULL,
+    {"allow", "KEY", "a public key that may connect; may be given several times (everyone)", NULL,
      COMMAND_SERVE, .take = take_key},
     {"insecure", NULL, "listen beyond loopback without keys", NULL, COMMAND_SERVE | COMMAND_FETCH,
      FLAG(insecure), .idle = is_keyed},
@@ -179,9 +179,9 @@ static const option_row rows[] = {
      .idle = is_alone},
     {"json", "[FILE]", "write JSON to FILE, beside the text; without FILE, or with -, instead of it", NULL,
      ALL & ~(COMMAND_KEYS | COMMAND_SWEEP), TEXT(json), .file = true},
-    {"json", "[FILE]", "write the keys to FILE; without it, or with -, to the standard output as ever", NULL,
+    {"json", "[FILE]", "write the keys to FILE; without FILE, or with -, to the standard output", NULL,
      COMMAND_KEYS, TEXT(json), .file = true},
-    {"html", "FILE", "draw it as a page that stands by itself into FILE as well; - is the output", NULL,
+    {"html", "FILE", "also draw it as a self-contained HTML page in FILE; - is the standard output", NULL,
      PREDICTING, TEXT(html), .file = true},
     {"corrupt", "COORDINATE", NULL, NULL, COMMAND_DEMO | COMMAND_SERVE, TEXT(corrupt)},
     {"die", "RANK", NULL, NULL, COMMAND_DEMO, .take = take_die, GOES_TO(fault_rank)},

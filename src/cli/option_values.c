@@ -37,10 +37,9 @@ int take_flag(const option_row *row, const char *written, options *out) {
 int take_number(const option_row *row, const char *written, options *out) {
     uint64_t value;
     if (!parse_number(written, &value) || value == 0 || value > row->most)
-        return usage_error(
-            "--%s is \"%s\"; allowed is a whole number from 1 to %llu, with k, m, g or t for 1024 of it "
-            "and so on",
-            row->name, written, (unsigned long long)row->most);
+        return usage_error("--%s is \"%s\"; allowed: a whole number from 1 to %llu, with k, m, g or t for "
+                           "1024 of it and so on",
+                           row->name, written, (unsigned long long)row->most);
     store(row, out, value);
     return EXIT_DONE;
 }
@@ -48,7 +47,7 @@ int take_number(const option_row *row, const char *written, options *out) {
 int take_seed(const option_row *row, const char *written, options *out) {
     uint64_t value;
     if (!parse_number(written, &value))
-        return usage_error("--%s is \"%s\"; allowed is a whole number", row->name, written);
+        return usage_error("--%s is \"%s\"; allowed: a whole number", row->name, written);
     store(row, out, value);
     return EXIT_DONE;
 }
@@ -63,7 +62,7 @@ static const char *find_word(const option_row *row, const char *written, uint32_
     if (name)
         return name;
     words_list(among, list, sizeof list);
-    (void)usage_error("--%s is \"%s\"; allowed are %s%s", row->name, written, list,
+    (void)usage_error("--%s is \"%s\"; allowed: %s%s", row->name, written, list,
                       words_hint(among, written).text);
     return NULL;
 }
@@ -88,8 +87,8 @@ static int read_dtype(const option_row *row, const char *written, kvf_dtype *out
     if (kvf_dtype_by_name(name ? name : written, out) == KVF_OK)
         return EXIT_DONE;
     words_list(among, list, sizeof list);
-    return usage_error("--%s is \"%s\"; allowed are %s, and the names configurations have for them%s",
-                       row->name, written, list, words_hint(among, written).text);
+    return usage_error("--%s is \"%s\"; allowed: %s, and the names configurations have for them%s", row->name,
+                       written, list, words_hint(among, written).text);
 }
 
 int take_dtype(const option_row *row, const char *written, options *out) {
@@ -101,7 +100,7 @@ int take_scales(const option_row *row, const char *written, options *out) {
     const char *slash = strchr(written, '/');
     size_t length = slash ? (size_t)(slash - written) : strlen(written);
     if (length >= sizeof dtype || (slash && !words_same(slash, "/head")))
-        return usage_error("--%s is \"%s\"; allowed is an element type, and /head after it", row->name,
+        return usage_error("--%s is \"%s\"; allowed: an element type, and /head after it", row->name,
                            written);
     memcpy(dtype, written, length);
     dtype[length] = '\0';

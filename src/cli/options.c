@@ -53,8 +53,8 @@ static int refuse_option(const reader *from, const char *name, const options *ou
     char commands[160];
     words_list((words){commands_word, name}, commands, sizeof commands);
     if (commands[0])
-        return usage_error("--%s is no option of %s, but of %s", name, from->command, commands);
-    return usage_error("--%s is no option of %s%s; see \"kvferry help %s\"", name, from->command,
+        return usage_error("--%s is not an option of %s, but of %s", name, from->command, commands);
+    return usage_error("--%s is not an option of %s%s; see \"kvferry help %s\"", name, from->command,
                        words_hint(option_names(&out->command), name).text, from->command);
 }
 
@@ -82,7 +82,7 @@ static int read_word(reader *from, options *out) {
     if (!from->only_operands && strncmp(word, "--", 2) == 0)
         return read_option(from, word + 2, out);
     if (!from->only_operands && word[0] == '-' && word[1])
-        return usage_error("%s is no option of %s: options begin with --; see \"kvferry help %s\"", word,
+        return usage_error("%s is not an option of %s: options begin with --; see \"kvferry help %s\"", word,
                            from->command, from->command);
     if (out->operand_count == option_most_operands(out->command))
         return usage_error("\"%s\" is not expected; see \"kvferry help %s\"", word, from->command);
@@ -121,7 +121,8 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     if (!result && out->groups && options_given(out, "model"))
         result = usage_error("--model and --groups both say what is cached; give one of them");
     if (!result && out->json && out->html && strcmp(out->json, "-") == 0 && strcmp(out->html, "-") == 0)
-        result = usage_error("--json and --html - would both print; give --html the name of a file");
+        result = usage_error(
+            "--json and --html - would both write to the standard output; give --html a file name");
     if (!result)
         result = refuse_idle(out);
     return result || !out->json ? result : json_check_file(out->json);

@@ -39,7 +39,7 @@ static void add_regions(page *to, const report *plans) {
     regions_add(&list, "prefill", kvf_engine_shard(plans->prefill, 0));
     regions_add(&list, "decode", kvf_engine_shard(plans->decode, 0));
     to->failed = to->failed || list.failed;
-    page_markup(to, "<h2>Memory of the first rank of each side, as it registers it</h2>\n");
+    page_markup(to, "<h2>Memory of the first rank of each side, as registered</h2>\n");
     page_table(to, &list);
     table_free(&list);
 }
@@ -69,11 +69,10 @@ int plan_page_write(const report *plans, const char *file) {
         "<h2>Who reads what from whom</h2>\n<p>A box is a rank: from top to bottom its layers, from left "
         "to right what it holds of each layer. Cells of a decode rank have the colour of the rank that "
         "they are read from. A line is a source, thicker with more bytes, and dashed where it goes "
-        "packed; it says more when it is pointed at.</p>\n");
+        "packed; it shows more when the pointer is on it.</p>\n");
     plan_picture(&to, plans);
-    page_markup(
-        &to, "<h2>Predicted time of each decode rank</h2>\n<p>Its sources one after another; outlined where "
-             "they go packed.</p>\n");
+    page_markup(&to, "<h2>Predicted time of each decode rank</h2>\n<p>The sources of a rank one after "
+                     "another; outlined where they go packed.</p>\n");
     plan_picture_times(&to, plans);
     page_markup(&to, "<h2>Each source</h2>\n");
     page_table(&to, &plans->list);

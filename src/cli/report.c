@@ -330,10 +330,9 @@ static const char *memory_word(kvf_memory_kind kind) {
 
 static void print_places(const options *asked) {
     if (asked->prefill_memory != KVF_MEMORY_HOST || asked->decode_memory != KVF_MEMORY_HOST)
-        print_paragraph(
-            "Memory: prefill %s, decode %s; what devices take is assumed from figures that others "
-            "published, and was not measured\n",
-            memory_word(asked->prefill_memory), memory_word(asked->decode_memory));
+        print_paragraph("Memory: prefill %s, decode %s; times of devices are assumed from published figures "
+                        "and were not measured\n",
+                        memory_word(asked->prefill_memory), memory_word(asked->decode_memory));
 }
 
 void report_say_costs(const report *of, char *out, size_t bytes) {
@@ -384,8 +383,8 @@ void report_warn(const report *to) {
     if (!runs_are_short(to))
         return;
     notice("warning: runs are short for %s, %s on average: %s for the slowest rank, where long runs would "
-           "take %s; the "
-           "same order on both sides makes them longer, with unlike tp order=hnd, or longer blocks",
+           "take %s; to make them longer, use the same order on both sides (order=hnd if tp differs) or "
+           "longer blocks",
            to->cost_kind, text_bytes(sum->bytes / sum->runs).text, text_time(sum->slowest_ns).text,
            text_time(sum->long_ns).text);
 }

@@ -77,19 +77,19 @@ void print_shape_help(void) {
            "  block=N            tokens of a logical block (16)\n"
            "  kernel=N           kernel blocks of a logical block (1)\n"
            "  blocks=N           logical blocks of the cache (chosen)\n"
-           "  page, page-align   bytes of a page, and what they are rounded up to a multiple\n"
-           "                     of\n"
+           "  page, page-align   bytes of a page; a number that they are rounded up to a\n"
+           "                     multiple of\n"
            "  order=ORDER        how a page is laid out (nhd; state groups: ds)\n"
            "  keys=by-channel    in an order such as hnd, all tokens of a block for a channel\n"
            "                     of a head's keys, then for the next channel; whole: all\n"
            "                     channels of a token side by side (whole)\n"
-           "  dtype=NAME         f32, f16 or bf16, into which what is cached is converted on\n"
-           "                     the way (the model's)\n"
+           "  dtype=NAME         f32, f16 or bf16: the type that elements are converted to\n"
+           "                     on the way (the model's)\n"
            "The keys from block on may be set for one group, GROUP.KEY, or for all state\n"
            "groups, state.KEY. Numbers may end with k, m, g or t: 1024 of it, and so on.\n\n"
            "An ORDER nests L layer, B block, T tensor, P part, H head or channel, N token or\n"
-           "step from the outside in; what stands before | has buffers of its own. Some have\n"
-           "names, in capitals or not:\n");
+           "step from the outside in; the axes before | have buffers of their own. Some\n"
+           "orders have names, in capitals or not:\n");
     for (size_t i = 0; i < order_count; i++) {
         printf("  %-13s %-8s ", orders[i].name, orders[i].order);
         print_folded(25, 25, orders[i].meaning);
@@ -125,7 +125,7 @@ static int cut_setting(engine_shape *shape, char *piece) {
     if (!known) {
         char list[160];
         words_list(words_of_array(keys), list, sizeof list);
-        return usage_error("--%s: there is no key \"%s\"; allowed are %s%s", shape->side, setting->key, list,
+        return usage_error("--%s: there is no key \"%s\"; allowed: %s%s", shape->side, setting->key, list,
                            words_hint(words_of_array(keys), setting->key).text);
     }
     setting->key = known;
@@ -150,7 +150,7 @@ static int read_number(const engine_shape *shape, const shape_setting *setting, 
                        uint64_t *out) {
     if (parse_number(setting->value, out) && *out >= 1 && *out <= most)
         return EXIT_DONE;
-    return usage_error("--%s: %s%s%s is \"%s\"; allowed is a whole number from 1 to %llu", shape->side,
+    return usage_error("--%s: %s%s%s is \"%s\"; allowed: a whole number from 1 to %llu", shape->side,
                        setting->group ? setting->group : "", setting->group ? "." : "", setting->key,
                        setting->value, (unsigned long long)most);
 }
@@ -172,7 +172,7 @@ static int read_stages(engine_shape *shape, const char *value) {
         uint64_t number;
         const char *piece = strsep(&rest, "+");
         if (!parse_number(piece, &number) || number == 0 || number > UINT32_MAX)
-            result = usage_error("--%s: pp-layers is \"%s\"; allowed are numbers of layers such as 16+16",
+            result = usage_error("--%s: pp-layers is \"%s\"; allowed: numbers of layers such as 16+16",
                                  shape->side, value);
         else
             layers[i] = (uint32_t)number;
@@ -192,7 +192,7 @@ static int read_share_pages(engine_shape *shape, const char *value) {
     shape->share_pages = words_same(value, "yes");
     if (shape->share_pages || words_same(value, "no"))
         return EXIT_DONE;
-    return usage_error("--%s: share-pages is \"%s\"; allowed are yes and no", shape->side, value);
+    return usage_error("--%s: share-pages is \"%s\"; allowed: yes and no", shape->side, value);
 }
 
 /* Reads a key of the whole engine. `known` receives whether it is one. */
@@ -229,7 +229,7 @@ static int read_order(const engine_shape *shape, char *value, const char **out) 
     if (*out)
         return EXIT_DONE;
     words_list(names, list, sizeof list);
-    return usage_error("--%s: order is \"%s\"; allowed are %s, and axes such as L|BPNH%s", shape->side, value,
+    return usage_error("--%s: order is \"%s\"; allowed: %s, and axes such as L|BPNH%s", shape->side, value,
                        list, words_hint(names, value).text);
 }
 
@@ -244,7 +244,7 @@ static int read_dtype(engine_shape *shape, const shape_setting *setting, kvf_dty
     shape->retyped = true;
     if (kvf_dtype_by_name(setting->value, out) == KVF_OK && (SHAPE_CONVERTED & KVF_DTYPE_BIT(*out)))
         return EXIT_DONE;
-    return usage_error("--%s: dtype is \"%s\"; allowed are f32, f16 and bf16", shape->side, setting->value);
+    return usage_error("--%s: dtype is \"%s\"; allowed: f32, f16 and bf16", shape->side, setting->value);
 }
 
 static int read_group_key(engine_shape *shape, const shape_setting *setting, uint32_t group) {
@@ -329,8 +329,9 @@ static int check_together(engine_shape *shape) {
         shape->pp = shape->pp_stages;
     for (uint32_t i = 0; i < shape->setting_count; i++)
         if (shape->dcp == 1 && strcmp(shape->settings[i].key, "dcp-width") == 0)
-            return usage_error("--%s: dcp-width has no effect without dcp=2 or more: no tokens are dealt out",
-                               shape->side);
+            return usage_error(
+                "--%s: dcp-width has no effect without dcp=2 or more: tokens are not shared out",
+                shape->side);
     return EXIT_DONE;
 }
 

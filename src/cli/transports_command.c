@@ -53,7 +53,7 @@ static void print_left_out(kvf_transport *automatic, const kvf_transport_finding
     if (!found->works || kvf_transport_find(automatic, i, &taken) || taken.works)
         return;
     printf("\n");
-    print_paragraph("\"auto\" goes without %s: %s", taken.kind, taken.why_not);
+    print_paragraph("\"auto\" does not use %s: %s", taken.kind, taken.why_not);
 }
 
 /* Memory of devices needs no transport of its own kind: it moves packed, if kvferry has code for the device. */
@@ -65,7 +65,7 @@ static void print_devices(void) {
         char why[512];
         (void)snprintf(why, sizeof why, "%s", kvf_error_detail());
         printf("\n");
-        print_paragraph("no memory of devices: %s", why);
+        print_paragraph("device memory does not move: %s", why);
         return;
     }
     printf("\nmemory of devices moves packed, by every kind:\n");

@@ -33,10 +33,9 @@ int keys_read(const char *path, key_pair *out) {
     memset(content, 0, sizeof content);
     if (whole)
         return EXIT_DONE;
-    return usage_error(
-        "--key-file is \"%s\"; allowed is a file with an object of public_key and secret_key, both "
-        "Z85 keys of %d characters, such as \"kvferry keys\" prints",
-        path, KEY_CHARACTERS);
+    return usage_error("--key-file is \"%s\"; allowed: a file with an object of public_key and secret_key, "
+                       "both Z85 keys of %d characters, such as \"kvferry keys\" prints",
+                       path, KEY_CHARACTERS);
 }
 
 int place_read(const char *text, meeting_place *out) {

@@ -30,8 +30,8 @@ kvf_status kvf_logical_to_kernel(const kvf_cache_kind *kinds, const kvf_block_li
     if (!kinds || !lists || !out)
         return kvf_plain_fail(KVF_E_INVALID, "kinds, lists and out must be given");
     if (!count || count > stride)
-        return kvf_plain_fail(KVF_E_RANGE, "count is %u; allowed 1 to the stride %u, or blocks would overlap",
-                              count, stride);
+        return kvf_plain_fail(
+            KVF_E_RANGE, "count is %u; allowed: 1 to the stride %u, or blocks would overlap", count, stride);
     kvf_block_lists made;
     kvf_status status = kvf_block_lists_make(&made, lists->count);
     for (size_t g = 0; !status && g < lists->count; g++)
@@ -49,7 +49,7 @@ kvf_status kvf_mapped_blocks(const kvf_ids *blocks, uint32_t ratio, kvf_ids *out
     if (!blocks || !out)
         return kvf_plain_fail(KVF_E_INVALID, "blocks and out must be given");
     if (!ratio)
-        return kvf_plain_fail(KVF_E_INVALID, "ratio is 0; allowed 1 and more");
+        return kvf_plain_fail(KVF_E_INVALID, "ratio is 0; allowed: 1 and more");
     return expand(blocks, ratio, ratio, out);
 }
 
@@ -96,7 +96,7 @@ kvf_status kvf_block_ids_by_region(const kvf_block_lists *lists, const int32_t *
     for (size_t r = 0; !status && r < region_count; r++) {
         int32_t group = region_groups[r];
         if (group != KVF_ALL_GROUPS && (group < 0 || (size_t)group >= lists->count)) {
-            status = kvf_plain_fail(KVF_E_RANGE, "group of region %zu is %d; allowed -1 to %zu", r, group,
+            status = kvf_plain_fail(KVF_E_RANGE, "group of region %zu is %d; allowed: -1 to %zu", r, group,
                                     lists->count);
             break;
         }

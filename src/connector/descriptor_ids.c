@@ -6,7 +6,7 @@ kvf_status kvf_state_blocks(uint64_t kernel_blocks, uint32_t physical_per_logica
         return kvf_plain_fail(KVF_E_INVALID, "%s", out ? "physical_per_logical is 0" : "out is NULL");
     if (kernel_blocks % physical_per_logical)
         return kvf_refuse(KVF_REFUSAL_LENGTH_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
-                          "%llu kernel blocks are no whole number of logical blocks of %u",
+                          "%llu kernel blocks are not a whole number of logical blocks of %u",
                           (unsigned long long)kernel_blocks, physical_per_logical);
     *out = kernel_blocks / physical_per_logical;
     return KVF_OK;
@@ -17,7 +17,7 @@ static kvf_status add_region(const kvf_ids *list, size_t region, uint64_t first,
                              kvf_ids *out) {
     for (size_t i = 0; i < list->count; i++) {
         if (list->at[i] >= blocks)
-            return kvf_plain_fail(KVF_E_RANGE, "block id %llu in region %zu; allowed 0 to %llu below",
+            return kvf_plain_fail(KVF_E_RANGE, "block id %llu in region %zu; allowed: below %llu",
                                   (unsigned long long)list->at[i], region, (unsigned long long)blocks);
         kvf_ids_add(out, first + list->at[i]);
     }
@@ -191,8 +191,8 @@ static kvf_status check_regions(const kvf_block_lists *lists, const int32_t *gro
         return kvf_plain_fail(KVF_E_INVALID, "no argument may be NULL");
     for (size_t r = 0; r < count; r++)
         if (groups[r] < lowest || (groups[r] >= 0 && (size_t)groups[r] >= lists->count))
-            return kvf_plain_fail(KVF_E_RANGE, "group of region %zu is %d; allowed %d to %zu below", r,
-                                  groups[r], lowest, lists->count);
+            return kvf_plain_fail(KVF_E_RANGE, "group of region %zu is %d; allowed: %d and more, below %zu",
+                                  r, groups[r], lowest, lists->count);
     return KVF_OK;
 }
 

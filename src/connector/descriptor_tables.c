@@ -77,7 +77,7 @@ static kvf_status add_state(const kvf_cache_memory *memory, const state_pieces *
         if (!kvf_mul(memory->region_block_bytes[r], memory->physical_per_logical, &page_bytes))
             return kvf_plain_fail(KVF_E_OVERFLOW, "region %u: a logical block does not fit in 64 bits", r);
         if (pieces->bytes > page_bytes)
-            return kvf_plain_fail(KVF_E_RANGE, "region %u: a state of %llu bytes; allowed 0 to %llu", r,
+            return kvf_plain_fail(KVF_E_RANGE, "region %u: a state of %llu bytes; allowed: 0 to %llu", r,
                                   (unsigned long long)pieces->bytes, (unsigned long long)page_bytes);
         for (uint32_t p = 0; p < pieces->count; p++)
             for (uint64_t b = 0; b < states; b++)
@@ -101,17 +101,17 @@ static kvf_status remote_pieces(const kvf_state_layout *local, const kvf_state_l
                                 const kvf_shared_units *shared, state_pieces *out) {
     kvf_state_runs_out runs;
     if (local->projection_count != remote->projection_count)
-        return kvf_plain_fail(KVF_E_MISMATCH, "our conv state has %u projections, the remote one %u",
+        return kvf_plain_fail(KVF_E_MISMATCH, "the local conv state has %u projections, the remote one %u",
                               local->projection_count, remote->projection_count);
     kvf_status status = kvf_state_runs(local, shared, &runs);
     if (status)
         return status;
     if (runs.remote_conv_bytes != remote->conv_bytes || runs.remote_ssm_bytes != remote->ssm_bytes)
-        return kvf_refuse(KVF_REFUSAL_LENGTH_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
-                          "the remote state has %llu + %llu bytes, but ours scaled to it has %llu + %llu",
-                          (unsigned long long)remote->conv_bytes, (unsigned long long)remote->ssm_bytes,
-                          (unsigned long long)runs.remote_conv_bytes,
-                          (unsigned long long)runs.remote_ssm_bytes);
+        return kvf_refuse(
+            KVF_REFUSAL_LENGTH_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
+            "the remote state has %llu + %llu bytes, but the local state scaled to it has %llu + %llu",
+            (unsigned long long)remote->conv_bytes, (unsigned long long)remote->ssm_bytes,
+            (unsigned long long)runs.remote_conv_bytes, (unsigned long long)runs.remote_ssm_bytes);
     memcpy(out->at, runs.projection, local->projection_count * sizeof *out->at);
     out->at[local->projection_count] = runs.ssm;
     out->count = local->projection_count + 1;
@@ -162,7 +162,7 @@ kvf_status kvf_remote_state_descriptors(const kvf_topology *topology, const kvf_
         return kvf_plain_fail(KVF_E_INVALID, "topology, both states and out must be given");
     status = kvf_shared_state(topology, remote, remote_rank, &shared);
     if (!status && !shared.units)
-        status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds no state of ours", remote_rank);
+        status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds no state of the local rank", remote_rank);
     if (!status)
         status = remote_pieces(local, memory.state, &shared, &pieces);
     return status ? status : state_table(&memory, &pieces, out);
@@ -284,7 +284,8 @@ static kvf_status remote_attention(const kvf_topology *topology, const kvf_engin
     uint64_t blocks;
     kvf_status status = kvf_shared_attention(topology, remote, view->remote_rank, &attention);
     if (!status && !attention.units)
-        status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds no head of ours", view->remote_rank);
+        status =
+            kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds no head of the local rank", view->remote_rank);
     if (!status && !kvf_mul(memory->num_blocks, halves, &blocks))
         status = kvf_plain_fail(KVF_E_OVERFLOW, "remote num_blocks is %llu; too large",
                                 (unsigned long long)memory->num_blocks);
@@ -370,7 +371,7 @@ static kvf_status split_table(const kvf_topology *topology, const kvf_engine_tra
     if (!status)
         status = kvf_shared_state(topology, remote, state_rank, &state);
     if (!status && (!attention.units || !state.units))
-        status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds nothing of ours", state_rank);
+        status = kvf_plain_fail(KVF_E_RANGE, "remote rank %u holds nothing of the local rank", state_rank);
     if (!status)
         status = make_table(local->count, 1, &table);
     for (size_t i = 0; !status && i < local->count; i++) {

@@ -6,9 +6,9 @@
 
 static kvf_status check_ranks(const char *who, uint32_t tp_size, uint32_t dcp_size) {
     if (tp_size == 0 || tp_size > MAX_RANKS)
-        return kvf_plain_fail(KVF_E_RANGE, "%s tp_size is %u; allowed 1 to %u", who, tp_size, MAX_RANKS);
+        return kvf_plain_fail(KVF_E_RANGE, "%s tp_size is %u; allowed: 1 to %u", who, tp_size, MAX_RANKS);
     if (dcp_size == 0 || tp_size % dcp_size)
-        return kvf_plain_fail(KVF_E_INVALID, "%s dcp_size is %u; it has to divide tp_size %u", who, dcp_size,
+        return kvf_plain_fail(KVF_E_INVALID, "%s dcp_size is %u; it must divide tp_size %u", who, dcp_size,
                               tp_size);
     return KVF_OK;
 }
@@ -28,7 +28,7 @@ kvf_status kvf_take_remote(const kvf_engine_transfer_info *remote, kvf_engine_tr
     if (status)
         return status;
     if (!taken.block_size)
-        return kvf_plain_fail(KVF_E_INVALID, "remote block_size is 0; allowed 1 and more");
+        return kvf_plain_fail(KVF_E_INVALID, "remote block_size is 0; allowed: 1 and more");
     taken.struct_size = sizeof taken;
     *out = taken;
     return KVF_OK;
@@ -41,14 +41,14 @@ static kvf_status check_local(const kvf_topology_desc *local) {
     if (status)
         return status;
     if (local->tp_rank >= local->tp_size)
-        return kvf_plain_fail(KVF_E_RANGE, "tp_rank is %u; allowed 0 to %u", local->tp_rank,
+        return kvf_plain_fail(KVF_E_RANGE, "tp_rank is %u; allowed: 0 to %u", local->tp_rank,
                               local->tp_size - 1);
     if (!local->block_size)
-        return kvf_plain_fail(KVF_E_INVALID, "block_size is 0; allowed 1 and more");
+        return kvf_plain_fail(KVF_E_INVALID, "block_size is 0; allowed: 1 and more");
     if (!local->total_kv_heads && !local->is_mla)
-        return kvf_plain_fail(KVF_E_INVALID, "total_kv_heads is 0; allowed 1 and more");
+        return kvf_plain_fail(KVF_E_INVALID, "total_kv_heads is 0; allowed: 1 and more");
     if (local->dialect != KVF_DIALECT_V0_32 && local->dialect != KVF_DIALECT_PR_40731)
-        return kvf_plain_fail(KVF_E_RANGE, "dialect is %d; allowed 0 and 1", (int)local->dialect);
+        return kvf_plain_fail(KVF_E_RANGE, "dialect is %d; allowed: 0 and 1", (int)local->dialect);
     return KVF_OK;
 }
 

@@ -46,7 +46,8 @@ static kvf_status map_heads(const kvf_topology *topology, const kvf_engine_trans
         if (shared.local_begin + shared.units > covered) {
             if (!view->sources.count && shared.remote_begin % shared.units)
                 return kvf_refuse(KVF_REFUSAL_LENGTH_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
-                                  "our heads begin at head %u of remote rank %u, no multiple of our %u",
+                                  "the local heads begin at head %u of remote rank %u, which is not a "
+                                  "multiple of the %u local heads",
                                   shared.remote_begin, (unsigned)view->targets.at[i], shared.units);
             if (!view->sources.count)
                 view->rank_offset_factor = shared.remote_begin / shared.units;
@@ -125,7 +126,7 @@ kvf_status kvf_tp_mapping_build(const kvf_topology *topology, const kvf_engine_t
         return kvf_plain_fail(KVF_E_INVALID, "topology, kinds, at least one group and out must be given");
     for (size_t g = 0; g < group_count; g++)
         if ((unsigned)kinds[g] > KVF_CACHE_SSM)
-            return kvf_plain_fail(KVF_E_RANGE, "kind of group %zu is %d; allowed 0 to %d", g, (int)kinds[g],
+            return kvf_plain_fail(KVF_E_RANGE, "kind of group %zu is %d; allowed: 0 to %d", g, (int)kinds[g],
                                   KVF_CACHE_SSM);
     kvf_engine_transfer_info other;
     attention_view view;
@@ -164,7 +165,7 @@ kvf_status kvf_tp_mapping_slot(const kvf_tp_mapping *mapping, uint64_t rank, uin
             *out = mapping->attention_slot[i];
             return KVF_OK;
         }
-    return kvf_plain_fail(KVF_E_NOT_FOUND, "remote rank %llu holds no head of ours",
+    return kvf_plain_fail(KVF_E_NOT_FOUND, "remote rank %llu holds no head of the local rank",
                           (unsigned long long)rank);
 }
 
@@ -287,7 +288,7 @@ kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const kvf_engin
     if (status)
         return status;
     if (!topology->local.block_bytes || !other.block_bytes)
-        return kvf_plain_fail(KVF_E_INVALID, "%s block_bytes is 0; allowed 1 and more",
+        return kvf_plain_fail(KVF_E_INVALID, "%s block_bytes is 0; allowed: 1 and more",
                               other.block_bytes ? "local" : "remote");
     return kvf_exact_share(kvf_min_u64(topology->local.block_bytes, other.block_bytes), 1, 2,
                            "the shorter block", out);

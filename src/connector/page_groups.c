@@ -29,7 +29,7 @@ static kvf_status check_split(size_t g, const group_split *split, uint64_t remot
     if (!remote_cut || !local_cut)
         return kvf_refuse(
             KVF_REFUSAL_GROUP_NOT_SPLIT_PURELY, KVF_E_NOT_EXPRESSIBLE,
-            "group %zu: a remote page has %llu times our heads and %llu times our tokens, a "
+            "group %zu: a remote page has %llu times the local heads and %llu times the local tokens, a "
             "local one is filled by %llu ranks and %llu pages; pages allow %llu and %llu pieces",
             g, (unsigned long long)split->remote_by_heads, (unsigned long long)split->remote_by_tokens,
             (unsigned long long)split->local_by_heads, (unsigned long long)split->local_by_tokens,
@@ -67,11 +67,9 @@ static kvf_status plan_group(const kvf_page_plan_desc *desc, size_t g, const kvf
     if (!group.remote_tokens_per_block)
         group.remote_tokens_per_block = desc->remote_block_size;
     if (!group.total_kv_heads || !group.local_tokens_per_block || !group.remote_tokens_per_block)
-        return kvf_plain_fail(KVF_E_INVALID,
-                              "group %zu: %u heads, %u local and %u remote tokens; allowed 1 "
-                              "and more",
-                              g, group.total_kv_heads, group.local_tokens_per_block,
-                              group.remote_tokens_per_block);
+        return kvf_plain_fail(
+            KVF_E_INVALID, "group %zu: %u heads, %u local and %u remote tokens; allowed: 1 and more", g,
+            group.total_kv_heads, group.local_tokens_per_block, group.remote_tokens_per_block);
     group_split split;
     kvf_status status = map_group(desc, &group, out, &split);
     if (!status)

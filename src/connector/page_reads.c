@@ -111,7 +111,7 @@ kvf_status kvf_page_plan_read(const kvf_page_plan *plan, uint64_t prompt_tokens,
     if (!plan || !local || !remote || !local_out || !remote_out)
         return kvf_plain_fail(KVF_E_INVALID, "no argument may be NULL");
     if (local->count != plan->group_count || remote->count != plan->group_count)
-        return kvf_plain_fail(KVF_E_INVALID, "%zu local and %zu remote block lists; allowed %zu each",
+        return kvf_plain_fail(KVF_E_INVALID, "%zu local and %zu remote block lists; allowed: %zu each",
                               local->count, remote->count, plan->group_count);
     kvf_block_lists ours, theirs = {0};
     kvf_status status = kvf_block_lists_make(&ours, plan->group_count);
@@ -152,8 +152,8 @@ kvf_status kvf_flat_desc_ids(const kvf_block_lists *lists, uint32_t region_count
                 uint64_t id = lists->groups[g].at[i];
                 if (id >= descs_per_region) {
                     kvf_ids_free(&made);
-                    return kvf_plain_fail(KVF_E_RANGE, "group %zu: descriptor %llu; allowed 0 to %llu below",
-                                          g, (unsigned long long)id, (unsigned long long)descs_per_region);
+                    return kvf_plain_fail(KVF_E_RANGE, "group %zu: descriptor %llu; allowed: below %llu", g,
+                                          (unsigned long long)id, (unsigned long long)descs_per_region);
                 }
                 kvf_ids_add(&made, r * descs_per_region + id);
             }
@@ -208,7 +208,7 @@ kvf_status kvf_page_plan_local_table(const kvf_page_plan *plan, const uint64_t *
         return kvf_plain_fail(KVF_E_INVALID, "no argument may be NULL");
     if (plan->remote_to_local_page_ratio > 1)
         return kvf_plain_fail(KVF_E_NOT_EXPRESSIBLE,
-                              "a remote page is %llu local ones: local pages are whole",
+                              "a remote page is %llu local pages; local pages are not split",
                               (unsigned long long)plan->remote_to_local_page_ratio);
     kvf_region_plan *regions = kvf_copy(plan->regions, plan->region_count, sizeof *regions);
     if (!regions)

@@ -100,10 +100,10 @@ uint32_t kvf_physical_heads(uint32_t total_kv_heads, uint32_t tp_size) {
 
 kvf_status kvf_physical_head_range(uint32_t tp_size, uint32_t total_kv_heads, uint32_t rank, kvf_range *out) {
     if (!tp_size || !total_kv_heads)
-        return kvf_plain_fail(KVF_E_INVALID, "%s is 0; allowed 1 and more",
+        return kvf_plain_fail(KVF_E_INVALID, "%s is 0; allowed: 1 and more",
                               tp_size ? "total_kv_heads" : "tp_size");
     if (rank >= tp_size)
-        return kvf_plain_fail(KVF_E_RANGE, "rank is %u; allowed 0 to %u", rank, tp_size - 1);
+        return kvf_plain_fail(KVF_E_RANGE, "rank is %u; allowed: 0 to %u", rank, tp_size - 1);
     if (tp_size <= total_kv_heads && total_kv_heads % tp_size)
         return kvf_refuse(KVF_REFUSAL_HEADS_NOT_DIVISIBLE, KVF_E_NOT_EXPRESSIBLE,
                           "total_kv_heads %u do not divide over tp_size %u", total_kv_heads, tp_size);
@@ -131,7 +131,7 @@ static void share_units(kvf_range local, kvf_range remote, kvf_shared_units *out
 
 static kvf_status check_remote_rank(const kvf_engine_transfer_info *remote, uint32_t rank) {
     if (rank >= remote->tp_size)
-        return kvf_plain_fail(KVF_E_RANGE, "remote rank is %u; allowed 0 to %u", rank, remote->tp_size - 1);
+        return kvf_plain_fail(KVF_E_RANGE, "remote rank is %u; allowed: 0 to %u", rank, remote->tp_size - 1);
     return KVF_OK;
 }
 
@@ -185,7 +185,7 @@ static kvf_status check_dcp(const kvf_topology *topology, const kvf_engine_trans
     if ((topology->local.dcp_size > 1 || remote->dcp_size > 1) && !topology->local.is_mla)
         return kvf_refuse(
             KVF_REFUSAL_DCP_NOT_LATENT, KVF_E_NOT_EXPRESSIBLE,
-            "dcp_size is %u here and %u there, but the cache has KV heads; allowed for a latent",
+            "dcp_size is %u locally and %u remotely, but the cache has KV heads; allowed: latents only",
             topology->local.dcp_size, remote->dcp_size);
     return KVF_OK;
 }

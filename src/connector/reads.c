@@ -50,10 +50,10 @@ static kvf_status refuse_shape(const kvf_engine_transfer_plan *plan, int64_t tp_
     bool old = local->dialect == KVF_DIALECT_PR_40731;
     uint32_t heads = local->total_kv_heads, remote_tp = plan->remote.tp_size;
     if (local->dcp_size > 1 || plan->remote.dcp_size > 1)
-        return kvf_plain_fail(KVF_E_UNSUPPORTED,
-                              "dcp_size is %u here and %u there; pair its blocks with "
-                              "kvf_dcp_prefix_trim()",
-                              local->dcp_size, plan->remote.dcp_size);
+        return kvf_plain_fail(
+            KVF_E_UNSUPPORTED,
+            "dcp_size is %u locally and %u remotely; pair the blocks with kvf_dcp_prefix_trim()",
+            local->dcp_size, plan->remote.dcp_size);
     if (old && plan->has_state && plan->block_size_ratio != 1)
         return kvf_refuse(KVF_REFUSAL_BLOCK_SIZE_WITH_HYBRID, KVF_E_NOT_EXPRESSIBLE,
                           "block sizes %u and %u differ in a model with state", local->block_size,
@@ -62,11 +62,11 @@ static kvf_status refuse_shape(const kvf_engine_transfer_plan *plan, int64_t tp_
         return KVF_OK;
     if (tp_ratio < 0 && !plan->has_state && remote_tp > heads)
         return kvf_refuse(KVF_REFUSAL_REPLICATED_HEADS_WITH_MORE_PREFILL_RANKS, KVF_E_NOT_EXPRESSIBLE,
-                          "remote tp_size %u exceeds the %u heads and our tp_size %u", remote_tp, heads,
+                          "remote tp_size %u exceeds the %u heads and the local tp_size %u", remote_tp, heads,
                           local->tp_size);
     if (tp_ratio < 0 && plan->block_size_ratio != 1)
         return kvf_refuse(KVF_REFUSAL_BLOCK_SIZE_WITH_SPLIT_READS, KVF_E_NOT_EXPRESSIBLE,
-                          "block sizes %u and %u differ, and remote tp_size %u exceeds ours, %u",
+                          "block sizes %u and %u differ, and remote tp_size %u exceeds the local %u",
                           local->block_size, plan->remote.block_size, remote_tp, local->tp_size);
     if (old && !plan->has_state && tp_ratio > 1 && local->tp_size > heads && remote_tp <= heads)
         return kvf_refuse(KVF_REFUSAL_BLOCK_LEN_MISMATCH, KVF_E_MISMATCH,
@@ -415,7 +415,7 @@ kvf_status kvf_engine_transfer_plan_read(const kvf_engine_transfer_plan *plan, c
     if (!plan || !local || !remote || !out)
         return kvf_plain_fail(KVF_E_INVALID, "no argument may be NULL");
     if (local->count && (local->count != plan->group_count || remote->count != plan->group_count))
-        return kvf_plain_fail(KVF_E_INVALID, "%zu local and %zu remote block lists; allowed %zu each",
+        return kvf_plain_fail(KVF_E_INVALID, "%zu local and %zu remote block lists; allowed: %zu each",
                               local->count, remote->count, plan->group_count);
     kvf_reads reads = {0};
     kvf_status status =

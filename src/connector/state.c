@@ -63,8 +63,9 @@ kvf_status kvf_state_shape_of(const kvf_state_model *given, uint32_t tp_size, kv
     if (status)
         return status;
     if (!tp_size || model.conv_kernel < 2)
-        return kvf_plain_fail(KVF_E_INVALID, "tp_size is %u and conv_kernel %u; allowed 1 and 2 and more",
-                              tp_size, model.conv_kernel);
+        return kvf_plain_fail(KVF_E_INVALID,
+                              "tp_size is %u and conv_kernel %u; allowed: at least 1 and at least 2", tp_size,
+                              model.conv_kernel);
     kvf_state_shape shape = {0};
     shape.conv[1] = (uint64_t)model.conv_kernel - 1 + model.spec_steps;
     switch (model.type) {
@@ -78,7 +79,7 @@ kvf_status kvf_state_shape_of(const kvf_state_model *given, uint32_t tp_size, kv
         status = shape_gdn(&model, tp_size, &shape);
         break;
     default:
-        status = kvf_plain_fail(KVF_E_RANGE, "type is %d; allowed 0 to %d", (int)model.type, KVF_STATE_GDN);
+        status = kvf_plain_fail(KVF_E_RANGE, "type is %d; allowed: 0 to %d", (int)model.type, KVF_STATE_GDN);
     }
     if (!status)
         *out = shape;
@@ -99,7 +100,7 @@ static kvf_status decompose(kvf_state_type type, const kvf_state_shape *shape, k
     bool apart = alone ? channels == carried : channels > carried && rest % 2 == 0;
     if (!apart)
         return kvf_refuse(KVF_REFUSAL_CONV_NOT_DECOMPOSABLE, KVF_E_NOT_EXPRESSIBLE,
-                          "conv has %llu channels and the state %llu; allowed %s",
+                          "conv has %llu channels and the state %llu; allowed: %s",
                           (unsigned long long)channels, (unsigned long long)carried,
                           alone ? "the same" : "more by an even number");
     layout->projection_count = alone ? 1 : 3;
@@ -115,11 +116,11 @@ kvf_status kvf_conv_split(kvf_state_type type, const kvf_state_shape *shape, uin
         return kvf_plain_fail(KVF_E_INVALID, "%s is NULL", shape ? "out" : "shape");
     if (type != KVF_STATE_MAMBA1 && type != KVF_STATE_MAMBA2 && type != KVF_STATE_GDN)
         return kvf_refuse(KVF_REFUSAL_STATE_TYPE_NOT_SUPPORTED, KVF_E_UNSUPPORTED,
-                          "type is %d; allowed 0 to %d", (int)type, KVF_STATE_GDN);
+                          "type is %d; allowed: 0 to %d", (int)type, KVF_STATE_GDN);
     uint32_t dimensions = type == KVF_STATE_MAMBA1 ? 2 : 3;
     if (shape->temporal_dimensions != dimensions)
         return kvf_refuse(KVF_REFUSAL_CONV_NOT_DECOMPOSABLE, KVF_E_NOT_EXPRESSIBLE,
-                          "the state has %u dimensions; allowed %u", shape->temporal_dimensions, dimensions);
+                          "the state has %u dimensions; allowed: %u", shape->temporal_dimensions, dimensions);
     kvf_state_layout layout = {0};
     kvf_status status = decompose(type, shape, &layout);
     if (status)
@@ -189,11 +190,11 @@ kvf_status kvf_remote_projection_runs(const kvf_state_layout *local, int64_t tp_
     if (!local || !out)
         return kvf_plain_fail(KVF_E_INVALID, "%s is NULL", local ? "out" : "local");
     if (!tp_ratio || tp_ratio > UINT32_MAX || tp_ratio < -(int64_t)UINT32_MAX)
-        return kvf_plain_fail(KVF_E_RANGE, "tp_ratio is %lld; allowed 1 to %u and its negative",
+        return kvf_plain_fail(KVF_E_RANGE, "tp_ratio is %lld; allowed: 1 to %u and its negative",
                               (long long)tp_ratio, UINT32_MAX);
     uint32_t parts = (uint32_t)(tp_ratio < 0 ? -tp_ratio : tp_ratio);
     if (tp_ratio > 0 && local_offset >= parts)
-        return kvf_plain_fail(KVF_E_RANGE, "local_offset is %llu; allowed 0 to %u",
+        return kvf_plain_fail(KVF_E_RANGE, "local_offset is %llu; allowed: 0 to %u",
                               (unsigned long long)local_offset, parts - 1);
     kvf_shared_units shared = {.units = 1, .local_units = 1, .remote_units = 1};
     if (tp_ratio > 0) {
@@ -217,7 +218,7 @@ kvf_status kvf_physical_blocks_per_logical(uint64_t conv_bytes, uint64_t ssm_byt
     uint64_t bytes;
     if (!block_bytes || !out)
         return kvf_plain_fail(KVF_E_INVALID, "%s",
-                              out ? "block_bytes is 0; allowed 1 and more" : "out is NULL");
+                              out ? "block_bytes is 0; allowed: 1 and more" : "out is NULL");
     if (!kvf_add(conv_bytes, ssm_bytes, &bytes))
         return kvf_plain_fail(KVF_E_OVERFLOW, "conv_bytes %llu and ssm_bytes %llu do not fit in 64 bits",
                               (unsigned long long)conv_bytes, (unsigned long long)ssm_bytes);

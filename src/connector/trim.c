@@ -27,7 +27,7 @@ static kvf_status pair_tails(size_t group, size_t decode, size_t prefill, pairin
 static kvf_status pair_states(size_t group, size_t decode, size_t prefill, pairing *out) {
     if (prefill == 0 && decode > 1)
         return kvf_refuse(KVF_REFUSAL_UNPAIRABLE_STATE_SLOTS, KVF_E_RANGE,
-                          "group %zu: decode has %zu state slots, but prefill has none; allowed 0 to 1",
+                          "group %zu: decode has %zu state slots, but prefill has none; allowed: 0 to 1",
                           group, decode);
     size_t count = decode < prefill ? decode : prefill;
     *out = (pairing){0, prefill - count, count};
@@ -105,7 +105,7 @@ kvf_status kvf_prefix_trim(const kvf_cache_kind *kinds, const kvf_block_lists *d
     if (!kinds || !decode || !prefill || !decode_out || !prefill_out)
         return kvf_plain_fail(KVF_E_INVALID, "no argument may be NULL");
     if (!decode_ppl || !prefill_ppl)
-        return kvf_plain_fail(KVF_E_INVALID, "%s_ppl is 0; allowed 1 and more",
+        return kvf_plain_fail(KVF_E_INVALID, "%s_ppl is 0; allowed: 1 and more",
                               decode_ppl ? "prefill" : "decode");
     bool has_state = false;
     for (size_t g = 0; g < decode->count; g++)
@@ -130,10 +130,10 @@ static kvf_status take_dcp_pair(const kvf_dcp_pair *pair, kvf_dcp_pair *out) {
     if (status)
         return status;
     if (!out->local_dcp_size || !out->remote_dcp_size)
-        return kvf_plain_fail(KVF_E_INVALID, "%s_dcp_size is 0; allowed 1 and more",
+        return kvf_plain_fail(KVF_E_INVALID, "%s_dcp_size is 0; allowed: 1 and more",
                               out->local_dcp_size ? "remote" : "local");
     if (out->local_dcp_rank >= out->local_dcp_size)
-        return kvf_plain_fail(KVF_E_RANGE, "local_dcp_rank is %u; allowed 0 to %u", out->local_dcp_rank,
+        return kvf_plain_fail(KVF_E_RANGE, "local_dcp_rank is %u; allowed: 0 to %u", out->local_dcp_rank,
                               out->local_dcp_size - 1);
     out->remote_rank %= out->remote_dcp_size;
     return KVF_OK;

@@ -205,7 +205,7 @@ void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table) {
 kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out) {
     kvf_copy_job *job = copier->free;
     if (!job)
-        return kvf_fail(KVF_E_AGAIN, "%u jobs of CUDA device %u are under way, as many as may be",
+        return kvf_fail(KVF_E_AGAIN, "%u jobs of CUDA device %u are under way, the most allowed",
                         copier->job_count, copier->device);
     copier->free = job->next_free;
     memset(job->launches, 0, sizeof job->launches);

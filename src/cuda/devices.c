@@ -9,7 +9,7 @@
 
 static kvf_status find(kvf_memory_kind kind, const kvf_cuda **out) {
     if (kind != KVF_MEMORY_CUDA)
-        return kvf_fail(KVF_E_INVALID, "memory kind is %d; allowed of devices is %d (CUDA)", (int)kind,
+        return kvf_fail(KVF_E_INVALID, "memory kind is %d; allowed: %d (CUDA)", (int)kind,
                         (int)KVF_MEMORY_CUDA);
     return kvf_cuda_find(out);
 }

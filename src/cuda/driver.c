@@ -43,7 +43,7 @@ static kvf_status check_version(void) {
         return status;
     driver.version = (uint32_t)version;
     if (version < VERSION_MIN)
-        return kvf_fail(KVF_E_UNSUPPORTED, "the driver is for CUDA %d.%d; allowed are %d.%d and later",
+        return kvf_fail(KVF_E_UNSUPPORTED, "the driver is for CUDA %d.%d; allowed: %d.%d and later",
                         version / 1000, version % 1000 / 10, VERSION_MIN / 1000, VERSION_MIN % 1000 / 10);
     return KVF_OK;
 }
@@ -229,17 +229,17 @@ static kvf_status find_place(const kvf_cuda *cuda, uint32_t device, CUdeviceptr 
         result = cuda->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
     if (!result && kind != CU_MEMORYTYPE_DEVICE)
         return kvf_fail(KVF_E_INVALID,
-                        "address 0x%llx is memory of the host; allowed is memory of CUDA device %u", at,
+                        "address 0x%llx is memory of the host; allowed: memory of CUDA device %u", at,
                         device);
     if (!result && ordinal != (int)device)
         return kvf_fail(KVF_E_INVALID,
-                        "address 0x%llx is memory of CUDA device %d; allowed is memory of device %u", at,
+                        "address 0x%llx is memory of CUDA device %d; allowed: memory of device %u", at,
                         ordinal, device);
     if (!result)
         result = cuda->cuMemGetAddressRange_v2(&out->base, &found, address);
     if (result)
         return kvf_fail(KVF_E_INVALID,
-                        "address 0x%llx is no memory of CUDA device %u, or it was freed (error %d)", at,
+                        "address 0x%llx is not memory of CUDA device %u, or it was freed (error %d)", at,
                         device, result);
     out->bytes = found;
     out->offset = address - out->base;

@@ -28,7 +28,7 @@ static void let_go(const kvf_cuda *cuda, const kvf_cuda_moment *moment) {
 kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment **out) {
     const kvf_cuda *cuda;
     if (!event)
-        return kvf_fail(KVF_E_INVALID, "the event is NULL, as one is that was not recorded yet");
+        return kvf_fail(KVF_E_INVALID, "the event is NULL; record it first");
     kvf_cuda_moment *moment = kvf_alloc0(1, sizeof *moment);
     kvf_status status = moment ? kvf_cuda_enter(device, &cuda) : kvf_nomem("an event");
     if (!status) {

@@ -34,7 +34,7 @@ void kvf_link_disconnect(kvf_link *link, kvf_route route) {
 
 kvf_status kvf_link_send(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
     if (bytes > KVF_WIRE_MAX_BYTES)
-        return kvf_fail(KVF_E_RANGE, "a message has %zu bytes; allowed 0 to %u", bytes, KVF_WIRE_MAX_BYTES);
+        return kvf_fail(KVF_E_RANGE, "a message has %zu bytes; allowed: 0 to %u", bytes, KVF_WIRE_MAX_BYTES);
     return link->table->send(link, route, data, bytes);
 }
 

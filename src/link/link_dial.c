@@ -47,7 +47,8 @@ kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial) {
     kvf_line *line = dial->line;
     int ipv6 = line->endpoint.ipv6; /* only for IPv6 addresses: it makes names be looked up as IPv6 first */
     if (!choose_text(link, dial))
-        return kvf_fail(KVF_E_EXISTS, "%s is connected to already, with other keys", line->endpoint.text);
+        return kvf_fail(KVF_E_EXISTS, "%s: there is a connection already, with other keys",
+                        line->endpoint.text);
     HASH_ADD_KEYPTR(by_text, link->dials, dial->text, strlen(dial->text), dial);
     if (!dial->by_text.tbl)
         return kvf_nomem("connection");
@@ -92,19 +93,20 @@ int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, si
 void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, uint32_t value) {
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
         dial->why = KVF_E_PERMISSION;
-        dial->what = "the other end does not allow our key";
+        dial->what = "the other end does not allow this end's key";
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL) {
         dial->why = KVF_E_PEER_LOST;
-        dial->what = link->encrypted
-                         ? "closed, or no answer, during the handshake: perhaps another key than its own"
-                         : "closed, or no answer, during the handshake: perhaps the other end encrypts";
+        dial->what =
+            link->encrypted
+                ? "closed, or no answer, during the handshake: perhaps server_key is not the other end's key"
+                : "closed, or no answer, during the handshake: perhaps the other end encrypts";
     } else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
         dial->why = KVF_E_PERMISSION;
-        dial->what = link->encrypted ? "the other end does not encrypt, and we do"
-                                     : "the other end encrypts, and we do not";
+        dial->what = link->encrypted ? "this end encrypts, but the other end does not"
+                                     : "the other end encrypts, but this end does not";
     } else {
         dial->why = KVF_E_PARSE;
-        dial->what = "the other end does not speak ZeroMQ's protocol as we do";
+        dial->what = "the other end does not speak ZeroMQ's protocol as this end does";
     }
 }
 
@@ -131,8 +133,8 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
     else if (waited)
         *words = "no connection: the host did not answer; trying again";
     else if (endpoint->loopback)
-        *words = "no connection: it was refused, for nobody listens there; trying again";
+        *words = "no connection: it was refused because nobody listens there; trying again";
     else
-        *words = "no connection: it was refused, or no way leads to the host; trying again";
+        *words = "no connection: it was refused, or there is no route to the host; trying again";
     return dial->closed && waited ? KVF_E_TIMEOUT : KVF_E_IO;
 }

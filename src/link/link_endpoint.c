@@ -50,7 +50,7 @@ static kvf_status read_port(const char *text, const char *port, bool listens) {
         return refuse(text, listens ? "must end in a port: a number or *" : "must end in a port number");
     if (number == 0 || number > UINT16_MAX) {
         char shown[PRINTED_BYTES];
-        return kvf_fail(KVF_E_RANGE, "endpoint \"%s\": port is %u; allowed 1 to 65535",
+        return kvf_fail(KVF_E_RANGE, "endpoint \"%s\": port is %u; allowed: 1 to 65535",
                         printable(text, shown), number);
     }
     return KVF_OK;
@@ -80,7 +80,7 @@ static kvf_status read_host6(const char *text, char *host, bool listens, kvf_end
     bool is_any =
         IN6_IS_ADDR_UNSPECIFIED(&address) || (is_mapped && memcmp(address.s6_addr + 12, "\0\0\0", 4) == 0);
     if (is_any && !listens)
-        return refuse(text, "has the address of all interfaces: none to connect to");
+        return refuse(text, "has the address of all interfaces; connecting needs the address of one");
     out->ipv6 = true;
     out->loopback = IN6_IS_ADDR_LOOPBACK(&address) || (is_mapped && is_loopback4(address.s6_addr + 12));
     return KVF_OK;
@@ -89,13 +89,13 @@ static kvf_status read_host6(const char *text, char *host, bool listens, kvf_end
 static kvf_status read_host(const char *text, const char *host, bool listens, kvf_endpoint *out) {
     struct in_addr address;
     if (strcmp(host, "*") == 0)
-        return listens ? KVF_OK : refuse(text, "has * as its host: none to connect to");
+        return listens ? KVF_OK : refuse(text, "has * as its host; connecting needs a name or an address");
     if (!is_name(host))
         return refuse(text, "has no host: a name, an IPv4 address, or an IPv6 address in [ ]");
     if (inet_pton(AF_INET, host, &address) == 1) {
         out->loopback = is_loopback4((const uint8_t *)&address.s_addr);
         if (address.s_addr == 0 && !listens)
-            return refuse(text, "has the address of all interfaces: none to connect to");
+            return refuse(text, "has the address of all interfaces; connecting needs the address of one");
     }
     return KVF_OK;
 }
@@ -132,7 +132,7 @@ static kvf_status read_ipc(const char *text, const char *path, kvf_endpoint *out
         '*') /* ZeroMQ would choose a path relative to the current folder, which is useless to a peer */
         return refuse(text, "has * in place of a path");
     if (strlen(path) > longest)
-        return kvf_fail(KVF_E_RANGE, "an ipc endpoint's path has %zu bytes; allowed 1 to %zu", strlen(path),
+        return kvf_fail(KVF_E_RANGE, "an ipc endpoint's path has %zu bytes; allowed: 1 to %zu", strlen(path),
                         longest);
     out->loopback = true;
     (void)snprintf(out->text, sizeof out->text, "%s", text);
@@ -144,7 +144,7 @@ static kvf_status read_endpoint(const char *text, bool listens, kvf_endpoint *ou
         return kvf_fail(KVF_E_INVALID, "endpoint is NULL");
     size_t length = strnlen(text, KVF_WIRE_MAX_NAME + 1);
     if (length == 0 || length > KVF_WIRE_MAX_NAME)
-        return kvf_fail(KVF_E_RANGE, "an endpoint has %s bytes; allowed 1 to %u", length ? "more" : "no",
+        return kvf_fail(KVF_E_RANGE, "an endpoint has %s bytes; allowed: 1 to %u", length ? "more" : "no",
                         KVF_WIRE_MAX_NAME);
     for (size_t i = 0; i < length; i++) {
         if (text[i] <= ' ' || text[i] > '~')

@@ -75,7 +75,7 @@ kvf_status kvf_guard_allow(kvf_zmq_link *link, const char *public_key, bool allo
         return status;
     if (!link->guard || link->open_to_all)
         return kvf_fail(KVF_E_INVALID,
-                        "no allowed_keys were given: everyone may connect who knows our public key");
+                        "no allowed_keys were given: everyone who knows this link's public key may connect");
     uint32_t place = place_of(link, key);
     if (!allowed) {
         if (place == link->allowed_count)

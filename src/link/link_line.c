@@ -368,10 +368,9 @@ static kvf_status check_server_key(const kvf_zmq_link *link, const char *endpoin
     uint8_t bytes[KVF_KEY_BYTES];
     if (link->encrypted && key[0] == '\0')
         return kvf_fail(KVF_E_PERMISSION,
-                        "%s: server_key is missing: with keys of our own, connections are encrypted",
-                        endpoint);
+                        "%s: server_key is missing: a link that has keys encrypts its connections", endpoint);
     if (!link->encrypted && key[0] != '\0')
-        return kvf_fail(KVF_E_PERMISSION, "%s: server_key is given, but we have no keys of our own",
+        return kvf_fail(KVF_E_PERMISSION, "%s: server_key is given, but this link has no keys of its own",
                         endpoint);
     return link->encrypted ? kvf_link_read_key("server_key", key, bytes) : KVF_OK;
 }

@@ -87,9 +87,9 @@ static bool has_room(const kvf_mail *mail, const kvf_mail_party *party, uint64_t
 /* Says which party gets no more room. */
 static const char *describe(const kvf_mail_party *party, const uint8_t *key) {
     if (party->is_stranger)
-        return "over budget: strangers send more than is read of them";
-    return key ? "over budget: the holders of a key send more than is read of them"
-               : "over budget: a peer sends more than is read of it";
+        return "over budget: strangers send more than is read from them";
+    return key ? "over budget: the holders of a key send more than is read from them"
+               : "over budget: a peer sends more than is read from it";
 }
 
 static void count(kvf_mail_party *party, uint64_t bytes, uint64_t work) {

@@ -123,7 +123,7 @@ static kvf_status check_path(const char *path) {
     if (path[0] == '@' || lstat(path, &found) != 0)
         return KVF_OK;
     if (!S_ISSOCK(found.st_mode))
-        return kvf_fail(KVF_E_EXISTS, "ipc://%s is there, and no socket", path);
+        return kvf_fail(KVF_E_EXISTS, "ipc://%s exists and is not a socket", path);
     int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (probe < 0)
         return kvf_fail(KVF_E_IO, "socket: %s", zmq_strerror(errno));

@@ -158,7 +158,7 @@ static kvf_status send_zmq(kvf_link *base, kvf_route route, const void *data, si
         return send_incoming(link, route, data, bytes);
     kvf_line *line = kvf_line_find(link, route);
     if (!line)
-        return kvf_fail(KVF_E_NOT_FOUND, "no route %llu", (unsigned long long)route);
+        return kvf_fail(KVF_E_NOT_FOUND, "there is no route %llu", (unsigned long long)route);
     return kvf_line_send(link, line, data, bytes);
 }
 

@@ -34,8 +34,8 @@ static kvf_status check_file(const char *path, int file, size_t *bytes) {
         return kvf_fail(KVF_E_IO, "%.200s is %s; it must be a file", path,
                         S_ISDIR(about.st_mode) ? "a directory" : "not a regular file");
     if (about.st_size <= 0 || about.st_size > (off_t)KVF_CONFIG_MAX_BYTES)
-        return kvf_fail(KVF_E_RANGE, "%.200s has %lld bytes; allowed 1 to %u", path, (long long)about.st_size,
-                        KVF_CONFIG_MAX_BYTES);
+        return kvf_fail(KVF_E_RANGE, "%.200s has %lld bytes; allowed: 1 to %u", path,
+                        (long long)about.st_size, KVF_CONFIG_MAX_BYTES);
     *bytes = (size_t)about.st_size;
     return KVF_OK;
 }

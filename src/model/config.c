@@ -54,11 +54,10 @@ static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
     config->fields.family = model_type;
     config->family = kvf_family_find(model_type);
     if (!config->family)
-        return kvf_fail(
-            KVF_E_UNSUPPORTED,
-            "%smodel_type is \"%.64s\", a family that is not known; its groups can be described by "
-            "hand (kvf_model_create(); kvferry.Model() in Python)",
-            inner ? config->fields.prefix : "", model_type);
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "%smodel_type is \"%.64s\", an unknown family; describe its groups by hand "
+                        "(kvf_model_create(); kvferry.Model() in Python)",
+                        inner ? config->fields.prefix : "", model_type);
     if (!config->options.name)
         config->options.name = outer ? outer : inner;
     return KVF_OK;

@@ -52,7 +52,7 @@ static kvf_status read_head_dim(const kvf_config *config, kvf_heads *heads) {
         return status;
     if (!given)
         return kvf_fail(KVF_E_INVALID,
-                        "%shead_dim is missing, and so is hidden_size, which would give it for %.64s",
+                        "%shead_dim is missing, and so is hidden_size; %.64s needs one of them",
                         config->fields.prefix, config->fields.family);
     if (hidden % heads->query_heads)
         return kvf_fail(KVF_E_INVALID,

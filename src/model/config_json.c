@@ -150,7 +150,7 @@ static kvf_status parse_with(struct json_tokener *tokener, const char *json, siz
         while (end < bytes && is_space(json[end]))
             end++;
         if (end < bytes)
-            status = kvf_fail(KVF_E_PARSE, "configuration goes on after its end, at byte %zu", end);
+            status = kvf_fail(KVF_E_PARSE, "configuration has text after its end, at byte %zu", end);
         else
             status = check_unique(json, bytes);
     }
@@ -163,7 +163,7 @@ static kvf_status parse_with(struct json_tokener *tokener, const char *json, siz
 
 kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object **tree) {
     if (bytes == 0 || bytes > KVF_CONFIG_MAX_BYTES)
-        return kvf_fail(KVF_E_RANGE, "configuration has %zu bytes; allowed 1 to %u", bytes,
+        return kvf_fail(KVF_E_RANGE, "configuration has %zu bytes; allowed: 1 to %u", bytes,
                         KVF_CONFIG_MAX_BYTES);
     struct json_tokener *tokener = json_tokener_new_ex(KVF_CONFIG_MAX_DEPTH);
     if (!tokener)
@@ -268,7 +268,7 @@ static kvf_status number_of(const kvf_fields *fields, const char *name, struct j
                         NAME_OF(fields, name), written(value), least, most);
     int64_t number = json_object_get_int64(value); /* saturates if the number does not fit */
     if (number < (int64_t)least || number > (int64_t)most)
-        return kvf_fail(KVF_E_RANGE, NAMED " is %.40s; allowed %u to %u", NAME_OF(fields, name),
+        return kvf_fail(KVF_E_RANGE, NAMED " is %.40s; allowed: %u to %u", NAME_OF(fields, name),
                         written(value), least, most);
     *out = (uint32_t)number;
     return KVF_OK;
@@ -316,7 +316,7 @@ kvf_status kvf_field_text(const kvf_fields *fields, const char *names, const cha
     if (status || !value)
         return status;
     if (!json_object_is_type(value, json_type_string))
-        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a text", NAME_OF(fields, name),
+        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a string", NAME_OF(fields, name),
                         written(value));
     *out = json_object_get_string(value);
     return *out ? KVF_OK : kvf_nomem("a text of the configuration");

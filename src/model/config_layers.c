@@ -41,7 +41,7 @@ static kvf_status settle_count(kvf_config *config, const char *field, size_t cou
         return kvf_fail(KVF_E_INVALID, "%s%.*s describes %zu layers, but num_hidden_layers is %u",
                         config->fields.prefix, (int)strcspn(field, "|"), field, count, config->layer_count);
     if (count == 0 || count > KVF_MODEL_MAX_LAYERS)
-        return kvf_fail(KVF_E_RANGE, "%s%.*s describes %zu layers; allowed 1 to %u", config->fields.prefix,
+        return kvf_fail(KVF_E_RANGE, "%s%.*s describes %zu layers; allowed: 1 to %u", config->fields.prefix,
                         (int)strcspn(field, "|"), field, count, KVF_MODEL_MAX_LAYERS);
     config->layer_count = (uint32_t)count;
     if (!config->keeps)
@@ -69,7 +69,7 @@ static kvf_status keep_word(kvf_config *config, const char *field, struct json_o
         }
     const char *text = json_object_to_json_string_ext(element, JSON_C_TO_STRING_PLAIN);
     return kvf_fail(KVF_E_INVALID,
-                    "%s%.*s[%u] is %.60s; known are full_attention, sliding_attention, chunked_attention, "
+                    "%s%.*s[%u] is %.60s; allowed: full_attention, sliding_attention, chunked_attention, "
                     "linear_attention, mamba, hybrid, mlp and moe",
                     config->fields.prefix, (int)strcspn(field, "|"), field, i, text ? text : "?");
 }
@@ -99,7 +99,7 @@ static kvf_status apply_letters(kvf_config *config, const kvf_layer_rule *rule, 
         while (l < sizeof letters / sizeof letters[0] && letters[l].letter != pattern[i])
             l++;
         if (l == sizeof letters / sizeof letters[0])
-            return kvf_fail(KVF_E_INVALID, "%s%s has '%c' for layer %u; known are M, *, - and E",
+            return kvf_fail(KVF_E_INVALID, "%s%s has '%c' for layer %u; allowed: M, *, - and E",
                             config->fields.prefix, rule->field, pattern[i] >= ' ' ? pattern[i] : '?', i);
         config->keeps[i] = letters[l].keeps;
     }

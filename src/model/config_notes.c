@@ -182,7 +182,7 @@ void kvf_config_note_unread(kvf_config *config, const char *prefix, const char *
         return;
     const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
     char *note = notes->text[notes->count++];
-    (void)snprintf(note, KVF_MODEL_NOTE_BYTES, "%s is %.24s: it may decide a size, and is not read for %.32s",
+    (void)snprintf(note, KVF_MODEL_NOTE_BYTES, "%s is %.24s: it may decide a size, but is not read for %.32s",
                    field, text ? text : "?", config->fields.family);
     make_printable(note);
 }

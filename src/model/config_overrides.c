@@ -96,8 +96,8 @@ static kvf_status layer_of(const kvf_config *config, const kvf_fields *layers, c
     size_t digits = strspn(name, "0123456789");
     unsigned long number = digits && digits <= 9 && !name[digits] ? strtoul(name, NULL, 10) : ULONG_MAX;
     if (number >= config->layer_count)
-        return kvf_fail(KVF_E_RANGE, "%s%.20s is for no layer; allowed are names from \"0\" to \"%u\"",
-                        layers->prefix, name, config->layer_count - 1);
+        return kvf_fail(KVF_E_RANGE, "%s%.20s names no layer; allowed: \"0\" to \"%u\"", layers->prefix, name,
+                        config->layer_count - 1);
     *out = (uint32_t)number;
     return KVF_OK;
 }

@@ -15,7 +15,7 @@ static void next(differences *d) {
 static void differ(differences *d, const char *group, const char *part, const char *field, const char *ours,
                    const char *theirs) {
     next(d);
-    kvf_text_add(&d->text, "%s%s%s.%s is \"%s\" here and \"%s\" there", group, part[0] ? "." : "", part,
+    kvf_text_add(&d->text, "%s%s%s.%s is \"%s\" locally and \"%s\" remotely", group, part[0] ? "." : "", part,
                  field, ours, theirs);
 }
 
@@ -24,13 +24,13 @@ static void differ_number(differences *d, const char *group, const char *part, c
     if (ours == theirs)
         return;
     next(d);
-    kvf_text_add(&d->text, "%s%s%s.%s is \"%u\" here and \"%u\" there", group, part[0] ? "." : "", part,
+    kvf_text_add(&d->text, "%s%s%s.%s is \"%u\" locally and \"%u\" remotely", group, part[0] ? "." : "", part,
                  field, ours, theirs);
 }
 
 static void missing(differences *d, const char *group, const char *what, bool here) {
     next(d);
-    kvf_text_add(&d->text, "%s.%s is missing %s", group, what, here ? "here" : "there");
+    kvf_text_add(&d->text, "%s.%s is missing %s", group, what, here ? "locally" : "remotely");
 }
 
 /* ---- parts and layers ------------------------------------------------------------------------ */
@@ -118,7 +118,7 @@ static void tell_layers(layer_list *list, const char *group, bool here, differen
     if (list->count) {
         next(told);
         kvf_text_add(&told->text, "%s.layers %s are missing %s", group,
-                     list->text.data ? list->text.data : "", here ? "here" : "there");
+                     list->text.data ? list->text.data : "", here ? "locally" : "remotely");
     }
     told->text.failed = told->text.failed || list->text.failed;
     kvf_text_free(&list->text);
@@ -154,8 +154,8 @@ static void compare_layers(kvf_match_group *m, const kvf_group_desc *ours, const
     tell_layers(&not_here, ours->name, true, told);
     if (m->layers_both == 0 || apart) {
         next(d);
-        kvf_text_add(&d->text, "%s: the layers in common %s", ours->name,
-                     apart ? "do not lie side by side" : "are none");
+        kvf_text_add(&d->text, "%s: %s", ours->name,
+                     apart ? "the layers in common are not contiguous" : "no layers are in common");
     }
 }
 
@@ -202,7 +202,7 @@ static kvf_status compare_groups(const kvf_match *match, kvf_match_group *m, uin
 static kvf_status only_one(kvf_match_group *m, const kvf_group_desc *group, bool here) {
     differences d = {0};
     next(&d);
-    kvf_text_add(&d.text, "group %s is missing %s", group->name, here ? "here" : "there");
+    kvf_text_add(&d.text, "group %s is missing %s", group->name, here ? "locally" : "remotely");
     m->agreement = KVF_AGREE_MISSING;
     *(here ? &m->layers_theirs : &m->layers_ours) = group->layer_count;
     return keep_detail(m, &d);
@@ -353,8 +353,8 @@ kvf_status kvf_match_differ(kvf_match *match, uint32_t group, const char *reason
 kvf_status kvf_match_check(const kvf_match *match, uint32_t group, kvf_range layers) {
     const kvf_match_group *m = &match->groups[group];
     if (m->only_types)
-        return kvf_fail(KVF_E_UNSUPPORTED, "%s; types are converted only where both sides allow it",
-                        m->detail);
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "%s; types are converted only where both sides allow the conversion", m->detail);
     const bool same = m->agreement == KVF_AGREE_SAME || m->agreement == KVF_AGREE_CONVERT;
     if (!same || layers.begin < m->layers.begin || layers.end > m->layers.end)
         return kvf_fail(KVF_E_MISMATCH, "%s", m->detail);

@@ -50,7 +50,7 @@ static kvf_status check_name(const char *name) {
 
 static kvf_status check_count(const char *field, uint32_t count, uint32_t most) {
     if (count == 0 || count > most)
-        return kvf_fail(KVF_E_RANGE, "%s is %u; allowed 1 to %u", field, count, most);
+        return kvf_fail(KVF_E_RANGE, "%s is %u; allowed: 1 to %u", field, count, most);
     return KVF_OK;
 }
 
@@ -62,15 +62,15 @@ static kvf_status check_part_cells(const kvf_part_desc *part) {
     if (part->tp_rule != KVF_TP_SPLIT && part->tp_rule != KVF_TP_REPLICATE)
         return kvf_fail(KVF_E_INVALID, "tp_rule is %d, which is not a kvf_tp_rule", (int)part->tp_rule);
     if (part->units == 0)
-        return kvf_fail(KVF_E_RANGE, "units is 0; at least 1");
+        return kvf_fail(KVF_E_RANGE, "units is 0; allowed: 1 and more");
     if (part->granule_units > part->units)
-        return kvf_fail(KVF_E_RANGE, "granule_units is %u; allowed 1 to units, which is %u",
+        return kvf_fail(KVF_E_RANGE, "granule_units is %u; allowed: 1 to units, which is %u",
                         part->granule_units, part->units);
     if (part->granule_units && part->units % part->granule_units)
         return kvf_fail(KVF_E_INVALID, "granule_units is %u, which does not divide units, %u",
                         part->granule_units, part->units);
     if (part->cell_elements == 0)
-        return kvf_fail(KVF_E_RANGE, "cell_elements is 0; at least 1");
+        return kvf_fail(KVF_E_RANGE, "cell_elements is 0; allowed: 1 and more");
     if ((uint64_t)part->cell_elements * bits % 8)
         return kvf_fail(KVF_E_INVALID, "cell_elements is %u, which in %s does not fill whole bytes",
                         part->cell_elements, kvf_dtype_name(part->dtype));
@@ -84,7 +84,7 @@ static kvf_status check_tensor(const kvf_part_desc *parts, uint32_t i) {
     uint32_t most = i ? least + 1 : 0;
     if (parts[i].tensor < least || parts[i].tensor > most)
         return kvf_fail(KVF_E_RANGE,
-                        "tensor is %u; allowed %u to %u (numbers follow the parts, without gaps)",
+                        "tensor is %u; allowed: %u to %u (numbers follow the parts, without gaps)",
                         parts[i].tensor, least, most);
     return KVF_OK;
 }
@@ -95,8 +95,8 @@ static kvf_status check_part(const kvf_part_desc *parts, uint32_t i) {
         return kvf_fail_in(status, "part %u: ", i);
     for (uint32_t j = 0; j < i; j++)
         if (strcmp(parts[i].name, parts[j].name) == 0)
-            return kvf_fail(KVF_E_INVALID, "part %u: name is \"%s\", as that of part %u", i, parts[i].name,
-                            j);
+            return kvf_fail(KVF_E_INVALID, "part %u: name is \"%s\", which is also the name of part %u", i,
+                            parts[i].name, j);
     status = check_part_cells(&parts[i]);
     if (!status)
         status = check_tensor(parts, i);
@@ -114,7 +114,7 @@ static kvf_status check_layers(const kvf_group_desc *group, uint32_t layer_count
     for (uint32_t i = 0; i < group->layer_count; i++) {
         uint32_t layer = group->layers[i];
         if (layer >= layer_count)
-            return kvf_fail(KVF_E_RANGE, "layers[%u] is %u; allowed 0 to %u", i, layer, layer_count - 1);
+            return kvf_fail(KVF_E_RANGE, "layers[%u] is %u; allowed: 0 to %u", i, layer, layer_count - 1);
         if (i && layer <= group->layers[i - 1])
             return kvf_fail(KVF_E_INVALID, "layers[%u] is %u, after %u; layers must ascend", i, layer,
                             group->layers[i - 1]);
@@ -132,7 +132,7 @@ static kvf_status check_visibility(const kvf_group_desc *group) {
         return kvf_fail(KVF_E_INVALID, "chunk_tokens is %u; a state group has no chunks",
                         group->chunk_tokens);
     if (group->window_tokens && group->chunk_tokens)
-        return kvf_fail(KVF_E_INVALID, "window_tokens is %u and chunk_tokens is %u; only one may be set",
+        return kvf_fail(KVF_E_INVALID, "window_tokens is %u and chunk_tokens is %u; at most one may be set",
                         group->window_tokens, group->chunk_tokens);
     return KVF_OK;
 }
@@ -186,8 +186,8 @@ static kvf_status check_group(const kvf_model_desc *desc, uint32_t i) {
         return kvf_fail_in(status, "group %u: ", i);
     for (uint32_t j = 0; j < i; j++)
         if (strcmp(group->name, desc->groups[j].name) == 0)
-            return kvf_fail(KVF_E_INVALID, "group %u: name is \"%s\", as that of group %u", i, group->name,
-                            j);
+            return kvf_fail(KVF_E_INVALID, "group %u: name is \"%s\", which is also the name of group %u", i,
+                            group->name, j);
     status = check_group_content(group, desc->layer_count);
     return status ? kvf_fail_in(status, "group %u (%s): ", i, group->name) : KVF_OK;
 }

@@ -386,7 +386,7 @@ static kvf_status make_lanes(fusion *f) {
     for (uint32_t i = 0; i < plan->cut_count; i++) /* a lower bound: cells in pieces need more lanes */
         total += 2 * (size_t)(plan->cuts[i].layers.end - plan->cuts[i].layers.begin);
     if (total > MAX_LANES)
-        return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed are up to %u", total, MAX_LANES);
+        return kvf_fail(KVF_E_RANGE, "the plan has %zu pieces; allowed: up to %u", total, MAX_LANES);
     f->lanes = kvf_alloc(total, sizeof *f->lanes);
     f->first_walks = kvf_alloc0(plan->remote->shard_count, sizeof *f->first_walks);
     if (!f->lanes || !f->first_walks)

@@ -10,10 +10,10 @@ static kvf_status check_options(const kvf_plan *plan) {
     const kvf_plan_options *options = &plan->options;
     uint32_t layers = kvf_model_layer_count(plan->local->model);
     if (options->replicas != KVF_REPLICA_SPREAD && options->replicas != KVF_REPLICA_FIRST)
-        return kvf_fail(KVF_E_INVALID, "replicas is %d; allowed is 0 (spread) or 1 (first)",
+        return kvf_fail(KVF_E_INVALID, "replicas is %d; allowed: 0 (spread) or 1 (first)",
                         (int)options->replicas);
     if (options->layers.begin > options->layers.end || options->layers.end > layers)
-        return kvf_fail(KVF_E_RANGE, "layers is [%u, %u); allowed are ranges inside [0, %u)",
+        return kvf_fail(KVF_E_RANGE, "layers are [%u, %u); allowed: a range within [0, %u)",
                         options->layers.begin, options->layers.end, layers);
     return KVF_OK;
 }
@@ -33,7 +33,7 @@ static kvf_status take_groups(kvf_plan *plan) {
     }
     plan->options.groups = NULL; /* the caller's */
     if (options->convert & ~KVF_CONVERTED_DTYPES)
-        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed are the bits of f32, f16 and bf16, 0x%x",
+        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed: the bits of f32, f16 and bf16, 0x%x",
                         options->convert, KVF_CONVERTED_DTYPES);
     return KVF_OK;
 }
@@ -182,7 +182,7 @@ kvf_status kvf_plan_check_runs(const kvf_plan *plan) {
         return KVF_OK;
     const kvf_group_desc *group = kvf_model_group(plan->local->model, cut->group);
     return kvf_fail(KVF_E_UNSUPPORTED,
-                    "%s.%s is %s here and %s there: what is converted goes packed, and has no runs",
+                    "%s.%s is %s locally and %s remotely: converted elements go packed, so they have no runs",
                     group->name, group->parts[cut->part].name, kvf_dtype_name(group->parts[cut->part].dtype),
                     kvf_dtype_name(kvf_model_group(plan->remote->model, cut->group)->parts[cut->part].dtype));
 }

@@ -81,23 +81,23 @@ static kvf_status check_answer(proof *p, uint32_t index, const kvf_copy_lane *la
     kvf_cell_location there = {.struct_size = sizeof there};
     if (kvf_shard_locate(shard, p->group, p->layer, p->part, 0, p->row, p->unit, &there) ||
         shard->groups[p->group].tokens.index != rule->remote_tokens.index)
-        return cell_fault(p, KVF_E_MISMATCH, "it is read from a rank that does not hold it", rank);
+        return cell_fault(p, KVF_E_MISMATCH, "the cell is read from a rank that does not hold it", rank);
     uint64_t together, offset = address_in(&there, p->at, &together);
     p->bytes = kvf_min_u64(p->bytes, together);
     if (there.region != lane->remote_region || offset != remote || room < p->bytes)
-        return cell_fault(p, KVF_E_MISMATCH, "it is read from a wrong address", rank);
+        return cell_fault(p, KVF_E_MISMATCH, "the cell is read from a wrong address", rank);
     if (walk->group != p->group || walk->takes_whole != rule->whole_blocks ||
         (walk->whole_steps != 0 && walk->whole_steps != walk->local.kernel_tokens) ||
         !same_tokens(&walk->local, &plan->local->groups[p->group]) ||
         !same_tokens(&walk->remote, &shard->groups[p->group]))
-        return cell_fault(p, KVF_E_MISMATCH, "its tokens are those of another share or block size", rank);
+        return cell_fault(p, KVF_E_MISMATCH, "the tokens are those of another share or block size", rank);
     if (!same_steps(rule, rule->local, kvf_shard_placement(plan->local, p->group, p->layer, p->part), part,
                     walk->local.kernel_tokens) ||
         !same_steps(rule, rule->remote, kvf_shard_placement(shard, p->group, p->layer, p->part), part,
                     walk->remote.kernel_tokens))
-        return cell_fault(p, KVF_E_MISMATCH, "its address is right in the first block only", rank);
+        return cell_fault(p, KVF_E_MISMATCH, "the address is right in the first block only", rank);
     if (p->answers[rule->remote_tokens.index]++)
-        return cell_fault(p, KVF_E_OVERLAP, "it is written twice", rank);
+        return cell_fault(p, KVF_E_OVERLAP, "the cell is written twice", rank);
     return KVF_OK;
 }
 
@@ -122,7 +122,7 @@ static kvf_status check_bytes(proof *p) {
     kvf_token_share share = {0, remote->share_count, remote->share_width};
     for (; share.index < share.count && !status; share.index++)
         if (!p->answers[share.index] && kvf_shares_meet(share, plan->local->groups[p->group].tokens))
-            status = cell_fault(p, KVF_E_UNCOVERED, "no rule writes it", UINT32_MAX);
+            status = cell_fault(p, KVF_E_UNCOVERED, "no rule writes the cell", UINT32_MAX);
     return status;
 }
 

@@ -158,10 +158,10 @@ static void tell(const kvf_guests *guests, crowd why, const char *address) {
     char detail[KVF_GUEST_ADDRESS_BYTES + 128];
     if (why == CROWD_ADDRESS)
         (void)snprintf(detail, sizeof detail,
-                       "over budget: %s has %u connections here, the most from one address", name_of(address),
-                       guests->most_of_address);
+                       "over budget: %s has %u connections here, the most allowed from one address",
+                       name_of(address), guests->most_of_address);
     else
-        (void)snprintf(detail, sizeof detail, "over budget: there are %u connections%s, the most it takes",
+        (void)snprintf(detail, sizeof detail, "over budget: there are %u connections%s, the most allowed",
                        why == CROWD_ALL ? guests->most : guests->most_strangers,
                        why == CROWD_ALL ? "" : " of strangers");
     if (guests->on_crowded)

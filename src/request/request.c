@@ -139,7 +139,7 @@ kvf_status kvf_check_steps(uint64_t begin, uint64_t end) {
         return kvf_fail(KVF_E_INVALID, "begin is %llu and end %llu; begin must not be after end",
                         (unsigned long long)begin, (unsigned long long)end);
     if (end > UINT64_MAX / 4)
-        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed is up to %llu", (unsigned long long)end,
+        return kvf_fail(KVF_E_RANGE, "end is %llu; allowed: up to %llu", (unsigned long long)end,
                         (unsigned long long)(UINT64_MAX / 4));
     return KVF_OK;
 }

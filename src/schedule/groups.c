@@ -52,11 +52,10 @@ static kvf_status token_group(const kvf_group_desc *group, uint32_t tokens_per_b
             (unsigned long long)last, table->first_block, (unsigned long long)table_end);
     for (uint64_t b = first; b <= last; b++)
         if (table->ids[b - table->first_block] == KVF_NO_BLOCK)
-            return kvf_fail(KVF_E_RANGE,
-                            "group %s: tokens [%llu, %llu) need block %llu of the sequence, and the "
-                            "table has none there",
-                            group->name, (unsigned long long)out->begin, (unsigned long long)end,
-                            (unsigned long long)b);
+            return kvf_fail(
+                KVF_E_RANGE,
+                "group %s: tokens [%llu, %llu) need block %llu of the sequence, but the table has none there",
+                group->name, (unsigned long long)out->begin, (unsigned long long)end, (unsigned long long)b);
     return KVF_OK;
 }
 

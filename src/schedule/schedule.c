@@ -12,7 +12,7 @@ static kvf_status check_options(const kvf_schedule_options *o) {
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_options: model or tokens_per_block is NULL");
     for (uint32_t g = 0; g < kvf_model_group_count(o->model); g++)
         if (o->tokens_per_block[g] == 0)
-            return kvf_fail(KVF_E_RANGE, "tokens_per_block[%u] is 0; allowed: from 1", g);
+            return kvf_fail(KVF_E_RANGE, "tokens_per_block[%u] is 0; allowed: 1 and more", g);
     if (o->policy != KVF_LOAD_RECOMPUTE && o->policy != KVF_LOAD_FAIL)
         return kvf_fail(KVF_E_INVALID, "policy is %d; allowed: KVF_LOAD_RECOMPUTE, KVF_LOAD_FAIL",
                         (int)o->policy);
@@ -210,7 +210,7 @@ static kvf_status loadable_tokens(const kvf_schedule *s, uint64_t prompt_tokens,
     if (s->has_state && source_tokens > useful)
         return kvf_fail(
             KVF_E_RANGE,
-            "source.tokens is %llu, and a state after these cannot be stepped back; allowed of a prompt of "
+            "source.tokens is %llu, and a state after these cannot be stepped back; allowed for a prompt of "
             "%llu tokens: up to %llu",
             (unsigned long long)source_tokens, (unsigned long long)prompt_tokens, (unsigned long long)useful);
     *out = source_tokens ? kvf_min_u64(source_tokens, useful) : useful;
@@ -286,7 +286,7 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
     if (status)
         return status;
     if (q.serves && !*s->options.engine)
-        return kvf_fail(KVF_E_INVALID, "a request that serves, but kvf_schedule_options.engine is empty");
+        return kvf_fail(KVF_E_INVALID, "the request serves, but kvf_schedule_options.engine is empty");
     name *n = find_name(s, q.id);
     if (n && !n->newest->ended) {
         char text[KVF_ID_TEXT_BYTES];

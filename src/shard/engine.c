@@ -87,14 +87,14 @@ static kvf_status add_regions(engine_builder *b, const uint64_t *bytes, uint32_t
 /* Checks the fields from which the sizes below are computed; kvf_shard_make() checks the rest. */
 static kvf_status check_blocks(const kvf_group_shard_desc *group) {
     if (group->block_count == 0)
-        return kvf_fail(KVF_E_INVALID, "block_count is 0; allowed is 1 to %u", UINT32_MAX - 1);
+        return kvf_fail(KVF_E_INVALID, "block_count is 0; allowed: 1 to %u", UINT32_MAX - 1);
     if (group->tokens_per_block % group->kernel_blocks_per_block != 0)
         return kvf_fail(KVF_E_INVALID,
                         "kernel_blocks_per_block is %u, which does not divide tokens_per_block %u",
                         group->kernel_blocks_per_block, group->tokens_per_block);
     if (group->block_count >= UINT32_MAX / group->kernel_blocks_per_block)
         return kvf_fail(
-            KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed is 1 to %u in all",
+            KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed: 1 to %u in all",
             (unsigned long long)group->block_count, group->kernel_blocks_per_block, UINT32_MAX - 1);
     return KVF_OK;
 }
@@ -193,10 +193,10 @@ static kvf_status check_spec(const kvf_model *model, kvf_engine_spec *spec) {
         return status;
     uint32_t layers = kvf_model_layer_count(model);
     if ((uint64_t)spec->tp_size * spec->pp_size > 65536)
-        return kvf_fail(KVF_E_RANGE, "tp_size %u x pp_size %u: allowed are up to 65536 ranks", spec->tp_size,
-                        spec->pp_size);
+        return kvf_fail(KVF_E_RANGE, "tp_size is %u and pp_size %u; allowed: up to 65536 ranks in all",
+                        spec->tp_size, spec->pp_size);
     if (spec->pp_size > layers)
-        return kvf_fail(KVF_E_RANGE, "pp_size is %u; allowed is 1 to %u, the model's layers", spec->pp_size,
+        return kvf_fail(KVF_E_RANGE, "pp_size is %u; allowed: 1 to %u, the model's layers", spec->pp_size,
                         layers);
     if (spec->tp_size % spec->dcp_size != 0)
         return kvf_fail(KVF_E_INVALID, "dcp_size is %u, which does not divide tp_size %u", spec->dcp_size,

@@ -188,8 +188,8 @@ static kvf_status spread_over_layers(const layout *l, uint64_t regions, kvf_plac
             placement->offset +=
                 layer * l->layer_stride[p]; /* cannot overflow, as the region's size did not */
             if (placement->region >= regions)
-                return kvf_fail(KVF_E_RANGE, "layer %u lies in region %u of %llu", layer, placement->region,
-                                (unsigned long long)regions);
+                return kvf_fail(KVF_E_RANGE, "layer %u: region is %u; the rank has %llu", layer,
+                                placement->region, (unsigned long long)regions);
             region_bytes[placement->region] = l->region_bytes[p];
         }
     }

@@ -25,7 +25,7 @@ static kvf_status check_blocks(const kvf_group_desc *group, const kvf_group_shar
     if (status)
         return status;
     if (shard->tokens_per_block == 0)
-        return kvf_fail(KVF_E_INVALID, "tokens_per_block is 0; allowed is 1 to %u", UINT32_MAX);
+        return kvf_fail(KVF_E_INVALID, "tokens_per_block is 0; allowed: 1 to %u", UINT32_MAX);
     if (group->kind == KVF_GROUP_STATE && shard->tokens_per_block != 1)
         return kvf_fail(KVF_E_INVALID, "tokens_per_block is %u; a block of a state group holds 1 state",
                         shard->tokens_per_block);
@@ -38,11 +38,11 @@ static kvf_status check_blocks(const kvf_group_desc *group, const kvf_group_shar
         !kvf_mul(shard->block_count, shard->kernel_blocks_per_block, &kernel_blocks) ||
         kernel_blocks >= UINT32_MAX)
         return kvf_fail(
-            KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed is 1 to %u in all",
+            KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed: 1 to %u in all",
             (unsigned long long)shard->block_count, shard->kernel_blocks_per_block, UINT32_MAX - 1);
     const kvf_token_share *tokens = &shard->tokens;
     if (tokens->index >= tokens->count)
-        return kvf_fail(KVF_E_RANGE, "tokens.index is %u; allowed is 0 to %u", tokens->index,
+        return kvf_fail(KVF_E_RANGE, "tokens.index is %u; allowed: 0 to %u", tokens->index,
                         tokens->count - 1);
     if (group->kind == KVF_GROUP_STATE && tokens->count != 1)
         return kvf_fail(KVF_E_INVALID, "tokens.count is %u; a state cannot be shared by token",
@@ -52,10 +52,10 @@ static kvf_status check_blocks(const kvf_group_desc *group, const kvf_group_shar
 
 static kvf_status check_share(const kvf_part_desc *part, const kvf_part_share *share) {
     if (share->units.begin > share->units.end || share->units.end > part->units)
-        return kvf_fail(KVF_E_RANGE, "part %s: units are [%u, %u); allowed is a range within [0, %u)",
+        return kvf_fail(KVF_E_RANGE, "part %s: units are [%u, %u); allowed: a range within [0, %u)",
                         part->name, share->units.begin, share->units.end, part->units);
     if (share->replica >= share->replica_count)
-        return kvf_fail(KVF_E_RANGE, "part %s: replica is %u; allowed is 0 to %u", part->name, share->replica,
+        return kvf_fail(KVF_E_RANGE, "part %s: replica is %u; allowed: 0 to %u", part->name, share->replica,
                         share->replica_count - 1);
     return KVF_OK;
 }
@@ -168,7 +168,7 @@ static kvf_status check_desc(const kvf_model *model, kvf_shard_desc *desc) {
                         desc->tp_rank, desc->tp_size, desc->pp_rank, desc->pp_size);
     uint32_t layer_count = kvf_model_layer_count(model);
     if (desc->layers.begin > desc->layers.end || desc->layers.end > layer_count)
-        return kvf_fail(KVF_E_RANGE, "layers are [%u, %u); allowed is a range within [0, %u)",
+        return kvf_fail(KVF_E_RANGE, "layers are [%u, %u); allowed: a range within [0, %u)",
                         desc->layers.begin, desc->layers.end, layer_count);
     if (!desc->groups || (desc->region_count && !desc->region_bytes))
         return kvf_fail(KVF_E_INVALID, "%s is NULL", desc->groups ? "region_bytes" : "groups");
@@ -182,8 +182,8 @@ static kvf_status take_layers(kvf_shard *shard, uint32_t g, const kvf_range *les
     if (!less || less->begin == less->end)
         return KVF_OK;
     if (less->begin > less->end || less->begin < held.begin || less->end > held.end)
-        return kvf_fail(KVF_E_RANGE, "its layers are [%u, %u); allowed is a range within [%u, %u)",
-                        less->begin, less->end, held.begin, held.end);
+        return kvf_fail(KVF_E_RANGE, "layers are [%u, %u); allowed: a range within [%u, %u)", less->begin,
+                        less->end, held.begin, held.end);
     shard->group_layers[g] = *less;
     return KVF_OK;
 }

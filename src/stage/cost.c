@@ -227,7 +227,7 @@ static void assume_device(kvf_cost_model *packed) {
 static kvf_status check_kind(const char *side, kvf_memory_kind kind) {
     if (kind == KVF_MEMORY_HOST || kind == KVF_MEMORY_CUDA)
         return KVF_OK;
-    return kvf_fail(KVF_E_INVALID, "prediction: %s memory kind is %d; allowed %d to %d", side, (int)kind,
+    return kvf_fail(KVF_E_INVALID, "prediction: %s memory kind is %d; allowed: %d to %d", side, (int)kind,
                     (int)KVF_MEMORY_HOST, (int)KVF_MEMORY_CUDA);
 }
 

@@ -313,7 +313,7 @@ kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range
                         (unsigned long long)flow->next, (unsigned long long)flow->bytes);
     if (length > most || kvf_stream_cut(flow->stream, bytes.begin, length) != length)
         return kvf_fail(
-            KVF_E_RANGE, "a slot has %llu bytes at %llu of the stream; allowed up to %llu, whole elements",
+            KVF_E_RANGE, "a slot has %llu bytes at %llu of the stream; allowed: up to %llu, whole elements",
             (unsigned long long)length, (unsigned long long)bytes.begin, (unsigned long long)most);
     return KVF_OK;
 }

@@ -30,12 +30,11 @@ static kvf_status many_stretches(kvf_token_share own, kvf_token_share other, kvf
     const uint64_t divisor = kvf_gcd(own_period, other_period);
     uint64_t period, turns = other_period / divisor + own_period / divisor; /* ours and theirs */
     if (turns > KVF_KEPT_MAX_STRETCHES || !kvf_mul(own_period, other_period / divisor, &period))
-        return kvf_fail(
-            KVF_E_LIMIT,
-            "tokens are shared by %u in turns of %u here and by %u in turns of %u there: these repeat "
-            "after %llu turns; allowed are up to %u",
-            own.count, own.width, other.count, other.width, (unsigned long long)turns,
-            KVF_KEPT_MAX_STRETCHES);
+        return kvf_fail(KVF_E_LIMIT,
+                        "tokens are shared by %u in turns of %u locally and by %u in turns of %u remotely; "
+                        "together these repeat after %llu turns; allowed: up to %u",
+                        own.count, own.width, other.count, other.width, (unsigned long long)turns,
+                        KVF_KEPT_MAX_STRETCHES);
     out->stretches = kvf_alloc(turns, sizeof *out->stretches);
     if (!out->stretches)
         return kvf_nomem("token shares");

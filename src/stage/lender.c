@@ -20,7 +20,7 @@ static kvf_status check_types(const kvf_stage *stage, kvf_selection *selection) 
         if (own == item->dtype || (stage->convert && (stage->convert[item->group] & both) == both))
             continue;
         kvf_status status = kvf_fail(
-            KVF_E_PERMISSION, "item %u: %s.%s is %s here, which is not let be converted into %s", i,
+            KVF_E_PERMISSION, "item %u: %s.%s: the lender does not allow conversion between %s and %s", i,
             group->name, group->parts[item->part].name, kvf_dtype_name(own), kvf_dtype_name(item->dtype));
         kvf_selection_free(selection);
         return status;
@@ -43,10 +43,11 @@ static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) 
         return status;
     flow->bytes = kvf_stream_bytes(flow->stream);
     if (flow->bytes != opening->stream_bytes || flow->bytes == 0)
-        return kvf_fail(KVF_E_MISMATCH, "its stream has %llu bytes, ours %llu",
+        return kvf_fail(KVF_E_MISMATCH, "the mover's stream has %llu bytes, the lender's %llu",
                         (unsigned long long)opening->stream_bytes, (unsigned long long)flow->bytes);
     if (kvf_stream_cut(flow->stream, 0, flow->slot_bytes) == 0)
-        return kvf_fail(KVF_E_RANGE, "it takes %u bytes in a slot: less than an element", flow->slot_bytes);
+        return kvf_fail(KVF_E_RANGE, "the mover accepts %u bytes in a slot, less than an element",
+                        flow->slot_bytes);
     return KVF_OK;
 }
 
@@ -63,14 +64,14 @@ static kvf_status check_permission(kvf_stage_flow *flow, const kvf_opening *open
         return KVF_OK;
     const char *verb = opening->direction == KVF_READ ? "read" : "write";
     const char *why = kvf_error_detail();
-    return why[0] ? kvf_fail_in(KVF_E_PERMISSION, "it may not %s here: ", verb)
-                  : kvf_fail(KVF_E_PERMISSION, "it may not %s here", verb);
+    return why[0] ? kvf_fail_in(KVF_E_PERMISSION, "the mover may not %s: ", verb)
+                  : kvf_fail(KVF_E_PERMISSION, "the mover may not %s", verb);
 }
 
 static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     kvf_stage *stage = flow->stage;
     if (opening->model != stage->model)
-        return kvf_fail(KVF_E_MISMATCH, "its model has other groups, layers or parts");
+        return kvf_fail(KVF_E_MISMATCH, "the mover's model has other groups, layers or parts");
     kvf_status status = check_permission(flow, opening);
     if (status)
         return status;
@@ -105,7 +106,7 @@ static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_s
     const uint32_t most = stage->options.flows;
     if (peer->flows[0] >= 2 * most) {
         kvf_stage_blame(stage, peer->name,
-                        kvf_fail(KVF_E_LIMIT, "flow %llu: %u flows of its are open; allowed %u",
+                        kvf_fail(KVF_E_LIMIT, "flow %llu: the peer has %u flows open; allowed: up to %u",
                                  (unsigned long long)message->flow, peer->flows[0], most));
         return NULL;
     }
@@ -119,11 +120,12 @@ static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_s
     flow->opening_bytes = message->opening_bytes;
     peer->opened_bytes += message->opening_bytes;
     if (peer->flows[0] > most)
-        kvf_stage_flow_blame(
-            flow, kvf_fail(KVF_E_LIMIT, "%u flows of its are open; allowed %u", peer->flows[0] - 1, most));
+        kvf_stage_flow_blame(flow, kvf_fail(KVF_E_LIMIT, "the peer has %u flows open; allowed: up to %u",
+                                            peer->flows[0] - 1, most));
     else if (peer->opened_bytes > OPENED_BYTES)
-        kvf_stage_flow_blame(flow, kvf_fail(KVF_E_LIMIT, "its openings have %llu bytes; allowed %u",
-                                            (unsigned long long)peer->opened_bytes, OPENED_BYTES));
+        kvf_stage_flow_blame(flow,
+                             kvf_fail(KVF_E_LIMIT, "the peer's openings have %llu bytes; allowed: up to %u",
+                                      (unsigned long long)peer->opened_bytes, OPENED_BYTES));
     else if (!(flow->opening = kvf_alloc(message->opening_bytes, 1)))
         kvf_stage_flow_end(flow, kvf_nomem("the opening of a flow"));
     else
@@ -140,16 +142,17 @@ static kvf_stage_flow *flow_of_part(kvf_stage *stage, kvf_stage_peer *peer,
         if (!flow)
             kvf_stage_blame(
                 stage, peer->name,
-                kvf_fail(KVF_E_NOT_FOUND, "flow %llu: a part of an opening without the first", id));
+                kvf_fail(KVF_E_NOT_FOUND, "flow %llu: a part of an opening came without the first part", id));
         return flow;
     }
     if (flow) {
-        kvf_stage_blame(stage, peer->name, kvf_fail(KVF_E_EXISTS, "flow %llu: opened a second time", id));
+        kvf_stage_blame(stage, peer->name,
+                        kvf_fail(KVF_E_EXISTS, "flow %llu: it was opened a second time", id));
         return NULL;
     }
     if (peer->incoming)
         kvf_stage_flow_blame(peer->incoming,
-                             kvf_fail(KVF_E_PARSE, "%u bytes of its opening have come, and then another one",
+                             kvf_fail(KVF_E_PARSE, "another opening came after %u bytes of this one",
                                       peer->incoming->opening_at));
     return begin(stage, peer, message);
 }
@@ -330,17 +333,18 @@ static kvf_status find_lent(kvf_stage_flow *flow, const kvf_slot_note *note, kvf
         *out = credit;
         return credit->note.generation == note->generation
                    ? KVF_OK
-                   : kvf_fail(KVF_E_INVALID, "it returned slot %u of generation %u, which is at %u",
+                   : kvf_fail(KVF_E_INVALID,
+                              "the mover returned slot %u of generation %u, but the slot is at generation %u",
                               note->slot, note->generation, credit->note.generation);
     }
-    return kvf_fail(KVF_E_INVALID, "it returned slot %u of generation %u, which it does not have", note->slot,
-                    note->generation);
+    return kvf_fail(KVF_E_INVALID, "the mover returned slot %u of generation %u, which it does not have",
+                    note->slot, note->generation);
 }
 
 /* Pull: the mover has read the slot. */
 static kvf_status come_back_empty(kvf_stage_flow *flow, kvf_credit *credit, const kvf_slot_note *note) {
     if (note->bytes.end > 0)
-        return kvf_fail(KVF_E_INVALID, "it returned slot %u with bytes, of a pull", note->slot);
+        return kvf_fail(KVF_E_INVALID, "the mover returned slot %u of a pull with bytes", note->slot);
     flow->done += credit->note.bytes.end - credit->note.bytes.begin;
     kvf_credit_give(credit, KVF_CREDIT_NONE);
     if (flow->done == flow->bytes)
@@ -378,8 +382,9 @@ static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
     else if (!flow->ended && flow->open && flow->direction == KVF_READ && got == bytes)
         kvf_stage_flow_end(flow, KVF_OK); /* this also returns the last slots */
     else if (!flow->ended)
-        kvf_stage_flow_blame(flow,
-                             kvf_fail(KVF_E_INVALID, "it ended well after %llu of %llu bytes", got, bytes));
+        kvf_stage_flow_blame(
+            flow, kvf_fail(KVF_E_INVALID,
+                           "the mover ended the flow without an error after %llu of %llu bytes", got, bytes));
     kvf_stage_flow_hear_end(flow);
 }
 

@@ -84,7 +84,7 @@ bool kvf_stage_is_message(const void *data, size_t bytes) {
 static kvf_status read_slots(kvf_byte_reader *from, kvf_stage_message *out) {
     out->slot_count_named = (uint32_t)kvf_take_number(from, 1);
     if (out->slot_count_named < 1 || out->slot_count_named > KVF_STAGE_SLOTS_MAX)
-        return kvf_fail(KVF_E_PARSE, "it names %u slots; allowed 1 to %u", out->slot_count_named,
+        return kvf_fail(KVF_E_PARSE, "the message names %u slots; allowed: 1 to %u", out->slot_count_named,
                         KVF_STAGE_SLOTS_MAX);
     for (uint32_t i = 0; i < out->slot_count_named; i++) {
         kvf_slot_note *note = &out->slots[i];
@@ -102,12 +102,12 @@ static kvf_status read_slots(kvf_byte_reader *from, kvf_stage_message *out) {
 static kvf_status read_end(kvf_byte_reader *from, kvf_stage_message *out) {
     uint64_t by = kvf_take_number(from, 1), status = kvf_take_number(from, 2);
     if (by > 1 || status > KVF_E_LIMIT)
-        return kvf_fail(KVF_E_PARSE, "an END says side %llu, status %llu; allowed 0 and 1, 0 to %d",
+        return kvf_fail(KVF_E_PARSE, "an END has side %llu and status %llu; allowed: 0 and 1, 0 to %d",
                         (unsigned long long)by, (unsigned long long)status, KVF_E_LIMIT);
     out->by_lender = by == 1;
     out->status = (kvf_status)status;
     if (from->left >= KVF_STAGE_SENTENCE_MAX)
-        return kvf_fail(KVF_E_PARSE, "an END has a sentence of %zu bytes; allowed 0 to %u", from->left,
+        return kvf_fail(KVF_E_PARSE, "an END has a sentence of %zu bytes; allowed: 0 to %u", from->left,
                         KVF_STAGE_SENTENCE_MAX - 1);
     size_t length = from->left;
     const char *text = kvf_take_bytes(from, length);
@@ -123,7 +123,7 @@ static kvf_status read_open(kvf_byte_reader *from, kvf_stage_message *out) {
     out->part_bytes = from->left;
     out->part = kvf_take_bytes(from, from->left);
     if (out->opening_bytes > KVF_STAGE_OPENING_MAX)
-        return kvf_fail(KVF_E_PARSE, "an opening has %u bytes; allowed 0 to %u", out->opening_bytes,
+        return kvf_fail(KVF_E_PARSE, "an opening has %u bytes; allowed: 0 to %u", out->opening_bytes,
                         KVF_STAGE_OPENING_MAX);
     if (out->part_bytes == 0 || out->at > out->opening_bytes ||
         out->part_bytes > out->opening_bytes - out->at)
@@ -146,7 +146,7 @@ kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_mess
     (void)kvf_take_bytes(&from, sizeof magic);
     uint64_t version = kvf_take_number(&from, 1);
     if (version != KVF_STAGE_VERSION)
-        return kvf_fail(KVF_E_UNSUPPORTED, "a message of version %llu; this one speaks %u",
+        return kvf_fail(KVF_E_UNSUPPORTED, "a message has version %llu; this library speaks version %u",
                         (unsigned long long)version, KVF_STAGE_VERSION);
     out->word = (kvf_stage_word)kvf_take_number(&from, 1);
     out->flow = kvf_take_number(&from, 8);
@@ -166,7 +166,7 @@ kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_mess
         status = read_end(&from, out);
         break;
     default:
-        return kvf_fail(KVF_E_PARSE, "a message of kind %d; allowed 1 to 5", (int)out->word);
+        return kvf_fail(KVF_E_PARSE, "a message has kind %d; allowed: 1 to 5", (int)out->word);
     }
     if (from.cut_off || (!status && from.left > 0))
         return kvf_fail(KVF_E_PARSE, "a message of kind %d has %zu bytes: %s", (int)out->word, bytes,
@@ -233,7 +233,7 @@ kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **o
     for (uint32_t g = 0; g < opening->group_count; g++)
         all += GROUP_BYTES + (uint64_t)opening->groups[g].table.count * 4;
     if (all > KVF_STAGE_OPENING_MAX)
-        return kvf_fail(KVF_E_LIMIT, "the opening of a flow would have %llu bytes; allowed up to %u",
+        return kvf_fail(KVF_E_LIMIT, "the opening of a flow would have %llu bytes; allowed: up to %u",
                         (unsigned long long)all, KVF_STAGE_OPENING_MAX);
     unsigned char *data = kvf_alloc(all, 1);
     if (!data)

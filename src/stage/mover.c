@@ -279,19 +279,21 @@ static kvf_status hear_accept(kvf_stage_flow *flow, const kvf_stage_message *mes
     const uint64_t *regions = kvf_peer_region_bytes(flow->peer->peer, &count);
     uint64_t there = message->region < count ? regions[message->region] : 0;
     if (flow->open || flow->opening)
-        return kvf_fail(KVF_E_INVALID, "it accepted what it %s",
-                        flow->open ? "had accepted" : "cannot know yet");
+        return kvf_fail(KVF_E_INVALID, "the lender accepted a flow that it %s",
+                        flow->open ? "had accepted already" : "cannot know yet");
     if (message->slot_bytes == 0 || message->slot_count == 0 ||
         (uint64_t)message->slot_bytes * message->slot_count > there)
-        return kvf_fail(KVF_E_RANGE, "its arena: %u slots of %u bytes in region %u, which has %llu bytes",
+        return kvf_fail(KVF_E_RANGE,
+                        "the lender's arena has %u slots of %u bytes in region %u, which has %llu bytes",
                         message->slot_count, message->slot_bytes, message->region, (unsigned long long)there);
     if (message->stream_bytes != flow->bytes)
-        return kvf_fail(KVF_E_MISMATCH, "its stream has %llu bytes, ours %llu",
+        return kvf_fail(KVF_E_MISMATCH, "the lender's stream has %llu bytes, the mover's %llu",
                         (unsigned long long)message->stream_bytes, (unsigned long long)flow->bytes);
     if (flow->direction == KVF_WRITE && kvf_stream_cut(flow->stream, 0, message->slot_bytes) == 0)
-        return kvf_fail(KVF_E_RANGE, "its slots have %u bytes: less than an element", message->slot_bytes);
+        return kvf_fail(KVF_E_RANGE, "the lender's slots have %u bytes, less than an element",
+                        message->slot_bytes);
     if (message->flows == 0)
-        return kvf_fail(KVF_E_RANGE, "it takes 0 flows; allowed from 1 on");
+        return kvf_fail(KVF_E_RANGE, "the lender accepts 0 flows; allowed: 1 and more");
     const uint32_t most = flow->stage->options.flows;
     flow->stage->held_up = true; /* other flows may have waited for this */
     flow->peer->flows_most = message->flows < most ? message->flows : most;
@@ -305,20 +307,20 @@ static kvf_status hear_accept(kvf_stage_flow *flow, const kvf_stage_message *mes
 static kvf_status check_lent(const kvf_stage_flow *flow, const kvf_slot_note *note) {
     uint32_t have = 0;
     if (!flow->open || note->slot >= flow->slot_count)
-        return kvf_fail(KVF_E_RANGE, "it lends slot %u; its arena has %u", note->slot,
+        return kvf_fail(KVF_E_RANGE, "the lender lends slot %u; its arena has %u slots", note->slot,
                         flow->open ? flow->slot_count : 0);
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
         const kvf_credit *credit = &flow->credits[i];
         have += credit->state != KVF_CREDIT_NONE;
         if (credit->state != KVF_CREDIT_NONE && credit->note.slot == note->slot)
-            return kvf_fail(KVF_E_INVALID, "it lends slot %u a second time", note->slot);
+            return kvf_fail(KVF_E_INVALID, "the lender lends slot %u a second time", note->slot);
     }
     if (have >= flow->window)
-        return kvf_fail(KVF_E_LIMIT, "it lends more than %u slots at once", flow->window);
+        return kvf_fail(KVF_E_LIMIT, "the lender lends more than %u slots at once", flow->window);
     if (flow->direction == KVF_WRITE)
         return note->bytes.end == 0
                    ? KVF_OK
-                   : kvf_fail(KVF_E_INVALID, "it lends slot %u with bytes, of a push", note->slot);
+                   : kvf_fail(KVF_E_INVALID, "the lender lends slot %u of a push with bytes", note->slot);
     return kvf_stage_flow_check_bytes(flow, note->bytes,
                                       kvf_min_u64(flow->slot_bytes, flow->stage->arena.slot_bytes));
 }
@@ -341,9 +343,10 @@ static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
     else if (!flow->ended && flow->direction == KVF_WRITE && flow->told == flow->bytes)
         kvf_stage_flow_end(flow, KVF_OK);
     else if (!flow->ended)
-        kvf_stage_flow_blame(flow,
-                             kvf_fail(KVF_E_INVALID, "it ended well before all of %llu bytes have moved",
-                                      (unsigned long long)flow->bytes));
+        kvf_stage_flow_blame(
+            flow, kvf_fail(KVF_E_INVALID,
+                           "the lender ended the flow without an error before all %llu bytes had moved",
+                           (unsigned long long)flow->bytes));
     kvf_stage_flow_hear_end(flow);
 }
 

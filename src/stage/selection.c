@@ -35,7 +35,7 @@ kvf_status kvf_lanes_of(const kvf_model *model, const kvf_stream_item *items, ui
     for (uint32_t i = 0; i < count; i++)
         total += items[i].layers.end - items[i].layers.begin;
     if (total > KVF_STREAM_MAX_LANES)
-        return kvf_fail(KVF_E_LIMIT, "the items have %llu layers together; allowed are up to %u",
+        return kvf_fail(KVF_E_LIMIT, "the items have %llu layers together; allowed: up to %u",
                         (unsigned long long)total, KVF_STREAM_MAX_LANES);
     kvf_lane *lanes = kvf_alloc(total, sizeof *lanes);
     uint32_t *next = layers_of(model, items, count);
@@ -64,7 +64,7 @@ static uint32_t or_one(uint32_t value) {
 
 static kvf_status check_range(const char *name, kvf_range range, uint32_t count) {
     if (range.begin >= range.end || range.end > count)
-        return kvf_fail(KVF_E_RANGE, "%s are [%u, %u); allowed is a range within [0, %u) that is not empty",
+        return kvf_fail(KVF_E_RANGE, "%s are [%u, %u); allowed: a range within [0, %u) that is not empty",
                         name, range.begin, range.end, count);
     return KVF_OK;
 }
@@ -73,7 +73,7 @@ static kvf_status take_share(const kvf_group_desc *group, const char *whose, kvf
     share->count = or_one(share->count);
     share->width = or_one(share->width);
     if (share->index >= share->count)
-        return kvf_fail(KVF_E_RANGE, "tokens.index of the %s is %u; allowed is 0 to %u", whose, share->index,
+        return kvf_fail(KVF_E_RANGE, "tokens.index of the %s is %u; allowed: 0 to %u", whose, share->index,
                         share->count - 1);
     if (group->kind == KVF_GROUP_STATE && share->count != 1)
         return kvf_fail(KVF_E_RANGE, "tokens.count of the %s is %u; a state cannot be shared by token", whose,
@@ -130,7 +130,7 @@ static kvf_status check_order(const kvf_stream_item *before, const kvf_stream_it
             before->units.begin, before->layers.begin);
     if (before->group == item->group && !same_shares(before, item))
         return kvf_fail(KVF_E_INVALID,
-                        "tokens are shared otherwise than in the item before, of the same group");
+                        "tokens are shared differently than in the item before, of the same group");
     return KVF_OK;
 }
 
@@ -179,7 +179,7 @@ static kvf_selection *selection_of(uint32_t count, kvf_stream_item **items) {
 kvf_status kvf_selection_check(const kvf_model *model, const kvf_stream_item *items, uint32_t count,
                                kvf_selection **out) {
     if (count > KVF_STREAM_MAX_LANES)
-        return kvf_fail(KVF_E_LIMIT, "there are %u items; allowed are up to %u", count, KVF_STREAM_MAX_LANES);
+        return kvf_fail(KVF_E_LIMIT, "there are %u items; allowed: up to %u", count, KVF_STREAM_MAX_LANES);
     kvf_stream_item *own = NULL;
     kvf_selection *selection = selection_of(count, &own);
     if (!selection)

@@ -23,7 +23,7 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     if (status)
         return status;
     if (options->workers > KVF_WORKERS_MAX)
-        return kvf_fail(KVF_E_INVALID, "stage options: workers is %u; allowed 0 to %u", options->workers,
+        return kvf_fail(KVF_E_INVALID, "stage options: workers is %u; allowed: 0 to %u", options->workers,
                         KVF_WORKERS_MAX);
     options->arena_bytes = options->arena_bytes ? options->arena_bytes : ARENA_BYTES;
     options->slot_bytes = options->slot_bytes ? options->slot_bytes : KVF_SLOT_BYTES;
@@ -33,14 +33,13 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     options->doubt_ns = options->doubt_ns ? options->doubt_ns : 30 * SECOND;
     const uint32_t slot = options->slot_bytes;
     if (slot < SLOT_BYTES_LEAST || slot > SLOT_BYTES_MOST || (slot & (slot - 1)))
-        return kvf_fail(KVF_E_INVALID, "stage options: slot_bytes is %u; allowed are powers of two, %u to %u",
+        return kvf_fail(KVF_E_INVALID, "stage options: slot_bytes is %u; allowed: powers of two, %u to %u",
                         slot, SLOT_BYTES_LEAST, SLOT_BYTES_MOST);
     if (options->arena_bytes / slot < 4 || options->arena_bytes / slot > UINT32_MAX)
-        return kvf_fail(KVF_E_INVALID,
-                        "stage options: arena_bytes is %llu; allowed are 4 slots of %u and more",
+        return kvf_fail(KVF_E_INVALID, "stage options: arena_bytes is %llu; allowed: 4 slots of %u and more",
                         (unsigned long long)options->arena_bytes, slot);
     if (options->window > KVF_WINDOW_MAX)
-        return kvf_fail(KVF_E_INVALID, "stage options: window is %u; allowed 0 to %u", options->window,
+        return kvf_fail(KVF_E_INVALID, "stage options: window is %u; allowed: 0 to %u", options->window,
                         KVF_WINDOW_MAX);
     return KVF_OK;
 }
@@ -95,11 +94,11 @@ static kvf_status find_memory(const kvf_stage *stage, const kvf_memory **out) {
     const uint32_t own = kvf_shard_get(stage->shard)->region_count;
     for (uint32_t i = 1; i < own; i++)
         if (regions[i].kind != regions[0].kind || regions[i].device != regions[0].device)
-            return kvf_fail(
-                KVF_E_UNSUPPORTED,
-                "stage: region 0 is in memory of kind %d, device %u, and region %u in kind %d, device %u; "
-                "a stage takes shards that are in one place",
-                (int)regions[0].kind, regions[0].device, i, (int)regions[i].kind, regions[i].device);
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "stage: region 0 is in memory of kind %d, device %u, and region %u in kind %d, "
+                            "device %u; all regions of a stage's shard must be of one kind and device",
+                            (int)regions[0].kind, regions[0].device, i, (int)regions[i].kind,
+                            regions[i].device);
     *out = own > 0 ? &regions[0] : NULL;
     return KVF_OK;
 }
@@ -252,7 +251,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     const char *name = kvf_peer_name(peer);
     kvf_stage_peer *joined = find_name(stage, name);
     if (joined && joined->peer)
-        return kvf_fail(KVF_E_EXISTS, "join: a peer named %s has joined", name);
+        return kvf_fail(KVF_E_EXISTS, "join: a peer named %s has joined already", name);
     if (!joined) {
         joined = kvf_alloc0(1, sizeof *joined);
         if (!joined || !(joined->name = kvf_strdup(name))) {
@@ -308,13 +307,13 @@ void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer) {
     const kvf_stage_peer *stopped = stage && peer ? kvf_stage_find_peer(stage, peer) : NULL;
     for (kvf_stage_flow *flow = stopped ? stage->first : NULL; flow; flow = flow->following)
         if (flow->peer == stopped && !flow->mover)
-            kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "it was stopped here"));
+            kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "the lender stopped the flow"));
 }
 
 void kvf_stage_revoke(kvf_stage *stage, uint64_t permission) {
     for (kvf_stage_flow *flow = stage ? stage->first : NULL; flow; flow = flow->following)
         if (!flow->mover && flow->open && flow->permission == permission)
-            kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "its permission has ended"));
+            kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "its permission was revoked"));
 }
 
 kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name) {
@@ -347,7 +346,7 @@ static void hear(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message
     kvf_stage_flow *flow = kvf_stage_flow_find(stage, peer, message->flow, mover);
     if (!flow || flow->end_heard || (mover && flow->began_ns == 0)) {
         const kvf_status status =
-            kvf_fail(KVF_E_NOT_FOUND, "a message of kind %d about flow %llu, which there is not",
+            kvf_fail(KVF_E_NOT_FOUND, "a message of kind %d is about flow %llu, which does not exist",
                      (int)message->word, (unsigned long long)message->flow);
         kvf_stage_blame(stage, peer->name, status);
         if (!flow && !mover && message->word == KVF_STAGE_END) /* it waits for our END */
@@ -363,9 +362,9 @@ bool kvf_stage_notice(kvf_stage *stage, const char *sender, const void *data, si
         return false;
     kvf_stage_peer *peer = find_name(stage, sender);
     kvf_stage_message message = {0};
-    kvf_status status = peer && peer->peer
-                            ? kvf_stage_read_message(data, bytes, &message)
-                            : kvf_fail(KVF_E_NOT_FOUND, "a message from %s, who has not joined", sender);
+    kvf_status status = peer && peer->peer ? kvf_stage_read_message(data, bytes, &message)
+                                           : kvf_fail(KVF_E_NOT_FOUND,
+                                                      "a message came from %s, which has not joined", sender);
     if (status)
         kvf_stage_blame(stage, sender, status);
     else
@@ -427,7 +426,7 @@ static void end_keepers(kvf_stage *stage, uint64_t now) {
         else
             kvf_stage_flow_blame(flow,
                                  kvf_fail(KVF_E_TIMEOUT,
-                                          "it has given back none of its slots for %llu ms, and others wait",
+                                          "the mover has returned no slot for %llu ms, and other flows wait",
                                           (unsigned long long)((now - flow->kept_ns) / 1000000)));
     }
 }
@@ -440,7 +439,7 @@ static void watch_time(kvf_stage *stage) {
             kvf_stage_flow_hear_end(flow);
         if (!waits_for_peer(flow) || now - flow->heard_ns <= stage->options.stall_ns)
             continue;
-        kvf_status status = kvf_fail(KVF_E_TIMEOUT, "nothing was heard of it for %llu ms",
+        kvf_status status = kvf_fail(KVF_E_TIMEOUT, "nothing was heard from the peer for %llu ms",
                                      (unsigned long long)((now - flow->heard_ns) / 1000000));
         if (flow->mover)
             kvf_stage_flow_end(flow, kvf_fail_in(status, "%s: ", flow->peer->name));
@@ -541,7 +540,7 @@ kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_
     if (status || !stage || !peer)
         return status ? status : kvf_fail(KVF_E_INVALID, "stage: %s is NULL", stage ? "peer" : "stage");
     if (direction != KVF_READ && direction != KVF_WRITE)
-        return kvf_fail(KVF_E_INVALID, "stage: direction is %d; allowed 0 (read) and 1 (write)",
+        return kvf_fail(KVF_E_INVALID, "stage: direction is %d; allowed: 0 (read) and 1 (write)",
                         (int)direction);
     const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
     if (!joined)

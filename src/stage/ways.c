@@ -185,14 +185,14 @@ static kvf_status take_options(kvf_move_options *options, const kvf_move_options
     *options = (kvf_move_options){0};
     kvf_status status = kvf_take_options(options, sizeof *options, given, "move options");
     if (!status && (options->way > KVF_WAY_PACKED || options->priority > 255))
-        return kvf_fail(KVF_E_INVALID, "move options: way is %d, priority %u; allowed 0 to 2, 0 to 255",
+        return kvf_fail(KVF_E_INVALID, "move options: way is %d, priority %u; allowed: 0 to 2, 0 to 255",
                         (int)options->way, options->priority);
     return status;
 }
 
 static kvf_status check_way(const kvf_request *request, kvf_way way) {
     kvf_status status = way == KVF_WAY_DIRECT ? kvf_plan_check_runs(kvf_request_plan(request)) : KVF_OK;
-    return status ? kvf_fail_in(status, "the way is direct: ") : KVF_OK;
+    return status ? kvf_fail_in(status, "way is direct: ") : KVF_OK;
 }
 
 static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {

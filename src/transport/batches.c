@@ -105,7 +105,7 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
         return kvf_fail(KVF_E_NOT_REGISTERED, "run %zu: %s region %u %s", i, side, region,
                         withheld ? "is withheld: it moves packed only" : "was unregistered");
     return kvf_fail(KVF_E_RANGE,
-                    "run %zu: %llu bytes at offset %llu of %s region %u; allowed inside 0 to %llu", i,
+                    "run %zu: %llu bytes at offset %llu of %s region %u; allowed: inside 0 to %llu", i,
                     (unsigned long long)run->bytes, (unsigned long long)offset, side, region,
                     (unsigned long long)region_bytes);
 }
@@ -150,7 +150,7 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
     if (!peer || !done || (!runs && count > 0))
         return kvf_fail(KVF_E_INVALID, "submit: %s is NULL", !peer ? "peer" : !done ? "done" : "runs");
     if (direction != KVF_READ && direction != KVF_WRITE)
-        return kvf_fail(KVF_E_INVALID, "submit: direction is %d; allowed 0 (read) and 1 (write)",
+        return kvf_fail(KVF_E_INVALID, "submit: direction is %d; allowed: 0 (read) and 1 (write)",
                         (int)direction);
     if (!(peer->fabric->kind.directions & 1u << direction))
         return kvf_fail(KVF_E_UNSUPPORTED, "submit: %s does not %s", peer->fabric->kind.name,
@@ -216,7 +216,7 @@ kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes) 
     if (!peer || !data)
         return kvf_fail(KVF_E_INVALID, "notify: %s is NULL", !peer ? "peer" : "data");
     if (bytes < 1 || bytes > KVF_NOTICE_MAX)
-        return kvf_fail(KVF_E_RANGE, "notify: %zu bytes; allowed 1 to %u", bytes, KVF_NOTICE_MAX);
+        return kvf_fail(KVF_E_RANGE, "notify: %zu bytes; allowed: 1 to %u", bytes, KVF_NOTICE_MAX);
     kvf_status status = kvf_front_check_peer(peer, "notify");
     if (!status)
         status = peer->fabric->notify(peer->link, data, bytes);
@@ -235,7 +235,7 @@ unsigned char *kvf_peer_enter(kvf_peer *peer, uint32_t region, kvf_direction dir
 
 kvf_status kvf_peer_leave(kvf_peer *peer, kvf_direction direction, uint64_t bytes) {
     if (!peer->fabric->leave(peer->link, direction))
-        return kvf_fail(KVF_E_PEER_LOST, "%s: %s went while its memory was %s", peer->fabric->kind.name,
+        return kvf_fail(KVF_E_PEER_LOST, "%s: %s was lost while its memory was %s", peer->fabric->kind.name,
                         peer->name, direction == KVF_READ ? "read" : "written");
     peer->moved[direction] += bytes;
     return KVF_OK;

@@ -84,8 +84,8 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
     for (uint32_t i = 0; i < card->part_count; i++) {
         const kvf_card_part *part = &card->parts[i];
         if (part->bytes > UINT32_MAX)
-            return kvf_fail(KVF_E_OVERFLOW, "card: the part of %s has %zu bytes; allowed 0 to %u", part->kind,
-                            part->bytes, UINT32_MAX);
+            return kvf_fail(KVF_E_OVERFLOW, "card: the part of %s has %zu bytes; allowed: 0 to %u",
+                            part->kind, part->bytes, UINT32_MAX);
         size_t kind = strlen(part->kind);
         put(&status, out, kind, 1);
         put_bytes(&status, out, part->kind, kind);
@@ -112,7 +112,7 @@ static bool take_text(kvf_byte_reader *from, char *out, size_t most) {
 }
 
 static kvf_status cut_off(void) {
-    return kvf_fail(KVF_E_PARSE, "card: it ends in the middle, or a length in it is damaged");
+    return kvf_fail(KVF_E_PARSE, "card: it is cut off, or a length in it is damaged");
 }
 
 /* Accepts a number of regions only if there are bytes for all of them. */
@@ -132,7 +132,7 @@ static kvf_status read_regions(kvf_byte_reader *from, kvf_card *card) {
         const uint64_t other = card->region_bytes[i] == 0 ? SORT_WITHHELD : SORT_DEVICE;
         if (sort != SORT_HOST && sort != other)
             return kvf_fail(KVF_E_PARSE,
-                            "card: region %u has %llu bytes, and its sort is %llu; allowed 0 and %llu", i,
+                            "card: region %u has %llu bytes, and its sort is %llu; allowed: 0 and %llu", i,
                             (unsigned long long)card->region_bytes[i], (unsigned long long)sort,
                             (unsigned long long)other);
         card->region_withheld[i] = sort == SORT_WITHHELD;
@@ -188,7 +188,7 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out) {
     kvf_byte_reader tail = {start + bytes - CHECKSUM_BYTES, CHECKSUM_BYTES, false};
     if (kvf_take_number(&tail, CHECKSUM_BYTES) !=
         kvf_byte_sum(KVF_BYTE_SUM_START, start, bytes - CHECKSUM_BYTES))
-        return kvf_fail(KVF_E_PARSE, "card: its checksum does not fit: it is damaged or cut off");
+        return kvf_fail(KVF_E_PARSE, "card: its checksum is wrong: the card is damaged or cut off");
     from.left -= CHECKSUM_BYTES;
     kvf_status status = read_body(&from, out);
     if (status)

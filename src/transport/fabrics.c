@@ -112,7 +112,8 @@ static bool belongs_to(const char *key, const char *kind, size_t kind_bytes) {
 kvf_status kvf_fabric_check(const kvf_fabric *fabric) {
     const kvf_transport_kind *kind = &fabric->kind;
     if (!kind->name || !*kind->name || strlen(kind->name) > KVF_CARD_KIND_MAX || strchr(kind->name, '.'))
-        return kvf_fail(KVF_E_INVALID, "fabric: its name is \"%s\"; allowed 1 to %d characters without a dot",
+        return kvf_fail(KVF_E_INVALID,
+                        "fabric: its name is \"%s\"; allowed: 1 to %d characters without a dot",
                         kind->name ? kind->name : "", KVF_CARD_KIND_MAX);
     const char *missing = missing_function(fabric);
     if (missing)
@@ -155,7 +156,7 @@ static kvf_status check_key(const char *key, const kvf_fabric *in_front) {
     for (uint32_t i = 0; i < FABRICS && !found; i++)
         found = has_setting(fabrics[i], key, &known);
     kvf_status status = found ? KVF_OK
-                              : kvf_fail(KVF_E_NOT_FOUND, "transport setting \"%s\"; allowed %s", key,
+                              : kvf_fail(KVF_E_NOT_FOUND, "transport setting \"%s\"; allowed: %s", key,
                                          known.data ? known.data : "none");
     kvf_text_free(&known);
     return status;
@@ -266,7 +267,7 @@ kvf_status kvf_front_check_kind(const char *kind) {
     kvf_text known = {0};
     for (uint32_t i = 0; i < FABRICS; i++)
         kvf_text_add(&known, ", %s", kvf_transport_kind_name(i));
-    kvf_status status = kvf_fail(KVF_E_NOT_FOUND, "transport kind is \"%s\"; allowed auto%s", kind,
+    kvf_status status = kvf_fail(KVF_E_NOT_FOUND, "transport kind is \"%s\"; allowed: auto%s", kind,
                                  known.data ? known.data : "");
     kvf_text_free(&known);
     return status;

@@ -31,7 +31,7 @@ kvf_status kvf_neighbour_process(int socket, pid_t *pid) {
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
         return kvf_fail(KVF_E_IO, "getsockopt(SO_PEERCRED): %s", strerror(errno));
     if (peer.uid != geteuid() && peer.uid != 0)
-        return kvf_fail(KVF_E_PERMISSION, "the peer runs as user %lu; allowed %lu (ours) and 0",
+        return kvf_fail(KVF_E_PERMISSION, "the peer runs as user %lu; allowed: %lu (this process's) and 0",
                         (unsigned long)peer.uid, (unsigned long)geteuid());
     *pid = peer.pid;
     return KVF_OK;

@@ -51,9 +51,9 @@ static const char *const kind_names[] = {[KVF_MEMORY_HOST] = "host", [KVF_MEMORY
 
 static kvf_status check_kind(kvf_memory_kind kind, uint32_t device) {
     if ((int)kind < 0 || (int)kind >= KINDS)
-        return kvf_fail(KVF_E_INVALID, "memory kind is %d; allowed 0 to %d", (int)kind, KINDS - 1);
+        return kvf_fail(KVF_E_INVALID, "memory kind is %d; allowed: 0 to %d", (int)kind, KINDS - 1);
     if (kind == KVF_MEMORY_HOST && device != 0)
-        return kvf_fail(KVF_E_INVALID, "device is %u; allowed 0 for host memory", device);
+        return kvf_fail(KVF_E_INVALID, "device is %u; allowed: 0 for host memory", device);
     return KVF_OK;
 }
 
@@ -362,7 +362,7 @@ static kvf_status register_region(kvf_transport *transport, uint32_t region, con
     if (!transport || !memory)
         return kvf_fail(KVF_E_INVALID, "register: %s is NULL", !transport ? "transport" : "memory");
     if (region > transport->region_count)
-        return kvf_fail(KVF_E_RANGE, "register: region is %u; allowed 0 to %u", region,
+        return kvf_fail(KVF_E_RANGE, "register: region is %u; allowed: 0 to %u", region,
                         transport->region_count);
     if (is_registered(transport, region))
         return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", region);

@@ -291,7 +291,7 @@ kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction dir
     if (!request || !out)
         return kvf_fail(KVF_E_INVALID, "transfer: %s is NULL", !request ? "request" : "out");
     if (direction != KVF_READ && direction != KVF_WRITE)
-        return kvf_fail(KVF_E_INVALID, "transfer: direction is %d; allowed 0 (read) and 1 (write)",
+        return kvf_fail(KVF_E_INVALID, "transfer: direction is %d; allowed: 0 (read) and 1 (write)",
                         (int)direction);
     uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
     kvf_status status = check_peers(peers, sources);

@@ -39,7 +39,7 @@ static kvf_status take_name(kvf_transport *transport) {
         name = made;
     }
     if (strlen(name) > KVF_CARD_NAME_MAX)
-        return kvf_fail(KVF_E_INVALID, "transport name has %zu bytes; allowed 0 to %d", strlen(name),
+        return kvf_fail(KVF_E_INVALID, "transport name has %zu bytes; allowed: 0 to %d", strlen(name),
                         KVF_CARD_NAME_MAX);
     transport->name = kvf_strdup(name);
     transport->options.name = transport->name;

@@ -122,7 +122,7 @@ static void add_different(differences *found, const fact *ours, const fact *thei
     kvf_text sentence = {0};
     kvf_shown name, here, there;
     size_t skip = first_shown(ours->value, theirs->value);
-    kvf_text_add(&sentence, "%s is \"%s\" here and \"%s\" there", show(&name, ours->name, 0),
+    kvf_text_add(&sentence, "%s is \"%s\" locally and \"%s\" remotely", show(&name, ours->name, 0),
                  show(&here, ours->value, skip), show(&there, theirs->value, skip));
     keep(found, ours->name, &sentence);
 }
@@ -142,14 +142,14 @@ static void find_differences(span ours, span theirs, differences *found) {
     const char *from = theirs.at;
     for (span rest = ours; next_fact(&rest, &own);) {
         if (!find_fact(theirs, &from, own.name, &other))
-            add_missing(found, &own, "here", "there");
+            add_missing(found, &own, "locally", "remotely");
         else if (!same(own.value, other.value))
             add_different(found, &own, &other);
     }
     from = ours.at;
     for (span rest = theirs; next_fact(&rest, &other);)
         if (!find_fact(ours, &from, other.name, &own))
-            add_missing(found, &other, "there", "here");
+            add_missing(found, &other, "remotely", "locally");
 }
 
 /* Fills `found` with the differences; fails only if their facts cannot be searched. */

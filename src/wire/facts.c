@@ -62,7 +62,7 @@ kvf_status kvf_wire_facts(const kvf_model *model, const uint32_t *convert, const
     if (text.failed)
         status = kvf_nomem("the facts of a model");
     else if (text.length > KVF_WIRE_MAX_FACTS)
-        status = kvf_fail(KVF_E_RANGE, "the facts have %zu bytes; allowed is up to %u", text.length,
+        status = kvf_fail(KVF_E_RANGE, "the facts have %zu bytes; allowed: up to %u", text.length,
                           KVF_WIRE_MAX_FACTS);
     if (status) {
         kvf_text_free(&text);

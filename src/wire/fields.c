@@ -7,7 +7,7 @@ kvf_status kvf_wire_field_check_number(const char *key, uint64_t value, uint64_t
                                        kvf_status bad) {
     if (value >= least && value <= most)
         return KVF_OK;
-    return kvf_fail(bad, "%s is %llu; allowed is %llu to %llu", key, (unsigned long long)value,
+    return kvf_fail(bad, "%s is %llu; allowed: %llu to %llu", key, (unsigned long long)value,
                     (unsigned long long)least, (unsigned long long)most);
 }
 
@@ -15,7 +15,7 @@ kvf_status kvf_wire_field_check_size(const char *key, const char *unit, uint64_t
                                      uint64_t most, kvf_status bad) {
     if (size >= least && size <= most)
         return KVF_OK;
-    return kvf_fail(bad, "%s has %llu %s; allowed is %llu to %llu", key, (unsigned long long)size, unit,
+    return kvf_fail(bad, "%s has %llu %s; allowed: %llu to %llu", key, (unsigned long long)size, unit,
                     (unsigned long long)least, (unsigned long long)most);
 }
 
@@ -38,7 +38,7 @@ static kvf_status check_key(const char *key, const char *text, size_t bytes, kvf
     static const char z85[] =
         "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
     if (bytes != 0 && bytes != KEY_CHARACTERS)
-        return kvf_fail(bad, "%s has %zu characters; allowed is 0 or %d", key, bytes, KEY_CHARACTERS);
+        return kvf_fail(bad, "%s has %zu characters; allowed: 0 or %d", key, bytes, KEY_CHARACTERS);
     for (size_t i = 0; i < bytes; i++)
         if (!memchr(z85, text[i], sizeof z85 - 1))
             return kvf_fail(bad, "%s has 0x%02x at character %zu, which is not in Z85", key,

@@ -34,7 +34,7 @@ static kvf_status expect(const msgpack_object *object, const char *key, msgpack_
                          const char *wanted) {
     if (object->type == type)
         return KVF_OK;
-    return kvf_fail(KVF_E_PARSE, "%s is %s, where %s is wanted", key, type_name(object), wanted);
+    return kvf_fail(KVF_E_PARSE, "%s is %s; it must be %s", key, type_name(object), wanted);
 }
 
 static bool is_named(const msgpack_object_kv *pair, const char *key, size_t bytes) {

@@ -38,9 +38,9 @@ static kvf_status begin(kvf_gathering *gathering, const uint8_t *digest, const k
 
 static kvf_status add(kvf_gathering *gathering, kvf_bytes introduction) {
     if (gathering->count == gathering->rank_count)
-        return kvf_fail(KVF_E_PARSE, "it introduces more than its %u ranks", gathering->rank_count);
+        return kvf_fail(KVF_E_PARSE, "the engine introduces more than its %u ranks", gathering->rank_count);
     if (introduction.size > KVF_GATHER_MAX_BYTES - gathering->bytes)
-        return kvf_fail(KVF_E_RANGE, "the introductions of its first %u ranks have more than %llu bytes",
+        return kvf_fail(KVF_E_RANGE, "the introductions of the first %u ranks have more than %llu bytes",
                         gathering->count, KVF_GATHER_MAX_BYTES);
     void *copy = kvf_copy(introduction.data, introduction.size, 1);
     if (!copy)

@@ -31,7 +31,7 @@ static bool is_next(const reader *r, const char *name) {
 
 static kvf_status not_wanted(const reader *r, const char *name) {
     kvf_shown line;
-    return kvf_fail(KVF_E_PARSE, "facts: line %u is \"%s\", where %s is wanted", r->line,
+    return kvf_fail(KVF_E_PARSE, "facts: line %u is \"%s\"; expected %s", r->line,
                     kvf_wire_show(&line, r->next, strlen(r->next), 0), name);
 }
 
@@ -122,7 +122,7 @@ static kvf_status take_dtype(reader *r, kvf_dtype *out) {
     if (status || kvf_dtype_by_name(value, out) == KVF_OK)
         return status;
     kvf_shown shown;
-    return kvf_fail(KVF_E_UNSUPPORTED, "facts: line %u: dtype is \"%s\", which is not known here", r->line,
+    return kvf_fail(KVF_E_UNSUPPORTED, "facts: line %u: dtype is \"%s\", which is unknown", r->line,
                     kvf_wire_show(&shown, value, strlen(value), 0));
 }
 

@@ -43,8 +43,8 @@ kvf_status kvf_wire_check_records(const kvf_record *records, uint32_t count, kvf
     uint64_t room = KVF_MAX_RECORDS_BYTES;
     for (uint32_t i = 0; i < count && !status; i++) {
         if (records[i].size > room)
-            return kvf_fail(bad, "records[%u]: with %zu bytes; all together may have %u", i, records[i].size,
-                            KVF_MAX_RECORDS_BYTES);
+            return kvf_fail(bad, "records[%u]: size is %zu; all records together may have %u bytes", i,
+                            records[i].size, KVF_MAX_RECORDS_BYTES);
         room -= records[i].size;
         status = check_record(&records[i], bad);
         if (status)

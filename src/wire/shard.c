@@ -168,7 +168,7 @@ static void write_regions(kvf_packing *packing, const kvf_shard_desc *desc) {
 kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, kvf_wire_buffer *out) {
     const kvf_shard_desc *desc = &shard->desc;
     if (desc->region_count > MAX_REGIONS)
-        return kvf_fail(KVF_E_RANGE, "shard: it has %u regions; allowed is up to %u", desc->region_count,
+        return kvf_fail(KVF_E_RANGE, "shard: region_count is %u; allowed: up to %u", desc->region_count,
                         MAX_REGIONS);
     uint32_t groups = kvf_model_group_count(shard->model);
     kvf_packing packing;
@@ -338,10 +338,11 @@ static kvf_status read_dtype(const msgpack_object *map, uint32_t convert, kvf_dt
         memcpy(name, object->via.str.ptr, object->via.str.size);
     kvf_dtype said;
     if (kvf_dtype_by_name(name, &said) != KVF_OK)
-        return kvf_fail(KVF_E_PARSE, "dtype is not one that is known here");
+        return kvf_fail(KVF_E_PARSE, "dtype is unknown");
     const uint32_t both = KVF_DTYPE_BIT(said) | KVF_DTYPE_BIT(*dtype);
     if (said != *dtype && (convert & both) != both)
-        return kvf_fail(KVF_E_UNSUPPORTED, "dtype is %s, and %s here; this conversion is not allowed",
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "dtype is %s, but %s in the receiver's model; this conversion is not allowed",
                         kvf_dtype_name(said), kvf_dtype_name(*dtype));
     *dtype = said;
     return KVF_OK;

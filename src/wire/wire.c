@@ -74,9 +74,9 @@ static kvf_status pack_body(const kvf_message *message, kvf_wire_buffer *out) {
     uint32_t call;
     const void *body = body_of(message, &call);
     if (call == 0 && !has_digest(message->kind))
-        return kvf_fail(KVF_E_RANGE, "kind is 0; allowed is %d to %d", KVF_CALL_JOIN, KVF_CALL_LAST);
+        return kvf_fail(KVF_E_RANGE, "kind is 0; allowed: %d to %d", KVF_CALL_JOIN, KVF_CALL_LAST);
     if (call && !kvf_call_kind_is_known(call))
-        return kvf_fail(KVF_E_RANGE, "kind is %u; allowed is %d to %d", call, KVF_CALL_JOIN, KVF_CALL_LAST);
+        return kvf_fail(KVF_E_RANGE, "kind is %u; allowed: %d to %d", call, KVF_CALL_JOIN, KVF_CALL_LAST);
     kvf_packing packing;
     kvf_packing_start(&packing);
     kvf_wire_fields_write_map(&packing, form_of(message->kind), call, body);
@@ -86,7 +86,7 @@ static kvf_status pack_body(const kvf_message *message, kvf_wire_buffer *out) {
 
 kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out) {
     if (!form_of(message->kind))
-        return kvf_fail(KVF_E_RANGE, "message: kind is %u; allowed is %d to %d", message->kind,
+        return kvf_fail(KVF_E_RANGE, "message: kind is %u; allowed: %d to %d", message->kind,
                         KVF_MESSAGE_HELLO, KVF_MESSAGE_ANSWER);
     kvf_wire_buffer body = {0};
     kvf_status status = pack_body(message, &body);
@@ -124,7 +124,7 @@ static kvf_status take_digest(const msgpack_object *field, kvf_message *out) {
     bool ours = out->version == KVF_WIRE_VERSION;
     uint32_t wanted = ours && !has_digest(out->kind) ? 0 : KVF_WIRE_DIGEST_BYTES;
     if (size != wanted && (ours || size != 0))
-        return kvf_fail(KVF_E_PARSE, "digest has %u bytes; allowed is %u", size, wanted);
+        return kvf_fail(KVF_E_PARSE, "digest has %u bytes; allowed: %u", size, wanted);
     if (size)
         memcpy(out->digest, field->via.bin.ptr, size);
     return KVF_OK;
@@ -162,7 +162,7 @@ static kvf_status read_envelope(const msgpack_object *envelope, kvf_message *out
 kvf_status kvf_wire_open(kvf_bytes bytes, kvf_message *out) {
     *out = (kvf_message){0};
     if (bytes.size > KVF_WIRE_MAX_BYTES)
-        return kvf_fail(KVF_E_PARSE, "message: it has %zu bytes; allowed is up to %u", bytes.size,
+        return kvf_fail(KVF_E_PARSE, "message: it has %zu bytes; allowed: up to %u", bytes.size,
                         KVF_WIRE_MAX_BYTES);
     msgpack_zone zone;
     msgpack_object envelope;
@@ -205,7 +205,7 @@ kvf_status kvf_wire_read(kvf_message *message) {
                         message->version, KVF_WIRE_VERSION);
     const kvf_body_form *form = form_of(message->kind);
     if (!form)
-        return kvf_fail(KVF_E_PARSE, "message: kind is %u; allowed is %d to %d", message->kind,
+        return kvf_fail(KVF_E_PARSE, "message: kind is %u; allowed: %d to %d", message->kind,
                         KVF_MESSAGE_HELLO, KVF_MESSAGE_ANSWER);
     clear_body(message);
     msgpack_zone zone;

@@ -13,14 +13,14 @@ refused() { # refused NAME PATTERN ARGUMENTS...
 refused "no command" 'a command is needed'
 refused "an unknown command" 'no command "ferry"' ferry
 refused "help about an unknown command" 'no command "ferry"' help ferry
-refused "an unknown option" '--bogus is no option of plan' plan --bogus
-refused "an option of another command" '--in-flight is no option of plan' plan --in-flight 3
+refused "an unknown option" '--bogus is not an option of plan' plan --bogus
+refused "an option of another command" '--in-flight is not an option of plan' plan --in-flight 3
 refused "an option without its value" '--tokens needs a value' plan --tokens
 refused "a word too many" '"extra" is not expected' plan extra
-refused "zero tokens" '--tokens is "0"; allowed is a whole number from 1' plan --tokens 0
+refused "zero tokens" '--tokens is "0"; allowed: a whole number from 1' plan --tokens 0
 refused "negative tokens" '--tokens is "-1"' plan --tokens -1
 refused "a number that is too large" '--requests is "99999999999999999999"' demo --requests 99999999999999999999
-refused "an unknown transport" '--transport is "rdma"; allowed are auto' demo --transport rdma
+refused "an unknown transport" '--transport is "rdma"; allowed: auto' demo --transport rdma
 refused "an unknown element type" '--dtype is "f99"' plan --dtype f99
 refused "scales that are neither per token nor per head" '--scales is "f32/x"' plan --scales f32/x
 refused "scales of a latent" 'a latent has no K and V' plan --model deepseek-v3 --scales f32
@@ -31,29 +31,29 @@ refused "requests that do not fit" '100000 requests of up to [0-9]+ tokens need 
 refused "memory for not one request" '1 request of up to 600 tokens needs' demo --memory-limit 1m
 refused "blocks for not one request" 'group full has 1 blocks, but 1 requests? of up to 600 tokens need' \
     demo --tokens 600 --prefill blocks=1
-refused "a rank that does not exist" '"prefill:9" is no rank' demo --die prefill:9
+refused "a rank that does not exist" '"prefill:9" is not a rank' demo --die prefill:9
 
 refused "a shape that is not KEY=VALUE" '--prefill: "tp" is not KEY=VALUE' plan --prefill tp
 refused "an unknown key" '--decode: there is no key "foo"' plan --decode foo=1
 refused "an unknown group" '--decode: there is no group "swa"; the model has full' plan --decode swa.block=8
 refused "a key of the engine set for a group" 'tp is a key of the whole engine' plan --decode full.tp=2
-refused "a size of zero" '--prefill: tp is "0"; allowed is a whole number from 1 to 65536' plan --prefill tp=0
+refused "a size of zero" '--prefill: tp is "0"; allowed: a whole number from 1 to 65536' plan --prefill tp=0
 refused "a size that is no number" '--prefill: block is "x"' plan --prefill block=x
-refused "an unknown order" '--decode: order is "zzz"; allowed are nhd, hnd, .*, and axes such as L\|BPNH$' plan --decode order=zzz
-refused "more stages than layers" '--prefill: pp_size is 99; allowed is 1 to 32' plan --prefill pp=99
+refused "an unknown order" '--decode: order is "zzz"; allowed: nhd, hnd, .*, and axes such as L\|BPNH$' plan --decode order=zzz
+refused "more stages than layers" '--prefill: pp_size is 99; allowed: 1 to 32' plan --prefill pp=99
 refused "stages that do not sum to the layers" '--decode: pp_layers sums to 33; the model has 32' \
     plan --decode pp-layers=16+17
 refused "token shares that do not divide the ranks" '--prefill: dcp_size is 3' plan --prefill tp=4,dcp=3
 refused "kernel blocks that do not divide blocks" 'kernel_blocks_per_block is 5, which does not divide' \
     plan --decode block=24,kernel=5
 refused "pages smaller than their content" 'page_bytes is 16, but a page has' plan --prefill page=16
-refused "keys that are kept in no known way" '--prefill: keys is "split"; allowed are whole and by-channel' \
+refused "keys that are kept in no known way" '--prefill: keys is "split"; allowed: whole and by-channel' \
     plan --prefill keys=split
 refused "keys by channel whose tokens are apart" '--prefill: keys=by-channel needs an order in which .*, such as hnd' \
     plan --prefill keys=by-channel
 refused "keys by channel where there are none" '--decode: keys=by-channel has no effect: no keys are cached' \
     plan --model deepseek-v3 --decode keys=by-channel
-refused "pages that are shared or not" '--decode: share-pages is "maybe"; allowed are yes and no' \
+refused "pages that are shared or not" '--decode: share-pages is "maybe"; allowed: yes and no' \
     plan --decode share-pages=maybe
 refused "one group that shares pages" 'share-pages is a key of the whole engine' plan --decode full.share-pages=yes
 hybrid=(plan --model kimi-linear-48b-a3b)

@@ -83,7 +83,7 @@ for shell in zsh fish; do
     is_so "$shell knows all options" test ! -s "$folder/missing"
     if command -v "$shell" >/dev/null; then is_so "$shell reads them" "$shell" -n "$folder/$shell"; fi
 done
-refuses "a shell that there is not" 2 'no completion for "fsh"; allowed are bash, zsh and fish \(do you mean' completion fsh
+refuses "a shell that there is not" 2 'no completion for "fsh"; allowed: bash, zsh and fish \(do you mean' completion fsh
 refuses "no shell" 2 'completion needs the name of a shell' completion
 
 finish

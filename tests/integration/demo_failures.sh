@@ -33,9 +33,9 @@ refuses "a wrong channel of a conv state is found" 1 'layer 0, part conv.x, row 
 refuses "a wrong element is found after its conversion" 1 \
     'request 1, layer 5, part v, token 17, head 3, element 40: expected 0x[0-9a-f]{8}, found 0x[0-9a-f]{8}$' \
     demo "${small[@]}" --decode dtype=f32 --corrupt 1,5,v,17,3,40
-refuses "what is converted does not go directly" 1 'way is direct: what is converted goes packed' \
+refuses "what is converted does not go directly" 1 'way is direct; only packed transfers convert' \
     demo "${small[@]}" --decode dtype=f32 --move direct
-refuses "a type that is not converted is refused" 2 'dtype is "i8"; allowed are f32, f16 and bf16' \
+refuses "a type that is not converted is refused" 2 'dtype is "i8"; allowed: f32, f16 and bf16' \
     demo "${small[@]}" --decode dtype=i8
 refuses "a coordinate that is not cached is refused" 2 '--corrupt is "9,5,v,17,3,40"' \
     demo "${small[@]}" --corrupt 9,5,v,17,3,40
@@ -47,10 +47,10 @@ refuses "a decode rank that dies is named" 1 'decode rank 1 was ended by signal 
     demo "${small[@]}" --die decode:1
 refuses "ranks that die together are noticed" 1 'process of all ranks was ended by signal 9' \
     demo "${small[@]}" --transport inproc --die decode:0
-refuses "a decode rank that hangs is named" 1 'decode rank 0 has said nothing for 12 s while moving' \
+refuses "a decode rank that hangs is named" 1 'decode rank 0 has sent nothing for 12 s while moving' \
     demo "${small[@]}" --hang decode:0 --timeout 12
-# The decode rank that reads from the hanging rank falls silent too, unless it has finished connecting.
-refuses "a prefill rank that hangs is noticed" 1 '(prefill rank 3|decode rank 1) has said nothing for 12 s' \
+# The decode rank that reads from it falls silent with it, unless it had finished connecting.
+refuses "a prefill rank that hangs is noticed" 1 '(prefill rank 3|decode rank 1) has sent nothing for 12 s' \
     demo "${small[@]}" --hang prefill:3 --timeout 12
 
 finish

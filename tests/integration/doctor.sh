@@ -7,7 +7,7 @@ set -euo pipefail
 succeeds "the machine is examined" '^(ok|look) +file descriptors +[0-9 ]+' doctor
 succeeds "a kind of transport that does not work is looked at, with the reason" \
     '^look +transport ucx +.*/no/such/libucp.so: |^ok +transport shm' doctor --ucx-library /no/such/libucp.so
-refuses "an option of another command" 2 '--tokens is no option of doctor' doctor --tokens 5
+refuses "an option of another command" 2 '--tokens is not an option of doctor' doctor --tokens 5
 
 run doctor --json
 if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"what": *"locked memory"' "$output"; then

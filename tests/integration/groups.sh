@@ -37,19 +37,19 @@ succeeds "a demo moves it" 'Verified after each round' \
 refuses "types that the file says already" 2 '--dtype has no effect: the file of --groups' \
     plan --groups "$file" --dtype fp8
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"part\": [$k]}"
-refuses "a key with a letter left out" 2 'toy.json: group 0: there is no key "part"; allowed are .*do you mean parts\?' \
+refuses "a key with a letter left out" 2 'toy.json: group 0: there is no key "part"; allowed: .*do you mean parts\?' \
     plan --groups "$file"
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [${k/64/0}]}"
-refuses "an empty cell" 2 'toy.json: group full, part 0: cell_elements is 0; allowed is a whole number from 1' \
+refuses "an empty cell" 2 'toy.json: group full, part 0: cell_elements is 0; allowed: a whole number from 1' \
     plan --groups "$file"
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [${k/bf16/bf17}]}"
-refuses "an unknown type" 2 'group full, part 0: dtype is "bf17"; allowed are' plan --groups "$file"
+refuses "an unknown type" 2 'group full, part 0: dtype is "bf17"; allowed: ' plan --groups "$file"
 toy "{\"name\": \"full\", \"layers\": [0, 9], \"parts\": [$k]}"
 refuses "a layer that the model has not" 2 'toy.json: .*layers' plan --groups "$file"
 toy "{\"name\": \"full\", \"layers\": [0, -1], \"parts\": [$k]}"
 refuses "no number of a layer" 2 'group full: layers has -1' plan --groups "$file"
 toy "{\"name\": \"full\", \"kind\": \"token\", \"layers\": [0], \"parts\": [$k]}"
-refuses "an unknown kind" 2 'kind is "token"; allowed are tokens and state' plan --groups "$file"
+refuses "an unknown kind" 2 'kind is "token"; allowed: tokens and state' plan --groups "$file"
 echo '{"layers": 2, ' >"$file"
 refuses "what is no JSON" 2 'toy.json is not JSON, at byte' plan --groups "$file"
 refuses "no file" 1 '/nonexistent: No such file' plan --groups /nonexistent

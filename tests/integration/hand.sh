@@ -89,9 +89,9 @@ serve locked --key-file "$folder/server.json" --allow "$allowed"
 locked=$met
 succeeds "an encrypted engine is pinged with keys" ', encrypted, round trip ' ping "$locked" --key-file "$folder/client.json"
 succeeds "and fetched from" '^from .*sessions encrypted$' fetch "$locked" --key-file "$folder/client.json"
-refuses "a key that is not allowed is told so" 1 'does not allow our key' \
+refuses "a key that is not allowed is told so" 1 'does not allow this end.s key' \
     fetch "$locked" --key-file "$folder/stranger.json" --timeout 3
-refuses "and by a ping" 1 'does not allow our key' ping "$locked" --key-file "$folder/stranger.json" --timeout 3
+refuses "and by a ping" 1 'does not allow this end.s key' ping "$locked" --key-file "$folder/stranger.json" --timeout 3
 refuses "another key than the engine's own is not answered" 1 'fetch: ' \
     fetch "${locked%%,*},$allowed" --key-file "$folder/client.json" --timeout 2
 refuses "without keys an encrypted engine does not answer" 1 'ping: ' ping "${locked%%,*}" --timeout 2

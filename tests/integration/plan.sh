@@ -17,7 +17,7 @@ succeeds "what copies cost is measured" 'time as calibrated for shm: ' plan --ca
 succeeds "memory of devices goes packed" '^ +0 +0 .* packed$' plan --transport shm --cuda-memory both
 succeeds "what devices are assumed to take is said not to be measured" \
     '^Memory: prefill cuda, decode host; .* not measured' plan --cuda-memory prefill
-refuses "a side that there is not is refused" 2 '--cuda-memory is "gpu"; allowed are prefill, decode and both' \
+refuses "a side that there is not is refused" 2 '--cuda-memory is "gpu"; allowed: prefill, decode and both' \
     plan --cuda-memory gpu
 succeeds "plans are verified" '2 plans, each verified' plan
 succeeds "sizes that do not divide are cut" 'heads 2-3 ' plan --prefill tp=3 --decode tp=2

@@ -13,18 +13,18 @@ trap 'rm -rf "$output" "$errors" "$folder"' EXIT
 refuses "a command with two letters swapped" 2 'no command "paln"; .* and help \(do you mean plan\?\)$' paln
 refuses "a beginning of a command" 2 'do you mean transports\?' trans
 refuses "a name that nothing is near" 2 'and help$' xylophone
-refuses "an option with a letter left out" 2 '^kvferry: --tokns is no option of plan \(do you mean tokens\?\)' \
+refuses "an option with a letter left out" 2 '^kvferry: --tokns is not an option of plan \(do you mean tokens\?\)' \
     plan --tokns 5
-refuses "an option of others says whose it is" 2 '--in-flight is no option of plan, but of demo, fetch and bench$' \
+refuses "an option of others says whose it is" 2 '--in-flight is not an option of plan, but of demo, fetch and bench$' \
     plan --in-flight 3
 refuses "a value where none is taken" 2 '--fabrics takes no value' plan --fabrics=3
-refuses "one dash" 2 '-x is no option of plan: options begin with --' plan -x
+refuses "one dash" 2 '-x is not an option of plan: options begin with --' plan -x
 refuses "a model with a letter left out" 2 'do you mean llama-3.1-8b\?' plan --model lama-3.1-8b
-refuses "a transport with a letter too many" 2 '--transport is "shmm"; allowed are auto, .*do you mean shm\?' \
+refuses "a transport with a letter too many" 2 '--transport is "shmm"; allowed: auto, .*do you mean shm\?' \
     demo --transport shmm
-refuses "a key of a shape" 2 'no key "blokc"; allowed are tp, pp, .*do you mean block\?' plan --decode blokc=8
+refuses "a key of a shape" 2 'no key "blokc"; allowed: tp, pp, .*do you mean block\?' plan --decode blokc=8
 refuses "a group of a model" 2 'no group "fulll"; the model has full \(do you mean full\?\)' plan --decode fulll.block=8
-refuses "an order with two letters swapped" 2 'allowed are nhd, hnd, .*do you mean hnd\?' plan --decode order=hdn
+refuses "an order with two letters swapped" 2 'allowed: nhd, hnd, .*do you mean hnd\?' plan --decode order=hdn
 
 # ---- other spellings
 

@@ -161,7 +161,7 @@ static void compare_cells(const world *w, const asked *ask, uint32_t g, refusal 
         if (p < a->part_count && p < b->part_count)
             compare_part(w, ask, g, p, out);
         else
-            refuse(out, "g%u.p%u is missing %s", g, p, p < a->part_count ? "there" : "here");
+            refuse(out, "g%u.p%u is missing %s", g, p, p < a->part_count ? "remotely" : "locally");
     }
 }
 
@@ -181,7 +181,8 @@ static void compare_layers(const world *w, uint32_t g, layer_span wanted, refusa
     }
     bool none = first == NO_ID;
     if (none || apart) {
-        refuse(out, "g%u: the layers in common %s", g, none ? "are none" : "do not lie side by side");
+        refuse(out, "g%u: %s", g,
+               none ? "no layers are in common" : "the layers in common are not contiguous");
     } else if (!out->status && (wanted.begin < common.begin || wanted.end > common.end)) {
         out->common = common;
         refuse(out, "g%u.layers ", g);
@@ -200,7 +201,7 @@ bool must_refuse(const world *w, const asked *ask, uint32_t local_rank, refusal 
             compare_cells(w, ask, g, out);
             compare_layers(w, g, wanted, out);
         } else {
-            refuse(out, "group g%u is missing there", g);
+            refuse(out, "group g%u is missing remotely", g);
         }
         if (out->status)
             return true;

@@ -377,7 +377,7 @@ static void a_pipe_that_nobody_can_write_to_any_more_fails_the_request(void **st
         world_run_for(&s.w, 100 * MS);
         (void)close(ends[1]);
         const world_outcome *failed = world_failed(&s.w, s.p, s.theirs[0], KVF_E_IO);
-        assert_non_null(strstr(failed->detail, "will never come"));
+        assert_non_null(strstr(failed->detail, "will never happen"));
         assert_true(failed->blocks_free);
         (void)close(ends[0]);
         tear_down(&s);

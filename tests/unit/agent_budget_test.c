@@ -81,7 +81,7 @@ static void expectations_take_no_more_than_the_budget(void **state) {
     }
     assert_int_equal(taken, BUDGET / (4 * IDS));
     assert_int_equal(s.s.status, KVF_E_LIMIT);
-    assert_non_null(strstr(s.s.detail, "allowed are 8388608"));
+    assert_non_null(strstr(s.s.detail, "allowed: up to 8388608"));
     assert_true(kept(&s) > BUDGET / 2 && kept(&s) <= BUDGET);
     assert_true(world_stats(s.p).over_budget >= 1);
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);

@@ -207,8 +207,9 @@ static void types_that_only_one_side_lets_be_converted_are_refused_by_name(void 
                    hybrid_of(KVF_DTYPE_F32, KVF_DTYPE_F32), TWO("D"), &p, &d);
         for (int push = 0; push < 2; push++) {
             is_refused(&w, push, KVF_WAY_AUTO, KVF_E_UNSUPPORTED,
-                       "full.k.dtype is \"f32\" here and \"bf16\" there");
-            is_refused(&w, push, KVF_WAY_AUTO, KVF_E_UNSUPPORTED, "only where both sides allow it");
+                       "full.k.dtype is \"f32\" locally and \"bf16\" remotely");
+            is_refused(&w, push, KVF_WAY_AUTO, KVF_E_UNSUPPORTED,
+                       "only where both sides allow the conversion");
         }
         world_close(&w);
     }
@@ -224,7 +225,7 @@ static void conversion_is_allowed_group_by_group(void **state) {
     open_types(&w, hybrid_of(KVF_DTYPE_BF16, KVF_DTYPE_BF16), TWO("P"),
                hybrid_of(KVF_DTYPE_F16, KVF_DTYPE_F16), TWO("D"), &p, &d);
     is_refused(&w, false, KVF_WAY_AUTO, KVF_E_UNSUPPORTED,
-               "ssm.conv.x.dtype is \"f16\" here and \"bf16\" there");
+               "ssm.conv.x.dtype is \"f16\" locally and \"bf16\" remotely");
     world_request held, wanted;
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
     world_request_make(&w, &w.p, "a", 100, 5, 2, &held);
@@ -249,13 +250,13 @@ static void the_direct_way_is_refused_where_types_differ(void **state) {
     open_types(&w, hybrid_of(KVF_DTYPE_BF16, KVF_DTYPE_F32), TWO("P"),
                hybrid_of(KVF_DTYPE_F32, KVF_DTYPE_F32), TWO("D"), &options, &options);
     is_refused(&w, true, KVF_WAY_DIRECT, KVF_E_UNSUPPORTED,
-               "direct is wanted: full.k is f32 here and bf16 there");
+               "way is direct: full.k is f32 locally and bf16 remotely");
     world_request held;
     uint64_t theirs[WORLD_MAX_RANKS];
     world_request_make(&w, &w.p, "pulled", 100, 5, 2, &held);
     world_hold(&w.p, &held, theirs);
     is_refused(&w, false, KVF_WAY_DIRECT, KVF_E_UNSUPPORTED,
-               "direct is wanted: full.k is f32 here and bf16 there");
+               "way is direct: full.k is f32 locally and bf16 remotely");
     world_close(&w);
 }
 
@@ -276,7 +277,7 @@ static void what_goes_packed_is_refused_where_numbers_differ_and_the_way_out_is_
         open_types(&w, numbered_otherwise(KVF_DTYPE_BF16), TWO("P"), hybrid_of(KVF_DTYPE_F32, KVF_DTYPE_F32),
                    TWO("D"), &options, &options);
         is_refused(&w, push, KVF_WAY_AUTO, KVF_E_MISMATCH,
-                   "have the same numbers: give both the same, or one type");
+                   "have the same numbers: give both models the same numbers, or one type");
         world_close(&w);
         open_types(&w, numbered_otherwise(KVF_DTYPE_F32), TWO("P"), hybrid_of(KVF_DTYPE_F32, KVF_DTYPE_F32),
                    TWO("D"), &options, &options);
@@ -288,7 +289,7 @@ static void what_goes_packed_is_refused_where_numbers_differ_and_the_way_out_is_
         else
             world_hold(&w.p, &held, theirs);
         is_refused(&w, push, KVF_WAY_PACKED, KVF_E_UNSUPPORTED,
-                   "groups, layers or parts of P have other numbers than ours");
+                   "groups, layers or parts of P have other numbers than in this engine");
         world_close(&w);
     }
 }

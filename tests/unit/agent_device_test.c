@@ -411,7 +411,7 @@ static void cells_of_a_device_are_not_verified(void **state) {
     world_pull(&w.d, &wanted, &w.p, pulls);
     for (uint32_t r = 0; r < w.d.rank_count; r++)
         assert_non_null(strstr(world_failed(&w, w.d.agents[r], pulls[r], KVF_E_UNSUPPORTED)->detail,
-                               "allowed is 0 (host)"));
+                               "allowed: 0 (host)"));
     for (uint32_t r = 0; r < w.p.rank_count; r++) {
         assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
         (void)world_next(&w, w.p.agents[r], holds[r]);

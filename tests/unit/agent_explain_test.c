@@ -108,7 +108,7 @@ static void ranks_that_are_not_read_are_told(void **state) {
     /* 2 layers of 1024 tokens of 8 bytes. */
     has(log.text, "from rank 0: 16.0 KiB in 128 runs: mla latent, layers 0-1\n");
     has(log.text, "mla: layers 0-1; latent 4 bf16; 8 blocks of 16 tokens; order L|BN\n");
-    has(log.text, "3 more ranks are not read, but told when they may free\n");
+    has(log.text, "3 more ranks are not read, but are told when they may free their blocks\n");
     world_close(&w);
 }
 

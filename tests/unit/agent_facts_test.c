@@ -141,7 +141,7 @@ static void a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_
         else
             world_pull(&w.d, &wanted, &w.p, ours);
         const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_MISMATCH);
-        assert_non_null(strstr(failed->detail, "full.layers 4 are missing there"));
+        assert_non_null(strstr(failed->detail, "full.layers 4 are missing remotely"));
         assert_true(failed->blocks_free);
     }
     moves_well(&w, "state", PLAIN_FULL, false, 5);
@@ -164,7 +164,7 @@ static void a_request_that_names_what_is_missing_is_refused_by_name(void **state
         else
             world_pull(&w.d, &wanted, &w.p, ours);
         const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_MISMATCH);
-        assert_non_null(strstr(failed->detail, "group draft is missing there"));
+        assert_non_null(strstr(failed->detail, "group draft is missing remotely"));
         assert_true(failed->blocks_free);
     }
     world_request_make(&w, &w.p, "a", 40, 10, 1, &held);
@@ -188,8 +188,8 @@ static void a_group_of_another_type_is_refused_by_name_and_the_others_move(void 
     leave_out(&wanted, DRAFT);
     world_pull(&w.d, &wanted, &w.p, ours);
     const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_UNSUPPORTED);
-    assert_non_null(strstr(failed->detail, "full.v.dtype is \"f16\" here and \"bf16\" there"));
-    assert_non_null(strstr(failed->detail, "only where both sides allow it"));
+    assert_non_null(strstr(failed->detail, "full.v.dtype is \"f16\" locally and \"bf16\" remotely"));
+    assert_non_null(strstr(failed->detail, "only where both sides allow the conversion"));
 
     world_request held;
     uint64_t theirs[WORLD_MAX_RANKS];
@@ -221,7 +221,7 @@ static void what_the_meeting_found_can_be_read(void **state) {
     open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_F16), ONE("D"), NULL);
     kvf_group_match match = {.struct_size = sizeof match};
     kvf_agent *d = w.d.agents[0];
-    assert_fails(kvf_agent_match(d, "P", 0, &match), KVF_E_NOT_FOUND, "\"P\" is not met");
+    assert_fails(kvf_agent_match(d, "P", 0, &match), KVF_E_NOT_FOUND, "\"P\" has not been met");
     uint64_t ticket;
     assert_ok(kvf_agent_connect(d, &w.p.contact, 0, &ticket));
     assert_int_equal(world_next(&w, d, ticket)->kind, KVF_EVENT_PEER_READY);
@@ -231,7 +231,7 @@ static void what_the_meeting_found_can_be_read(void **state) {
     assert_int_equal(match.agreement, KVF_AGREE_MISSING);
     assert_int_equal(match.theirs, UINT32_MAX);
     assert_int_equal(match.layers_ours, 1);
-    assert_string_equal(match.detail, "group draft is missing there");
+    assert_string_equal(match.detail, "group draft is missing remotely");
     match = found(&w, "P", DRAFT_FULL);
     assert_int_equal(match.agreement, KVF_AGREE_DIFFER);
     assert_int_equal(match.ours, DRAFT_FULL);

@@ -83,7 +83,7 @@ static void a_name_is_the_living_process_that_has_it(void **state) {
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
     speaker_greet(&s.w, &s.other);
     assert_int_equal(s.other.status, KVF_E_PERMISSION);
-    assert_non_null(strstr(s.other.detail, "which lives"));
+    assert_non_null(strstr(s.other.detail, "and that process is alive"));
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
     rights_close(&s);
 }
@@ -219,7 +219,7 @@ static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void *
         if (known.kind != tries[i].kind)
             fail_msg("try %zu: %s", i, known.detail);
         if (known.kind == KVF_MESSAGE_REFUSED)
-            assert_non_null(strstr(known.detail, "does not let this key speak"));
+            assert_non_null(strstr(known.detail, "does not allow this key to speak"));
         speaker_close(&known);
     }
     rights_close(&s);

@@ -76,12 +76,12 @@ static void patience_ends_before_the_blocks_are_lent_but_not_after(void **state)
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
     assert_true(world_now() - begun >= 200 * MS);
-    assert_non_null(strstr(failed->detail, "patience has ended: no lease"));
+    assert_non_null(strstr(failed->detail, "the patience of the request has run out: no lease"));
     const kvf_contact nobody = {.engine = "P", .endpoint = "tcp://127.0.0.1:1"};
     s.wanted.request.contact = nobody;
     assert_ok(kvf_agent_pull(s.d, &s.wanted.request, &s.ours[0]));
     failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
-    assert_non_null(strstr(failed->detail, "patience has ended"));
+    assert_non_null(strstr(failed->detail, "the patience of the request has run out"));
     assert_non_null(strstr(failed->detail, "127.0.0.1:1"));
 
     world_hold(&s.w.p, &s.held, s.theirs);
@@ -257,7 +257,7 @@ static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_last
     world_run_for(&s.w, 500 * MS);
     letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_CALL, 0);
     kvf_work_take(s.d);
-    kvf_on_broken(s.d, s.d->all_sessions->route, KVF_E_IO, "no way leads to the host");
+    kvf_on_broken(s.d, s.d->all_sessions->route, KVF_E_IO, "there is no route to the host");
     kvf_work_give(s.d);
     world_run_for(&s.w, 7 * SECOND);
     letters_no_rules();

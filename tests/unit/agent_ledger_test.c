@@ -245,7 +245,7 @@ static void a_block_beyond_the_cache_is_refused_and_leaves_no_trace(void **state
     assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(NO - 1), NOTHING), 2, 9), KVF_E_RANGE,
                  "group 0");
     assert_fails(kvf_ledger_look(ledger, 0, 8, &entry), KVF_E_RANGE, "block 8", "has 8");
-    assert_fails(kvf_ledger_look(ledger, 2, 0, &entry), KVF_E_RANGE, "group 2", "has 2");
+    assert_fails(kvf_ledger_look(ledger, 2, 0, &entry), KVF_E_RANGE, "group is 2", "has 2");
     assert_counts(ledger, 0, 0, 0);
 }
 

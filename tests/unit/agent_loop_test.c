@@ -175,7 +175,7 @@ static void an_unmet_producer_is_explained_by_its_link(void **state) {
     const struct {
         const char *endpoint, *reason;
     } cases[] = {{nowhere, "the host name could not be looked up"},
-                 {"tcp://127.0.0.1:1", "it was refused, for nobody listens there"}};
+                 {"tcp://127.0.0.1:1", "it was refused because nobody listens there"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         exchange x;
         kvf_event event = {.struct_size = sizeof event, .detail = ""};

@@ -61,8 +61,8 @@ static void an_engine_that_caches_other_cells_is_refused_with_every_difference(v
 
     const world_outcome *failed =
         world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_MISMATCH);
-    static const char *const words[] = {"P", "layers 2 are missing here", "units", "4", "6", "weights", "v1",
-                                        "v2"};
+    static const char *const words[] = {
+        "P", "layers 2 are missing locally", "units", "4", "6", "weights", "v1", "v2"};
     for (size_t i = 0; i < COUNT_OF(words); i++)
         if (!strstr(failed->detail, words[i]))
             fail_msg("no \"%s\" in: %s", words[i], failed->detail);

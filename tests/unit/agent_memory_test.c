@@ -158,7 +158,7 @@ static void who_waits_for_a_producer_that_sleeps_is_told_so(void **state) {
     s.wanted.request.patience_ns = 500 * MS;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
-    assert_non_null(strstr(failed->detail, "has taken its memory back"));
+    assert_non_null(strstr(failed->detail, "has unregistered its memory"));
     give_anew(&s, &s.w.p);
     /* until they have met: P is told that D gave the request up, which would end a later hold */
     world_run_for(&s.w, 2000 * MS);

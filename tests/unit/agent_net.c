@@ -239,7 +239,7 @@ static kvf_status net_send(kvf_link *base, kvf_route route, const void *data, si
     }
     const net_line *line = line_of((net_link *)base, route);
     if (!line)
-        return kvf_fail(KVF_E_NOT_FOUND, "no route %llu", (unsigned long long)route);
+        return kvf_fail(KVF_E_NOT_FOUND, "there is no route %llu", (unsigned long long)route);
     if (line->connection)
         put(connections[line->connection].server, INCOMING | line->connection, (const net_link *)base, data,
             bytes);
@@ -262,7 +262,7 @@ static void take_care_of(net_link *link, net_line *line) {
         dial(link, line);
         if (!line->connection && !line->broken) /* nobody listened, rather than closed it at once */
             tell(link, line, KVF_E_IO,
-                 "no connection: it was refused, for nobody listens there; trying again");
+                 "no connection: it was refused because nobody listens there; trying again");
     }
 }
 

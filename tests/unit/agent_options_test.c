@@ -57,7 +57,7 @@ static void durations_have_their_limits(void **state) {
     assert_fails(try(&s, OPTIONS(.longest_ns = YEAR + 1)), KVF_E_RANGE, "longest_ns is 31536000000000001");
     assert_ok(try(&s, OPTIONS(.lease_ns = SECOND, .longest_ns = SECOND)));
     assert_fails(try(&s, OPTIONS(.lease_ns = SECOND, .longest_ns = SECOND - 1)), KVF_E_RANGE,
-                 "longest_ns is 999999999; allowed is from lease_ns, 1000000000");
+                 "longest_ns is 999999999; allowed: from lease_ns, 1000000000");
     assert_ok(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2)));
     assert_fails(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2 + 1)), KVF_E_RANGE,
                  "heartbeat_ns is 500000001", "500000000");

@@ -49,7 +49,7 @@ static void an_agent_that_remembers_nothing_waits_as_long_as_it_is_asked_to(void
     scene s;
     set_up(&s, ONE("P"), ONE("D"), 0);
     hand_over(&s);
-    assert_true(pull_in_vain(&s, KVF_E_TIMEOUT, "patience has ended") >= PATIENCE);
+    assert_true(pull_in_vain(&s, KVF_E_TIMEOUT, "the patience of the request has run out") >= PATIENCE);
     scene_close(&s);
 }
 
@@ -88,7 +88,7 @@ static void the_memory_ends(void **state) {
     set_up(&s, ONE("P"), ONE("D"), 10 * SECOND);
     hand_over(&s);
     world_run_for(&s.w, 11 * SECOND);
-    assert_true(pull_in_vain(&s, KVF_E_TIMEOUT, "patience has ended") >= PATIENCE);
+    assert_true(pull_in_vain(&s, KVF_E_TIMEOUT, "the patience of the request has run out") >= PATIENCE);
     scene_close(&s);
 }
 
@@ -131,7 +131,7 @@ static void the_oldest_are_forgotten_where_there_are_many(void **state) {
     s.wanted.request.id = (kvf_request_id){"1", 1};
     assert_true(pull_in_vain(&s, KVF_E_NOT_FOUND, "with KVF_E_CANCELLED") < SECOND);
     s.wanted.request.id = (kvf_request_id){"0", 1};
-    assert_true(pull_in_vain(&s, KVF_E_TIMEOUT, "patience has ended") >= PATIENCE);
+    assert_true(pull_in_vain(&s, KVF_E_TIMEOUT, "the patience of the request has run out") >= PATIENCE);
     scene_close(&s);
 }
 

@@ -346,7 +346,8 @@ static void ranks_of_a_producer_hold_the_same_blocks(void **state) {
             (void)world_done(&w, w.d.agents[0], pull);
         } else {
             const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_MISMATCH);
-            assert_non_null(strstr(failed->detail, "it holds other blocks than its siblings"));
+            assert_non_null(
+                strstr(failed->detail, "the producer's rank holds other blocks than its siblings"));
         }
         for (uint32_t r = 0; r < 2; r++)
             (void)kvf_agent_cancel(w.p.agents[r], holds[r]);

@@ -46,7 +46,7 @@ static void nothing_is_done_without_an_agent_or_a_place_for_the_result(void **st
     assert_fails(kvf_agent_next_event(NULL, &event), KVF_E_INVALID, "agent is NULL");
     assert_fails(kvf_agent_next_event(s.p, &event), KVF_E_INVALID, "kvf_event");
     event.struct_size = sizeof event;
-    assert_fails(kvf_agent_next_event(s.p, &event), KVF_E_EMPTY, "no event is there");
+    assert_fails(kvf_agent_next_event(s.p, &event), KVF_E_EMPTY, "there is no event");
     assert_fails(kvf_agent_peers(s.p, &peer, 1, NULL), KVF_E_INVALID, "count is NULL");
     assert_fails(kvf_agent_peers(s.p, NULL, 1, &count), KVF_E_INVALID, "peers is NULL");
     assert_fails(kvf_agent_peers(s.p, &peer, 1, &count), KVF_E_INVALID, "struct_size is 0");
@@ -83,7 +83,7 @@ static void a_request_is_checked_before_anything_is_claimed(void **state) {
     set_up(&s);
     kvf_agent_request request = s.held.request;
     request.id = (kvf_request_id){id, 0};
-    assert_fails(kvf_agent_hold(s.p, &request, &ticket), KVF_E_RANGE, "id has 0 bytes; allowed is 1 to 1024");
+    assert_fails(kvf_agent_hold(s.p, &request, &ticket), KVF_E_RANGE, "id has 0 bytes; allowed: 1 to 1024");
     request.id.size = 1025;
     assert_fails(kvf_agent_hold(s.p, &request, &ticket), KVF_E_RANGE, "id has 1025 bytes");
     request.id = (kvf_request_id){NULL, 4};
@@ -166,7 +166,7 @@ static void a_block_that_is_used_says_for_what(void **state) {
     other.id = (kvf_request_id){"c", 1};
     other.contact = s.w.d.contact;
     assert_fails(kvf_agent_pull(s.p, &other, &ticket), KVF_E_EXISTS,
-                 "block 0 is held, by 2 requests that read it");
+                 "block 0 is held by 2 requests that read it");
     assert_ok(kvf_agent_cancel(s.p, ticket));
     (void)world_failed(&s.w, s.p, ticket, KVF_E_CANCELLED);
     world_all_done(&s.w, &s.w.d, s.ours);
@@ -227,7 +227,7 @@ static void an_introduction_is_of_a_sibling(void **state) {
     kvf_introduction other = intro;
     other.digest[31] ^= 1;
     assert_fails(introduce(directory, &other), KVF_E_MISMATCH,
-                 "the digest of rank 1 of P is not of its facts");
+                 "the digest of rank 1 of P does not match its facts");
     assert_ok(introduce(directory, &intro));
     assert_ok(introduce(directory, &intro)); /* the same one again */
     kvf_agent *takers[] = {directory, s.p};

@@ -262,7 +262,7 @@ static void a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed(void
     assert_ok(kvf_agent_grant_key(agent, &grant));
     assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
     const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_PERMISSION);
-    assert_non_null(strstr(failed->detail, "does not let this key speak for rank 0 of D"));
+    assert_non_null(strstr(failed->detail, "does not allow this key to speak for rank 0 of D"));
     grant.engine = "D";
     assert_ok(kvf_agent_grant_key(agent, &grant));
     pull_well(&w);

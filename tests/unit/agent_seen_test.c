@@ -156,7 +156,7 @@ static void a_failure_is_kept_with_its_peer(void **state) {
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_RANGE);
     assert_int_equal(peers_of(s.d, peers), 1);
-    has(peers[0].failure, "steps [0, 64) are wanted, and the producer holds [0, 50)");
+    has(peers[0].failure, "steps [0, 64) are wanted, but the producer holds [0, 50)");
     assert_true(peers[0].failed_ns >= peers[0].since_ns);
     assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
     scene_close(&s);
@@ -258,10 +258,11 @@ static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
     bring_memory(&s, options);
     world_hold(&s.w.p, &s.held, s.theirs);
     scene_pull(&s);
-    has(log.text, "20 D rank 0 reads from P rank 0 over shm, by a shared buffer, for shm.direct is off\n");
+    has(log.text,
+        "20 D rank 0 reads from P rank 0 over shm, by a shared buffer, because shm.direct is off\n");
     kvf_agent_peer peers[MOST];
     assert_int_equal(peers_of(s.d, peers), 1);
-    assert_string_equal(peers[0].way, "a shared buffer, for shm.direct is off");
+    assert_string_equal(peers[0].way, "a shared buffer, because shm.direct is off");
     close_with_brought_memory(&s);
 }
 

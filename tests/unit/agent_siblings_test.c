@@ -102,9 +102,9 @@ static void introductions_that_contradict_each_other_are_refused(void **state) {
     assert_fails(take_and(&s, NULL), KVF_E_MISMATCH, "rank 1 caches other cells than its siblings");
     s.said[1] = right;
     s.said[1].rank_count = 3;
-    assert_fails(take_and(&s, NULL), KVF_E_MISMATCH, "is of rank 1 of 3, and there are 2");
+    assert_fails(take_and(&s, NULL), KVF_E_MISMATCH, "is of rank 1 of 3, but the engine has 2 ranks");
     s.said[1].rank = 2;
-    assert_fails(take_and(&s, NULL), KVF_E_MISMATCH, "is of rank 2 of 3, and there are 2");
+    assert_fails(take_and(&s, NULL), KVF_E_MISMATCH, "is of rank 2 of 3, but the engine has 2 ranks");
     s.said[1] = s.said[0];
     assert_fails(take_and(&s, NULL), KVF_E_MISMATCH, "rank 0 is introduced twice");
     s.said[1] = right;

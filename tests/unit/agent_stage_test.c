@@ -159,8 +159,8 @@ static void without_a_stage_on_both_sides_all_goes_directly(void **state) {
         } else {
             const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_UNSUPPORTED);
             assert_non_null(strstr(failed->detail, ways[i][0] == KVF_WAY_DIRECT
-                                                       ? "packed is wanted, and P rank 0 takes no flows"
-                                                       : "packed is wanted, and this agent has no stage"));
+                                                       ? "way is packed, but P rank 0 accepts no flows"
+                                                       : "way is packed, but this agent has no stage"));
             assert_ok(kvf_agent_cancel(w.p.agents[0], holds[0]));
         }
         world_quiet(&w);
@@ -295,12 +295,14 @@ static void try_all(kvf_agent *agent, const kvf_agent *from, const char *engine,
     steps.end = 40;
     assert_ok(asks(agent, from, engine, &by));
     ids[2]++;
-    assert_fails(asks(agent, from, engine, &by), KVF_E_PERMISSION, "the 2. of the sequence, is not of it");
+    assert_fails(asks(agent, from, engine, &by), KVF_E_PERMISSION,
+                 "number 2 of the sequence, does not belong to the request");
     ids[2]--;
     ids[0]++; /* not needed for these steps */
     assert_ok(asks(agent, from, engine, &by));
     steps.begin = 0;
-    assert_fails(asks(agent, from, engine, &by), KVF_E_PERMISSION, "the 0. of the sequence, is not of it");
+    assert_fails(asks(agent, from, engine, &by), KVF_E_PERMISSION,
+                 "number 0 of the sequence, does not belong to the request");
     ids[0] = 1u << 30;
     assert_fails(asks(agent, from, engine, &by), KVF_E_RANGE, "block 1073741824, but the cache has 64");
     ids[0] = blocks->groups[0].table.ids[0];

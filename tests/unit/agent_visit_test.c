@@ -130,7 +130,7 @@ static void a_directory_is_visited_as_a_rank_is(void **state) {
     w.e.rank_count = 1;
     assert_ok(kvf_agent_open(NULL, 0, OPTIONS(), &w.e.agents[0]));
     const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(w.e.agents[0])};
-    visit_fails_late(&contact, "a directory that knows no engine yet");
+    visit_fails_late(&contact, "is a directory that knows no engine yet");
     world_introduce(&w.p, w.e.agents[0]);
     kvf_visited *found = visit(&contact);
     assert_string_equal(kvf_visited_endpoint(found, 1), kvf_agent_endpoint(w.p.agents[1]));

@@ -23,10 +23,10 @@ static int forget_errors(void **state) {
 
 static void a_failure_returns_its_status_and_leaves_its_words(void **state) {
     (void)state;
-    kvf_status status = kvf_fail(KVF_E_RANGE, "block %u; allowed 0 to %u", 9u, 8u);
+    kvf_status status = kvf_fail(KVF_E_RANGE, "block %u; allowed: 0 to %u", 9u, 8u);
 
     assert_int_equal(status, KVF_E_RANGE);
-    assert_string_equal(kvf_error_detail(), "block 9; allowed 0 to 8");
+    assert_string_equal(kvf_error_detail(), "block 9; allowed: 0 to 8");
 }
 
 static void a_thread_that_never_failed_has_an_empty_detail(void **state) {

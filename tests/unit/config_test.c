@@ -359,7 +359,7 @@ static void layers_that_share_a_cache_keep_none(void **state) {
     assert_layers_of(WINDOWED("gemma4_text", "8", ", \"sliding_window\": 16, \"num_kv_shared_layers\": 2"),
                      "WWWWWF--");
     assert_refused(WINDOWED("gemma4_text", "8", ", \"sliding_window\": 16, \"num_kv_shared_layers\": 8"),
-                   KVF_E_RANGE, "num_kv_shared_layers is 8; allowed 0 to 7");
+                   KVF_E_RANGE, "num_kv_shared_layers is 8; allowed: 0 to 7");
     assert_refused(WINDOWED("gemma4_text", "8", ", \"sliding_window\": 16, \"num_kv_shared_layers\": 3"),
                    KVF_E_INVALID, "num_kv_shared_layers is 3, but no layer before layer 5 is of its kind");
 }
@@ -554,7 +554,7 @@ static void state_fields_that_contradict_each_other_are_refused(void **state) {
     assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": \"big\", \"attn_layer_indices\": [1]"),
                    KVF_E_INVALID, "mamba_d_head is \"big\"; it must be a whole number");
     assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": 16, \"attn_layer_indices\": [1, 3]"),
-                   KVF_E_RANGE, "attn_layer_indices[1] is 3; allowed 0 to 2");
+                   KVF_E_RANGE, "attn_layer_indices[1] is 3; allowed: 0 to 2");
     assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": 16, \"attn_layer_indices\": [1, 1]"),
                    KVF_E_INVALID, "attn_layer_indices[1] is 1, a layer that is listed before");
     assert_refused(HYBRID("bamba", "3", ", \"mamba_d_head\": 16"), KVF_E_INVALID,
@@ -566,7 +566,7 @@ static void state_fields_that_contradict_each_other_are_refused(void **state) {
     assert_refused(
         "{\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 2, \"head_dim\": 4, "
         "\"n_groups\": 2, \"state_size\": 8, \"conv_kernel\": 1" BF16 "}",
-        KVF_E_RANGE, "conv_kernel is 1; allowed 2 to");
+        KVF_E_RANGE, "conv_kernel is 1; allowed: 2 to");
     assert_refused("{\"model_type\": \"mamba2\", \"num_hidden_layers\": 1, \"num_heads\": 65536, "
                    "\"head_dim\": 65536, \"n_groups\": 1, \"state_size\": 8, \"conv_kernel\": 4" BF16 "}",
                    KVF_E_OVERFLOW, "channels of the convolution is 65536 x 65536");
@@ -605,7 +605,7 @@ static void two_lists_of_layers_must_name_each_layer_once(void **state) {
     assert_refused(KIMI("[2]", "[1, 2, 3]"), KVF_E_INVALID,
                    "linear_attn_config.kda_layers[1] is 2, a layer that is listed before");
     assert_refused(KIMI("[0]", "[1, 2, 3]"), KVF_E_RANGE,
-                   "linear_attn_config.full_attn_layers[0] is 0; allowed 1 to 3");
+                   "linear_attn_config.full_attn_layers[0] is 0; allowed: 1 to 3");
     assert_refused(KIMI("[\"2\"]", "[1, 3]"), KVF_E_INVALID,
                    "linear_attn_config.full_attn_layers[0] is \"2\"; it must be a whole number");
 }

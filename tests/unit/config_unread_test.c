@@ -126,20 +126,19 @@ static void layers_that_cannot_be_are_refused(void **state) {
         kvf_status status;
         const char *words;
     } cases[] = {
-        {"\"4\": {}", KVF_E_RANGE,
-         "per_layer_config.4 is for no layer; allowed are names from \"0\" to \"3\""},
-        {"\"-1\": {}", KVF_E_RANGE, "per_layer_config.-1 is for no layer"},
-        {"\"\": {}", KVF_E_RANGE, "is for no layer"},
-        {"\"9999999999\": {}", KVF_E_RANGE, "is for no layer"},
+        {"\"4\": {}", KVF_E_RANGE, "per_layer_config.4 names no layer; allowed: \"0\" to \"3\""},
+        {"\"-1\": {}", KVF_E_RANGE, "per_layer_config.-1 names no layer"},
+        {"\"\": {}", KVF_E_RANGE, "names no layer"},
+        {"\"9999999999\": {}", KVF_E_RANGE, "names no layer"},
         {"\"2\": {}, \"02\": {}", KVF_E_INVALID, "per_layer_config.02 is for layer 2, which is given twice"},
         {"\"2\": 7", KVF_E_INVALID, "per_layer_config.2 is 7; it must be an object"},
-        {"\"2\": {\"head_dim\": 0}", KVF_E_RANGE, "per_layer_config.2.head_dim is 0; allowed 1 to"},
+        {"\"2\": {\"head_dim\": 0}", KVF_E_RANGE, "per_layer_config.2.head_dim is 0; allowed: 1 to"},
         {"\"2\": {\"head_dim\": null}", KVF_E_INVALID,
          "per_layer_config.2.head_dim is null, and gemma4_text has no default for it"},
         {"\"2\": {\"num_key_value_heads\": 3}", KVF_E_INVALID,
          "per_layer_config.2.num_key_value_heads is 3, which does not divide num_attention_heads, 8"},
         {"\"2\": {\"num_key_value_heads\": 9}", KVF_E_RANGE,
-         "per_layer_config.2.num_key_value_heads is 9; allowed 1 to 8"},
+         "per_layer_config.2.num_key_value_heads is 9; allowed: 1 to 8"},
         {"\"0\": {\"sliding_window\": 8}", KVF_E_UNSUPPORTED,
          "per_layer_config.0.sliding_window is 8, but sliding_window is 16; layers that differ in it are "
          "not"},
@@ -204,24 +203,24 @@ static void assert_no_note(const char *json) {
 static void a_field_that_may_decide_a_size_and_is_not_read_is_noted(void **state) {
     (void)state;
     assert_note(LLAMA(", \"value_head_dim\": 8"),
-                "value_head_dim is 8: it may decide a size, and is not read for llama");
+                "value_head_dim is 8: it may decide a size, but is not read for llama");
     assert_note(LLAMA(", \"v_head_dim\": 8"),
-                "v_head_dim is 8: it may decide a size, and is not read for llama");
+                "v_head_dim is 8: it may decide a size, but is not read for llama");
     assert_note(LLAMA(", \"kv_lora_rank\": 8"),
-                "kv_lora_rank is 8: it may decide a size, and is not read for llama");
+                "kv_lora_rank is 8: it may decide a size, but is not read for llama");
     assert_note(LLAMA(", \"sliding_window\": 8"),
-                "sliding_window is 8: it may decide a size, and is not read for llama");
+                "sliding_window is 8: it may decide a size, but is not read for llama");
     assert_note(LLAMA(", \"cache\": {\"window\": {\"size\": [1, 2]}}"),
-                "cache.window is {\"size\":[1,2]}: it may decide a size, and is not read for llama");
+                "cache.window is {\"size\":[1,2]}: it may decide a size, but is not read for llama");
     assert_note(
         GEMMA(BY_LAYER("\"1\": {\"value_head_dim\": 8}, \"2\": {\"value_head_dim\": 8}")),
-        "per_layer_config.*.value_head_dim is 8: it may decide a size, and is not read for gemma4_text");
+        "per_layer_config.*.value_head_dim is 8: it may decide a size, but is not read for gemma4_text");
     assert_note("{\"model_type\": \"any\", \"text_config\": " LLAMA(", \"new_size\": \"odd\\n\"") "}",
-                "text_config.new_size is \"odd\\n\": it may decide a size, and is not read for llama");
+                "text_config.new_size is \"odd\\n\": it may decide a size, but is not read for llama");
     assert_note(
         LLAMA(", \"quantization_config\": {\"group_size\": 128, \"kv_cache_scheme\": {\"num_bits\": 8}}"),
-        "quantization_config.kv_cache_scheme is {\"num_bits\":8}: it may decide a size, and is not read "
-        "for llama");
+        "quantization_config.kv_cache_scheme is {\"num_bits\":8}: it may decide a size, but is not read for "
+        "llama");
 }
 
 static void a_field_that_says_nothing_or_decides_no_size_is_not_noted(void **state) {
@@ -256,7 +255,7 @@ static void notes_are_few_and_of_one_line(void **state) {
     (void)snprintf(json + length, sizeof json - (size_t)length, "}");
     kvf_model *model = read_model(json);
     assert_string_equal(kvf_model_note(model, 15),
-                        "new?_size_15 is 8: it may decide a size, and is not read for llama");
+                        "new?_size_15 is 8: it may decide a size, but is not read for llama");
     assert_null(kvf_model_note(model, 16));
     assert_null(kvf_model_note(model, UINT32_MAX));
     kvf_model_free(model);

@@ -595,7 +595,7 @@ static void models_that_differ_are_refused_with_both_values(void **state) {
     kvf_model *ours = attention(1, 4, 4), *theirs = attention(1, 8, 4);
     pair p = {NULL, engine_of(ours, ENGINE(.all = {.block_count = 1})),
               engine_of(theirs, ENGINE(.name = "prefill", .all = {.block_count = 1}))};
-    assert_fails(try_plan(&p), KVF_E_MISMATCH, "prefill", "full.k.units is \"4\" here and \"8\" there");
+    assert_fails(try_plan(&p), KVF_E_MISMATCH, "prefill", "full.k.units is \"4\" locally and \"8\" remotely");
     free_pair(&p);
     kvf_model_free(ours);
     kvf_model_free(theirs);

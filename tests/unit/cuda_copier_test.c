@@ -65,7 +65,7 @@ static void what_is_missing_is_named(void **unused) {
     assert_string_equal(text, "KVF_E_UNSUPPORTED: there is no CUDA here: the driver knows no device");
     found_with("FAKE_CUDA_VERSION=11080", text, sizeof text);
     assert_string_equal(
-        text, "KVF_E_UNSUPPORTED: there is no CUDA here: the driver is for CUDA 11.8; allowed are 12.0 "
+        text, "KVF_E_UNSUPPORTED: there is no CUDA here: the driver is for CUDA 11.8; allowed: 12.0 "
               "and later");
 }
 

@@ -41,7 +41,7 @@ static void what_is_asked_wrongly_is_refused(void **unused) {
     uint32_t number = 0;
     kvf_device_info info = {.struct_size = sizeof info};
     assert_fails(kvf_device_count(KVF_MEMORY_HOST, &number), KVF_E_INVALID,
-                 "memory kind is 0; allowed of devices is 1 (CUDA)");
+                 "memory kind is 0; allowed: 1 (CUDA)");
     assert_fails(kvf_device_count(KVF_MEMORY_CUDA, NULL), KVF_E_INVALID, "out is NULL");
     assert_fails(kvf_device_get_info(KVF_MEMORY_CUDA, 99, &info), KVF_E_RANGE,
                  "CUDA device 99; this process sees");

@@ -301,9 +301,9 @@ static void the_number_of_ranks_is_bounded(void **state) {
     (void)state;
     kvf_model *model = latent(4);
     assert_fails(try_engine(model, ENGINE(.tp_size = 65537, .all = {.block_count = 1})), KVF_E_RANGE,
-                 "tp_size 65537 x pp_size 1", "up to 65536");
+                 "tp_size is 65537 and pp_size 1", "up to 65536");
     assert_fails(try_engine(model, ENGINE(.tp_size = UINT32_MAX, .pp_size = UINT32_MAX)), KVF_E_RANGE,
-                 "tp_size 4294967295 x pp_size 4294967295");
+                 "tp_size is 4294967295 and pp_size 4294967295");
     kvf_model_free(model);
 }
 

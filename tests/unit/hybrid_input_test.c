@@ -201,7 +201,7 @@ static void a_block_count_that_is_no_multiple_of_the_ratio_is_refused_on_either_
                                .total_kv_heads = 2};
     kvf_engine_transfer_info remote = {
         .struct_size = sizeof remote, .tp_size = 1, .block_size = 16, .physical_blocks_per_logical = 2};
-    const char *words = "9 kernel blocks are no whole number of logical blocks of 2";
+    const char *words = "9 kernel blocks are not a whole number of logical blocks of 2";
     kvf_topology *topology;
     kvf_descriptor_table table = {0};
     assert_ok(kvf_topology_create(&local, &topology));
@@ -285,14 +285,14 @@ static const struct {
     const char *words;   /* words of the comparison between hybrid() and this model */
     const char *of_plan; /* words of the plan's error; NULL: the plan succeeds */
 } differences[] = {
-    {NO_STATE, "group_count is 2 on one side and 1 on the other", "group ssm is missing there"},
+    {NO_STATE, "group_count is 2 on one side and 1 on the other", "group ssm is missing remotely"},
     {SWAPPED, "group 0 (full): name is \"full\" on one side and \"ssm\" on the other", NULL},
     {STATE_AS_TOKENS, "group 1 (ssm): kind is \"state\" on one side and \"tokens\" on the other",
-     "ssm.kind is \"state\" here and \"tokens\" there"},
+     "ssm.kind is \"state\" locally and \"tokens\" remotely"},
     {OTHER_LAYERS, "group 1 (ssm): layers[0] is 1 on one side and 2 on the other",
-     "ssm.layers 1 are missing there; ssm.layers 2 are missing here"},
+     "ssm.layers 1 are missing remotely; ssm.layers 2 are missing locally"},
     {FEWER_PROJECTIONS, "group 1 (ssm): part_count is 4 on one side and 3 on the other",
-     "ssm.ssm is missing there"},
+     "ssm.ssm is missing remotely"},
 };
 
 static const kvf_engine_spec small = {.struct_size = sizeof small, .all = {.block_count = 4}};

@@ -78,7 +78,7 @@ static void a_key_in_the_allow_list_gets_in_and_another_is_told_why_not(void **s
     assert_string_equal(server.messages[0].text, "it is me");
     assert_int_equal(stranger.broken_route, refused);
     assert_int_equal(stranger.broken_status, KVF_E_PERMISSION);
-    assert_non_null(strstr(stranger.broken_detail, "does not allow our key"));
+    assert_non_null(strstr(stranger.broken_detail, "does not allow this end's key"));
     kvf_link_close(stranger.link);
     kvf_link_close(friend.link);
     kvf_link_close(server.link);

@@ -258,7 +258,7 @@ static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is
     work_until(client.broken_count >= 2 && client.broken_status == KVF_E_IO, &client);
     assert_int_equal(client.broken_route, route);
     assert_non_null(strstr(client.broken_detail, endpoint));
-    assert_non_null(strstr(client.broken_detail, "refused, for nobody listens there"));
+    assert_non_null(strstr(client.broken_detail, "refused because nobody listens there"));
 
     open_end(&server, (kvf_link_options){.listen = endpoint});
     work_until(server.message_count == 1, &server, &client);
@@ -290,7 +290,7 @@ static void a_path_where_nobody_listens_is_told(void **state) {
     (void)connect_end(&client, "ipc:///tmp/kvf_link_nobody");
     work_until(client.broken_count >= 3, &client);
     assert_int_equal(client.broken_status, KVF_E_IO);
-    assert_non_null(strstr(client.broken_detail, "refused, for nobody listens there"));
+    assert_non_null(strstr(client.broken_detail, "refused because nobody listens there"));
     kvf_link_close(client.link);
 }
 
@@ -597,7 +597,7 @@ static void an_ipc_path_in_use_or_of_a_file_is_left_alone(void **state) {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     (void)fclose(file);
-    assert_fails(try_open_end(&second, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS, "no socket");
+    assert_fails(try_open_end(&second, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS, "is not a socket");
     assert_int_equal(stat(path, &found), 0);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);

@@ -166,9 +166,9 @@ static void counts_must_be_at_least_one_and_not_absurd(void **state) {
     sample s;
     fill(&s);
     s.desc.layer_count = 0;
-    assert_refused(&s, KVF_E_RANGE, "model: layer_count is 0; allowed 1 to 65536");
+    assert_refused(&s, KVF_E_RANGE, "model: layer_count is 0; allowed: 1 to 65536");
     s.desc.layer_count = 65537;
-    assert_refused(&s, KVF_E_RANGE, "model: layer_count is 65537; allowed 1 to 65536");
+    assert_refused(&s, KVF_E_RANGE, "model: layer_count is 65537; allowed: 1 to 65536");
     fill(&s);
     s.desc.group_count = 0;
     assert_refused(&s, KVF_E_RANGE, "model: group_count is 0");
@@ -176,12 +176,12 @@ static void counts_must_be_at_least_one_and_not_absurd(void **state) {
     assert_refused(&s, KVF_E_RANGE, "model: group_count is 4294967295");
     fill(&s);
     s.groups[0].part_count = 0;
-    assert_refused(&s, KVF_E_RANGE, "group 0 (full): part_count is 0; allowed 1 to 64");
+    assert_refused(&s, KVF_E_RANGE, "group 0 (full): part_count is 0; allowed: 1 to 64");
     fill(&s);
     s.groups[0].layer_count = 0;
-    assert_refused(&s, KVF_E_RANGE, "group 0 (full): layer_count is 0; allowed 1 to 4");
+    assert_refused(&s, KVF_E_RANGE, "group 0 (full): layer_count is 0; allowed: 1 to 4");
     s.groups[0].layer_count = 5;
-    assert_refused(&s, KVF_E_RANGE, "group 0 (full): layer_count is 5; allowed 1 to 4");
+    assert_refused(&s, KVF_E_RANGE, "group 0 (full): layer_count is 5; allowed: 1 to 4");
 }
 
 static void names_must_be_there_short_printable_and_unique(void **state) {
@@ -194,10 +194,11 @@ static void names_must_be_there_short_printable_and_unique(void **state) {
     s.groups[1].name = NULL;
     assert_refused(&s, KVF_E_INVALID, "group 1: name is NULL");
     s.groups[1].name = "full";
-    assert_refused(&s, KVF_E_INVALID, "group 1: name is \"full\", as that of group 0");
+    assert_refused(&s, KVF_E_INVALID, "group 1: name is \"full\", which is also the name of group 0");
     fill(&s);
     s.kv[1].name = "k";
-    assert_refused(&s, KVF_E_INVALID, "group 0 (full): part 1: name is \"k\", as that of part 0");
+    assert_refused(&s, KVF_E_INVALID,
+                   "group 0 (full): part 1: name is \"k\", which is also the name of part 0");
     s.kv[1].name = "v\n";
     assert_refused(&s, KVF_E_INVALID,
                    "group 0 (full): part 1: name has the control character 0x0a at byte 1");
@@ -215,7 +216,7 @@ static void layers_must_ascend_and_be_of_the_model(void **state) {
     sample s;
     fill(&s);
     s.full_layers[1] = 4;
-    assert_refused(&s, KVF_E_RANGE, "group 0 (full): layers[1] is 4; allowed 0 to 3");
+    assert_refused(&s, KVF_E_RANGE, "group 0 (full): layers[1] is 4; allowed: 0 to 3");
     s.full_layers[1] = 0;
     assert_refused(&s, KVF_E_INVALID, "group 0 (full): layers[1] is 0, after 0; layers must ascend");
 }
@@ -241,13 +242,13 @@ static void units_granules_and_elements_must_fit_each_other(void **state) {
     sample s;
     fill(&s);
     s.kv[0].units = 0;
-    assert_refused(&s, KVF_E_RANGE, "part 0 (k): units is 0; at least 1");
+    assert_refused(&s, KVF_E_RANGE, "part 0 (k): units is 0; allowed: 1 and more");
     fill(&s);
     s.kv[0].cell_elements = 0;
-    assert_refused(&s, KVF_E_RANGE, "part 0 (k): cell_elements is 0; at least 1");
+    assert_refused(&s, KVF_E_RANGE, "part 0 (k): cell_elements is 0; allowed: 1 and more");
     fill(&s);
     s.state[0].granule_units = 65;
-    assert_refused(&s, KVF_E_RANGE, "part 0 (conv.x): granule_units is 65; allowed 1 to units, which is 64");
+    assert_refused(&s, KVF_E_RANGE, "part 0 (conv.x): granule_units is 65; allowed: 1 to units, which is 64");
     s.state[0].granule_units = 24;
     assert_refused(&s, KVF_E_INVALID,
                    "part 0 (conv.x): granule_units is 24, which does not divide units, 64");
@@ -262,10 +263,10 @@ static void tensors_are_numbered_in_order_without_gaps(void **state) {
     sample s;
     fill(&s);
     s.state[0].tensor = 1;
-    assert_refused(&s, KVF_E_RANGE, "group 1 (ssm): part 0 (conv.x): tensor is 1; allowed 0 to 0");
+    assert_refused(&s, KVF_E_RANGE, "group 1 (ssm): part 0 (conv.x): tensor is 1; allowed: 0 to 0");
     fill(&s);
     s.state[1].tensor = 2;
-    assert_refused(&s, KVF_E_RANGE, "group 1 (ssm): part 1 (ssm): tensor is 2; allowed 0 to 1");
+    assert_refused(&s, KVF_E_RANGE, "group 1 (ssm): part 1 (ssm): tensor is 2; allowed: 0 to 1");
 }
 
 static void windows_and_chunks_are_for_token_groups_and_not_both(void **state) {

@@ -331,7 +331,7 @@ static void layers_beyond_the_model_are_refused(void **state) {
         kvf_plan_options options = {.struct_size = sizeof options, .layers = wrong[i]};
         kvf_plan *plan = NULL;
         assert_fails(kvf_plan_build(kvf_engine_shard(p.local, 0), p.remote, &options, &plan), KVF_E_RANGE,
-                     "layers is [", "inside [0, 5)");
+                     "layers are [", "within [0, 5)");
         assert_null(plan);
     }
     free_pair(&p);

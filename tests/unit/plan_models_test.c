@@ -172,9 +172,9 @@ static void a_group_that_is_missing_there_is_refused_unless_it_is_left_out(void 
     const uint32_t full[] = {0}, draft[] = {1}, none[] = {2};
     kvf_plan *plan = NULL;
     assert_fails(try_with(&s, (kvf_plan_options){0}, &plan), KVF_E_MISMATCH, "other",
-                 "group draft is missing there");
+                 "group draft is missing remotely");
     assert_fails(try_with(&s, (kvf_plan_options){.groups = draft, .group_count = 1}, &plan), KVF_E_MISMATCH,
-                 "group draft is missing there");
+                 "group draft is missing remotely");
     assert_fails(try_with(&s, (kvf_plan_options){.groups = none, .group_count = 1}, &plan), KVF_E_RANGE,
                  "groups[0] is 2; the model has 2");
     /* The draft model's layer is not requested. */
@@ -196,7 +196,7 @@ static void layers_that_are_missing_there_are_refused_where_they_are_asked_for(v
     const uint32_t full[] = {1};
     kvf_plan *plan = NULL;
     assert_fails(try_with(&s, (kvf_plan_options){.groups = full, .group_count = 1}, &plan), KVF_E_MISMATCH,
-                 "full.layers 5 are missing there");
+                 "full.layers 5 are missing remotely");
     assert_ok(try_with(&s, (kvf_plan_options){.groups = full, .group_count = 1, .layers = {0, 4}}, &plan));
     assert_ok(kvf_plan_verify(plan));
     move(plan, &s.here, s.there, 1);
@@ -218,13 +218,13 @@ static void other_types_are_refused_with_both(void **state) {
     kvf_plan *plan = NULL;
     sides s = open_sides(bf16, f16);
     assert_fails(try_with(&s, (kvf_plan_options){0}, &plan), KVF_E_UNSUPPORTED,
-                 "full.k.dtype is \"bf16\" here and \"f16\" there",
-                 "types are converted only where both sides allow it");
+                 "full.k.dtype is \"bf16\" locally and \"f16\" remotely",
+                 "types are converted only where both sides allow the conversion");
     (void)kvf_model_retain(bf16);
     close_sides(&s);
     s = open_sides(bf16, f8);
     assert_fails(try_with(&s, (kvf_plan_options){0}, &plan), KVF_E_MISMATCH,
-                 "full.k.dtype is \"bf16\" here and \"f8_e4m3\" there");
+                 "full.k.dtype is \"bf16\" locally and \"f8_e4m3\" remotely");
     close_sides(&s);
 }
 

@@ -94,20 +94,20 @@ static void a_wrong_local_offset_leaves_a_cell_out(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
     plan->lanes[0].local_offset += 8;
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 0, part k, row 0, unit 0",
-                 "no rule writes it");
+                 "no rule writes the cell");
 }
 
 static void a_wrong_local_region_leaves_a_cell_out(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
     plan->lanes[0].local_region = 1;
-    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 0, part k", "no rule writes it");
+    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 0, part k", "no rule writes the cell");
 }
 
 static void a_missing_lane_is_found(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
     RULE_OF(plan, 1).lane_count--;
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 1, part v, row 0, unit 1",
-                 "no rule writes it");
+                 "no rule writes the cell");
 }
 
 static void a_missing_rule_is_found(void **state) {
@@ -121,7 +121,7 @@ static void a_missing_rule_of_whole_blocks_is_found(void **state) {
     assert_true(plan->rules[plan->rule_count - 1].whole_blocks);
     plan->rule_count--;
     assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "layer 0, part k, row 0, unit 1",
-                 "no rule writes it");
+                 "no rule writes the cell");
 }
 
 static void a_row_of_a_whole_block_that_is_read_from_another_is_found(void **state) {
@@ -184,9 +184,9 @@ static void wrong_strides_between_units_are_found(void **state) {
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "part k, row 0, unit 1", "wrong address");
     rule->remote.unit = 8;
     rule->local.unit = 40;
-    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part k, row 0, unit 1", "no rule writes it");
+    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part k, row 0, unit 1", "no rule writes the cell");
     rule->local.unit = 0;
-    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part k, row 0, unit 1", "no rule writes it");
+    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part k, row 0, unit 1", "no rule writes the cell");
     kvf_plan_free(plan);
     free_pair(&p);
 }
@@ -196,7 +196,7 @@ static void a_missing_unit_is_found(void **state) {
     pair p = pair_of(attention(1, 2, 4), ENGINE(.all = BLOCKS()), ENGINE(.all = BLOCKS(.order = "L|BPNH")));
     kvf_plan *plan = plan_of(&p, 0);
     RULE_OF(plan, 0).units = 1;
-    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part k, row 0, unit 1", "no rule writes it");
+    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part k, row 0, unit 1", "no rule writes the cell");
     kvf_plan_free(plan);
     free_pair(&p);
 }
@@ -297,7 +297,8 @@ static void a_share_that_nobody_reads_is_found(void **state) {
     pair p;
     kvf_plan *plan = shared_plan(&p);
     RULE_OF(plan, 1).lane_count = 0;
-    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part latent, row 0, unit 0", "no rule writes it");
+    assert_fails(kvf_plan_verify(plan), KVF_E_UNCOVERED, "part latent, row 0, unit 0",
+                 "no rule writes the cell");
     kvf_plan_free(plan);
     free_pair(&p);
 }

@@ -201,7 +201,7 @@ static void memory_of_a_device_goes_packed(void **state) {
     assert_true(fabs(host.packed_ns - one.packed_ns - less) < 1);
     assert_true(fabs(one.packed_ns - both.packed_ns - less) < 1);
     assert_fails(kvf_way_predict_in(plan, 0, 1000, "inproc", (kvf_memory_kind)2, cuda, &one), KVF_E_INVALID,
-                 "local memory kind is 2; allowed 0 to 1");
+                 "local memory kind is 2; allowed: 0 to 1");
     assert_fails(kvf_way_predict_in(plan, 0, 1000, "inproc", cuda, (kvf_memory_kind)-1, &one), KVF_E_INVALID,
                  "remote memory kind is -1");
     kvf_plan_free(plan);
@@ -362,8 +362,8 @@ static void options_out_of_range_are_refused(void **state) {
                  {{.slot_bytes = 2048}, "slot_bytes is 2048"},
                  {{.slot_bytes = 2 << 20}, "slot_bytes is 2097152"},
                  {{.arena_bytes = 3 * SLOT, .slot_bytes = SLOT}, "arena_bytes is 12288"},
-                 {{.window = 17}, "window is 17; allowed 0 to 16"},
-                 {{.workers = 17}, "workers is 17; allowed 0 to 16"}};
+                 {{.window = 17}, "window is 17; allowed: 0 to 16"},
+                 {{.workers = 17}, "workers is 17; allowed: 0 to 16"}};
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         kvf_stage_options options = wrong[i].options;
         options.struct_size = sizeof options;

@@ -228,7 +228,7 @@ static void shards_in_two_places_are_refused(void **state) {
     assert_ok(kvf_transport_open(*state, &options, &transport));
     assert_ok(kvf_transport_register(transport, regions, 2));
     assert_fails(kvf_stage_open(transport, shard, &stage_options, &stage), KVF_E_UNSUPPORTED,
-                 "a stage takes shards that are in one place");
+                 "all regions of a stage's shard must be of one kind and device");
     kvf_transport_close(transport);
     free_pair(&engines);
     devices_free();

@@ -255,7 +255,7 @@ static void stop(const char *kind, kvf_direction direction) {
     stage_end *lender = direction == KVF_READ ? s.p : s.d, *mover = direction == KVF_READ ? s.d : s.p;
     stage_world_work_until(s.w, is_moving, move);
     kvf_stage_stop(lender->stage, lender->peers[0]);
-    assert_fails(stage_world_finish(s.w, move), KVF_E_CANCELLED, lender->name, "it was stopped here");
+    assert_fails(stage_world_finish(s.w, move), KVF_E_CANCELLED, lender->name, "the lender stopped the flow");
     kvf_move_free(move);
     stage_world_work_idle(s.w);
     assert_stage_idle(lender->stage);
@@ -275,7 +275,7 @@ static void who_may_not_begin_a_flow_hears_it(void **state) {
     scene s = scene_open(*state, small_arena);
     s.p->refuses = true;
     kvf_move *move = begin(&s, KVF_READ, 0);
-    assert_fails(stage_world_finish(s.w, move), KVF_E_PERMISSION, "p0: ", "it may not read here");
+    assert_fails(stage_world_finish(s.w, move), KVF_E_PERMISSION, "p0: ", "the mover may not read");
     kvf_move_free(move);
     stage_world_work_idle(s.w);
     assert_int_equal(s.p->events, 1);
@@ -368,7 +368,8 @@ static void a_region_that_is_taken_back_ends_what_needs_it(void **state) {
     if (kvf_move_status(move) == KVF_IN_PROGRESS) {
         s.w->now_ns += UINT64_C(31000000000);
         stage_world_work_idle(s.w);
-        assert_fails(kvf_move_status(move), KVF_E_TIMEOUT, "p0: nothing was heard of it for 31000 ms");
+        assert_fails(kvf_move_status(move), KVF_E_TIMEOUT,
+                     "p0: nothing was heard from the peer for 31000 ms");
     } else {
         assert_fails(kvf_move_status(move), KVF_E_NOT_REGISTERED, "region 1 has 0 bytes");
     }

@@ -205,10 +205,9 @@ static void slots_it_was_not_given(void **state) {
         attacker_join(&s);
         open_well(&s, 7, (kvf_direction)direction);
         give_back(&s, 7, (kvf_slot_note){31, 1, {0, 0}});
-        assert_event(&s, 1, KVF_E_INVALID, "it returned slot 31 of generation 1, which it does not have",
-                     true);
-        /* the attacker may still touch its lent slots */
-        assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 4);
+        assert_event(&s, 1, KVF_E_INVALID,
+                     "the mover returned slot 31 of generation 1, which it does not have", true);
+        assert_int_equal(stage_info_of(s.p->stage).slots_doubt, 4); /* it may touch what it was lent */
         assert_unharmed(&s);
         end_flow(&s, 7, KVF_OK);
         assert_stage_idle(s.p->stage);
@@ -296,8 +295,9 @@ static void more_bytes_than_the_stream_has(void **state) {
     attacker_join(&s);
     open_well(&s, 7, KVF_READ);
     const kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
-    give_back(&s, 7, (kvf_slot_note){note.slot, note.generation, {0, 64}}); /* in a pull no bytes come back */
-    assert_event(&s, 1, KVF_E_INVALID, "with bytes, of a pull", true);
+    give_back(&s, 7,
+              (kvf_slot_note){note.slot, note.generation, {0, 64}}); /* of a pull, nothing comes back */
+    assert_event(&s, 1, KVF_E_INVALID, "of a pull with bytes", true);
     assert_unharmed(&s);
     end_flow(&s, 7, KVF_OK);
     assert_stage_idle(s.p->stage);
@@ -311,7 +311,7 @@ static void fewer_bytes_than_the_stream_has(void **state) {
         attacker_join(&s);
         open_well(&s, 7, (kvf_direction)direction);
         end_flow(&s, 7, KVF_OK);
-        assert_event(&s, 1, KVF_E_INVALID, "it ended well after", true);
+        assert_event(&s, 1, KVF_E_INVALID, "the mover ended the flow without an error after", true);
         assert_stage_idle(s.p->stage);
         assert_unharmed(&s);
         scene_close(&s);
@@ -329,8 +329,8 @@ static void flows_that_there_are_not(void **state) {
         const kvf_stage_message message = {.word = words[i], .flow = 99, .slot_count_named = 1};
         say(&s, &message);
         work(&s);
-        assert_event(&s, i + 1, KVF_E_NOT_FOUND, "about flow 99, which there is not", false);
-        /* A side that sends END waits for the other side's END. */
+        assert_event(&s, i + 1, KVF_E_NOT_FOUND, "about flow 99, which does not exist", false);
+        /* Who has ended one waits for the other side's END. */
         assert_int_equal(s.by.heard[KVF_STAGE_END], words[i] == KVF_STAGE_END);
     }
     assert_unharmed(&s);
@@ -346,8 +346,8 @@ static void the_same_flow_opened_twice(void **state) {
     kvf_group_steps steps;
     const kvf_opening opening = opening_of(&s, KVF_READ, &steps);
     open_flow(&s, 7, &opening);
-    assert_event(&s, 1, KVF_E_EXISTS, "flow 7: opened a second time", false);
-    assert_int_equal(s.by.heard[KVF_STAGE_END], 0); /* the first flow goes on */
+    assert_event(&s, 1, KVF_E_EXISTS, "flow 7: it was opened a second time", false);
+    assert_int_equal(s.by.heard[KVF_STAGE_END], 0); /* the first goes on */
     assert_unharmed(&s);
     end_flow(&s, 7, KVF_E_CANCELLED);
     assert_stage_idle(s.p->stage);
@@ -370,7 +370,7 @@ static void more_flows_than_a_peer_may_have(void **state) {
         kvf_group_steps steps;
         const kvf_opening opening = opening_of(&s, KVF_READ, &steps);
         open_flow(&s, i, &opening);
-        assert_event(&s, i - 2, KVF_E_LIMIT, "of its are open; allowed 3", i < 6);
+        assert_event(&s, i - 2, KVF_E_LIMIT, "flows open; allowed: up to 3", i < 6);
     }
     assert_true(stage_info_of(s.p->stage).flows <= 6);
     assert_unharmed(&s);
@@ -396,7 +396,8 @@ static void more_bytes_of_openings_than_a_peer_may_have(void **state) {
         say(&s, &message);
         work(&s);
     }
-    assert_event(&s, 9, KVF_E_LIMIT, "its openings have 75497472 bytes; allowed 67108864", true);
+    assert_event(&s, 9, KVF_E_LIMIT, "the peer's openings have 75497472 bytes; allowed: up to 67108864",
+                 true);
     for (uint64_t i = 0; i < 9; i++)
         end_flow(&s, i, KVF_OK);
     message.flow = 10;
@@ -476,8 +477,8 @@ static void parts_that_never_come(void **state) {
     message.flow = 2;
     say(&s, &message);
     work(&s);
-    assert_event(&s, 1, KVF_E_PARSE, "100 bytes of its opening have come, and then another one", true);
-    /* A part that is not the next one. */
+    assert_event(&s, 1, KVF_E_PARSE, "another opening came after 100 bytes of this one", true);
+    /* Not the next part. */
     message.at = 300;
     say(&s, &message);
     work(&s);
@@ -494,7 +495,7 @@ static void parts_that_never_come(void **state) {
     work(&s);
     s.w->now_ns += UINT64_C(31000000000);
     work(&s);
-    assert_event(&s, 4, KVF_E_TIMEOUT, "flow 4: nothing was heard of it", true);
+    assert_event(&s, 4, KVF_E_TIMEOUT, "flow 4: nothing was heard from the peer", true);
     for (uint32_t i = 1; i < 5; i++)
         if (i != 3)
             end_flow(&s, i, KVF_OK);
@@ -510,12 +511,12 @@ static void openings_that_are_not_ours(void **state) {
         kvf_status status;
         const char *words;
     } wanted[CASES] = {
-        [MODEL] = {KVF_E_MISMATCH, "its model has other groups"},
-        [BYTES] = {KVF_E_MISMATCH, "its stream has 1 bytes"},
+        [MODEL] = {KVF_E_MISMATCH, "the mover's model has other groups"},
+        [BYTES] = {KVF_E_MISMATCH, "the mover's stream has 1 bytes"},
         [ITEM] = {KVF_E_RANGE, "unit"},
         [ORDER] = {KVF_E_INVALID, "item"},
         [TWICE] = {KVF_E_OVERLAP, "item"},
-        [TYPE] = {KVF_E_PERMISSION, "full.k is bf16 here, which is not let be converted into f32"},
+        [TYPE] = {KVF_E_PERMISSION, "full.k: the lender does not allow conversion between bf16 and f32"},
         [BLOCK] = {KVF_E_RANGE, "block"},
         [STEPS] = {KVF_E_RANGE, "step"},
         [SLOTS] = {KVF_E_RANGE, "less than an element"},
@@ -605,14 +606,14 @@ static void slots_and_credits_that_do_not_exist(void **state) {
     } wanted[CASES] = {
         [REGION] = {KVF_E_RANGE, "in region 1, which has 0 bytes"},
         [TOO_MANY] = {KVF_E_RANGE, "17 slots of 4096 bytes in region 0, which has 65536 bytes"},
-        [BYTES] = {KVF_E_MISMATCH, "its stream has 5 bytes"},
-        [BEYOND] = {KVF_E_RANGE, "it lends slot 16; its arena has 16"},
-        [TWICE] = {KVF_E_INVALID, "it lends slot 2 a second time"},
-        [CREDITS] = {KVF_E_LIMIT, "it lends more than 4 slots at once"},
-        [FULL] = {KVF_E_INVALID, "with bytes, of a push"},
-        [EARLY] = {KVF_E_RANGE, "it lends slot 0; its arena has 0"},
-        [ENDED] = {KVF_E_INVALID, "it ended well before all of"},
-        [NO_FLOWS] = {KVF_E_RANGE, "it takes 0 flows; allowed from 1 on"}};
+        [BYTES] = {KVF_E_MISMATCH, "the lender's stream has 5 bytes"},
+        [BEYOND] = {KVF_E_RANGE, "the lender lends slot 16; its arena has 16 slots"},
+        [TWICE] = {KVF_E_INVALID, "the lender lends slot 2 a second time"},
+        [CREDITS] = {KVF_E_LIMIT, "the lender lends more than 4 slots at once"},
+        [FULL] = {KVF_E_INVALID, "of a push with bytes"},
+        [EARLY] = {KVF_E_RANGE, "the lender lends slot 0; its arena has 0 slots"},
+        [ENDED] = {KVF_E_INVALID, "the lender ended the flow without an error before all"},
+        [NO_FLOWS] = {KVF_E_RANGE, "the lender accepts 0 flows; allowed: 1 and more"}};
     for (uint32_t i = 0; i < CASES; i++) {
         scene s = scene_open();
         attacker_join(&s);
@@ -678,7 +679,7 @@ static void messages_that_are_none(void **state) {
     work(&s);
     assert_int_equal(s.p->other_notices, 1);
     assert_true(kvf_stage_notice(s.p->stage, "nobody", "kvfs\1", 5));
-    assert_event(&s, COUNT_OF(wrong) + 1, KVF_E_NOT_FOUND, "nobody, who has not joined", false);
+    assert_event(&s, COUNT_OF(wrong) + 1, KVF_E_NOT_FOUND, "nobody, which has not joined", false);
     assert_unharmed(&s);
     scene_close(&s);
 }

@@ -193,7 +193,7 @@ static void slots_that_are_kept_go_to_who_has_none(void **state) {
         assert_int_equal(s->keepers[i].ended, KVF_E_TIMEOUT);
     assert_int_equal(s->at.p->event, KVF_E_TIMEOUT);
     assert_non_null(
-        strstr(s->at.p->event_text, "it has given back none of its slots for 10000 ms, and others wait"));
+        strstr(s->at.p->event_text, "the mover has returned no slot for 10000 ms, and other flows wait"));
     scene_close(s);
 }
 

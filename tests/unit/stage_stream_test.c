@@ -199,8 +199,8 @@ static void shares_that_hardly_ever_repeat_are_refused(void **state) {
     kvf_selection *selection = NULL;
     kvf_stream_map *map = NULL;
     assert_ok(kvf_selection_check(model, &item, 1, &selection));
-    assert_fails(kvf_stream_map_create(shard, selection, &map), KVF_E_LIMIT, "by 3 in turns of 1009 here",
-                 "by 8192 in turns of 1 there", "up to 4096");
+    assert_fails(kvf_stream_map_create(shard, selection, &map), KVF_E_LIMIT, "by 3 in turns of 1009 locally",
+                 "by 8192 in turns of 1 remotely", "up to 4096");
     kvf_selection_free(selection);
     item.tokens[0].index = 2;
     assert_ok(kvf_selection_check(model, &item, 1, &selection));
@@ -369,7 +369,7 @@ static void selections_that_are_none_are_refused_by_item_and_field(void **state)
             "of the holder is 2", "a state");
     REFUSED(items[1].dtype = KVF_DTYPE_I8, KVF_E_INVALID, "item 1", "dtype is i8", "bf16 of part v");
     REFUSED(items[1].dtype = (kvf_dtype)99, KVF_E_INVALID, "item 1", "dtype is invalid");
-    REFUSED(items[1].tokens[0].count = 2, KVF_E_INVALID, "item 1", "shared otherwise");
+    REFUSED(items[1].tokens[0].count = 2, KVF_E_INVALID, "item 1", "shared differently");
     REFUSED(items[0].part = 1, KVF_E_OVERLAP, "items 0 and 1", "layer 0 of group 0, part 1, unit 1");
     REFUSED((items[0].part = 1, items[1].units.begin = 2, items[1].units.end = 4), KVF_E_OVERLAP, "unit 2");
     REFUSED((items[0].part = 1, items[1].units.begin = 0), KVF_E_INVALID, "item 1", "ascending order");

@@ -36,16 +36,16 @@ static void a_local_engine_has_sizes_that_fit_each_other(void **state) {
     kvf_topology_desc desc = local_desc(65536, 65535, 8);
     assert_int_equal(create(desc), KVF_OK);
     desc.tp_size = 65537;
-    refused(create(desc), KVF_E_RANGE, "local tp_size is 65537; allowed 1 to 65536");
+    refused(create(desc), KVF_E_RANGE, "local tp_size is 65537; allowed: 1 to 65536");
     desc.tp_size = 0;
     refused(create(desc), KVF_E_RANGE, "tp_size is 0");
     desc = local_desc(4, 4, 8);
-    refused(create(desc), KVF_E_RANGE, "tp_rank is 4; allowed 0 to 3");
+    refused(create(desc), KVF_E_RANGE, "tp_rank is 4; allowed: 0 to 3");
     desc = local_desc(4, 0, 8);
     desc.dcp_size = 4;
     assert_int_equal(create(desc), KVF_OK);
     desc.dcp_size = 3;
-    refused(create(desc), KVF_E_INVALID, "dcp_size is 3; it has to divide tp_size 4");
+    refused(create(desc), KVF_E_INVALID, "dcp_size is 3; it must divide tp_size 4");
     desc = local_desc(4, 0, 8);
     desc.block_size = 0;
     refused(create(desc), KVF_E_INVALID, "block_size is 0");
@@ -142,7 +142,7 @@ static void heads_are_of_ranks_that_there_are(void **state) {
     assert_int_equal(kvf_physical_heads(8, 4), 2);
     refused(kvf_physical_head_range(0, 8, 0, &heads), KVF_E_INVALID, "tp_size is 0");
     refused(kvf_physical_head_range(4, 0, 0, &heads), KVF_E_INVALID, "total_kv_heads is 0");
-    refused(kvf_physical_head_range(4, 8, 4, &heads), KVF_E_RANGE, "rank is 4; allowed 0 to 3");
+    refused(kvf_physical_head_range(4, 8, 4, &heads), KVF_E_RANGE, "rank is 4; allowed: 0 to 3");
     refused(kvf_physical_head_range(3, 8, 0, &heads), KVF_E_NOT_EXPRESSIBLE,
             "8 do not divide over tp_size 3");
     assert_int_equal(kvf_physical_head_range(4, 8, 3, &heads), KVF_OK);
@@ -239,7 +239,7 @@ static void lists_are_given_for_as_many_groups_on_both_sides(void **state) {
     kvf_block_lists_free(&out);
     refused(kvf_logical_to_kernel(full, &one, 2, 0, &out), KVF_E_RANGE, "count is 0");
     refused(kvf_logical_to_kernel(full, &one, 2, 3, &out), KVF_E_RANGE,
-            "count is 3; allowed 1 to the stride 2");
+            "count is 3; allowed: 1 to the stride 2");
     assert_int_equal(kvf_logical_to_kernel(full, &one, 2, 2, &out), KVF_OK);
     assert_ids(&out.groups[0], 2, (const uint64_t[]){2, 3});
     kvf_block_lists_free(&out);
@@ -361,8 +361,9 @@ static void descriptor_ids_are_of_blocks_and_regions_that_there_are(void **state
     uint64_t blocks;
     one_list(kvf_desc_ids(&space, both, &lists, &out), &out, 3, (const uint64_t[]){9, 19, 23});
     refused(kvf_desc_ids(&space, both, &beyond, &out), KVF_E_RANGE,
-            "block id 10 in region 0; allowed 0 to 10");
-    refused(kvf_desc_ids(&space, both, &states, &out), KVF_E_RANGE, "block id 4 in region 0; allowed 0 to 4");
+            "block id 10 in region 0; allowed: below 10");
+    refused(kvf_desc_ids(&space, both, &states, &out), KVF_E_RANGE,
+            "block id 4 in region 0; allowed: below 4");
     space.attention_blocks = UINT64_MAX / 2 + 1;
     refused(kvf_desc_ids(&space, both, &lists, &out), KVF_E_OVERFLOW, "do not fit in 64 bits");
     refused(kvf_desc_ids(NULL, both, &lists, &out), KVF_E_INVALID, "no argument may be NULL");
@@ -487,22 +488,23 @@ static void a_state_has_a_shape_of_a_type_that_there_is(void **state) {
     assert_int_equal(shape.temporal_dimensions, 2);
     assert_int_equal(kvf_conv_split(KVF_STATE_MAMBA1, &shape, 2, 4, &layout), KVF_OK);
     refused(kvf_conv_split(KVF_STATE_MAMBA2, &shape, 2, 4, &layout), KVF_E_NOT_EXPRESSIBLE,
-            "the state has 2 dimensions; allowed 3");
+            "the state has 2 dimensions; allowed: 3");
     refused(kvf_conv_split((kvf_state_type)3, &shape, 2, 4, &layout), KVF_E_UNSUPPORTED, "type is 3");
     refused(kvf_conv_split(KVF_STATE_MAMBA1, NULL, 2, 4, &layout), KVF_E_INVALID, "shape is NULL");
     refused(kvf_conv_split(KVF_STATE_MAMBA1, &shape, 2, 4, NULL), KVF_E_INVALID, "out is NULL");
     shape.conv[0]++;
     refused(kvf_conv_split(KVF_STATE_MAMBA1, &shape, 2, 4, &layout), KVF_E_NOT_EXPRESSIBLE,
-            "allowed the same");
+            "allowed: the same");
     refused(kvf_state_shape_of(&model, 0, &shape), KVF_E_INVALID, "tp_size is 0");
     model.conv_kernel = 1;
-    refused(kvf_state_shape_of(&model, 1, &shape), KVF_E_INVALID, "conv_kernel 1; allowed 1 and 2 and more");
+    refused(kvf_state_shape_of(&model, 1, &shape), KVF_E_INVALID,
+            "conv_kernel 1; allowed: at least 1 and at least 2");
     model.conv_kernel = 4;
     model.spec_steps = 2;
     assert_int_equal(kvf_state_shape_of(&model, 1, &shape), KVF_OK);
     assert_int_equal(shape.conv[1], 5);
     model.type = (kvf_state_type)3;
-    refused(kvf_state_shape_of(&model, 1, &shape), KVF_E_RANGE, "type is 3; allowed 0 to 2");
+    refused(kvf_state_shape_of(&model, 1, &shape), KVF_E_RANGE, "type is 3; allowed: 0 to 2");
     refused(kvf_state_shape_of(NULL, 1, &shape), KVF_E_INVALID, "model is NULL");
     refused(kvf_state_shape_of(&model, 1, NULL), KVF_E_INVALID, "out is NULL");
 }
@@ -520,8 +522,10 @@ static void projections_are_of_parts_that_there_are(void **state) {
     assert_int_equal(kvf_remote_projection_runs(&local, 2, 1, &run), KVF_OK);
     assert_int_equal(run.offset, 8);
     assert_int_equal(run.bytes, 8);
-    refused(kvf_remote_projection_runs(&local, 2, 2, &run), KVF_E_RANGE, "local_offset is 2; allowed 0 to 1");
-    refused(kvf_remote_projection_runs(&local, 1, 1, &run), KVF_E_RANGE, "local_offset is 1; allowed 0 to 0");
+    refused(kvf_remote_projection_runs(&local, 2, 2, &run), KVF_E_RANGE,
+            "local_offset is 2; allowed: 0 to 1");
+    refused(kvf_remote_projection_runs(&local, 1, 1, &run), KVF_E_RANGE,
+            "local_offset is 1; allowed: 0 to 0");
     assert_int_equal(kvf_remote_projection_runs(&local, -2, 7, &run),
                      KVF_OK); /* the offset means nothing here */
     assert_int_equal(run.offset, 0);

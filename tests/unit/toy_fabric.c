@@ -104,16 +104,16 @@ static int toy_event_fd(void *at) {
 static const char *find_loss(const toy_link *link) {
     const toy_endpoint *remote = find(link->remote);
     if (!remote)
-        return "its endpoint has closed";
+        return "the peer's endpoint has closed";
     return link->generation < kvf_transport_oldest(remote->transport)
-               ? "the card speaks of an older generation of its memory: a new card is needed"
+               ? "the card is for an older generation of the peer's memory: a new card is needed"
                : NULL;
 }
 
 static kvf_status toy_connect(void *at, const void *card, size_t bytes, kvf_peer *peer, void **out) {
     toy_link link = {.self = at, .peer = peer, .generation = kvf_peer_generation(peer)};
     if (bytes != sizeof link.remote)
-        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed 8", bytes);
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed: 8", bytes);
     memcpy(&link.remote, card, bytes);
     const char *loss = find_loss(&link);
     if (loss)
@@ -152,9 +152,9 @@ static kvf_status toy_notify(void *at, const void *data, size_t bytes) {
     const toy_link *link = at;
     toy_endpoint *remote = find(link->remote);
     if (!remote)
-        return kvf_fail(KVF_E_PEER_LOST, "its endpoint has closed");
+        return kvf_fail(KVF_E_PEER_LOST, "the peer's endpoint has closed");
     if (remote->sent - remote->told == NOTICES_MAX)
-        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for it", NOTICES_MAX);
+        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer, the most allowed", NOTICES_MAX);
     toy_notice *notice = &remote->notices[remote->sent++ % NOTICES_MAX];
     (void)snprintf(notice->sender, sizeof notice->sender, "%s", kvf_transport_name(link->self->transport));
     memcpy(notice->data, data, bytes);

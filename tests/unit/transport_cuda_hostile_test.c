@@ -165,9 +165,9 @@ static void a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over(void
     devices_delay(HOUR_NS);
     submit(KVF_WRITE, BYTES, &noted);
     run_rounds();
-    for (int i = 0; i < 3; i++) { /* as long as the kernels run */
-        assert_fails(fence_writer(kvf_transport_fence), KVF_E_AGAIN, "has asked to be written",
-                     "is being copied by kernels of this process", "since it was shut out");
+    for (int i = 0; i < 3; i++) { /* for as long as they run */
+        assert_fails(fence_writer(kvf_transport_fence), KVF_E_AGAIN, "kernels of this process still copy",
+                     "asked to write", "after it was shut out");
         run_rounds();
     }
     assert_int_equal(written(0, BYTES), 0);
@@ -436,8 +436,8 @@ static void what_a_guest_cannot_have_is_not_read(void **state) {
     bad.regions[0] = regions[0];
     bad.regions[0].base = (uint64_t)(uintptr_t)owner.memory[1].address;
     assert_int_equal(answer_after(&bad, reason), KVF_E_AGAIN);
-    assert_non_null(strstr(reason, "region 0 is not as generation"));
-    part_of(&owner, &bad.card, regions); /* the guest claims to be the owner itself */
+    assert_non_null(strstr(reason, "region 0 has changed since generation"));
+    part_of(&owner, &bad.card, regions); /* as the owner itself */
     bad.card.region_count = 1;
     assert_int_equal(answer_after(&bad, reason), KVF_E_AGAIN);
     assert_int_equal(written(0, BYTES), 0);
@@ -612,7 +612,7 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
     (void)state;
     voice v;
     outcome noted;
-    const char *const senseless = "a message of its makes no sense";
+    const char *const senseless = "a message of the peer makes no sense";
     const size_t left = devices_left();
     voice_open(&v);
     kvf_cuda_written written_well = {.header = {CUDA_WRITTEN, KVF_OK}, .number = 1}, wrong = written_well;
@@ -634,7 +634,7 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
     say(v.fd, &wrong, sizeof wrong);
     writer_rounds();
     assert_int_equal(noted.status, KVF_E_IO);
-    assert_non_null(strstr(noted.detail, "its owner could not read it: xxx"));
+    assert_non_null(strstr(noted.detail, "the owner could not read the data: xxx"));
     submit(KVF_WRITE, 64, &noted);
     writer_rounds();
     written_well.number = 2;

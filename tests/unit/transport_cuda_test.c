@@ -190,7 +190,7 @@ static void what_the_owner_cannot_read_is_not_written(void **state) {
     scene->here.base = 0;
     assert_int_equal(move(scene, KVF_WRITE, detail), KVF_E_UNSUPPORTED);
     assert_non_null(strstr(detail, "cuda: writing to "));
-    assert_non_null(strstr(detail, "its owner could not read it: region 0 is freed"));
+    assert_non_null(strstr(detail, "the owner could not read the data: region 0 is freed"));
     assert_true(owner_tell(&scene->owner, 'c') > 500);
     scene_close(scene, false);
 }
@@ -267,13 +267,13 @@ static void memory_is_a_devices_and_there(void **state) {
     wrong.bytes--;
     wrong.device = 0;
     assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
-                 "is memory of CUDA device 1; allowed is memory of device 0");
+                 "is memory of CUDA device 1; allowed: memory of device 0");
     wrong.device = 2;
     assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_RANGE, "this process sees 2");
     wrong.device = 1;
     wrong.address = &wrong;
     assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
-                 "is no memory of CUDA device 1");
+                 "is not memory of CUDA device 1");
     wrong.address = (unsigned char *)all.address + 100;
     /* the region is in the middle of its allocation */
     assert_ok(kvf_transport_register(transport, &wrong, 1));
@@ -362,7 +362,7 @@ static void a_card_that_says_something_else_than_the_driver_is_refused(void **st
     assert_ok(kvf_transport_connect(scene->here.transport, forged.data, forged.length, &scene->peer));
     while (scene->lost == 0)
         step(scene);
-    assert_non_null(strstr(scene->lost_detail, "the key of the card is not its own"));
+    assert_non_null(strstr(scene->lost_detail, "the key of the card is not the peer's"));
     assert_int_equal(devices_left(), left);
     kvf_buffer_free(&forged);
     kvf_card_free(&card);
@@ -462,8 +462,8 @@ static void a_device_that_does_not_come_to_an_end_is_not_waited_for(void **state
     while (!*second)
         step(scene);
     assert_non_null(strstr(second, "KVF_E_IO: cuda: reading from "));
-    assert_non_null(strstr(second, "the device has not ended a copy for 1 ms"));
-    assert_string_equal(first, ""); /* no end is reported, since its memory is still in use */
+    assert_non_null(strstr(second, "the device has not finished a copy for 1 ms"));
+    assert_string_equal(first, ""); /* its memory is not quiet */
     devices_delay(0);
     scene_close(scene, false);
     assert_non_null(strstr(first, "KVF_E_CANCELLED"));
@@ -506,9 +506,9 @@ static void a_machine_without_a_driver_says_so_and_has_the_others(void **state) 
     char text[2048];
     opened_with("FAKE_CUDA_VERSION=11080", text, sizeof text);
     assert_string_equal(
-        text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: the driver is for CUDA 11.8; allowed are "
+        text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: the driver is for CUDA 11.8; allowed: "
               "12.0 and later\n"
-              "KVF_OK: does not there is no CUDA here: the driver is for CUDA 11.8; allowed are 12.0 and "
+              "KVF_OK: does not there is no CUDA here: the driver is for CUDA 11.8; allowed: 12.0 and "
               "later\n");
     /* Asking which kinds work does not start the driver, so the library learns only later whether there are devices. */
     opened_with("FAKE_CUDA_DEVICES=0", text, sizeof text);

@@ -245,9 +245,9 @@ static void settings_are_known_by_key_and_their_values_checked(void **state) {
     assert_int_equal(open_with("inproc", "shm.direct", "off"), KVF_OK);
     assert_int_equal(open_with("inproc", "ucx.tls", "tcp"), KVF_OK); /* also in a build without UCX */
     assert_int_equal(open_with("shm", "shm.direct", "maybe"), KVF_E_INVALID);
-    assert_non_null(strstr(kvf_error_detail(), "shm.direct is \"maybe\"; allowed auto, on, off"));
+    assert_non_null(strstr(kvf_error_detail(), "shm.direct is \"maybe\"; allowed: auto, on, off"));
     assert_int_equal(open_with("shm", "shm.speed", "high"), KVF_E_NOT_FOUND);
-    assert_non_null(strstr(kvf_error_detail(), "\"shm.speed\"; allowed "));
+    assert_non_null(strstr(kvf_error_detail(), "\"shm.speed\"; allowed: "));
     assert_non_null(strstr(kvf_error_detail(), "shm.direct"));
     assert_int_equal(open_with("shm", NULL, "high"), KVF_E_INVALID);
     assert_int_equal(open_with("shm", "shm.direct", NULL), KVF_E_INVALID);
@@ -397,7 +397,7 @@ static void a_card_says_which_regions_are_withheld(void **state) {
     withheld[2] = true;
     assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
-    assert_string_equal(kvf_error_detail(), "card: region 2 has 9 bytes, and its sort is 1; allowed 0 and 2");
+    assert_string_equal(kvf_error_detail(), "card: region 2 has 9 bytes, and its sort is 1; allowed: 0 and 2");
     kvf_buffer_free(&bytes);
 }
 

@@ -111,9 +111,9 @@ static void a_file_that_is_no_library_is_named(void **state) {
     assert_refused(made("text"), text, "invalid ELF header");
     write_file(made("empty"), "");
     assert_refused(made("empty"), text, "file too short");
-    assert_refused(folder, folder, "no plain file");
+    assert_refused(folder, folder, "not a regular file");
     assert_int_equal(mkfifo(made("fifo"), 0600), 0);
-    assert_refused(made("fifo"), text, "no plain file");
+    assert_refused(made("fifo"), text, "not a regular file");
 }
 
 static void a_library_that_is_no_ucx_is_named(void **state) {
@@ -126,8 +126,8 @@ static void a_library_that_is_no_ucx_is_named(void **state) {
 
 static void a_ucx_that_is_too_old_or_of_another_major_version_is_named_with_its_version(void **state) {
     (void)state;
-    assert_refused(fake("old"), text, "it is UCX 1.12.7; allowed are 1.13 and later versions of 1");
-    assert_refused(fake("next"), text, "it is UCX 2.0.7; allowed are 1.13");
+    assert_refused(fake("old"), text, "it is UCX 1.12.7; allowed: 1.13 and later versions of 1");
+    assert_refused(fake("next"), text, "it is UCX 2.0.7; allowed: 1.13");
 }
 
 static void a_ucx_without_a_function_is_named_with_that(void **state) {

@@ -780,7 +780,7 @@ static void a_killed_owner_is_lost(void **state) {
         drive(&here, NULL, &here.lost, 1);
         assert_int_equal(outcome.status, KVF_E_PEER_LOST);
     }
-    assert_non_null(strstr(here.lost_detail, "its process has ended"));
+    assert_non_null(strstr(here.lost_detail, "the peer's process has ended"));
     assert_int_equal(kvf_transport_connect(here.transport, card, (size_t)bytes, &peer), KVF_E_PEER_LOST);
     assert_non_null(strstr(kvf_error_detail(), "nobody listens there"));
     side_close(&here);

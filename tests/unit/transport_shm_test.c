@@ -40,7 +40,7 @@ static void memory_that_is_not_there_fails_the_batch_and_names_the_run(void **st
         assert_int_equal(outcome.status, KVF_E_IO);
         char run[128];
         (void)snprintf(run, sizeof run,
-                       "owner: 100 bytes at offset %zu of its region 0: process_vm_%s: Bad address",
+                       "owner: 100 bytes at offset %zu of the peer's region 0: process_vm_%s: Bad address",
                        half + 700, direction == KVF_READ ? "readv" : "writev");
         assert_non_null(strstr(outcome.detail, run));
     }

@@ -78,7 +78,7 @@ static void a_peer_says_its_fabric_its_way_and_what_has_moved(void **state) {
         {"shm", NULL, false, "shm", "mapped memory"},
         {"shm", NULL, true, "shm", "process_vm_readv, and meanwhile a shared buffer"},
         {"shm", "on", true, "shm", "process_vm_readv"},
-        {"shm", "off", true, "shm", "a shared buffer, for shm.direct is off"},
+        {"shm", "off", true, "shm", "a shared buffer, because shm.direct is off"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         side a, b;
@@ -155,7 +155,7 @@ static void what_is_read_in_place_of_a_peer_that_goes_does_not_count(void **stat
     move_some(&a, &b, peer);
     assert_non_null(kvf_peer_enter(peer, 0, KVF_READ));
     close_side(&b);
-    assert_fails(kvf_peer_leave(peer, KVF_READ, 100), KVF_E_PEER_LOST, "went while its memory was read");
+    assert_fails(kvf_peer_leave(peer, KVF_READ, 100), KVF_E_PEER_LOST, "was lost while its memory was read");
     assert_int_equal(info_of(peer).bytes_read, 1000);
     assert_null(kvf_peer_enter(peer, 0, KVF_READ));
     close_side(&a);
@@ -256,7 +256,7 @@ static void without_rdma_peers_on_other_machines_are_reached_by_messages(void **
     assert_true(found.asked && !found.works);
     assert_non_null(strstr(found.why_not, "no RDMA among "));
     assert_non_null(strstr(found.why_not, "tcp/"));
-    assert_non_null(strstr(found.why_not, "ucx.emulated \"on\""));
+    assert_non_null(strstr(found.why_not, "ucx.emulated to \"on\""));
     assert_true(finding_of_ucx("auto", "on").works);
     assert_true(finding_of_ucx("ucx", NULL).works); /* naming "ucx" is enough to get it */
 }
@@ -270,7 +270,7 @@ static void the_setting_for_what_is_emulated_is_checked(void **state) {
         .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
     kvf_transport *transport = NULL;
     assert_fails(kvf_transport_open("auto", &options, &transport), KVF_E_INVALID,
-                 "ucx.emulated is \"perhaps\"; allowed on, off");
+                 "ucx.emulated is \"perhaps\"; allowed: on, off");
 }
 
 /* Two regions filled with 1 and 2; the first is withheld if UCX emulates. */

@@ -157,35 +157,35 @@ static void whatever_changes_the_cells_changes_the_facts(void **state) {
     (void)state;
     described d = a_model();
     d.part.dtype = KVF_DTYPE_F8_E4M3;
-    assert_differs(d, "full.k.dtype is \"bf16\" here and \"f8_e4m3\" there");
+    assert_differs(d, "full.k.dtype is \"bf16\" locally and \"f8_e4m3\" remotely");
     d = a_model();
     d.part.units = 4;
-    assert_differs(d, "full.k.units is \"8\" here and \"4\" there");
+    assert_differs(d, "full.k.units is \"8\" locally and \"4\" remotely");
     d = a_model();
     d.part.cell_elements = 64;
-    assert_differs(d, "full.k.cell_elements is \"128\" here and \"64\" there");
+    assert_differs(d, "full.k.cell_elements is \"128\" locally and \"64\" remotely");
     d = a_model();
     d.part.rows_per_step = 2;
-    assert_differs(d, "full.k.rows_per_step is \"1\" here and \"2\" there");
+    assert_differs(d, "full.k.rows_per_step is \"1\" locally and \"2\" remotely");
     d = a_model();
     d.part.name = "key";
-    assert_differs(d, "full.k is missing there; full.key is missing here");
+    assert_differs(d, "full.k is missing remotely; full.key is missing locally");
     d = a_model();
     d.group.name = "swa";
-    assert_differs(d, "group full is missing there; group swa is missing here");
+    assert_differs(d, "group full is missing remotely; group swa is missing locally");
     d = a_model();
     d.group.kind = KVF_GROUP_STATE;
-    assert_differs(d, "full.kind is \"tokens\" here and \"state\" there");
+    assert_differs(d, "full.kind is \"tokens\" locally and \"state\" remotely");
     d = a_model();
     d.group.window_tokens = 1024;
-    assert_differs(d, "full.window_tokens is \"0\" here and \"1024\" there");
+    assert_differs(d, "full.window_tokens is \"0\" locally and \"1024\" remotely");
     d = a_model();
     d.group.chunk_tokens = 8192;
-    assert_differs(d, "full.chunk_tokens is \"0\" here and \"8192\" there");
+    assert_differs(d, "full.chunk_tokens is \"0\" locally and \"8192\" remotely");
     d = a_model();
     d.group.layers = other_layers;
     d.group.layer_count = 1;
-    assert_differs(d, "full.layers 0-1,3 are missing there; full.layers 2 are missing here");
+    assert_differs(d, "full.layers 0-1,3 are missing remotely; full.layers 2 are missing locally");
 }
 
 static void what_an_engine_may_choose_is_not_in_the_facts(void **state) {
@@ -261,13 +261,13 @@ static void a_draft_model_on_one_side_is_no_difference_of_the_other_groups(void 
     assert_ok(match_texts(ours, theirs, &match));
     assert_int_equal(match->count, 2);
     check_group(match, 0, "full", KVF_AGREE_SAME, "");
-    check_group(match, 1, "draft", KVF_AGREE_MISSING, "group draft is missing there");
+    check_group(match, 1, "draft", KVF_AGREE_MISSING, "group draft is missing remotely");
     assert_ok(kvf_match_check(match, 0, range(0, 3)));
     assert_fails(kvf_match_check(match, 1, range(0, 1)), KVF_E_MISMATCH, "draft");
     kvf_match_free(match);
     assert_ok(match_texts(theirs, ours, &match));
     check_group(match, 0, "full", KVF_AGREE_SAME, "");
-    check_group(match, 1, "draft", KVF_AGREE_MISSING, "group draft is missing here");
+    check_group(match, 1, "draft", KVF_AGREE_MISSING, "group draft is missing locally");
     assert_int_equal(match->groups[1].ours, KVF_NO_GROUP);
     kvf_match_free(match);
     kvf_free(ours);
@@ -291,11 +291,12 @@ static void draft_layers_in_a_group_are_missing_only_where_they_are_wanted(void 
     char *theirs = text_of(full, "", ""), *more = with(theirs, "layers: 0-2", "layers: 0-3");
     kvf_match *match = NULL;
     assert_ok(match_texts(more, theirs, &match));
-    check_group(match, 0, "full", KVF_AGREE_SAME, "full.layers 3 are missing there");
+    check_group(match, 0, "full", KVF_AGREE_SAME, "full.layers 3 are missing remotely");
     assert_int_equal(match->groups[0].layers_both, 3);
     assert_int_equal(match->groups[0].layers_ours, 1);
     assert_ok(kvf_match_check(match, 0, range(0, 3)));
-    assert_fails(kvf_match_check(match, 0, range(0, 4)), KVF_E_MISMATCH, "full.layers 3 are missing there");
+    assert_fails(kvf_match_check(match, 0, range(0, 4)), KVF_E_MISMATCH,
+                 "full.layers 3 are missing remotely");
     kvf_match_free(match);
     assert_ok(match_texts(theirs, more, &match));
     assert_ok(kvf_match_check(match, 0, range(0, 3)));
@@ -310,7 +311,7 @@ static void types_are_converted_where_both_let_them(void **state) {
     char *ours = text_of(full, draft, ""), *half = with(ours, "dtype: bf16", "dtype: f16");
     kvf_match *match = NULL;
     assert_ok(match_texts(ours, half, &match));
-    check_group(match, 0, "full", KVF_AGREE_CONVERT, "full.k.dtype is \"bf16\" here and \"f16\" there");
+    check_group(match, 0, "full", KVF_AGREE_CONVERT, "full.k.dtype is \"bf16\" locally and \"f16\" remotely");
     check_group(match, 1, "draft", KVF_AGREE_SAME, "");
     assert_ok(kvf_match_check(match, 0, range(0, 3)));
     const kvf_group_desc *ours_in_their_type = kvf_model_group(match->retyped, 0);
@@ -322,7 +323,7 @@ static void types_are_converted_where_both_let_them(void **state) {
         assert_ok(match_texts(ours, theirs, &match));
         check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.k.dtype");
         assert_fails(kvf_match_check(match, 0, range(0, 3)), KVF_E_UNSUPPORTED, "full.k.dtype",
-                     "only where both sides allow it");
+                     "only where both sides allow the conversion");
         kvf_match_free(match);
         kvf_free(theirs);
     }
@@ -337,7 +338,7 @@ static void as_many_elements_are_not_the_same_elements(void **state) {
     char *theirs = with(some, "cell_elements: 128", "cell_elements: 64");
     kvf_match *match = NULL;
     assert_ok(match_texts(ours, theirs, &match));
-    check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.k.units is \"8\" here and \"16\" there");
+    check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.k.units is \"8\" locally and \"16\" remotely");
     check_group(match, 1, "draft", KVF_AGREE_SAME, "");
     kvf_match_free(match);
     kvf_free(theirs);
@@ -365,7 +366,7 @@ static void an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all(void **
          *theirs = text_of(full, draft, "full.weights: r2\n");
     kvf_match *match = NULL;
     assert_ok(match_texts(ours, theirs, &match));
-    check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.weights is \"r1\" here and \"r2\" there");
+    check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.weights is \"r1\" locally and \"r2\" remotely");
     check_group(match, 1, "draft", KVF_AGREE_SAME, "");
     kvf_match *back = NULL;
     assert_ok(kvf_match_reverse(match, &back));
@@ -375,7 +376,7 @@ static void an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all(void **
     kvf_match_free(match);
     char *of_all = text_of(full, draft, "weights: r2\n");
     assert_fails(try_match(ours, of_all), KVF_E_MISMATCH, "full.weights",
-                 "weights is \"r2\" there and missing here");
+                 "weights is \"r2\" remotely and missing locally");
     kvf_free(of_all);
     kvf_free(theirs);
     kvf_free(ours);
@@ -440,11 +441,11 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         {"layers: 0-2", "layers: 0,0", "must ascend", KVF_E_INVALID},
         {"dtype: bf16", "dtype: f6", "line 9: dtype is \"f6\"", KVF_E_UNSUPPORTED},
         {"units: 8", "units: 0", "units is 0", KVF_E_RANGE},
-        {"units: 8", "heads: 8", "line 10 is \"heads: 8\", where units is wanted", KVF_E_PARSE},
+        {"units: 8", "heads: 8", "line 10 is \"heads: 8\"; expected units", KVF_E_PARSE},
         {"part: k", "part: ", "name", KVF_E_INVALID},
         {"part: k", "part: \x1b", "control character", KVF_E_INVALID},
         {"rows_per_step: 1\n", "rows_per_step: 1\nmore: 1\n", "line 13", KVF_E_PARSE},
-        {"group: draft", "group: full", "as that of group 0", KVF_E_INVALID},
+        {"group: draft", "group: full", "which is also the name of group 0", KVF_E_INVALID},
     };
     static const char *const taken[][2] = {
         {"window_tokens: 0", "window_tokens: 4294967295"},
@@ -469,7 +470,7 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         good[cut] = '\0';
         (void)read(good);
     }
-    assert_fails(read(""), KVF_E_PARSE, "layer_count is wanted");
+    assert_fails(read(""), KVF_E_PARSE, "expected layer_count");
     assert_fails(read("layer_count: 4\nown: x\n"), KVF_E_PARSE, "text after own:");
     assert_fails(read("layer_count: 4\n"), KVF_E_RANGE, "group_count is 0");
     kvf_free(good);
@@ -503,9 +504,9 @@ static void builtin_models_all_have_facts_of_their_own(void **state) {
 static void every_differing_field_is_listed(void **state) {
     (void)state;
     assert_fails(kvf_wire_compare_own("a: 1\nb: 2\nc: 3\nd: 4\n", "a: 1\nb: 9\nd: 5\ne: 6\n", "p"),
-                 KVF_E_MISMATCH, "other facts: b is \"2\" here and \"9\" there",
-                 "; c is \"3\" here and missing there", "; d is \"4\" here and \"5\" there",
-                 "; e is \"6\" there and missing here");
+                 KVF_E_MISMATCH, "other facts: b is \"2\" locally and \"9\" remotely",
+                 "; c is \"3\" locally and missing remotely", "; d is \"4\" locally and \"5\" remotely",
+                 "; e is \"6\" remotely and missing locally");
     assert_null(strstr(kvf_error_detail(), "a is"));
 }
 
@@ -527,7 +528,8 @@ static void check_missing(uint32_t count, const char *last) {
     for (uint32_t i = 0; i < count; i++)
         (void)snprintf(ours + 4 * i, sizeof ours - 4 * i, "%c: \n", (char)('a' + i));
     assert_fails(kvf_wire_compare_own(ours, "", "p"), KVF_E_MISMATCH,
-                 "other facts: a is \"\" here and missing there; b is \"\" here", "; l is \"\" here");
+                 "other facts: a is \"\" locally and missing remotely; b is \"\" locally",
+                 "; l is \"\" locally");
     const char *detail = kvf_error_detail(), *end = strstr(detail, last);
     assert_non_null(end);
     assert_string_equal(end, last);
@@ -535,8 +537,8 @@ static void check_missing(uint32_t count, const char *last) {
 
 static void a_dozen_are_all_listed(void **state) {
     (void)state;
-    check_missing(12, "; l is \"\" here and missing there");
-    check_missing(13, "; l is \"\" here and missing there; and 1 more");
+    check_missing(12, "; l is \"\" locally and missing remotely");
+    check_missing(13, "; l is \"\" locally and missing remotely; and 1 more");
 }
 
 static void facts_may_have_as_many_lines_as_the_limit(void **state) {
@@ -554,16 +556,17 @@ static void long_values_are_shown_where_they_differ(void **state) {
     (void)state;
     assert_fails(kvf_wire_compare_own("layers: 0-9,11-19,21-29,31-39,41-49,51-59,61-69,71-79\n",
                                       "layers: 0-9,11-19,21-29,31-39,41-49,51-59,61-68,71-79\n", "p"),
-                 KVF_E_MISMATCH, "69,71-79\" here and \"...", "68,71-79\" there");
+                 KVF_E_MISMATCH, "69,71-79\" locally and \"...", "68,71-79\" remotely");
 }
 
 /* If two values first differ within half of the length that is shown, they are shown from their start. */
 static void values_are_shown_from_their_start_where_they_differ_early(void **state) {
     (void)state;
     assert_fails(kvf_wire_compare_own("a: 0123456789abcdefghij1\n", "a: 0123456789abcdefghij2\n", "p"),
-                 KVF_E_MISMATCH, "a is \"0123456789abcdefghij1\" here and \"0123456789abcdefghij2\" there");
+                 KVF_E_MISMATCH,
+                 "a is \"0123456789abcdefghij1\" locally and \"0123456789abcdefghij2\" remotely");
     assert_fails(kvf_wire_compare_own("a: 0123456789abcdefghijk1\n", "a: 0123456789abcdefghijk2\n", "p"),
-                 KVF_E_MISMATCH, "a is \"...bcdefghijk1\" here and \"...bcdefghijk2\" there");
+                 KVF_E_MISMATCH, "a is \"...bcdefghijk1\" locally and \"...bcdefghijk2\" remotely");
 }
 
 #define FORTY "0123456789012345678901234567890123456789"
@@ -602,17 +605,19 @@ static void the_same_fields_in_another_order_do_not_differ(void **state) {
 static void lines_in_no_form_are_compared_all_the_same(void **state) {
     (void)state;
     assert_fails(kvf_wire_compare_own("a: 1\n", "", "p"), KVF_E_MISMATCH,
-                 "a is \"1\" here and missing there");
+                 "a is \"1\" locally and missing remotely");
     assert_fails(kvf_wire_compare_own("a: 1\n", NULL, NULL), KVF_E_MISMATCH, "engine \"\"");
-    assert_fails(kvf_wire_compare_own("a: 1\n", "::::", "p"), KVF_E_MISMATCH, "a is \"1\" here and missing");
-    assert_fails(kvf_wire_compare_own("a: 1\n", "a", "p"), KVF_E_MISMATCH, "a is \"1\" here and \"\" there");
-    assert_fails(kvf_wire_compare_own("", "a: 1", "p"), KVF_E_MISMATCH, "a is \"1\" there");
+    assert_fails(kvf_wire_compare_own("a: 1\n", "::::", "p"), KVF_E_MISMATCH,
+                 "a is \"1\" locally and missing");
+    assert_fails(kvf_wire_compare_own("a: 1\n", "a", "p"), KVF_E_MISMATCH,
+                 "a is \"1\" locally and \"\" remotely");
+    assert_fails(kvf_wire_compare_own("", "a: 1", "p"), KVF_E_MISMATCH, "a is \"1\" remotely");
 }
 
 static void control_characters_of_the_other_side_are_made_visible(void **state) {
     (void)state;
     assert_fails(kvf_wire_compare_own("a: 1\n", "a: \x1b[31mred\r\nx\ty: 2", "p\x07"), KVF_E_MISMATCH,
-                 "engine \"p\\x07\"", "\\x1b[31mred\\x0d", "x\\x09y is \"2\" there");
+                 "engine \"p\\x07\"", "\\x1b[31mred\\x0d", "x\\x09y is \"2\" remotely");
     for (const char *c = kvf_error_detail(); *c; c++)
         assert_true((unsigned char)*c >= ' ');
 }

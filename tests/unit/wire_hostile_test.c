@@ -392,10 +392,10 @@ static void an_envelope_that_is_none_is_refused_in_words(void **state) {
         KVF_E_PARSE, "kind is 6");
     assert_fails(
         kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', KVF_WIRE_VERSION, 1, 0xc4, 0, 0xc4, 0), &message),
-        KVF_E_PARSE, "digest has 0 bytes; allowed is 32");
+        KVF_E_PARSE, "digest has 0 bytes; allowed: 32");
     assert_fails(
         kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', KVF_WIRE_VERSION, 4, 0xc4, 1, 9, 0xc4, 0), &message),
-        KVF_E_PARSE, "digest has 1 bytes; allowed is 0");
+        KVF_E_PARSE, "digest has 1 bytes; allowed: 0");
     assert_fails(
         kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', KVF_WIRE_VERSION, 4, 0xc4, 0, 0xa0), &message),
         KVF_E_PARSE, "body is not a msgpack bin");
@@ -424,7 +424,7 @@ static void the_envelope_of_another_version_is_checked(void **state) {
     assert_ok(kvf_wire_open((kvf_bytes){bytes, sizeof bytes}, &message));
     assert_int_equal(message.kind, 0);
     assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 9, 4, 0xc4, 1, 1, 0xc4, 0), &message),
-                 KVF_E_PARSE, "digest has 1 bytes; allowed is 32");
+                 KVF_E_PARSE, "digest has 1 bytes; allowed: 32");
     assert_fails(
         kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 0xcf, 0, 0, 0, 1, 0, 0, 0, 2, 4, 0xc4, 0, 0xc4, 0),
                       &message),
@@ -606,7 +606,7 @@ static void each_field_has_its_length(void **state) {
             "groups has 257 elements", "0 to 256");
     groups[2] = 0;
     REFUSED(call_with(KVF_CALL_EXPECT, "groups", (kvf_bytes){groups, sizeof groups - 1}), "groups[0]",
-            "the body is a number, where a map is wanted");
+            "the body is a number; it must be a map");
 }
 
 /* The library writes the key, and the test replaces its last character by a zero, which a C string cannot contain. */

@@ -181,7 +181,7 @@ class Faults(Asking):
         shorter = self._pair.params(self.prompt()[:20])
         shorter["remote_num_tokens"] = 150
         self.changed(
-            "the id of a shorter request", shorter, False, r"are wanted, and the producer holds \[0, 20\)"
+            "the id of a shorter request", shorter, False, r"are wanted, but the producer holds \[0, 20\)"
         )
 
     def missing_values(self) -> None:

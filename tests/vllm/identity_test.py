@@ -63,7 +63,7 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(weights_of("", "no such folder"), "")
 
     def test_what_is_no_checkpoint_is_refused(self) -> None:
-        with self.assertRaisesRegex(InvalidError, "tiny is no folder with safetensors files"):
+        with self.assertRaisesRegex(InvalidError, "tiny is not a folder with safetensors files"):
             Half("engine", 16, weights="checkpoint")
         wrong = (
             b"[]",
@@ -74,7 +74,7 @@ class Checkpoints(unittest.TestCase):
         for content in (b"", b"\xff" * 64, *(len(text).to_bytes(8, "little") + text for text in wrong)):
             folder = self.folder()
             (pathlib.Path(folder) / "model.safetensors").write_bytes(content)
-            with self.subTest(content), self.assertRaisesRegex(InvalidError, "no file of safetensors"):
+            with self.subTest(content), self.assertRaisesRegex(InvalidError, "not a safetensors file"):
                 weights_of("checkpoint", folder)
         with self.assertRaisesRegex(InvalidError, "weights is 7; allowed"):
             Half("engine", 16, weights=7)

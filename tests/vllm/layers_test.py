@@ -427,7 +427,7 @@ class Ends(Pairs):
         prefill.add("s", 40, [[8, 9]], dict(TO_PREFILL))
         with self.assertLogs(LOGGER, "ERROR") as log:
             prefill.step({"r": 60, "s": 40})
-        self.assertIn("s: PUSH: a request of this id is being pushed already", log.output[0])
+        self.assertIn("s: PUSH: a request with this id is being pushed already", log.output[0])
         self.assertFalse(prefill.all_have("sent", "s"))
         self.assertTrue(prefill.finish("s")[0])
         self.end(prefill, decode)

@@ -7,10 +7,10 @@ from servers import Side
 
 # : Model and type of the prefill server, and what the decode server's log must say.
 OTHERS = {
-    "heads of another size": ("llama_heads", "float32", r"k\.cell_elements is .32. here and .64. there"),
-    "fewer layers": ("llama_layers", "float32", "layers 3 are missing there"),
-    "another window": ("llama_window", "float32", "window_tokens is .0. here and .64. there"),
-    "another type": ("llama", "float16", "dtype is .f32. here and .f16. there"),
+    "heads of another size": ("llama_heads", "float32", r"k\.cell_elements is .32. locally and .64. remotely"),
+    "fewer layers": ("llama_layers", "float32", "layers 3 are missing remotely"),
+    "another window": ("llama_window", "float32", "window_tokens is .0. locally and .64. remotely"),
+    "another type": ("llama", "float16", "dtype is .f32. locally and .f16. remotely"),
 }
 
 

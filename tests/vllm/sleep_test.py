@@ -155,7 +155,7 @@ class Sleeping(unittest.TestCase):
             with self.assertLogs(LOGGER, logging.WARNING) as log:
                 steps(decode, until=lambda name=name: name in decode.received)
             self.assertEqual(decode.invalid, set(HERE))
-        self.assertIn("prefill has taken its memory back", log.output[-1])
+        self.assertIn("prefill has unregistered its memory", log.output[-1])
         prefill.worker.wake()
         decode.invalid.clear()
         self.hand_over(prefill, decode, "after", 2)

@@ -74,9 +74,7 @@ int corruption_parse(const char *text, const engines *all, const workload *work,
     if (valid)
         return EXIT_DONE;
     return usage_error(
-        "--corrupt is \"%s\"; allowed is REQUEST,LAYER,PART,TOKEN,HEAD,ELEMENT of a cell that is "
-        "cached",
-        text);
+        "--corrupt is \"%s\"; allowed: REQUEST,LAYER,PART,TOKEN,HEAD,ELEMENT of a cell that is cached", text);
 }
 
 void corruption_apply(const corruption *what, const cell_memory *memory, const workload *work) {

@@ -312,7 +312,7 @@ static int take(crew *of, uint32_t member, message_type type, const char *doing,
     crew_member *from = &of->members[member];
     message got;
     if (!channel_receive(&from->to, &got))
-        return blame(of, member, doing, "it ended without a word");
+        return blame(of, member, doing, "it ended without a message");
     from->heard_ns = now_ns();
     if (got.type == MESSAGE_PROGRESS) {
         from->progress = *(const progress_figures *)got.data;
@@ -324,7 +324,7 @@ static int take(crew *of, uint32_t member, message_type type, const char *doing,
     from->awaited = false;
     if (expected && (!handle || handle(context, side_of(of->job, member), index_of(of->job, member), &got)))
         return EXIT_DONE;
-    return blame(of, member, doing, "it said something unexpected");
+    return blame(of, member, doing, "it sent an unexpected message");
 }
 
 /* Names the rank that has been silent longest, if for too long: ranks that wait for it fall silent too, but later. */
@@ -338,7 +338,7 @@ static int check_silence(crew *of, const char *doing) {
     if (silent == UINT32_MAX || now - of->members[silent].heard_ns <= most)
         return EXIT_DONE;
     clear_progress(of);
-    return failure("%s has said nothing for %u s while %s", name_of(of, silent).text, of->job->silence_s,
+    return failure("%s has sent nothing for %u s while %s", name_of(of, silent).text, of->job->silence_s,
                    doing);
 }
 

@@ -30,7 +30,7 @@ static int parse_fault(const options *asked, demo_job *job) {
     else if (valid && strncmp(asked->fault_rank, "decode:", 7) == 0 && rank < job->decode_ranks)
         job->fault_rank = job->prefill_ranks + (uint32_t)rank;
     else
-        return usage_error("\"%s\" is no rank; allowed are such as prefill:0 and decode:1",
+        return usage_error("\"%s\" is not a rank; allowed: names such as prefill:0 and decode:1",
                            asked->fault_rank);
     return EXIT_DONE;
 }

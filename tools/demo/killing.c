@@ -18,7 +18,7 @@ int killing_prepare(demo_job *job) {
     const kvf_plan_options how = {.struct_size = sizeof how, .convert = job->all.convert};
     kvf_plan *plan = NULL;
     if (strcmp(job->asked->transport, "inproc") == 0)
-        return usage_error("--kill ends a process, and with --transport inproc all ranks are one");
+        return usage_error("--kill ends a process, and with --transport inproc all ranks are one process");
     kvf_status status = kvf_plan_build(kvf_engine_shard(job->all.decode, 0), job->all.prefill, &how, &plan);
     if (status)
         return library_failure(status, "planning");
@@ -73,7 +73,8 @@ int kill_producer(crew *all, kvf_agent *directory, killing *out) {
         return failure("not enough memory");
     const crew_part witness = all->job->asked->push ? CREW_VICTIM : CREW_WITNESS;
     crew_send(all, CREW_ALL, MESSAGE_BREAK, NULL, 0);
-    int result = crew_await(all, witness, MESSAGE_HALFWAY, "moving what will break", take_halfway, &self);
+    int result =
+        crew_await(all, witness, MESSAGE_HALFWAY, "moving the request that will break", take_halfway, &self);
     if (result)
         return result;
     out->killed_ns = now_ns();
@@ -152,7 +153,7 @@ int killing_print(const demo_job *job, const killing *of) {
             "Prefill rank %u was killed when decode rank 0 had read %s of the first request from it.",
             job->victim, text_bytes(of->bytes).text);
     printf("\n");
-    table_start(&list, "rank|the request|>told after|>blocks free after|>to compute anew");
+    table_start(&list, "rank|the request|>told after|>blocks free after|>to recompute");
     for (uint32_t i = 0; i < count; i++)
         if (is_shown(job, i))
             print_rank(&list, job, of, i);

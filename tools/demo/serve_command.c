@@ -42,16 +42,17 @@ static int check_listen(service *self) {
     bool any = colon && (strcmp(colon, ":*") == 0 || strcmp(colon, ":0") == 0);
     if (strncmp(listen, "tcp://", 6) != 0 || !colon ||
         (!any && (!parse_number(colon + 1, &port) || port > UINT16_MAX)))
-        return usage_error("--listen is \"%s\"; allowed is tcp://ADDRESS:PORT, with * for any port", listen);
+        return usage_error("--listen is \"%s\"; allowed: tcp://ADDRESS:PORT, with * for any port", listen);
     for (size_t i = 0; i < sizeof everywhere / sizeof *everywhere; i++)
         if (strlen(everywhere[i]) == (size_t)(colon - listen) &&
             strncmp(listen, everywhere[i], (size_t)(colon - listen)) == 0)
-            return usage_error("--listen is \"%s\", all interfaces; give the address that the other machine "
-                               "reaches, for it is told to peers",
+            return usage_error("--listen is \"%s\", which is all interfaces; give the address that the other "
+                               "machine reaches, because peers are told it",
                                listen);
     if (port + RANKS_OFFSET + self->job.prefill_ranks > UINT16_MAX)
-        return usage_error("--listen is port %llu, and the %u ports after it are needed too: there are none",
-                           (unsigned long long)port, RANKS_OFFSET - 1 + self->job.prefill_ranks);
+        return usage_error(
+            "--listen has port %llu, and the %u ports after it are needed too; give a lower port",
+            (unsigned long long)port, RANKS_OFFSET - 1 + self->job.prefill_ranks);
     self->port = (uint16_t)port;
     (void)snprintf(self->ranks_listen, sizeof self->ranks_listen, "%.*s:*", (int)(colon - listen), listen);
     self->job.first_port = port ? (uint16_t)(port + RANKS_OFFSET) : 0;

@@ -47,7 +47,7 @@ static struct addrinfo *find_address(const char *endpoint, uint16_t port, int fl
     char host[256], service[8];
     struct addrinfo *found = NULL;
     if (!host_of(endpoint, host)) {
-        (void)failure("%s is no tcp:// endpoint, and a plain stream needs one", endpoint);
+        (void)failure("%s is not a tcp:// endpoint, and a plain stream needs one", endpoint);
         return NULL;
     }
     (void)snprintf(service, sizeof service, "%u", port);

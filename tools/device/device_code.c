@@ -117,7 +117,7 @@ static void write_image(FILE *out, size_t i, const unsigned char *image, size_t 
 static void compile_target(FILE *out, size_t i, const char *source, const char *const *texts, size_t *bytes) {
     void *program = NULL;
     must(nvrtc.nvrtcCreateProgram(&program, source, "kernels.cu", COUNT(headers), texts, headers) == 0,
-         "NVRTC takes no program", targets[i].option);
+         "NVRTC refuses a program", targets[i].option);
     compile(program, targets[i].option);
     const bool portable = targets[i].portable;
     must((portable ? nvrtc.nvrtcGetPTXSize : nvrtc.nvrtcGetCUBINSize)(program, bytes) == 0 && *bytes > 0,

@@ -51,7 +51,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         if vllm_config.model_config.enable_sleep_mode and not CAN_SLEEP:
             raise UnsupportedError(
-                "enable_sleep_mode is set, and this vLLM does not tell connectors when memory goes: "
+                "enable_sleep_mode is set, but this vLLM does not tell connectors when it frees the caches: "
                 "KVConnectorBase_V1 has no unregister_kv_caches"
             )
         super().__init__(vllm_config, role, kv_cache_config)

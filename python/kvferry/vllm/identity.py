@@ -37,7 +37,7 @@ def weights_of(setting: str, model: str) -> str:
     files = sorted(pathlib.Path(model).glob("*.safetensors"))
     if not files:
         raise InvalidError(
-            f"weights is {CHECKPOINT!r}, and {model} is no folder with safetensors files; "
+            f"weights is {CHECKPOINT!r}, but {model} is not a folder with safetensors files; "
             "give the weights a name"
         )
     tensors = sorted(tensor for file in files for tensor in _tensors(file))
@@ -63,7 +63,7 @@ def _tensors(file: pathlib.Path) -> Iterator[tuple[str, str, str, bytes]]:
                     sample += content.read(min(SAMPLE_BYTES, end - at))
                 yield name, str(tensor["dtype"]), str(tensor["shape"]), sample
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidError(f"{file} is no file of safetensors: {error}") from None
+            raise InvalidError(f"{file} is not a safetensors file: {error}") from None
 
 
 def check_weights(theirs: object, ours: str) -> None:
@@ -87,7 +87,7 @@ def check_versions(theirs: object) -> None:
         and all(isinstance(number, int) for number in said)
         and 1 <= said[0] <= said[1]
     ):
-        raise InvalidError(f"kvferry_versions is {theirs!r}; allowed: the oldest and the newest, from 1 on")
+        raise InvalidError(f"kvferry_versions is {theirs!r}; allowed: the oldest and newest, both at least 1")
     if said[1] < oldest or said[0] > newest:
         raise MismatchError(
             f"kvferry_versions is {said[0]} to {said[1]}; this connector understands {oldest} to {newest}: "

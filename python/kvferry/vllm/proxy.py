@@ -412,7 +412,7 @@ class Proxy:
                 for server in kind.all
             }
 
-        show("requests_total", "counter", "Requests of clients, by what became of them", counted("requests"))
+        show("requests_total", "counter", "Requests of clients, by their result", counted("requests"))
         show(
             "handed_over_total",
             "counter",
@@ -426,11 +426,11 @@ class Proxy:
             counted("computed"),
         )
         show("server_up", "gauge", "Whether a server answers", of_servers("up"))
-        show("server_drains", "gauge", "Whether a server gets no new requests", of_servers("drains"))
+        show("server_drains", "gauge", "Whether a server drains: it gets no new requests", of_servers("drains"))
         show("server_lent", "gauge", "Caches of a server that are not loaded yet", of_servers("lent"))
         show("server_requests", "gauge", "Requests that a server is busy with", of_servers("now"))
-        show("server_requests_total", "counter", "Requests that a server was asked", of_servers("total"))
-        show("server_failures_total", "counter", "Requests that a server failed", of_servers("failed"))
+        show("server_requests_total", "counter", "Requests sent to a server", of_servers("total"))
+        show("server_failures_total", "counter", "Requests that failed at a server", of_servers("failed"))
         name, total = "kvferry_proxy_first_byte_seconds", 0
         lines += [f"# HELP {name} From a request to the first byte of its answer", f"# TYPE {name} histogram"]
         for limit, count in zip((*map(str, BUCKETS), "+Inf"), self._first, strict=True):
@@ -537,27 +537,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=float,
         default=PATIENCE,
         metavar="S",
-        help=f"seconds of silence after which a server has failed; {PATIENCE:g}",
+        help=f"seconds of silence after which a server counts as failed; {PATIENCE:g}",
     )
     parser.add_argument(
         "--health",
         type=float,
         default=2.0,
         metavar="S",
-        help="seconds between questions whether servers are up; 2",
+        help="seconds between health checks of the servers; 2",
     )
     parser.add_argument(
         "--operator-port",
         type=int,
         metavar="PORT",
-        help="of this machine, where servers are drained: POST /drain?server=URL&seconds=S, /resume?server=URL",
+        help="port of this machine for draining servers: POST /drain?server=URL&seconds=S, /resume?server=URL",
     )
     given = parser.parse_args(arguments)
     for url in (*given.prefill, *given.decode):
         if not url.startswith(("http://", "https://")):
-            parser.error(f"{url} is no URL; allowed: http://HOST:PORT")
+            parser.error(f"{url} is not a URL; allowed: http://HOST:PORT")
     if given.patience <= 0 or given.health <= 0:
-        parser.error("--patience and --health are seconds, above 0")
+        parser.error("--patience and --health must be seconds above 0")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     proxy = Proxy(given.prefill, given.decode, patience=given.patience, health=given.health)
     app = proxy.app()

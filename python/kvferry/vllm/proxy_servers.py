@@ -172,9 +172,7 @@ class Servers:
     def why_none(self) -> str:
         """Why there is no server to choose."""
         drain = [server.url for server in self.all if server.up and server.drains]
-        return f"no {self.kind} server is up" + (
-            f", but for those that drain: {', '.join(drain)}" if drain else ""
-        )
+        return f"no {self.kind} server is up" + (f"; these drain: {', '.join(drain)}" if drain else "")
 
     def remember(self, server: Server, prompt: Prompt) -> None:
         """Records that a server has computed or loaded this prompt."""

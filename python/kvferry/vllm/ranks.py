@@ -52,7 +52,7 @@ class Ranks:
             return ALL_TOKENS
         if block_size % self.interleave:
             raise UnsupportedError(
-                f"cp_kv_cache_interleave_size is {self.interleave}; allowed: what divides the block size, "
+                f"cp_kv_cache_interleave_size is {self.interleave}; allowed: divisors of the block size, "
                 f"{block_size}"
             )
         return TokenShare(self.place % self.dcp_size, self.dcp_size, self.interleave)

@@ -31,7 +31,7 @@ def state_parts(model: Model, layer: int) -> tuple[Part, ...]:
     for group in model.groups:
         if group.kind == GroupKind.STATE and layer in group.layers:
             return group.parts
-    raise UnsupportedError(f"layer {layer} keeps a state, but the model's configuration says nothing of it")
+    raise UnsupportedError(f"layer {layer} keeps a state, but the model's configuration does not describe it")
 
 
 def share_of(part: Part, tp_rank: int, tp_size: int) -> PartShare:

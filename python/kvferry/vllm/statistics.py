@@ -13,16 +13,16 @@ from kvferry.events import AgentStats
 from kvferry.vllm.compat import KVConnectorPromMetrics, KVConnectorStats, create_metric_per_engine
 
 MEANINGS = {
-    "loads": "Requests whose cache a worker has got from another engine",
-    "failed_loads": "Requests whose cache a worker could not get",
+    "loads": "Requests whose cache a worker loaded from another engine",
+    "failed_loads": "Requests whose cache a worker could not load",
     "handed_over": "Requests whose blocks a worker kept until other engines had them",
-    "failed_handovers": "Requests whose blocks a worker kept, and not all who wanted them have got",
-    "expired": "Requests whose blocks nobody came for in time",
+    "failed_handovers": "Requests whose blocks a worker kept, but not all consumers loaded",
+    "expired": "Requests whose blocks no consumer loaded in time",
     "bytes": "Bytes that workers have read from other engines",
     "written_bytes": "Bytes that workers have written into other engines",
     "packed_bytes": "Bytes of these two that went packed",
-    "load_seconds": "From a load's begin to its last byte, added up",
-    "copy_seconds": "From a load's first run to its last byte, added up",
+    "load_seconds": "Total time from a load's start to its last byte",
+    "copy_seconds": "Total time from a load's first run to its last byte",
 }
 
 
@@ -36,12 +36,12 @@ class Spread:
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 SPREADS = {
-    "load_time_seconds": Spread("From when a worker was told to load until the last byte was there", _SECONDS),
+    "load_time_seconds": Spread("Time from being told to load until the last byte arrived", _SECONDS),
     "load_size_bytes": Spread(
-        "Bytes of a worker's load, those that it was written included", tuple(4.0**i for i in range(6, 18))
+        "Bytes of a worker's load, including those that producers wrote", tuple(4.0**i for i in range(6, 18))
     ),
     "handover_time_seconds": Spread(
-        "From when a worker was told to keep or to write until others had everything", _SECONDS
+        "Time from when a worker was told to keep or to write until the consumers had everything", _SECONDS
     ),
 }
 

@@ -152,7 +152,7 @@ class Worker:
         (geometry,) = (rank for rank in everyone if rank.rank == described.rank)
         if self._caches is not None:
             if geometry != self._geometry:
-                raise UnsupportedError("the caches come back in another layout; allowed: that which they had")
+                raise UnsupportedError("the caches came back in another layout; allowed: the one they had")
             self.sleep()
             self.wake(memory)
             return

@@ -63,8 +63,8 @@ static kvf_status check_regions(const kvf_cuda_endpoint *endpoint, const kvf_cud
         if (regions[i].bytes > 0 && (i >= endpoint->region_count ||
                                      memcmp(&regions[i], &endpoint->regions[i], sizeof regions[i]) != 0))
             return kvf_fail(KVF_E_NOT_REGISTERED,
-                            "region %u is not as generation %llu of the card says: a new card is needed", i,
-                            (unsigned long long)generation);
+                            "region %u has changed since generation %llu of the card: a new card is needed",
+                            i, (unsigned long long)generation);
     return KVF_OK;
 }
 
@@ -87,7 +87,7 @@ static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport
     char *end = NULL;
     const unsigned long ms = text ? strtoul(text, &end, 10) : PATIENCE_MS;
     if (text && (*text < '0' || *text > '9' || *end || ms < 1 || ms > UINT32_MAX))
-        return kvf_fail(KVF_E_INVALID, "transport setting " PATIENCE " is \"%s\"; allowed 1 to %u", text,
+        return kvf_fail(KVF_E_INVALID, "transport setting " PATIENCE " is \"%s\"; allowed: 1 to %u", text,
                         UINT32_MAX);
     endpoint->patience_ns = (uint64_t)ms * NS_PER_MS;
     return KVF_OK;
@@ -278,10 +278,9 @@ static kvf_status get_handle(uint32_t device, CUdeviceptr base, kvf_cuda_region 
     if (!result)
         return KVF_OK;
     (void)kvf_cuda_status(cuda, result, "getting a handle");
-    return kvf_fail_in(
-        KVF_E_UNSUPPORTED,
-        "the driver shows this memory to no other process, as it does none of cuMemCreate(), from which "
-        "\"expandable segments\" are: ");
+    return kvf_fail_in(KVF_E_UNSUPPORTED,
+                       "the driver cannot share this memory with other processes; it shares no memory of "
+                       "cuMemCreate(), which \"expandable segments\" use: ");
 }
 
 static kvf_status describe(const kvf_memory *memory, kvf_cuda_region *out) {

@@ -127,7 +127,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     kvf_copy_job *job;
     if (!map) {
         fail_current(link, KVF_E_UNSUPPORTED,
-                     "memory on a device that had none when the peer was connected: connect anew");
+                     "the memory is on a device that had none when the peer was connected: connect again");
         return false;
     }
     if (kvf_copier_begin(endpoint->copiers[device], &job))
@@ -206,10 +206,10 @@ static bool is_late(const kvf_cuda_link *link) {
 
 static void fail_all(kvf_cuda_link *link) {
     char why[KVF_REASON_BYTES];
-    (void)snprintf(
-        why, sizeof why,
-        "the device has not ended a copy for %llu ms (\"cuda.patience_ms\"): something on it does not end",
-        (unsigned long long)(link->endpoint->patience_ns / NS_PER_MS));
+    (void)snprintf(why, sizeof why,
+                   "the device has not finished a copy for %llu ms (\"cuda.patience_ms\"): something on the "
+                   "device hangs",
+                   (unsigned long long)(link->endpoint->patience_ns / NS_PER_MS));
     while (link->slices.current)
         fail_current(link, KVF_E_IO, why);
 }

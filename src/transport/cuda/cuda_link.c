@@ -27,26 +27,26 @@ void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why) {
 
 static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
     static const char *const words[] = {
-        [CUDA_REFUSED_VERSION] = "it refuses us: it speaks another version of the protocol",
-        [CUDA_REFUSED_KEY] = "it refuses us: the key of the card is not its own",
-        [CUDA_REFUSED_FENCED] = "it refuses us: it has shut this endpoint out",
-        [CUDA_REFUSED_PROTOCOL] = "it refuses us: a message of ours made no sense to it",
-        [CUDA_REFUSED_USER] = "it refuses us: it runs as another user",
-        [CUDA_REFUSED_FULL] = "it refuses us: it has as many connections as it takes",
+        [CUDA_REFUSED_VERSION] = "the peer refused the connection: it speaks another version of the protocol",
+        [CUDA_REFUSED_KEY] = "the peer refused the connection: the key of the card is not the peer's",
+        [CUDA_REFUSED_FENCED] = "the peer refused the connection: it has shut this endpoint out",
+        [CUDA_REFUSED_PROTOCOL] = "the peer refused the connection: a message of this endpoint made no sense",
+        [CUDA_REFUSED_USER] = "the peer refused the connection: it runs as another user",
+        [CUDA_REFUSED_FULL] = "the peer refused the connection: it has the most connections that it allows",
     };
     const uint32_t refusal = packet->bytes == sizeof packet->as.refused ? packet->as.header.count : 0;
     char text[160];
     if (refusal == CUDA_REFUSED_GENERATION) {
-        (void)snprintf(
-            text, sizeof text,
-            "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
-            (unsigned long long)link->generation, (unsigned long long)packet->as.refused.number);
+        (void)snprintf(text, sizeof text,
+                       "the card is for generation %llu of the peer's memory, which is now at %llu: a new "
+                       "card is needed",
+                       (unsigned long long)link->generation, (unsigned long long)packet->as.refused.number);
         link->stale = true;
         kvf_cuda_link_lose(link, text);
         return;
     }
     const bool known = refusal < sizeof words / sizeof *words && words[refusal];
-    kvf_cuda_link_lose(link, known ? words[refusal] : "it refuses us");
+    kvf_cuda_link_lose(link, known ? words[refusal] : "the peer refused the connection");
 }
 
 void kvf_cuda_link_read(kvf_cuda_link *link) {
@@ -64,7 +64,7 @@ void kvf_cuda_link_read(kvf_cuda_link *link) {
         else if (packet->as.header.kind == CUDA_WRITTEN && kvf_cuda_write_answered(link, packet))
             continue;
         else
-            kvf_cuda_link_lose(link, "a message of its makes no sense");
+            kvf_cuda_link_lose(link, "a message of the peer makes no sense");
     }
 }
 
@@ -77,7 +77,7 @@ bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link) {
     if (looked_at[0].revents)
         kvf_cuda_link_read(link);
     if (looked_at[1].revents)
-        kvf_cuda_link_lose(link, "its process has ended");
+        kvf_cuda_link_lose(link, "the peer's process has ended");
     return link->lost;
 }
 
@@ -318,7 +318,7 @@ void kvf_cuda_link_leave(kvf_cuda_link *back) {
     KVF_ASSERT(!back->asked_first);
     back->client = NULL;
     back->left = true;
-    kvf_cuda_link_lose(back, "its client has other memory now");
+    kvf_cuda_link_lose(back, "the client has other memory now");
 }
 
 void kvf_cuda_link_disconnect(void *self) {

@@ -38,7 +38,7 @@ static void hung_up(kvf_cuda_client *client) {
     }
     client->gone = true;
     (void)epoll_ctl(client->endpoint->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
-    stop_reading(client, "who writes has closed the connection");
+    stop_reading(client, "the writer has closed the connection");
 }
 
 static void say_refused(int fd, kvf_cuda_refusal why, uint64_t number) {
@@ -53,7 +53,7 @@ static void refuse(kvf_cuda_client *client, kvf_cuda_refusal why, uint64_t numbe
     client->refused = true;
     client->refused_ns = kvf_cuda_now_ns();
     say_refused(client->fd, why, number);
-    stop_reading(client, "who writes is refused");
+    stop_reading(client, "the writer was refused");
 }
 
 void kvf_cuda_owner_refuse(kvf_cuda_client *client) {
@@ -180,7 +180,7 @@ kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
 static kvf_status name_in(const void *part, size_t bytes, unsigned char name[CUDA_ID_BYTES]) {
     kvf_cuda_card card;
     if (bytes < sizeof card)
-        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu and more", bytes,
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed: %zu and more", bytes,
                         sizeof card);
     memcpy(&card, part, sizeof card);
     memcpy(name, card.name, CUDA_ID_BYTES);
@@ -203,12 +203,11 @@ kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
             continue;
         refuse(client, CUDA_REFUSED_FENCED, 0);
         if (client->back && kvf_cuda_copy_count(client->back) > 0)
-            status =
-                kvf_fail(KVF_E_AGAIN,
-                         "what %s, process %ld, has asked to be written is being copied by kernels of this "
-                         "process, for %.1f s since it was shut out",
-                         client->name, (long)client->process,
-                         (double)(kvf_cuda_now_ns() - client->refused_ns) / SECOND_NS);
+            status = kvf_fail(KVF_E_AGAIN,
+                              "kernels of this process still copy what %s, process %ld, asked to write, %.1f "
+                              "s after it was shut out",
+                              client->name, (long)client->process,
+                              (double)(kvf_cuda_now_ns() - client->refused_ns) / SECOND_NS);
     }
     if (status)
         return status;

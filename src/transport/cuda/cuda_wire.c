@@ -33,7 +33,7 @@ static kvf_status try_connect(int fd, const unsigned char name[CUDA_ID_BYTES]) {
     if (errno == ECONNREFUSED)
         return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is gone");
     if (errno == EAGAIN)
-        return kvf_fail(KVF_E_AGAIN, "it does not accept connections: its queue is full");
+        return kvf_fail(KVF_E_AGAIN, "the peer does not accept connections: its queue is full");
     return kvf_fail(errno == EACCES || errno == EPERM ? KVF_E_PERMISSION : KVF_E_IO, "connect: %s",
                     strerror(errno));
 }
@@ -60,9 +60,9 @@ kvf_status kvf_cuda_wire_send(int socket, const void *message, size_t bytes) {
     if (sent >= 0)
         return KVF_OK;
     if (errno == EAGAIN || errno == ENOBUFS)
-        return kvf_fail(KVF_E_AGAIN, "it does not read its messages");
+        return kvf_fail(KVF_E_AGAIN, "the peer does not read its messages");
     if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
-        return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
+        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
     return kvf_fail(KVF_E_IO, "send: %s", strerror(errno));
 }
 
@@ -75,10 +75,10 @@ kvf_status kvf_cuda_wire_receive(int socket, kvf_cuda_packet *out) {
     if (got < 0 && errno == EAGAIN)
         return KVF_E_AGAIN;
     if (got <= 0)
-        return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
+        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
     out->bytes = (size_t)got;
     if (out->bytes < sizeof out->as.header || out->bytes > sizeof out->as)
-        return kvf_fail(KVF_E_PARSE, "a message of %zu bytes; allowed %zu to %zu", out->bytes,
+        return kvf_fail(KVF_E_PARSE, "a message of %zu bytes; allowed: %zu to %zu", out->bytes,
                         sizeof out->as.header, sizeof out->as);
     return KVF_OK;
 }

@@ -71,7 +71,7 @@ static bool send_one(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     if (copy->batch->cancelled)
         status = kvf_fail(KVF_E_CANCELLED, KVF_REASON_CANCELLED);
     else if (link->endpoint->region_count > CUDA_MEMORY_REGIONS)
-        status = kvf_fail(KVF_E_LIMIT, "this side has %u regions; who writes may have %u",
+        status = kvf_fail(KVF_E_LIMIT, "this side has %u regions; allowed for a writer: up to %u",
                           link->endpoint->region_count, CUDA_MEMORY_REGIONS);
     if (status) {
         kvf_cuda_copy_end(link, copy, status);
@@ -103,9 +103,9 @@ static kvf_status answer_of(kvf_cuda_packet *packet) {
     case KVF_E_AGAIN:
         return KVF_E_AGAIN;
     case KVF_E_UNSUPPORTED:
-        return kvf_fail(KVF_E_UNSUPPORTED, "its owner could not read it: %s", written->reason);
+        return kvf_fail(KVF_E_UNSUPPORTED, "the owner could not read the data: %s", written->reason);
     default:
-        return kvf_fail(KVF_E_IO, "its owner could not read it: %s", written->reason);
+        return kvf_fail(KVF_E_IO, "the owner could not read the data: %s", written->reason);
     }
 }
 
@@ -220,7 +220,7 @@ bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet
                !asked                ? KVF_E_NOMEM
                : client->back_failed ? client->back_failed
                                      : KVF_E_AGAIN,
-               asked ? client->back_why : "there is no memory for it");
+               asked ? client->back_why : "no memory for the write");
         return true;
     }
     asked->number = write->number;

@@ -21,8 +21,9 @@
 #define CARD_BYTES (TOKEN_BYTES + sizeof(uint64_t))
 #define INBOX_BYTES (1u << 20) /* of notifications that wait for their receiver */
 
-#define HAS_CLOSED "it has closed its endpoint"
-#define OLD_CARD "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed"
+#define HAS_CLOSED "the peer has closed its endpoint"
+#define OLD_CARD                                                                                             \
+    "the card is for generation %llu of the peer's memory, which is now at %llu: a new card is needed"
 
 typedef struct inproc_link inproc_link;
 
@@ -285,7 +286,7 @@ static kvf_status find_remote(const inproc_endpoint *endpoint, const unsigned ch
 
 static kvf_status inproc_connect(void *self, const void *card, size_t bytes, kvf_peer *peer, void **out) {
     if (bytes != CARD_BYTES)
-        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, CARD_BYTES);
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed: %zu", bytes, CARD_BYTES);
     inproc_link *made = kvf_alloc0(1, sizeof *made);
     if (!made)
         return kvf_nomem("a peer");
@@ -337,7 +338,8 @@ static void inproc_cancel(void *self, kvf_batch *batch) {
 
 static kvf_status add_notice(inproc_endpoint *to, const char *sender, const void *data, size_t bytes) {
     if (to->inbox.length + kvf_notice_room(sender, bytes) > INBOX_BYTES)
-        return kvf_fail(KVF_E_AGAIN, "it has %zu bytes of notifications to read first", to->inbox.length);
+        return kvf_fail(KVF_E_AGAIN, "the peer has %zu bytes of notifications to read first",
+                        to->inbox.length);
     return kvf_notices_add(&to->inbox, sender, data, bytes);
 }
 
@@ -364,7 +366,7 @@ static bool find_loss(inproc_link *to) {
     if (to->remote->closed)
         (void)snprintf(to->why, sizeof to->why, "%s", HAS_CLOSED);
     else if (is_shut(to))
-        (void)snprintf(to->why, sizeof to->why, "it has shut this endpoint out");
+        (void)snprintf(to->why, sizeof to->why, "the peer has shut this endpoint out");
     else if (to->generation < to->remote->oldest)
         (void)snprintf(to->why, sizeof to->why, OLD_CARD, (unsigned long long)to->generation,
                        (unsigned long long)to->remote->oldest);
@@ -497,7 +499,7 @@ static kvf_status add_fence(inproc_endpoint *endpoint, uint64_t id) {
 /* Whether the card is of this process; needs the mutex. */
 static kvf_status read_card(const void *card, size_t bytes, uint64_t *id) {
     if (bytes != CARD_BYTES)
-        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, CARD_BYTES);
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed: %zu", bytes, CARD_BYTES);
     kvf_status status = make_token();
     if (!status && memcmp(card, registry.token, TOKEN_BYTES) != 0)
         return KVF_E_NOT_FOUND; /* of another process, which never connects by this fabric */

@@ -111,10 +111,9 @@ static kvf_status take_advertised(kvf_messages_card *card, const char *text) {
             host[length] = '\0';
         }
         if (length >= sizeof host || !kvf_messages_is_host(host) || card->host_count == MESSAGES_HOSTS_MAX)
-            return kvf_fail(
-                KVF_E_INVALID,
-                "%s: \"%.*s\": allowed are up to %u host names and addresses, with commas between", ADVERTISE,
-                (int)(length < 64 ? length : 64), text, MESSAGES_HOSTS_MAX);
+            return kvf_fail(KVF_E_INVALID,
+                            "%s: \"%.*s\": allowed: up to %u host names and addresses, with commas between",
+                            ADVERTISE, (int)(length < 64 ? length : 64), text, MESSAGES_HOSTS_MAX);
         kvf_messages_add_host(card, host);
         text += length + (text[length] == ',');
     }
@@ -126,8 +125,8 @@ static kvf_status check_listen(const char *listen) {
     if (strncmp(listen, "tcp://", 6) == 0 && port > listen + 5 && port[1] &&
         strlen(listen) < MESSAGES_ADDRESS_BYTES)
         return KVF_OK;
-    return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed is tcp://HOST:PORT, where either may be *",
-                    LISTEN, listen);
+    return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed: tcp://HOST:PORT, where either may be *", LISTEN,
+                    listen);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
@@ -194,7 +193,7 @@ static kvf_status open_all(kvf_messages_endpoint *endpoint, const kvf_transport_
     if (!status)
         status = kvf_messages_take_limits(endpoint, options);
     if (!status && kvf_descriptors_check("messages", DESCRIPTORS))
-        status = kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ");
+        status = kvf_fail_in(KVF_E_UNSUPPORTED, "too few descriptors: ");
     if (!status && (getrandom(card->secret, sizeof card->secret, 0) != (ssize_t)sizeof card->secret ||
                     getrandom(card->id, sizeof card->id, 0) != (ssize_t)sizeof card->id))
         status = kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));

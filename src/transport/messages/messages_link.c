@@ -128,7 +128,7 @@ static void greet(kvf_messages_link *link) {
     unsigned char bytes[MESSAGES_HELLO_BYTES_MAX];
     size_t length = kvf_messages_hello_write(&hello, bytes);
     if (zmq_msg_init_size(&message, length)) {
-        kvf_messages_lose(link, "no memory to greet it");
+        kvf_messages_lose(link, "no memory for a greeting");
         return;
     }
     memcpy(zmq_msg_data(&message), bytes, length);
@@ -164,12 +164,13 @@ static const char *why_failed(const kvf_messages_link *link, uint32_t event, uin
     bool encrypted = link->card.encrypted;
     if (event == ZMQ_EVENT_CONNECT_RETRIED)
         return kvf_messages_is_loopback(link->card.hosts[(link->tried - 1) % link->card.host_count])
-                   ? "nobody listens there: its endpoint has closed, or its process has ended"
-                   : "no connection: it was refused, the host did not answer, or no way leads there";
+                   ? "nobody listens there: the peer's endpoint has closed, or its process has ended"
+                   : "no connection: it was refused, the host did not answer, or there is no route to it";
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
-        return encrypted ? "who listens there does not encrypt" : "who listens there encrypts";
-    return encrypted ? "no handshake: who listens there has another key than the card says"
-                     : "no handshake: who listens there is not the endpoint of the card";
+        return encrypted ? "the endpoint that listens there does not encrypt"
+                         : "the endpoint that listens there encrypts";
+    return encrypted ? "no handshake: the endpoint that listens there has another key than the card says"
+                     : "no handshake: the endpoint that listens there is not that of the card";
 }
 
 static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) {
@@ -210,27 +211,28 @@ static void take_refusal(kvf_messages_link *link, const unsigned char *data, siz
                        link->address);
         break;
     case MESSAGES_REFUSED_VERSION:
-        (void)snprintf(words, sizeof words, "it speaks version %llu of the messages, and we %u", detail,
+        (void)snprintf(words, sizeof words,
+                       "the peer speaks version %llu of the messages; this library speaks version %u", detail,
                        MESSAGES_VERSION);
         break;
     case MESSAGES_REFUSED_GENERATION:
-        (void)snprintf(
-            words, sizeof words,
-            "the card speaks of generation %llu of its memory, which is now %llu or newer: a new card "
-            "is needed",
-            (unsigned long long)kvf_peer_generation(link->peer), detail);
+        (void)snprintf(words, sizeof words,
+                       "the card is for generation %llu of the peer's memory, which is now at %llu or later: "
+                       "a new card is needed",
+                       (unsigned long long)kvf_peer_generation(link->peer), detail);
         break;
     case MESSAGES_REFUSED_FENCED:
-        (void)snprintf(words, sizeof words, "it has shut this endpoint out");
+        (void)snprintf(words, sizeof words, "the peer has shut this endpoint out");
         break;
     case MESSAGES_REFUSED_CLOSED:
-        (void)snprintf(words, sizeof words, "its endpoint has closed");
+        (void)snprintf(words, sizeof words, "the peer's endpoint has closed");
         break;
     case MESSAGES_REFUSED_FULL:
-        (void)snprintf(words, sizeof words, "it has no room for another connection");
+        (void)snprintf(words, sizeof words, "the peer has no room for another connection");
         break;
     default:
-        (void)snprintf(words, sizeof words, "it says that we do not keep to the protocol (reason %u)", why);
+        (void)snprintf(words, sizeof words,
+                       "the peer says that this endpoint does not keep to the protocol (reason %u)", why);
     }
     const bool is_there = why != MESSAGES_REFUSED_CLOSED && why != MESSAGES_REFUSED_STRANGER;
     link->refused = link->refused || (!link->lost && is_there);
@@ -273,7 +275,7 @@ static bool receive_one(kvf_messages_link *link, uint64_t *budget) {
     (void)zmq_msg_init(&message);
     bool received = link->dealer && kvf_zmq_receive_frame(link->dealer, &message);
     if (received && !take_message(link, zmq_msg_data(&message), zmq_msg_size(&message), budget))
-        kvf_messages_lose(link, "it does not keep to the protocol");
+        kvf_messages_lose(link, "the peer does not keep to the protocol");
     (void)zmq_msg_close(&message);
     return received;
 }
@@ -287,7 +289,7 @@ void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
     }
     if (sent >= 0)
         return;
-    (void)kvf_zmq_fail("sending to it");
+    (void)kvf_zmq_fail("sending to the peer");
     kvf_messages_lose(link, kvf_error_detail());
     (void)zmq_msg_close(message);
 }
@@ -321,7 +323,7 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
             break;
     }
     if (!more && link->broken)
-        kvf_messages_lose(link, "the connection broke: its process has ended, or the network has");
+        kvf_messages_lose(link, "the connection broke: the peer's process has ended, or the network failed");
     if (link->lost) {
         tell_lost(link);
         return false;
@@ -337,8 +339,8 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
 static kvf_status check_card(const kvf_messages_endpoint *endpoint, const kvf_messages_card *card) {
     if (card->encrypted != endpoint->card.encrypted)
         return kvf_fail(KVF_E_PERMISSION, card->encrypted
-                                              ? "the peer encrypts, and we have no messages.secret_key"
-                                              : "the peer has no keys, and we encrypt");
+                                              ? "the peer encrypts, but this side has no messages.secret_key"
+                                              : "this side encrypts, but the peer has no keys");
     return KVF_OK;
 }
 
@@ -417,7 +419,8 @@ kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     if (link->untaken == MESSAGES_NOTICES_MAX)
-        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for it", MESSAGES_NOTICES_MAX);
+        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer, the most allowed",
+                        MESSAGES_NOTICES_MAX);
     kvf_status status = link->greeted ? KVF_OK : kvf_buffer_room(&link->early, sizeof length + bytes);
     if (status)
         return status;

@@ -108,8 +108,8 @@ static void settle(kvf_messages_link *link, kvf_batch *batch) {
 /* Takes the printable part of the owner's sentence as the reason. */
 static void fail_batch(kvf_batch *batch, const unsigned char *text, size_t bytes) {
     char reason[MESSAGES_TEXT_BYTES + 32];
-    size_t length = (size_t)kvf_min_u64(bytes, MESSAGES_TEXT_BYTES), at = strlen("its owner refused it: ");
-    memcpy(reason, "its owner refused it: ", at);
+    size_t length = (size_t)kvf_min_u64(bytes, MESSAGES_TEXT_BYTES), at = strlen("refused by the owner: ");
+    memcpy(reason, "refused by the owner: ", at);
     for (size_t i = 0; i < length; i++)
         reason[at++] = (char)(text[i] >= ' ' && text[i] <= '~' ? text[i] : '?');
     reason[at] = '\0';

@@ -33,7 +33,7 @@ static kvf_status take_limit(const kvf_transport_options *options, const char *k
     errno = 0;
     const unsigned long long value = strtoull(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || *end || errno || value < 1 || value > UINT32_MAX)
-        return kvf_fail(KVF_E_INVALID, "%s is \"%.40s\"; allowed is a number from 1 to %u", key, text,
+        return kvf_fail(KVF_E_INVALID, "%s is \"%.40s\"; allowed: a number from 1 to %u", key, text,
                         UINT32_MAX);
     *out = (uint32_t)value;
     return KVF_OK;

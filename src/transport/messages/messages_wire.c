@@ -201,7 +201,7 @@ static kvf_status check_series(const kvf_messages_series *series, uint64_t run, 
         return KVF_OK;
     return kvf_fail(
         KVF_E_RANGE,
-        "run %llu: %llu of %llu bytes from offset %llu of region %u, %lld apart; allowed inside 0 to %llu",
+        "run %llu: %llu of %llu bytes from offset %llu of region %u, %lld apart; allowed: inside 0 to %llu",
         (unsigned long long)run, (unsigned long long)series->count, (unsigned long long)series->bytes,
         (unsigned long long)series->offset, series->region, (long long)series->distance,
         (unsigned long long)regions[series->region].bytes);

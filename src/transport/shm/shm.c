@@ -116,7 +116,7 @@ static kvf_status take_settings(kvf_shm_endpoint *endpoint, const kvf_transport_
     endpoint->no_direct_read = direct && strcmp(direct, "off") == 0;
     endpoint->only_direct = direct && strcmp(direct, "on") == 0;
     if (direct && !endpoint->no_direct_read && !endpoint->only_direct && strcmp(direct, "auto") != 0)
-        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%s\"; allowed auto, on, off", DIRECT,
+        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%s\"; allowed: auto, on, off", DIRECT,
                         direct);
     return KVF_OK;
 }

@@ -209,7 +209,7 @@ bool kvf_shm_leave(void *self, kvf_direction direction);
 const char *kvf_shm_link_way(const void *self);
 
 /** Memory is reached through a shared buffer: the kernel has refused process_vm_readv and its like. */
-#define SHM_FORBIDDEN "a shared buffer, for the kernel forbids process_vm_readv"
+#define SHM_FORBIDDEN "a shared buffer, because the kernel forbids process_vm_readv"
 
 /** Reads the owner's messages: at most one answer, or twice SHM_SLOTS_MAX messages. */
 void kvf_shm_link_read(kvf_shm_link *link);

@@ -59,7 +59,7 @@ static kvf_status move_all(const kvf_shm_link *link, kvf_direction direction, ve
         int error = errno;
         gone = kvf_shm_link_gone(link);
         if (gone || (moved < 0 && error == ESRCH))
-            return lost(gone ? gone : "its process has ended");
+            return lost(gone ? gone : "the peer's process has ended");
         if (moved < 0 && (error == EPERM || error == ENOSYS || error == EACCES))
             return KVF_E_UNSUPPORTED;
         if (moved <= 0)
@@ -80,7 +80,7 @@ static kvf_status name_run(const kvf_run *runs, size_t count, uint64_t moved) {
         count--;
     }
     return kvf_fail_in(KVF_E_IO,
-                       "%llu bytes at offset %llu of its region %u: ", (unsigned long long)runs->bytes,
+                       "%llu bytes at offset %llu of the peer's region %u: ", (unsigned long long)runs->bytes,
                        (unsigned long long)runs->remote_offset, runs->remote_region);
 }
 

@@ -30,7 +30,7 @@ void kvf_shm_gate_unmap(kvf_shm_gate *gate) {
 
 static kvf_status read_part(const void *part, size_t bytes, kvf_shm_card *out) {
     if (bytes != sizeof *out)
-        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, sizeof *out);
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed: %zu", bytes, sizeof *out);
     memcpy(out, part, sizeof *out);
     return KVF_OK;
 }

@@ -30,8 +30,9 @@ const char *kvf_shm_link_gone(const kvf_shm_link *link) {
     if (poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
         return NULL;
     if (looked_at[1].revents)
-        return "its process has ended";
-    return looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? "it has closed the connection" : NULL;
+        return "the peer's process has ended";
+    return looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? "the peer has closed the connection"
+                                                                 : NULL;
 }
 
 void kvf_shm_link_lose(kvf_shm_link *link, const char *why) {
@@ -49,30 +50,32 @@ static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
         refusal = 0;
     link->refused = link->refused || (!link->lost && refusal != SHM_REFUSED_KEY); /* another has its place */
     if (refusal == SHM_REFUSED_GENERATION)
-        (void)snprintf(
-            text, sizeof text,
-            "the card speaks of generation %llu of its memory, which is at %llu: a new card is needed",
-            (unsigned long long)kvf_peer_generation(link->peer), number);
+        (void)snprintf(text, sizeof text,
+                       "the card is for generation %llu of the peer's memory, which is now at %llu: a new "
+                       "card is needed",
+                       (unsigned long long)kvf_peer_generation(link->peer), number);
     else if (refusal == SHM_REFUSED_LIMIT)
         (void)snprintf(text, sizeof text,
-                       "it refuses us: this process has %llu connections to it, as many as it allows one",
+                       "the peer refused the connection: this process has %llu connections to it, the most "
+                       "it allows one process",
                        number);
     else if (refusal == SHM_REFUSED_FULL)
-        (void)snprintf(text, sizeof text, "it refuses us: it has as many connections as it takes (%llu)",
+        (void)snprintf(text, sizeof text,
+                       "the peer refused the connection: it has the most connections that it allows (%llu)",
                        number);
     if (*text) {
         kvf_shm_link_lose(link, text);
         return;
     }
     static const char *const words[] = {
-        [SHM_REFUSED_VERSION] = "it refuses us: it speaks another version of the protocol",
-        [SHM_REFUSED_KEY] = "it refuses us: the key of the card is not its own",
-        [SHM_REFUSED_FENCED] = "it refuses us: it has shut this endpoint out",
-        [SHM_REFUSED_PROTOCOL] = "it refuses us: a message of ours made no sense to it",
-        [SHM_REFUSED_USER] = "it refuses us: it runs as another user",
+        [SHM_REFUSED_VERSION] = "the peer refused the connection: it speaks another version of the protocol",
+        [SHM_REFUSED_KEY] = "the peer refused the connection: the key of the card is not the peer's",
+        [SHM_REFUSED_FENCED] = "the peer refused the connection: it has shut this endpoint out",
+        [SHM_REFUSED_PROTOCOL] = "the peer refused the connection: a message of this endpoint made no sense",
+        [SHM_REFUSED_USER] = "the peer refused the connection: it runs as another user",
     };
     bool known = refusal < sizeof words / sizeof *words && words[refusal];
-    kvf_shm_link_lose(link, known ? words[refusal] : "it refuses us");
+    kvf_shm_link_lose(link, known ? words[refusal] : "the peer refused the connection");
 }
 
 /* The owner's last message may say why it is gone. */
@@ -116,7 +119,7 @@ static kvf_status reach(kvf_shm_link *link) {
     if (errno == ECONNREFUSED)
         return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is gone");
     if (errno == EAGAIN)
-        return kvf_fail(KVF_E_AGAIN, "it does not accept connections: its queue is full");
+        return kvf_fail(KVF_E_AGAIN, "the peer does not accept connections: its queue is full");
     return kvf_fail(errno == EACCES || errno == EPERM ? KVF_E_PERMISSION : KVF_E_IO, "connect: %s",
                     strerror(errno));
 }
@@ -161,7 +164,7 @@ static kvf_status enter(kvf_shm_link *link) {
     if (!status)
         status = greet(link);
     if (!status && !link->no_direct && link->pid <= 0)
-        link->no_direct = "a shared buffer, for its process is in another PID namespace";
+        link->no_direct = "a shared buffer, because the peer is in another PID namespace";
     return status;
 }
 
@@ -175,9 +178,9 @@ static void enter_again(kvf_shm_link *link) {
             return;
         }
         if (status == KVF_E_AGAIN && now >= link->connect_until_ns)
-            status =
-                kvf_fail(KVF_E_PEER_LOST, "it has not accepted a connection for %llu s: its queue is full",
-                         (unsigned long long)(CONNECT_NS / SECOND_NS));
+            status = kvf_fail(KVF_E_PEER_LOST,
+                              "the peer has not accepted a connection for %llu s: its queue is full",
+                              (unsigned long long)(CONNECT_NS / SECOND_NS));
         if (status != KVF_E_AGAIN) {
             kvf_shm_link_lose(link, kvf_error_detail());
             return;
@@ -227,7 +230,7 @@ static void free_link(kvf_shm_link *link) {
 kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
     kvf_shm_card card;
     if (bytes != sizeof card)
-        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed %zu", bytes, sizeof card);
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed: %zu", bytes, sizeof card);
     memcpy(&card, data, sizeof card);
     kvf_status status = check_card(self, &card);
     if (status)
@@ -240,7 +243,7 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
     link->card = card;
     link->watch = (kvf_shm_watch){SHM_WATCH_LINK, link};
     link->fd = link->process_fd = link->buffer_fd = -1;
-    link->no_direct = link->endpoint->no_direct_read ? "a shared buffer, for shm.direct is off" : NULL;
+    link->no_direct = link->endpoint->no_direct_read ? "a shared buffer, because shm.direct is off" : NULL;
     status = make_tables(link);
     if (!status)
         status = enter(link);
@@ -366,7 +369,7 @@ void kvf_shm_link_read(kvf_shm_link *link) {
             break;
         answered = packet->as.header.kind == SHM_MOVED;
         if (!take_message(link, packet))
-            kvf_shm_link_lose(link, "it does not keep to the protocol, or contradicts its card");
+            kvf_shm_link_lose(link, "the peer does not keep to the protocol, or contradicts its card");
         if (packet->fd >= 0)
             (void)close(packet->fd);
     }
@@ -399,7 +402,7 @@ kvf_status kvf_shm_notify(void *self, const void *data, size_t bytes) {
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     if (link->connect_until_ns)
-        return kvf_fail(KVF_E_AGAIN, "it has not accepted the connection yet: its queue is full");
+        return kvf_fail(KVF_E_AGAIN, "the peer has not accepted the connection yet: its queue is full");
     kvf_status status = kvf_shm_send_two(link->fd, &header, sizeof header, data, bytes);
     if (status == KVF_E_AGAIN) {
         link->blocked = true;
@@ -449,7 +452,7 @@ static kvf_status move_alone(kvf_shm_link *link, kvf_direction direction, const 
     kvf_status status = KVF_OK;
     kvf_shm_gate *gate = direction == KVF_WRITE ? link->gate : NULL;
     if (!shm_gate_enter(gate))
-        return kvf_fail(KVF_E_PEER_LOST, "it has shut this endpoint out");
+        return kvf_fail(KVF_E_PEER_LOST, "the peer has shut this endpoint out");
     if (mapped)
         copy_mapped(link, direction, slice);
     else

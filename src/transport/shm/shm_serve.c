@@ -98,8 +98,8 @@ kvf_status kvf_shm_client_shut_out(kvf_shm_client *client) {
         client->inside_since_ns = now;
     describe(client, who, sizeof who);
     return kvf_fail(KVF_E_AGAIN,
-                    "%s has been in the middle of a write for %.1f s since it was to stop; while its process "
-                    "lives, the memory may be written",
+                    "%s has been in the middle of a write for %.1f s since it was told to stop; while its "
+                    "process lives, it may still write the memory",
                     who, (double)(now - client->inside_since_ns) / SECOND_NS);
 }
 

@@ -122,7 +122,7 @@ static void fail_slice(kvf_batch *batch, const kvf_slice *slice, uint32_t answer
     size_t count;
     const kvf_run *runs = kvf_slice_runs(slice, &count);
     kvf_status status = answer <= KVF_E_TIMEOUT ? (kvf_status)answer : KVF_E_IO;
-    (void)kvf_fail(status, "it refused %zu runs, the first at offset %llu of its region %u: %s", count,
+    (void)kvf_fail(status, "the peer refused %zu runs, the first at offset %llu of its region %u: %s", count,
                    (unsigned long long)runs->remote_offset, runs->remote_region, kvf_status_name(status));
     kvf_batch_fail(batch, status, kvf_error_detail());
 }

@@ -35,9 +35,9 @@ static kvf_status send_parts(int socket, struct iovec *parts, size_t count, int 
     if (sent >= 0)
         return KVF_OK;
     if (errno == EAGAIN || errno == ENOBUFS)
-        return kvf_fail(KVF_E_AGAIN, "it does not read its messages");
+        return kvf_fail(KVF_E_AGAIN, "the peer does not read its messages");
     if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
-        return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
+        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
     return kvf_fail(KVF_E_IO, "sendmsg: %s", strerror(errno));
 }
 
@@ -101,10 +101,10 @@ kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet) {
         (void)close(packet->fd);
     packet->fd = -1;
     if (got == 0)
-        return kvf_fail(KVF_E_PEER_LOST, "it has closed the connection");
+        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
     if (surplus)
         return kvf_fail(KVF_E_PARSE, "a message with more than one descriptor");
-    return kvf_fail(KVF_E_PARSE, "a message of %zd bytes; allowed %zu to %u", got, sizeof(kvf_shm_header),
+    return kvf_fail(KVF_E_PARSE, "a message of %zd bytes; allowed: %zu to %u", got, sizeof(kvf_shm_header),
                     SHM_PACKET_MAX);
 }
 
@@ -117,12 +117,12 @@ kvf_status kvf_shm_map_foreign(int fd, uint64_t bytes, unsigned char **out) {
     struct stat stat;
     struct statfs system;
     if (fd < 0 || bytes == 0 || fstat(fd, &stat) != 0 || stat.st_size < 0 || (uint64_t)stat.st_size < bytes)
-        return kvf_fail(KVF_E_PARSE, "shared memory of %llu bytes: it is not that large",
+        return kvf_fail(KVF_E_PARSE, "shared memory is smaller than the %llu bytes that the peer claims",
                         (unsigned long long)bytes);
     /* Memory of hugetlbfs is refused, for accessing it may fault if the machine has no more huge pages. */
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC)
-        return kvf_fail(KVF_E_PARSE, "shared memory that is not sealed against shrinking");
+        return kvf_fail(KVF_E_PARSE, "shared memory is not sealed against shrinking");
     void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapped == MAP_FAILED)
         return kvf_fail(KVF_E_NOMEM, "mmap of %llu shared bytes: %s", (unsigned long long)bytes,

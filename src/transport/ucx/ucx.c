@@ -210,7 +210,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
 static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
     endpoint->takes_emulated = value && strcmp(value, "on") == 0;
     if (value && !endpoint->takes_emulated && strcmp(value, "off") != 0)
-        return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed on, off", EMULATED, value);
+        return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed: on, off", EMULATED, value);
     return KVF_OK;
 }
 
@@ -223,11 +223,11 @@ static kvf_status refuse_emulated(const kvf_ucx_endpoint *endpoint) {
     if (!endpoint->emulates || endpoint->takes_emulated || !kvf_transport_is_automatic(endpoint->transport))
         return KVF_OK;
     kvf_ucx_resources(endpoint->ucx, endpoint->context, ways, sizeof ways);
-    return kvf_fail(
-        KVF_E_UNSUPPORTED,
-        "UCX %s (%s) would emulate one-sided operations: no RDMA among %s. Messages are faster and safer; "
-        "the kind \"ucx\", or %s \"on\", takes it all the same",
-        endpoint->ucx->version, endpoint->ucx->path, ways[0] ? ways : "what it finds", EMULATED);
+    return kvf_fail(KVF_E_UNSUPPORTED,
+                    "UCX %s (%s) would emulate one-sided operations: no RDMA among %s. Messages are faster "
+                    "and safer; to use UCX all the same, ask for the kind \"ucx\" or set %s to \"on\"",
+                    endpoint->ucx->version, endpoint->ucx->path, ways[0] ? ways : "the transports it finds",
+                    EMULATED);
 }
 
 static kvf_status examine_ways(kvf_ucx_endpoint *endpoint, const kvf_transport_options *options) {
@@ -246,7 +246,7 @@ kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kin
 /* Turns its KVF_E_IO into KVF_E_UNSUPPORTED, so that "auto" goes on without UCX. */
 static kvf_status check_room(void) {
     kvf_status status = kvf_descriptors_check("UCX", DESCRIPTORS_OF_UCX);
-    return status ? kvf_fail_in(KVF_E_UNSUPPORTED, "not here: ") : KVF_OK;
+    return status ? kvf_fail_in(KVF_E_UNSUPPORTED, "too few descriptors: ") : KVF_OK;
 }
 
 static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {

@@ -319,7 +319,8 @@ void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
 
 /** The reason if its beacon is gone. */
 #define KVF_UCX_BEACON_GONE                                                                                  \
-    "its endpoint has closed, its process has ended, or its memory is of another generation than the card"
+    "the peer's endpoint has closed, its process has ended, or its memory is of another generation than "    \
+    "the card"
 
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);

@@ -90,7 +90,7 @@ static kvf_status take_blob(kvf_byte_reader *in, const char *what, const void **
     if (!take_number(in, 4, &bytes))
         return cut_off(what);
     if (bytes == 0 || bytes > BLOB_MAX)
-        return kvf_fail(KVF_E_PARSE, "UCX card: %s has %llu bytes; allowed 1 to %u", what,
+        return kvf_fail(KVF_E_PARSE, "UCX card: %s has %llu bytes; allowed: 1 to %u", what,
                         (unsigned long long)bytes, BLOB_MAX);
     *out = kvf_take_bytes(in, bytes);
     *out_bytes = (uint32_t)bytes;
@@ -110,7 +110,7 @@ static kvf_status take_region(kvf_byte_reader *in, uint32_t i, kvf_ucx_card_regi
                         out->bytes == 0 ? "bytes" : "address");
     }
     if (out->bytes == 0 || !kvf_add(out->address, out->bytes, &end))
-        return kvf_fail(KVF_E_PARSE, "UCX card: region %u has %llu bytes at %#llx; allowed 1 to 2^64 in all",
+        return kvf_fail(KVF_E_PARSE, "UCX card: region %u has %llu bytes at %#llx; allowed: 1 to 2^64 in all",
                         i, (unsigned long long)out->bytes, (unsigned long long)out->address);
     return take_blob(in, "a memory key", &out->key, &out->key_bytes);
 }

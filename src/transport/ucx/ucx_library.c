@@ -81,7 +81,7 @@ static kvf_status check_version(void *handle, kvf_ucx_library *out) {
     out->major = major;
     out->minor = minor;
     if (major != KVF_UCX_MAJOR || minor < KVF_UCX_MINOR_MIN)
-        return kvf_fail(KVF_E_UNSUPPORTED, "it is UCX %s; allowed are %d.%d and later versions of %d",
+        return kvf_fail(KVF_E_UNSUPPORTED, "it is UCX %s; allowed: %d.%d and later versions of %d",
                         out->version, KVF_UCX_MAJOR, KVF_UCX_MINOR_MIN, KVF_UCX_MAJOR);
     return KVF_OK;
 }
@@ -93,7 +93,7 @@ static kvf_status check_parts(void *handle, kvf_ucx_library *out) {
     file_of(dlsym(handle, PART), part);
     const char *name = strrchr(path, '/'), *part_name = strrchr(part, '/');
     if (!name || !part_name)
-        return kvf_fail(KVF_E_UNSUPPORTED, "where it was loaded from cannot be told");
+        return kvf_fail(KVF_E_UNSUPPORTED, "its path cannot be determined");
     if (name - path != part_name - part || strncmp(path, part, (size_t)(name - path)) != 0)
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "this process has the %s of another UCX already (%s), and would mix the two",
@@ -166,7 +166,7 @@ static kvf_status check_file(const char *name) {
     struct stat file;
     if (!strchr(name, '/') || stat(name, &file) != 0 || S_ISREG(file.st_mode))
         return KVF_OK;
-    return kvf_fail(KVF_E_UNSUPPORTED, "it is no plain file");
+    return kvf_fail(KVF_E_UNSUPPORTED, "it is not a regular file");
 }
 
 static kvf_status check_global_names(const char *name) {
@@ -216,10 +216,9 @@ static kvf_status load_first(const char *candidates, kvf_ucx_library **out) {
     kvf_text reasons = {0};
     kvf_status status = KVF_E_UNSUPPORTED;
     for (char *name; status == KVF_E_UNSUPPORTED && (name = strsep(&rest, ":")) != NULL;) {
-        status = *name
-                     ? load_one(name, out)
-                     : kvf_fail(KVF_E_INVALID,
-                                "ucx.library is \"%s\"; allowed are files with ':' between them", candidates);
+        status = *name ? load_one(name, out)
+                       : kvf_fail(KVF_E_INVALID,
+                                  "ucx.library is \"%s\"; allowed: files with ':' between them", candidates);
         if (status == KVF_E_UNSUPPORTED)
             kvf_text_add(&reasons, "%s%s: %s", reasons.length ? "; " : "", name, kvf_error_detail());
     }

@@ -123,11 +123,10 @@ static kvf_status check_version(const kvf_ucx_card *card, const kvf_ucx_library 
                  (card->minor >= KVF_UCX_MINOR_ALIKE && ucx->minor >= KVF_UCX_MINOR_ALIKE);
     if (card->major == ucx->major && alike)
         return KVF_OK;
-    return kvf_fail(
-        KVF_E_UNSUPPORTED,
-        "the peer has UCX %u.%u and we have %s, which do not understand each other: load the same "
-        "version on both sides (ucx.library)",
-        card->major, card->minor, ucx->version);
+    return kvf_fail(KVF_E_UNSUPPORTED,
+                    "the peer has UCX %u.%u and this side %s, which do not understand each other: load the "
+                    "same version on both sides (ucx.library)",
+                    card->major, card->minor, ucx->version);
 }
 
 static kvf_status check_regions(const kvf_ucx_card *card, const kvf_peer *peer) {
@@ -313,7 +312,7 @@ kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes) {
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->lost_why);
     if (link->messages >= MESSAGES_MAX)
-        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed %u", link->messages,
+        return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed: %u", link->messages,
                         MESSAGES_MAX);
     kvf_ucx_message *message = link->spare;
     if (message)

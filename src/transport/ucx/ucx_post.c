@@ -72,10 +72,10 @@ static kvf_status check_keys(const kvf_ucx_link *link, const kvf_batch *batch) {
         uint32_t region = batch->runs[i].remote_region;
         if (batch->runs[i].bytes > 0 && !link->targets[region].key)
             return kvf_fail(KVF_E_PERMISSION,
-                            "submit: region %u: its owner withholds it, for its UCX would emulate one-sided "
-                            "operations: it moves packed, or over messages, or with ucx.emulated \"on\" "
-                            "there; packed, its stage must reach us: the setting ucx.devices says which "
-                            "interfaces to use",
+                            "submit: region %u: its owner withholds it because its UCX would emulate "
+                            "one-sided operations: move it packed or over messages, or set ucx.emulated to "
+                            "\"on\" at the owner; to move it packed, the owner's stage must reach this "
+                            "endpoint: the setting ucx.devices says which interfaces to use",
                             region);
     }
     return KVF_OK;
