@@ -83,7 +83,7 @@ static kvf_status check_table(const area *a) {
                 (unsigned long long)table->first_block + table->count);
         uint32_t id = table->ids[logical - table->first_block];
         if (id == KVF_NO_BLOCK)
-            return kvf_fail(KVF_E_RANGE, "checksum: step %llu is wanted, but its table entry has no block",
+            return kvf_fail(KVF_E_RANGE, "checksum: step %llu is requested, but its table entry has no block",
                             (unsigned long long)piece.step);
         if (id >= held->block_count)
             return kvf_fail(KVF_E_RANGE, "checksum: step %llu is in block %u; the cache has blocks [0, %llu)",

@@ -237,7 +237,7 @@ static int read_keys(const engine_shape *shape, const char *value, bool *turned)
     *turned = words_same(value, "by-channel");
     if (*turned || words_same(value, "whole"))
         return EXIT_DONE;
-    return usage_error("--%s: keys is \"%s\"; allowed are whole and by-channel", shape->side, value);
+    return usage_error("--%s: keys is \"%s\"; allowed: whole and by-channel", shape->side, value);
 }
 
 static int read_dtype(engine_shape *shape, const shape_setting *setting, kvf_dtype *out) {

@@ -83,7 +83,7 @@ kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint
             (unsigned long long)table->first_block + table->count);
     uint32_t id = table->ids[logical - table->first_block];
     if (id == KVF_NO_BLOCK)
-        return kvf_fail(KVF_E_RANGE, "%s table: step %llu is wanted, but entry %llu has no block", side->name,
+        return kvf_fail(KVF_E_RANGE, "%s table: step %llu is requested, but entry %llu has no block", side->name,
                         (unsigned long long)step, (unsigned long long)(logical - table->first_block));
     if (id >= side->block_count)
         return kvf_fail(KVF_E_RANGE, "%s table: block %u, but the cache has %llu", side->name, id,
