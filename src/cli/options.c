@@ -179,8 +179,8 @@ static int load_model(const options *asked, const kvf_config_options *config, kv
         return EXIT_DONE;
     case KVF_E_NOT_FOUND:
         words_list(names, list, sizeof list);
-        return usage_error("--model is \"%s\"; allowed are a config.json and the models %s%s", asked->model,
-                           list, words_hint(names, asked->model).text);
+        return usage_error("--model is \"%s\": there is no such file, and no such model; the models are %s%s",
+                           asked->model, list, words_hint(names, asked->model).text);
     case KVF_E_UNSUPPORTED:
         return usage_error(
             "--model: %s; \"kvferry models --families\" lists the families, and --groups takes a "

@@ -26,7 +26,7 @@ refused "an unknown transport" '--transport is "rdma"; allowed are auto' demo --
 refused "an unknown element type" '--dtype is "f99"' plan --dtype f99
 refused "scales that are neither per token nor per head" '--scales is "f32/x"' plan --scales f32/x
 refused "scales of a latent" 'a latent has no K and V' plan --model deepseek-v3 --scales f32
-refused "an unknown model" '--model is "nope"; allowed are a config.json and the models .*llama-3.1-8b, ' plan --model nope
+refused "an unknown model" '--model is "nope": there is no such file, and no such model; the models are .*llama-3.1-8b, ' plan --model nope
 refused "a model file that is not JSON" 'not JSON' plan --model "$0"
 refused "memory in no known unit" '--memory-limit is "4x"' demo --memory-limit 4x
 refused "requests that do not fit" '100000 requests of up to [0-9]+ tokens need .* GiB' demo --requests 100000
