@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-deb check-page check-python check-vllm wheel fuzz \
+.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-container check-deb check-page check-python check-trace check-vllm wheel fuzz \
 	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install uninstall deb clean
 
 help:
@@ -22,6 +22,8 @@ help:
 	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets; kernels for ARM, emulated'
 	@echo 'make check-page       the pages of kvferry plan and sweep in a real browser, which is installed for it (100 MB)'
 	@echo 'make check-deb        install the packages of make deb into a fresh Debian, use and remove them there; as root (100 MB)'
+	@echo 'make check-container  build the image of packaging/Containerfile by a container engine, and run it; as root (400 MB)'
+	@echo 'make check-trace      have Perfetto open a trace of two agents, in a real browser, both installed for it (150 MB)'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make check-cuda       the tests of devices on a GPU; without one it prints "skipped: no GPU" and succeeds'
@@ -110,6 +112,14 @@ fuzz:
 check-deb: deb
 	@scripts/setup chroot
 	@scripts/check-deb
+
+check-container:
+	@scripts/setup container
+	@scripts/check-container
+
+check-trace:
+	@scripts/setup build python page
+	@scripts/check-trace
 
 check-page:
 	@scripts/setup build page

@@ -1,8 +1,9 @@
-# The files that `make install` copies: headers, both libraries, the command, its manual pages, and the files by
+# What `make install` puts where: headers, both libraries, the command, its completions and manual pages, and the files by
 # which pkg-config and CMake find the library.
 
 include(CMakePackageConfigHelpers)
 
+set(KVF_ZSH_COMPLETIONS ${CMAKE_INSTALL_DATADIR}/zsh/site-functions CACHE STRING "Where zsh looks for completions")
 set(KVF_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/kvferry)
 
 foreach(header IN LISTS KVF_PUBLIC_HEADERS)
@@ -14,6 +15,10 @@ install(TARGETS kvferry EXPORT kvferryTargets)
 install(TARGETS kvferry_static EXPORT kvferryStaticTargets)
 if(TARGET kvferry_command)
   install(TARGETS kvferry_command)
+  set(completion ${PROJECT_SOURCE_DIR}/packaging/completion)
+  install(FILES ${completion}/kvferry DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${completion}/_kvferry DESTINATION ${KVF_ZSH_COMPLETIONS})
+  install(FILES ${completion}/kvferry.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 endif()
 
 file(GLOB man_pages CONFIGURE_DEPENDS docs/man/*.1)

@@ -15,23 +15,17 @@ int main(void) {
     kvf_engine *prefill, *decode;
     kvf_plan *plan;
     kvf_request *request;
-    kvf_engine_spec p = {.struct_size = sizeof p,
-                         .name = "prefill",
-                         .tp_size = 4,
-                         .all = {.tokens_per_block = 16, .block_count = 64, .order = "L|BPNH"}};
-    kvf_engine_spec d = {.struct_size = sizeof d,
-                         .name = "decode",
-                         .tp_size = 2,
-                         .all = {.tokens_per_block = 24, .block_count = 64, .order = "L|BPHN"}};
+    kvf_group_spec nhd = {.tokens_per_block = 16, .block_count = 64, .order = "L|BPNH"};
+    kvf_group_spec hnd = {.tokens_per_block = 24, .block_count = 64, .order = "L|BPHN"};
+    kvf_engine_spec p = {.struct_size = sizeof p, .name = "prefill", .tp_size = 4, .all = nhd};
+    kvf_engine_spec d = {.struct_size = sizeof d, .name = "decode", .tp_size = 2, .all = hnd};
     TRY(kvf_model_load("llama-3.1-8b", NULL, &model));
     TRY(kvf_engine_build(model, &p, &prefill));
     TRY(kvf_engine_build(model, &d, &decode));
     TRY(kvf_plan_build(kvf_engine_shard(decode, 0), prefill, NULL, &plan));
     TRY(kvf_plan_verify(plan));
     TRY(kvf_request_create(plan, &request));
-
-    /* 40 tokens: blocks 7, 3, 9 there, blocks 5, 1 here. */
-    uint32_t theirs[] = {7, 3, 9}, ours[] = {5, 1};
+    uint32_t theirs[] = {7, 3, 9}, ours[] = {5, 1}; /* the blocks of 40 tokens there, and here */
     kvf_group_request wanted = {
         .local = {.ids = ours, .count = 2}, .remote = {.ids = theirs, .count = 3}, .end = 40};
     TRY(kvf_request_set(request, &wanted, 1));

@@ -605,6 +605,26 @@ def test_what_is_counted_can_be_had_as_text(pair: Pair) -> None:
     assert 'kvferry_requests_done_total{engine="decode",rank="0",kind="pull"} 1' in lines
 
 
+def test_prometheus_reads_what_is_counted(pair: Pair) -> None:
+    """Its own parser, which knows types, labels and the buckets of histograms."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    finish(pair)
+    families = {
+        family.name: family for family in parser.text_string_to_metric_families(pair.consumer.metrics())
+    }
+    assert families["kvferry_read_bytes"].type == "counter"
+    (read,) = families["kvferry_read_bytes"].samples
+    assert read.value == pair.consumer.stats.bytes_read > 0
+    assert read.labels == {"engine": "decode", "rank": "0"}
+    times = families["kvferry_request_seconds"]
+    assert times.type == "histogram"
+    buckets = [sample for sample in times.samples if sample.name.endswith("_bucket")]
+    assert len(buckets) > 10 and buckets[-1].labels["le"] == "+Inf"
+    assert [bucket.value for bucket in buckets] == sorted(bucket.value for bucket in buckets)
+    (count,) = [sample.value for sample in times.samples if sample.name.endswith("_count")]
+    assert count == buckets[-1].value == 1
+
+
 def test_a_meeting_is_logged_and_can_be_explained() -> None:
     lines: list[LogLine] = []
     before = time.time()

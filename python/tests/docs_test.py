@@ -1,16 +1,21 @@
-"""The code of docs/python.md and the examples run, and print what the text says."""
+"""What documents say in Python runs; docs/python.md prints what the text says. The examples run, too."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import io
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from coordinates import decode_engine, prefill_engine, small_model
+from kvferry import Agent
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -49,3 +54,33 @@ def test_the_examples_run(name: str) -> None:
     if needed and not importlib.util.find_spec(needed):
         pytest.skip(f"{needed} is not installed")
     subprocess.run([sys.executable, str(ROOT / "examples" / name)], check=True, timeout=120)
+
+
+def blocks_of(document: str, language: str) -> list[str]:
+    text = (ROOT / "docs" / document).read_text()
+    return [code for found, code in BLOCK.findall(text) if found == language]
+
+
+def test_what_operating_says_of_traces_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks_of("operating.md", "python")
+    model = small_model()
+    for side, engine in (("prefill", prefill_engine(model, tp_size=1)), ("decode", decode_engine(model))):
+        scope = {"Agent": Agent, "Path": Path, "engine": engine, "rank": 0}
+        exec(compile(code.replace("decode", side), "docs/operating.md", "exec"), scope)
+    lines = [line for block in blocks_of("operating.md", "sh") for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("python ")]
+    assert len(commands) == 2
+    for command in commands:
+        subprocess.run([sys.executable, *command[1:]], check=True, timeout=60)
+    assert json.loads(Path("both.json").read_text())["traceEvents"]
+    assert "resourceSpans" in json.loads(Path("spans.json").read_text())
+
+
+def test_what_vllm_says_of_keys_makes_a_file_of_its_owner_alone(tmp_path: Path) -> None:
+    (line,) = [line for line in (ROOT / "docs" / "vllm.md").read_text().splitlines() if "make_keys()" in line]
+    here = line.replace("python -c", f"{shlex.quote(sys.executable)} -c")
+    subprocess.run(["sh", "-c", here], check=True, timeout=60, cwd=tmp_path)
+    keys = tmp_path / "keys.json"
+    assert keys.stat().st_mode & 0o777 == 0o600
+    assert set(json.loads(keys.read_text())) >= {"public_key", "secret_key"}

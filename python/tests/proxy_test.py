@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import json
 import re
@@ -734,7 +735,13 @@ async def test_metrics_are_lines_that_prometheus_reads(scene: Scene) -> None:
     await scene.ask()
     async with scene.client.get(scene.url + "/metrics") as answer:
         assert answer.content_type == "text/plain"
-        lines = (await answer.text()).splitlines()
+        text = await answer.text()
+    lines = text.splitlines()
+    if importlib.util.find_spec("prometheus_client"):  # its own parser
+        from prometheus_client.parser import text_string_to_metric_families
+
+        types = {family.type for family in text_string_to_metric_families(text)}
+        assert "unknown" not in types and {"counter", "gauge"} & types, types
     sample = re.compile(r'^[a-z_]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? -?[0-9.e+-]+$')
     assert all(line.startswith("# ") or sample.match(line) for line in lines), lines
     typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}

@@ -51,9 +51,7 @@ uint64_t engine_bytes(const kvf_engine *engine) {
     return bytes;
 }
 
-enum { LABEL = 9 }; /* characters before a line's words */
-
-/* The name and the layers, and "; full 32 x (k 8 x 128 bf16, v 8 x 128 bf16)" for each group. */
+/* "; full 32 x (k 8 x 128 bf16, v 8 x 128 bf16)" of each group. */
 static void describe_model(const kvf_model *model, char *out, size_t bytes) {
     size_t length =
         (size_t)snprintf(out, bytes, "%s, %u layers", kvf_model_name(model), kvf_model_layer_count(model));
@@ -77,8 +75,7 @@ static void describe_model(const kvf_model *model, char *out, size_t bytes) {
 static void print_model(const kvf_model *model) {
     char words[1024];
     describe_model(model, words, sizeof words);
-    printf("%-*s", LABEL, "model");
-    print_folded(LABEL, LABEL, words);
+    print_labelled("model", "%s", words);
 }
 
 static void print_engine(const engine_shape *shape, const kvf_engine *engine) {
@@ -99,8 +96,7 @@ static void print_engine(const engine_shape *shape, const kvf_engine *engine) {
                        (unsigned long long)shared_page_bytes(shape));
     (void)snprintf(words, sizeof words, "%u rank%s: tp %u%s%s%s; tokens a block and order: %s", ranks,
                    ranks == 1 ? "" : "s", shape->tp, pp, dcp, pages, groups);
-    printf("%-*s", LABEL, shape->side);
-    print_folded(LABEL, LABEL, words);
+    print_labelled(shape->side, "%s", words);
 }
 
 void engines_print(const engines *all) {

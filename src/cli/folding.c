@@ -52,6 +52,17 @@ void print_folded(size_t from, size_t indent, const char *text) {
     }
 }
 
+void print_labelled(const char *label, const char *format, ...) {
+    enum { LABEL = 9 };
+    char text[2048];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    printf("%-*s", LABEL, label);
+    print_folded(LABEL, LABEL, text);
+}
+
 void print_paragraph(const char *format, ...) {
     char text[2048];
     va_list arguments;

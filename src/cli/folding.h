@@ -18,7 +18,10 @@ const char *fold_rest(const char *text, size_t length);
 /** Prints a text and ends its line. It begins at column `from`; further lines begin with `indent` blanks. */
 void print_folded(size_t from, size_t indent, const char *text);
 
-/** Prints a text that begins in the first column, folded without indent. */
+/** Prints a label in the first nine columns, and the words behind it, folded there. */
+void print_labelled(const char *label, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** The same of a paragraph that begins its line. */
 void print_paragraph(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

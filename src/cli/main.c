@@ -1,6 +1,7 @@
 /*
  * kvferry: explains, demonstrates and measures moving KV caches between engines of different shape.
  */
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -158,10 +159,18 @@ static bool asks_for_help(int argc, char **argv) {
     return asks;
 }
 
+/* What is no command takes no options; "help" takes one name. */
+static int most_words(const char *name) {
+    const bool is_help = strcmp(name, "help") == 0;
+    return is_help ? 3 : name[0] == '-' ? 2 : INT_MAX;
+}
+
 int main(int argc, char **argv) {
     if (argc < 2)
         return usage_error("a command is needed; \"kvferry help\" lists them");
     const char *name = argv[1];
+    if (argc > most_words(name))
+        return usage_error("\"%s\" is not expected after %s", argv[most_words(name)], name);
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return print_help();
     if (strcmp(name, "help") == 0)

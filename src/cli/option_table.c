@@ -42,8 +42,18 @@ static const char *has_no_model(const options *asked) {
     return has_own_types(asked);
 }
 
-static const char *is_keyed(const options *asked) {
-    return asked->key_file ? "with --key-file everything is encrypted" : NULL;
+static bool is_on_loopback(const char *endpoint) {
+    static const char *const begins[] = {"tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://"};
+    bool is = false;
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        is = is || strncmp(endpoint, begins[i], strlen(begins[i])) == 0;
+    return is;
+}
+
+static const char *needs_no_leave(const options *asked) {
+    if (asked->key_file)
+        return "with --key-file everything is encrypted";
+    return is_on_loopback(asked->listen) ? "--listen is on loopback, where no keys are needed" : NULL;
 }
 
 static const char *is_alone(const options *asked) {
@@ -169,7 +179,7 @@ static const option_row rows[] = {
     {"allow", "KEY", "a public key that may connect; may be given several times (everyone)", NULL,
      COMMAND_SERVE, .take = take_key},
     {"insecure", NULL, "listen beyond loopback without keys", NULL, COMMAND_SERVE | COMMAND_FETCH,
-     FLAG(insecure), .idle = is_keyed},
+     FLAG(insecure), .idle = needs_no_leave},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables", "1", MOVING | COMMAND_SERVE,
      .take = take_seed, GOES_TO(seed)},
     {"replicas", "spread|first", "which of several ranks with the same cells is read", "spread",
@@ -178,7 +188,7 @@ static const option_row rows[] = {
      NULL, PREDICTING | COMMAND_EXPLAIN, .take = take_cuda_memory, .words = cuda_memory_word,
      .idle = is_alone},
     {"json", "[FILE]", "write JSON to FILE, beside the text; without FILE, or with -, instead of it", NULL,
-     ALL & ~(COMMAND_KEYS | COMMAND_SWEEP), TEXT(json), .file = true},
+     ALL & ~COMMAND_KEYS, TEXT(json), .file = true},
     {"json", "[FILE]", "write the keys to FILE; without FILE, or with -, to the standard output", NULL,
      COMMAND_KEYS, TEXT(json), .file = true},
     {"html", "FILE", "also draw it as a self-contained HTML page in FILE; - is the standard output", NULL,

@@ -173,14 +173,16 @@ static bool has_state(const kvf_model *model) {
 }
 
 static int load_model(const options *asked, const kvf_config_options *config, kvf_model **out) {
+    const words names = {any_model, NULL};
+    char list[640];
     kvf_status status = kvf_model_load(asked->model, config, out);
     switch (status) {
     case KVF_OK:
         return EXIT_DONE;
     case KVF_E_NOT_FOUND:
-        return usage_error("--model is \"%s\", which is neither a file nor one of the models that \"kvferry "
-                           "models\" lists%s",
-                           asked->model, words_hint((words){any_model, NULL}, asked->model).text);
+        words_list(names, list, sizeof list);
+        return usage_error("--model is \"%s\": there is no such file, and no such model; the models are %s%s",
+                           asked->model, list, words_hint(names, asked->model).text);
     case KVF_E_UNSUPPORTED:
         return usage_error(
             "--model: %s; \"kvferry models --families\" lists the families, and --groups takes a "

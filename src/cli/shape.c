@@ -106,6 +106,20 @@ const char *shape_key(uint32_t i) {
     return i < sizeof keys / sizeof *keys ? keys[i] : NULL;
 }
 
+static bool same_group(const char *a, const char *b) {
+    return a && b ? words_same(a, b) : a == b;
+}
+
+/* Of two values of one key the first would have no effect. */
+static int refuse_twice(const engine_shape *shape, const shape_setting *setting) {
+    for (const shape_setting *other = shape->settings; other < setting; other++)
+        if (strcmp(other->key, setting->key) == 0 && same_group(other->group, setting->group))
+            return usage_error("--%s: %s%s%s is given twice, as \"%s\" and \"%s\"", shape->side,
+                               setting->group ? setting->group : "", setting->group ? "." : "", setting->key,
+                               other->value, setting->value);
+    return EXIT_DONE;
+}
+
 static int cut_setting(engine_shape *shape, char *piece) {
     char *equals = strchr(piece, '=');
     if (!equals || equals == piece || !equals[1])
@@ -129,7 +143,7 @@ static int cut_setting(engine_shape *shape, char *piece) {
                            words_hint(words_of_array(keys), setting->key).text);
     }
     setting->key = known;
-    return EXIT_DONE;
+    return refuse_twice(shape, setting);
 }
 
 static int cut(engine_shape *shape) {

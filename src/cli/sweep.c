@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "json.h"
 #include "page.h"
 
 static const char *name_ways(const report_totals *pair) {
@@ -33,6 +34,40 @@ void sweep_print_csv(const sweep *of) {
     for (uint32_t p = 0; p < of->prefill.list.count; p++)
         for (uint32_t d = 0; d < of->decode.list.count; d++)
             print_pair(of, p, d);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static struct json_object *json_pair(const sweep *of, uint32_t p, uint32_t d) {
+    const report_totals *pair = sweep_pair(of, p, d);
+    struct json_object *out = json_object_new_object();
+    json_text(out, "prefill", of->prefill.list.shapes[p]);
+    json_text(out, "decode", of->decode.list.shapes[d]);
+    json_text(out, "way", pair->plans ? name_ways(pair) : "refused");
+    if (pair->plans == 0)
+        return out;
+    json_count(out, "prefill_ranks", kvf_engine_rank_count(of->prefill.engines[p]));
+    json_count(out, "decode_ranks", kvf_engine_rank_count(of->decode.engines[d]));
+    json_count(out, "bytes", pair->bytes);
+    json_count(out, "runs", pair->runs);
+    json_real(out, "bytes_per_run", bytes_a_run(pair));
+    json_real(out, "slowest_rank_ns", pair->slowest_ns);
+    return out;
+}
+
+struct json_object *sweep_json(const sweep *of) {
+    struct json_object *out = json_object_new_object(), *cost = json_object_new_object(),
+                       *pairs = json_object_new_array();
+    json_text(out, "model", kvf_model_name(of->model));
+    json_count(out, "tokens", of->asked->tokens);
+    json_text(cost, "transport", of->cost_kind.text);
+    json_object_object_add(cost, "calibrated", json_object_new_boolean(of->asked->calibrate));
+    json_object_object_add(out, "cost", cost);
+    for (uint32_t p = 0; p < of->prefill.list.count; p++)
+        for (uint32_t d = 0; d < of->decode.list.count; d++)
+            json_object_array_add(pairs, json_pair(of, p, d));
+    json_object_object_add(out, "pairs", pairs);
+    return out;
 }
 
 /* ---- the map --------------------------------------------------------------------------------- */

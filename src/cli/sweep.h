@@ -1,5 +1,5 @@
 /*
- * Pairs of shapes and the time that each takes: the result of `kvferry sweep`, as CSV and as a map.
+ * Pairs of shapes and what each takes: the result of `kvferry sweep`, as CSV, as JSON and as a map.
  */
 #ifndef KVFERRY_CLI_SWEEP_H
 #define KVFERRY_CLI_SWEEP_H
@@ -30,7 +30,10 @@ const report_totals *sweep_pair(const sweep *of, uint32_t prefill, uint32_t deco
 /** Prints a line for each pair, and the titles before them. */
 void sweep_print_csv(const sweep *of);
 
-/** Writes a page with a map of prefill shapes (rows) and decode shapes (columns). Prints what is wrong if it cannot. */
+/** The same pairs as JSON; owned by the caller. */
+struct json_object *sweep_json(const sweep *of);
+
+/** Writes a page with a map: prefill shapes are its rows, decode shapes its columns. Says what went wrong. */
 int sweep_write_page(const sweep *of, const char *file);
 
 #endif

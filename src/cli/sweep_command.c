@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engines.h"
+#include "json.h"
 #include "sweep.h"
 
 /* Makes the engine of one shape. A shape that the library refuses is left out, with a warning on stderr. */
@@ -90,6 +91,8 @@ int run_sweep(int argc, char **argv) {
         result = sweep_write_page(&all, asked.html);
     if (!result && options_want_text(&asked))
         sweep_print_csv(&all);
+    if (!result && asked.json)
+        result = json_write(sweep_json(&all), asked.json);
     free(all.pairs);
     free_side(&all.decode);
     free_side(&all.prefill);

@@ -38,6 +38,24 @@ read -ra shared < <(pkg-config --libs kvferry)
 build_with pkgconfig_shared "${shared[@]}"
 read -ra static < <(pkg-config --static --libs kvferry | sed 's/-lkvferry/-l:libkvferry.a/')
 build_with pkgconfig_static "${static[@]}"
+
+# The lines of the documents, with the README's example.
+(
+    cp "$here/../../examples/explain.c" "$work/app.c"
+    cd "$work"
+    lines=0
+    while IFS= read -r line; do
+        rm -f a.out
+        eval "\"\$cc\" ${line#cc } -o a.out"
+        LD_LIBRARY_PATH=$libdir ./a.out >said
+        grep -q '^rank 0 sends ' said
+        lines=$((lines + 1))
+    done < <(grep '^cc app.c ' "$here/../../docs/README.md")
+    [ "$lines" -eq 2 ]
+    # The last one is static.
+    ! ldd a.out | grep kvferry
+)
+echo "ok: lines of the documents"
 unset PKG_CONFIG_PATH
 
 "$cmake" -S "$here" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$root" -DCMAKE_C_COMPILER="$cc" \

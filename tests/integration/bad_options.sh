@@ -16,6 +16,8 @@ refused "help about an unknown command" 'no command "ferry"' help ferry
 refused "an unknown option" '--bogus is not an option of plan' plan --bogus
 refused "an option of another command" '--in-flight is not an option of plan' plan --in-flight 3
 refused "an option without its value" '--tokens needs a value' plan --tokens
+refused "a word too many for help" '"demo" is not expected after help' help plan demo
+refused "a word too many for the version" '"plan" is not expected after --version' --version plan
 refused "a word too many" '"extra" is not expected' plan extra
 refused "zero tokens" '--tokens is "0"; allowed: a whole number from 1' plan --tokens 0
 refused "negative tokens" '--tokens is "-1"' plan --tokens -1
@@ -24,7 +26,7 @@ refused "an unknown transport" '--transport is "rdma"; allowed: auto' demo --tra
 refused "an unknown element type" '--dtype is "f99"' plan --dtype f99
 refused "scales that are neither per token nor per head" '--scales is "f32/x"' plan --scales f32/x
 refused "scales of a latent" 'a latent has no K and V' plan --model deepseek-v3 --scales f32
-refused "an unknown model" '--model is "nope"' plan --model nope
+refused "an unknown model" '--model is "nope": there is no such file, and no such model; the models are .*llama-3.1-8b, ' plan --model nope
 refused "a model file that is not JSON" 'not JSON' plan --model "$0"
 refused "memory in no known unit" '--memory-limit is "4x"' demo --memory-limit 4x
 refused "requests that do not fit" '100000 requests of up to [0-9]+ tokens need .* GiB' demo --requests 100000
@@ -35,6 +37,9 @@ refused "a rank that does not exist" '"prefill:9" is not a rank' demo --die pref
 
 refused "a shape that is not KEY=VALUE" '--prefill: "tp" is not KEY=VALUE' plan --prefill tp
 refused "an unknown key" '--decode: there is no key "foo"' plan --decode foo=1
+refused "a key that is given twice" '--decode: tp is given twice, as "2" and "4"' plan --decode tp=2,block=8,TP=4
+refused "a key of a group that is given twice" '--prefill: full.block is given twice' \
+    plan --prefill full.block=8,block=16,full.block=8
 refused "an unknown group" '--decode: there is no group "swa"; the model has full' plan --decode swa.block=8
 refused "a key of the engine set for a group" 'tp is a key of the whole engine' plan --decode full.tp=2
 refused "a size of zero" '--prefill: tp is "0"; allowed: a whole number from 1 to 65536' plan --prefill tp=0

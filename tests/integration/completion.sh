@@ -5,6 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/cases.bash"
 
 pages=$(dirname "$0")/../../docs/man
+installed=$(cd "$(dirname "$0")/../../packaging/completion" && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$output" "$errors" "$folder"' EXIT
 
@@ -71,7 +72,19 @@ for command in $commands; do
     is_so "what bash offers for $command is what it takes" diff "$folder/taken" "$folder/offered"
 done
 
-# ---- other shells: their completions have every option, and the shell, if installed, reads them
+# What is installed for each shell asks the command, so it cannot be older.
+mkdir -p "$folder/bin" && ln -sf "$(realpath "$KVFERRY")" "$folder/bin/kvferry"
+loads() { # loads SHELL SCRIPT: the shell is here, and the script succeeds
+    if command -v "$1" >/dev/null; then
+        is_so "$1 loads what is installed" env PATH="$folder/bin:$PATH" "$1" -c "$2"
+    fi
+}
+loads bash ". '$installed/kvferry' && complete -p kvferry && declare -f _kvferry"
+loads zsh "fpath=('$installed' \$fpath); autoload -Uz compinit && compinit -D -u && [[ \$_comps[kvferry] == _kvferry ]] &&
+    { _kvferry 2>/dev/null; functions _kvferry | grep -q transports }"
+loads fish "source '$installed/kvferry.fish'; complete -C 'kvferry trans' | grep -q transports"
+
+# ---- the others: every option stands in them, and a shell that is here reads them
 
 for shell in zsh fish; do
     "$KVFERRY" completion "$shell" >"$folder/$shell"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The documents are right: lines that begin with "kvferry" exit with 0 and print the text after their "#", whatever the
-# spaces; excerpts are in the example that they name; the README's chart shows the measured table; links lead somewhere;
-# quoted sentences of the library are in its source.
+# What the documents say is so: lines that begin with "kvferry" exit with 0, and print what stands behind their "#",
+# whatever the spaces; excerpts are in the example they are of; the README is one screen, and its chart that of the
+# measured table; links lead somewhere; sentences of the library are the library's.
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
@@ -88,9 +88,36 @@ chart_is_true() {
     readme=$(<"$root/README.md")
     chart=$("$root/scripts/handover-chart") && [ "${readme/"$chart"/}" != "$readme" ]
 }
+# A case of each answer, as `make bench-vllm` writes them: median of two times, one time less than it, and bytes.
+cat >"$work/vllm.json" <<'END'
+{"cases": [
+  {"shape": "llama-64-64", "connector": "kvferry", "outcome": "ok", "equal": 2, "asked": 2, "bytes_read": 4000,
+   "through": [0.030, 0.018], "least": [0.010, 0.012], "alone": [0.050, 0.070]},
+  {"shape": "llama-64-64", "connector": "nixl", "outcome": "wrong tokens", "equal": 0, "asked": 2, "bytes_read": 0,
+   "through": [0.012, 0.012], "least": [0.010, 0.012], "alone": [0.050, 0.070]},
+  {"shape": "gemma3-64-32", "connector": "nixl", "outcome": "refused", "equal": 0, "asked": 3, "bytes_read": 0,
+   "through": [null, null, null], "least": [0.010, 0.012, 0.014], "alone": [0.060, 0.060, 0.060]}]}
+END
+charts_json() {
+    diff - <("$root/scripts/handover-chart" "$work/vllm.json") <<'END'
+prefill → decode          kvferry                 NixlConnector
+Llama, blocks 64→64       right   24 ms ████      WRONG   12 ms ██
+Gemma 3, blocks 64→32                             refused
+END
+}
+tables_json() {
+    diff - <("$root/scripts/handover-chart" --table "$work/vllm.json" | tail -n +3) <<'END'
+| Llama, blocks 64→64 | kvferry | 2 of 2 | 30 | 24 | 30 | 11 | 13 | 60 | 2 |
+| Llama, blocks 64→64 | NixlConnector | **0 of 2** | 12 | 12 | 12 | 11 | 1 | 60 | - |
+| Gemma 3, blocks 64→32 | NixlConnector | refused | - | - | - | 12 | - | 60 | - |
+END
+}
 if command -v python3 >/dev/null; then
     is_so "README: the chart is that of the table in performance" chart_is_true
+    is_so "the chart is drawn from the JSON of the benchmark, too" charts_json
+    is_so "and so is the table" tables_json
 fi
+is_so "README: one screen of 70 lines" test "$(wc -l <"$root/README.md")" -le 70
 links=0
 for document in "$root/README.md" "$folder"/*.md; do
     while IFS= read -r link; do

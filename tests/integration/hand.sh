@@ -37,6 +37,12 @@ plain=$met
 first=$pid
 succeeds "an engine that answers says who it is, in one line" \
     '^tcp://127.0.0.1:[0-9]+: prefill, 4 ranks, protocol [0-9]+, not encrypted, round trip .*median of 5' ping "$plain"
+COLUMNS=80 run fetch "$plain"
+if [ "$code" -eq 0 ] && [ "$(wc -L <"$output")" -le 80 ]; then
+    pass "what a fetch says fits the line"
+else
+    fail "what a fetch says fits the line" "exit code $code, or a longer line"
+fi
 succeeds "round trips can be counted" 'median of 3;' ping "$plain" --count 3
 succeeds "what is served is fetched and verified" '^Verified after each round: all ' fetch "$plain"
 succeeds "the way is told beside a plain stream" '^Medians: [0-9.]+ GB/s, plain stream [0-9.]+ GB/s, ' \
@@ -103,7 +109,20 @@ else
     fail "the example does what it says" "it failed, or verified nothing"
 fi
 
-# ---- refused commands
+# ---- the lines of docs/README.md, here on loopback
+
+document=$(dirname "$0")/../../docs/README.md
+line_of() { # line_of COMMAND: the words behind it, without what is said of them
+    sed -n "s/^kvferry $1 \(.*[^ ]\) *#.*/\1/p" "$document"
+}
+read -ra words < <(line_of serve | sed 's|--insecure ||; s|tcp://[^ ]*|tcp://127.0.0.1:*|')
+serve written "${words[@]}"
+for command in ping fetch; do
+    read -ra words < <(line_of "$command" | sed "s|tcp://[^ ]*|$met|")
+    succeeds "what the documents say to $command is so" '(round trip|^Verified)' "$command" "${words[@]}"
+done
+
+# ---- what cannot be
 
 refuses "another model" 2 '--model is not what prefill caches: ' fetch "$plain" --model llama-3.1-70b
 refuses "no endpoint" 2 'fetch needs the endpoint' fetch

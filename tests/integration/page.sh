@@ -26,6 +26,26 @@ if [ "$(wc -l <"$output")" -eq 9 ]; then
 else
     fail "every pair is there once" "not 8 lines and the titles"
 fi
+pairs=(--prefill tp=1/2,order=nhd/hnd --decode tp=1/16,dcp=2)
+if command -v python3 >/dev/null; then
+    "$KVFERRY" sweep "${pairs[@]}" --json "$folder/sweep.json" >"$folder/sweep.csv" 2>"$errors"
+    run sweep "${pairs[@]}" --json
+    if cmp -s "$output" "$folder/sweep.json" && python3 - "$folder/sweep.csv" "$folder/sweep.json" <<'END'; then
+import csv, json, sys
+lines = list(csv.DictReader(open(sys.argv[1])))
+pairs = json.load(open(sys.argv[2]))["pairs"]
+assert len(lines) == 8 and {line["way"] for line in lines} > {"refused"}
+for line, pair in zip(lines, pairs, strict=True):
+    assert line["way"] == pair["way"] and line["prefill"] == pair["prefill"] and line["decode"] == pair["decode"]
+    for name in set(line) - {"way", "prefill", "decode"}:
+        assert (line[name] == "") == (name not in pair)
+        assert line[name] == "" or abs(float(line[name]) - pair[name]) <= 0.001 * pair[name] + 0.5
+END
+        pass "the JSON of a sweep has what its CSV has"
+    else
+        fail "the JSON of a sweep has what its CSV has" "it has not, or is another one in a file"
+    fi
+fi
 succeeds "a shape that is impossible for the model is refused by itself" '^"tp=1,dcp=2","tp=1",,,,,,,refused$' \
     sweep --prefill tp=1/16,dcp=2 --decode tp=1
 refuses "an empty alternative is refused" 2 '--prefill is "tp=1//2"; an alternative is empty' sweep --prefill tp=1//2

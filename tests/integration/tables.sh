@@ -28,9 +28,26 @@ fits "and by transport" plan --fabrics
 fits "the models" models
 fits "the families" models --families
 fits "the kinds of transport" transports
-for command in plan demo serve fetch ping bench models transports doctor explain completion keys; do
+for command in plan sweep demo serve fetch ping bench models transports doctor explain completion keys; do
     fits "help about $command" help "$command"
 done
 fits "the commands" help
+
+# narrow NAME ARGUMENTS...: no line is longer than 80; figures are others in each run.
+narrow() {
+    local name=$1
+    shift
+    COLUMNS=80 run "$@"
+    if [ "$code" -eq 0 ] && [ "$(wc -L <"$output")" -le 80 ]; then
+        pass "$name"
+    else
+        fail "$name" "exit code $code, or a line of more than 80 characters"
+    fi
+}
+small=(--memory-limit 32m --tokens 20 --requests 2 --rounds 1)
+narrow "what the doctor finds" doctor
+narrow "a demo" demo "${small[@]}"
+narrow "a producer that dies" demo --memory-limit 64m --tokens 40 --requests 2 --push --kill
+narrow "a bench" bench "${small[@]}"
 
 finish

@@ -61,6 +61,7 @@ refuses "a type of state of a model without" 2 '--state-dtype has no effect: lla
 refuses "UCX for a transport without" 2 '--ucx-tls has no effect' demo --transport shm --ucx-tls tcp
 refuses "how memory is read that is mapped" 2 '--no-direct-read has no effect' demo --no-direct-read
 refuses "a plan of one engine" 2 '--tokens has no effect: one engine is explained' explain tcp://127.0.0.1:1 --tokens 5
+refuses "leave to listen where no keys are needed" 2 '--insecure has no effect: --listen is on loopback' serve --insecure
 refuses "a type of a model that is not named" 2 "--dtype has no effect: the engine's own model" \
     fetch tcp://127.0.0.1:1 --dtype fp8
 
@@ -74,17 +75,28 @@ warns "is not for another" '' plan --transport shm --prefill tp=4,order=nhd --de
 
 # ---- JSON, the same everywhere
 
-for command in plan models transports doctor; do
-    run "$command" --json
+# writes_json NAME COMMAND...: instead of its text, or beside it into a file.
+writes_json() {
+    local name=$1
+    shift
+    run "$@" --json
     cp "$output" "$folder/alone"
-    run "$command" --json "$folder/$command.json"
-    if [ "$code" -eq 0 ] && is_json "$folder/alone" && is_json "$folder/$command.json" && ! is_json "$output" &&
+    rm -f "$folder/beside.json"
+    run "$@" --json "$folder/beside.json"
+    if [ "$code" -eq 0 ] && is_json "$folder/alone" && is_json "$folder/beside.json" && ! is_json "$output" &&
         [ -s "$output" ]; then
-        pass "$command writes JSON instead of its text, or beside it into a file"
+        pass "$name"
     else
-        fail "$command writes JSON instead of its text, or beside it into a file" "exit code $code"
+        fail "$name" "exit code $code"
     fi
+}
+small=(--memory-limit 32m --tokens 20 --requests 2 --rounds 1)
+for command in plan models "models --families" transports doctor "sweep --prefill tp=1/2 --decode tp=1"; do
+    # shellcheck disable=SC2086 # the words of the command
+    writes_json "$command writes JSON instead of its text, or beside it into a file" $command
 done
+writes_json "so does a demo" demo "${small[@]}"
+writes_json "and a bench" bench "${small[@]}"
 run keys --json "$folder/keys.json"
 if [ "$code" -eq 0 ] && is_json "$folder/keys.json" && [ "$(stat -c %a "$folder/keys.json")" = 600 ]; then
     pass "a file of keys is its owner's alone"

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "demo.h"
+#include "folding.h"
 #include "json.h"
 #include "rank.h"
 #include "table.h"
@@ -166,9 +167,10 @@ static int print_table(const demo_job *job, const figures *f) {
     char transport[64];
     demo_describe_transport(job, &f->moved, transport, sizeof transport);
     engines_print(&job->all);
-    printf("work     %u requests of up to %llu tokens, %s in %s runs; %s\n\n", job->work.request_count,
-           (unsigned long long)job->work.longest_tokens, text_bytes(f->moved.bytes).text,
-           text_count(f->moved.runs).text, transport);
+    print_labelled("work", "%u requests of up to %llu tokens, %s in %s runs; %s", job->work.request_count,
+                   (unsigned long long)job->work.longest_tokens, text_bytes(f->moved.bytes).text,
+                   text_count(f->moved.runs).text, transport);
+    printf("\n");
     table_start(&list, "|>median|>least|>most|");
     const spread *s = &f->plan.build_ns;
     uint64_t per_source = f->plan.memory_bytes / (f->plan.sources ? f->plan.sources : 1);

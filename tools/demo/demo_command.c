@@ -15,12 +15,13 @@ enum { ROUNDS = 2 }; /* the first one also maps memory and faults it in */
 static void print_work(const demo_job *job) {
     const workload *work = &job->work;
     engines_print(&job->all);
-    printf(
-        "work     %u request%s of up to %llu tokens (%llu in all), %u with a prefix hit, scattered blocks\n",
+    print_labelled(
+        "work", "%u request%s of up to %llu tokens (%llu in all), %u with a prefix hit, scattered blocks",
         work->request_count, work->request_count == 1 ? "" : "s", (unsigned long long)work->longest_tokens,
         (unsigned long long)work->tokens, work->hit_count);
-    printf("memory   %s of caches, limit %s\n\n", text_bytes(work->cache_bytes).text,
-           text_bytes(job->asked->memory_limit).text);
+    print_labelled("memory", "%s of caches, limit %s", text_bytes(work->cache_bytes).text,
+                   text_bytes(job->asked->memory_limit).text);
+    printf("\n");
     (void)fflush(stdout);
 }
 

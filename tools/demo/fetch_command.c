@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "folding.h"
 #include "json.h"
 #include "moving.h"
 #include "pattern_facts.h"
@@ -194,10 +195,11 @@ static uint64_t per_round(const fetch *self, uint64_t bytes) {
 
 static int print_text(const fetch *self, const rates *of) {
     table list;
-    printf("from     %s at %s, round trip %s%s\n", self->job.producer.engine, self->place.endpoint,
-           text_time(round_trip_of(self)).text, self->place.key ? ", sessions encrypted" : "");
+    print_labelled("from", "%s at %s, round trip %s%s", self->job.producer.engine, self->place.endpoint,
+                   text_time(round_trip_of(self)).text, self->place.key ? ", sessions encrypted" : "");
     engines_print(&self->job.all);
-    printf("way      %s%s%s\n\n", self->sum.transport, self->sum.way[0] ? ": " : "", self->sum.way);
+    print_labelled("way", "%s%s%s", self->sum.transport, self->sum.way[0] ? ": " : "", self->sum.way);
+    printf("\n");
     table_start(&list, "round|>bytes|>runs|>a run|>time|>GB/s|>plain stream GB/s|>of it");
     for (uint32_t i = 0; i < self->job.rounds; i++) {
         double bytes = (double)self->sum.bytes;
@@ -214,9 +216,9 @@ static int print_text(const fetch *self, const rates *of) {
         return failure("not enough memory");
     printf("\nMedians: %.3f GB/s, plain stream %.3f GB/s, %.0f%% of it.\n", of->fetched, of->stream,
            100 * of->ratio);
-    printf(
+    print_paragraph(
         "Verified after each round: all %s that were to arrive, by their coordinates, and that the other %s "
-        "did not change.\n",
+        "did not change.",
         text_bytes(per_round(self, self->sum.verified_bytes)).text,
         text_bytes(per_round(self, self->sum.untouched_bytes)).text);
     return EXIT_DONE;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "crew.h"
+#include "folding.h"
 #include "json.h"
 #include "numbers.h"
 #include "pattern_facts.h"
@@ -167,10 +168,10 @@ static int say(const service *self) {
     const char *endpoint = kvf_agent_endpoint(self->directory);
     if (options_want_text(&self->asked)) {
         engines_print(&self->job.all);
-        printf("work     %u request%s of up to %llu tokens (%llu in all), %s of caches\n",
-               work->request_count, work->request_count == 1 ? "" : "s",
-               (unsigned long long)work->longest_tokens, (unsigned long long)work->tokens,
-               text_bytes(work->cache_bytes).text);
+        print_labelled("work", "%u request%s of up to %llu tokens (%llu in all), %s of caches",
+                       work->request_count, work->request_count == 1 ? "" : "s",
+                       (unsigned long long)work->longest_tokens, (unsigned long long)work->tokens,
+                       text_bytes(work->cache_bytes).text);
         printf("met at   %s%s%s\n", endpoint, self->keys.public_key[0] ? "," : "", self->keys.public_key);
     }
     if (!self->asked.json)
