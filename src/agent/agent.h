@@ -50,12 +50,11 @@
 #include "base/fork.h"
 #include "base/tables.h"
 #include "base/wake.h"
+#include "base/watch.h"
 #include "cuda/looks.h"
 #include "link/link.h"
 #include "wire/wire.h"
 
-#define KVF_MILLISECOND 1000000ull
-#define KVF_SECOND 1000000000ull
 #define KVF_NO_RANK UINT32_MAX
 #define KVF_EXPECTATION (1ull << 63) /* set in generations of expectations, never in those of leases */
 
@@ -151,10 +150,9 @@ struct kvf_agent {
     uint32_t forks;   /* and kvf_fork_count() there */
     pthread_t thread;
     bool thread_runs, stopping;
-    int poll_fd;    /* epoll: readable while there is work, and without own_thread while there are events */
-    kvf_wake wake;  /* in poll_fd: for work that no other descriptor shows */
-    int timer_fd;   /* in poll_fd: for the next time that is due */
-    uint64_t armed; /* what timer_fd is set to; UINT64_MAX: nothing */
+    int poll_fd;     /* epoll: readable while there is work, and without own_thread while there are events */
+    kvf_wake wake;   /* in poll_fd: for work that no other descriptor shows */
+    kvf_timer timer; /* in poll_fd: for the next time that is due */
     kvf_log_entry *lines; /* to be logged */
     bool logging;         /* a thread is logging them */
 

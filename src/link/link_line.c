@@ -21,7 +21,7 @@
 /* About as long as TCP tries by itself: how long a link may be down is said by leases. */
 #define UNACKNOWLEDGED_MS 900000
 #define PAUSE_NS UINT64_C(20000000)
-#define PAUSE_MAX_NS UINT64_C(1000000000)
+#define PAUSE_MAX_NS KVF_SECOND
 
 #define MONITOR_ADDRESS "inproc://caller"
 #define MONITORED                                                                                            \

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/tcp.h"
+#include "base/watch.h"
 
 #define MONITOR_ADDRESS "inproc://listener"
 #define EVENTS_AT_ONCE 256u
@@ -181,8 +182,6 @@ void kvf_door_bound(kvf_door *door, const char *endpoint) {
 
 void kvf_door_close(kvf_door *door) {
     kvf_guests_free(&door->guests);
-    if (door->empty_fd >= 0)
-        (void)close(door->empty_fd);
-    if (door->spare_fd >= 0)
-        (void)close(door->spare_fd);
+    kvf_fd_close(&door->empty_fd);
+    kvf_fd_close(&door->spare_fd);
 }

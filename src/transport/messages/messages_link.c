@@ -22,7 +22,8 @@
      ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |                                  \
      ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 
-void kvf_messages_lose(kvf_messages_link *link, const char *why) {
+/* Notes that the owner is gone; the first reason stays. */
+static void lose(kvf_messages_link *link, const char *why) {
     if (link->lost)
         return;
     link->lost = link->stirs = true;
@@ -110,9 +111,9 @@ static void try_next(kvf_messages_link *link, const char *why) {
     hang_up(link, 0);
     const char *host = next_host(link);
     if (!host)
-        kvf_messages_lose(link, words);
+        lose(link, words);
     else if (dial(link, host))
-        kvf_messages_lose(link, kvf_error_detail());
+        lose(link, kvf_error_detail());
 }
 
 /* ---- events of the connection ---------------------------------------------------------------- */
@@ -128,7 +129,7 @@ static void greet(kvf_messages_link *link) {
     unsigned char bytes[MESSAGES_HELLO_BYTES_MAX];
     size_t length = kvf_messages_hello_write(&hello, bytes);
     if (zmq_msg_init_size(&message, length)) {
-        kvf_messages_lose(link, "no memory to greet it");
+        lose(link, "no memory to greet it");
         return;
     }
     memcpy(zmq_msg_data(&message), bytes, length);
@@ -141,7 +142,7 @@ static void greet(kvf_messages_link *link) {
 static void say_notice(kvf_messages_link *link, const void *data, size_t bytes) {
     zmq_msg_t message;
     if (zmq_msg_init_size(&message, bytes + 1)) {
-        kvf_messages_lose(link, "no memory for a notification");
+        lose(link, "no memory for a notification");
         return;
     }
     unsigned char *at = zmq_msg_data(&message);
@@ -234,7 +235,7 @@ static void take_refusal(kvf_messages_link *link, const unsigned char *data, siz
     }
     const bool is_there = why != MESSAGES_REFUSED_CLOSED && why != MESSAGES_REFUSED_STRANGER;
     link->refused = link->refused || (!link->lost && is_there);
-    kvf_messages_lose(link, words);
+    lose(link, words);
 }
 
 static bool take_taken(kvf_messages_link *link, const unsigned char *data, size_t bytes) {
@@ -273,7 +274,7 @@ static bool receive_one(kvf_messages_link *link, uint64_t *budget) {
     (void)zmq_msg_init(&message);
     bool received = link->dealer && kvf_zmq_receive_frame(link->dealer, &message);
     if (received && !take_message(link, zmq_msg_data(&message), zmq_msg_size(&message), budget))
-        kvf_messages_lose(link, "it does not keep to the protocol");
+        lose(link, "it does not keep to the protocol");
     (void)zmq_msg_close(&message);
     return received;
 }
@@ -288,7 +289,7 @@ void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
     if (sent >= 0)
         return;
     (void)kvf_zmq_fail("sending to it");
-    kvf_messages_lose(link, kvf_error_detail());
+    lose(link, kvf_error_detail());
     (void)zmq_msg_close(message);
 }
 
@@ -321,7 +322,7 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
             break;
     }
     if (!more && link->broken)
-        kvf_messages_lose(link, "the connection broke: its process has ended, or the network has");
+        lose(link, "the connection broke: its process has ended, or the network has");
     if (link->lost) {
         tell_lost(link);
         return false;
@@ -433,11 +434,8 @@ kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
     return KVF_OK;
 }
 
-bool kvf_messages_place(const void *self, unsigned char out[KVF_PLACE_BYTES]) {
-    static const unsigned char unknown[KVF_PLACE_BYTES];
-    const kvf_messages_link *link = self;
-    memcpy(out, link->card.place, KVF_PLACE_BYTES);
-    return memcmp(out, unknown, sizeof unknown) != 0;
+const unsigned char *kvf_messages_place(const void *self) {
+    return ((const kvf_messages_link *)self)->card.place;
 }
 
 const char *kvf_messages_way(const void *self) {
