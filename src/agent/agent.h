@@ -15,12 +15,13 @@
  *   records.h  records that travel with a cache                  records.c
  *   past.h     holds and pushes that have ended                  past.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
+ *   hear.h     messages, and connections that break              hear.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
  *   trace.h    the times of each request's steps                 trace.c, trace_text.c
  *   after.h    events to wait for before memory is read          after.c
  *   carry.h    the way that bytes move: directly or packed       carry.c
  *   hold.h     lending blocks to readers     (producer)          hold.c
- *   push.h     writing to consumers          (producer)          push.c, flow.c
+ *   push.h     writing to consumers          (producer)          push.c, flow.c, join.c
  *   pull.h     reading held blocks           (consumer)          pull.c
  *   expect.h   being written to              (consumer)          expect.c
  *   pace.h     the order and speed of moves                      pace.c
