@@ -108,6 +108,12 @@ static int refuse_idle(const options *asked) {
     return EXIT_DONE;
 }
 
+/* Whether an option was given: "tokens". */
+static bool is_given(const options *asked, const char *name) {
+    uint32_t number;
+    return option_row_find(asked->command, name, &number) && asked->given[number];
+}
+
 int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     *out = (options){.command = command_bit,
                      .config = {.struct_size = sizeof out->config},
@@ -117,18 +123,13 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     int result = take_standards(out);
     while (!result && from.next < argv + argc && *from.next)
         result = read_word(&from, out);
-    if (!result && out->groups && options_given(out, "model"))
+    if (!result && out->groups && is_given(out, "model"))
         result = usage_error("--model and --groups both say what is cached; give one of them");
     if (!result && out->json && out->html && strcmp(out->json, "-") == 0 && strcmp(out->html, "-") == 0)
         result = usage_error("--json and --html - would both print; give --html the name of a file");
     if (!result)
         result = refuse_idle(out);
     return result || !out->json ? result : json_check_file(out->json);
-}
-
-bool options_given(const options *asked, const char *name) {
-    uint32_t number;
-    return option_row_find(asked->command, name, &number) && asked->given[number];
 }
 
 bool options_want_text(const options *asked) {

@@ -35,7 +35,8 @@ enum { ORDER_NHD = 0, ORDER_DS = 7 }; /* of token groups and of state groups whe
 
 static const size_t order_count = sizeof orders / sizeof *orders;
 
-const char *shape_order_name(const char *order) {
+/* The short name of an order ("nhd"), or the order itself where it has none. */
+static const char *name_of_order(const char *order) {
     for (size_t i = 0; i < order_count; i++)
         if (strcmp(orders[i].order, order) == 0)
             return orders[i].name;
@@ -442,7 +443,7 @@ void shape_describe_groups(const engine_shape *shape, const kvf_model *model, ch
         char size[16] = "";
         if (!is_state)
             (void)snprintf(size, sizeof size, "%u ", spec->tokens_per_block);
-        const char *order = shape_order_name(spec->order);
+        const char *order = name_of_order(spec->order);
         if (is_state && strcmp(order, "hnd") == 0)
             order = "ds"; /* the same strides, in the words for states */
         length += (size_t)snprintf(out + length, bytes - length, "%s%s%s%s%s", g ? ", " : "",

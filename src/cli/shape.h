@@ -51,9 +51,6 @@ void shape_fill_blocks(engine_shape *shape, const kvf_model *model);
 /** Lays out the engine with the block counts of shape->groups; prints what is wrong with it. */
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out);
 
-/** Writes the short name of an order ("nhd"), or the order itself where it has none. */
-const char *shape_order_name(const char *order);
-
 /** Writes how the groups' blocks and orders are, in short: "16 nhd", "16 nhd, ssm 1 sd". */
 void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes);
 
