@@ -254,6 +254,7 @@ struct kvf_messages_link {
     int dealer_fd, monitor_fd;
     char address[MESSAGES_ADDRESS_BYTES];
     char way[MESSAGES_ADDRESS_BYTES + 32];
+    bool found;     /* the address of the host: ZeroMQ opens, and closes, a socket only once it knows one */
     bool connected; /* but the handshake may not be over */
     bool greeted;   /* there is a connection, and we have sent our HELLO */
     bool broken;    /* it has ended, but earlier messages may still be unread */

@@ -18,7 +18,7 @@
 #define HANDSHAKE_MS 100u   /* ... and a handshake within this, unless the process is stopped */
 
 #define MONITORED                                                                                            \
-    (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED |                              \
+    (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CLOSED |           \
      ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |                                  \
      ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -47,7 +47,7 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
         *sockets[i] = NULL;
         *fds[i] = -1;
     }
-    link->greeted = link->connected = false;
+    link->greeted = link->connected = link->found = false;
 }
 
 static kvf_status open_monitor(kvf_messages_link *link) {
@@ -163,8 +163,11 @@ static void say_early(kvf_messages_link *link) {
 
 static const char *why_failed(const kvf_messages_link *link, uint32_t event, uint32_t value) {
     bool encrypted = link->card.encrypted;
+    const char *host = link->card.hosts[(link->tried - 1) % link->card.host_count];
+    if (event == ZMQ_EVENT_CONNECT_RETRIED && !link->found && !kvf_messages_is_address(host))
+        return "no connection: the host name could not be looked up";
     if (event == ZMQ_EVENT_CONNECT_RETRIED)
-        return kvf_messages_is_loopback(link->card.hosts[(link->tried - 1) % link->card.host_count])
+        return kvf_messages_is_loopback(host)
                    ? "nobody listens there: its endpoint has closed, or its process has ended"
                    : "no connection: it was refused, the host did not answer, or no way leads there";
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
@@ -177,6 +180,8 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
     if (event == ZMQ_EVENT_CONNECTED) {
         link->connected = true;
         kvf_tcp_try_often_at((int)value, link->card.port);
+    } else if (event == ZMQ_EVENT_CLOSED) {
+        link->found = true;
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
         greet(link);
         say_early(link);
