@@ -164,13 +164,6 @@ static const char *any_model(const void *set, uint32_t i) {
     return kvf_builtin_model_name(i);
 }
 
-static bool has_state(const kvf_model *model) {
-    bool state = false;
-    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
-        state = state || kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
-    return state;
-}
-
 static int load_model(const options *asked, const kvf_config_options *config, kvf_model **out) {
     kvf_status status = kvf_model_load(asked->model, config, out);
     switch (status) {
@@ -200,7 +193,7 @@ int options_load_model(const options *asked, kvf_model **out) {
     if (result)
         return result;
     options_say_notes(config.name, *out);
-    if (asked->config.state_dtype != KVF_DTYPE_INVALID && !has_state(*out))
+    if (asked->config.state_dtype != KVF_DTYPE_INVALID && !shape_keeps_state(*out))
         return usage_error("--state-dtype has no effect: %s keeps no state", config.name);
     return EXIT_DONE;
 }

@@ -280,7 +280,7 @@ static const char *group_word(const void *model, uint32_t i) {
     return group ? group->name : NULL;
 }
 
-static bool keeps_state(const kvf_model *model) {
+bool shape_keeps_state(const kvf_model *model) {
     bool keeps = false;
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
         keeps = keeps || kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
@@ -301,7 +301,7 @@ static int check_group_names(engine_shape *shape, const kvf_model *model) {
         if (strcmp(setting->group, "state") != 0)
             return usage_error("--%s: there is no group \"%s\"; the model has %s%s", shape->side,
                                setting->group, list, words_hint(groups, setting->group).text);
-        if (!keeps_state(model))
+        if (!shape_keeps_state(model))
             return usage_error("--%s: state.%s has no effect: the model keeps no state, and has %s",
                                shape->side, setting->key, list);
     }

@@ -66,4 +66,7 @@ const char *shape_key(uint32_t i);
 /** The part of the help that says how shapes are written. */
 void print_shape_help(void);
 
+/** Whether any group of a model keeps states. */
+bool shape_keeps_state(const kvf_model *model);
+
 #endif
