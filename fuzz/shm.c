@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/shm/shm_process.h"
 #include "transport/shm/shm_wire.h"
 
 #define PAGE 4096u

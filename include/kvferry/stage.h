@@ -44,6 +44,9 @@ typedef enum kvf_way {
     KVF_WAY_PACKED = 2,
 } kvf_way;
 
+/** The length of arrays by kvf_way, with room for ways to come. */
+#define KVF_WAYS 8
+
 /** What a peer asks for when it begins a flow. */
 typedef struct kvf_flow_request {
     size_t struct_size;      /**< sizeof(kvf_flow_request) of the library */
@@ -219,12 +222,12 @@ typedef struct kvf_stage_info {
     uint32_t slots_doubt; /**< slots that a peer may touch though its flow is over */
     uint32_t flows;       /**< not over yet, begun by either side */
     /** Sources of moves that were begun, by kvf_way; [KVF_WAY_AUTO]: those for which the stage chose the way. */
-    uint64_t moves[3];
-    uint64_t bytes[3];      /**< of sources of moves that succeeded, by kvf_way */
-    uint64_t lent_bytes;    /**< of flows of peers that succeeded */
-    uint64_t failed;        /**< flows of either side that did not succeed */
-    uint64_t refused;       /**< messages that broke the protocol */
-    uint64_t worker_copies; /**< slots that workers gathered or scattered */
+    uint64_t moves[KVF_WAYS];
+    uint64_t bytes[KVF_WAYS]; /**< of sources of moves that succeeded, by kvf_way */
+    uint64_t lent_bytes;      /**< of flows of peers that succeeded */
+    uint64_t failed;          /**< flows of either side that did not succeed */
+    uint64_t refused;         /**< messages that broke the protocol */
+    uint64_t worker_copies;   /**< slots that workers gathered or scattered */
 } kvf_stage_info;
 
 /** @return KVF_OK, KVF_E_INVALID */

@@ -11,8 +11,9 @@
  * returns KVF_OK, unless it says otherwise.
  *
  * Structs: a struct that may grow begins with its size, `struct_size`, which the caller sets; one that stands in arrays
- * or in other structs has `reserved` fields instead, which must be 0. New fields are added at the end, and 0 in them
- * means the earlier behaviour, so programs keep working with a newer library. Every other struct stays as it is.
+ * or in other structs has `reserved` fields instead, which must be 0 (`unused` ones where the library fills it in). New
+ * fields are added at the end, or take the place of those, and 0 in them means the earlier behaviour, so programs keep
+ * working with a newer library. Every other struct stays as it is.
  */
 #ifndef KVFERRY_STATUS_H
 #define KVFERRY_STATUS_H

@@ -55,14 +55,13 @@ static kvf_status watch(const kvf_agent *agent, int fd, int *own) {
 
 /* Opens the timer with the agent's first event of a device. */
 static kvf_status open_looks(kvf_agent *agent) {
-    struct epoll_event event = {.events = EPOLLIN};
-    kvf_status status = agent->looks.fd < 0 ? kvf_looks_open(&agent->looks) : KVF_E_EXISTS;
-    if (status)
-        return status == KVF_E_EXISTS ? KVF_OK : status;
-    if (epoll_ctl(agent->poll_fd, EPOLL_CTL_ADD, agent->looks.fd, &event) == 0)
+    if (agent->looks.fd >= 0)
         return KVF_OK;
-    status = kvf_fail(KVF_E_IO, "after: epoll_ctl: %s", strerror(errno));
-    kvf_looks_close(&agent->looks);
+    kvf_status status = kvf_looks_open(&agent->looks);
+    if (!status)
+        status = kvf_watch_add(agent->poll_fd, agent->looks.fd, NULL);
+    if (status)
+        kvf_looks_close(&agent->looks);
     return status;
 }
 
@@ -106,10 +105,7 @@ void kvf_after_drop(kvf_after *after) {
     if (!after)
         return;
     kvf_agent *agent = after->ticket->agent;
-    if (after->fd >= 0) {
-        (void)epoll_ctl(agent->poll_fd, EPOLL_CTL_DEL, after->fd, NULL);
-        (void)close(after->fd);
-    }
+    kvf_watch_close(agent->poll_fd, &after->fd);
     kvf_cuda_moment_drop(after->moment);
     DL_DELETE(agent->afters, after);
     agent->after_count--;

@@ -7,6 +7,7 @@
 #include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/early.h"
+#include "agent/hear.h"
 #include "agent/ledger.h"
 #include "agent/past.h"
 #include "agent/peers.h"

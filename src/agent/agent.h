@@ -15,12 +15,13 @@
  *   records.h  records that travel with a cache                  records.c
  *   past.h     holds and pushes that have ended                  past.c
  *   remote.h   an engine we read from: its ranks and our plan    remote.c
+ *   hear.h     messages, and connections that break              hear.c
  *   ticket.h   one request of our engine, and its events         ticket.c, event.c
  *   trace.h    the times of each request's steps                 trace.c, trace_text.c
  *   after.h    events to wait for before memory is read          after.c
  *   carry.h    the way that bytes move: directly or packed       carry.c
  *   hold.h     lending blocks to readers     (producer)          hold.c
- *   push.h     writing to consumers          (producer)          push.c, flow.c
+ *   push.h     writing to consumers          (producer)          push.c, flow.c, join.c
  *   pull.h     reading held blocks           (consumer)          pull.c
  *   expect.h   being written to              (consumer)          expect.c
  *   pace.h     the order and speed of moves                      pace.c
@@ -50,12 +51,11 @@
 #include "base/fork.h"
 #include "base/tables.h"
 #include "base/wake.h"
+#include "base/watch.h"
 #include "cuda/looks.h"
 #include "link/link.h"
 #include "wire/wire.h"
 
-#define KVF_MILLISECOND 1000000ull
-#define KVF_SECOND 1000000000ull
 #define KVF_NO_RANK UINT32_MAX
 #define KVF_EXPECTATION (1ull << 63) /* set in generations of expectations, never in those of leases */
 
@@ -151,10 +151,9 @@ struct kvf_agent {
     uint32_t forks;   /* and kvf_fork_count() there */
     pthread_t thread;
     bool thread_runs, stopping;
-    int poll_fd;    /* epoll: readable while there is work, and without own_thread while there are events */
-    kvf_wake wake;  /* in poll_fd: for work that no other descriptor shows */
-    int timer_fd;   /* in poll_fd: for the next time that is due */
-    uint64_t armed; /* what timer_fd is set to; UINT64_MAX: nothing */
+    int poll_fd;     /* epoll: readable while there is work, and without own_thread while there are events */
+    kvf_wake wake;   /* in poll_fd: for work that no other descriptor shows */
+    kvf_timer timer; /* in poll_fd: for the next time that is due */
     kvf_log_entry *lines; /* to be logged */
     bool logging;         /* a thread is logging them */
 

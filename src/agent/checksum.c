@@ -8,6 +8,7 @@
 
 #include "kernel/convert.h"
 #include "plan/walk.h"
+#include "request/request.h"
 #include "shard/shard.h"
 #include "transport/memory.h"
 
@@ -25,6 +26,7 @@ typedef struct area {
     const kvf_block_table *table;
     uint64_t begin, end;
     kvf_walk_side side;
+    kvf_table_side blocks;
     uint64_t cell_bytes;
 } area;
 
@@ -55,12 +57,11 @@ static kvf_status check_regions(const area *a) {
     return KVF_OK;
 }
 
-static uint32_t kernel_block(const area *a, uint64_t position) {
-    const kvf_group_shard_desc *held = &a->shard->groups[a->group];
-    uint64_t kernel = position / a->side.kernel_tokens;
-    uint64_t logical = kernel / held->kernel_blocks_per_block - a->table->first_block;
-    return a->table->ids[logical] * held->kernel_blocks_per_block +
-           (uint32_t)(kernel % held->kernel_blocks_per_block);
+/* check_table() has found a block for every piece. */
+static uint32_t kernel_block(const area *a, const kvf_walk_piece *piece) {
+    uint32_t block = 0;
+    (void)kvf_table_look_up(&a->blocks, piece->local_position, piece->step, &block);
+    return block;
 }
 
 static kvf_walk walk_of(const area *a) {
@@ -69,27 +70,13 @@ static kvf_walk walk_of(const area *a) {
 
 /* Every kept step has a block in the table, and the block is in the cache. */
 static kvf_status check_table(const area *a) {
-    const kvf_group_shard_desc *held = &a->shard->groups[a->group];
-    const kvf_block_table *table = a->table;
     kvf_walk walk = walk_of(a);
     kvf_walk_piece piece;
-    while (kvf_walk_next(&walk, &piece)) {
-        uint64_t logical = piece.local_position / held->tokens_per_block;
-        if (logical < table->first_block || logical - table->first_block >= table->count)
-            return kvf_fail(
-                KVF_E_RANGE,
-                "checksum: step %llu is in block %llu of the sequence; the table has blocks [%u, %llu)",
-                (unsigned long long)piece.step, (unsigned long long)logical, table->first_block,
-                (unsigned long long)table->first_block + table->count);
-        uint32_t id = table->ids[logical - table->first_block];
-        if (id == KVF_NO_BLOCK)
-            return kvf_fail(KVF_E_RANGE, "checksum: step %llu is requested, but its table entry has no block",
-                            (unsigned long long)piece.step);
-        if (id >= held->block_count)
-            return kvf_fail(KVF_E_RANGE, "checksum: step %llu is in block %u; the cache has blocks [0, %llu)",
-                            (unsigned long long)piece.step, id, (unsigned long long)held->block_count);
-    }
-    return KVF_OK;
+    kvf_status status = KVF_OK;
+    uint32_t block;
+    while (!status && kvf_walk_next(&walk, &piece))
+        status = kvf_table_look_up(&a->blocks, piece.local_position, piece.step, &block);
+    return status;
 }
 
 static kvf_status check_place(const kvf_shard *shard, uint32_t group, uint32_t part) {
@@ -120,6 +107,8 @@ static kvf_status check_area(area *a, const uint64_t *sums) {
                         (unsigned long long)a->begin, (unsigned long long)a->end,
                         (unsigned long long)(UINT64_MAX / 4));
     a->side = (kvf_walk_side){held->tokens_per_block / held->kernel_blocks_per_block, held->tokens};
+    a->blocks = (kvf_table_side){"checksum", a->table, a->side.kernel_tokens, held->kernel_blocks_per_block,
+                                 held->block_count};
     a->cell_bytes = kvf_part_cell_bytes(&kvf_model_group(a->shard->model, a->group)->parts[a->part]);
     status = check_inside("layers", a->layers, a->shard->group_layers[a->group]);
     if (!status)
@@ -236,8 +225,7 @@ static void add_steps(tally *t, const sheet *s, const unsigned char *cell, uint6
 static void add_piece(const area *a, const sheet *s, const kvf_walk_piece *piece, uint64_t *sums, tally *t) {
     const kvf_placement *p = s->placement;
     uint64_t row = piece->local_position % a->side.kernel_tokens * s->rows_per_step;
-    const unsigned char *cell =
-        s->first + kernel_block(a, piece->local_position) * p->block_stride + row * p->row_stride;
+    const unsigned char *cell = s->first + kernel_block(a, piece) * p->block_stride + row * p->row_stride;
     uint64_t seed = s->seed + piece->step * STEP_FACTOR + a->units.begin * UNIT_FACTOR;
     uint32_t units = a->units.end - a->units.begin;
     bool unit_by_unit = p->unit_stride >= p->row_stride;

@@ -2,7 +2,6 @@
  * The agent's lock: turns of threads, waking sleepers, and logging outside of the lock.
  */
 #include <stdio.h>
-#include <sys/timerfd.h>
 
 #include "agent/agent.h"
 #include "transport/transport.h"
@@ -95,16 +94,6 @@ void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, c
 
 /* ---- sleepers ---------------------------------------------------------------------------------- */
 
-static void arm_timer(kvf_agent *agent, uint64_t when) {
-    struct itimerspec spec = {{0, 0}, {0, 0}};
-    agent->armed = when;
-    if (when != UINT64_MAX) {
-        spec.it_value.tv_sec = (time_t)(when / KVF_SECOND);
-        spec.it_value.tv_nsec = (long)(when % KVF_SECOND);
-    }
-    (void)timerfd_settime(agent->timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
-}
-
 uint64_t kvf_next_due(const kvf_agent *agent) {
     uint64_t due = kvf_min_u64(kvf_min_u64(agent->due, agent->pace_due), kvf_link_due(agent->link));
     due = kvf_min_u64(due, kvf_sweep_next(&agent->session_sweep));
@@ -118,8 +107,9 @@ void kvf_work_show(kvf_agent *agent) {
     uint64_t due = kvf_next_due(agent), now = kvf_agent_now(agent);
     bool waits = agent->stopping || agent->again || due <= now || kvf_link_pending(agent->link);
     kvf_wake_set(&agent->wake, waits);
-    if (!waits && (due < agent->armed || agent->armed <= now) && agent->clock.now == kvf_monotonic.now)
-        arm_timer(agent, due);
+    if (!waits && (due < agent->timer.at_ns || agent->timer.at_ns <= now) &&
+        agent->clock.now == kvf_monotonic.now)
+        kvf_timer_set(&agent->timer, due);
 }
 
 kvf_status kvf_agent_lock(kvf_agent *agent) {

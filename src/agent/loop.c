@@ -5,12 +5,9 @@
  * timer, or `wake`, for work that no other descriptor shows. A thread that gives up the lock sets the latter two, so
  * that a sleeper never misses work that another thread began.
  */
-#include <errno.h>
 #include <limits.h>
 #include <poll.h>
 #include <stdio.h>
-#include <sys/epoll.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "agent/after.h"
@@ -25,24 +22,15 @@
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
-static kvf_status watch(const kvf_agent *agent, int fd) {
-    struct epoll_event event = {.events = EPOLLIN};
-    if (epoll_ctl(agent->poll_fd, EPOLL_CTL_ADD, fd, &event))
-        return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
-    return KVF_OK;
-}
-
 kvf_status kvf_loop_open(kvf_agent *agent) {
     (void)pthread_mutex_init(&agent->lock, NULL);
     (void)pthread_cond_init(&agent->turn, NULL);
     (void)pthread_cond_init(&agent->worked, NULL);
     agent->process = getpid();
     agent->forks = kvf_fork_count();
-    agent->due = agent->armed = agent->pace_due = UINT64_MAX;
+    agent->due = agent->pace_due = UINT64_MAX;
     agent->told_wake.fd = agent->wake.fd = agent->poll_fd = agent->looks.fd = -1;
-    agent->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    kvf_status status =
-        agent->timer_fd < 0 ? kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno)) : KVF_OK;
+    kvf_status status = kvf_timer_open(&agent->timer);
     if (!status)
         status = kvf_wake_open(&agent->told_wake);
     return status ? status : kvf_wake_open(&agent->wake);
@@ -53,26 +41,25 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
  * allows five nested epolls, so we add our other descriptors to the transport's instead of nesting it in ours.
  */
 static kvf_status watch_all(kvf_agent *agent) {
-    int fds[KVF_LINK_FDS + 3] = {agent->wake.fd, agent->timer_fd};
+    int fds[KVF_LINK_FDS + 3] = {agent->wake.fd, agent->timer.fd};
     uint32_t count = 2;
-    agent->poll_fd =
-        agent->transport ? kvf_transport_event_fd(agent->transport) : epoll_create1(EPOLL_CLOEXEC);
-    if (agent->poll_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
+    kvf_status status = KVF_OK;
+    if (agent->transport)
+        agent->poll_fd = kvf_transport_event_fd(agent->transport);
+    else
+        status = kvf_watch_open(&agent->poll_fd);
     count += kvf_link_fds(agent->link, fds + count);
     if (!agent->options.own_thread) /* its engine waits for work and for events on one descriptor */
         fds[count++] = agent->told_wake.fd;
-    kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < count && !status; i++)
-        status = watch(agent, fds[i]);
+        status = kvf_watch_add(agent->poll_fd, fds[i], NULL);
     return status;
 }
 
 void kvf_loop_close(kvf_agent *agent) {
-    const int fds[] = {agent->timer_fd, agent->transport ? -1 : agent->poll_fd};
-    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
-        if (fds[i] >= 0)
-            (void)close(fds[i]);
+    if (!agent->transport)
+        kvf_fd_close(&agent->poll_fd);
+    kvf_timer_close(&agent->timer);
     kvf_wake_close(&agent->wake);
     kvf_wake_close(&agent->told_wake);
     kvf_looks_close(&agent->looks);

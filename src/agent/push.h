@@ -83,6 +83,8 @@ void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fre
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
 void kvf_flow_pump(kvf_flow *flow);
+/** kvf_flow_pump() for all flows of a session. */
+void kvf_flows_pump(const kvf_session *session);
 void kvf_flow_poll(kvf_flow *flow); /**< looks whether its carry has ended */
 void kvf_flow_tick(kvf_flow *flow, uint64_t now);
 void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail);

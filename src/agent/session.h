@@ -218,10 +218,4 @@ uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session, bool staged);
 void kvf_session_free(kvf_session *session);
 
-/** Whether a session's messages take a route; `context` is the agent. */
-bool kvf_session_has_route(void *context, kvf_route route);
-
-void kvf_on_message(void *context, const kvf_letter *letter);
-void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail);
-
 #endif

@@ -94,7 +94,7 @@ kvf_status kvf_ticket_grow(kvf_ticket *ticket, kvf_group_steps *groups) {
     return KVF_OK;
 }
 
-void kvf_ticket_unclaim(kvf_ticket *ticket) {
+static void unclaim(kvf_ticket *ticket) {
     if (!ticket->claims)
         return;
     if (is_reader(ticket))
@@ -255,7 +255,7 @@ void kvf_ticket_free(kvf_ticket *ticket) {
         ticket->ops->free(ticket);
     if (ticket->ops->asks)
         free_asker(kvf_asker_of(ticket));
-    kvf_ticket_unclaim(ticket);
+    unclaim(ticket);
     kvf_records_free(&ticket->records);
     kvf_free(ticket->groups);
     kvf_free(ticket->detail);
@@ -266,7 +266,8 @@ void kvf_ticket_free(kvf_ticket *ticket) {
     kvf_free(ticket);
 }
 
-kvf_status kvf_ticket_attach(kvf_asker *ticket) {
+/* Attaches a pull, expect or connect to the sessions of its remote's targets. */
+static kvf_status attach(kvf_asker *ticket) {
     kvf_remote *remote = ticket->remote;
     ticket->sources = kvf_alloc0(remote->target_count, sizeof *ticket->sources);
     if (!ticket->sources)
@@ -290,7 +291,7 @@ kvf_status kvf_ticket_attach(kvf_asker *ticket) {
     return KVF_OK;
 }
 
-void kvf_source_detach(kvf_source *source) {
+static void detach_source(kvf_source *source) {
     kvf_call_drop(source->call);
     source->call = NULL;
     if (!source->session)
@@ -306,12 +307,12 @@ void kvf_source_lost(kvf_source *source) {
     if (source->ticket->base.kind != KVF_REQUEST_EXPECT)
         source->settled = true;
     source->gone = source->session->gone;
-    kvf_source_detach(source);
+    detach_source(source);
 }
 
 void kvf_ticket_detach(kvf_asker *ticket) {
     for (uint32_t i = 0; ticket->sources && i < ticket->source_count; i++)
-        kvf_source_detach(&ticket->sources[i]);
+        detach_source(&ticket->sources[i]);
     ticket->source_count = 0;
 }
 
@@ -335,7 +336,7 @@ void kvf_ticket_done(kvf_ticket *ticket) {
     kvf_agent *agent = ticket->agent;
     if (ticket->state == KVF_TICKET_OVER)
         return;
-    kvf_ticket_unclaim(ticket);
+    unclaim(ticket);
     agent->stats.done[ticket->kind]++;
     kvf_event_ticket(ticket, ticket->kind == KVF_REQUEST_CONNECT ? KVF_EVENT_PEER_READY : KVF_EVENT_DONE,
                      true);
@@ -364,7 +365,7 @@ void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free) {
     kvf_log_failure(agent, "request", ticket, ticket->peer_engine, ticket->peer_rank, ticket->status,
                     ticket->detail);
     if (blocks_free)
-        kvf_ticket_unclaim(ticket);
+        unclaim(ticket);
     else if (ticket->claims && !is_reader(ticket))
         kvf_ledger_doubt(agent->ledger, ticket->claims, ticket->group_count, ticket->number);
     kvf_event_ticket(ticket, KVF_EVENT_FAILED, blocks_free);
@@ -376,7 +377,7 @@ void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free) {
 }
 
 void kvf_ticket_settle(kvf_ticket *ticket) {
-    kvf_ticket_unclaim(ticket);
+    unclaim(ticket);
     kvf_event_ticket(ticket, KVF_EVENT_BLOCKS_FREE, true);
     end_ticket(ticket);
 }
@@ -397,7 +398,7 @@ kvf_status kvf_ticket_meet(kvf_asker *ticket, const kvf_contact *contact, uint64
 
 void kvf_ticket_met(kvf_asker *ticket) {
     kvf_trace_reach(&ticket->base, KVF_MOMENT_MET);
-    kvf_status status = kvf_ticket_attach(ticket);
+    kvf_status status = attach(ticket);
     if (!status)
         status = kvf_terms_check(ticket->remote, ticket->base.groups);
     if (status) {

@@ -145,11 +145,7 @@ kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, u
 /** Gives a lending ticket the groups with more blocks that kvf_steps_merge() made, and claims the new blocks. On
  * success the ticket owns the groups. */
 kvf_status kvf_ticket_grow(kvf_ticket *ticket, kvf_group_steps *groups);
-void kvf_ticket_unclaim(kvf_ticket *ticket);
-/** Attaches a pull, expect or connect to the sessions of its remote's targets. */
-kvf_status kvf_ticket_attach(kvf_asker *ticket);
 void kvf_ticket_detach(kvf_asker *ticket);
-void kvf_source_detach(kvf_source *source);
 /** Gathers the records of all its sources, before it is done. KVF_OK, KVF_E_NOMEM */
 kvf_status kvf_ticket_gather(kvf_asker *ticket);
 /** Ends a ticket with success: tells the engine, and frees the blocks, and the ticket in the next tick. */

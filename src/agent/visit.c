@@ -14,10 +14,9 @@
 #include "agent/visit.h"
 #include "wire/gather.h"
 
-#define MILLISECOND 1000000ull
-#define FIRST_PAUSE (50 * MILLISECOND)
-#define LONGEST_PAUSE (1000 * MILLISECOND)
-#define PATIENCE (5000 * MILLISECOND)
+#define FIRST_PAUSE (50 * KVF_MILLISECOND)
+#define LONGEST_PAUSE KVF_SECOND
+#define PATIENCE (5 * KVF_SECOND)
 #define MOST_GREETINGS 1000u
 
 struct kvf_visited {
@@ -220,7 +219,7 @@ static void sleep_until(const visit *v, uint64_t now, uint64_t end) {
     for (uint32_t i = 0; i < count; i++)
         polled[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
     end = kvf_min_u64(end, kvf_link_due(v->link));
-    uint64_t left = end > now ? (end - now + MILLISECOND - 1) / MILLISECOND : 0;
+    uint64_t left = end > now ? (end - now + KVF_MILLISECOND - 1) / KVF_MILLISECOND : 0;
     (void)poll(polled, count, (int)kvf_min_u64(left, 1000));
 }
 

@@ -1,5 +1,8 @@
 #include "base/base.h"
 
+#include <errno.h>
+#include <sys/random.h>
+
 #define TEXT_OF(number) #number
 #define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
 
@@ -14,6 +17,11 @@ uint64_t kvf_gcd(uint64_t a, uint64_t b) {
         b = rest;
     }
     return a;
+}
+
+kvf_status kvf_random(void *out, size_t bytes) {
+    return getrandom(out, bytes, 0) == (ssize_t)bytes ? KVF_OK
+                                                      : kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
 }
 
 kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name) {

@@ -21,9 +21,6 @@ kvf_status kvf_fail_in(kvf_status status, const char *format, ...) __attribute__
 /** The most bytes of a detail text: room for a dozen differing fields of two engines, with both values. */
 #define KVF_DETAIL_BYTES 2048
 
-/** Empties the detail text of this thread. */
-void kvf_error_clear(void);
-
 /** Restores a detail text that was copied before a call that may have changed it. */
 void kvf_error_restore(const char *text);
 
@@ -82,6 +79,9 @@ void kvf_free(void *memory);
 
 /** Returns KVF_E_NOMEM, and says in the detail what the memory was for. */
 kvf_status kvf_nomem(const char *what);
+
+/** Fills memory from the kernel's source of random numbers. @return KVF_OK or KVF_E_IO */
+kvf_status kvf_random(void *out, size_t bytes);
 
 /** The status for an errno of bind() or listen(): the address is taken, forbidden, or not of this machine. */
 kvf_status kvf_status_of_listening(int error);

@@ -6,7 +6,7 @@ static uint64_t monotonic_now(void *context) {
     struct timespec now;
     (void)context;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return (uint64_t)now.tv_sec * KVF_SECOND + (uint64_t)now.tv_nsec;
 }
 
 const kvf_clock kvf_monotonic = {monotonic_now, 0};

@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 
+#define KVF_MILLISECOND 1000000ull
+#define KVF_SECOND 1000000000ull
+
 typedef struct kvf_clock {
     uint64_t (*now)(void *context); /* nanoseconds since an arbitrary moment; never decreases */
     void *context;

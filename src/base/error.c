@@ -34,10 +34,6 @@ void kvf_assertion_failed(const char *condition, const char *file, int line, con
     abort();
 }
 
-void kvf_error_clear(void) {
-    detail[0] = '\0';
-}
-
 void kvf_error_restore(const char *text) {
     (void)snprintf(detail, sizeof detail, "%s", text);
 }

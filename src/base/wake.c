@@ -4,6 +4,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/watch.h"
+
 kvf_status kvf_wake_open(kvf_wake *wake) {
     *wake = (kvf_wake){eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), false};
     return wake->fd < 0 ? kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno)) : KVF_OK;
@@ -19,7 +21,6 @@ void kvf_wake_set(kvf_wake *wake, bool on) {
 }
 
 void kvf_wake_close(kvf_wake *wake) {
-    if (wake->fd >= 0)
-        (void)close(wake->fd);
-    *wake = (kvf_wake){-1, false};
+    kvf_fd_close(&wake->fd);
+    wake->on = false;
 }

@@ -109,6 +109,12 @@ static int refuse_idle(const options *asked) {
     return EXIT_DONE;
 }
 
+/* Whether an option was given: "tokens". */
+static bool is_given(const options *asked, const char *name) {
+    uint32_t number;
+    return option_row_find(asked->command, name, &number) && asked->given[number];
+}
+
 int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     *out = (options){.command = command_bit,
                      .config = {.struct_size = sizeof out->config},
@@ -118,7 +124,7 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     int result = take_standards(out);
     while (!result && from.next < argv + argc && *from.next)
         result = read_word(&from, out);
-    if (!result && out->groups && options_given(out, "model"))
+    if (!result && out->groups && is_given(out, "model"))
         result = usage_error("--model and --groups both say what is cached; give one of them");
     if (!result && out->json && out->html && strcmp(out->json, "-") == 0 && strcmp(out->html, "-") == 0)
         result = usage_error(
@@ -126,11 +132,6 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
     if (!result)
         result = refuse_idle(out);
     return result || !out->json ? result : json_check_file(out->json);
-}
-
-bool options_given(const options *asked, const char *name) {
-    uint32_t number;
-    return option_row_find(asked->command, name, &number) && asked->given[number];
 }
 
 bool options_want_text(const options *asked) {
@@ -165,13 +166,6 @@ static const char *any_model(const void *set, uint32_t i) {
     return kvf_builtin_model_name(i);
 }
 
-static bool has_state(const kvf_model *model) {
-    bool state = false;
-    for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
-        state = state || kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
-    return state;
-}
-
 static int load_model(const options *asked, const kvf_config_options *config, kvf_model **out) {
     const words names = {any_model, NULL};
     char list[640];
@@ -203,7 +197,7 @@ int options_load_model(const options *asked, kvf_model **out) {
     if (result)
         return result;
     options_say_notes(config.name, *out);
-    if (asked->config.state_dtype != KVF_DTYPE_INVALID && !has_state(*out))
+    if (asked->config.state_dtype != KVF_DTYPE_INVALID && !shape_keeps_state(*out))
         return usage_error("--state-dtype has no effect: %s keeps no state", config.name);
     return EXIT_DONE;
 }

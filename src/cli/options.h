@@ -75,9 +75,6 @@ typedef struct options {
  */
 int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
 
-/** Whether an option was given: "tokens". */
-bool options_given(const options *asked, const char *name);
-
 /** Whether text is printed: always, unless JSON goes to the standard output instead. */
 bool options_want_text(const options *asked);
 

@@ -36,7 +36,8 @@ enum { ORDER_NHD = 0, ORDER_DS = 7 }; /* the defaults of token groups and of sta
 
 static const size_t order_count = sizeof orders / sizeof *orders;
 
-const char *shape_order_name(const char *order) {
+/* The short name of an order ("nhd"), or the order itself where it has none. */
+static const char *name_of_order(const char *order) {
     for (size_t i = 0; i < order_count; i++)
         if (strcmp(orders[i].order, order) == 0)
             return orders[i].name;
@@ -306,7 +307,7 @@ static const char *group_word(const void *model, uint32_t i) {
     return group ? group->name : NULL;
 }
 
-static bool keeps_state(const kvf_model *model) {
+bool shape_keeps_state(const kvf_model *model) {
     bool keeps = false;
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
         keeps = keeps || kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
@@ -327,7 +328,7 @@ static int check_group_names(engine_shape *shape, const kvf_model *model) {
         if (strcmp(setting->group, "state") != 0)
             return usage_error("--%s: there is no group \"%s\"; the model has %s%s", shape->side,
                                setting->group, list, words_hint(groups, setting->group).text);
-        if (!keeps_state(model))
+        if (!shape_keeps_state(model))
             return usage_error("--%s: state.%s has no effect: the model keeps no state, and has %s",
                                shape->side, setting->key, list);
     }
@@ -499,7 +500,7 @@ void shape_describe_groups(const engine_shape *shape, const kvf_model *model, ch
         char size[16] = "";
         if (!is_state)
             (void)snprintf(size, sizeof size, "%u ", spec->tokens_per_block);
-        const char *order = shape_order_name(spec->order);
+        const char *order = name_of_order(spec->order);
         if (is_state && strcmp(order, "hnd") == 0)
             order = "ds"; /* the same strides, in the words for states */
         length += (size_t)snprintf(out + length, bytes - length, "%s%s%s%s%s%s", g ? ", " : "",

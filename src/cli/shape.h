@@ -53,10 +53,7 @@ void shape_fill_blocks(engine_shape *shape, const kvf_model *model);
 /** Lays out the engine with the block counts of shape->groups; prints what is wrong with it. */
 int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **out);
 
-/** Returns the short name of an order ("nhd"), or the order itself if it has none. */
-const char *shape_order_name(const char *order);
-
-/** Writes the groups' block sizes and orders in short: "16 nhd", "16 nhd, ssm sd". */
+/** Writes how the groups' blocks and orders are, in short: "16 nhd", "16 nhd, ssm 1 sd". */
 void shape_describe_groups(const engine_shape *shape, const kvf_model *model, char *out, size_t bytes);
 
 /** Writes the layers of each pipeline stage, such as "20+12", or "" if all stages have equally many. */
@@ -70,5 +67,8 @@ const char *shape_key(uint32_t i);
 
 /** The part of the help that says how shapes are written. */
 void print_shape_help(void);
+
+/** Whether any group of a model keeps states. */
+bool shape_keeps_state(const kvf_model *model);
 
 #endif

@@ -58,20 +58,6 @@ bool kvf_block_lists_all_empty(const kvf_block_lists *lists);
 
 /* ---- axes: the arithmetic behind every quantity */
 
-/** The ranks of `other_ranks` whose share of the whole overlaps that of rank `rank` of `ranks`. */
-kvf_range kvf_axis_overlap(uint32_t ranks, uint32_t rank, uint32_t other_ranks);
-
-/** The intersection of two ranges; an empty one has begin == end. */
-kvf_range kvf_range_common(kvf_range a, kvf_range b);
-
-static inline uint32_t kvf_range_size(kvf_range range) {
-    return range.end - range.begin;
-}
-
-/** The attention units (heads, or the one latent) of a local or remote rank; refuses heads that do not
- * divide. */
-kvf_status kvf_attention_share(const kvf_topology *topology, uint32_t ranks, uint32_t rank, kvf_range *out);
-
 /** Checks facts of a remote engine that may come from a peer, and fills in their zero defaults. */
 kvf_status kvf_take_remote(const kvf_engine_transfer_info *remote, kvf_engine_transfer_info *out);
 
@@ -118,9 +104,6 @@ kvf_status kvf_check_block_lengths(const kvf_block_length *local, const kvf_bloc
 /** The remote ranks that attention is read from, for dense models too. */
 kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                  kvf_ids *out);
-
-/** Checks that the topology is a hybrid's: PR 39529 defines some quantities only for hybrids. */
-kvf_status kvf_check_hybrid(const kvf_topology *topology);
 
 /** `bytes` * `part` / `whole`, refusing a remainder. `what` names the bytes in the error. */
 kvf_status kvf_exact_share(uint64_t bytes, uint64_t part, uint64_t whole, const char *what, uint64_t *out);

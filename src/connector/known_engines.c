@@ -89,10 +89,6 @@ void kvf_topology_free(kvf_topology *topology) {
     kvf_free(topology);
 }
 
-const kvf_topology_desc *kvf_topology_local(const kvf_topology *topology) {
-    return &topology->local;
-}
-
 static kvf_known_engine *find(const kvf_topology *topology, const char *engine_id) {
     for (size_t i = 0; i < topology->known_count; i++)
         if (strcmp(topology->known[i].id, engine_id) == 0)

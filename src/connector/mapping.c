@@ -177,7 +177,8 @@ bool kvf_needs_split(bool is_mla, int64_t tp_ratio, size_t source_rank_count) {
 
 static const kvf_cache_kind attention_and_state[] = {KVF_CACHE_FULL, KVF_CACHE_SSM};
 
-kvf_status kvf_check_hybrid(const kvf_topology *topology) {
+/* Checks that the topology is a hybrid's: PR 39529 has some quantities for no other. */
+static kvf_status check_hybrid(const kvf_topology *topology) {
     if (!topology)
         return kvf_plain_fail(KVF_E_INVALID, "topology is NULL");
     if (!topology->local.is_mamba)
@@ -188,7 +189,7 @@ kvf_status kvf_check_hybrid(const kvf_topology *topology) {
 
 static kvf_status build_hybrid(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                kvf_tp_mapping *mapping) {
-    kvf_status status = kvf_check_hybrid(topology);
+    kvf_status status = check_hybrid(topology);
     return status ? status : kvf_tp_mapping_build(topology, remote, attention_and_state, 2, mapping);
 }
 
@@ -209,7 +210,7 @@ kvf_status kvf_attention_sources(const kvf_topology *topology, const kvf_engine_
 
 kvf_status kvf_fa_source_ranks(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                kvf_ids *out) {
-    kvf_status status = kvf_check_hybrid(topology);
+    kvf_status status = check_hybrid(topology);
     return status ? status : kvf_attention_sources(topology, remote, out);
 }
 
@@ -267,7 +268,7 @@ kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_engin
                                    bool *out) {
     kvf_ids sources;
     int64_t ratio;
-    kvf_status status = kvf_check_hybrid(topology);
+    kvf_status status = check_hybrid(topology);
     if (!status)
         status = kvf_tp_ratio(topology, remote, &ratio);
     if (!status)
@@ -282,7 +283,7 @@ kvf_status kvf_needs_split_handles(const kvf_topology *topology, const kvf_engin
 kvf_status kvf_fa_descriptor_bytes(const kvf_topology *topology, const kvf_engine_transfer_info *remote,
                                    uint64_t *out) {
     kvf_engine_transfer_info other;
-    kvf_status status = kvf_check_hybrid(topology);
+    kvf_status status = check_hybrid(topology);
     if (!status)
         status = kvf_take_remote(remote, &other);
     if (status)

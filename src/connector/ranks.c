@@ -1,17 +1,22 @@
 /* Quantities that follow from the sizes of the two sides: ratios, head ranges, overlapping ranks. */
 #include "connector/connector.h"
 
-/*
+static uint32_t range_size(kvf_range range) {
+    return range.end - range.begin;
+}
+
+/* The ranks of `other_ranks` whose share of the whole overlaps that of rank `rank` of `ranks`.
  * Rank r of n holds [r/n, (r+1)/n) of the whole, rank s of m holds [s/m, (s+1)/m): they overlap when
  * s*n < (r+1)*m and r*m < (s+1)*n.
  */
-kvf_range kvf_axis_overlap(uint32_t ranks, uint32_t rank, uint32_t other_ranks) {
+static kvf_range axis_overlap(uint32_t ranks, uint32_t rank, uint32_t other_ranks) {
     uint64_t first = (uint64_t)rank * other_ranks / ranks;
     uint64_t end = (((uint64_t)rank + 1) * other_ranks + ranks - 1) / ranks;
     return (kvf_range){(uint32_t)first, (uint32_t)end};
 }
 
-kvf_range kvf_range_common(kvf_range a, kvf_range b) {
+/* What both hold; empty ranges have begin == end. */
+static kvf_range range_common(kvf_range a, kvf_range b) {
     uint32_t begin = a.begin > b.begin ? a.begin : b.begin;
     uint32_t end = a.end < b.end ? a.end : b.end;
     return (kvf_range){begin, end > begin ? end : begin};
@@ -111,7 +116,10 @@ kvf_status kvf_physical_head_range(uint32_t tp_size, uint32_t total_kv_heads, ui
     return KVF_OK;
 }
 
-kvf_status kvf_attention_share(const kvf_topology *topology, uint32_t ranks, uint32_t rank, kvf_range *out) {
+/* The attention units (heads, or the one latent) of a local or remote rank; refuses heads that do not
+ * divide. */
+static kvf_status attention_share(const kvf_topology *topology, uint32_t ranks, uint32_t rank,
+                                  kvf_range *out) {
     if (topology->local.is_mla) {
         *out = (kvf_range){0, 1};
         return KVF_OK;
@@ -120,13 +128,13 @@ kvf_status kvf_attention_share(const kvf_topology *topology, uint32_t ranks, uin
 }
 
 static void share_units(kvf_range local, kvf_range remote, kvf_shared_units *out) {
-    kvf_range common = kvf_range_common(local, remote);
-    uint32_t units = kvf_range_size(common);
+    kvf_range common = range_common(local, remote);
+    uint32_t units = range_size(common);
     *out = (kvf_shared_units){.local_begin = units ? common.begin - local.begin : 0,
                               .remote_begin = units ? common.begin - remote.begin : 0,
                               .units = units,
-                              .local_units = kvf_range_size(local),
-                              .remote_units = kvf_range_size(remote)};
+                              .local_units = range_size(local),
+                              .remote_units = range_size(remote)};
 }
 
 static kvf_status check_remote_rank(const kvf_engine_transfer_info *remote, uint32_t rank) {
@@ -140,9 +148,9 @@ kvf_status kvf_shared_attention(const kvf_topology *topology, const kvf_engine_t
     kvf_range local = {0, 0}, other = {0, 0};
     kvf_status status = check_remote_rank(remote, remote_rank);
     if (!status)
-        status = kvf_attention_share(topology, topology->local.tp_size, topology->local.tp_rank, &local);
+        status = attention_share(topology, topology->local.tp_size, topology->local.tp_rank, &local);
     if (!status)
-        status = kvf_attention_share(topology, remote->tp_size, remote_rank, &other);
+        status = attention_share(topology, remote->tp_size, remote_rank, &other);
     if (!status)
         share_units(local, other, out);
     return status;
@@ -217,17 +225,17 @@ static kvf_status take_related(const kvf_topology *topology, const kvf_engine_tr
 static kvf_status check_lengths(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
     const kvf_topology_desc *local = &topology->local;
     kvf_range ours = {0, 0}, theirs = {0, 0};
-    kvf_status status = kvf_attention_share(topology, local->tp_size, 0, &ours);
+    kvf_status status = attention_share(topology, local->tp_size, 0, &ours);
     if (!status)
-        status = kvf_attention_share(topology, remote->tp_size, 0, &theirs);
+        status = attention_share(topology, remote->tp_size, 0, &theirs);
     uint32_t ratio;
     if (!status)
         status = kvf_block_size_ratio(topology, remote, &ratio);
     if (status || !local->block_bytes || !remote->block_bytes)
         return status;
     return kvf_check_block_lengths(
-        &(kvf_block_length){local->block_bytes, kvf_range_size(ours), local->block_size},
-        &(kvf_block_length){remote->block_bytes, kvf_range_size(theirs), remote->block_size});
+        &(kvf_block_length){local->block_bytes, range_size(ours), local->block_size},
+        &(kvf_block_length){remote->block_bytes, range_size(theirs), remote->block_size});
 }
 
 kvf_status kvf_topology_check(const kvf_topology *topology, const kvf_engine_transfer_info *remote) {
@@ -248,9 +256,9 @@ kvf_status kvf_handshake_target_ranks(const kvf_topology *topology, const kvf_en
         return status;
     if (other.dcp_size > 1)
         return dcp_sources(topology, &other, out);
-    kvf_range overlap = kvf_axis_overlap(topology->local.tp_size, topology->local.tp_rank, other.tp_size);
+    kvf_range overlap = axis_overlap(topology->local.tp_size, topology->local.tp_rank, other.tp_size);
     kvf_ids list;
-    status = kvf_ids_make(&list, kvf_range_size(overlap));
+    status = kvf_ids_make(&list, range_size(overlap));
     if (status)
         return status;
     for (uint32_t rank = overlap.begin; rank < overlap.end; rank++)

@@ -2,7 +2,8 @@
 
 #include <errno.h>
 #include <sys/timerfd.h>
-#include <unistd.h>
+
+#include "base/watch.h"
 
 #define PAUSE_LEAST_NS 20000u
 #define PAUSE_MOST_NS 1000000u
@@ -20,7 +21,5 @@ void kvf_looks_set(kvf_looks *looks, bool waiting, bool changed) {
 }
 
 void kvf_looks_close(kvf_looks *looks) {
-    if (looks->fd >= 0)
-        (void)close(looks->fd);
-    *looks = (kvf_looks){-1, 0};
+    kvf_fd_close(&looks->fd);
 }

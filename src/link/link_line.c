@@ -21,7 +21,7 @@
 /* About as long as TCP tries by itself; leases, and not this, limit how long a network link may be down. */
 #define UNACKNOWLEDGED_MS 900000
 #define PAUSE_NS UINT64_C(20000000)
-#define PAUSE_MAX_NS UINT64_C(1000000000)
+#define PAUSE_MAX_NS KVF_SECOND
 
 #define MONITOR_ADDRESS "inproc://caller"
 #define MONITORED                                                                                            \

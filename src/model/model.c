@@ -28,10 +28,6 @@ const char *kvf_group_kind_name(kvf_group_kind kind) {
     return kind == KVF_GROUP_TOKENS ? "tokens" : kind == KVF_GROUP_STATE ? "state" : "unknown";
 }
 
-const char *kvf_tp_rule_name(kvf_tp_rule rule) {
-    return rule == KVF_TP_SPLIT ? "split" : rule == KVF_TP_REPLICATE ? "replicate" : "unknown";
-}
-
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static kvf_status check_name(const char *name) {

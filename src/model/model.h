@@ -46,7 +46,4 @@ uint64_t kvf_first_moved(const kvf_group_desc *group, uint64_t begin, uint64_t e
 /** "tokens" or "state". */
 const char *kvf_group_kind_name(kvf_group_kind kind);
 
-/** "split" or "replicate". */
-const char *kvf_tp_rule_name(kvf_tp_rule rule);
-
 #endif

@@ -174,20 +174,11 @@ typedef struct cell_split {
     uint32_t stretches;                 /* of a cell */
 } cell_split;
 
-static uint64_t greatest_divisor(uint64_t a, uint64_t b) {
-    while (b) {
-        uint64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 static cell_split split_cell(const kvf_part_desc *part, const kvf_placement *local,
                              const kvf_placement *remote) {
     uint64_t cell = kvf_part_cell_bytes(part);
     cell_split split = {.local_piece = cell / local->pieces, .remote_piece = cell / remote->pieces};
-    split.grain_bytes = greatest_divisor(split.local_piece, split.remote_piece);
+    split.grain_bytes = kvf_gcd(split.local_piece, split.remote_piece);
     /* If a side's pieces are grains, it steps evenly through the whole cell, otherwise only inside a piece. */
     uint64_t local_reach = split.local_piece == split.grain_bytes ? cell : split.local_piece;
     uint64_t remote_reach = split.remote_piece == split.grain_bytes ? cell : split.remote_piece;

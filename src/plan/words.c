@@ -60,24 +60,6 @@ static bool sources_alike(const said *s, uint32_t a, uint32_t b) {
 
 /* ---- one line -------------------------------------------------------------------------------- */
 
-static void say_ranks(said *s, uint32_t begin, uint32_t end) {
-    const uint32_t *ranks = &s->plan->source_ranks[begin];
-    uint32_t count = end - begin;
-    if (count == 1) {
-        kvf_text_add(s->text, "rank %u", ranks[0]);
-        return;
-    }
-    uint32_t step = ranks[1] - ranks[0];
-    bool even = true;
-    for (uint32_t i = 2; i < count; i++)
-        even = even && ranks[i] - ranks[i - 1] == step;
-    if (!even)
-        kvf_text_add(s->text, "%u ", count);
-    kvf_text_add(s->text, even ? "ranks %u-%u" : "ranks of %u-%u", ranks[0], ranks[count - 1]);
-    if (even && step > 1)
-        kvf_text_add(s->text, " by %u", step);
-}
-
 /* Describes the i-th cuts of the sources [begin, end): the smallest ranges that contain them, and how much each source
  * gives. */
 static void say_cut(said *s, uint32_t begin, uint32_t end, uint32_t i) {
@@ -149,7 +131,7 @@ static void say_cost(kvf_text *text, const kvf_prediction *cost) {
 static void say_sources(said *s, uint32_t begin, uint32_t end) {
     bool one_line = lines_of(s, begin) == 1;
     kvf_text_add(s->text, "%sfrom ", s->how->indent);
-    say_ranks(s, begin, end);
+    kvf_say_numbers(s->text, "rank ", "ranks ", &s->plan->source_ranks[begin], end - begin);
     kvf_text_add(s->text, end - begin > 1 ? ", each " : ": ");
     say_cost(s->text, &s->costs[begin]);
     kvf_text_add(s->text, ":%s", one_line ? " " : "\n");

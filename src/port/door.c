@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/tcp.h"
+#include "base/watch.h"
 
 #define MONITOR_ADDRESS "inproc://listener"
 #define EVENTS_AT_ONCE 256u
@@ -255,8 +256,7 @@ void kvf_door_bound(kvf_door *door, const char *endpoint) {
 
 void kvf_door_close(kvf_door *door) {
     kvf_guests_free(&door->guests);
-    const int fds[] = {door->empty_fd, door->spare_fd, door->brought_fd};
-    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
-        if (fds[i] >= 0)
-            (void)close(fds[i]);
+    kvf_fd_close(&door->empty_fd);
+    kvf_fd_close(&door->spare_fd);
+    kvf_fd_close(&door->brought_fd);
 }

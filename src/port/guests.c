@@ -2,9 +2,10 @@
 
 #include <stdio.h>
 
+#include "base/clock.h"
+
 /* The most guests that one call checks. */
 #define LOOKED_AT 64u
-#define SECOND UINT64_C(1000000000)
 
 struct kvf_guest_host {
     char address[KVF_GUEST_ADDRESS_BYTES];
@@ -301,7 +302,7 @@ uint64_t kvf_guests_due(const kvf_guests *guests) {
     if (!guests->present)
         return UINT64_MAX;
     uint64_t due = guests->present->heard_ns + KVF_GUEST_SILENT_NS;
-    return due + (SECOND - due % SECOND) % SECOND;
+    return due + (KVF_SECOND - due % KVF_SECOND) % KVF_SECOND;
 }
 
 void kvf_guests_tick(kvf_guests *guests, uint64_t now) {

@@ -83,11 +83,12 @@ kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint
             (unsigned long long)table->first_block + table->count);
     uint32_t id = table->ids[logical - table->first_block];
     if (id == KVF_NO_BLOCK)
-        return kvf_fail(KVF_E_RANGE, "%s table: step %llu is requested, but entry %llu has no block", side->name,
-                        (unsigned long long)step, (unsigned long long)(logical - table->first_block));
+        return kvf_fail(KVF_E_RANGE, "%s table: step %llu is requested, but entry %llu has no block",
+                        side->name, (unsigned long long)step,
+                        (unsigned long long)(logical - table->first_block));
     if (id >= side->block_count)
-        return kvf_fail(KVF_E_RANGE, "%s table: block %u, but the cache has %llu", side->name, id,
-                        (unsigned long long)side->block_count);
+        return kvf_fail(KVF_E_RANGE, "%s table: step %llu is in block %u, but the cache has %llu", side->name,
+                        (unsigned long long)step, id, (unsigned long long)side->block_count);
     *kernel_block = id * side->kernel_blocks_per_block + (uint32_t)(kernel % side->kernel_blocks_per_block);
     return KVF_OK;
 }

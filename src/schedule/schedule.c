@@ -1,7 +1,7 @@
 /* Making, finding and freeing a schedule and its records. */
 #include "schedule/schedule.h"
 
-#define SECOND UINT64_C(1000000000)
+#include "base/clock.h"
 
 enum { DEFAULT_MAX_REQUESTS = 65536 };
 
@@ -20,10 +20,10 @@ static kvf_status check_options(const kvf_schedule_options *o) {
 }
 
 static void fill_defaults(kvf_schedule_options *o) {
-    o->lease_ns = o->lease_ns ? o->lease_ns : 30 * SECOND;
+    o->lease_ns = o->lease_ns ? o->lease_ns : 30 * KVF_SECOND;
     o->heartbeat_ns = o->heartbeat_ns ? o->heartbeat_ns : kvf_max_u64(o->lease_ns / 6, 1);
-    o->margin_ns = o->margin_ns ? o->margin_ns : 5 * SECOND;
-    o->deadline_ns = o->deadline_ns ? o->deadline_ns : 120 * SECOND;
+    o->margin_ns = o->margin_ns ? o->margin_ns : 5 * KVF_SECOND;
+    o->deadline_ns = o->deadline_ns ? o->deadline_ns : 120 * KVF_SECOND;
     o->max_requests = o->max_requests ? o->max_requests : DEFAULT_MAX_REQUESTS;
 }
 

@@ -168,9 +168,6 @@ void kvf_free_orders(order **list);
  */
 kvf_status kvf_stop_load(kvf_schedule *s, record *r, bool gone, bool *kept);
 
-/** Stops serving, likewise. */
-kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept);
-
 /** Queues a RESERVE for a waiting load, unless the engine sends heartbeats itself. */
 kvf_status kvf_reserve_source(kvf_schedule *s, record *r);
 

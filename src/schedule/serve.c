@@ -67,7 +67,8 @@ kvf_status kvf_schedule_push(kvf_schedule *s, const kvf_request_key *request, co
     return plan_serving(s, r, tables, group_count, tokens);
 }
 
-kvf_status kvf_stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) {
+/* Stops serving: KVF_OK or KVF_E_NOMEM. */
+static kvf_status stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) {
     switch (r->serve.state) {
     case PART_WAITING:
     case PART_DONE:
@@ -150,7 +151,7 @@ static kvf_status stop(kvf_schedule *s, record *r, bool gone, bool *blocks_free)
     bool kept = false;
     kvf_status status = kvf_stop_load(s, r, gone, &kept);
     if (!status)
-        status = kvf_stop_serve(s, r, gone, &kept);
+        status = stop_serve(s, r, gone, &kept);
     if (!status && blocks_free)
         *blocks_free = !kept;
     return status;

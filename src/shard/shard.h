@@ -82,6 +82,9 @@ static inline uint64_t kvf_piece_bytes(const kvf_part_desc *part, const kvf_plac
 /** Adds a half-open range as people write it: "0-7", "3". */
 void kvf_say_range(kvf_text *text, kvf_range range);
 
+/** Adds ascending numbers, at least one, behind the words for one and for many: "ranks 0-6 by 2", "3 ranks of 0-7". */
+void kvf_say_numbers(kvf_text *text, const char *one, const char *many, const uint32_t *list, uint32_t count);
+
 /** Adds the model layers of a range, which is not empty, of a group's layers: "0-31", "5-59 by 6", "12 of 0-40". */
 void kvf_say_layers(kvf_text *text, const kvf_group_desc *group, kvf_range layers);
 

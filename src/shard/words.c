@@ -9,22 +9,26 @@ void kvf_say_range(kvf_text *text, kvf_range range) {
         kvf_text_add(text, "-%u", range.end - 1);
 }
 
-void kvf_say_layers(kvf_text *text, const kvf_group_desc *group, kvf_range layers) {
-    const uint32_t *list = &group->layers[layers.begin];
-    uint32_t count = layers.end - layers.begin;
+void kvf_say_numbers(kvf_text *text, const char *one, const char *many, const uint32_t *list,
+                     uint32_t count) {
     if (count == 1) {
-        kvf_text_add(text, "%u", list[0]);
+        kvf_text_add(text, "%s%u", one, list[0]);
         return;
     }
     uint32_t step = list[1] - list[0];
     bool even = true;
     for (uint32_t i = 2; i < count; i++)
         even = even && list[i] - list[i - 1] == step;
-    if (!even)
-        kvf_text_add(text, "%u of ", count);
-    kvf_text_add(text, "%u-%u", list[0], list[count - 1]);
+    if (even)
+        kvf_text_add(text, "%s%u-%u", many, list[0], list[count - 1]);
+    else
+        kvf_text_add(text, "%u %sof %u-%u", count, many, list[0], list[count - 1]);
     if (even && step > 1)
         kvf_text_add(text, " by %u", step);
+}
+
+void kvf_say_layers(kvf_text *text, const kvf_group_desc *group, kvf_range layers) {
+    kvf_say_numbers(text, "", "", &group->layers[layers.begin], layers.end - layers.begin);
 }
 
 static bool begins_with(const char *name, const char *beginning) {

@@ -26,7 +26,9 @@ uint32_t kvf_arena_lendable(const kvf_arena *arena) {
     return arena->slot_count / 2;
 }
 
-uint32_t kvf_arena_share(const kvf_arena *arena, const kvf_slot_share *share) {
+/* The most slots that one peer may have: half of the lendable slots that other peers do not have, so that peers who
+ * keep theirs leave some. If n peers want many slots, each ends up with a share of 1 / (n + 1). */
+static uint32_t share_of(const kvf_arena *arena, const kvf_slot_share *share) {
     const uint32_t others = arena->lent - share->lent, lendable = kvf_arena_lendable(arena);
     const uint32_t half = (lendable - others) / 2;
     return half > 0 ? half : 1;
@@ -45,7 +47,7 @@ kvf_slot *kvf_arena_take(kvf_arena *arena) {
 }
 
 kvf_slot *kvf_arena_lend(kvf_arena *arena, kvf_slot_share *share) {
-    if (arena->lent >= kvf_arena_lendable(arena) || share->lent >= kvf_arena_share(arena, share))
+    if (arena->lent >= kvf_arena_lendable(arena) || share->lent >= share_of(arena, share))
         return NULL;
     kvf_slot *slot = kvf_arena_take(arena);
     if (!slot)

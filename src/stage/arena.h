@@ -50,10 +50,6 @@ void kvf_arena_close(kvf_arena *arena);
 /** The most slots that may be lent to all peers together. */
 uint32_t kvf_arena_lendable(const kvf_arena *arena);
 
-/** The most slots that one peer may have: half of the lendable slots that other peers do not have, so that peers who
- * keep theirs leave some. If n peers want many slots, each ends up with a share of 1 / (n + 1). */
-uint32_t kvf_arena_share(const kvf_arena *arena, const kvf_slot_share *share);
-
 /** Takes a slot for our own operations; NULL: none is free. */
 kvf_slot *kvf_arena_take(kvf_arena *arena);
 

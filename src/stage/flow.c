@@ -128,6 +128,14 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
         kvf_stage_flow_uncount(flow);
 }
 
+void kvf_credit_done(kvf_credit *credit, kvf_credit_state next) {
+    kvf_stage_flow *flow = credit->flow;
+    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
+    kvf_credit_give(credit, next);
+    if (flow->done == flow->bytes)
+        kvf_stage_flow_end(flow, KVF_OK);
+}
+
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow) {
     return flow->ended && flow->end_sent && flow->end_heard && flow->moving == 0;
 }

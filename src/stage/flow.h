@@ -189,6 +189,9 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
 /** The credit in this state whose bytes come first; NULL: none. */
 kvf_credit *kvf_stage_flow_credit(kvf_stage_flow *flow, kvf_credit_state state);
 
+/** Counts the bytes of a credit as done, gives it back with `next` as its state, and ends a flow whose bytes are done. */
+void kvf_credit_done(kvf_credit *credit, kvf_credit_state next);
+
 /** Gives a credit's own slot, if any, back to our arena; the credit is then in state `next`. */
 void kvf_credit_give(kvf_credit *credit, kvf_credit_state next);
 

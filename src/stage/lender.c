@@ -285,15 +285,10 @@ bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns) {
 }
 
 void kvf_lender_copied(kvf_credit *credit) {
-    kvf_stage_flow *flow = credit->flow;
-    if (flow->direction == KVF_READ) {
+    if (credit->flow->direction == KVF_READ)
         credit->state = KVF_CREDIT_TO_LEND;
-        return;
-    }
-    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
-    kvf_credit_give(credit, KVF_CREDIT_NONE);
-    if (flow->done == flow->bytes)
-        kvf_stage_flow_end(flow, KVF_OK);
+    else
+        kvf_credit_done(credit, KVF_CREDIT_NONE);
 }
 
 bool kvf_lender_step(kvf_stage_flow *flow) {
@@ -342,13 +337,10 @@ static kvf_status find_lent(kvf_stage_flow *flow, const kvf_slot_note *note, kvf
 }
 
 /* Pull: the mover has read the slot. */
-static kvf_status come_back_empty(kvf_stage_flow *flow, kvf_credit *credit, const kvf_slot_note *note) {
+static kvf_status come_back_empty(kvf_credit *credit, const kvf_slot_note *note) {
     if (note->bytes.end > 0)
         return kvf_fail(KVF_E_INVALID, "the mover returned slot %u of a pull with bytes", note->slot);
-    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
-    kvf_credit_give(credit, KVF_CREDIT_NONE);
-    if (flow->done == flow->bytes)
-        kvf_stage_flow_end(flow, KVF_OK);
+    kvf_credit_done(credit, KVF_CREDIT_NONE);
     return KVF_OK;
 }
 
@@ -369,8 +361,8 @@ static void hear_return(kvf_stage_flow *flow, const kvf_slot_note *note) {
     if (!status && flow->ended)
         kvf_credit_give(credit, KVF_CREDIT_NONE);
     else if (!status)
-        status = flow->direction == KVF_READ ? come_back_empty(flow, credit, note)
-                                             : come_back_full(flow, credit, note);
+        status =
+            flow->direction == KVF_READ ? come_back_empty(credit, note) : come_back_full(flow, credit, note);
     if (status && !flow->ended)
         kvf_stage_flow_blame(flow, status);
 }

@@ -7,8 +7,6 @@ static const unsigned char magic[4] = {'k', 'v', 'f', 's'};
 
 #define HEAD_BYTES (sizeof magic + 2 + 8) /* version, word, flow */
 #define OPEN_BYTES 8u
-#define SLOT_BYTES 24u
-#define END_BYTES 3u
 
 /* ---- writing --------------------------------------------------------------------------------- */
 

@@ -244,15 +244,10 @@ static bool write_slot(kvf_stage_flow *flow) {
 }
 
 void kvf_mover_copied(kvf_credit *credit) {
-    kvf_stage_flow *flow = credit->flow;
-    if (flow->direction == KVF_WRITE) {
-        (void)submit(flow, credit);
-        return;
-    }
-    flow->done += credit->note.bytes.end - credit->note.bytes.begin;
-    kvf_credit_give(credit, KVF_CREDIT_TO_RETURN);
-    if (flow->done == flow->bytes)
-        kvf_stage_flow_end(flow, KVF_OK);
+    if (credit->flow->direction == KVF_WRITE)
+        (void)submit(credit->flow, credit);
+    else
+        kvf_credit_done(credit, KVF_CREDIT_TO_RETURN);
 }
 
 bool kvf_mover_step(kvf_stage_flow *flow) {

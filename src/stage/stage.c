@@ -1,8 +1,6 @@
 /*
  * The public functions of a stage, except for moves: opening, peers, messages, turns, and time.
  */
-#include <sys/random.h>
-
 #include "stage/cost.h"
 #include "stage/flow.h"
 #include "stage/ways.h"
@@ -13,7 +11,6 @@
 #define SLOT_BYTES_MOST (1u << 20)
 #define WINDOW 8u
 #define FLOWS 64u
-#define SECOND UINT64_C(1000000000)
 #define COPIED_BYTES (1u << 20) /* in one kvf_stage_progress(), which holds up the transport's progress */
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -29,8 +26,8 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     options->slot_bytes = options->slot_bytes ? options->slot_bytes : KVF_SLOT_BYTES;
     options->window = options->window ? options->window : WINDOW;
     options->flows = options->flows ? options->flows : FLOWS;
-    options->stall_ns = options->stall_ns ? options->stall_ns : 30 * SECOND;
-    options->doubt_ns = options->doubt_ns ? options->doubt_ns : 30 * SECOND;
+    options->stall_ns = options->stall_ns ? options->stall_ns : 30 * KVF_SECOND;
+    options->doubt_ns = options->doubt_ns ? options->doubt_ns : 30 * KVF_SECOND;
     const uint32_t slot = options->slot_bytes;
     if (slot < SLOT_BYTES_LEAST || slot > SLOT_BYTES_MOST || (slot & (slot - 1)))
         return kvf_fail(KVF_E_INVALID, "stage options: slot_bytes is %u; allowed: powers of two, %u to %u",
@@ -148,7 +145,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     (void)kvf_transport_memory(transport, &stage->region);
     stage->model = kvf_stage_model_sum(kvf_shard_model(shard));
     /* Numbers of flows are never reused, not even by the process that replaces this one. */
-    if (getrandom(&stage->last_flow, sizeof stage->last_flow, 0) != sizeof stage->last_flow)
+    if (kvf_random(&stage->last_flow, sizeof stage->last_flow))
         stage->last_flow = kvf_now(clock);
     stage->last_flow >>= 1;
     kvf_status status = take_options(&stage->options, options);

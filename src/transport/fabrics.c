@@ -2,7 +2,9 @@
  * The fabrics of this build: the one list of them, their order, the check of their tables, their settings, and what
  * users are told about them.
  */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "transport/card.h"
 #include "transport/front.h"
@@ -131,6 +133,20 @@ const char *kvf_setting_of(const kvf_transport_options *options, const char *key
         if (strcmp(options->settings[i].key, key) == 0)
             return options->settings[i].value;
     return NULL;
+}
+
+kvf_status kvf_setting_number(const kvf_transport_options *options, const char *key, uint32_t *out) {
+    const char *text = kvf_setting_of(options, key);
+    char *end;
+    if (!text)
+        return KVF_OK;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < 1 || value > UINT32_MAX)
+        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%.40s\"; allowed: 1 to %u", key, text,
+                        UINT32_MAX);
+    *out = (uint32_t)value;
+    return KVF_OK;
 }
 
 /* Whether a fabric has this setting; if not, adds the settings that it has to the text. */

@@ -13,6 +13,7 @@
 #include <sys/types.h>
 
 #include "base/wake.h"
+#include "base/watch.h"
 #include "transport/transport.h"
 
 /** A batch as the front sees it: `fabric_view` is all a fabric knows. */

@@ -1,10 +1,40 @@
 #include "transport/neighbour.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base/watch.h"
+#include "transport/card.h"
+
+_Static_assert(KVF_NEIGHBOUR_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
+
+/* ---- places ------------------------------------------------------------------------------------ */
+
+kvf_neighbour_place kvf_neighbour_here(void) {
+    kvf_neighbour_place here;
+    struct stat found;
+    kvf_host_identity(here.host);
+    here.network = stat("/proc/self/ns/net", &found) == 0 ? (uint64_t)found.st_ino : 0;
+    return here;
+}
+
+kvf_status kvf_neighbour_check(const kvf_neighbour_place *here, const kvf_neighbour_place *there) {
+    static const unsigned char unknown[KVF_NEIGHBOUR_ID_BYTES];
+    if (memcmp(there->host, here->host, sizeof unknown) != 0 ||
+        memcmp(there->host, unknown, sizeof unknown) == 0)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is on another host");
+    if (there->network != here->network)
+        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another network namespace");
+    return KVF_OK;
+}
+
+/* ---- sockets ----------------------------------------------------------------------------------- */
 
 /* Abstract names begin with NUL, belong to no file, and vanish with the socket. */
 socklen_t kvf_neighbour_address(const char *prefix, const unsigned char name[KVF_NEIGHBOUR_ID_BYTES],
@@ -20,10 +50,37 @@ socklen_t kvf_neighbour_address(const char *prefix, const unsigned char name[KVF
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + at);
 }
 
-uint64_t kvf_neighbour_network(void) {
-    struct stat found;
-    return stat("/proc/self/ns/net", &found) == 0 ? (uint64_t)found.st_ino : 0;
+static kvf_status open_socket(int *out) {
+    *out = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return *out < 0 ? kvf_fail(KVF_E_IO, "socket: %s", strerror(errno)) : KVF_OK;
 }
+
+kvf_status kvf_neighbour_listen(const char *prefix, const unsigned char name[KVF_NEIGHBOUR_ID_BYTES],
+                                int backlog, int *out) {
+    struct sockaddr_un address;
+    const socklen_t length = kvf_neighbour_address(prefix, name, &address);
+    kvf_status status = open_socket(out);
+    if (!status && (bind(*out, (const struct sockaddr *)&address, length) != 0 || listen(*out, backlog) != 0))
+        status = kvf_fail(KVF_E_IO, "bind and listen: %s", strerror(errno));
+    return status;
+}
+
+kvf_status kvf_neighbour_connect(const char *prefix, const unsigned char name[KVF_NEIGHBOUR_ID_BYTES],
+                                 int *fd) {
+    struct sockaddr_un address;
+    const socklen_t length = kvf_neighbour_address(prefix, name, &address);
+    kvf_status status = *fd < 0 ? open_socket(fd) : KVF_OK;
+    if (status || connect(*fd, (const struct sockaddr *)&address, length) == 0)
+        return status;
+    if (errno == ECONNREFUSED)
+        return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is gone");
+    if (errno == EAGAIN)
+        return kvf_fail(KVF_E_AGAIN, "the peer does not accept connections: its queue is full");
+    return kvf_fail(errno == EACCES || errno == EPERM ? KVF_E_PERMISSION : KVF_E_IO, "connect: %s",
+                    strerror(errno));
+}
+
+/* ---- processes --------------------------------------------------------------------------------- */
 
 kvf_status kvf_neighbour_process(int socket, pid_t *pid) {
     struct ucred peer;
@@ -35,4 +92,119 @@ kvf_status kvf_neighbour_process(int socket, pid_t *pid) {
                         (unsigned long)peer.uid, (unsigned long)geteuid());
     *pid = peer.pid;
     return KVF_OK;
+}
+
+int kvf_neighbour_watch_process(pid_t pid) {
+#ifdef SYS_pidfd_open
+    return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+#else
+    (void)pid;
+    return -1;
+#endif
+}
+
+/* Reads the 22nd field of the line; the second is a name in brackets, which may contain anything. */
+uint64_t kvf_neighbour_started(pid_t pid) {
+    char path[64], line[1024];
+    (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t got = read(fd, line, sizeof line - 1);
+    (void)close(fd);
+    line[got > 0 ? got : 0] = '\0';
+    const char *at = strrchr(line, ')');
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at ? strtoull(at + 1, NULL, 10) : 0;
+}
+
+/* ---- messages ---------------------------------------------------------------------------------- */
+
+/* Room for one descriptor. */
+typedef union control {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int))];
+} control;
+
+kvf_status kvf_neighbour_send(int socket, const struct iovec *parts, size_t count, int fd) {
+    control with = {0};
+    struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = count};
+    if (fd >= 0) {
+        message.msg_control = with.bytes;
+        message.msg_controllen = sizeof with.bytes;
+        struct cmsghdr *item = CMSG_FIRSTHDR(&message);
+        item->cmsg_level = SOL_SOCKET;
+        item->cmsg_type = SCM_RIGHTS;
+        item->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(item), &fd, sizeof fd);
+    }
+    ssize_t sent;
+    do
+        sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    if (sent >= 0)
+        return KVF_OK;
+    if (errno == EAGAIN || errno == ENOBUFS)
+        return kvf_fail(KVF_E_AGAIN, "the peer does not read its messages");
+    if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
+        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
+    return kvf_fail(KVF_E_IO, "sendmsg: %s", strerror(errno));
+}
+
+/* The descriptor that came with a message, or -1. Because of alignment the space for one has room for two; further
+ * descriptors are closed, and `surplus` says that there were some. */
+static int take_descriptor(struct msghdr *message, bool *surplus) {
+    int fd = -1;
+    *surplus = (message->msg_flags & MSG_CTRUNC) != 0;
+    for (struct cmsghdr *item = CMSG_FIRSTHDR(message); item; item = CMSG_NXTHDR(message, item)) {
+        if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t at = 0; CMSG_LEN(at + sizeof fd) <= item->cmsg_len; at += sizeof fd) {
+            int one;
+            memcpy(&one, CMSG_DATA(item) + at, sizeof one);
+            if (fd < 0) {
+                fd = one;
+            } else {
+                (void)close(one);
+                *surplus = true;
+            }
+        }
+    }
+    return fd;
+}
+
+kvf_status kvf_neighbour_receive(int socket, void *out, size_t least, size_t most, size_t *bytes, int *fd) {
+    control with;
+    struct iovec part = {out, most};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    ssize_t got;
+    int resets = 0, came = -1;
+    bool surplus = false;
+    if (fd) {
+        message.msg_control = with.bytes;
+        message.msg_controllen = sizeof with.bytes;
+        *fd = -1;
+    }
+    do /* if the other end closed with messages of ours unread, its own messages come after that error */
+        got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+    while (got < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
+    if (got < 0 && errno == EAGAIN)
+        return KVF_E_AGAIN;
+    if (got < 0 && errno != ECONNRESET)
+        return kvf_fail(KVF_E_PEER_LOST, "recvmsg: %s", strerror(errno));
+    if (got > 0 && fd)
+        came = take_descriptor(&message, &surplus);
+    *bytes = got > 0 ? (size_t)got : 0;
+    if (*bytes >= least && *bytes <= most && !surplus) {
+        if (fd)
+            *fd = came;
+        return KVF_OK;
+    }
+    kvf_fd_close(&came);
+    if (*bytes == 0)
+        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
+    if (surplus)
+        return kvf_fail(KVF_E_PARSE, "a message with more than one descriptor");
+    return kvf_fail(KVF_E_PARSE, "a message of %zu bytes; allowed: %zu to %zu", *bytes, least, most);
 }

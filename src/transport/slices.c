@@ -20,9 +20,21 @@ kvf_batch *kvf_slices_drop_current(kvf_slices *slices) {
     return batch;
 }
 
-void kvf_slices_end_cancelled(kvf_batch *batch) {
-    kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
+bool kvf_slices_is_over(kvf_slices *slices, const kvf_batch *batch) {
+    if (batch->failed && batch == slices->current)
+        (void)kvf_slices_drop_current(slices);
+    return batch->in_flight == 0 && batch != slices->current;
+}
+
+void kvf_slices_end(kvf_batch *batch) {
+    if (batch->cancelled)
+        kvf_batch_fail(batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
     kvf_batch_end(batch);
+}
+
+void kvf_slices_forget(const kvf_slices *slices, kvf_batch *batch) {
+    if (--batch->in_flight == 0 && batch != slices->current)
+        kvf_slices_end(batch);
 }
 
 void kvf_slices_reap(kvf_slices *slices) {
@@ -36,7 +48,7 @@ void kvf_slices_reap(kvf_slices *slices) {
         if (batch == slices->current)
             (void)kvf_slices_drop_current(slices);
         if (batch->in_flight == 0)
-            kvf_slices_end_cancelled(batch);
+            kvf_slices_end(batch);
     }
 }
 

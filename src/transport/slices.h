@@ -48,8 +48,15 @@ void kvf_slices_add(kvf_slices *slices, kvf_batch *batch);
 /** Notes that a batch was cancelled, from cancel(). */
 void kvf_slices_cancel(kvf_slices *slices);
 
-/** Ends a cancelled batch of which nothing is in flight. */
-void kvf_slices_end_cancelled(kvf_batch *batch);
+/** Whether a batch, of which an operation has just ended, is over: nothing of it is in flight, and nothing more will be
+ * started. If it is the current one and has failed, it is stopped. */
+bool kvf_slices_is_over(kvf_slices *slices, const kvf_batch *batch);
+
+/** Ends a batch that is over: as cancelled, if it was. */
+void kvf_slices_end(kvf_batch *batch);
+
+/** Stops waiting for one of the operations of a cancelled batch. */
+void kvf_slices_forget(const kvf_slices *slices, kvf_batch *batch);
 
 /** Ends cancelled batches of which nothing is in flight; other cancelled batches only stop. */
 void kvf_slices_reap(kvf_slices *slices);

@@ -4,10 +4,8 @@
  */
 #include "transport/transport.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/fork.h"
@@ -47,17 +45,13 @@ static kvf_status take_name(kvf_transport *transport) {
 }
 
 static kvf_status watch(kvf_transport *transport, int fd) {
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    if (fd >= 0 && epoll_ctl(transport->event_fd, EPOLL_CTL_ADD, fd, &event) != 0)
-        return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
-    return KVF_OK;
+    return fd < 0 ? KVF_OK : kvf_watch_add(transport->event_fd, fd, NULL);
 }
 
 static kvf_status open_descriptors(kvf_transport *transport) {
-    transport->event_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (transport->event_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
-    kvf_status status = kvf_wake_open(&transport->wake);
+    kvf_status status = kvf_watch_open(&transport->event_fd);
+    if (!status)
+        status = kvf_wake_open(&transport->wake);
     return status ? status : watch(transport, transport->wake.fd);
 }
 
@@ -478,8 +472,11 @@ bool kvf_peer_is_brought(const kvf_peer *peer) {
 }
 
 bool kvf_peer_place(const kvf_peer *peer, unsigned char out[KVF_PLACE_BYTES]) {
-    return peer->fabric->place ? peer->fabric->place(peer->link, out)
-                               : peer->fabric->kind.reach != KVF_REACH_NETWORK && kvf_host_place(out);
+    static const unsigned char unknown[KVF_PLACE_BYTES];
+    if (!peer->fabric->place)
+        return peer->fabric->kind.reach != KVF_REACH_NETWORK && kvf_host_place(out);
+    memcpy(out, peer->fabric->place(peer->link), KVF_PLACE_BYTES);
+    return memcmp(out, unknown, sizeof unknown) != 0;
 }
 
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
@@ -490,6 +487,24 @@ const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count) {
     if (count)
         *count = peer ? peer->region_count : 0;
     return peer ? peer->region_bytes : NULL;
+}
+
+kvf_status kvf_peer_check_regions(const kvf_peer *peer, uint32_t count, const uint64_t *bytes,
+                                  size_t stride) {
+    if (count != peer->region_count)
+        return kvf_fail(KVF_E_PARSE, "its part of the card has %u regions, the card %u", count,
+                        peer->region_count);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t here;
+        memcpy(&here, (const char *)bytes + i * stride, sizeof here);
+        if (here == 0 && peer->region_bytes[i] > 0)
+            return kvf_fail(KVF_E_UNSUPPORTED, "the peer does not serve its region %u this way", i);
+        if (here != peer->region_bytes[i])
+            return kvf_fail(KVF_E_PARSE,
+                            "region %u has %llu bytes in its part of the card and %llu in the card", i,
+                            (unsigned long long)here, (unsigned long long)peer->region_bytes[i]);
+    }
+    return KVF_OK;
 }
 
 void kvf_peer_close(kvf_peer *peer) {
@@ -575,8 +590,7 @@ void kvf_transport_close(kvf_transport *transport) {
         kvf_peer_close(transport->peers);
     close_fabrics(transport);
     kvf_wake_close(&transport->wake);
-    if (transport->event_fd >= 0)
-        (void)close(transport->event_fd);
+    kvf_fd_close(&transport->event_fd);
     kvf_front_free_batches(transport);
     kvf_buffer_free(&transport->card);
     kvf_front_free_memory(transport);

@@ -134,9 +134,9 @@ typedef struct kvf_fabric {
      * The machine and network namespace of this peer, from its card, in the form of kvf_host_place(). NULL for a fabric
      * that reaches only this host.
      *
-     * @return false: it is not known
+     * @return KVF_PLACE_BYTES bytes; zeros: it is not known
      */
-    bool (*place)(const void *link, unsigned char out[KVF_PLACE_BYTES]);
+    const unsigned char *(*place)(const void *link);
 
     /**
      * Lets the caller access a region of the peer in place until leave(): briefly, within one call by the user, and
@@ -369,6 +369,14 @@ bool kvf_transport_hurried(const kvf_transport *transport);
 kvf_status kvf_transport_connect_past(kvf_transport *transport, const void *card, size_t bytes,
                                       const char *kind, const char *why, kvf_peer **out);
 
+/**
+ * Compares the sizes that a fabric's part of a card has with those that the card has.
+ *
+ * @param bytes   the first of `count` sizes, each `stride` bytes behind the one before
+ * @return KVF_OK; KVF_E_UNSUPPORTED (0 bytes: the peer does not serve a region by this fabric); KVF_E_PARSE
+ */
+kvf_status kvf_peer_check_regions(const kvf_peer *peer, uint32_t count, const uint64_t *bytes, size_t stride);
+
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);
 
@@ -385,6 +393,10 @@ bool kvf_transport_is_automatic(const kvf_transport *transport);
 
 /** The value that the options give to a key; NULL if they give none. */
 const char *kvf_setting_of(const kvf_transport_options *options, const char *key);
+
+/** Takes the number, 1 to UINT32_MAX, that the options give to a key; `*out` stays if they give none. KVF_E_INVALID:
+ * another value */
+kvf_status kvf_setting_number(const kvf_transport_options *options, const char *key, uint32_t *out);
 
 /** The fabrics of this build, best first: ordered by reach, then by the cost of a byte, then of a run. NULL past the
  * last. */

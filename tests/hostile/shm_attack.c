@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "transport/card.h"
-#include "transport/shm/shm_process.h"
+#include "transport/shm/shm_wire.h"
 
 #define SECOND 1000000000ull
 #define PASSED_MAX 253u /* descriptors that one message can carry */

@@ -1,5 +1,5 @@
-/* Blocks that peers read: which ranks have leases on them, and until when. */
-#include "agent/session.h"
+/* Blocks that are read: whose they are, and until when. */
+#include "agent/hear.h"
 #include "agent_lease_scene.h"
 
 static void blocks_nobody_asks_for_are_free_after_the_lease(void **state) {

@@ -5,6 +5,7 @@
  */
 #include <sodium.h>
 
+#include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent_rights.h"

@@ -17,7 +17,7 @@
 
 static int forget_errors(void **state) {
     (void)state;
-    kvf_error_clear();
+    kvf_error_restore("");
     return 0;
 }
 
@@ -218,7 +218,7 @@ static int open_ledger(void **state) {
     book = (ledger){0};
     *state = &book;
     kvf_allocator allocator = {ledger_allocate, ledger_resize, ledger_release, &book};
-    kvf_error_clear();
+    kvf_error_restore("");
     return kvf_set_allocator(&allocator) == KVF_OK ? 0 : -1;
 }
 
@@ -256,7 +256,7 @@ static void an_allocator_that_misses_a_function_is_refused_and_the_old_one_stays
                                     {ledger_allocate, NULL, ledger_release, book},
                                     {ledger_allocate, ledger_resize, NULL, book}};
     for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
-        kvf_error_clear();
+        kvf_error_restore("");
         assert_int_equal(kvf_set_allocator(&broken[i]), KVF_E_INVALID);
         assert_string_not_equal(kvf_error_detail(), "");
     }
@@ -445,7 +445,7 @@ static void options_without_their_size_are_refused(void **state) {
     new_options taken;
     for (size_t size = 0; size < sizeof(size_t); size++) {
         given.struct_size = size;
-        kvf_error_clear();
+        kvf_error_restore("");
         assert_int_equal(kvf_take_options(&taken, sizeof taken, &given, "new_options"), KVF_E_INVALID);
         assert_non_null(strstr(kvf_error_detail(), "new_options.struct_size"));
     }

@@ -461,7 +461,7 @@ static void blocks_and_memory_that_are_not_there_are_refused(void **state) {
     uint64_t sums[TOKENS];
 #define STEPS(regions, table)                                                                                \
     kvf_checksum_steps(rank->shard, regions, 0, 0, range(0, 1), range(0, 2), table, 0, TOKENS, sums)
-    assert_fails(STEPS(rank->regions, &beyond), KVF_E_RANGE, "step 16", "block 40", "[0, 40)");
+    assert_fails(STEPS(rank->regions, &beyond), KVF_E_RANGE, "step 16", "block 40, but the cache has 40");
     assert_fails(STEPS(rank->regions, &none), KVF_E_RANGE, "step 16", "no block");
     assert_fails(STEPS(rank->regions, &no_ids), KVF_E_INVALID, "ids");
     assert_fails(STEPS(rank->regions, NULL), KVF_E_INVALID, "table");

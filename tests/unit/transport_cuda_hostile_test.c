@@ -421,11 +421,11 @@ static void what_a_guest_cannot_have_is_not_read(void **state) {
     kvf_cuda_memory bad = good;
     assert_int_equal(answer_after(&good, reason), KVF_E_PEER_LOST);
     assert_non_null(strstr(reason, "the endpoint that exported the card is gone"));
-    memset(bad.card.host, 0x11, CUDA_ID_BYTES);
+    memset(bad.card.place.host, 0x11, CUDA_ID_BYTES);
     assert_int_equal(answer_after(&bad, reason), KVF_E_UNSUPPORTED);
     assert_string_equal(reason, "the peer is on another host");
     bad = good;
-    bad.card.network++;
+    bad.card.place.network++;
     assert_int_equal(answer_after(&bad, reason), KVF_E_UNSUPPORTED);
     /* The guest claims to be the writer, which is in this process, but with another address: that of the region which
      * the owner withholds. */

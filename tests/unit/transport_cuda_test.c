@@ -388,6 +388,7 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
         step(scene);
     devices_delay(0);
     assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
+    assert_non_null(strstr(kvf_transfer_detail(transfer), "cuda: reading from "));
     kvf_transfer_free(transfer);
     while (scene->lost == 0)
         step(scene);
@@ -417,6 +418,7 @@ static void an_owner_that_dies_while_it_reads_is_lost(void **state) {
     while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
         step(scene);
     assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
+    assert_non_null(strstr(kvf_transfer_detail(transfer), "cuda: writing to "));
     kvf_transfer_free(transfer);
     scene_close(scene, true);
 }

@@ -265,6 +265,35 @@ static void whoever_has_another_key_than_the_card_says_is_not_talked_to(void **s
     side_close(&there);
 }
 
+/* A name with an empty label is none: nobody need be asked to know that. Connecting may notice it, or what comes next. */
+static void a_host_name_that_is_not_known_is_told(void **state) {
+    (void)state;
+    test_side here, there;
+    kvf_peer *peer;
+    kvf_run run = {.bytes = 10};
+    test_outcome outcome = {0};
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    kvf_messages_card part = part_of(&there);
+    part.host_count = 1;
+    (void)snprintf(part.hosts[0], sizeof part.hosts[0], "no..such.host");
+    kvf_status status = connect_by(&here, &there, &part, &peer);
+    const char *detail = kvf_error_detail();
+    if (!status)
+        status = kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL);
+    if (!status) {
+        drive(&here, &there, &here.lost, 1);
+        status = outcome.status;
+        detail = outcome.detail;
+    }
+    assert_int_equal(status, KVF_E_PEER_LOST);
+    assert_non_null(strstr(detail, "messages: "));
+    assert_non_null(strstr(detail, "no..such.host"));
+    assert_non_null(strstr(detail, "the host name could not be looked up"));
+    side_close(&here);
+    side_close(&there);
+}
+
 static void another_endpoint_at_the_address_of_the_card_is_found_out(void **state) {
     (void)state;
     test_side here, there;
@@ -779,6 +808,7 @@ static void a_killed_owner_is_lost(void **state) {
     if (kvf_transport_submit(peer, KVF_READ, &big, 1, note_outcome, &outcome, NULL) == KVF_OK) {
         drive(&here, NULL, &here.lost, 1);
         assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+        assert_non_null(strstr(outcome.detail, "messages: reading from side 2: "));
     }
     assert_non_null(strstr(here.lost_detail, "the peer's process has ended"));
     assert_int_equal(kvf_transport_connect(here.transport, card, (size_t)bytes, &peer), KVF_E_PEER_LOST);
@@ -817,6 +847,7 @@ int main(void) {
         cmocka_unit_test(settings_that_mean_nothing_are_refused),
         cmocka_unit_test(loopback_and_keys_of_others_are_refused_before_anything_is_sent),
         cmocka_unit_test(whoever_has_another_key_than_the_card_says_is_not_talked_to),
+        cmocka_unit_test(a_host_name_that_is_not_known_is_told),
         cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
         cmocka_unit_test(who_says_anything_but_the_secret_is_hung_up_on),
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),

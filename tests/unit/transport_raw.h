@@ -11,7 +11,6 @@
 
 #include <cmocka.h>
 
-#include "transport/shm/shm_process.h"
 #include "transport/shm/shm_wire.h"
 #include "transport_pair.h"
 

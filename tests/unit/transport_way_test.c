@@ -200,7 +200,7 @@ static void move_far_away(const side *b, kvf_buffer *out) {
         card.parts[kept] = card.parts[i];
         if (strcmp(card.parts[i].kind, "shm") == 0) {
             memcpy(&changed, card.parts[i].data, sizeof changed);
-            changed.host[0] ^= 1;
+            changed.place.host[0] ^= 1;
             card.parts[kept].data = &changed;
         }
         kept++;

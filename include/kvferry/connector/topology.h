@@ -132,9 +132,6 @@ KVF_API kvf_status kvf_topology_create(const kvf_topology_desc *desc, kvf_topolo
 /** Frees a topology and what was registered with it; NULL is accepted. */
 KVF_API void kvf_topology_free(kvf_topology *topology);
 
-/** The local rank's facts, owned by the topology. */
-KVF_API const kvf_topology_desc *kvf_topology_local(const kvf_topology *topology);
-
 /** The facts of a remote engine. */
 typedef struct kvf_engine_transfer_info {
     size_t struct_size;                   /**< sizeof(kvf_engine_transfer_info) */

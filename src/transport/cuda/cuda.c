@@ -3,20 +3,14 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/fork.h"
-#include "transport/card.h"
 
 #define EVENTS 64
 #define PATIENCE "cuda.patience_ms"
 #define PATIENCE_MS 30000u
-#define NS_PER_MS 1000000u
-#define SECOND_NS 1000000000u
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda_endpoint *endpoints; /* of this process; guarded by the gate */
@@ -27,19 +21,6 @@ void kvf_cuda_gate_enter(void) {
 
 void kvf_cuda_gate_leave(void) {
     (void)pthread_mutex_unlock(&gate);
-}
-
-uint64_t kvf_cuda_now_ns(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
-}
-
-kvf_status kvf_cuda_watch_add(kvf_cuda_endpoint *endpoint, int fd, kvf_cuda_watch *watch) {
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = watch};
-    if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
-        return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
-    return KVF_OK;
 }
 
 /* ---- endpoints of this process ------------------------------------------------------------------ */
@@ -83,14 +64,10 @@ kvf_status kvf_cuda_check_ours(const kvf_cuda_card *card, const kvf_cuda_region 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
 static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport_options *options) {
-    const char *text = kvf_setting_of(options, PATIENCE);
-    char *end = NULL;
-    const unsigned long ms = text ? strtoul(text, &end, 10) : PATIENCE_MS;
-    if (text && (*text < '0' || *text > '9' || *end || ms < 1 || ms > UINT32_MAX))
-        return kvf_fail(KVF_E_INVALID, "transport setting " PATIENCE " is \"%s\"; allowed: 1 to %u", text,
-                        UINT32_MAX);
-    endpoint->patience_ns = (uint64_t)ms * NS_PER_MS;
-    return KVF_OK;
+    uint32_t ms = PATIENCE_MS;
+    kvf_status status = kvf_setting_number(options, PATIENCE, &ms);
+    endpoint->patience_ns = ms * KVF_MILLISECOND;
+    return status;
 }
 
 /* An id that all endpoints of this process share. A child of fork() is another process. */
@@ -98,40 +75,38 @@ static kvf_status process_id(unsigned char out[CUDA_ID_BYTES]) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static unsigned char id[CUDA_ID_BYTES];
     static pid_t of;
-    bool good = true;
+    kvf_status status = KVF_OK;
     (void)pthread_mutex_lock(&lock);
     if (of != getpid()) {
-        good = getrandom(id, sizeof id, 0) == sizeof id;
-        of = good ? getpid() : 0;
+        status = kvf_random(id, sizeof id);
+        of = status ? 0 : getpid();
     }
     memcpy(out, id, sizeof id);
     (void)pthread_mutex_unlock(&lock);
-    return good ? KVF_OK : kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+    return status;
 }
 
 static kvf_status make_card(kvf_cuda_card *card) {
-    kvf_host_identity(card->host);
-    card->network = kvf_neighbour_network();
-    if (getrandom(card->name, CUDA_ID_BYTES, 0) != CUDA_ID_BYTES ||
-        getrandom(card->key, CUDA_ID_BYTES, 0) != CUDA_ID_BYTES)
-        return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
-    return process_id(card->process);
+    card->place = kvf_neighbour_here();
+    kvf_status status = kvf_random(card->name, CUDA_ID_BYTES);
+    if (!status)
+        status = kvf_random(card->key, CUDA_ID_BYTES);
+    return status ? status : process_id(card->process);
 }
 
 static kvf_status open_descriptors(kvf_cuda_endpoint *endpoint) {
-    endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (endpoint->epoll_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
     endpoint->listen_watch = (kvf_cuda_watch){CUDA_WATCH_LISTEN, endpoint};
     endpoint->wake_watch = (kvf_cuda_watch){CUDA_WATCH_WAKE, endpoint};
     endpoint->looks_watch = (kvf_cuda_watch){CUDA_WATCH_LOOKS, endpoint};
-    kvf_status status = kvf_wake_open(&endpoint->wake);
+    kvf_status status = kvf_watch_open(&endpoint->epoll_fd);
     if (!status)
-        status = kvf_cuda_watch_add(endpoint, endpoint->wake.fd, &endpoint->wake_watch);
+        status = kvf_wake_open(&endpoint->wake);
+    if (!status)
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->wake.fd, &endpoint->wake_watch);
     if (!status)
         status = kvf_looks_open(&endpoint->looks);
     if (!status)
-        status = kvf_cuda_watch_add(endpoint, endpoint->looks.fd, &endpoint->looks_watch);
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->looks.fd, &endpoint->looks_watch);
     return status;
 }
 
@@ -157,8 +132,7 @@ static void cuda_close(void *self) {
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
     kvf_looks_close(&endpoint->looks);
-    if (endpoint->epoll_fd >= 0)
-        (void)close(endpoint->epoll_fd);
+    kvf_fd_close(&endpoint->epoll_fd);
     kvf_free(endpoint->regions);
     kvf_free(endpoint->devices);
     kvf_free(endpoint);
@@ -299,11 +273,9 @@ static kvf_status listen_for_readers(kvf_cuda_endpoint *endpoint) {
         return KVF_OK;
     kvf_status status = kvf_cuda_wire_listen(endpoint->card.name, &endpoint->listen_fd);
     if (!status)
-        status = kvf_cuda_watch_add(endpoint, endpoint->listen_fd, &endpoint->listen_watch);
-    if (status && endpoint->listen_fd >= 0) {
-        (void)close(endpoint->listen_fd);
-        endpoint->listen_fd = -1;
-    }
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->listen_fd, &endpoint->listen_watch);
+    if (status)
+        kvf_fd_close(&endpoint->listen_fd);
     return status;
 }
 

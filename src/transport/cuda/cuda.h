@@ -19,7 +19,9 @@
 #ifndef KVF_TRANSPORT_CUDA_H
 #define KVF_TRANSPORT_CUDA_H
 
+#include "base/clock.h"
 #include "base/wake.h"
+#include "base/watch.h"
 #include "cuda/copier.h"
 #include "cuda/looks.h"
 #include "transport/cuda/cuda_wire.h"
@@ -138,12 +140,6 @@ struct kvf_cuda_link {
     kvf_batch *asked_first, *asked_last; /* of a client, in order */
     struct kvf_cuda_link *previous, *following;
 };
-
-/** Nanoseconds of a clock that only goes forward. */
-uint64_t kvf_cuda_now_ns(void);
-
-/** Watches a descriptor. */
-kvf_status kvf_cuda_watch_add(kvf_cuda_endpoint *endpoint, int fd, kvf_cuda_watch *watch);
 
 /** Between these two calls no endpoint of this process hangs up, starts to copy or changes its regions: so none reads
  * an endpoint of this process that has closed without the reader's knowledge. */

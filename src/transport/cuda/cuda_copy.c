@@ -7,8 +7,6 @@
 
 #include "transport/cuda/cuda.h"
 
-#define NS_PER_MS 1000000u
-
 /* Runs of one length at even distances. */
 typedef struct series {
     uint64_t from, to, bytes, from_step, to_step;
@@ -143,7 +141,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
         return false;
     }
     slice.count = slice.count ? count : 0;
-    *copy = (kvf_cuda_copy){.batch = batch, .job = job, .started_ns = kvf_cuda_now_ns()};
+    *copy = (kvf_cuda_copy){.batch = batch, .job = job, .started_ns = kvf_now(&kvf_monotonic)};
     batch->in_flight++;
     endpoint->changed = true;
     (void)kvf_slices_advance(&link->slices, &slice);
@@ -156,16 +154,13 @@ void kvf_cuda_copy_end(kvf_cuda_link *link, kvf_cuda_copy *copy, kvf_status stat
     *copy = (kvf_cuda_copy){0};
     batch->in_flight--;
     link->endpoint->changed = true;
-    if (status) {
+    if (status)
         kvf_batch_fail(batch, status, kvf_error_detail());
-        if (batch == link->slices.current)
-            (void)kvf_slices_drop_current(&link->slices);
-    }
-    if (link->lost || kvf_cuda_link_lose_if_gone(link) || batch->in_flight > 0 ||
-        batch == link->slices.current)
+    const bool over = kvf_slices_is_over(&link->slices, batch);
+    if (link->lost || kvf_cuda_link_lose_if_gone(link) || !over)
         return;
     if (batch->cancelled && batch->next < batch->count)
-        kvf_slices_end_cancelled(batch);
+        kvf_slices_end(batch);
     else
         end_batch(link, batch);
 }
@@ -197,7 +192,7 @@ bool kvf_cuda_copy_waits(const kvf_cuda_link *link) {
 
 /* Whether a copy does not end: then nothing more is started. Copies under way may access memory until they end. */
 static bool is_late(const kvf_cuda_link *link) {
-    const uint64_t now = kvf_cuda_now_ns();
+    const uint64_t now = kvf_now(&kvf_monotonic);
     for (uint32_t i = 0; i < CUDA_COPIES; i++)
         if (link->copies[i].job && now - link->copies[i].started_ns > link->endpoint->patience_ns)
             return true;
@@ -209,7 +204,7 @@ static void fail_all(kvf_cuda_link *link) {
     (void)snprintf(why, sizeof why,
                    "the device has not finished a copy for %llu ms (\"cuda.patience_ms\"): something on the "
                    "device hangs",
-                   (unsigned long long)(link->endpoint->patience_ns / NS_PER_MS));
+                   (unsigned long long)(link->endpoint->patience_ns / KVF_MILLISECOND));
     while (link->slices.current)
         fail_current(link, KVF_E_IO, why);
 }

@@ -3,15 +3,9 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
-
-#include "transport/card.h"
 
 #define PAUSE_NS 20000 /* between two looks while waiting */
-
-_Static_assert(CUDA_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
 
 /* ---- an owner that is gone ----------------------------------------------------------------------- */
 
@@ -83,31 +77,6 @@ bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link) {
 
 /* ---- connecting -------------------------------------------------------------------------------- */
 
-static kvf_status check_sizes(const kvf_cuda_card *card, const kvf_cuda_region *regions,
-                              const kvf_peer *peer) {
-    uint32_t claimed;
-    const uint64_t *bytes = kvf_peer_region_bytes(peer, &claimed);
-    if (card->region_count != claimed)
-        return kvf_fail(KVF_E_PARSE, "its part of the card has %u regions, the card %u", card->region_count,
-                        claimed);
-    for (uint32_t i = 0; i < claimed; i++)
-        if (regions[i].bytes != bytes[i])
-            return kvf_fail(KVF_E_PARSE,
-                            "region %u has %llu bytes in its part of the card and %llu in the card", i,
-                            (unsigned long long)regions[i].bytes, (unsigned long long)bytes[i]);
-    return KVF_OK;
-}
-
-static kvf_status check_place(const kvf_cuda_endpoint *self, const kvf_cuda_card *card) {
-    static const unsigned char unknown[CUDA_ID_BYTES];
-    if (memcmp(card->host, self->card.host, CUDA_ID_BYTES) != 0 ||
-        memcmp(card->host, unknown, CUDA_ID_BYTES) == 0)
-        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is on another host");
-    if (card->network != self->card.network)
-        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another network namespace");
-    return KVF_OK;
-}
-
 /* Makes one map for each device that we have memory on. */
 static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
                               const kvf_cuda_region *regions) {
@@ -134,16 +103,6 @@ static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
     return kvf_cuda_wire_send(link->fd, &hello, sizeof hello);
 }
 
-/* With this descriptor we see the process end even if a child of it keeps the socket open. */
-static int watch_process(pid_t process) {
-#ifdef SYS_pidfd_open
-    if (process > 0)
-        return (int)syscall(SYS_pidfd_open, process, 0);
-#endif
-    (void)process;
-    return -1;
-}
-
 /* Within our own process we use the addresses on the card, but only if the endpoint has the same ones: anyone with a
  * card of ours could forge one like it. */
 static kvf_status know_process(kvf_cuda_link *link, const kvf_cuda_card *card,
@@ -152,7 +111,7 @@ static kvf_status know_process(kvf_cuda_link *link, const kvf_cuda_card *card,
     kvf_status status = kvf_neighbour_process(link->fd, &process);
     if (status)
         return status;
-    link->process_fd = watch_process(process);
+    link->process_fd = kvf_neighbour_watch_process(process);
     if (memcmp(card->process, link->endpoint->card.process, CUDA_ID_BYTES) != 0)
         return KVF_OK;
     status = kvf_cuda_check_ours(card, regions, link->generation);
@@ -166,11 +125,8 @@ static void free_link(kvf_cuda_link *link) {
         kvf_cuda_map_close(map);
     }
     link->maps = NULL;
-    if (link->fd >= 0)
-        (void)close(link->fd);
-    if (link->process_fd >= 0)
-        (void)close(link->process_fd);
-    link->fd = link->process_fd = -1;
+    kvf_fd_close(&link->fd);
+    kvf_fd_close(&link->process_fd);
 }
 
 static kvf_status reach(kvf_cuda_link *link, const kvf_cuda_card *card, const kvf_cuda_region *regions) {
@@ -185,7 +141,7 @@ static kvf_status reach(kvf_cuda_link *link, const kvf_cuda_card *card, const kv
     if (!status)
         status = greet(link, card);
     if (!status)
-        status = kvf_cuda_watch_add(link->endpoint, link->fd, &link->watch);
+        status = kvf_watch_add(link->endpoint->epoll_fd, link->fd, &link->watch);
     return status;
 }
 
@@ -199,7 +155,7 @@ static bool has_memory(const kvf_cuda_endpoint *endpoint) {
 /* Opens a link that belongs to no peer or client yet. */
 static kvf_status open_link(kvf_cuda_endpoint *endpoint, const kvf_cuda_card *card,
                             const kvf_cuda_region *regions, uint64_t generation, kvf_cuda_link **out) {
-    kvf_status status = check_place(endpoint, card);
+    kvf_status status = kvf_neighbour_check(&endpoint->card.place, &card->place);
     kvf_cuda_link *link = status ? NULL : kvf_alloc0(1, sizeof *link);
     if (!link)
         return status ? status : kvf_nomem("a connection");
@@ -230,7 +186,9 @@ kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf
                         card.region_count);
     kvf_cuda_link *link = NULL;
     kvf_cuda_region *regions = kvf_copy((const char *)data + sizeof card, card.region_count, sizeof *regions);
-    kvf_status status = regions ? check_sizes(&card, regions, peer) : kvf_nomem("a peer");
+    kvf_status status =
+        regions ? kvf_peer_check_regions(peer, card.region_count, &regions->bytes, sizeof *regions)
+                : kvf_nomem("a peer");
     if (!status)
         status = open_link(endpoint, &card, regions, kvf_peer_generation(peer), &link);
     kvf_free(regions);
@@ -292,13 +250,13 @@ void kvf_cuda_link_report(kvf_cuda_link *link) {
 
 /* Waits until our kernels end, but not for ever if the device hangs: then the memory that they access stays mapped. */
 static bool settle(kvf_cuda_link *link) {
-    const uint64_t begun = kvf_cuda_now_ns();
+    const uint64_t begun = kvf_now(&kvf_monotonic);
     kvf_cuda_link_lose(link, "the connection is closed");
     for (;;) {
         kvf_cuda_copy_poll(link);
         if (kvf_cuda_copy_count(link) == 0)
             return true;
-        if (kvf_cuda_now_ns() - begun > link->endpoint->patience_ns)
+        if (kvf_now(&kvf_monotonic) - begun > link->endpoint->patience_ns)
             return false;
         const struct timespec pause = {.tv_nsec = PAUSE_NS};
         (void)nanosleep(&pause, NULL);

@@ -8,7 +8,6 @@
 #define CLIENTS_MAX 1024u /* for all processes of this user */
 #define ACCEPTED 16       /* in one turn */
 #define PACKETS 64        /* of one client, in one turn */
-#define SECOND_NS 1000000000u
 
 _Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
@@ -51,7 +50,7 @@ static void refuse(kvf_cuda_client *client, kvf_cuda_refusal why, uint64_t numbe
     if (client->refused)
         return;
     client->refused = true;
-    client->refused_ns = kvf_cuda_now_ns();
+    client->refused_ns = kvf_now(&kvf_monotonic);
     say_refused(client->fd, why, number);
     stop_reading(client, "the writer was refused");
 }
@@ -67,7 +66,7 @@ static bool take_in(kvf_cuda_endpoint *endpoint, int fd) {
     client->endpoint = endpoint;
     client->fd = fd;
     client->watch = (kvf_cuda_watch){CUDA_WATCH_CLIENT, client};
-    if (kvf_cuda_watch_add(endpoint, fd, &client->watch)) {
+    if (kvf_watch_add(endpoint->epoll_fd, fd, &client->watch)) {
         kvf_free(client);
         return false;
     }
@@ -172,7 +171,7 @@ kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
         status = kvf_fail(KVF_E_AGAIN,
                           "%s, process %ld, may be reading: it was told to let go of the memory %.1f s ago",
                           client->name, (long)client->process,
-                          (double)(kvf_cuda_now_ns() - client->refused_ns) / SECOND_NS);
+                          (double)(kvf_now(&kvf_monotonic) - client->refused_ns) / KVF_SECOND);
     }
     return status;
 }
@@ -203,11 +202,12 @@ kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
             continue;
         refuse(client, CUDA_REFUSED_FENCED, 0);
         if (client->back && kvf_cuda_copy_count(client->back) > 0)
-            status = kvf_fail(KVF_E_AGAIN,
-                              "kernels of this process still copy what %s, process %ld, asked to write, %.1f "
-                              "s after it was shut out",
-                              client->name, (long)client->process,
-                              (double)(kvf_cuda_now_ns() - client->refused_ns) / SECOND_NS);
+            status =
+                kvf_fail(KVF_E_AGAIN,
+                         "kernels of this process still copy what %s, process %ld, asked to write, %.1f s "
+                         "after it was shut out",
+                         client->name, (long)client->process,
+                         (double)(kvf_now(&kvf_monotonic) - client->refused_ns) / KVF_SECOND);
     }
     if (status)
         return status;
@@ -234,8 +234,6 @@ void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint) {
     kvf_cuda_gate_enter();
     while (endpoint->clients)
         kvf_cuda_owner_drop(endpoint->clients);
-    if (endpoint->listen_fd >= 0)
-        (void)close(endpoint->listen_fd);
-    endpoint->listen_fd = -1;
+    kvf_fd_close(&endpoint->listen_fd);
     kvf_cuda_gate_leave();
 }

@@ -81,11 +81,10 @@ typedef struct kvf_cuda_notice {
 
 /** This fabric's part of a card: this struct, and then `region_count` regions. */
 typedef struct kvf_cuda_card {
-    unsigned char host[CUDA_ID_BYTES];
+    kvf_neighbour_place place;            /**< where the name is */
     unsigned char process[CUDA_ID_BYTES]; /**< the same for all endpoints of a process */
     unsigned char name[CUDA_ID_BYTES];    /**< of the socket: every process on the machine can see it */
     unsigned char key[CUDA_ID_BYTES];     /**< other processes see it only on the card */
-    uint64_t network;                     /**< the network namespace that the name is in */
     uint32_t region_count, unused;
 } kvf_cuda_card;
 
@@ -142,8 +141,7 @@ kvf_status kvf_cuda_wire_listen(const unsigned char name[CUDA_ID_BYTES], int *ou
 /**
  * Connects to the socket that a card names.
  *
- * @return KVF_OK, KVF_E_PEER_LOST (no process listens), KVF_E_PERMISSION (another user's), KVF_E_AGAIN (its queue is
- *         full), KVF_E_IO
+ * @return KVF_OK, KVF_E_PEER_LOST (no process listens), KVF_E_PERMISSION, KVF_E_AGAIN (its queue is full), KVF_E_IO
  */
 kvf_status kvf_cuda_wire_connect(const unsigned char name[CUDA_ID_BYTES], int *out);
 

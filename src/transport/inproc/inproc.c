@@ -5,11 +5,9 @@
  * mutex guards all that others see of an endpoint, and an endpoint that closes waits for the copies that
  * others are making from and to its memory: those are one slice each.
  */
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/wake.h"
@@ -95,10 +93,10 @@ static kvf_status make_token(void) {
     pid_t pid = getpid();
     if (registry.pid == pid)
         return KVF_OK;
-    if (getrandom(registry.token, TOKEN_BYTES, 0) != TOKEN_BYTES)
-        return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
-    registry.pid = pid;
-    return KVF_OK;
+    kvf_status status = kvf_random(registry.token, TOKEN_BYTES);
+    if (!status)
+        registry.pid = pid;
+    return status;
 }
 
 static void signal_all(void) {

@@ -5,8 +5,6 @@
 
 #include <errno.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -63,19 +61,12 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
     return good ? KVF_OK : kvf_zmq_fail("zmq_setsockopt");
 }
 
-static kvf_status watch_fd(kvf_messages_endpoint *endpoint, int fd, void *what) {
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = what};
-    return epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0
-               ? KVF_OK
-               : kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
-}
-
 kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, void *what, int *fd) {
     size_t bytes = sizeof *fd;
     int found;
     if (zmq_getsockopt(socket, ZMQ_FD, &found, &bytes))
         return kvf_zmq_fail("ZMQ_FD");
-    kvf_status status = watch_fd(endpoint, found, what);
+    kvf_status status = kvf_watch_add(endpoint->epoll_fd, found, what);
     if (!status)
         *fd = found;
     return status;
@@ -132,20 +123,18 @@ static kvf_status check_listen(const char *listen) {
 /* ---- opening and closing --------------------------------------------------------------------- */
 
 static kvf_status open_events(kvf_messages_endpoint *endpoint) {
-    endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (endpoint->epoll_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno));
-    kvf_status status = kvf_wake_open(&endpoint->wake);
+    kvf_status status = kvf_watch_open(&endpoint->epoll_fd);
+    if (!status)
+        status = kvf_wake_open(&endpoint->wake);
     if (!status)
         status = kvf_messages_pool_open(&endpoint->pool);
     if (!status)
-        status = watch_fd(endpoint, endpoint->wake.fd, &endpoint->wake);
+        status = kvf_timer_open(&endpoint->timer);
     if (!status)
-        status = watch_fd(endpoint, endpoint->pool.fd, &endpoint->pool);
-    endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    if (!status && endpoint->timer_fd < 0)
-        status = kvf_fail(KVF_E_IO, "timerfd_create: %s", strerror(errno));
-    return status ? status : watch_fd(endpoint, endpoint->timer_fd, &endpoint->timer_fd);
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->wake.fd, &endpoint->wake);
+    if (!status)
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->pool.fd, &endpoint->pool);
+    return status ? status : kvf_watch_add(endpoint->epoll_fd, endpoint->timer.fd, &endpoint->timer);
 }
 
 static kvf_status open_sockets(kvf_messages_endpoint *endpoint, const char *listen) {
@@ -174,10 +163,8 @@ static void close_endpoint(void *self) {
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
     kvf_door_close(&endpoint->door);
-    if (endpoint->timer_fd >= 0)
-        (void)close(endpoint->timer_fd);
-    if (endpoint->epoll_fd >= 0)
-        (void)close(endpoint->epoll_fd);
+    kvf_timer_close(&endpoint->timer);
+    kvf_fd_close(&endpoint->epoll_fd);
     kvf_free(endpoint);
 }
 
@@ -194,9 +181,10 @@ static kvf_status open_all(kvf_messages_endpoint *endpoint, const kvf_transport_
         status = kvf_messages_take_limits(endpoint, options);
     if (!status && kvf_descriptors_check("messages", DESCRIPTORS))
         status = kvf_fail_in(KVF_E_UNSUPPORTED, "too few descriptors: ");
-    if (!status && (getrandom(card->secret, sizeof card->secret, 0) != (ssize_t)sizeof card->secret ||
-                    getrandom(card->id, sizeof card->id, 0) != (ssize_t)sizeof card->id))
-        status = kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+    if (!status)
+        status = kvf_random(card->secret, sizeof card->secret);
+    if (!status)
+        status = kvf_random(card->id, sizeof card->id);
     (void)kvf_host_place(card->place);
     if (!status)
         status = open_events(endpoint);
@@ -210,8 +198,7 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
     endpoint->transport = transport;
     endpoint->epoll_fd = endpoint->router_fd = endpoint->wake.fd = endpoint->pool.fd = -1;
     endpoint->door.empty_fd = endpoint->door.spare_fd = endpoint->door.brought_fd = -1;
-    endpoint->door_fd = endpoint->timer_fd = -1;
-    endpoint->timer_ns = UINT64_MAX;
+    endpoint->door_fd = endpoint->timer.fd = -1;
     endpoint->newcomers.turn_work = MESSAGES_NEWCOMERS_WORK;
     endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;
     if (endpoint->window > MESSAGES_WINDOW_MAX)
@@ -247,28 +234,19 @@ static kvf_status write_card(void *self, kvf_buffer *out) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-static void clear(int fd) {
-    uint64_t count;
-    (void)!read(fd, &count, sizeof count);
-}
-
-static void take_timer(kvf_messages_endpoint *endpoint) {
-    clear(endpoint->timer_fd);
-    endpoint->timer_ns = UINT64_MAX;
-}
-
 /* Notes which sockets have events. */
 static void look_around(kvf_messages_endpoint *endpoint) {
     struct epoll_event events[EVENTS];
+    uint64_t returned;
     int count = epoll_wait(endpoint->epoll_fd, events, EVENTS, 0);
     for (int i = 0; i < count; i++) {
         void *what = events[i].data.ptr;
         if (what == endpoint)
             endpoint->router_stirs = true;
         else if (what == &endpoint->pool)
-            clear(endpoint->pool.fd);
-        else if (what == &endpoint->timer_fd)
-            take_timer(endpoint);
+            (void)!read(endpoint->pool.fd, &returned, sizeof returned);
+        else if (what == &endpoint->timer)
+            kvf_timer_set(&endpoint->timer, UINT64_MAX);
         else if (what == &endpoint->door)
             endpoint->door_stirs = true;
         else if (what != &endpoint->wake)

@@ -23,9 +23,11 @@
 
 #include <zmq.h>
 
+#include "base/clock.h"
 #include "base/tables.h"
 #include "base/turns.h"
 #include "base/wake.h"
+#include "base/watch.h"
 #include "kernel/kernel.h"
 #include "port/door.h"
 #include "transport/fences.h"
@@ -54,7 +56,7 @@
 #define MESSAGES_NEW_SLOTS 16u /* of all slots, for clients of the last second */
 #define MESSAGES_STUCK_NS                                                                                    \
     UINT64_C(2000000000) /* a client that reads nothing for so long, while others wait for slots, goes */
-#define MESSAGES_NEW_NS UINT64_C(1000000000)
+#define MESSAGES_NEW_NS KVF_SECOND
 #define MESSAGES_LINGER_MS 200 /* time for a closed connection to send its last messages */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
 #define MESSAGES_NAME_BYTES 5u /* ZeroMQ's name for a connection: a zero byte and a number */
@@ -129,11 +131,10 @@ typedef struct kvf_messages_endpoint {
     bool router_stirs; /* there may be messages to read */
     kvf_door door;     /* of the router */
     int door_fd;
-    bool door_stirs;   /* it may have events, ... */
-    uint64_t door_ns;  /* ... which are not read before this time */
-    int timer_fd;      /* for the door, ... */
-    uint64_t timer_ns; /* ... and its time; UINT64_MAX: it is not set */
-    uint64_t now;      /* of this progress() */
+    bool door_stirs;  /* it may have events, ... */
+    uint64_t door_ns; /* ... which are not read before this time */
+    kvf_timer timer;  /* for the door */
+    uint64_t now;     /* of this progress() */
 
     kvf_messages_client *clients;                /* by number */
     kvf_turns turns;                             /* of clients with something to do */
@@ -285,6 +286,7 @@ struct kvf_messages_link {
     int dealer_fd, monitor_fd;
     char address[MESSAGES_ADDRESS_BYTES];
     char way[MESSAGES_ADDRESS_BYTES + 32];
+    bool found;     /* the address of the host: ZeroMQ opens, and closes, a socket only once it knows one */
     bool connected; /* but the handshake may not be over */
     bool greeted;   /* there is a connection, and we have sent our HELLO */
     bool broken;    /* it has ended, but earlier messages may still be unread */
@@ -307,10 +309,7 @@ kvf_status kvf_messages_connect(void *self, const void *data, size_t bytes, kvf_
 void kvf_messages_disconnect(void *self);
 kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes);
 const char *kvf_messages_way(const void *self);
-bool kvf_messages_place(const void *self, unsigned char out[KVF_PLACE_BYTES]);
-
-/** Notes that the owner is gone; the first reason stays. */
-void kvf_messages_lose(kvf_messages_link *link, const char *why);
+const unsigned char *kvf_messages_place(const void *self);
 
 /** Sends a message, and always takes it over. An error loses the link. */
 void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message);

@@ -16,6 +16,11 @@ bool kvf_messages_is_loopback(const char *host) {
            (inet_pton(AF_INET6, host, &address) == 1 && IN6_IS_ADDR_LOOPBACK(&address));
 }
 
+bool kvf_messages_is_address(const char *host) {
+    struct in6_addr address;
+    return inet_pton(AF_INET, host, &address) == 1 || inet_pton(AF_INET6, host, &address) == 1;
+}
+
 bool kvf_messages_is_host(const char *text) {
     static const char word[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
     struct in_addr four;

@@ -37,6 +37,9 @@ bool kvf_messages_is_host(const char *text);
 /** Whether only this machine can reach the host. */
 bool kvf_messages_is_loopback(const char *host);
 
+/** Whether a host is a numeric address, and not a name. */
+bool kvf_messages_is_address(const char *host);
+
 /** Adds a host, unless it is there already or there is no room. */
 void kvf_messages_add_host(kvf_messages_card *card, const char *host);
 

@@ -18,11 +18,12 @@
 #define HANDSHAKE_MS 100u   /* ... and a handshake within this, unless the process is stopped */
 
 #define MONITORED                                                                                            \
-    (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED |                              \
+    (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CLOSED |           \
      ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |                                  \
      ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
 
-void kvf_messages_lose(kvf_messages_link *link, const char *why) {
+/* Notes that the owner is gone; the first reason stays. */
+static void lose(kvf_messages_link *link, const char *why) {
     if (link->lost)
         return;
     link->lost = link->stirs = true;
@@ -46,7 +47,7 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
         *sockets[i] = NULL;
         *fds[i] = -1;
     }
-    link->greeted = link->connected = false;
+    link->greeted = link->connected = link->found = false;
 }
 
 static kvf_status open_monitor(kvf_messages_link *link) {
@@ -110,9 +111,9 @@ static void try_next(kvf_messages_link *link, const char *why) {
     hang_up(link, 0);
     const char *host = next_host(link);
     if (!host)
-        kvf_messages_lose(link, words);
+        lose(link, words);
     else if (dial(link, host))
-        kvf_messages_lose(link, kvf_error_detail());
+        lose(link, kvf_error_detail());
 }
 
 /* ---- events of the connection ---------------------------------------------------------------- */
@@ -128,7 +129,7 @@ static void greet(kvf_messages_link *link) {
     unsigned char bytes[MESSAGES_HELLO_BYTES_MAX];
     size_t length = kvf_messages_hello_write(&hello, bytes);
     if (zmq_msg_init_size(&message, length)) {
-        kvf_messages_lose(link, "no memory for a greeting");
+        lose(link, "no memory for a greeting");
         return;
     }
     memcpy(zmq_msg_data(&message), bytes, length);
@@ -141,7 +142,7 @@ static void greet(kvf_messages_link *link) {
 static void say_notice(kvf_messages_link *link, const void *data, size_t bytes) {
     zmq_msg_t message;
     if (zmq_msg_init_size(&message, bytes + 1)) {
-        kvf_messages_lose(link, "no memory for a notification");
+        lose(link, "no memory for a notification");
         return;
     }
     unsigned char *at = zmq_msg_data(&message);
@@ -162,8 +163,11 @@ static void say_early(kvf_messages_link *link) {
 
 static const char *why_failed(const kvf_messages_link *link, uint32_t event, uint32_t value) {
     bool encrypted = link->card.encrypted;
+    const char *host = link->card.hosts[(link->tried - 1) % link->card.host_count];
+    if (event == ZMQ_EVENT_CONNECT_RETRIED && !link->found && !kvf_messages_is_address(host))
+        return "no connection: the host name could not be looked up";
     if (event == ZMQ_EVENT_CONNECT_RETRIED)
-        return kvf_messages_is_loopback(link->card.hosts[(link->tried - 1) % link->card.host_count])
+        return kvf_messages_is_loopback(host)
                    ? "nobody listens there: the peer's endpoint has closed, or its process has ended"
                    : "no connection: it was refused, the host did not answer, or there is no route to it";
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
@@ -177,6 +181,8 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
     if (event == ZMQ_EVENT_CONNECTED) {
         link->connected = true;
         kvf_tcp_try_often_at((int)value, link->card.port);
+    } else if (event == ZMQ_EVENT_CLOSED) {
+        link->found = true;
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
         greet(link);
         say_early(link);
@@ -236,7 +242,7 @@ static void take_refusal(kvf_messages_link *link, const unsigned char *data, siz
     }
     const bool is_there = why != MESSAGES_REFUSED_CLOSED && why != MESSAGES_REFUSED_STRANGER;
     link->refused = link->refused || (!link->lost && is_there);
-    kvf_messages_lose(link, words);
+    lose(link, words);
 }
 
 static bool take_taken(kvf_messages_link *link, const unsigned char *data, size_t bytes) {
@@ -275,7 +281,7 @@ static bool receive_one(kvf_messages_link *link, uint64_t *budget) {
     (void)zmq_msg_init(&message);
     bool received = link->dealer && kvf_zmq_receive_frame(link->dealer, &message);
     if (received && !take_message(link, zmq_msg_data(&message), zmq_msg_size(&message), budget))
-        kvf_messages_lose(link, "the peer does not keep to the protocol");
+        lose(link, "the peer does not keep to the protocol");
     (void)zmq_msg_close(&message);
     return received;
 }
@@ -290,7 +296,7 @@ void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
     if (sent >= 0)
         return;
     (void)kvf_zmq_fail("sending to the peer");
-    kvf_messages_lose(link, kvf_error_detail());
+    lose(link, kvf_error_detail());
     (void)zmq_msg_close(message);
 }
 
@@ -323,7 +329,7 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
             break;
     }
     if (!more && link->broken)
-        kvf_messages_lose(link, "the connection broke: the peer's process has ended, or the network failed");
+        lose(link, "the connection broke: the peer's process has ended, or the network failed");
     if (link->lost) {
         tell_lost(link);
         return false;
@@ -436,11 +442,8 @@ kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
     return KVF_OK;
 }
 
-bool kvf_messages_place(const void *self, unsigned char out[KVF_PLACE_BYTES]) {
-    static const unsigned char unknown[KVF_PLACE_BYTES];
-    const kvf_messages_link *link = self;
-    memcpy(out, link->card.place, KVF_PLACE_BYTES);
-    return memcmp(out, unknown, sizeof unknown) != 0;
+const unsigned char *kvf_messages_place(const void *self) {
+    return ((const kvf_messages_link *)self)->card.place;
 }
 
 const char *kvf_messages_way(const void *self) {

@@ -93,18 +93,6 @@ void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* All requests of a batch that is not the current one are sent, or it was stopped: it ends with its last answer. */
-static void settle(kvf_messages_link *link, kvf_batch *batch) {
-    if (batch->failed && batch == link->slices.current)
-        (void)kvf_slices_drop_current(&link->slices);
-    if (batch->in_flight > 0 || batch == link->slices.current)
-        return;
-    if (batch->cancelled)
-        kvf_slices_end_cancelled(batch);
-    else
-        kvf_batch_end(batch);
-}
-
 /* Takes the printable part of the owner's sentence as the reason. */
 static void fail_batch(kvf_batch *batch, const unsigned char *text, size_t bytes) {
     char reason[MESSAGES_TEXT_BYTES + 32];
@@ -148,7 +136,8 @@ bool kvf_messages_answered(kvf_messages_link *link, kvf_messages_kind kind, cons
         kvf_slice_unpack(&slice, kvf_transport_bases(link->endpoint->transport), read_only);
         *budget -= kvf_min_u64(*budget, slice.bytes);
     }
-    settle(link, batch);
+    if (kvf_slices_is_over(&link->slices, batch))
+        kvf_slices_end(batch);
     return true;
 }
 
@@ -162,8 +151,7 @@ void kvf_messages_forget(kvf_messages_link *link) {
         if (!batch || !batch->cancelled || asked->direction != KVF_READ)
             continue;
         asked->batch = NULL;
-        if (--batch->in_flight == 0 && batch != link->slices.current)
-            kvf_slices_end_cancelled(batch);
+        kvf_slices_forget(&link->slices, batch);
     }
     kvf_slices_reap(&link->slices);
 }

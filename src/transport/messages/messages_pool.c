@@ -87,6 +87,5 @@ void kvf_messages_pool_close(kvf_messages_pool *pool) {
             next = slot->following;
             kvf_free(slot);
         }
-    if (pool->fd >= 0)
-        (void)close(pool->fd);
+    kvf_fd_close(&pool->fd);
 }

@@ -2,11 +2,9 @@
  * The port: where the endpoint listens, its connections, and hanging up. Strangers are peers that have not shown the
  * card's secret, or were refused.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
 
 #include "base/clock.h"
 #include "transport/messages/messages.h"
@@ -17,38 +15,22 @@
 
 #define CONNECTIONS_DEFAULT 16384u
 #define SIXTEENTHS 8u /* of the process's descriptors, at most */
-#define SECOND UINT64_C(1000000000)
 /* New and ended connections are handled at most a hundred times a second: otherwise, in a flood of connections, each
  * would wake us twice. */
 #define DOOR_PAUSE_NS UINT64_C(10000000)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* Reads a number of at least 1; without the setting `out` stays as it is. */
-static kvf_status take_limit(const kvf_transport_options *options, const char *key, uint32_t *out) {
-    const char *text = kvf_setting_of(options, key);
-    char *end;
-    if (!text)
-        return KVF_OK;
-    errno = 0;
-    const unsigned long long value = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || value < 1 || value > UINT32_MAX)
-        return kvf_fail(KVF_E_INVALID, "%s is \"%.40s\"; allowed: a number from 1 to %u", key, text,
-                        UINT32_MAX);
-    *out = (uint32_t)value;
-    return KVF_OK;
-}
-
 kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_transport_options *options) {
     kvf_guests *guests = &endpoint->door.guests;
     guests->most = CONNECTIONS_DEFAULT;
-    kvf_status status = take_limit(options, CONNECTIONS, &guests->most);
+    kvf_status status = kvf_setting_number(options, CONNECTIONS, &guests->most);
     guests->most = kvf_door_most(guests->most, SIXTEENTHS);
     guests->most_of_address = guests->most - guests->most / 4;
     guests->most_strangers = guests->most - guests->most / 2;
     if (!status)
-        status = take_limit(options, CONNECTIONS_OF_ADDRESS, &guests->most_of_address);
-    return status ? status : take_limit(options, STRANGERS, &guests->most_strangers);
+        status = kvf_setting_number(options, CONNECTIONS_OF_ADDRESS, &guests->most_of_address);
+    return status ? status : kvf_setting_number(options, STRANGERS, &guests->most_strangers);
 }
 
 /* ---- the door -------------------------------------------------------------------------------- */
@@ -97,16 +79,6 @@ bool kvf_messages_is_muted(const kvf_messages_endpoint *endpoint, uint32_t numbe
     return kvf_guests_is_muted(&endpoint->door.guests, route_of(number));
 }
 
-/* Wakes the endpoint at `ns` at the latest; earlier does no harm. */
-static void wake_at(kvf_messages_endpoint *endpoint, uint64_t ns) {
-    if (ns >= endpoint->timer_ns)
-        return;
-    const struct itimerspec once = {
-        .it_value = {.tv_sec = (time_t)(ns / SECOND), .tv_nsec = (long)(ns % SECOND)}};
-    if (timerfd_settime(endpoint->timer_fd, TFD_TIMER_ABSTIME, &once, NULL) == 0)
-        endpoint->timer_ns = ns;
-}
-
 /* The next event at the door wakes us, once; `how`: EPOLL_CTL_ADD or _MOD. */
 static kvf_status listen_to(const kvf_messages_endpoint *endpoint, int fd, int how) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT,
@@ -136,9 +108,9 @@ bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
             listen_to_door(endpoint);
     }
     kvf_guests_tick(guests, endpoint->now);
-    wake_at(endpoint, kvf_door_due(&endpoint->door));
+    kvf_timer_by(&endpoint->timer, kvf_door_due(&endpoint->door));
     if (endpoint->door_stirs)
-        wake_at(endpoint, endpoint->door_ns);
+        kvf_timer_by(&endpoint->timer, endpoint->door_ns);
     return more;
 }
 

@@ -160,7 +160,8 @@ static uint64_t take_varint(kvf_byte_reader *from) {
     return 0;
 }
 
-bool kvf_messages_walk_series(kvf_messages_walk *walk, kvf_messages_series *out) {
+/* Takes the next series; false at the end, or if the list is malformed. */
+static bool walk_series(kvf_messages_walk *walk, kvf_messages_series *out) {
     kvf_byte_reader *from = &walk->from;
     if (from->left == 0)
         return false;
@@ -212,7 +213,7 @@ kvf_status kvf_messages_list_check(const void *list, size_t list_bytes, uint64_t
     kvf_messages_walk walk = {.from = {list, list_bytes, false}};
     kvf_messages_series series;
     uint64_t runs = 0, left = bytes;
-    while (kvf_messages_walk_series(&walk, &series)) {
+    while (walk_series(&walk, &series)) {
         if (series.count > MESSAGES_CHUNK_RUNS - runs)
             return kvf_fail(KVF_E_PARSE, "the list has more than %u runs", MESSAGES_CHUNK_RUNS);
         if (series.bytes > left / series.count)
@@ -237,7 +238,7 @@ size_t kvf_messages_walk_runs(kvf_messages_walk *walk, kvf_run *out, size_t most
     while (count < most) {
         kvf_messages_series *series = &walk->series;
         if (walk->left == 0) {
-            if (!kvf_messages_walk_series(walk, series))
+            if (!walk_series(walk, series))
                 break;
             walk->left = series->count;
         }

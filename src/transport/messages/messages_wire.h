@@ -139,9 +139,6 @@ typedef struct kvf_messages_walk {
     uint64_t at; /**< in the data */
 } kvf_messages_walk;
 
-/** Takes the next series; false at the end, or if the list is malformed. */
-bool kvf_messages_walk_series(kvf_messages_walk *walk, kvf_messages_series *out);
-
 /**
  * Whether all runs of a list lie in registered memory and have `bytes` bytes in all; afterwards the list may be walked
  * without checks.

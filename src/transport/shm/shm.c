@@ -2,36 +2,19 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/timerfd.h>
-#include <time.h>
 #include <unistd.h>
-
-#include "transport/card.h"
-#include "transport/shm/shm_process.h"
 
 #define EVENTS 64
 #define DIRECT "shm.direct"
 #define BACKLOG 16 /* short, so that few strangers are ahead of a consumer; if it is full, consumers retry */
 #define LOOKS_OF_A_TURN 4u
 
-_Static_assert(SHM_ID_BYTES == KVF_HOST_ID_BYTES, "the host's identity is an id");
 _Static_assert(SHM_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
-
-kvf_status kvf_shm_watch_add(kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch) {
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = watch};
-    if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
-        return kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
-    return KVF_OK;
-}
 
 void kvf_shm_watch_change(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch, bool read,
                           bool write) {
@@ -39,53 +22,33 @@ void kvf_shm_watch_change(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_watc
     (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, fd, &event);
 }
 
-static void close_descriptor(int fd) {
-    if (fd >= 0)
-        (void)close(fd);
-}
-
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static kvf_status make_card(kvf_shm_card *card) {
-    kvf_host_identity(card->host);
-    card->network = kvf_neighbour_network();
-    card->started = kvf_shm_process_started(getpid());
-    if (getrandom(card->name, SHM_ID_BYTES, 0) != SHM_ID_BYTES ||
-        getrandom(card->key, SHM_ID_BYTES, 0) != SHM_ID_BYTES)
-        return kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
-    return KVF_OK;
-}
-
-static kvf_status listen_for_peers(kvf_shm_endpoint *endpoint) {
-    struct sockaddr_un address;
-    socklen_t length = kvf_shm_socket_address(endpoint->card.name, &address);
-    endpoint->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (endpoint->listen_fd < 0)
-        return kvf_fail(KVF_E_IO, "socket: %s", strerror(errno));
-    if (bind(endpoint->listen_fd, (const struct sockaddr *)&address, length) != 0 ||
-        listen(endpoint->listen_fd, BACKLOG) != 0)
-        return kvf_fail(KVF_E_IO, "bind and listen: %s", strerror(errno));
-    return KVF_OK;
+    card->place = kvf_neighbour_here();
+    card->started = kvf_neighbour_started(getpid());
+    kvf_status status = kvf_random(card->name, SHM_ID_BYTES);
+    return status ? status : kvf_random(card->key, SHM_ID_BYTES);
 }
 
 static kvf_status open_descriptors(kvf_shm_endpoint *endpoint) {
-    endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    endpoint->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (endpoint->epoll_fd < 0 || endpoint->timer_fd < 0)
-        return kvf_fail(KVF_E_IO, "epoll_create1 and timerfd_create: %s", strerror(errno));
-    kvf_status status = kvf_wake_open(&endpoint->wake);
+    kvf_status status = kvf_watch_open(&endpoint->epoll_fd);
     if (!status)
-        status = listen_for_peers(endpoint);
+        status = kvf_timer_open(&endpoint->timer);
+    if (!status)
+        status = kvf_wake_open(&endpoint->wake);
+    if (!status)
+        status = kvf_neighbour_listen(SHM_SOCKET_PREFIX, endpoint->card.name, BACKLOG, &endpoint->listen_fd);
     endpoint->listen_watch = (kvf_shm_watch){SHM_WATCH_LISTEN, endpoint};
     endpoint->wake_watch = (kvf_shm_watch){SHM_WATCH_WAKE, endpoint};
     endpoint->timer_watch = (kvf_shm_watch){SHM_WATCH_TIMER, endpoint};
     if (!status)
-        status = kvf_shm_watch_add(endpoint, endpoint->listen_fd, &endpoint->listen_watch);
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->listen_fd, &endpoint->listen_watch);
     if (!status)
-        status = kvf_shm_watch_add(endpoint, endpoint->wake.fd, &endpoint->wake_watch);
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->wake.fd, &endpoint->wake_watch);
     if (!status)
-        status = kvf_shm_watch_add(endpoint, endpoint->timer_fd, &endpoint->timer_watch);
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->timer.fd, &endpoint->timer_watch);
     return status;
 }
 
@@ -100,14 +63,14 @@ static void shm_close(void *self) {
     kvf_fences_free(&endpoint->fences);
     for (uint32_t i = 0; i < endpoint->arena_count; i++) {
         (void)munmap(endpoint->arenas[i].address, endpoint->arenas[i].bytes);
-        close_descriptor(endpoint->arenas[i].fd);
+        kvf_fd_close(&endpoint->arenas[i].fd);
     }
     kvf_free(endpoint->arenas);
-    close_descriptor(endpoint->listen_fd);
+    kvf_fd_close(&endpoint->listen_fd);
     kvf_wake_close(&endpoint->wake);
-    close_descriptor(endpoint->timer_fd);
-    close_descriptor(endpoint->spare_fd);
-    close_descriptor(endpoint->epoll_fd);
+    kvf_timer_close(&endpoint->timer);
+    kvf_fd_close(&endpoint->spare_fd);
+    kvf_fd_close(&endpoint->epoll_fd);
     kvf_free(endpoint);
 }
 
@@ -130,7 +93,7 @@ static kvf_status shm_open_endpoint(kvf_transport *transport, const kvf_transpor
     endpoint->slots = SHM_SLOTS;
     if (options->max_in_flight > 0 && options->max_in_flight < SHM_SLOTS)
         endpoint->slots = options->max_in_flight;
-    endpoint->epoll_fd = endpoint->listen_fd = endpoint->wake.fd = endpoint->timer_fd = -1;
+    endpoint->epoll_fd = endpoint->listen_fd = endpoint->wake.fd = endpoint->timer.fd = -1;
     endpoint->spare_fd = -1;
     kvf_shm_tenants_open(&endpoint->tenants, descriptors_allowed());
     kvf_status status = take_settings(endpoint, options);
@@ -215,28 +178,6 @@ static int shm_event_fd(void *self) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-uint64_t kvf_shm_now_ns(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
-}
-
-void kvf_shm_wake_at(kvf_shm_endpoint *endpoint, uint64_t ns) {
-    const struct itimerspec once = {
-        .it_value = {.tv_sec = (time_t)(ns / SECOND_NS), .tv_nsec = (long)(ns % SECOND_NS)}};
-    if (endpoint->timer_ns && endpoint->timer_ns <= ns)
-        return;
-    if (timerfd_settime(endpoint->timer_fd, TFD_TIMER_ABSTIME, &once, NULL) == 0)
-        endpoint->timer_ns = ns;
-}
-
-/* Only clears the timer: kvf_shm_link_move() handles late answers. */
-static void take_timer(kvf_shm_endpoint *endpoint) {
-    uint64_t count;
-    (void)!read(endpoint->timer_fd, &count, sizeof count);
-    endpoint->timer_ns = 0;
-}
-
 static void handle(const struct epoll_event *event) {
     const kvf_shm_watch *watch = event->data.ptr;
     switch (watch->kind) {
@@ -250,7 +191,8 @@ static void handle(const struct epoll_event *event) {
         kvf_shm_link_read(watch->owner);
         break;
     case SHM_WATCH_TIMER:
-        take_timer(watch->owner);
+        kvf_timer_set(&((kvf_shm_endpoint *)watch->owner)->timer,
+                      UINT64_MAX); /* late answers: kvf_shm_link_move() */
         break;
     case SHM_WATCH_WAKE:
         break;

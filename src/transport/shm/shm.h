@@ -17,7 +17,9 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "base/clock.h"
 #include "base/wake.h"
+#include "base/watch.h"
 #include "transport/fences.h"
 #include "transport/shm/shm_choice.h"
 #include "transport/shm/shm_gate.h"
@@ -27,8 +29,6 @@
 
 #define SHM_VECTORS 1024u /* IOV_MAX, the most that one process_vm_readv takes */
 #define SHM_SLOTS 4u      /* the owner fills some while we empty others */
-
-#define SECOND_NS 1000000000u
 
 /** What an epoll event points to. */
 typedef struct kvf_shm_watch {
@@ -52,9 +52,8 @@ typedef struct kvf_shm_endpoint {
     uint32_t slots;   /* for each link */
     int epoll_fd, listen_fd;
     kvf_wake wake;
-    int timer_fd;      /* expires when owners have had time to answer */
-    uint64_t timer_ns; /* when it does; 0: it is not set */
-    int spare_fd;      /* closed for a moment when there are no more descriptors */
+    kvf_timer timer; /* expires when owners have had time to answer */
+    int spare_fd;    /* closed for a moment when there are no more descriptors */
     kvf_shm_watch listen_watch, wake_watch, timer_watch;
     kvf_shm_card card;
     kvf_shm_arena *arenas;
@@ -153,14 +152,7 @@ struct kvf_shm_link {
     kvf_shm_link *previous, *following;
 };
 
-/** Makes the event descriptor readable at that time at the latest. */
-void kvf_shm_wake_at(kvf_shm_endpoint *endpoint, uint64_t ns);
-
-/** Nanoseconds of a clock that only goes forward. */
-uint64_t kvf_shm_now_ns(void);
-
-/** Watches a descriptor, or changes the events it is watched for. */
-kvf_status kvf_shm_watch_add(kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch);
+/** Changes the events that a descriptor is watched for. */
 void kvf_shm_watch_change(const kvf_shm_endpoint *endpoint, int fd, kvf_shm_watch *watch, bool read,
                           bool write);
 

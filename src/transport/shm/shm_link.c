@@ -6,16 +6,11 @@
  */
 #include "transport/shm/shm.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "kernel/kernel.h"
-#include "transport/shm/shm_process.h"
 
 #define ARENAS_MAX 4096u
 #define PATIENCE_NS 10000000u    /* how long an answer may take while there is something else to do */
@@ -85,9 +80,7 @@ bool kvf_shm_link_lose_if_gone(kvf_shm_link *link) {
     while (gone && !link->lost && kvf_shm_receive(link->fd, packet) == KVF_OK) {
         if (packet->as.header.kind == SHM_REFUSED)
             take_refusal(link, packet);
-        if (packet->fd >= 0)
-            (void)close(packet->fd);
-        packet->fd = -1;
+        kvf_fd_close(&packet->fd);
     }
     if (gone)
         kvf_shm_link_lose(link, gone);
@@ -96,42 +89,14 @@ bool kvf_shm_link_lose_if_gone(kvf_shm_link *link) {
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-static kvf_status check_card(const kvf_shm_endpoint *self, const kvf_shm_card *card) {
-    static const unsigned char unknown[SHM_ID_BYTES];
-    if (memcmp(card->host, self->card.host, SHM_ID_BYTES) != 0 ||
-        memcmp(card->host, unknown, SHM_ID_BYTES) == 0)
-        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is on another host");
-    if (card->network != self->card.network)
-        return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another network namespace");
-    return KVF_OK;
-}
-
-/* KVF_E_AGAIN: the owner's queue of connections is full. */
-static kvf_status reach(kvf_shm_link *link) {
-    struct sockaddr_un address;
-    socklen_t length = kvf_shm_socket_address(link->card.name, &address);
-    if (link->fd < 0)
-        link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (link->fd < 0)
-        return kvf_fail(KVF_E_IO, "socket: %s", strerror(errno));
-    if (connect(link->fd, (const struct sockaddr *)&address, length) == 0)
-        return KVF_OK;
-    if (errno == ECONNREFUSED)
-        return kvf_fail(KVF_E_PEER_LOST, "the endpoint that exported the card is gone");
-    if (errno == EAGAIN)
-        return kvf_fail(KVF_E_AGAIN, "the peer does not accept connections: its queue is full");
-    return kvf_fail(errno == EACCES || errno == EPERM ? KVF_E_PERMISSION : KVF_E_IO, "connect: %s",
-                    strerror(errno));
-}
-
 /* Opens the process at the other end, and checks that it is the one that wrote the card: if that one has died
  * meanwhile, its number may belong to another. */
 static kvf_status take_hold(kvf_shm_link *link) {
     kvf_status status = kvf_neighbour_process(link->fd, &link->pid);
     if (status)
         return status;
-    link->process_fd = kvf_shm_process_open(link->pid);
-    uint64_t started = link->pid > 0 ? kvf_shm_process_started(link->pid) : 0;
+    link->process_fd = kvf_neighbour_watch_process(link->pid);
+    uint64_t started = link->pid > 0 ? kvf_neighbour_started(link->pid) : 0;
     if (kvf_shm_link_lose_if_gone(link))
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
     if (started && link->card.started && started != link->card.started)
@@ -147,9 +112,9 @@ static kvf_status greet(kvf_shm_link *link) {
     memcpy(hello.key, link->card.key, SHM_ID_BYTES);
     memcpy(hello.from, link->endpoint->card.name, SHM_ID_BYTES);
     (void)snprintf(hello.name, sizeof hello.name, "%s", kvf_transport_name(link->endpoint->transport));
-    kvf_status status = kvf_shm_watch_add(link->endpoint, link->fd, &link->watch);
+    kvf_status status = kvf_watch_add(link->endpoint->epoll_fd, link->fd, &link->watch);
     if (!status && link->process_fd >= 0)
-        status = kvf_shm_watch_add(link->endpoint, link->process_fd, &link->watch);
+        status = kvf_watch_add(link->endpoint->epoll_fd, link->process_fd, &link->watch);
     if (!status)
         status = kvf_shm_send(link->fd, &hello, sizeof hello, -1);
     if (status == KVF_E_PEER_LOST && kvf_shm_link_lose_if_gone(link))
@@ -157,8 +122,9 @@ static kvf_status greet(kvf_shm_link *link) {
     return status;
 }
 
+/* KVF_E_AGAIN: the owner's queue of connections is full. */
 static kvf_status enter(kvf_shm_link *link) {
-    kvf_status status = reach(link);
+    kvf_status status = kvf_neighbour_connect(SHM_SOCKET_PREFIX, link->card.name, &link->fd);
     if (!status)
         status = take_hold(link);
     if (!status)
@@ -170,7 +136,7 @@ static kvf_status enter(kvf_shm_link *link) {
 
 /* An owner that is busy, or that others flood with connections, accepts new ones in a moment. */
 static void enter_again(kvf_shm_link *link) {
-    uint64_t now = kvf_shm_now_ns();
+    uint64_t now = kvf_now(&kvf_monotonic);
     if (now >= link->connect_at_ns) {
         kvf_status status = enter(link);
         if (!status) {
@@ -180,14 +146,14 @@ static void enter_again(kvf_shm_link *link) {
         if (status == KVF_E_AGAIN && now >= link->connect_until_ns)
             status = kvf_fail(KVF_E_PEER_LOST,
                               "the peer has not accepted a connection for %llu s: its queue is full",
-                              (unsigned long long)(CONNECT_NS / SECOND_NS));
+                              (unsigned long long)(CONNECT_NS / KVF_SECOND));
         if (status != KVF_E_AGAIN) {
             kvf_shm_link_lose(link, kvf_error_detail());
             return;
         }
         link->connect_at_ns = now + CONNECT_PAUSE_NS;
     }
-    kvf_shm_wake_at(link->endpoint, link->connect_at_ns);
+    kvf_timer_by(&link->endpoint->timer, link->connect_at_ns);
 }
 
 static kvf_status make_tables(kvf_shm_link *link) {
@@ -197,19 +163,10 @@ static kvf_status make_tables(kvf_shm_link *link) {
     return link->bases && link->addresses ? KVF_OK : kvf_nomem("a peer");
 }
 
-/* A forked child may hold the same file open: then close() alone does not remove it from the epoll. */
-static void unwatch(const kvf_shm_link *link, int *fd) {
-    if (*fd < 0)
-        return;
-    (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, *fd, NULL);
-    (void)close(*fd);
-    *fd = -1;
-}
-
 void kvf_shm_link_hang_up(kvf_shm_link *link) {
     kvf_shm_slots_close(link);
-    unwatch(link, &link->fd);
-    unwatch(link, &link->process_fd);
+    kvf_watch_close(link->endpoint->epoll_fd, &link->fd);
+    kvf_watch_close(link->endpoint->epoll_fd, &link->process_fd);
     link->slices = (kvf_slices){0};
     link->ready = false;
     link->lost = true;
@@ -232,13 +189,14 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
     if (bytes != sizeof card)
         return kvf_fail(KVF_E_PARSE, "its part of the card has %zu bytes; allowed: %zu", bytes, sizeof card);
     memcpy(&card, data, sizeof card);
-    kvf_status status = check_card(self, &card);
+    kvf_shm_endpoint *endpoint = self;
+    kvf_status status = kvf_neighbour_check(&endpoint->card.place, &card.place);
     if (status)
         return status;
     kvf_shm_link *link = kvf_alloc0(1, sizeof *link);
     if (!link)
         return kvf_nomem("a peer");
-    link->endpoint = self;
+    link->endpoint = endpoint;
     link->peer = peer;
     link->card = card;
     link->watch = (kvf_shm_watch){SHM_WATCH_LINK, link};
@@ -248,9 +206,9 @@ kvf_status kvf_shm_connect(void *self, const void *data, size_t bytes, kvf_peer 
     if (!status)
         status = enter(link);
     if (status == KVF_E_AGAIN) {
-        link->connect_at_ns = kvf_shm_now_ns() + CONNECT_PAUSE_NS;
+        link->connect_at_ns = kvf_now(&kvf_monotonic) + CONNECT_PAUSE_NS;
         link->connect_until_ns = link->connect_at_ns + CONNECT_NS;
-        kvf_shm_wake_at(link->endpoint, link->connect_at_ns);
+        kvf_timer_by(&link->endpoint->timer, link->connect_at_ns);
         status = KVF_OK;
     }
     if (status) {
@@ -370,8 +328,7 @@ void kvf_shm_link_read(kvf_shm_link *link) {
         answered = packet->as.header.kind == SHM_MOVED;
         if (!take_message(link, packet))
             kvf_shm_link_lose(link, "the peer does not keep to the protocol, or contradicts its card");
-        if (packet->fd >= 0)
-            (void)close(packet->fd);
+        kvf_fd_close(&packet->fd);
     }
     if (status && status != KVF_E_AGAIN)
         kvf_shm_link_lose(link, kvf_error_detail());
@@ -488,14 +445,14 @@ static kvf_shm_step next_step(const kvf_shm_link *link, kvf_direction direction,
     if (link->endpoint->only_direct || direction == KVF_WRITE)
         return (kvf_shm_step){SHM_WAY_DIRECT, SHM_SLOT_BYTES, 0};
     kvf_shm_load load = kvf_shm_slots_load(link);
-    return kvf_shm_choice_make(&link->choice, slice, &load, kvf_shm_now_ns());
+    return kvf_shm_choice_make(&link->choice, slice, &load, kvf_now(&kvf_monotonic));
 }
 
 static kvf_status move_direct(kvf_shm_link *link, kvf_direction direction, kvf_slice *slice) {
-    uint64_t begin = kvf_shm_now_ns();
+    uint64_t begin = kvf_now(&kvf_monotonic);
     kvf_shm_cut(slice, SHM_SLOT_BYTES, SHM_VECTORS);
     kvf_status status = move_alone(link, direction, slice, false);
-    uint64_t now = kvf_shm_now_ns();
+    uint64_t now = kvf_now(&kvf_monotonic);
     if (!status && direction == KVF_READ)
         kvf_shm_choice_read(&link->choice, slice, now - begin, now);
     link->look = kvf_shm_slots_load(link).waiting > 0;
@@ -513,7 +470,7 @@ static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_sl
         return move_alone(link, direction, slice, true);
     kvf_shm_step step = next_step(link, direction, slice);
     if (step.bytes == 0) {
-        kvf_shm_wake_at(link->endpoint, step.until_ns);
+        kvf_timer_by(&link->endpoint->timer, step.until_ns);
         return KVF_E_AGAIN;
     }
     kvf_shm_cut(slice, step.bytes, SHM_VECTORS);
@@ -534,10 +491,10 @@ static void watch_owner(kvf_shm_link *link) {
         kvf_shm_choice_idle(&link->choice);
     uint64_t alone_ns = link->no_direct || link->lost ? 0 : kvf_shm_slots_alone_ns(link);
     uint64_t deadline = link->choice.since_ns + (waiting ? alone_ns : PATIENCE_NS + 4 * alone_ns);
-    if (alone_ns && deadline <= kvf_shm_now_ns())
+    if (alone_ns && deadline <= kvf_now(&kvf_monotonic))
         kvf_shm_slots_rescue(link);
     else if (alone_ns && waiting)
-        kvf_shm_wake_at(link->endpoint, deadline);
+        kvf_timer_by(&link->endpoint->timer, deadline);
 }
 
 /* Ends the complete batches from `first` on, if their owner is still alive. */

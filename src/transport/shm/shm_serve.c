@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "transport/shm/shm.h"
-#include "transport/shm/shm_process.h"
 
 #define UNMAPPED_AT_ONCE (8ull << 20)
 #define FREED_AT_ONCE 64u
@@ -48,11 +47,8 @@ static void free_client(kvf_shm_client *client) {
         kvf_shm_tenants_leave(&endpoint->tenants, client->tenant, client->known);
     (void)shm_gate_shut(client->gate);
     kvf_shm_gate_unmap(client->gate);
-    if (client->gate_fd >= 0)
-        (void)close(client->gate_fd);
-    /* A forked child may hold the same file open: then close() alone does not remove it from the epoll. */
-    (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
-    (void)close(client->fd);
+    kvf_fd_close(&client->gate_fd);
+    kvf_watch_close(endpoint->epoll_fd, &client->fd);
     kvf_free(client);
 }
 
@@ -93,14 +89,14 @@ kvf_status kvf_shm_client_shut_out(kvf_shm_client *client) {
     char who[128];
     if (!shm_gate_shut(client->gate) || has_hung_up(client))
         return KVF_OK;
-    uint64_t now = kvf_shm_now_ns();
+    uint64_t now = kvf_now(&kvf_monotonic);
     if (!client->inside_since_ns)
         client->inside_since_ns = now;
     describe(client, who, sizeof who);
     return kvf_fail(KVF_E_AGAIN,
                     "%s has been in the middle of a write for %.1f s since it was told to stop; while its "
                     "process lives, it may still write the memory",
-                    who, (double)(now - client->inside_since_ns) / SECOND_NS);
+                    who, (double)(now - client->inside_since_ns) / KVF_SECOND);
 }
 
 /* Keeps a client that is in the middle of a write until it is not, for kvf_shm_fence() may ask for it. Only its end is
@@ -171,7 +167,7 @@ static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
     client->watch = (kvf_shm_watch){SHM_WATCH_CLIENT, client};
     client->seat.client = client;
     client->tenant = kvf_shm_tenants_enter(&endpoint->tenants, pid);
-    status = client->tenant ? kvf_shm_watch_add(endpoint, fd, &client->watch) : kvf_nomem("a client");
+    status = client->tenant ? kvf_watch_add(endpoint->epoll_fd, fd, &client->watch) : kvf_nomem("a client");
     if (status) {
         if (client->tenant)
             kvf_shm_tenants_leave(&endpoint->tenants, client->tenant, false);
@@ -192,7 +188,7 @@ static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
 static bool refuse_one(kvf_shm_endpoint *endpoint) {
     if (endpoint->spare_fd < 0)
         return false;
-    (void)close(endpoint->spare_fd);
+    kvf_fd_close(&endpoint->spare_fd);
     int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
         endpoint->tenants.refused++;
@@ -206,14 +202,14 @@ static bool refuse_one(kvf_shm_endpoint *endpoint) {
 static void shut_door(kvf_shm_endpoint *endpoint, uint64_t now) {
     endpoint->door_until_ns = now + DOOR_PAUSE_NS;
     kvf_shm_watch_change(endpoint, endpoint->listen_fd, &endpoint->listen_watch, false, false);
-    kvf_shm_wake_at(endpoint, endpoint->door_until_ns);
+    kvf_timer_by(&endpoint->timer, endpoint->door_until_ns);
 }
 
 void kvf_shm_open_door(kvf_shm_endpoint *endpoint) {
     if (!endpoint->door_until_ns)
         return;
-    if (kvf_shm_now_ns() < endpoint->door_until_ns) {
-        kvf_shm_wake_at(endpoint, endpoint->door_until_ns);
+    if (kvf_now(&kvf_monotonic) < endpoint->door_until_ns) {
+        kvf_timer_by(&endpoint->timer, endpoint->door_until_ns);
         return;
     }
     endpoint->door_until_ns = 0;
@@ -222,7 +218,7 @@ void kvf_shm_open_door(kvf_shm_endpoint *endpoint) {
 
 /* Returns whether more connections may be waiting. */
 static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
-    uint64_t now = kvf_shm_now_ns();
+    uint64_t now = kvf_now(&kvf_monotonic);
     *work = SHM_LOOK_WORK;
     if (!kvf_shm_tenants_opens_door(&endpoint->tenants, now)) {
         shut_door(endpoint, now);
@@ -290,8 +286,7 @@ static kvf_status tell_gate(kvf_shm_client *client) {
     if (status)
         return status;
     client->gate_told = true;
-    (void)close(client->gate_fd);
-    client->gate_fd = -1;
+    kvf_fd_close(&client->gate_fd);
     return KVF_OK;
 }
 
@@ -519,8 +514,7 @@ static bool read_one(kvf_shm_client *client, uint64_t *work) {
             kvf_shm_client_refuse(client, SHM_REFUSED_PROTOCOL);
         leave(client);
     }
-    if (packet->fd >= 0)
-        (void)close(packet->fd);
+    kvf_fd_close(&packet->fd);
     return !client->gone;
 }
 

@@ -3,9 +3,7 @@
  * or is slow at it. For a read the owner gathers into a slot and we scatter from it; for a write, the other way round.
  * While the owner works on one slot, we work on another.
  */
-#include <errno.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "transport/shm/shm.h"
 
@@ -28,8 +26,7 @@ static kvf_status send_buffer(kvf_shm_link *link) {
     kvf_status status = kvf_shm_send(link->fd, &message, sizeof message, link->buffer_fd);
     if (status)
         return status;
-    (void)close(link->buffer_fd);
-    link->buffer_fd = -1;
+    kvf_fd_close(&link->buffer_fd);
     return KVF_OK;
 }
 
@@ -97,24 +94,15 @@ kvf_status kvf_shm_slots_start(kvf_shm_link *link, const kvf_slice *next, kvf_sl
     if (status)
         return status;
     link->slots[slot] = (kvf_shm_slot){true, batch, slice};
-    kvf_shm_choice_asked(&link->choice, waiting, kvf_shm_now_ns());
+    kvf_shm_choice_asked(&link->choice, waiting, kvf_now(&kvf_monotonic));
     batch->in_flight++;
     *started = slice;
     return KVF_OK;
 }
 
-/* A batch that is not the current one has been started completely, or was stopped: it ends with its last answer. */
 static void settle(kvf_shm_link *link, kvf_batch *batch) {
-    if (batch->failed && batch == link->slices.current)
-        (void)kvf_slices_drop_current(&link->slices);
-    if (batch->in_flight > 0 || batch == link->slices.current)
-        return;
-    if (kvf_shm_link_lose_if_gone(link))
-        return;
-    if (batch->cancelled)
-        kvf_slices_end_cancelled(batch);
-    else
-        kvf_batch_end(batch);
+    if (kvf_slices_is_over(&link->slices, batch) && !kvf_shm_link_lose_if_gone(link))
+        kvf_slices_end(batch);
 }
 
 /* Names the first of the runs that the owner was asked for. */
@@ -175,7 +163,7 @@ bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer
     kvf_shm_slot *slot = &link->slots[answer->slot];
     kvf_batch *batch = slot->batch;
     slot->busy = false;
-    kvf_shm_choice_answered(&link->choice, batch != NULL, kvf_shm_now_ns());
+    kvf_shm_choice_answered(&link->choice, batch != NULL, kvf_now(&kvf_monotonic));
     if (!batch)
         return true;
     batch->in_flight--;
@@ -184,7 +172,7 @@ bool kvf_shm_slots_moved(kvf_shm_link *link, const kvf_shm_moved_message *answer
     if (!batch->failed && !batch->cancelled && batch->direction == KVF_READ) {
         kvf_slice_unpack(&slot->slice, kvf_transport_bases(link->endpoint->transport),
                          slot_address(link, answer->slot));
-        kvf_shm_choice_taken(&link->choice, &slot->slice, kvf_shm_now_ns());
+        kvf_shm_choice_taken(&link->choice, &slot->slice, kvf_now(&kvf_monotonic));
     }
     settle(link, batch);
     return true;
@@ -199,18 +187,15 @@ void kvf_shm_slots_forget(kvf_shm_link *link) {
         if (!batch || !batch->cancelled || batch->direction != KVF_READ)
             continue;
         link->slots[i].batch = NULL;
-        if (--batch->in_flight == 0 && batch != link->slices.current)
-            kvf_slices_end_cancelled(batch);
+        kvf_slices_forget(&link->slices, batch);
     }
 }
 
 void kvf_shm_slots_close(kvf_shm_link *link) {
     if (link->buffer.address)
         (void)munmap(link->buffer.address, link->buffer.bytes);
-    if (link->buffer_fd >= 0)
-        (void)close(link->buffer_fd);
+    kvf_fd_close(&link->buffer_fd);
     link->buffer = (kvf_shm_buffer){0};
-    link->buffer_fd = -1;
     link->buffer_taken = false;
     memset(link->slots, 0, sizeof link->slots);
 }

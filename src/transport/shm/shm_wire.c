@@ -4,108 +4,28 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* Room for one descriptor. */
-typedef union control {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
-} control;
-
-static kvf_status send_parts(int socket, struct iovec *parts, size_t count, int fd) {
-    control with = {0};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-    if (fd >= 0) {
-        message.msg_control = with.bytes;
-        message.msg_controllen = sizeof with.bytes;
-        struct cmsghdr *item = CMSG_FIRSTHDR(&message);
-        item->cmsg_level = SOL_SOCKET;
-        item->cmsg_type = SCM_RIGHTS;
-        item->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(item), &fd, sizeof fd);
-    }
-    ssize_t sent;
-    do
-        sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
-    if (sent >= 0)
-        return KVF_OK;
-    if (errno == EAGAIN || errno == ENOBUFS)
-        return kvf_fail(KVF_E_AGAIN, "the peer does not read its messages");
-    if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
-        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
-    return kvf_fail(KVF_E_IO, "sendmsg: %s", strerror(errno));
+socklen_t kvf_shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out) {
+    return kvf_neighbour_address(SHM_SOCKET_PREFIX, name, out);
 }
 
 kvf_status kvf_shm_send(int socket, const void *message, size_t bytes, int fd) {
     struct iovec part = {(void *)message, bytes};
-    return send_parts(socket, &part, 1, fd);
+    return kvf_neighbour_send(socket, &part, 1, fd);
 }
 
 kvf_status kvf_shm_send_two(int socket, const void *head, size_t head_bytes, const void *tail,
                             size_t tail_bytes) {
     struct iovec parts[2] = {{(void *)head, head_bytes}, {(void *)tail, tail_bytes}};
-    return send_parts(socket, parts, 2, -1);
-}
-
-/* The descriptor that came with a message, or -1. Because of alignment the space for one has room for two; further
- * descriptors are closed, and `surplus` says that there were some. */
-static int take_descriptor(struct msghdr *message, bool *surplus) {
-    int fd = -1;
-    *surplus = false;
-    for (struct cmsghdr *item = CMSG_FIRSTHDR(message); item; item = CMSG_NXTHDR(message, item)) {
-        if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS)
-            continue;
-        for (size_t at = 0; CMSG_LEN(at + sizeof fd) <= item->cmsg_len; at += sizeof fd) {
-            int one;
-            memcpy(&one, CMSG_DATA(item) + at, sizeof one);
-            if (fd < 0) {
-                fd = one;
-            } else {
-                (void)close(one);
-                *surplus = true;
-            }
-        }
-    }
-    return fd;
+    return kvf_neighbour_send(socket, parts, 2, -1);
 }
 
 kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet) {
-    control with;
-    struct iovec part = {packet->as.raw, sizeof packet->as.raw};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = with.bytes, .msg_controllen = sizeof with.bytes};
-    packet->fd = -1;
-    ssize_t got;
-    int resets = 0;
-    do /* if the other end closed with messages of ours unread, its own messages come after that error */
-        got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (got < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
-    if (got < 0 && errno == EAGAIN)
-        return KVF_E_AGAIN;
-    if (got < 0 && errno == ECONNRESET)
-        got = 0;
-    if (got < 0)
-        return kvf_fail(KVF_E_PEER_LOST, "recvmsg: %s", strerror(errno));
-    bool surplus;
-    packet->fd = take_descriptor(&message, &surplus);
-    packet->bytes = (size_t)got;
-    if (packet->bytes >= sizeof(kvf_shm_header) && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
-        !surplus)
-        return KVF_OK;
-    if (packet->fd >= 0)
-        (void)close(packet->fd);
-    packet->fd = -1;
-    if (got == 0)
-        return kvf_fail(KVF_E_PEER_LOST, "the peer has closed the connection");
-    if (surplus)
-        return kvf_fail(KVF_E_PARSE, "a message with more than one descriptor");
-    return kvf_fail(KVF_E_PARSE, "a message of %zd bytes; allowed: %zu to %u", got, sizeof(kvf_shm_header),
-                    SHM_PACKET_MAX);
+    return kvf_neighbour_receive(socket, packet->as.raw, sizeof packet->as.header, sizeof packet->as.raw,
+                                 &packet->bytes, &packet->fd);
 }
 
 bool kvf_shm_fits(const kvf_shm_packet *packet, size_t fixed, size_t element_bytes, uint32_t most) {

@@ -18,7 +18,7 @@
 #ifndef KVF_TRANSPORT_SHM_WIRE_H
 #define KVF_TRANSPORT_SHM_WIRE_H
 
-#include "base/base.h"
+#include "transport/neighbour.h"
 
 #define SHM_VERSION 4u
 #define SHM_ID_BYTES 16
@@ -28,6 +28,7 @@
 #define SHM_PACKET_MAX 32768u /**< no message is longer */
 #define SHM_NAME_BYTES 256
 #define SHM_NO_ARENA UINT32_MAX
+#define SHM_SOCKET_PREFIX "kvferry-"
 
 typedef enum kvf_shm_kind {
     SHM_HELLO = 1,
@@ -61,8 +62,7 @@ typedef struct kvf_shm_header {
 
 /** This fabric's part of the card. */
 typedef struct kvf_shm_card {
-    unsigned char host[SHM_ID_BYTES];
-    uint64_t network;                 /**< the network namespace that the name is in */
+    kvf_neighbour_place place;        /**< where the name is */
     unsigned char name[SHM_ID_BYTES]; /**< of the socket: every process on the machine can see it */
     unsigned char key[SHM_ID_BYTES];  /**< other processes see it only on the card */
     uint64_t started;                 /**< when the process began, in the kernel's ticks; 0: not known */
@@ -139,11 +139,10 @@ typedef struct kvf_shm_moved_message {
 _Static_assert(sizeof(kvf_shm_regions_message) <= SHM_PACKET_MAX, "fits");
 _Static_assert(sizeof(kvf_shm_move_message) <= SHM_PACKET_MAX, "fits");
 
-/**
- * Sends one message, with a descriptor if `fd` is not -1. Never blocks.
- *
- * @return KVF_OK, KVF_E_AGAIN (the other side does not read), KVF_E_PEER_LOST, KVF_E_IO
- */
+/** Writes the address of the socket with that name; returns its length. */
+socklen_t kvf_shm_socket_address(const unsigned char name[SHM_ID_BYTES], struct sockaddr_un *out);
+
+/** Sends one message, see kvf_neighbour_send(). */
 kvf_status kvf_shm_send(int socket, const void *message, size_t bytes, int fd);
 
 /** Sends a header and what follows it as one message. */
@@ -167,11 +166,7 @@ typedef struct kvf_shm_packet {
     int fd; /**< that came with it, or -1; the receiver closes it */
 } kvf_shm_packet;
 
-/**
- * Receives one message, at least as long as a header. Never blocks.
- *
- * @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (shorter or longer than any)
- */
+/** Receives one message, at least as long as a header, see kvf_neighbour_receive(). */
 kvf_status kvf_shm_receive(int socket, kvf_shm_packet *packet);
 
 /** Whether a packet's length is `fixed` bytes and `header.count` elements, 1 to `most`. */

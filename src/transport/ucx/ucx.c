@@ -149,15 +149,10 @@ static kvf_status open_worker(kvf_ucx_endpoint *endpoint) {
     return status == UCS_OK ? KVF_OK : kvf_ucx_fail(endpoint->ucx, status, "notification handler");
 }
 
-bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what) {
-    struct epoll_event event = {.events = events, .data.ptr = what};
-    return epoll_ctl(endpoint->event_fd, EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
 void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint) {
     kvf_ucx_beacon_open(&endpoint->beacon);
     if (endpoint->beacon.listener >= 0 &&
-        !kvf_ucx_listen_to(endpoint, endpoint->beacon.listener, EPOLLIN, &endpoint->beacon))
+        kvf_watch_add(endpoint->event_fd, endpoint->beacon.listener, &endpoint->beacon))
         kvf_ucx_beacon_close(&endpoint->beacon);
 }
 
@@ -166,13 +161,15 @@ static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
     ucs_status_t status = endpoint->ucx->ucp_worker_get_efd(endpoint->worker, &ucx_fd);
     if (status != UCS_OK)
         return kvf_ucx_fail(endpoint->ucx, status, "event descriptor");
-    endpoint->event_fd = epoll_create1(EPOLL_CLOEXEC);
-    kvf_status opened = kvf_wake_open(&endpoint->wake);
+    kvf_status opened = kvf_watch_open(&endpoint->event_fd);
+    if (!opened)
+        opened = kvf_wake_open(&endpoint->wake);
+    if (!opened)
+        opened = kvf_watch_add(endpoint->event_fd, ucx_fd, NULL);
+    if (!opened)
+        opened = kvf_watch_add(endpoint->event_fd, endpoint->wake.fd, NULL);
     if (opened)
         return opened;
-    if (endpoint->event_fd < 0 || !kvf_ucx_listen_to(endpoint, ucx_fd, EPOLLIN, NULL) ||
-        !kvf_ucx_listen_to(endpoint, endpoint->wake.fd, EPOLLIN, NULL))
-        return kvf_fail(KVF_E_IO, "event descriptor: %s", strerror(errno));
     kvf_ucx_light_beacon(endpoint);
     kvf_wake_set(&endpoint->wake, true); /* UCX is not armed yet */
     return KVF_OK;
@@ -194,8 +191,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     if (endpoint->context)
         endpoint->ucx->ucp_cleanup(endpoint->context);
     kvf_ucx_leave();
-    if (endpoint->event_fd >= 0)
-        (void)close(endpoint->event_fd);
+    kvf_fd_close(&endpoint->event_fd);
     kvf_wake_close(&endpoint->wake);
     for (kvf_ucx_job *job = endpoint->spare_jobs, *following; job; job = following) {
         following = job->following;

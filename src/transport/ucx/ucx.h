@@ -20,12 +20,12 @@
 #include <ucs/debug/log_def.h>
 
 #include "base/wake.h"
+#include "base/watch.h"
 #include "transport/transport.h"
 
 /** The beacon on a card: a random key, then the place (machine and network namespace) where its name is valid. */
 #define KVF_UCX_KEY_BYTES 16
-#define KVF_UCX_PLACE_BYTES 24
-#define KVF_UCX_BEACON_BYTES (KVF_UCX_KEY_BYTES + KVF_UCX_PLACE_BYTES)
+#define KVF_UCX_BEACON_BYTES (KVF_UCX_KEY_BYTES + KVF_PLACE_BYTES)
 #define KVF_UCX_NOTIFY_ID 0x4b /**< of the active message that carries a notification */
 
 /* ---- ucx_library.c --------------------------------------------------------------------------- */
@@ -103,9 +103,6 @@ void kvf_ucx_resources(const kvf_ucx_library *ucx, ucp_context_h context, char *
 bool kvf_ucx_has_rdma(const kvf_ucx_library *ucx, ucp_context_h context);
 
 /* ---- ucx_words.c ----------------------------------------------------------------------------- */
-
-/** Our status for UCX's. */
-kvf_status kvf_ucx_status(ucs_status_t status);
 
 /**
  * Fails with "<what>: <UCX's words>", and with the first error UCX logged since kvf_ucx_enter(), which says
@@ -293,9 +290,6 @@ void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint);
 /** KVF_E_UNSUPPORTED: this endpoint would emulate, and another fabric moves memory of that kind. */
 kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kind kind);
 
-/** Adds a descriptor to the endpoint's; `what` is its beacon or the link that watches with it. */
-bool kvf_ucx_listen_to(kvf_ucx_endpoint *endpoint, int fd, uint32_t events, void *what);
-
 /* ---- ucx_sockets.c --------------------------------------------------------------------------- */
 
 /** If UCX uses TCP: makes waiting data go out soon after a network link is back. Acts at most once a second. */
@@ -312,7 +306,7 @@ void kvf_ucx_disconnect(void *self);
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes);
 bool kvf_ucx_withholds(const void *self);
 bool kvf_ucx_is_emulated(const void *self); /**< by our own UCX; the peer's may differ */
-bool kvf_ucx_place(const void *self, unsigned char out[KVF_PLACE_BYTES]);
+const unsigned char *kvf_ucx_place(const void *self);
 
 /** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);

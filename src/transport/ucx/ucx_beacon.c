@@ -12,47 +12,22 @@
  */
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
-#include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include "transport/card.h"
+#include "base/watch.h"
+#include "transport/neighbour.h"
 #include "transport/ucx/ucx.h"
 
+#define PREFIX "kvferry-" /* both sides make the name from the key: so a card leads to no other socket */
 #define WATCHERS_MAX 65536
 
-/* Both sides make the name from the key: so a card cannot make us connect to any other socket. */
-static socklen_t beacon_name(const unsigned char *key, struct sockaddr_un *out) {
-    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    char *name = out->sun_path + 1; /* after the zero that makes it abstract */
-    int length = snprintf(name, sizeof out->sun_path - 1, "kvferry-");
-    for (int i = 0; i < KVF_UCX_KEY_BYTES; i++)
-        length += snprintf(name + length, sizeof out->sun_path - 1 - (size_t)length, "%02x", key[i]);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
-}
-
-/* The scope of abstract socket names: this boot of this machine, and this network namespace. */
-static bool find_place(unsigned char out[KVF_UCX_PLACE_BYTES]) {
-    static const unsigned char unknown[KVF_HOST_ID_BYTES];
-    _Static_assert(KVF_UCX_PLACE_BYTES == KVF_HOST_ID_BYTES + sizeof(uint64_t), "a host and an inode");
-    struct stat space;
-    kvf_host_identity(out);
-    if (memcmp(out, unknown, sizeof unknown) == 0 || stat("/proc/self/ns/net", &space) != 0)
-        return false;
-    uint64_t inode = space.st_ino;
-    memcpy(out + KVF_HOST_ID_BYTES, &inode, sizeof inode);
-    return true;
-}
+_Static_assert(KVF_UCX_KEY_BYTES == KVF_NEIGHBOUR_ID_BYTES, "the key names the socket");
 
 void kvf_ucx_beacon_open(kvf_ucx_beacon *beacon) {
     *beacon = (kvf_ucx_beacon){.listener = -1};
-    if (find_place(beacon->mark + KVF_UCX_KEY_BYTES) &&
-        getrandom(beacon->mark, KVF_UCX_KEY_BYTES, 0) == KVF_UCX_KEY_BYTES) {
+    if (kvf_host_place(beacon->mark + KVF_UCX_KEY_BYTES) && !kvf_random(beacon->mark, KVF_UCX_KEY_BYTES)) {
         struct sockaddr_un name;
-        socklen_t bytes = beacon_name(beacon->mark, &name);
+        socklen_t bytes = kvf_neighbour_address(PREFIX, beacon->mark, &name);
         beacon->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (beacon->listener >= 0 && bind(beacon->listener, (struct sockaddr *)&name, bytes) == 0 &&
             listen(beacon->listener, SOMAXCONN) == 0)
@@ -65,8 +40,7 @@ void kvf_ucx_beacon_close(kvf_ucx_beacon *beacon) {
     for (size_t i = 0; i < beacon->watcher_count; i++)
         (void)close(beacon->watchers[i]);
     kvf_free(beacon->watchers);
-    if (beacon->listener >= 0)
-        (void)close(beacon->listener);
+    kvf_fd_close(&beacon->listener);
     *beacon = (kvf_ucx_beacon){.listener = -1};
 }
 
@@ -121,12 +95,12 @@ void kvf_ucx_beacon_tend(kvf_ucx_beacon *beacon) {
 }
 
 kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], int *out) {
-    unsigned char here[KVF_UCX_PLACE_BYTES];
+    unsigned char here[KVF_PLACE_BYTES];
     *out = -1;
-    if (!find_place(here) || memcmp(mark + KVF_UCX_KEY_BYTES, here, sizeof here) != 0)
+    if (!kvf_host_place(here) || memcmp(mark + KVF_UCX_KEY_BYTES, here, sizeof here) != 0)
         return KVF_OK;
     struct sockaddr_un name;
-    socklen_t bytes = beacon_name(mark, &name);
+    socklen_t bytes = kvf_neighbour_address(PREFIX, mark, &name);
     int watch = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (watch < 0)
         return KVF_OK;

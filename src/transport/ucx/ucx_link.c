@@ -1,11 +1,8 @@
 /*
  * Links of the UCX fabric: connecting, noticing that the peer is gone, notifications, closing.
  */
-#include <errno.h>
 #include <stdio.h>
-#include <sys/epoll.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "transport/ucx/ucx.h"
 
@@ -78,21 +75,13 @@ static void close_ep(kvf_ucx_link *link) {
     kvf_wake_set(&link->endpoint->wake, true); /* messages for other links may have come in meanwhile */
 }
 
-static void stop_watching(kvf_ucx_link *link) {
-    if (link->watch < 0)
-        return;
-    (void)epoll_ctl(link->endpoint->event_fd, EPOLL_CTL_DEL, link->watch, NULL);
-    (void)close(link->watch);
-    link->watch = -1;
-}
-
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
     for (kvf_ucx_link *link = endpoint->links, *following; link && endpoint->any_lost; link = following) {
         following = link->following;
         if (!link->lost || link->lost_told)
             continue;
         link->lost_told = true;
-        stop_watching(link);
+        kvf_watch_close(link->endpoint->event_fd, &link->watch);
         close_ep(link);
         kvf_ucx_drop_jobs(link);
         kvf_peer_lost(link->peer, link->lost_why);
@@ -107,7 +96,7 @@ static void free_link(kvf_ucx_link *link) {
         if (link->targets[i].key)
             link->ucx->ucp_rkey_destroy(link->targets[i].key);
     kvf_ucx_leave();
-    stop_watching(link);
+    kvf_watch_close(link->endpoint->event_fd, &link->watch);
     for (kvf_ucx_message *message = link->spare, *following; message; message = following) {
         following = message->following;
         kvf_free(message);
@@ -127,22 +116,6 @@ static kvf_status check_version(const kvf_ucx_card *card, const kvf_ucx_library 
                     "the peer has UCX %u.%u and this side %s, which do not understand each other: load the "
                     "same version on both sides (ucx.library)",
                     card->major, card->minor, ucx->version);
-}
-
-static kvf_status check_regions(const kvf_ucx_card *card, const kvf_peer *peer) {
-    uint32_t count;
-    const uint64_t *bytes = kvf_peer_region_bytes(peer, &count);
-    if (card->region_count != count)
-        return kvf_fail(KVF_E_PARSE, "UCX card: it has %u regions, but the peer says %u", card->region_count,
-                        count);
-    for (uint32_t i = 0; i < count; i++)
-        if (card->regions[i].bytes == 0 && bytes[i] > 0)
-            return kvf_fail(KVF_E_UNSUPPORTED, "the peer's UCX does not serve its region %u", i);
-    for (uint32_t i = 0; i < count; i++)
-        if (card->regions[i].bytes != bytes[i])
-            return kvf_fail(KVF_E_PARSE, "UCX card: region %u has %llu bytes, but the peer says %llu", i,
-                            (unsigned long long)card->regions[i].bytes, (unsigned long long)bytes[i]);
-    return KVF_OK;
 }
 
 static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
@@ -212,8 +185,8 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     if (!status)
         status = unpack_keys(link, card);
     kvf_ucx_leave();
-    if (!status && link->watch >= 0 && !kvf_ucx_listen_to(endpoint, link->watch, EPOLLIN | EPOLLRDHUP, link))
-        status = kvf_fail(KVF_E_IO, "event descriptor: %s", strerror(errno));
+    if (!status && link->watch >= 0)
+        status = kvf_watch_add(endpoint->event_fd, link->watch, link);
     if (status)
         free_link(link);
     else
@@ -230,7 +203,7 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
     kvf_ucx_link *link = NULL;
     status = check_version(&card, endpoint->ucx);
     if (!status)
-        status = check_regions(&card, peer);
+        status = kvf_peer_check_regions(peer, card.region_count, &card.regions->bytes, sizeof *card.regions);
     if (!status)
         status = make_link(endpoint, &card, peer, &link);
     kvf_free(card.regions);
@@ -247,11 +220,8 @@ bool kvf_ucx_is_emulated(const void *self) {
     return link->endpoint->emulates;
 }
 
-bool kvf_ucx_place(const void *self, unsigned char out[KVF_PLACE_BYTES]) {
-    static const unsigned char unknown[KVF_PLACE_BYTES];
-    const kvf_ucx_link *link = self;
-    memcpy(out, link->place, KVF_PLACE_BYTES);
-    return memcmp(out, unknown, sizeof unknown) != 0;
+const unsigned char *kvf_ucx_place(const void *self) {
+    return ((const kvf_ucx_link *)self)->place;
 }
 
 bool kvf_ucx_withholds(const void *self) {

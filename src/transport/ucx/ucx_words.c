@@ -47,7 +47,8 @@ void kvf_ucx_leave(void) {
     depth--;
 }
 
-kvf_status kvf_ucx_status(ucs_status_t status) {
+/* Our status for UCX's. */
+static kvf_status status_of(ucs_status_t status) {
     switch (status) {
     case UCS_OK:
         return KVF_OK;
@@ -70,6 +71,6 @@ kvf_status kvf_ucx_status(ucs_status_t status) {
 }
 
 kvf_status kvf_ucx_fail(const kvf_ucx_library *ucx, ucs_status_t status, const char *what) {
-    return kvf_fail(kvf_ucx_status(status), "UCX %s: %s%s%s", what, ucx->ucs_status_string(status),
+    return kvf_fail(status_of(status), "UCX %s: %s%s%s", what, ucx->ucs_status_string(status),
                     *first_error ? ": " : "", first_error);
 }
