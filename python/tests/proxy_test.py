@@ -18,8 +18,9 @@ import pytest
 from aiohttp import web
 
 from fake_vllm import WORDS, Does, FakeServer, running
-from kvferry.vllm.proxy import Proxy, main, why_not_handed_over
+from kvferry.vllm.proxy import Proxy, main
 from kvferry.vllm.proxy_operator import Operator
+from kvferry.vllm.proxy_requests import why_not_handed_over
 from kvferry.vllm.proxy_servers import CHUNK_BYTES, MOST_CHUNKS, SETTLED_ANSWERS, Servers, read_prompt
 
 PATIENCE = 30.0
