@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import kvferry.agent
+import kvferry.agent_events
 from coordinates import (
     DECODE_TABLE,
     HEAD_SIZE,
@@ -759,7 +759,7 @@ def test_an_agent_without_a_thread_says_when_it_is_to_be_called() -> None:
 
 def test_a_thread_that_waits_lets_others_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     # One call of the library, much longer than the test: only another thread can end it, by an event.
-    monkeypatch.setattr(kvferry.agent, "WAIT_SECONDS", 50.0)
+    monkeypatch.setattr(kvferry.agent_events, "WAIT_SECONDS", 50.0)
     entered = threading.Event()
     answers: list[bool] = []
 
