@@ -16,6 +16,7 @@ from kvferry.records import Record, records_in
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
 
 ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
+NO_LIMIT = 2**64 - 1  # nanoseconds
 
 
 class HasFileno(Protocol):
@@ -279,3 +280,19 @@ class Requests:
         """Stops a request; its event still comes. Raises NotFoundError if the ticket has ended."""
         with self._session.using() as pointer:
             call(lib.kvf_agent_cancel, pointer, ticket)
+
+    def drain(self, deadline: float | None = None) -> None:
+        """Accepts nothing new, for an engine that is to end, and lets what is under way end.
+
+        From here on hold(), pull(), expect(), push() and connect() raise CancelledError. What is held can still
+        be read, and pushes still take chunks; peers that ask for anything else are refused at once. There is no
+        way back. A second call sets the deadline anew.
+
+        Args:
+            deadline: seconds after which requests that have not ended are cancelled; None: no limit
+
+        Event: DRAINED, once, when nothing is under way any more and the agent may be closed. Its status is
+        TIMEOUT if requests were cancelled. Raises InvalidError (a directory).
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_drain, pointer, NO_LIMIT if deadline is None else nanoseconds(deadline))
