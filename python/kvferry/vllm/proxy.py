@@ -5,7 +5,8 @@
 The proxy sends a request to a prefill server first, for one token. It then sends the request with the
 `kv_transfer_params` of that answer to a decode server, and passes on the decode server's answer as it comes. If
 a prefill server writes (its `transfer_mode` is "push") and has answered before, so that its engine is known,
-the proxy asks both at once: it names the transfer, and the prefill server writes while it computes.
+the proxy asks both at once: it names the transfer, and the prefill server writes while it computes. If a decode
+server has kept its answer to the turn before, the prefill server is told where.
 Servers are chosen by load and by how much of the prompt they have seen. A request that fails is tried on
 another server as long as the client has received nothing, and the decode server computes a prompt whose cache
 cannot be loaded. When a client disconnects, its requests are cancelled.
@@ -15,6 +16,7 @@ Needs aiohttp, which vLLM brings, and not vLLM itself. `GET /health` and `GET /m
     proxy_servers.py    the servers, and how one is chosen
     proxy_requests.py   a client's request, and what each server is asked for it
     proxy_answers.py    how an answer gets to the client, and how it may fail
+    proxy_turns.py      where the answer to the turn before is kept
     proxy_metrics.py    what is counted
     proxy_operator.py   the operator's port, where servers are drained
 """
@@ -45,8 +47,9 @@ from kvferry.vllm.proxy_answers import (
 )
 from kvferry.vllm.proxy_metrics import Metrics
 from kvferry.vllm.proxy_operator import Operator
-from kvferry.vllm.proxy_requests import Work, read_work, why_not_handed_over
+from kvferry.vllm.proxy_requests import Work, read_work
 from kvferry.vllm.proxy_servers import Server, Servers, read_prompt
+from kvferry.vllm.proxy_turns import Listener, Turns
 
 logger = logging.getLogger("kvferry.proxy")
 
@@ -78,7 +81,7 @@ class Proxy:
     ) -> None:
         self.prefill, self.decode = Servers("prefill", prefill), Servers("decode", decode)
         self._patience, self._health = patience, health
-        self._metrics = Metrics()
+        self._metrics, self._turns = Metrics(), Turns()
         self._session: aiohttp.ClientSession
 
     def app(self) -> web.Application:
@@ -130,6 +133,8 @@ class Proxy:
         outcome, begun = "failed", time.monotonic()
         try:
             work = read_work(request.path, await request.read(), request.headers)
+            if not work.alone:
+                work = replace(work, before=self._turns.take(work.prompt))
             to = Passing(request)
             answer = await self._at_once(to, work, begun) or await self._in_turn(to, work, begun)
             outcome = "answered" if answer.status < 400 else outcome
@@ -151,7 +156,7 @@ class Proxy:
 
     async def _in_turn(self, to: Passing, work: Work, begun: float) -> web.StreamResponse:
         """Asks a prefill server, and then a decode server with the parameters of its answer."""
-        reason, tried = why_not_handed_over(work.body), list[Server]()
+        reason, tried = work.alone, list[Server]()
         params: dict[str, Any] | None = None
         lent = contextlib.ExitStack()
         while not reason and not params:
@@ -167,7 +172,9 @@ class Proxy:
             except Failed as failed:
                 self._note(self.prefill, server, work, failed)
                 tried.append(server)
-        self._count_way("in_turn" if params else "", reason)
+                work = replace(work, before=None)  # may be used up
+        way = "with_turn_before" if work.before else "in_turn"
+        self._count_way(way if params else "", reason)
         with lent:
             return await self._decode(to, work, params, begun, lent)
 
@@ -184,7 +191,7 @@ class Proxy:
 
     async def _at_once(self, to: Passing, work: Work, begun: float) -> web.StreamResponse | None:
         """Asks both servers at once. None: the prefill server cannot, or has failed; the client got nothing."""
-        server = None if why_not_handed_over(work.body) else self.prefill.choose(work.prompt)
+        server = None if work.alone or work.before else self.prefill.choose(work.prompt)
         if server is None or server.engine is None:
             return None
         transfer = uuid.uuid4().hex
@@ -235,11 +242,14 @@ class Proxy:
         while len(tried) < ATTEMPTS and (server := self.decode.choose(work.prompt, tried)):
             try:
                 named = replace(work, name=f"{work.name}-d{len(tried)}")
+                listener = Listener(work.is_stream)
                 async with self._ask(self.decode, server, named, work.for_decode(params)) as answer:
                     async for piece in first_to_last(answer, work.is_stream):
                         if not to.begun:
                             lent.close()
                             self._metrics.first_byte(time.monotonic() - begun)
+                        if kept := listener.hear(piece):  # before the client can go on with it
+                            self._turns.keep(server, work.prompt, kept)
                         await to.write(answer, work.name, piece)
                 self.decode.remember(server, work.prompt)
                 return await to.end()

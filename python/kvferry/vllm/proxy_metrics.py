@@ -11,7 +11,7 @@ BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seco
 #: Counters of requests, and what they count.
 COUNTERS = {
     "requests_total": "Requests of clients, by what became of them",
-    "handed_over_total": "Requests whose servers were asked in turn, or at once",
+    "handed_over_total": "Requests whose servers were asked in turn, also with the turn before, or at once",
     "computed_total": "Requests whose prompt was left to a decode server, by the reason",
 }
 #: Of each server: name, type, what it is, and the field of Server.

@@ -18,13 +18,22 @@ NOT_TO_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "p
 
 @dataclass(frozen=True)
 class Work:
-    """A request of a client."""
+    """A request of a client.
+
+    Attributes:
+        name: with which servers are asked
+        headers: those that servers get, too
+        alone: why a decode server must compute all of it; "": it need not
+        before: parameters of the turn before, if a decode server has kept its answer to that
+    """
 
     path: str
     body: dict[str, Any]
     prompt: Prompt
     name: str
     headers: dict[str, str]
+    alone: str
+    before: dict[str, Any] | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -34,9 +43,8 @@ class Work:
     def for_prefill(self, transfer: str = "") -> dict[str, Any]:
         """The request to a prefill server; `transfer` names the transfer if both servers are asked at once."""
         body = {key: value for key, value in self.body.items() if key not in NOT_TO_PREFILL}
-        body |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(TO_PREFILL)}
-        if transfer:
-            body["kv_transfer_params"]["kvferry_transfer_id"] = transfer
+        params = TO_PREFILL | ({"kvferry_transfer_id": transfer} if transfer else {})
+        body |= {"stream": False, "max_tokens": 1, "kv_transfer_params": self.before or params}
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
         return body
@@ -57,7 +65,7 @@ def read_work(path: str, content: bytes, headers: Mapping[str, str]) -> Work:
     body.pop("kv_transfer_params", None)  # a client may not choose which servers speak with each other
     name = headers.get("X-Request-Id") or uuid.uuid4().hex
     passed = {key: headers[key] for key in ("Authorization",) if key in headers}
-    return Work(path, body, read_prompt(body), name, passed)
+    return Work(path, body, read_prompt(body), name, passed, why_not_handed_over(body))
 
 
 def why_not_handed_over(body: dict[str, Any]) -> str:
