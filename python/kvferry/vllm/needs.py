@@ -19,6 +19,7 @@ from kvferry.errors import UnsupportedError
 
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
+_FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
 _CACHE = "vllm.v1.kv_cache_interface"
 _GROUPS = "vllm.distributed.parallel_state"
 _STEP = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -106,6 +107,7 @@ NEEDS = (
     Need(f"{_BASE}:KVConnectorTransferResults.finished_recving", "reporting ended transfers"),
     Need(f"{_BASE}:KVConnectorTransferResults.failed_recving", "reporting failed loads"),
     Need(f"{_BASE}:SupportsHMA.request_finished_all_groups", "keeping blocks for the consumer"),
+    Need(f"{_FACTORY}:KVConnectorFactory.register_connector", "statistics beside other connectors"),
     Need(f"{_METRICS}:KVConnectorPromMetrics", "metrics"),
     Need(f"{_METRICS}:KVConnectorStats", "statistics"),
     Need("vllm.v1.metrics.utils:create_metric_per_engine", "metrics"),
