@@ -193,6 +193,10 @@ static void push_ready(fuzz_agent *a, const uint8_t *s) {
 
 static void cancel(fuzz_agent *a, const uint8_t *s) {
     const fuzz_ticket *ticket = fuzz_nth_ticket(a, KVF_REQUEST_NONE, s[2]);
+    if (s[3] == UINT8_MAX) {
+        FUZZ_MUST(!kvf_agent_drain(a->agent, FUZZ_SECOND * s[7]));
+        return;
+    }
     if (!ticket)
         return;
     kvf_status status = kvf_agent_cancel(a->agent, ticket->number);

@@ -112,6 +112,8 @@ static void check_invalid(const fuzz_ticket *ticket, const kvf_event *event) {
 }
 
 static void take_event(fuzz_agent *a, const kvf_event *event) {
+    if (event->kind == KVF_EVENT_DRAINED)
+        FUZZ_MUST(!fuzz_agent_has_tickets(a));
     if (!event->ticket)
         return;
     fuzz_ticket *ticket = find(a, event->ticket);

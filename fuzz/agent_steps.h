@@ -20,7 +20,7 @@ typedef enum fuzz_step {
     STEP_EXPECT,
     STEP_INTO,    /* a: which of its pulls; b, c: blocks */
     STEP_READY,   /* a: which of its pushes, b: begin, c: end, d: layers; e even: everything */
-    STEP_CANCEL,  /* a: which of its tickets */
+    STEP_CANCEL,  /* a: which of its tickets; b 255: drains the agent, f: seconds */
     STEP_CONNECT, /* d: which engine */
     STEP_REGION,  /* a even: takes region b back; odd: registers it */
     STEP_RESTART, /* closes the agent and opens it again */

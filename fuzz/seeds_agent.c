@@ -44,6 +44,9 @@ void seed_agent(void) {
           {STEP_GREET, 2, 0, 0, 0, 1}, {STEP_GREET, 2, 1, 0}, {STEP_CALL, 1, BEAT, 0, 8},
           {STEP_CALL, 0, BEAT, 0, 0x83}, {STEP_WELCOME, 1, 2, 0, 0, 0, 0, 1},
           {STEP_WELCOME, 1, 1, 0, 4, 0, 0, 1}, WAIT_MS(8));
+    WRITE("drained", {STEP_EXPECT, 0, 1, 4, 3}, {STEP_HOLD, 1, 0, 2, 3}, WAIT_MS(4),
+          {STEP_CANCEL, 1, 0, 255, 0, 0, 0, 5}, {STEP_PULL, 0, 0, 8, 3}, WAIT_MS(6), {STEP_WAIT, 0, 22},
+          {STEP_HOLD, 1, 2, 2, 3});
     WRITE("restarts", {STEP_HOLD, 1, 0, 2, 3}, {STEP_PULL, 0, 0, 4, 3}, {STEP_WAIT, 0, 7}, {STEP_RESTART, 1},
           {STEP_HOLD, 1, 0, 2, 3}, WAIT_MS(10), {STEP_REGION, 0, 0, 0}, WAIT_MS(2), {STEP_REGION, 0, 1, 0},
           {STEP_HANG_UP, 2}, WAIT_MS(10));

@@ -6,25 +6,27 @@ answer as a stream. Times are the client's: until the first token, and between t
 event, 0 for all but the first). Every answer is compared with the tokens that one server computed for that
 prompt while nothing else ran.
 
+After each level through the proxy the same level asks the decode server alone, while the other server is idle:
+one server that does everything, on the same machine at nearly the same time. The setup "one" has no other.
+
 Memory is the resident memory of all servers' processes; it should not grow after the first level.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pathlib
 import random
-import subprocess
-import sys
 import time
-import urllib.request
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import aiohttp
 from connectors import CONNECTORS
 from processes import resident_mib
+from proxies import RunningProxy
 from servers import Server, Side, greedy
 from streaming import stream
 
@@ -82,7 +84,6 @@ class Setup:
 
     def __init__(self, name: str, folder: pathlib.Path, port: int) -> None:
         self._folder, self._name = folder, name
-        self._proxy: subprocess.Popen[bytes] | None = None
         connector = CONNECTORS["nixl" if name == "nixl" else "kvferry"]
         transfer = json.loads(json.dumps(connector.transfer))
         if name == "kvferry-push":
@@ -106,44 +107,27 @@ class Setup:
         self.port = self.alone if name == "one" else port + 2
 
     def __enter__(self) -> Setup:
-        try:
+        with contextlib.ExitStack() as undo:
             for server in self._servers:
                 server.start()
+                undo.callback(server.stop)
             for server in self._servers:
                 server.ready()
             if self.port != self.alone:
-                self._start_proxy()
-        except BaseException:
-            self.__exit__()
-            raise
+                log = self._folder / f"bench-load-{self._name}.proxy.log"
+                undo.enter_context(RunningProxy(self.port, self._servers[:1], self._servers[1:], log))
+            self._running = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._proxy is not None:
-            self._proxy.terminate()
-            self._proxy.wait()
-        for server in self._servers:
-            server.stop()
+        self._running.close()
 
-    def _start_proxy(self) -> None:
-        urls = [f"http://127.0.0.1:{server.port}" for server in self._servers]
-        command = [sys.executable, "-m", "kvferry.vllm.proxy", "--port", str(self.port)]
-        with (self._folder / f"bench-load-{self._name}.proxy.log").open("wb") as log:
-            self._proxy = subprocess.Popen(
-                [*command, "--prefill", urls[0], "--decode", urls[1]],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        until = time.monotonic() + REQUEST_SECONDS
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
-                return
-            except OSError:
-                if time.monotonic() > until or self._proxy.poll() is not None:
-                    raise
-                time.sleep(0.1)
+    def places(self) -> dict[str, int]:
+        """Where clients ask: of two servers also the decode server alone, so that both see the same machine."""
+        found = {self._name: self.port}
+        if self.port != self.alone:
+            found[f"{self._name.removesuffix('-push')} alone"] = self.alone
+        return found
 
     def mib(self) -> int:
         """The resident memory of the servers' processes, in MiB."""
@@ -181,7 +165,7 @@ async def ask(session: aiohttp.ClientSession, port: int, prompt: list[int], leve
 
 
 async def run_level(
-    setup: Setup, clients: int, seconds: float, pool: list[tuple[list[int], tuple[int, ...]]]
+    setup: Setup, port: int, clients: int, seconds: float, pool: list[tuple[list[int], tuple[int, ...]]]
 ) -> Level:
     """Runs a level: no client begins a request after `seconds`."""
     level, begun, chance = Level(clients), time.monotonic(), random.Random(clients)
@@ -193,7 +177,7 @@ async def run_level(
         while time.monotonic() - begun < seconds:
             prompt, wanted = chance.choice(pool)
             try:
-                tokens = await ask(session, setup.port, prompt, level)
+                tokens = await ask(session, port, prompt, level)
                 level.wrong += tuple(tokens) != wanted
             except (OSError, ValueError, aiohttp.ClientError, asyncio.TimeoutError) as error:
                 level.errors.append(f"{type(error).__name__}: {error}"[:160])
@@ -226,9 +210,10 @@ def run(
                     for prompt in prompts
                 ]
                 for clients in levels:
-                    level = asyncio.run(run_level(setup, clients, seconds, pool))
-                    print(row(name, level), flush=True)
-                    found.append({"setup": name, **asdict(level)})
+                    for where, port_asked in setup.places().items():
+                        level = asyncio.run(run_level(setup, port_asked, clients, seconds, pool))
+                        print(row(where, level), flush=True)
+                        found.append({"setup": name, "where": where, **asdict(level)})
         except (RuntimeError, OSError) as error:
             print(f"{name:<13} {error}", flush=True)
             found.append({"setup": name, "error": str(error)})

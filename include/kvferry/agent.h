@@ -516,6 +516,27 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, const
  */
 KVF_API kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t ticket);
 
+/**
+ * Drains the agent, for an engine that is to end or to be taken out of service: nothing new is accepted, and what is
+ * under way ends, or is cancelled when the time is over. From this call on
+ *
+ * - hold, pull, expect, push and connect fail with KVF_E_CANCELLED;
+ * - what is held can still be read, also by consumers that come only now; a push still takes chunks, and is written to
+ *   all its consumers;
+ * - peers that ask for a request that is neither held nor pushed here, or already wait for one, are refused with
+ *   KVF_E_NOT_FOUND, and need not wait until their deadline.
+ *
+ * KVF_EVENT_DRAINED follows, once, after the last event of every request, when the peers know of all ends. Then the
+ * agent can be closed, and no peer loses anything by it. A request that has not ended when the time is over is cancelled
+ * as by kvf_agent_cancel(), and has its own events; the event then follows when all blocks are free. A second call sets
+ * the time anew. There is no way back: to serve again, open another agent.
+ *
+ * @param deadline_ns  how long requests may take to end, from now on; 0: they are cancelled at once; UINT64_MAX: no
+ *                     limit
+ * @return KVF_OK, also where the agent has drained already; KVF_E_INVALID (a directory: it has no requests), KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_drain(kvf_agent *agent, uint64_t deadline_ns);
+
 /* ---- events ---------------------------------------------------------------------------------- */
 
 typedef enum kvf_event_kind {
@@ -527,6 +548,9 @@ typedef enum kvf_event_kind {
     /** A peer that said it is that rank of that engine was refused. Reported once in ten minutes for each rank and
      * reason, however often it happens. Nothing else has changed. */
     KVF_EVENT_PEER_REFUSED = 6,
+    /** After kvf_agent_drain(): nothing is under way any more. `status` is KVF_E_TIMEOUT where requests were cancelled,
+     * and `detail` says how many. */
+    KVF_EVENT_DRAINED = 7,
 } kvf_event_kind;
 
 typedef enum kvf_request_kind {
@@ -554,7 +578,7 @@ typedef struct kvf_event {
     kvf_request_kind request_kind;
     uint64_t ticket; /**< 0: the event is about no request */
     kvf_request_id id;
-    kvf_status status;  /**< KVF_OK unless FAILED */
+    kvf_status status;  /**< KVF_OK unless FAILED, or DRAINED late */
     const char *detail; /**< a sentence; "" when there is nothing to say */
     const char *engine; /**< the peer's; "" when the event is about no peer */
     uint32_t rank;      /**< the peer's; UINT32_MAX: all of the engine's, or none */

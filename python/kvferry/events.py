@@ -23,6 +23,7 @@ class EventKind(enum.IntEnum):
     PEER_READY = lib.KVF_EVENT_PEER_READY
     PEER_LOST = lib.KVF_EVENT_PEER_LOST
     PEER_REFUSED = lib.KVF_EVENT_PEER_REFUSED
+    DRAINED = lib.KVF_EVENT_DRAINED
 
 
 class RequestKind(enum.IntEnum):

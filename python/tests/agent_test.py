@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import kvferry.agent
+import kvferry.agent_events
 from coordinates import (
     DECODE_TABLE,
     HEAD_SIZE,
@@ -39,6 +39,7 @@ from kvferry import (
     Agreement,
     BlockState,
     BlockTable,
+    CancelledError,
     ClosedError,
     Contact,
     Event,
@@ -586,6 +587,34 @@ def test_a_directory_knows_where_the_ranks_are(pair: Pair) -> None:
             directory.allocate_regions()
 
 
+def test_an_agent_that_drains_hands_over_what_it_holds_and_takes_nothing_new(pair: Pair) -> None:
+    held = pair.producer.hold("held", HELD)
+    pair.producer.drain(30)
+    with pytest.raises(CancelledError, match="drains"):
+        pair.producer.hold("new", HELD)
+    done(pair.consumer, pair.consumer.pull("held", pair.producer.contact, WANTED))
+    assert pair.wrong() == []
+    events = [pair.producer.wait_event(30) for _ in range(2)]
+    assert [event and (event.kind, event.ticket, event.status) for event in events] == [
+        (EventKind.DONE, held, Status.OK),
+        (EventKind.DRAINED, 0, Status.OK),
+    ]
+    pair.consumer.pull("new", pair.producer.contact, WANTED)
+    event = pair.consumer.wait_event(30)
+    assert event and event.status is Status.NOT_FOUND and "drains" in event.detail, event
+
+
+def test_what_an_agent_that_drains_cannot_hand_over_is_cancelled(pair: Pair) -> None:
+    held = pair.producer.hold("held", HELD)
+    pair.producer.drain()
+    pair.producer.drain(0)
+    events = [pair.producer.wait_event(30) for _ in range(2)]
+    assert [event and (event.kind, event.ticket, event.status) for event in events] == [
+        (EventKind.FAILED, held, Status.CANCELLED),
+        (EventKind.DRAINED, 0, Status.TIMEOUT),
+    ]
+
+
 def test_failures_are_logged_as_json() -> None:
     lines: list[LogLine] = []
     pair = Pair(log=lines.append)
@@ -779,7 +808,7 @@ def test_an_agent_without_a_thread_says_when_it_is_to_be_called() -> None:
 
 def test_a_thread_that_waits_lets_others_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     # One call of the library, much longer than the test: only another thread can end it, by an event.
-    monkeypatch.setattr(kvferry.agent, "WAIT_SECONDS", 50.0)
+    monkeypatch.setattr(kvferry.agent_events, "WAIT_SECONDS", 50.0)
     entered = threading.Event()
     answers: list[bool] = []
 

@@ -51,11 +51,13 @@ class FakeServer:
         self.gone = 0
         self.go = asyncio.Event()
         self.mode = "pull"
-        self.engines = itertools.cycle((name,))  # its engines, which answer in turn
+        self.keeps = False  # decode servers: their answers, for the next turn
+        self.before: list[dict[str, Any]] = []  # prefill servers: what they were told of the turn before
+        self.engines = itertools.cycle((name,))  # that answer, in turn
         self.announced: list[dict[str, Any]] = []  # parameters with a name that a proxy has invented
-        self.meets: list[FakeServer] = []  # of a decode server: the servers that may write to it
-        self.written: set[tuple[str, str]] = set()  # pairs of an engine of this server and a name
-        self.before: Callable[[], Awaitable[None]] | None = None  # awaited before it prefills announced blocks
+        self.meets: list[FakeServer] = []  # decode servers: who may write to them
+        self.written: set[tuple[str, str]] = set()  # by which engine of this server, under which name
+        self.first_waits: Callable[[], Awaitable[None]] | None = None  # before they answer such a request
         self.healthy = True
         self.looks = 0  # how often its health was checked
         self.port = 0
@@ -127,6 +129,8 @@ class FakeServer:
         }
         if params.get("do_remote_decode") and does is not Does.NO_PARAMETERS:
             answer["kv_transfer_params"] = self._parameters(params)
+        elif self.keeps and params.get("do_remote_prefill"):
+            answer["kv_transfer_params"] = self._kept()
         return web.json_response(answer)
 
     async def _stream(self, request: web.Request, does: Does, params: dict[str, Any]) -> web.StreamResponse:
@@ -146,23 +150,31 @@ class FakeServer:
                 await asyncio.Event().wait()
             await response.write(f"data: {json.dumps({'choices': [{'text': word}]})}\n\n".encode())
             await asyncio.sleep(0.001)
+        if self.keeps and params.get("do_remote_prefill"):
+            last = f"data: {json.dumps({'choices': [], 'kv_transfer_params': self._kept()})}\n\n".encode()
+            for piece in (last[:30], last[30:]):  # as a network may cut it
+                await response.write(piece)
+                await asyncio.sleep(0.001)
         await response.write(b"data: [DONE]\n\n")
         return response
 
     async def _wait_for_writer(self, params: dict[str, Any]) -> None:
         """A decode server whose blocks were announced waits until they are written."""
         name = params.get("kvferry_transfer_id")
-        if params.get("do_remote_decode") and name:
+        if params.get("do_remote_decode") and params.get("remote_request_id"):
+            self.before.append(params)
+        elif params.get("do_remote_decode") and name:
             self.announced.append(params)
-            if self.before is not None:
-                await self.before()
+            if self.first_waits is not None:
+                await self.first_waits()
         if params.get("do_remote_prefill") and params.get("transfer_mode") == "push" and name != "00ff":
             self.announced.append(params)
             while not any((params["remote_engine_id"], name) in server.written for server in self.meets):
                 await asyncio.sleep(0.001)
 
     def _parameters(self, asked: dict[str, Any]) -> dict[str, Any]:
-        engine, name = next(self.engines), asked.get("kvferry_transfer_id", "00ff")
+        announced = {} if asked.get("remote_request_id") else asked
+        engine, name = next(self.engines), announced.get("kvferry_transfer_id", "00ff")
         self.written.add((engine, name))
         return {
             "do_remote_prefill": True,
@@ -178,6 +190,19 @@ class FakeServer:
             "kvferry_transfer_id": name,
             "kvferry_weights": "w1",
             "kvferry_versions": [1, 1],
+        }
+
+    def _kept(self) -> dict[str, Any]:
+        """What a decode server says of an answer that it keeps."""
+        name = f"{self.name}-kept-{next(self._numbers)}"
+        return {
+            "do_remote_prefill": False,
+            "do_remote_decode": True,
+            "remote_engine_id": self.name,
+            "remote_request_id": name,
+            "remote_host": "127.0.0.1",
+            "remote_port": 2,
+            "kvferry_transfer_id": name.encode().hex(),
         }
 
     def _source(self, params: dict[str, Any]) -> str:

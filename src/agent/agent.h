@@ -26,6 +26,7 @@
  *   expect.h   being written to              (consumer)          expect.c
  *   pace.h     the order and speed of moves                      pace.c
  *   permit.h   what flows of peers may access                    permit.c
+ *   drain.h    taking nothing new until all has ended            drain.c
  *
  * Messages may be lost, repeated, late and out of order. So the caller repeats a *call* until it gets an
  * answer; the called side carries it out once, however often it arrives; and messages of a session, a lease or an
@@ -220,6 +221,12 @@ struct kvf_agent {
     uint64_t last_number;        /* of the calls in sessions that have ended */
     kvf_ledger *ledger;
 
+    bool drains;              /* takes nothing new */
+    bool drain_is_late;       /* what was left has been cancelled */
+    uint64_t drain_until;     /* then it is cancelled; UINT64_MAX: never */
+    uint32_t drain_cancelled; /* requests */
+    kvf_event_node *drained;  /* reserved, to be told when nothing is left */
+
     kvf_event_node *events, *told; /* waiting; the one taken last */
     kvf_wake told_wake;            /* readable while events wait, and for good once we stop */
     uint64_t due;                  /* no tick is needed before this time */
@@ -292,6 +299,10 @@ void kvf_agent_unlock(kvf_agent *agent);
 
 void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, uint32_t rank,
                     kvf_status status, const char *detail);
+/** Makes agent->drained, so that telling cannot fail; false: no memory. */
+bool kvf_event_reserve_drained(kvf_agent *agent);
+/** Tells the engine that nothing is under way any more. */
+void kvf_event_drained(kvf_agent *agent);
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);
 void kvf_events_free(kvf_agent *agent);
 

@@ -6,6 +6,7 @@
  */
 #include "agent/early.h"
 #include "agent/budget.h"
+#include "agent/past.h"
 #include "agent/push.h"
 
 struct kvf_waiting {
@@ -133,6 +134,22 @@ static kvf_status make_early(kvf_session *session, const kvf_call_body *call, kv
     return KVF_OK;
 }
 
+/* Whether it waits for a request that is there, but not ready; so it is answered although the agent drains. */
+static bool is_there(kvf_ticket *table, const kvf_waiting *waiting) {
+    kvf_ticket *ticket = NULL;
+    HASH_FIND(hh_id, table, waiting->id, waiting->id_bytes, ticket);
+    return ticket;
+}
+
+static bool is_refused(const kvf_agent *agent, const kvf_early *early) {
+    return agent->drains && early->kind == KVF_CALL_ACQUIRE && !is_there(agent->holds, early->waiting);
+}
+
+bool kvf_flow_is_refused(const kvf_flow *flow) {
+    const kvf_agent *agent = flow->session->agent;
+    return agent->drains && !flow->over && !is_there(agent->pushes, flow->waiting);
+}
+
 /* An ACQUIRE waits while its caller is heard. A RELEASE was answered, and is kept although its caller does not wait. */
 static uint64_t end_of(const kvf_early *early) {
     return early->kind == KVF_CALL_ACQUIRE ? kvf_min_u64(early->until, kvf_budget_silent_at(early->session))
@@ -161,14 +178,15 @@ static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
     early->pass = pass;
     DL_DELETE(agent->early, early);
     DL_APPEND(agent->early, early);
-    if (now < end_of(early)) {
+    const bool refused = is_refused(agent, early);
+    if (!refused && now < end_of(early)) {
         kvf_sweep_found(&agent->early_sweep, end_of(early));
         return true;
     }
     kvf_call_body call = {.number = early->number, .kind = early->kind};
     if (early->kind == KVF_CALL_ACQUIRE)
-        kvf_answer_status(early->session, &call, KVF_E_TIMEOUT,
-                          "the producer did not hold this request in time");
+        kvf_answer_status(early->session, &call, refused ? KVF_E_NOT_FOUND : KVF_E_TIMEOUT,
+                          refused ? KVF_PAST_DRAINS : "the producer did not hold this request in time");
     kvf_early_free(early);
     return true;
 }

@@ -38,6 +38,8 @@ void kvf_early_free(kvf_early *early);
 /** Lists an expectation where its push will look for it; kvf_flow_wait_no_more() unlists it. */
 kvf_status kvf_flow_wait(kvf_flow *flow);
 void kvf_flow_wait_no_more(kvf_flow *flow);
+/** Whether it waits for a push that will not come, because the agent drains. */
+bool kvf_flow_is_refused(const kvf_flow *flow);
 kvf_flow *kvf_flow_waiting_for(const kvf_agent *agent, const kvf_ticket *push);
 
 #endif

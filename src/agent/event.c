@@ -1,10 +1,14 @@
 /*
  * Events for the engine, kept until it takes them; and the log line of a failure.
  */
+#include <stdio.h>
+
 #include <json.h>
 
 #include "agent/peers.h"
 #include "agent/trace.h"
+
+#define DRAINED_BYTES 80u /* of the sentence about requests that were cancelled */
 
 struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */
@@ -67,6 +71,36 @@ void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, u
     node->event = (kvf_event){.kind = kind, .status = status, .rank = rank};
     node->event.engine = put_text(&texts, engine);
     node->event.detail = put_text(&texts, detail);
+    append(agent, node);
+}
+
+bool kvf_event_reserve_drained(kvf_agent *agent) {
+    agent->drained = kvf_alloc0(1, sizeof *agent->drained);
+    char *detail = kvf_alloc(DRAINED_BYTES, 1);
+    if (!agent->drained || !detail) {
+        kvf_free(agent->drained);
+        kvf_free(detail);
+        agent->drained = NULL;
+        return false;
+    }
+    agent->drained->storage = detail;
+    return true;
+}
+
+void kvf_event_drained(kvf_agent *agent) {
+    kvf_event_node *node = agent->drained;
+    char *detail = node->storage;
+    const uint32_t cancelled = agent->drain_cancelled;
+    detail[0] = '\0';
+    if (cancelled)
+        (void)snprintf(detail, DRAINED_BYTES, "%u requests were cancelled: they had not ended in time",
+                       cancelled);
+    node->event = (kvf_event){.kind = KVF_EVENT_DRAINED,
+                              .status = cancelled ? KVF_E_TIMEOUT : KVF_OK,
+                              .rank = KVF_NO_RANK,
+                              .detail = detail,
+                              .engine = ""};
+    agent->drained = NULL;
     append(agent, node);
 }
 
@@ -146,7 +180,8 @@ static void free_node(kvf_event_node *node) {
 
 void kvf_events_free(kvf_agent *agent) {
     free_node(agent->told);
-    agent->told = NULL;
+    free_node(agent->drained);
+    agent->told = agent->drained = NULL;
     while (agent->events) {
         kvf_event_node *node = agent->events;
         DL_DELETE(agent->events, node);

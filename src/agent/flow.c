@@ -10,6 +10,7 @@
 #include "agent/budget.h"
 #include "agent/early.h"
 #include "agent/pace.h"
+#include "agent/past.h"
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/push_shape.h"
@@ -276,7 +277,10 @@ static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer)
         flow->status = status;
         flow->detail = kvf_strdup(kvf_error_detail());
     }
-    flow->session->agent->hooks->served(flow);
+    if (flow->push)
+        flow->session->agent->hooks->served(flow);
+    else
+        flow->session->agent->flow_sweep.due = 0; /* frees it */
 }
 
 /* Nothing more will be written: tells the consumer, in the way that it waits for. */
@@ -454,7 +458,9 @@ static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
     flow->pass = pass;
     DL_DELETE(agent->flows, flow);
     DL_APPEND(agent->flows, flow);
-    if (now >= end_of(flow) || flow->over)
+    if (kvf_flow_is_refused(flow))
+        kvf_flow_stop(flow, KVF_E_NOT_FOUND, KVF_PAST_DRAINS);
+    if (now >= end_of(flow) || (flow->over && (flow->heard || flow->withdrawn)))
         kvf_flow_free(flow);
     else
         kvf_sweep_found(&agent->flow_sweep, end_of(flow));

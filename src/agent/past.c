@@ -55,7 +55,7 @@ kvf_status kvf_past_look(kvf_agent *agent, kvf_bytes id) {
     drop_old(agent);
     const kvf_past *past = find(agent, id);
     if (!past)
-        return KVF_OK;
+        return agent->drains ? kvf_fail(KVF_E_NOT_FOUND, KVF_PAST_DRAINS) : KVF_OK;
     double seconds = (double)(kvf_agent_now(agent) - past->ended) / 1e9;
     if (past->status)
         return kvf_fail(KVF_E_NOT_FOUND, "the request is not kept any more: it ended %.1f s ago with %s",

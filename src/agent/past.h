@@ -7,14 +7,17 @@
 
 #include "agent/agent.h"
 
+/** Why a request will not come where it is neither held nor pushed. */
+#define KVF_PAST_DRAINS "the engine drains: it takes no new requests"
+
 /** Remembers that a request has ended, and its status. If there are many, the oldest is forgotten. */
 void kvf_past_note(kvf_agent *agent, kvf_bytes id, kvf_status status);
 
 /**
  * Whether a request may still come, as far as this agent knows.
  *
- * @return KVF_OK; KVF_E_EXISTS (all its consumers have it); KVF_E_NOT_FOUND (it ended otherwise). The detail says how
- *         long ago
+ * @return KVF_OK; KVF_E_EXISTS (all its consumers have it); KVF_E_NOT_FOUND (it ended otherwise, or the agent drains).
+ *         The detail says how long ago
  */
 kvf_status kvf_past_look(kvf_agent *agent, kvf_bytes id);
 

@@ -156,6 +156,8 @@ kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kv
     kvf_agent_request request = {0};
     kvf_request_kind kind = ops->kind;
     kvf_status status = KVF_OK;
+    if (agent->drains)
+        return kvf_fail(KVF_E_CANCELLED, "the agent drains: it takes no new requests, see kvf_agent_drain()");
     if (kind != KVF_REQUEST_CONNECT) {
         if (!given)
             return kvf_fail(KVF_E_INVALID, "request is NULL");
@@ -227,6 +229,8 @@ void kvf_ticket_unlist(kvf_ticket *ticket) {
         HASH_DELETE(hh_id, agent->pulls, ticket);
     if (ticket->ops->lends)
         kvf_past_note(agent, id_of(ticket), ticket->status);
+    if (ticket->ops->lends && agent->drains) /* peers that wait for it wait in vain */
+        agent->early_sweep.due = agent->flow_sweep.due = 0;
     memset(&ticket->hh_id, 0, sizeof ticket->hh_id);
 }
 

@@ -18,6 +18,8 @@ class What(enum.Enum):
     PREFIXES = "prompts that begin alike, with prefix caches"
     PROXY = "the proxy in front of both, and the requests of public ones"
     TURNS = "a conversation, with prefix caches: answers go back to the prefill server"
+    PROXY_TURNS = "a conversation through the proxy, which says where the answer before is"
+    BESIDE = "another connector beside kvferry's, and vLLM's events"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
 
 
@@ -71,6 +73,7 @@ LONG = ("--max-model-len", "4096")
 CHUNKS = ("--max-num-batched-tokens", "128", "--enable-chunked-prefill")
 # A single request of any length must fit.
 ROOM = ("--enable-prefix-caching",)
+ONE_GROUP = (*ROOM, "--disable-hybrid-kv-cache-manager")
 LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
 
 CASES = {
@@ -141,6 +144,13 @@ CASES = {
         what=What.TURNS,
         mode="push",
     ),
+    "proxy-turns": Case(
+        "llama",
+        Side(64, arguments=(*ROOM, *LONGER)),
+        Side(32, arguments=(*ROOM, *LONGER)),
+        what=What.PROXY_TURNS,
+    ),
+    "beside": Case("llama", Side(64, arguments=ONE_GROUP), Side(32, arguments=ONE_GROUP), what=What.BESIDE),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from halves import LAYERS, Half, a_request, blocks_of, steps
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.v1.request import RequestStatus
 
 import kvferry
@@ -22,6 +23,7 @@ from kvferry.errors import InvalidError
 from kvferry.scheduler import InstructionKind
 from kvferry.vllm.connector import KvferryConnector
 from kvferry.vllm.settings import read_settings
+from kvferry.vllm.statistics import KvferryStats
 
 TOKENS = 100
 THERE, HERE = [3, 7, 5, 1], [9, 2, 4, 8, 6, 10, 11]  # blocks of 32 and of 16 tokens
@@ -56,6 +58,12 @@ class Pairs(unittest.TestCase):
         self.assertEqual((decode.failed, decode.invalid), (set(), set()))
         for layer in range(LAYERS):
             self.assertEqual(decode.wrong(layer, HERE, range(TOKENS), salt), 0)
+
+
+class Beside(unittest.TestCase):
+    def test_a_multi_connector_finds_its_statistics_by_name(self) -> None:
+        found: Any = MultiConnector.build_kv_connector_stats({"KvferryConnector": {"loads": 1}})
+        self.assertIsInstance(found["KvferryConnector"], KvferryStats)
 
 
 class Moving(Pairs):

@@ -32,6 +32,11 @@ def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: i
         num_prompt_tokens=tokens,
         prompt_token_ids=prompt,
         _all_token_ids=list(prompt),
+        all_token_ids=list(prompt),
+        prompt_embeds=None,
+        lora_request=None,
+        mm_features=[],
+        cache_salt=None,
         num_computed_tokens=computed,
         max_tokens=16,
     )

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cases import Case, What
@@ -18,6 +18,7 @@ import kvferry
 
 PLAIN = ("KvferryConnector", "kvferry.vllm")
 PROBING = ("ProbingConnector", "probing")
+BESIDE = ("MultiConnector", None)
 INTERRUPTING = ("InterruptingConnector", "interrupting")
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 PROBE_SECONDS = 20
@@ -44,8 +45,8 @@ class Pair:
     folder: pathlib.Path  # for the models and logs
     name: str
     case: Case
-    port: int  # the first of four
-    connector: tuple[str, str] = PROBING
+    port: int  # the first of four; beside them one for the proxy, and one for events
+    connector: tuple[str, str | None] = PROBING
     deadline: float = 20  # seconds after which a load fails
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Pair:
         if self.case.what is What.ROLES:
             roles = ("kv_both", "kv_both")
             self._settings = self._keys()
-        if self.case.what is What.TURNS:
+        if self.case.what in (What.TURNS, What.PROXY_TURNS):
             roles = ("kv_both", "kv_both")
             self._settings = {"bidirectional_kv_xfer": True}
         if self.case.prefill_dtype:
@@ -79,16 +80,50 @@ class Pair:
         file.write_text(json.dumps(keys._asdict()))
         return {"key_file": str(file), "allowed_keys": [keys.public_key]}
 
+    @property
+    def events(self) -> str:
+        """Where the decode server of a case with another connector sends vLLM's events."""
+        return f"tcp://127.0.0.1:{self.port + 5}"
+
+    def beside(self, name: str) -> pathlib.Path:
+        """Where the second connector of the prefill or the decode server keeps its files."""
+        return self.readout / name
+
+    def _both(self, role: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings with which vLLM's MultiConnector asks kvferry's connector first, then its example."""
+        files = {"shared_storage_path": str(self.beside(name))}
+        first = {
+            "kv_connector": PLAIN[0],
+            "kv_connector_module_path": PLAIN[1],
+            "kv_role": role,
+            "kv_connector_extra_config": settings,
+        }
+        second = {"kv_connector": "ExampleConnector", "kv_role": role, "kv_connector_extra_config": files}
+        return {"connectors": [first, second]}
+
     def server(self, role: str, side: Side, port: int, model: str = "", dtype: str = "") -> Server:
         """A server like those of the case, not started yet. Agents meet it at `port` + 2."""
         number = port - self.port
+        name = ("prefill", "decode")[number % 2]
+        settings = {
+            "kv_lease_duration": 120,
+            "kv_load_deadline": self.deadline,
+            "transfer_mode": self.case.mode,
+            "move": self.case.move,
+            **self._settings,
+        }
+        if self.case.what is What.BESIDE:
+            settings = self._both(role, name, settings)
+            if name == "decode":
+                said = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self.events}
+                side = replace(side, arguments=(*side.arguments, "--kv-events-config", json.dumps(said)))
         return Server(
             model=self.folder / (model or self.case.model),
             dtype=dtype or self.case.dtype,
             side=side,
             role=role,
             port=port,
-            log=self.folder / f"{self.name}.{('prefill', 'decode')[number % 2]}{number // 2 or ''}.log",
+            log=self.folder / f"{self.name}.{name}{number // 2 or ''}.log",
             environment={
                 "KVFERRY_READOUT": str(self.readout),
                 "KVFERRY_CORRUPT": str(self.corrupt),
@@ -97,16 +132,7 @@ class Pair:
                 "KVFERRY_LAYERS_EACH": str(int(self.case.at_once)),
             },
             connector=self.connector,
-            transfer={
-                "engine_id": f"{role}-{number}",
-                "kv_connector_extra_config": {
-                    "kv_lease_duration": 120,
-                    "kv_load_deadline": self.deadline,
-                    "transfer_mode": self.case.mode,
-                    "move": self.case.move,
-                    **self._settings,
-                },
-            },
+            transfer={"engine_id": f"{role}-{number}", "kv_connector_extra_config": settings},
         )
 
     def __enter__(self) -> Pair:

@@ -10,92 +10,50 @@ import json
 import pathlib
 import re
 import signal
-import subprocess
-import sys
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from faults import LOADS, NEW_TOKENS, Asking, Judge
-from pair import Pair
+from faults import LOADS, NEW_TOKENS, Asking
+from proxies import RunningProxy, wait_for
 from servers import ANSWER_SECONDS, greedy
 
-WAIT_SECONDS = 60
-MANY_TOKENS = 600  # more than a client waits for
+MANY_TOKENS = 600  # more than anybody waits for
 RUNNING = "vllm:num_requests_running"
 
 
 class Proxying(Asking):
     """Runs all cases."""
 
-    def __init__(self, judge: Judge, pair: Pair) -> None:
-        super().__init__(judge, pair)
-        self._port = pair.port + 4
-        self._log = pair.folder / f"{pair.name}.proxy.log"
-        self._process: subprocess.Popen[bytes]
+    _proxy: RunningProxy
 
     def run(self) -> None:
         """Runs all cases."""
         self.public_proxies()
-        with self.proxy():
+        with self.proxy() as self._proxy:
             self.answers("not streamed", stream=False)
             self.answers("streamed", stream=True)
             self.client_gone()
             self.answers("after that", stream=True)
             self.prefill_gone()
-        with self.proxy():
+        with self.proxy() as self._proxy:
             self.answers("a proxy that was started anew", stream=False)
             self.proxy_gone()
 
     # ---- the proxy
 
-    @contextmanager
-    def proxy(self) -> Iterator[None]:
-        """Runs the proxy during a block."""
-        urls = [f"http://127.0.0.1:{server.port}" for server in (self._prefill, self._decode)]
-        command = [sys.executable, "-m", "kvferry.vllm.proxy", "--port", str(self._port)]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "--prefill", urls[0], "--decode", urls[1]],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-            try:
-                self._wait(lambda: self._post("/health", None) is not None)
-                yield
-            finally:
-                self._process.terminate()
-                self._process.wait()
-
-    def _wait(self, condition: Any) -> bool:
-        until = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < until:
-            try:
-                if condition():
-                    return True
-            except OSError:
-                pass
-            time.sleep(0.05)
-        return False
-
-    def _post(self, path: str, body: dict[str, Any] | None, timeout: float = ANSWER_SECONDS) -> bytes:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}", data, {"Content-Type": "application/json"}
+    def proxy(self) -> RunningProxy:
+        """One in front of both."""
+        pair = self._pair
+        return RunningProxy(
+            pair.port + 4, [self._prefill], [self._decode], pair.folder / f"{pair.name}.proxy.log"
         )
-        with urllib.request.urlopen(request, timeout=timeout) as found:
-            content: bytes = found.read()
-            return content
 
     def _tokens(self, prompt: list[int], stream: bool) -> list[int]:
         body = greedy(prompt, NEW_TOKENS, None)
         if not stream:
-            return list(json.loads(self._post("/v1/completions", body))["choices"][0]["token_ids"])
-        events = self._post("/v1/completions", {**body, "stream": True}).decode()
+            return list(json.loads(self._proxy.ask("/v1/completions", body))["choices"][0]["token_ids"])
+        events = self._proxy.ask("/v1/completions", {**body, "stream": True}).decode()
         found: list[int] = []
         for event in re.findall(r"^data: (\{.*)$", events, re.M):
             found += json.loads(event)["choices"][0].get("token_ids") or []
@@ -135,20 +93,14 @@ class Proxying(Asking):
             found: dict[str, Any] = json.load(answered)
             return found
 
-    def _goes_away(self, what: str, leave: Any) -> None:
-        """While a request for many tokens is under way, a client or the proxy goes away; the decode server must
-        end it."""
+    def _goes_away(self, what: str, leave: Callable[[Any], None]) -> None:
+        """A request of many tokens is under way; then somebody leaves, and the decode server is to notice."""
         body = greedy(self.prompt(), MANY_TOKENS, None) | {"stream": True}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        answered = urllib.request.urlopen(request, timeout=ANSWER_SECONDS)
+        answered = self._proxy.open("/v1/completions", body)
         answered.readline()
         self.judge(f"{what}: a request is under way", self._decode.counter(RUNNING) == 1)
         leave(answered)
-        ended = self._wait(lambda: self._decode.counter(RUNNING) == 0)
+        ended = wait_for(lambda: self._decode.counter(RUNNING) == 0)
         self.judge(f"{what}: the decode server has ended it", ended)
         answered.close()
         self.judge(f"{what}: and goes on", len(self.alone(self.prompt())) == NEW_TOKENS)
@@ -159,7 +111,7 @@ class Proxying(Asking):
 
     def proxy_gone(self) -> None:
         """The proxy is killed in the middle of an answer."""
-        self._goes_away("the proxy is killed", lambda _: self._process.send_signal(signal.SIGKILL))
+        self._goes_away("the proxy is killed", lambda _: self._proxy.kill())
 
     def prefill_gone(self) -> None:
         """The only prefill server is killed, and started again."""
@@ -169,5 +121,5 @@ class Proxying(Asking):
         self._prefill.start()
         self._prefill.ready()
         up = f'kvferry_proxy_server_up{{kind="prefill",server="http://127.0.0.1:{self._prefill.port}"}} 1'
-        self.judge("it is back", self._wait(lambda: up in self._post("/metrics", None).decode()))
+        self.judge("it is back", wait_for(lambda: up in self._proxy.ask("/metrics").decode()))
         self.answers("it is back", stream=True)

@@ -1,8 +1,8 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py, roles.py
-and turns.py send requests to them and judge the answers. Lines that begin with "record" judge nothing. Ends
-with `N passed, N failed`.
+Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py, roles.py,
+turns.py and beside.py send requests to them and judge the answers. Lines that begin with "record" judge nothing.
+Ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -11,27 +11,33 @@ import argparse
 import pathlib
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
+from beside import Beside
 from cases import CASES, SHORT, Case, What
 from copying import Copying
 from faults import Faults
 from mismatch import Mismatch
-from pair import INTERRUPTING, PLAIN, PROBING, Pair
+from pair import BESIDE, INTERRUPTING, PLAIN, PROBING, Pair
 from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
 from proxying import Proxying
 from roles import Roles
-from turns import Turns
+from turns import ProxyTurns, Turns
 
-CONNECTORS = {
-    What.HAND_OVER: PROBING,
-    What.FAULTS: PLAIN,
-    What.COPYING: INTERRUPTING,
-    What.MISMATCH: PLAIN,
-    What.PREFIXES: PROBING,
-    What.PROXY: PLAIN,
-    What.ROLES: PLAIN,
-    What.TURNS: PROBING,
+#: What a case runs, and with which connector.
+RUNS: dict[What, tuple[Callable[..., Any], tuple[str, str | None]]] = {
+    What.HAND_OVER: (HandOver, PROBING),
+    What.FAULTS: (Faults, PLAIN),
+    What.COPYING: (Copying, INTERRUPTING),
+    What.MISMATCH: (Mismatch, PLAIN),
+    What.PREFIXES: (Prefixes, PROBING),
+    What.PROXY: (Proxying, PLAIN),
+    What.ROLES: (Roles, PLAIN),
+    What.TURNS: (Turns, PROBING),
+    What.PROXY_TURNS: (ProxyTurns, PROBING),
+    What.BESIDE: (Beside, BESIDE),
 }
 
 
@@ -54,25 +60,12 @@ class Runner:
         """Runs one case."""
         begun = time.monotonic()
         try:
-            deadline = 6 if case.what is What.FAULTS else 20  # it waits for several deadlines
-            with Pair(self._folder, name, case, self._port, CONNECTORS[case.what], deadline) as pair:
-                if case.what is What.FAULTS:
-                    Faults(self.judge, pair).run()
-                elif case.what is What.COPYING:
-                    Copying(self.judge, pair).run()
-                elif case.what is What.MISMATCH:
-                    Mismatch(self.judge, pair).run()
-                elif case.what is What.PREFIXES:
-                    Prefixes(self.judge, pair).run()
-                elif case.what is What.PROXY:
-                    Proxying(self.judge, pair).run()
-                elif case.what is What.TURNS:
-                    Turns(self.judge, pair).run()
-                elif case.what is What.ROLES:
-                    Roles(self.judge, pair).run()
-                else:
-                    HandOver(self.judge, pair, self._lengths).run()
-        except Exception as error:  # a failing case must not stop the others
+            deadline = 6 if case.what is What.FAULTS else 20  # several of these are waited for
+            runs, connector = RUNS[case.what]
+            lengths = {"lengths": self._lengths} if case.what is What.HAND_OVER else {}
+            with Pair(self._folder, name, case, self._port, connector, deadline) as pair:
+                runs(self.judge, pair, **lengths).run()
+        except Exception as error:  # one case must not end the others
             self.judge(name, "ran to its end", False, f"{type(error).__name__}: {error}")
         print(f"       {name}: {time.monotonic() - begun:.0f} s", flush=True)
 

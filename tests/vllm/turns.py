@@ -7,6 +7,8 @@ move, and the bytes of each turn are compared with that.
 
 Controls: without the parameters of the turn before, the prefill server must read nothing; another beginning
 must give another answer; and a block that is corrupted after a load must change the answer.
+
+The same conversation is held through the proxy, whose client says nothing of the turn before.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any
 
 from faults import Asking, Judge
 from pair import TO_PREFILL, Pair, answer
-from servers import Server
+from proxies import RunningProxy
+from servers import Server, greedy
 
 TURNS = 10
 FIRST = 200
@@ -56,13 +59,17 @@ class Turns(Asking):
         return [self._chance.randrange(3, 500) for _ in range(count)]
 
     def turn(self, prompt: list[int], before: dict[str, Any] | None) -> Turn:
-        """One turn, as of a proxy that passes on the decode server's parameters of the last turn."""
+        """One turn, after what the decode server has said of the last one."""
         servers = (self._prefill, self._decode)
         read = [server.counter(BYTES) for server in servers]
-        params = self._prefill.ask(prompt, 1, before or dict(TO_PREFILL))["kv_transfer_params"]
-        found = self._decode.ask(prompt, ANSWER, params)
+        found = self.ask(prompt, before)
         there, here = (server.counter(BYTES) - was for server, was in zip(servers, read, strict=True))
         return Turn(answer(found).tokens, found.get("kv_transfer_params"), there, here)
+
+    def ask(self, prompt: list[int], before: dict[str, Any] | None) -> dict[str, Any]:
+        """The answer that a client gets, as a proxy asks for it that passes on what was said before."""
+        params = self._prefill.ask(prompt, 1, before or dict(TO_PREFILL))["kv_transfer_params"]
+        return self._decode.ask(prompt, ANSWER, params)
 
     def alone(self, prompt: list[int]) -> list[int]:
         """The answer that the decode server computes itself, without any moved block."""
@@ -120,3 +127,30 @@ class Turns(Asking):
         found = self.turn(other, None)
         self._pair.corrupt.unlink()
         self.judge("a corrupted block changes the answer", found.tokens != want)
+
+
+class ProxyTurns(Turns):
+    """The same through the proxy."""
+
+    _proxy: RunningProxy
+
+    def run(self) -> None:
+        """All of it."""
+        with self.proxy() as self._proxy:
+            talk, last = self.conversation()
+        with self.proxy() as self._proxy:  # which knows nothing of the turn before
+            self.forgotten(talk, last)
+            self.corrupted(talk)
+
+    def proxy(self) -> RunningProxy:
+        """One in front of both."""
+        pair = self._pair
+        return RunningProxy(
+            pair.port + 4, [self._prefill], [self._decode], pair.folder / f"{pair.name}.proxy.log"
+        )
+
+    def ask(self, prompt: list[int], before: dict[str, Any] | None) -> dict[str, Any]:
+        """The answer of the proxy, which is told the prompt only."""
+        body = greedy(prompt, ANSWER, None) | {"logprobs": 1}
+        found: dict[str, Any] = json.loads(self._proxy.ask("/v1/completions", body))
+        return found

@@ -75,13 +75,15 @@ class Turns(Pairs):
         self.same(decode, blocks, tokens)
         self.write(decode, blocks, range(tokens, end - 1))
         request.num_computed_tokens, request.num_tokens = how.get("computed", end - 1), end
+        request.all_token_ids = list(range(end))
         keep, found = decode.scheduling.finished(request, [blocks], how.get("well", True))
         self.assertEqual(keep, how.get("kept", True))
         return found
 
-    def turn(self, prefill: Half, cached: int, params: Any = None) -> tuple[Any, int]:
-        """Sends the next turn to the prefill server, which loads what it needs of the answer."""
+    def turn(self, prefill: Half, cached: int, params: Any = None, **changed: Any) -> tuple[Any, int]:
+        """The next turn has arrived at the prefill server; it loads what it needs of the answer."""
         request = a_request("two-p", NEXT, dict(params or self.params))
+        vars(request).update(changed)
         prefill.scheduling.add(request)
         load, _ = prefill.scheduling.match(request, cached)
         prefill.scheduling.allocated(request, blocks_of(THERE), load)
@@ -179,6 +181,33 @@ class Conversations(Turns):
         self.write(prefill, THERE, range(NEXT))
         params = self.finish(prefill, request)
         self.answer(prefill, decode, "two", NEXT, params, 0, NEXT + 4, OTHERS)
+
+    def test_an_answer_of_other_tokens_is_not_read(self) -> None:
+        """A proxy knows texts: a text may become other tokens than those that were generated."""
+        same = list(range(NEXT))
+        image = SimpleNamespace(identifier="an image", mm_position=SimpleNamespace(offset=3))
+        others: tuple[dict[str, Any], ...] = (
+            {"all_token_ids": [*same[: ANSWERED - 2], 7, *same[ANSWERED - 1 :]]},
+            {"all_token_ids": same[: ANSWERED - 2], "num_prompt_tokens": ANSWERED - 2},
+            {"lora_request": SimpleNamespace(lora_name="adapter")},
+            {"cache_salt": "another"},
+            {"mm_features": [image]},
+            {"prompt_embeds": "embeddings", "all_token_ids": [0] * NEXT},
+        )
+        for changed in others:
+            with self.subTest(changed=list(changed)):
+                prefill, _ = self.start()
+                with self.assertLogs(LOGGER, logging.INFO) as log:
+                    _, load = self.turn(prefill, CACHED_THERE, **changed)
+                self.assertEqual(load, 0)
+                self.assertIn("does not go on with the tokens of the turn before", " ".join(log.output))
+        prefill, _ = self.start()
+        _, load = self.turn(prefill, CACHED_THERE, {**self.params, "kvferry_content": None})
+        self.assertEqual(load, 0)
+        image.mm_position.offset = ANSWERED - 1  # behind what was kept
+        prefill, _ = self.start()
+        _, load = self.turn(prefill, CACHED_THERE, mm_features=[image])
+        self.assertEqual(load, ANSWERED - 1 - CACHED_THERE)
 
     def test_a_turn_is_read_where_the_setting_says_so(self) -> None:
         self.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -53,6 +54,7 @@ __all__ = [
     "KVCacheConfig",
     "KVCacheSpec",
     "KVConnectorBase_V1",
+    "KVConnectorFactory",
     "KVConnectorHandshakeMetadata",
     "KVConnectorMetadata",
     "KVConnectorPromMetrics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from kvferry.vllm.compat import (
     CacheHitSource,
     KVCacheConfig,
     KVConnectorBase_V1,
+    KVConnectorFactory,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorPromMetrics,
@@ -230,3 +232,8 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
         if self._scheduling is not None:
             self._scheduling.close()
+
+
+# A MultiConnector looks its connectors up by name to read their statistics, though they were loaded by module.
+with contextlib.suppress(ValueError):  # known already
+    KVConnectorFactory.register_connector(KvferryConnector.__name__, __name__, KvferryConnector.__name__)

@@ -1,4 +1,5 @@
-"""What two engines must agree on beyond their caches: the weights, and the version of connectors' parameters.
+"""What two engines must agree on beyond their caches: the weights, the version of connectors' parameters, and
+what an answer that one of them has kept is the cache of.
 
 Caches of other weights have the same shapes and other content, which no check of shapes would notice. So an
 engine may name its weights, and engines with other weights are refused.
@@ -9,10 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import InvalidError, MismatchError
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 #: Forms of kv_transfer_params and of group names: the oldest and the newest that this connector understands.
 #: Engines work together if these ranges overlap.
@@ -93,3 +98,19 @@ def check_versions(theirs: object) -> None:
             f"kvferry_versions is {said[0]} to {said[1]}; this connector understands {oldest} to {newest}: "
             "update the older of the two engines"
         )
+
+
+def content_of(request: Request, tokens: int) -> str:
+    """A digest of what the cache of a request's first tokens depends on, beside the weights; "": there is none.
+
+    These are the token ids, the adapter, images and the like among these tokens, and the salt of its prefix
+    cache. A prompt that was given as embeddings has no digest.
+    """
+    if request.prompt_embeds is not None:
+        return ""
+    adapter = request.lora_request.lora_name if request.lora_request is not None else None
+    inputs = [(item.identifier, item.mm_position.offset) for item in request.mm_features]
+    beside = [adapter, request.cache_salt, [item for item in inputs if item[1] < tokens]]
+    digest = hashlib.blake2b(array("q", request.all_token_ids[:tokens]).tobytes(), digest_size=16)
+    digest.update(json.dumps(beside).encode())
+    return digest.hexdigest()

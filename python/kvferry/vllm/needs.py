@@ -19,6 +19,7 @@ from kvferry.errors import UnsupportedError
 
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
+_FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
 _CACHE = "vllm.v1.kv_cache_interface"
 _GROUPS = "vllm.distributed.parallel_state"
 _STEP = "vllm.v1.core.sched.output:SchedulerOutput"
@@ -106,6 +107,7 @@ NEEDS = (
     Need(f"{_BASE}:KVConnectorTransferResults.finished_recving", "reporting ended transfers"),
     Need(f"{_BASE}:KVConnectorTransferResults.failed_recving", "reporting failed loads"),
     Need(f"{_BASE}:SupportsHMA.request_finished_all_groups", "keeping blocks for the consumer"),
+    Need(f"{_FACTORY}:KVConnectorFactory.register_connector", "statistics beside other connectors"),
     Need(f"{_METRICS}:KVConnectorPromMetrics", "metrics"),
     Need(f"{_METRICS}:KVConnectorStats", "statistics"),
     Need("vllm.v1.metrics.utils:create_metric_per_engine", "metrics"),
@@ -120,6 +122,11 @@ NEEDS = (
             "num_prompt_tokens": "the length of a prompt",
             "num_computed_tokens": "how much of a cache there is",
             "num_tokens": "how much of a turn there is",
+            "all_token_ids": "telling whether a request goes on with the turn before",
+            "prompt_embeds": "telling whether a request goes on with the turn before",
+            "lora_request": "telling whether a request goes on with the turn before",
+            "mm_features": "telling whether a request goes on with the turn before",
+            "cache_salt": "telling whether a request goes on with the turn before",
             "prompt_token_ids": "leaving the last tokens of a prompt to the consumer",
             "_all_token_ids": "leaving the last tokens of a prompt to the consumer",
             "max_tokens": "leaving the last tokens of a prompt to the consumer",

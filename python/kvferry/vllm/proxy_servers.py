@@ -44,12 +44,28 @@ class Prompt:
     """What is known of a prompt without a tokenizer.
 
     Attributes:
-        size: in bytes of text; a token id counts as four
+        content: text or token ids; those of a longer conversation begin with those of a shorter one
+        kind: what else it must have in common with another one: prompts of other models or salts share no cache
         beginnings: a hash of its first chunk, of its first two, and so on
     """
 
-    size: int
+    content: bytes
+    kind: bytes
     beginnings: tuple[bytes, ...]
+
+    @property
+    def size(self) -> int:
+        """In bytes of text; a token id counts as four."""
+        return len(self.content)
+
+    def digests(self, sizes: Sequence[int]) -> list[bytes]:
+        """Hashes of its first bytes: of so many each time, in rising order."""
+        running, begin, found = hashlib.blake2b(self.kind, digest_size=16), 0, []
+        for end in sizes:
+            running.update(self.content[begin:end])
+            found.append(running.digest())
+            begin = end
+        return found
 
 
 def read_prompt(body: dict[str, Any]) -> Prompt:
@@ -63,13 +79,12 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
         content = b"".join(json.dumps(item, sort_keys=True).encode() for item in said)
     else:
         content = b""
-    # Prompts of other models or salts have no cache in common.
-    running = json.dumps([body.get("model"), body.get("cache_salt")]).encode()
+    kind = running = json.dumps([body.get("model"), body.get("cache_salt")]).encode()
     beginnings = []
     for begin in range(0, len(content) - CHUNK_BYTES + 1, CHUNK_BYTES):
         running = hashlib.blake2b(running + content[begin : begin + CHUNK_BYTES], digest_size=16).digest()
         beginnings.append(running)
-    return Prompt(len(content), tuple(beginnings))
+    return Prompt(content, kind, tuple(beginnings))
 
 
 #: Engine parameters that change while an engine runs: how often its caches have come back after a sleep.

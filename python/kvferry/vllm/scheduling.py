@@ -19,7 +19,7 @@ from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Instruction, InstructionKind, Schedule, TransferParams
 from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
-from kvferry.vllm.identity import VERSIONS, check_versions, check_weights
+from kvferry.vllm.identity import VERSIONS, check_versions, check_weights, content_of
 from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
@@ -129,7 +129,7 @@ class Scheduling:
                 self._leave_tokens(request)
             if source is not None and not self._same_draft(params):
                 self._without_draft.add(request.request_id)
-            elif not prefills and self._keeps_turns:
+            elif not prefills and self._keeps_turns and content_of(request, 0):
                 self._turns.add(request.request_id)
             serves = prefills or request.request_id in self._turns
             push = prefills and self._settings.push
@@ -316,14 +316,23 @@ class Scheduling:
         return replace(item, deadline=self._settings.turn)
 
     def _turn_before(self, request: Request, params: dict[str, Any]) -> TransferParams | None:
-        """Where a prefill server finds what a decode server has kept of the previous turn; None: nowhere."""
+        """Where a prefill server finds what a decode server has kept of the previous turn; None: nowhere.
+
+        A proxy need not know whether this request goes on with the tokens of that answer: it may know texts
+        only, and a text can become other tokens than those that were generated.
+        """
         if not params.get("remote_request_id") or not self._keeps_turns or not self._same_draft(params):
             return None
         try:
-            return self._source(params)
+            source = self._source(params)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s: the turn before is computed again: %s", request.request_id, error)
             return None
+        content = content_of(request, source.tokens)
+        if source.tokens <= request.num_prompt_tokens and content and content == params.get("kvferry_content"):
+            return source
+        logger.info("request %s does not go on with the tokens of the turn before", request.request_id)
+        return None
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
         """One table for each of our groups."""
@@ -377,6 +386,7 @@ class Scheduling:
             "kvferry_draft": self._draft or None,
             "kvferry_weights": self._weights or None,
             "kvferry_versions": list(VERSIONS),
+            "kvferry_content": (content_of(request, params.tokens) or None) if is_turn else None,
         }
 
 

@@ -1,0 +1,95 @@
+"""What keeps an agent of the library alive while threads and tasks of Python use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvferry._binding import ffi, lib
+from kvferry.buffers import Allocations
+from kvferry.errors import ClosedError, InvalidError
+from kvferry.events import LogLine, read_line
+from kvferry.region import Region
+
+
+class Session:
+    """State that must live as long as the library's agent, also if the caller never closes the agent."""
+
+    def __init__(self, log: Callable[[LogLine], object] | None) -> None:
+        self.pointer: Any = None
+        self.log = log
+        self.kept: list[Any] = []
+        self.regions: dict[int, Region] = {}  # registered
+        self.allocations = Allocations()
+        self.process = os.getpid()
+        self.inside = 0  # calls under way
+        self.closing = False
+        self.change = threading.Condition()
+        self.events = threading.Lock()
+        self.logging: set[int] = set()  # threads that are inside `log`
+        self.awaiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # tasks to be told of the end
+        self.context = ffi.new_handle(self)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[Any]:
+        with self.change:
+            if self.closing:
+                raise ClosedError("this Agent was closed")
+            if self.process != os.getpid():
+                raise ClosedError(f"this Agent belongs to process {self.process}, which forked this one")
+            self.inside += 1
+        try:
+            yield self.pointer
+        finally:
+            with self.change:
+                self.inside -= 1
+                self.change.notify_all()
+
+    @contextlib.contextmanager
+    def waking(self, ready: asyncio.Event) -> Iterator[None]:
+        """Sets `ready`, the event of a waiting task, if the agent is closed meanwhile."""
+        with self.change:
+            if self.closing:
+                raise ClosedError("this Agent was closed")
+            self.awaiting[ready] = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            with self.change:
+                self.awaiting.pop(ready, None)
+
+    def close(self) -> None:
+        if threading.get_ident() in self.logging:
+            raise InvalidError("the log function of an agent may not close the agent")
+        if self.process != os.getpid():
+            return  # its threads are not here
+        with self.change:
+            first, self.closing = not self.closing, True
+            for ready, loop in self.awaiting.items():
+                with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
+                    loop.call_soon_threadsafe(ready.set)
+            # The agent is closed when this returns, also if another thread closes it.
+            self.change.wait_for(lambda: self.inside == 0 if first else self.pointer is None)
+        if first:
+            if self.pointer is not None:
+                lib.kvf_agent_close(self.pointer)
+            with self.change:
+                self.pointer = None
+                self.kept.clear()
+                self.regions.clear()
+                self.change.notify_all()
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def python_log(context: Any, line: Any) -> None:
+    session: Session = ffi.from_handle(context)
+    if session.log is not None:
+        session.logging.add(threading.get_ident())
+        try:
+            session.log(read_line(line))
+        finally:
+            session.logging.discard(threading.get_ident())

@@ -1,0 +1,298 @@
+"""The requests of an agent: lending blocks, reading and writing them, and waiting for a device first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from kvferry._binding import ffi, lib
+from kvferry._native import Arena, call, fill, id_fields, nanoseconds, take
+from kvferry._session import Session
+from kvferry.contact import Contact, contact_fields
+from kvferry.device import CudaEvent
+from kvferry.errors import OutOfRangeError
+from kvferry.events import Way
+from kvferry.records import Record, records_in
+from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
+
+ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
+NO_LIMIT = 2**64 - 1  # nanoseconds
+
+
+class HasFileno(Protocol):
+    """An object with a file descriptor: a file, a socket, a pipe's end."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+
+@runtime_checkable
+class HasCudaEvent(Protocol):
+    """An event like torch.cuda.Event."""
+
+    @property
+    def cuda_event(self) -> int:
+        """The handle; 0 before the event was recorded."""
+
+    @property
+    def device(self) -> Any:
+        """The event's device: an object with an `index`."""
+
+
+# A file descriptor that becomes readable when memory is ready to be read, and stays so; or an event of a CUDA
+# stream.
+Readable = int | HasFileno | CudaEvent | HasCudaEvent
+
+
+def _ready_event(after: Readable | None, arena: Arena) -> Any:
+    """A kvf_ready_event; NULL for None."""
+    if after is None:
+        return ffi.NULL
+    if isinstance(after, HasCudaEvent):
+        after = CudaEvent(after.cuda_event, getattr(after.device, "index", None) or 0)
+    if isinstance(after, CudaEvent):
+        return arena.new(
+            "kvf_ready_event",
+            kind=lib.KVF_READY_CUDA_EVENT,
+            device_event=ffi.cast("void *", after.handle),
+            device=after.device,
+        )
+    descriptor = after if isinstance(after, int) else after.fileno()
+    return arena.new("kvf_ready_event", kind=lib.KVF_READY_FD, fd=descriptor)
+
+
+class Requests:
+    """The part of an Agent that makes requests. Each returns a ticket, a number that its event has."""
+
+    _session: Session
+
+    def _submit(
+        self,
+        function: Any,
+        request_id: bytes | str,
+        groups: Sequence[GroupSteps] | None,
+        deadline: float | None,
+        consumers: int = 0,
+        contact: Contact | None = None,
+        patience: float | None = None,
+        priority: int = 0,
+        bytes_per_second: int | None = None,
+        after: Readable | None = None,
+        way: Way = Way.AUTO,
+        records: Sequence[Record] = (),
+    ) -> int:
+        if bytes_per_second is not None and bytes_per_second <= 0:
+            raise OutOfRangeError(
+                f"bytes_per_second is {bytes_per_second}; allowed: 1 and more, or None (no cap)"
+            )
+        arena = Arena()
+        request = arena.new(
+            "kvf_agent_request",
+            id=id_fields(request_id, arena),
+            groups=groups_in(groups, arena),
+            group_count=0 if groups is None else len(groups),
+            deadline_ns=nanoseconds(deadline),
+            consumers=consumers,
+            patience_ns=nanoseconds(patience),
+            priority=priority,
+            bytes_per_second=bytes_per_second or 0,
+            after=_ready_event(after, arena),
+            way=way,
+            **records_in(records, arena),
+        )
+        if contact is not None:
+            fill(request.contact, **contact_fields(contact, arena))
+        with self._session.using() as pointer:
+            return int(take(function, "uint64_t", pointer, request))
+
+    def hold(
+        self,
+        request_id: bytes | str,
+        groups: Sequence[GroupSteps],
+        *,
+        consumers: int = 1,
+        lease: float | None = None,
+        after: Readable | None = None,
+        records: Sequence[Record] = (),
+    ) -> int:
+        """Producer: keeps blocks for consumers to read; returns a ticket.
+
+        Args:
+            request_id: up to 1024 bytes; the consumers use the same
+            groups: one for each group of the model: the steps that are there
+            consumers: how many engines will take the request
+            lease: seconds without a sign of life after which the blocks are free; None: the agent's
+            after: a file descriptor, such as an eventfd, that becomes readable once the blocks are written.
+                Only then are the blocks read, do consumers learn of them, and does the lease begin. The agent
+                duplicates the descriptor, so it may be closed; nobody may read from it before the request's
+                event. Or an event of a CUDA stream, as it is during the call: a torch.cuda.Event that was
+                recorded, or a CudaEvent
+            records: data that travels with the cache, under the same lease. Each consumer rank gets the records
+                of the ranks that it reads from, with its DONE event
+
+        Event: DONE (all have them), or FAILED with TIMEOUT (the lease ran out) or CANCELLED.
+        Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
+        """
+        return self._submit(
+            lib.kvf_agent_hold, request_id, groups, lease, consumers, after=after, records=records
+        )
+
+    def pull(
+        self,
+        request_id: bytes | str,
+        contact: Contact,
+        groups: Sequence[GroupSteps] | None,
+        *,
+        deadline: float | None = None,
+        patience: float | None = None,
+        priority: int = 0,
+        bytes_per_second: int | None = None,
+        way: Way = Way.AUTO,
+    ) -> int:
+        """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
+
+        If all groups are empty, nothing is read, and the producer is told that it may free its blocks. With
+        None, the producer's blocks are only reserved until pull_into() names the destination.
+
+        Args:
+            contact: where the producer is met
+            groups: one for each group of the model: the steps that are wanted
+            deadline: seconds; None: 120 s
+            patience: seconds within which the producer must be met and must lend its blocks; None: the deadline
+            priority: requests of higher priority move first; a lower one still moves 1 MiB every 100 ms
+            bytes_per_second: most that this rank moves of the request; None: no cap
+            way: how its bytes go; AUTO: the agent's way
+
+        Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
+        Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
+        """
+        return self._submit(
+            lib.kvf_agent_pull,
+            request_id,
+            groups,
+            deadline,
+            contact=contact,
+            patience=patience,
+            priority=priority,
+            bytes_per_second=bytes_per_second,
+            way=way,
+        )
+
+    def pull_into(self, ticket: int, groups: Sequence[GroupSteps]) -> None:
+        """Names the destination of a pull that was started without one. NotFoundError: the ticket has ended."""
+        arena = Arena()
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_pull_into, pointer, ticket, groups_in(groups, arena), len(groups))
+
+    def expect(
+        self,
+        request_id: bytes | str,
+        contact: Contact,
+        groups: Sequence[GroupSteps],
+        *,
+        deadline: float | None = None,
+        way: Way = Way.AUTO,
+    ) -> int:
+        """Consumer: lets a producer write a request into own blocks. Events and errors are those of pull().
+
+        Args:
+            way: PACKED: the request is written packed, and its blocks are free as soon as it has ended; AUTO:
+                the agent's way, or that of the push
+        """
+        return self._submit(lib.kvf_agent_expect, request_id, groups, deadline, contact=contact, way=way)
+
+    def push(
+        self,
+        request_id: bytes | str,
+        groups: Sequence[GroupSteps],
+        *,
+        consumers: int = 1,
+        deadline: float | None = None,
+        priority: int = 0,
+        bytes_per_second: int | None = None,
+        after: Readable | None = None,
+        way: Way = Way.AUTO,
+        records: Sequence[Record] = (),
+    ) -> int:
+        """Producer: begins to write a request to the consumers that expect it; push_ready() says what is ready.
+
+        Args:
+            groups: one for each group of the model. Their `end` says how long the request will be; push_ready()
+                brings the blocks that their tables do not have yet
+            priority, bytes_per_second, way: as in pull()
+            after, records: as in hold(): nothing is written before `after`; records come with the last byte
+
+        Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
+        Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError,
+        InvalidError.
+        """
+        return self._submit(
+            lib.kvf_agent_push,
+            request_id,
+            groups,
+            deadline,
+            consumers,
+            priority=priority,
+            bytes_per_second=bytes_per_second,
+            after=after,
+            way=way,
+            records=records,
+        )
+
+    def push_ready(
+        self,
+        ticket: int,
+        chunk: tuple[int, int] = (0, ALL_TOKENS),
+        layers: int = ALL_LAYERS,
+        *,
+        blocks: Sequence[Blocks] | None = None,
+        after: Readable | None = None,
+        records: Sequence[Record] = (),
+    ) -> None:
+        """Says how much of a push is ready; with the ticket alone, all of it.
+
+        Args:
+            chunk: the tokens (begin, end) that are being computed; all layers of earlier tokens are ready
+            layers: number of model layers that are ready for the tokens of the chunk
+            blocks: blocks that the push does not have yet, one table for each group of the model, each with its
+                place in the sequence: BlockTable(ids, first_block). This call claims them
+            after: as in hold(): the chunk is ready then, and later calls take effect after it
+            records: further records of the push
+
+        Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, or blocks that do not reach
+        over the chunk), ExistsError (a block is being filled).
+        """
+        arena = Arena()
+        with self._session.using() as pointer:
+            said = arena.new(
+                "kvf_push_chunk",
+                begin=chunk[0],
+                end=chunk[1],
+                layers=layers,
+                tables=tables_in(blocks, arena),
+                table_count=0 if blocks is None else len(blocks),
+                after=_ready_event(after, arena),
+                **records_in(records, arena),
+            )
+            call(lib.kvf_agent_push_ready, pointer, ticket, said)
+
+    def cancel(self, ticket: int) -> None:
+        """Stops a request; its event still comes. Raises NotFoundError if the ticket has ended."""
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_cancel, pointer, ticket)
+
+    def drain(self, deadline: float | None = None) -> None:
+        """Accepts nothing new, for an engine that is to end, and lets what is under way end.
+
+        From here on hold(), pull(), expect(), push() and connect() raise CancelledError. What is held can still
+        be read, and pushes still take chunks; peers that ask for anything else are refused at once. There is no
+        way back. A second call sets the deadline anew.
+
+        Args:
+            deadline: seconds after which requests that have not ended are cancelled; None: no limit
+
+        Event: DRAINED, once, when nothing is under way any more and the agent may be closed. Its status is
+        TIMEOUT if requests were cancelled. Raises InvalidError (a directory).
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_drain, pointer, NO_LIMIT if deadline is None else nanoseconds(deadline))
