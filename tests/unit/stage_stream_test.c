@@ -424,7 +424,7 @@ static void tables_that_do_not_reach_are_refused_by_step_and_block(void **state)
 #define STEPS_OF(...) {__VA_ARGS__}
     REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE(4, 1), 0, 9), "group full", "step 8 is in block 2", "[0, 2)");
     REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE_FROM(1, 4, 1), 3, 9), "step 3 is in block 0", "[1, 3)");
-    REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE(4, KVF_NO_BLOCK, 2), 0, 9), "step 4 is wanted", "no block");
+    REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE(4, KVF_NO_BLOCK, 2), 0, 9), "step 4 is requested", "no block");
     REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE(4, 9, 2), 0, 9), "block 9, but the cache has 9");
     REFUSED_STEPS(KVF_E_INVALID, STEPS_OF(TABLE(4, 9, 2), 9, 8), "begin is 9 and end 8");
     REFUSED_STEPS(KVF_E_RANGE, STEPS_OF(TABLE(4, 9, 2), 0, UINT64_MAX), "end is 18446744073709551615");
