@@ -9,6 +9,7 @@ the pair must only not stand still. Ends with a line `N passed, N failed`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import subprocess
@@ -98,7 +99,10 @@ class ShmPair(Pair):
 
 def socket_name(pid: int) -> str:
     """The name of the process's listening socket, as /proc/net/unix shows it."""
-    links = [link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(link.readlink().name)
     sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()
