@@ -170,8 +170,10 @@ static void who_waits_for_a_producer_that_sleeps_is_told_so(void **state) {
 /* D sees only that its connection to P's memory has ended: it must not fence P, which would end P's reads from D. */
 static void an_engine_that_takes_memory_back_goes_on_reading(void **state) {
     (void)state;
-    const kvf_agent_options options = {
-        .struct_size = sizeof options, .peer_timeout_ns = 50 * MS, .lease_ns = 5000 * MS, .way = KVF_WAY_DIRECT};
+    const kvf_agent_options options = {.struct_size = sizeof options,
+                                       .peer_timeout_ns = 50 * MS,
+                                       .lease_ns = 5000 * MS,
+                                       .way = KVF_WAY_DIRECT};
     world w;
     world_request held, wanted, never;
     uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
