@@ -597,7 +597,8 @@ static void an_ipc_path_in_use_or_of_a_file_is_left_alone(void **state) {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     (void)fclose(file);
-    assert_fails(try_open_end(&second, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS, "is not a socket");
+    assert_fails(try_open_end(&second, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS,
+                 "is not a socket");
     assert_int_equal(stat(path, &found), 0);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);

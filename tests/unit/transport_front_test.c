@@ -397,7 +397,8 @@ static void a_card_says_which_regions_are_withheld(void **state) {
     withheld[2] = true;
     assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
-    assert_string_equal(kvf_error_detail(), "card: region 2 has 9 bytes, and its sort is 1; allowed: 0 and 2");
+    assert_string_equal(kvf_error_detail(),
+                        "card: region 2 has 9 bytes, and its sort is 1; allowed: 0 and 2");
     kvf_buffer_free(&bytes);
 }
 
@@ -419,7 +420,8 @@ static void a_card_says_which_regions_are_in_memory_of_devices(void **state) {
     on_device[1] = true;
     assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
-    assert_string_equal(kvf_error_detail(), "card: region 1 has 0 bytes, and its sort is 2; allowed: 0 and 1");
+    assert_string_equal(kvf_error_detail(),
+                        "card: region 1 has 0 bytes, and its sort is 2; allowed: 0 and 1");
     kvf_buffer_free(&bytes);
 }
 

@@ -1,8 +1,8 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py, roles.py,
-turns.py and beside.py send requests to them and judge the answers. Lines that begin with "record" judge nothing.
-Ends with `N passed, N failed`.
+Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py,
+roles.py, turns.py and beside.py send requests to them and judge the answers. Lines that begin with "record"
+judge nothing. Ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
