@@ -18,10 +18,17 @@ kvf_status kvf_watch_open(int *set) {
     return *set < 0 ? kvf_fail(KVF_E_IO, "epoll_create1: %s", strerror(errno)) : KVF_OK;
 }
 
+static kvf_status watch(int set, int how, int fd, uint32_t events, void *what) {
+    struct epoll_event event = {.events = events, .data.ptr = what};
+    return epoll_ctl(set, how, fd, &event) ? kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno)) : KVF_OK;
+}
+
 kvf_status kvf_watch_add(int set, int fd, void *what) {
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = what};
-    return epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) ? kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno))
-                                                     : KVF_OK;
+    return watch(set, EPOLL_CTL_ADD, fd, EPOLLIN, what);
+}
+
+kvf_status kvf_watch_once(int set, int fd, bool again, void *what) {
+    return watch(set, again ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT, what);
 }
 
 void kvf_watch_close(int set, int *fd) {

@@ -126,19 +126,18 @@ static bool mute(void *owner, const kvf_guest *guest) {
 
 /*
  * The next thing that comes over a guest's connection, whose duplicate is the spare descriptor, makes `brought_fd`
- * readable, once; `how`: EPOLL_CTL_ADD or _MOD. An epoll knows a connection by its file and the number it was added
- * with, so all are added with the number of the spare descriptor. They are gone from it when ZeroMQ closes them.
+ * readable, once. An epoll knows a connection by its file and the number it was added with, so all are added with the
+ * number of the spare descriptor. They are gone from it when ZeroMQ closes them.
  */
-static void listen_to(const kvf_door *door, uint64_t id, int how) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = id};
+static void listen_to(const kvf_door *door, uint64_t id, bool again) {
     if (door->port)
-        (void)epoll_ctl(door->brought_fd, how, door->spare_fd, &event);
+        (void)kvf_watch_once(door->brought_fd, door->spare_fd, again, (void *)(uintptr_t)id);
 }
 
 static void listen_again(const kvf_door *door, const kvf_guest *guest) {
     uint64_t file;
     if (look_at(door, (int)guest->id, &file) && file == guest->mark)
-        listen_to(door, guest->id, EPOLL_CTL_MOD);
+        listen_to(door, guest->id, true);
     look_away(door);
 }
 
@@ -146,7 +145,7 @@ static void note_stirred(kvf_door *door) {
     struct epoll_event events[WEIGHED_AT_ONCE];
     const int count = epoll_wait(door->brought_fd, events, WEIGHED_AT_ONCE, 0);
     for (int i = 0; i < count; i++)
-        kvf_guests_stir(&door->guests, events[i].data.u64);
+        kvf_guests_stir(&door->guests, (uintptr_t)events[i].data.ptr);
 }
 
 /* A number that is another connection's by now is of a guest that is gone, and hanging up looks closer. */
@@ -189,7 +188,7 @@ static bool arrived(kvf_door *door, int fd, uint64_t now) {
             kvf_tcp_try_often(door->spare_fd);
         status = kvf_guests_arrive(&door->guests, (uint64_t)fd, file, name, now);
         if (!status)
-            listen_to(door, (uint64_t)fd, EPOLL_CTL_ADD);
+            listen_to(door, (uint64_t)fd, false);
     }
     look_away(door);
     return status == KVF_OK;
@@ -238,11 +237,12 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
     door->guests.mute = mute;
     door->empty_fd = eventfd(0, EFD_CLOEXEC);
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
-    door->brought_fd = door->spare_fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
-    if (door->brought_fd < 0)
-        return kvf_fail(KVF_E_IO, "eventfd and epoll_create1: %s", strerror(errno));
-    return kvf_zmq_monitor(zmq, listener, MONITOR_ADDRESS, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED,
-                           &door->monitor);
+    if (door->spare_fd < 0)
+        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
+    const kvf_status status = kvf_watch_open(&door->brought_fd);
+    return status ? status
+                  : kvf_zmq_monitor(zmq, listener, MONITOR_ADDRESS,
+                                    ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED, &door->monitor);
 }
 
 void kvf_door_bound(kvf_door *door, const char *endpoint) {

@@ -4,7 +4,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
 
 #include "base/clock.h"
 #include "transport/messages/messages.h"
@@ -79,18 +78,10 @@ bool kvf_messages_is_muted(const kvf_messages_endpoint *endpoint, uint32_t numbe
     return kvf_guests_is_muted(&endpoint->door.guests, route_of(number));
 }
 
-/* The next event at the door wakes us, once; `how`: EPOLL_CTL_ADD or _MOD. */
-static kvf_status listen_to(const kvf_messages_endpoint *endpoint, int fd, int how) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT,
-                                .data.ptr = (void *)(uintptr_t)&endpoint->door};
-    return epoll_ctl(endpoint->epoll_fd, how, fd, &event) == 0
-               ? KVF_OK
-               : kvf_fail(KVF_E_IO, "epoll_ctl: %s", strerror(errno));
-}
-
-static void listen_to_door(const kvf_messages_endpoint *endpoint) {
-    (void)listen_to(endpoint, endpoint->door_fd, EPOLL_CTL_MOD);
-    (void)listen_to(endpoint, endpoint->door.brought_fd, EPOLL_CTL_MOD);
+/* The next event at the door wakes us, once. */
+static void listen_to_door(kvf_messages_endpoint *endpoint) {
+    (void)kvf_watch_once(endpoint->epoll_fd, endpoint->door_fd, true, &endpoint->door);
+    (void)kvf_watch_once(endpoint->epoll_fd, endpoint->door.brought_fd, true, &endpoint->door);
 }
 
 bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
@@ -170,7 +161,7 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     if (!status)
         status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
     if (!status)
-        status = listen_to(endpoint, endpoint->door.brought_fd, EPOLL_CTL_ADD);
+        status = kvf_watch_once(endpoint->epoll_fd, endpoint->door.brought_fd, false, &endpoint->door);
     if (!status)
         listen_to_door(endpoint);
     return status;
