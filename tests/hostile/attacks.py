@@ -30,8 +30,7 @@ from protocol import (
     incarnation_of,
     numbers,
 )
-from zmtp import LARGE, SMALL, RawDealer
-
+from zmtp import RawDealer, send_endlessly
 
 HEAVY_TOKENS = 1 << 14  # of a block: a shard then has nearly as many pieces as an agent accepts
 
@@ -87,23 +86,14 @@ class Attacker:
             return None
         return speaker
 
-    def endless_over(self, met: bool, most: int) -> Iterator[int]:
-        """Messages without an end, of small frames and large ones, over so many connections. One that has ended is made
-        again. With keys they are refused at once: these are of a peer that has none."""
-        speakers: list[Speaker | None] = [None] * most
-        for n in range(1 << 40):
-            speaker = speakers[n % most]
-            try:
-                if speaker is None:
-                    speaker = speakers[n % most] = self.speak_raw(met and self.target.keys is None)
-                sent = speaker.socket.push_endless(LARGE if n % 2 else SMALL) if speaker else 0
-            except OSError:
-                assert speaker
-                speaker.close()
-                speakers[n % most], sent = None, 0
-            if sent == 0:
-                time.sleep(0.0002)
-            yield sent > 0
+    def endless_over(self, met: bool, most: int) -> Iterator[bool]:
+        """With keys the connections are refused at once: these are of a peer that has none."""
+
+        def connect() -> RawDealer | None:
+            speaker = self.speak_raw(met and self.target.keys is None)
+            return speaker.socket if speaker else None
+
+        return send_endlessly(connect, most)
 
     def greeted(self, to_consumer: bool = False, name: str = "") -> Speaker:
         speaker = self.speak(to_consumer, name)

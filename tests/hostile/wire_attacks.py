@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
-from zmtp import LARGE as LARGE_FRAMES
-from zmtp import SMALL as SMALL_FRAMES
-from zmtp import RawDealer, frame
+from zmtp import RawDealer, frame, send_endlessly
 
 HELLO, READ, WRITE, NOTICE = 1, 2, 3, 4
 MEBI = 1 << 20
@@ -198,28 +196,24 @@ def large_frames(wire: Wire) -> Iterator[int]:
         yield send(wire.open[i % len(wire.open)], data)
 
 
-def endless_over(wire: Wire, begin: bytes, most: int) -> Iterator[int]:
-    """Messages without an end, of small frames and large ones, over so many connections, each after `begin`. One that
-    has ended is made again. With keys they are refused at once: these are of a peer that has none."""
-    raws: list[RawDealer | None] = [None] * most
-    for i in itertools.count():
-        raw = raws[i % most]
+def endless_over(wire: Wire, begin: bytes, most: int) -> Iterator[bool]:
+    """Each connection sends `begin` first. With keys it is refused at once: it is of a peer that has none."""
+
+    def connect() -> RawDealer | None:
+        raw = wire.raw_dealer()
         try:
-            if raw is None:
-                raw = raws[i % most] = wire.raw_dealer()
-                if raw and begin:
-                    raw.push(begin)
-            sent = raw.push_endless(LARGE_FRAMES if i % 2 else SMALL_FRAMES) if raw else 0
+            if raw and begin:
+                raw.push(begin)
         except OSError:
             assert raw
             raw.close()
-            raws[i % most], sent = None, 0
-        if sent == 0:
-            time.sleep(0.0002)
-        yield sent > 0
+            return None
+        return raw
+
+    return send_endlessly(connect, most)
 
 
-def endless(wire: Wire) -> Iterator[int]:
+def endless(wire: Wire) -> Iterator[bool]:
     """Messages without an end over connections that said nothing."""
     return endless_over(wire, b"", 101)
 
@@ -287,7 +281,7 @@ def notices(wire: Wire) -> Iterator[int]:
         yield send(dealer, bytes([NOTICE]) + os.urandom(4096))
 
 
-def endless_known(wire: Wire) -> Iterator[int]:
+def endless_known(wire: Wire) -> Iterator[bool]:
     """Messages without an end, by those who are let in."""
     return endless_over(wire, frame(0, wire.hello()), KNOWN)
 

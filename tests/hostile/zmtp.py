@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import select
 import socket
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
@@ -103,3 +106,20 @@ class RawDealer:
             if not came:
                 raise ConnectionResetError
             self.unread += came
+
+
+def send_endlessly(connect: Callable[[], RawDealer | None], most: int) -> Iterator[bool]:
+    """Sends messages without an end, of small frames and large ones, over `most` connections; whether anything was
+    sent. A connection that has ended is made again. `connect` gives None if it cannot connect now."""
+    raws: list[RawDealer | None] = [None] * most
+    for n in itertools.count():
+        raw = raws[n % most] = raws[n % most] or connect()
+        try:
+            sent = raw.push_endless(LARGE if n % 2 else SMALL) if raw else 0
+        except OSError:
+            assert raw
+            raw.close()
+            raws[n % most], sent = None, 0
+        if sent == 0:
+            time.sleep(0.0002)
+        yield sent > 0
