@@ -45,7 +45,7 @@ static void on_peer_lost(void *context, kvf_transport *of, kvf_peer *peer, const
 
 /* ---- once ------------------------------------------------------------------------------------ */
 
-/* Where the owner is, as our own card says of us. */
+/* The owner's host and network, taken from our own card. */
 static void take_own_part(void) {
     const void *data;
     size_t bytes;

@@ -99,7 +99,7 @@ class Wire:
     def hello(self, secret: bytes | None = None) -> bytes:
         name = f"wire-{os.urandom(4).hex()}".encode()
         return (
-            struct.pack("<B4sH", HELLO, b"KVFM", 1)
+            struct.pack("<B4sH", HELLO, b"KVFM", 2)
             + (self.port.secret if secret is None else secret)
             + os.urandom(16)
             + struct.pack("<QIB", self.port.generation, self.port.regions, len(name))

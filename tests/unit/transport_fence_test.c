@@ -195,6 +195,30 @@ static void a_connection_from_before_stays_shut_when_its_writer_is_admitted(void
     both_close(b);
 }
 
+/* The writer is killed, or stopped for good, before the owner has read any of what it sent. */
+static void what_was_sent_before_the_fence_is_not_written_once_its_writer_is_admitted(void **state) {
+    both *b = both_open(*state);
+    test_outcome outcome = {0};
+    assert_int_equal(
+        kvf_transport_submit(b->peer, KVF_WRITE, whole, COUNT_OF(whole), note_outcome, &outcome, NULL),
+        KVF_OK);
+    for (int i = 0; i < 10; i++) {
+        struct pollfd fd = {kvf_transport_event_fd(b->writer.transport), POLLIN, 0};
+        (void)poll(&fd, 1, 10);
+        assert_int_equal(kvf_transport_progress(b->writer.transport, NULL), KVF_OK);
+    }
+    assert_int_equal(fence(&b->owner, &b->writer), KVF_OK);
+    assert_int_equal(admit(&b->owner, &b->writer), KVF_OK);
+    picture then = take_picture(&b->owner);
+    for (int i = 0; i < 10; i++) {
+        struct pollfd fd = {kvf_transport_event_fd(b->owner.transport), POLLIN, 0};
+        (void)poll(&fd, 1, 10);
+        assert_int_equal(kvf_transport_progress(b->owner.transport, NULL), KVF_OK);
+    }
+    assert_as_pictured(&b->owner, &then);
+    both_close(b);
+}
+
 static void other_writers_go_on(void **state) {
     both *b = both_open(*state);
     test_side other;
@@ -519,6 +543,7 @@ int main(void) {
         NAMED(a_writer_that_was_not_let_in_yet_stays_out),
         NAMED(a_writer_that_is_shut_out_cannot_connect_until_it_is_admitted),
         NAMED(a_connection_from_before_stays_shut_when_its_writer_is_admitted),
+        NAMED(what_was_sent_before_the_fence_is_not_written_once_its_writer_is_admitted),
         NAMED(other_writers_go_on),
         NAMED(a_writer_that_has_gone_is_out),
         NAMED(a_writer_in_another_thread_is_out),

@@ -362,10 +362,13 @@ static void raw_greet(const raw_end *end, const test_side *to, unsigned char wro
     raw_send(end, bytes, kvf_messages_hello_write(&hello, bytes));
 }
 
-/* Receives the endpoint's next message, and lets the endpoint work meanwhile. */
+/* Receives the endpoint's next message, except those that accept a HELLO or check whether we are there, and lets the
+ * endpoint work meanwhile. */
 static size_t raw_hear(const raw_end *end, const test_side *from, unsigned char *out, size_t size) {
     for (;;) {
         int got = zmq_recv(end->socket, out, size, ZMQ_DONTWAIT);
+        if (got >= 0 && out[0] == MESSAGES_ALIVE)
+            continue;
         if (got >= 0)
             return (size_t)got;
         assert_int_equal(kvf_transport_progress(from->transport, NULL), KVF_OK);
@@ -626,9 +629,8 @@ static void connections_that_come_and_go_are_forgotten(void **state) {
         raw_end end = raw_open(&there);
         raw_greet(&end, &there, 0);
         raw_send(&end, request, bytes);
-        while (raw_hear(&end, &there, heard, sizeof heard) != 28)
-            assert_int_equal(heard[0], MESSAGES_ALIVE); /* the endpoint asks whether its clients are alive */
-        raw_close(&end);                                /* closes without a message */
+        assert_int_equal(raw_hear(&end, &there, heard, sizeof heard), 28);
+        raw_close(&end); /* closes without a message */
     }
     assert_true(HASH_COUNT(inside(&there)->clients) < 200);
     side_close(&there);

@@ -289,6 +289,7 @@ struct kvf_messages_link {
     bool found;     /* the address of the host: ZeroMQ opens, and closes, a socket only once it knows one */
     bool connected; /* but the handshake may not be over */
     bool greeted;   /* there is a connection, and we have sent our HELLO */
+    bool welcome;   /* the owner has accepted it */
     bool broken;    /* it has ended, but earlier messages may still be unread */
     bool stirs;     /* there may be something to do */
     bool starved;   /* it waits for a slot */
@@ -324,6 +325,10 @@ void kvf_messages_cancel(void *self, kvf_batch *batch);
 
 /** Drops cancelled requests that need not wait for their answers. */
 void kvf_messages_forget(kvf_messages_link *link);
+
+/** Whether the next slice may be asked for now. A WRITE may only once the owner has answered our HELLO: an owner that
+ * shuts us out and admits us again then never finds one that we sent before. */
+bool kvf_messages_may_ask(const kvf_messages_link *link);
 
 /** Sends requests as far as the window and the slots allow, and subtracts the bytes it copies from `budget`. */
 void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget);

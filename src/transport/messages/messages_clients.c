@@ -124,13 +124,18 @@ bool kvf_messages_answer_bytes(kvf_messages_endpoint *endpoint, kvf_messages_cli
     return false;
 }
 
+/* Tells a client that it is one, or forgets it if it is gone. */
+static void say_alive(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
+    unsigned char alive[MESSAGES_ANSWER_BYTES];
+    kvf_messages_answer_write(MESSAGES_ALIVE, 0, alive);
+    (void)kvf_messages_answer_bytes(endpoint, client, alive, sizeof alive);
+}
+
 /* Forgets the clients that are gone. */
 static void sweep(kvf_messages_endpoint *endpoint) {
-    unsigned char alive[MESSAGES_ANSWER_BYTES];
     kvf_messages_client *client, *next;
-    kvf_messages_answer_write(MESSAGES_ALIVE, 0, alive);
     HASH_ITER(hh, endpoint->clients, client, next)
-    (void)kvf_messages_answer_bytes(endpoint, client, alive, sizeof alive);
+    say_alive(endpoint, client);
     endpoint->sweep_at = 2 * HASH_COUNT(endpoint->clients) + CLIENTS_SWEPT;
 }
 
@@ -224,6 +229,7 @@ static bool let_in(kvf_messages_endpoint *endpoint, uint32_t number, const kvf_m
         return false;
     }
     kvf_fences_see(&endpoint->fences, client->id);
+    say_alive(endpoint, client);
     return true;
 }
 

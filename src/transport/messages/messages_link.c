@@ -47,7 +47,7 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
         *sockets[i] = NULL;
         *fds[i] = -1;
     }
-    link->greeted = link->connected = link->found = false;
+    link->greeted = link->welcome = link->connected = link->found = false;
 }
 
 static kvf_status open_monitor(kvf_messages_link *link) {
@@ -269,6 +269,7 @@ static bool take_message(kvf_messages_link *link, const unsigned char *data, siz
     case MESSAGES_TAKEN:
         return take_taken(link, data, bytes);
     case MESSAGES_ALIVE:
+        link->welcome = true;
         return true;
     default:
         return false;
@@ -337,7 +338,7 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
     kvf_messages_forget(link);
     link->stirs = false;
     return more || link->broken || (link->dealer && kvf_zmq_readable(link->dealer)) ||
-           (link->greeted && link->slices.current && !link->starved && link->count < link->endpoint->window);
+           (kvf_messages_may_ask(link) && !link->starved);
 }
 
 /* ---- the fabric's functions ------------------------------------------------------------------ */

@@ -79,11 +79,16 @@ static kvf_status ask_one(kvf_messages_link *link, uint64_t *budget) {
     return KVF_OK;
 }
 
+bool kvf_messages_may_ask(const kvf_messages_link *link) {
+    const kvf_batch *batch = link->slices.current;
+    return link->greeted && !link->lost && batch && link->count < link->endpoint->window &&
+           (link->welcome || batch->direction == KVF_READ);
+}
+
 void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget) {
     kvf_status status = KVF_OK;
     link->starved = false;
-    while (link->greeted && !link->lost && !status && link->slices.current && *budget > 0 &&
-           link->count < link->endpoint->window)
+    while (!status && *budget > 0 && kvf_messages_may_ask(link))
         status = ask_one(link, budget);
     if (status == KVF_E_AGAIN || status == KVF_E_NOMEM) {
         link->starved = true;

@@ -9,7 +9,7 @@
 #include "base/bytes.h"
 #include "transport/transport.h"
 
-#define MESSAGES_VERSION 1u
+#define MESSAGES_VERSION 2u
 #define MESSAGES_SECRET_BYTES 16u
 #define MESSAGES_ID_BYTES 16u
 
