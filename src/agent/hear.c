@@ -1,6 +1,6 @@
 /*
- * What arrives from peers: messages, each of which is passed on for the session or the engine that it is about, and the
- * news that a connection broke.
+ * Receives messages from peers, each of which is passed on for the session or the engine that it is about, and the news
+ * that a connection broke.
  *
  * All messages after the greeting carry the session's id. A message counts only if it comes from the session's peer: at
  * the server under the key that opened the session, at the client over the connection that was made for it.

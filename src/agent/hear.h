@@ -1,5 +1,5 @@
 /*
- * What arrives from peers over the link.
+ * Receives the messages of peers from the link.
  */
 #ifndef KVF_AGENT_HEAR_H
 #define KVF_AGENT_HEAR_H

@@ -100,7 +100,8 @@ typedef struct kvf_fabric {
      * Connects by the part of the card that the peer's same fabric wrote. `card` is untrusted. KVF_E_UNSUPPORTED means
      * that this peer cannot be reached this way (another host, another process): the next fabric is tried.
      * kvf_peer_region_bytes() and kvf_peer_generation() are what the outer card claims, with 0 bytes for regions that
-     * this fabric does not move; a fabric that learns the true sizes must compare. KVF_E_NOT_REGISTERED: the card is older than the peer's kvf_transport_oldest().
+     * this fabric does not move; a fabric that learns the true sizes must compare. KVF_E_NOT_REGISTERED: the card is
+     * older than the peer's kvf_transport_oldest().
      */
     kvf_status (*connect)(void *endpoint, const void *card, size_t bytes, kvf_peer *peer, void **link);
 
