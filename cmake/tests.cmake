@@ -222,3 +222,12 @@ if(NOT KVF_SANITIZE)
   kvf_add_test(installed_package install 300 bash ${PROJECT_SOURCE_DIR}/tests/install/consume.sh
                ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
 endif()
+
+# The longest tests begin first, so that the last one does not run alone for minutes.
+foreach(name transport_conformance_test stage_flow_test stage_flow_workers faults.faults faults.faults_packed
+             transport_faults_test transport_messages_test transport_fence_test agent_pace_test
+             integration.demo_failures integration.demo_hybrids)
+  if(TEST ${name})
+    set_tests_properties(${name} PROPERTIES COST 1000)
+  endif()
+endforeach()
