@@ -159,7 +159,9 @@ static void a_jump_of_numbers_forces_a_new_greeting(void **state) {
     assert_int_equal(world_stats(s.p).leases_now, 1); /* a peer may still read by the lease, which runs out */
     uint8_t before[KVF_WIRE_SESSION_BYTES];
     memcpy(before, s.rightful.session, sizeof before);
+    const uint64_t heard = world_stats(s.p).messages_received;
     speaker_greet(&s.w, &s.rightful);
+    assert_int_equal(world_stats(s.p).messages_received, heard + 1);
     assert_int_equal(s.rightful.kind, KVF_MESSAGE_WELCOME);
     assert_memory_not_equal(before, s.rightful.session, sizeof before);
     s.rightful.number = 100000; /* numbers may go on where they were */
