@@ -217,6 +217,7 @@ typedef struct parcel {
     uint32_t rank, model_layers, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
     int64_t run[10];
+    int huge;          /* which of these is 2^64-1 instead, counted from 1; 0: none */
     const char *skip;  /* a field to leave out */
     const char *dtype; /* the type of its elements; NULL: not given */
     uint32_t parts;
@@ -265,8 +266,12 @@ static void pack_part(msgpack_packer *to, const parcel *p) {
     msgpack_pack_array(to, p->run_count);
     for (uint32_t r = 0; r < p->run_count; r++) {
         msgpack_pack_array(to, 10);
-        for (int i = 0; i < 10; i++)
-            msgpack_pack_int64(to, p->run[i]);
+        for (int i = 0; i < 10; i++) {
+            if (i + 1 == p->huge)
+                msgpack_pack_uint64(to, UINT64_MAX);
+            else
+                msgpack_pack_int64(to, p->run[i]);
+        }
     }
 }
 
@@ -408,6 +413,11 @@ static void steps_that_leave_the_range_of_their_numbers_are_refused(void **state
     p.region_bytes = 200;
     p.run[9] = INT64_MAX;
     assert_fails(try_parcel(p), KVF_E_RANGE, "9223372036854775911");
+    p = good_parcel();
+    p.huge = 9;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "region_step is 18446744073709551615");
+    p.huge = 10;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "offset_step is 18446744073709551615");
     p = good_parcel(); /* two steps of 2^63, which are 2^64: none, if it were cut to 64 bits */
     p.model_layers = p.layers[1] = p.group_layers[1] = 3;
     p.run[0] = 3;
