@@ -27,6 +27,9 @@ void seed_agent(void) {
           {STEP_CALL, 0, ACQUIRE, 0, 0, 0, 0, 90}, WAIT_MS(1), {STEP_CALL, 0, BEAT, 0}, WAIT_MS(1),
           {STEP_CALL, 0, CHECKSUM, 0, 0, 0, 0, 16}, WAIT_MS(1), {STEP_CALL, 0, RELEASE, 0}, {STEP_REPEAT, 0},
           WAIT_MS(8));
+    WRITE("left_by_a_jump_of_numbers", {STEP_HOLD, 0, 0, 2, 3}, {STEP_GREET, 0, 0, 0}, WAIT_MS(1),
+          {STEP_CALL, 0, ACQUIRE, 0, 0, 0, 0, 90}, WAIT_MS(1), {STEP_CALL, 0, BEAT, 0, 7},
+          {STEP_WAIT, 0, 18});
     WRITE("written_to_a_peer", {STEP_GREET, 1, 0, 0}, WAIT_MS(1), {STEP_CALL, 1, JOIN, 0, 0, 4, 1},
           WAIT_MS(1), {STEP_CALL, 1, EXPECT, 0, 0, 1, 5, 40}, {STEP_PUSH, 0, 1, 0, 3}, {STEP_READY, 0},
           WAIT_MS(8), {STEP_CALL, 1, WITHDRAW, 0, 0, 1, 5}, WAIT_MS(4));

@@ -143,6 +143,7 @@ void kvf_flow_free(kvf_flow *flow) {
     HASH_DEL(session->flow_table, flow);
     session->flow_count--;
     kvf_budget_give(session, flow->kept_bytes);
+    kvf_session_less(session);
     session->last_used = kvf_agent_now(session->agent);
     if (kvf_carry_is_there(&flow->carry))
         end_part(flow);

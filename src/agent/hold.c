@@ -48,6 +48,7 @@ void kvf_reader_drop(kvf_reader *reader) {
     HASH_DEL(agent->leases, reader);
     agent->stats.leases_now--;
     kvf_budget_give(reader->session, READER_BYTES);
+    kvf_session_less(reader->session);
     kvf_free(reader);
 }
 

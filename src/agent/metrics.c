@@ -146,12 +146,11 @@ kvf_status kvf_agent_metrics(kvf_agent *agent, char *text, size_t text_bytes, si
         status = kvf_agent_lock(agent);
     if (status)
         return status;
-    kvf_text labels = {0}, words = {0};
+    kvf_text labels = {0};
     say_labels(agent, &labels); /* a directory gets its name with the first rank that it is told */
     kvf_agent_unlock(agent);
-    if (!labels.failed)
-        say_all(&words, &stats, labels.data);
-    words.failed |= labels.failed;
+    kvf_text words = {.failed = labels.failed};
+    say_all(&words, &stats, labels.data);
     kvf_text_free(&labels);
     return kvf_text_give(&words, text, text_bytes, length);
 }

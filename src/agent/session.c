@@ -74,7 +74,7 @@ void kvf_session_free(kvf_session *session) {
     if (!session)
         return;
     kvf_agent *agent = session->agent;
-    hide(session, false);
+    hide(session, false); /* if nothing has yet */
     kvf_session_disconnect(session);
     while (session->calls)
         kvf_call_drop(session->calls);

@@ -218,4 +218,10 @@ uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session, bool staged);
 void kvf_session_free(kvf_session *session);
 
+/** A lease or a flow of the session has ended. A lost session is freed after the last of them. */
+static inline void kvf_session_less(kvf_session *session) {
+    if (session->state == KVF_SESSION_LOST)
+        kvf_sessions_due(session->agent, 0);
+}
+
 #endif

@@ -71,8 +71,7 @@ static kvf_source *source_of(const kvf_asker *ticket, uint32_t source) {
 
 /* Whether we and the source of a cut both keep a step; otherwise there is nothing to compare. */
 static bool is_kept(kvf_token_share share, uint64_t step) {
-    uint32_t count = share.count ? share.count : 1, width = share.width ? share.width : 1;
-    return step / width % count == share.index;
+    return step / share.width % share.count == share.index; /* neither is 0 in a shard */
 }
 
 static void wrong_cell(struct kvf_check *check, const kvf_plan_cut *cut) {
@@ -133,7 +132,7 @@ static bool has_steps(struct kvf_check *check) {
             kvf_model_group(kvf_engine_model(ticket->base.agent->engine), cut->group);
         uint64_t first = kvf_first_moved(desc, group->begin, group->end);
         check->begin = kvf_max_u64(check->end, first);
-        if (group->begin < group->end && check->begin < group->end) {
+        if (check->begin < group->end) {
             check->end = kvf_min_u64(group->end, check->begin + STEPS_AT_ONCE);
             check->layers = check->suspect_layers = cut->layers;
             check->units = check->suspect_units = cut->units;

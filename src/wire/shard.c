@@ -236,15 +236,10 @@ static kvf_status read_step(const msgpack_object *object, const char *key, int64
     return status;
 }
 
-/* first + times * step; false if it is not within 0 to most. */
-static bool go_on(uint64_t first, int64_t step, uint64_t times, uint64_t most, uint64_t *out) {
+/* Whether first + times * step is within 0 to most. */
+static bool stays_within(uint64_t first, int64_t step, uint64_t times, uint64_t most) {
     uint64_t size = step < 0 ? 0 - (uint64_t)step : (uint64_t)step, way;
-    if (!kvf_mul(size, times, &way))
-        return false;
-    if (step < 0 ? way > first : way > most - first)
-        return false;
-    *out = step < 0 ? first - way : first + way;
-    return true;
+    return kvf_mul(size, times, &way) && way <= (step < 0 ? first : most - first);
 }
 
 /* Reads the numbers of one run, and checks that those of its last placement are in range; then so are those between. */
@@ -257,7 +252,7 @@ static kvf_status read_run(const msgpack_object *object, uint64_t left, uint64_t
                                             UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT32_MAX};
     const msgpack_object *numbers;
     uint32_t number_count;
-    uint64_t values[RUN_NUMBERS - 2], last;
+    uint64_t values[RUN_NUMBERS - 2];
     kvf_status status = kvf_wire_field_array(object, "a run of placements", RUN_NUMBERS, RUN_NUMBERS,
                                              &numbers, &number_count);
     for (uint32_t i = 0; i < RUN_NUMBERS - 2 && !status; i++)
@@ -271,8 +266,8 @@ static kvf_status read_run(const msgpack_object *object, uint64_t left, uint64_t
     *count = values[0];
     *first = (kvf_placement){(uint32_t)values[1], values[2], values[3],          values[4],
                              values[5],           values[6], (uint32_t)values[7]};
-    if (!go_on(first->region, *region_step, *count - 1, UINT32_MAX, &last) ||
-        !go_on(first->offset, *offset_step, *count - 1, UINT64_MAX, &last))
+    if (!stays_within(first->region, *region_step, *count - 1, UINT32_MAX) ||
+        !stays_within(first->offset, *offset_step, *count - 1, UINT64_MAX))
         return kvf_fail(KVF_E_PARSE,
                         "%llu placements from region %u, offset %llu on, by steps of %lld and %lld, "
                         "leave the range of these numbers",
@@ -370,7 +365,6 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
     out->parts = shares;
     out->placements = placements;
     for (uint32_t p = 0; p < count && !status; p++) {
-        shares[p] = (kvf_part_share){0};
         status = kvf_wire_fields_read(&parts[p], &part_form, 0, &shares[p], storage);
         if (!status)
             status = read_placements(&parts[p], held_count, count, placements + p);

@@ -128,6 +128,23 @@ static void the_longest_durations_of_all_are_guessed_too(void **state) {
         uint64_t guess = kvf_histogram_quantile(&histogram, i / 100.0);
         assert_true(guess >= UINT64_C(1) << 47);
     }
+    assert_true(kvf_histogram_quantile(&histogram, 0.5) > UINT64_C(1) << 62); /* the last bucket has no end */
+}
+
+static void the_last_bucket_but_one_ends_where_the_last_begins(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, UINT64_C(1) << 46);
+    kvf_histogram_add(&histogram, UINT64_MAX);
+    assert_true(kvf_histogram_quantile(&histogram, 0.5) == UINT64_C(1) << 47);
+}
+
+static void a_bucket_of_a_single_duration_counts(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, 10);
+    kvf_histogram_add(&histogram, 1000);
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 16); /* the end of 10's bucket */
 }
 
 int main(void) {
@@ -142,6 +159,8 @@ int main(void) {
         cmocka_unit_test(quantiles_grow_and_are_within_a_factor_of_two),
         cmocka_unit_test(a_share_that_is_none_gives_an_end),
         cmocka_unit_test(the_longest_durations_of_all_are_guessed_too),
+        cmocka_unit_test(the_last_bucket_but_one_ends_where_the_last_begins),
+        cmocka_unit_test(a_bucket_of_a_single_duration_counts),
     };
     return cmocka_run_group_tests_name("histograms", tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "agent/session.h"
+#include "agent_net.h"
 #include "agent_scene.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -59,6 +61,24 @@ static void an_agent_that_met_nobody_has_no_peers(void **state) {
     kvf_agent_peer peers[MOST];
     open_it(&s, ONE("P"), ONE("D"), NULL);
     assert_int_equal(peers_of(s.d, peers), 0);
+    scene_close(&s);
+}
+
+static void a_round_trip_is_known_from_the_welcome_on(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, peers_of(s.d, peers) == 1);
+    assert_int_equal(peers[0].state, KVF_PEER_GREETING);
+    assert_int_equal(peers[0].round_trip_ns, 0);
+    world_until(&s.w, peers_of(s.d, peers) == 1 && peers[0].state == KVF_PEER_OPEN);
+    assert_true(peers[0].round_trip_ns >= 2 * NET_LATENCY_NS);
+    assert_int_equal(peers[0].round_trip_ns, 2 * s.d->all_sessions->clock_error); /* which is half of it */
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
     scene_close(&s);
 }
 
@@ -251,9 +271,9 @@ static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
     static book log;
     scene s;
     memset(&log, 0, sizeof log);
-    const kvf_setting off = {"shm.direct", "off"};
+    const kvf_setting off[] = {{"shm.direct", "on"}, {"shm.direct", "off"}}; /* the last one counts */
     const kvf_agent_options *options =
-        WRITTEN_DOWN(&log, .transport = "shm", .settings = &off, .setting_count = 1);
+        WRITTEN_DOWN(&log, .transport = "shm", .settings = off, .setting_count = 2);
     open_it(&s, ONE("P"), ONE("D"), options);
     bring_memory(&s, options);
     world_hold(&s.w.p, &s.held, s.theirs);
@@ -291,6 +311,7 @@ static void memory_that_nobody_can_map_goes_packed_on_one_host(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_agent_that_met_nobody_has_no_peers),
+        cmocka_unit_test(a_round_trip_is_known_from_the_welcome_on),
         cmocka_unit_test(a_reader_and_who_is_read_see_each_other),
         cmocka_unit_test(a_writer_and_who_is_written_to_count_the_same_bytes),
         cmocka_unit_test(a_list_may_be_too_short_and_its_elements_of_another_version),

@@ -52,6 +52,22 @@ static void a_lease_of_another_session_is_none(void **state) {
     rights_close(&s);
 }
 
+static void a_peer_has_as_many_leases_as_are_allowed(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    s.p->options.max_requests_per_peer = 1;
+    (void)rights_hold(&s, "a");
+    world_request held;
+    uint64_t ticket;
+    world_request_make(&s.w, &s.w.p, "b", 16, 20, 1, &held);
+    world_hold(&s.w.p, &held, &ticket);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("b")), KVF_E_LIMIT);
+    assert_non_null(strstr(s.rightful.detail, "this peer has 1 leases, the most allowed"));
+    rights_close(&s);
+}
+
 static void numbers_of_leases_cannot_be_guessed(void **state) {
     (void)state;
     rights s;
@@ -159,11 +175,48 @@ static void a_jump_of_numbers_forces_a_new_greeting(void **state) {
     assert_int_equal(world_stats(s.p).leases_now, 1); /* a peer may still read by the lease, which runs out */
     uint8_t before[KVF_WIRE_SESSION_BYTES];
     memcpy(before, s.rightful.session, sizeof before);
+    const uint64_t heard = world_stats(s.p).messages_received;
     speaker_greet(&s.w, &s.rightful);
+    assert_int_equal(world_stats(s.p).messages_received, heard + 1);
     assert_int_equal(s.rightful.kind, KVF_MESSAGE_WELCOME);
     assert_memory_not_equal(before, s.rightful.session, sizeof before);
     s.rightful.number = 100000; /* numbers may go on where they were */
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    rights_close(&s);
+}
+
+/* Found by fuzzing: nothing else is due at that agent, so only the end of the lease can free the session. */
+static void a_session_that_was_left_ends_with_its_last_lease(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    uint64_t ticket = rights_hold(&s, "a");
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    kvf_call_body beat = {.kind = KVF_CALL_BEAT, .number = UINT64_MAX};
+    assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_E_PEER_LOST);
+    speaker_run_for(&s.w, &s.rightful, RIGHTS_LEASE / 2);
+    assert_int_equal(world_stats(s.p).peers_now, 1); /* its lease still runs */
+    speaker_run_for(&s.w, &s.rightful, RIGHTS_LEASE);
+    (void)world_failed(&s.w, s.p, ticket, KVF_E_TIMEOUT);
+    assert_int_equal(world_stats(s.p).leases_now, 0);
+    assert_int_equal(world_stats(s.p).peers_now, 0);
+    assert_int_equal(s.p->kept_bytes, 0);
+    rights_close(&s);
+}
+
+static void a_session_that_was_left_ends_with_its_last_expectation(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    rights_open(&s);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", 1, &wanted)), KVF_OK);
+    kvf_call_body beat = {.kind = KVF_CALL_BEAT, .number = UINT64_MAX};
+    assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_E_PEER_LOST);
+    assert_int_equal(world_stats(s.p).peers_now, 1); /* the expectation waits for its push */
+    speaker_run_for(&s.w, &s.rightful, 2 * RIGHTS_LEASE);
+    assert_int_equal(world_stats(s.p).peers_now, 0);
+    assert_int_equal(s.p->kept_bytes, 0);
     rights_close(&s);
 }
 
@@ -315,12 +368,15 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(acquire_and_release_are_for_the_peer_of_the_session),
         cmocka_unit_test(a_lease_of_another_session_is_none),
+        cmocka_unit_test(a_peer_has_as_many_leases_as_are_allowed),
         cmocka_unit_test(numbers_of_leases_cannot_be_guessed),
         cmocka_unit_test(beats_are_for_the_peer_of_the_session),
         cmocka_unit_test(expect_and_withdraw_are_for_the_peer_of_the_session),
         cmocka_unit_test(checksums_are_for_the_peer_of_the_session),
         cmocka_unit_test(calls_of_a_producer_are_refused_from_a_consumer),
         cmocka_unit_test(a_jump_of_numbers_forces_a_new_greeting),
+        cmocka_unit_test(a_session_that_was_left_ends_with_its_last_lease),
+        cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),

@@ -47,6 +47,44 @@ static uint64_t packed_by_peers(const world_engine *e) {
     return bytes;
 }
 
+/* In a build without device code nothing moves, but whether there is a stage is decided. */
+static void memory_of_devices_that_peers_are_shown_has_no_stage(void **state) {
+    (void)state;
+    for (uint32_t shown = 0; shown < 2; shown++) {
+        world w;
+        const kvf_agent_options options = options_of(KVF_WAY_DIRECT);
+        world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+        kvf_agent *agent = w.p.agents[0];
+        assert_int_equal(agent->region_count, 2);
+        agent->options.way = KVF_WAY_AUTO;
+        agent->region_count = 0; /* a rank without layers */
+        assert_ok(kvf_agent_open_stage(agent));
+        assert_null(agent->stage);
+        agent->region_count = 2;
+        agent->regions[shown].kind = KVF_MEMORY_CUDA;
+        assert_ok(kvf_agent_open_stage(agent));
+        assert_null(agent->stage);
+        agent->regions[shown].withheld = true;
+        assert_ok(kvf_agent_open_stage(agent));
+        assert_non_null(agent->stage);
+        agent->regions[shown].kind = KVF_MEMORY_HOST;
+        world_close(&w);
+    }
+}
+
+static void stages_know_each_other_only_where_something_goes_packed(void **state) {
+    (void)state;
+    static const kvf_way ways[] = {KVF_WAY_DIRECT, KVF_WAY_AUTO, KVF_WAY_PACKED};
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        world w;
+        const kvf_agent_options options = options_of(ways[i]);
+        world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+        world_pull_everything(&w, "a", 40, 1); /* alike, and within a process: packing would not pay */
+        assert_int_equal(w.d.agents[0]->all_sessions->joined, ways[i] == KVF_WAY_PACKED);
+        world_close(&w);
+    }
+}
+
 static void a_pull_goes_packed_where_that_is_wanted(void **state) {
     (void)state;
     static const kvf_way ways[] = {KVF_WAY_PACKED, KVF_WAY_DIRECT, KVF_WAY_AUTO};
@@ -409,6 +447,8 @@ static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(voi
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_of_devices_that_peers_are_shown_has_no_stage),
+        cmocka_unit_test(stages_know_each_other_only_where_something_goes_packed),
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),

@@ -214,9 +214,10 @@ static void a_rank_of_a_large_model_fits_in_a_kilobyte(void **state) {
 /* A shard of two layers with one part, K of 2 heads of 8 bytes, in a buffer of 96 bytes a layer; written as numbers, of
  * which a test changes one. */
 typedef struct parcel {
-    uint32_t rank, layers[2], group_layers[2], regions, run_count;
+    uint32_t rank, model_layers, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
     int64_t run[10];
+    int huge;          /* which of these is 2^64-1 instead, counted from 1; 0: none */
     const char *skip;  /* a field to leave out */
     const char *dtype; /* the type of its elements; NULL: not given */
     uint32_t parts;
@@ -226,7 +227,8 @@ typedef struct parcel {
 } parcel;
 
 static parcel good_parcel(void) {
-    return (parcel){.layers = {0, 2},
+    return (parcel){.model_layers = 2,
+                    .layers = {0, 2},
                     .group_layers = {0, 2},
                     .regions = 2,
                     .run_count = 1,
@@ -264,8 +266,12 @@ static void pack_part(msgpack_packer *to, const parcel *p) {
     msgpack_pack_array(to, p->run_count);
     for (uint32_t r = 0; r < p->run_count; r++) {
         msgpack_pack_array(to, 10);
-        for (int i = 0; i < 10; i++)
-            msgpack_pack_int64(to, p->run[i]);
+        for (int i = 0; i < 10; i++) {
+            if (i + 1 == p->huge)
+                msgpack_pack_uint64(to, UINT64_MAX);
+            else
+                msgpack_pack_int64(to, p->run[i]);
+        }
     }
 }
 
@@ -313,7 +319,8 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
 
 static kvf_status try_parcel(parcel p) {
     kvf_part_desc part = PART(.name = "k", .units = 2, .cell_elements = 4);
-    kvf_model *model = one_group(2, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1});
+    kvf_model *model =
+        one_group(p.model_layers, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1});
     msgpack_sbuffer buffer;
     msgpack_sbuffer_init(&buffer);
     msgpack_packer packer;
@@ -406,6 +413,17 @@ static void steps_that_leave_the_range_of_their_numbers_are_refused(void **state
     p.region_bytes = 200;
     p.run[9] = INT64_MAX;
     assert_fails(try_parcel(p), KVF_E_RANGE, "9223372036854775911");
+    p = good_parcel();
+    p.huge = 9;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "region_step is 18446744073709551615");
+    p.huge = 10;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "offset_step is 18446744073709551615");
+    p = good_parcel(); /* two steps of 2^63, which are 2^64: none, if it were cut to 64 bits */
+    p.model_layers = p.layers[1] = p.group_layers[1] = 3;
+    p.run[0] = 3;
+    p.run[8] = 0;
+    p.run[9] = INT64_MIN;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "leave the range");
 }
 
 static void a_placement_outside_its_region_is_refused(void **state) {
@@ -549,15 +567,33 @@ static kvf_status decode_again(void *subject) {
     return status;
 }
 
+/* So many groups that each list of them needs memory of its own. */
+static kvf_model *with_forty_groups(void) {
+    enum { GROUPS = 40 };
+    static uint32_t layers[GROUPS];
+    static char names[GROUPS][4];
+    kvf_part_desc part = PART(.name = "k", .units = 2, .cell_elements = 4);
+    kvf_group_desc groups[GROUPS];
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        layers[g] = g;
+        (void)snprintf(names[g], sizeof names[g], "%u", g);
+        groups[g] = (kvf_group_desc){
+            .name = names[g], .layers = &layers[g], .layer_count = 1, .parts = &part, .part_count = 1};
+    }
+    return model_of(GROUPS, groups, GROUPS);
+}
+
 static void nothing_leaks_where_memory_ends(void **state) {
     (void)state;
     memory_count memory;
     count_memory(&memory);
-    kvf_model *model = hybrid(2);
-    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 3}));
-    survive_every_refusal(&memory, decode_again, (void *)kvf_engine_shard(engine, 0));
-    kvf_engine_free(engine);
-    kvf_model_free(model);
+    kvf_model *const models[] = {hybrid(2), with_forty_groups()};
+    for (size_t i = 0; i < COUNT_OF(models); i++) {
+        kvf_engine *engine = engine_of(models[i], ENGINE(.all = {.block_count = 3}));
+        survive_every_refusal(&memory, decode_again, (void *)kvf_engine_shard(engine, 0));
+        kvf_engine_free(engine);
+        kvf_model_free(models[i]);
+    }
 }
 
 int main(void) {
