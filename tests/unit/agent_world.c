@@ -20,8 +20,22 @@ int world_is_simulated(void **state) {
     return 0;
 }
 
+#define STEP_WITH_DEVICES_NS 100000u
+
+static uint64_t longest_step = UINT64_MAX; /* of virtual time */
+
+int world_is_simulated_with_devices(void **state) {
+    longest_step = STEP_WITH_DEVICES_NS;
+    return world_is_simulated(state);
+}
+
+void world_time_jumps(void) {
+    longest_step = UINT64_MAX;
+}
+
 int world_is_real(void **state) {
     (void)state;
+    world_time_jumps();
     around = &real;
     return 0;
 }
@@ -433,7 +447,7 @@ static void let_time_pass(world *w) {
             return; /* its transport has something to do */
         left = kvf_min_u64(left, kvf_agent_timeout(agent));
     }
-    left = left == UINT64_MAX ? MS : left;
+    left = kvf_min_u64(left == UINT64_MAX ? MS : left, longest_step);
     if (most_passes != UINT64_MAX)
         left = kvf_min_u64(left, most_passes > net_now() ? most_passes - net_now() : 0);
     net_advance(left);

@@ -62,6 +62,11 @@ typedef struct world {
 int world_is_simulated(void **state);
 /** The default again: ZeroMQ, in real time. */
 int world_is_real(void **state);
+/** Set-up of a test: virtual time that passes in steps of 0.1 ms, because devices are polled in real time meanwhile;
+ * until world_time_jumps(). */
+int world_is_simulated_with_devices(void **state);
+/** Lets virtual time jump again to when an agent has something to do: no device has, or does what the test waits for. */
+void world_time_jumps(void);
 /** Agents that are opened from now on move by this fabric; NULL: by the library's. */
 void world_fabric(const struct kvf_fabric *fabric);
 
