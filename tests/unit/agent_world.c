@@ -390,6 +390,17 @@ void world_fill(const world *w, world_engine *engine, const world_request *reque
         (void)visit_rank(engine, r, request, seed, true);
 }
 
+void world_flip(world_engine *e, const world_request *request, world_cell at) {
+    const kvf_shard *shard = kvf_engine_shard(e->engine, at.rank);
+    const uint32_t per_block = kvf_shard_get(shard)->groups[at.group].tokens_per_block;
+    const uint32_t rows = kvf_model_group(kvf_shard_model(shard), at.group)->parts[at.part].rows_per_step;
+    kvf_cell_location cell = {.struct_size = sizeof cell};
+    assert_ok(kvf_shard_locate(shard, at.group, at.layer, at.part,
+                               request->ids[at.group][at.step / per_block],
+                               (uint32_t)(at.step % per_block) * rows + at.row, at.unit, &cell));
+    ((uint8_t *)e->memory[at.rank][cell.region])[cell.offset + cell.bytes - 1] ^= 0x10;
+}
+
 uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request,
                            uint32_t seed) {
     uint64_t wrong = 0;

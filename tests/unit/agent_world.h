@@ -127,6 +127,14 @@ void world_ready(world_engine *engine, const uint64_t *tickets); /**< marks ever
 /** Fills the cells of a request on every rank with bytes that follow from the coordinates and `seed`. */
 void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
 
+/** Flips a bit of one cell of a request in the memory of a rank. */
+typedef struct world_cell {
+    uint32_t rank, group, layer, part;
+    uint64_t step;
+    uint32_t row, unit;
+} world_cell;
+void world_flip(world_engine *engine, const world_request *request, world_cell at);
+
 /** Elements were filled in the types of this model, which has the same groups and parts, and are expected converted to
  * the engine's types; NULL: they were filled in the engine's own types. */
 void world_filled_as(const kvf_model *model);
