@@ -29,7 +29,7 @@ function(kvf_embed_device_code variable)
   target_compile_definitions(device_code PRIVATE _GNU_SOURCE)
   target_link_libraries(device_code PRIVATE ${CMAKE_DL_LIBS})
   set_target_properties(device_code PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tools)
-  set(sources cuda/kernels.cu cuda/kernel_move.h cuda/kernel_boxes.h kernel/convert_bits.h)
+  set(sources cuda/kernels.cu cuda/kernel_move.h cuda/kernel_hash.h cuda/kernel_boxes.h kernel/convert_bits.h)
   list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/src/)
   add_custom_command(OUTPUT ${output}
     # Leaks in this program do not matter. NVRTC loads a second library from its own folder, but a sanitizer's dlopen()

@@ -34,8 +34,8 @@ foreach(source IN LISTS fuzz_sources)
     target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
   endif()
 endforeach()
-kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_agent.c fuzz/seeds_card.c fuzz/seeds_shm.c
-                 fuzz/seeds_batches.c fuzz/messages.c)
+kvf_fuzz_program(fuzz_seeds seeds fuzz/seeds.c fuzz/seeds_agent.c fuzz/seeds_card.c fuzz/seeds_cuda.c
+                 fuzz/seeds_shm.c fuzz/seeds_batches.c fuzz/messages.c)
 
 # Fuzz targets of whole agents, over the simulated network and clock of the tests.
 if(NOT CMOCKA_FOUND)
@@ -44,3 +44,13 @@ endif()
 target_sources(fuzz_agent PRIVATE fuzz/agent_model.c fuzz/agent_peer.c tests/unit/agent_net.c)
 target_include_directories(fuzz_agent PRIVATE tests/unit)
 target_link_libraries(fuzz_agent PRIVATE PkgConfig::CMOCKA)
+
+# The transport "cuda" over the stand-in for the driver, which the target finds in its own folder.
+add_library(fuzz_cuda_driver SHARED tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c
+                                    tests/fakes/fake_cuda_streams.c)
+set_target_properties(fuzz_cuda_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+                                                  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
+target_include_directories(fuzz_cuda_driver PRIVATE include src tests/fakes)
+target_compile_definitions(fuzz_cuda_driver PRIVATE _GNU_SOURCE)
+target_include_directories(fuzz_cuda PRIVATE tests/fakes)
+target_link_libraries(fuzz_cuda PRIVATE fuzz_cuda_driver)

@@ -184,6 +184,7 @@ int main(int argc, char **argv) {
     seed_calls();
     seed_agent();
     seed_cards();
+    seed_cuda();
     seed_shm();
     seed_batches();
     return 0;

@@ -13,7 +13,8 @@
  * Sums of areas that share no cell can be added. They detect corruption and mistakes; they do not protect against an
  * attacker.
  *
- * These functions only read memory. Any thread may call them.
+ * These functions only read memory, of the host or of a device, which then computes the sums itself: the caller waits, and
+ * each call loads the device's code. Any thread may call them.
  */
 #ifndef KVFERRY_CHECKSUM_H
 #define KVFERRY_CHECKSUM_H
@@ -37,8 +38,10 @@ extern "C" {
  *                 kvf_token_share
  * @return KVF_OK; KVF_E_RANGE (no such group, part, layer, unit or block, a table that does not reach, a
  *         region smaller than the shard's: the detail names field, value and what is allowed);
- *         KVF_E_UNSUPPORTED (the memory is not the host's); KVF_E_INVALID; KVF_E_NOMEM (only where cells are
- *         kept in pieces). After an error the sums are undefined
+ *         KVF_E_INVALID; KVF_E_NOMEM (only where cells are kept in pieces, or in memory of a device);
+ *         for such memory also KVF_E_UNSUPPORTED (no driver, or no code for the device), KVF_E_LIMIT (more
+ *         cells than a device numbers) and KVF_E_IO (of the driver; or the device has not finished for 30 s).
+ *         After an error the sums are undefined
  */
 KVF_API kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
                                       uint32_t part, kvf_range layers, kvf_range units,

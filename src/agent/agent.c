@@ -13,6 +13,7 @@
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/stage.h"
+#include "agent/summing.h"
 #include "agent/trace.h"
 #include "link/link_endpoint.h"
 #include "port/door.h"
@@ -390,6 +391,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_session_free(agent->all_sessions);
     kvf_peers_forget(agent);
     kvf_stage_close(agent->stage);
+    kvf_summing_free(agent->summing);
     kvf_transport_close(agent->transport);
     kvf_link_close(agent->link);
     kvf_events_free(agent);

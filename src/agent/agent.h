@@ -234,6 +234,10 @@ struct kvf_agent {
     kvf_hashing_queue *hashing;    /* checksums being computed for peers, */
     kvf_hashing_queue own_hashing; /* and for ourselves */
     bool hashed_for_peer;          /* the last slice was */
+    struct kvf_summing *summing;   /* of devices; NULL until it is needed */
+    kvf_hashing *on_device;        /* the one whose slice a device computes; NULL: none */
+    bool awaits_device;            /* the next slice must wait for a device */
+    kvf_looks hashing_looks;       /* opened with the first that uses a device */
     kvf_pull *moving_pulls;
     kvf_ticket *over; /* freed at the end of a round */
     kvf_flow *moving_flows;

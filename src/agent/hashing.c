@@ -1,9 +1,11 @@
 #include "agent/hashing.h"
 
-#include "agent/checksum.h"
+#include "agent/summing.h"
+#include "base/watch.h"
 
-/* Memory that is hashed at once: a tenth of a millisecond. */
+/* Memory that is hashed at once: a tenth of a millisecond. Devices take more, as a slice costs a launch and a look. */
 #define SLICE_BYTES (1u << 18)
+#define DEVICE_SLICE_BYTES (1u << 26)
 
 /* ---- slices ---------------------------------------------------------------------------------- */
 
@@ -16,22 +18,37 @@ static uint32_t some(uint64_t fit, uint32_t from, uint32_t end) {
     return (uint32_t)kvf_min_u64(end, from + kvf_max_u64(fit, 1));
 }
 
+static kvf_area area_of(const kvf_hashing *h, const slice *of) {
+    return (kvf_area){.shard = h->agent->shard,
+                      .regions = h->agent->regions,
+                      .group = h->group,
+                      .part = h->part,
+                      .layers = of->layers,
+                      .units = of->units,
+                      .table = h->blocks,
+                      .begin = h->step,
+                      .end = h->step + of->steps,
+                      .dtype = h->dtype};
+}
+
 /* As much as fits: whole steps; of a step that is too long, whole layers; and of such a layer, some units. The
  * ranges are inside the shard, and so no product overflows. */
 static slice next_slice(const kvf_hashing *h) {
     const kvf_group_desc *group = kvf_model_group(kvf_engine_model(h->agent->engine), h->group);
     const kvf_part_desc *part = &group->parts[h->part];
-    uint64_t unit = part->rows_per_step * kvf_part_cell_bytes(part);
-    uint64_t layer = unit * (h->units.end - h->units.begin);
-    uint64_t step = layer * (h->layers.end - h->layers.begin);
+    const uint64_t most = h->uses_device ? DEVICE_SLICE_BYTES : SLICE_BYTES;
+    const uint64_t unit = part->rows_per_step * kvf_part_cell_bytes(part);
+    const uint64_t layer = unit * (h->units.end - h->units.begin);
+    const uint64_t step = layer * (h->layers.end - h->layers.begin);
     slice next = {1, h->layers, h->units};
-    if (step <= SLICE_BYTES) {
-        next.steps = kvf_min_u64(h->end - h->step, step ? SLICE_BYTES / step : UINT64_MAX);
-    } else if (layer <= SLICE_BYTES) {
-        next.layers = (kvf_range){h->layer, some(SLICE_BYTES / layer, h->layer, h->layers.end)};
+    if (step <= most) {
+        next.steps = kvf_min_u64(h->end - h->step, step ? most / step : UINT64_MAX);
+        next.steps = kvf_min_u64(next.steps, KVF_SUMMING_STEPS);
+    } else if (layer <= most) {
+        next.layers = (kvf_range){h->layer, some(most / layer, h->layer, h->layers.end)};
     } else {
         next.layers = (kvf_range){h->layer, h->layer + 1};
-        next.units = (kvf_range){h->unit, some(SLICE_BYTES / unit, h->unit, h->units.end)};
+        next.units = (kvf_range){h->unit, some(most / unit, h->unit, h->units.end)};
     }
     return next;
 }
@@ -45,16 +62,42 @@ static void advance(kvf_hashing *h, const slice *done) {
         h->step += done->steps;
 }
 
+static bool is_whole(const kvf_hashing *h, const slice *of) {
+    return of->layers.begin == h->layers.begin && of->layers.end == h->layers.end &&
+           of->units.begin == h->units.begin && of->units.end == h->units.end;
+}
+
+static kvf_status start_slice(kvf_hashing *h, const slice *next, uint64_t *sums) {
+    kvf_agent *agent = h->agent;
+    const kvf_sum_places places = {.sums = sums, .step = 1};
+    kvf_area area = area_of(h, next);
+    kvf_status status = kvf_area_check(&area);
+    if (!status && !h->uses_device)
+        return kvf_area_sum_on_host(&area, area.layers, &places);
+    if (!status && !agent->summing)
+        status = kvf_summing_make(&agent->summing);
+    if (!status)
+        status = kvf_summing_start(agent->summing, &area, &places);
+    h->on_device = status == KVF_IN_PROGRESS;
+    return status == KVF_E_AGAIN ? KVF_IN_PROGRESS : status;
+}
+
 kvf_status kvf_hashing_slice(kvf_hashing *h) {
-    slice next = next_slice(h);
-    bool whole = next.layers.begin == h->layers.begin && next.layers.end == h->layers.end &&
-                 next.units.begin == h->units.begin && next.units.end == h->units.end;
-    uint64_t part = 0, *sums = &h->sums[h->step - h->begin];
-    kvf_status status =
-        kvf_checksum_converted(h->agent->shard, h->agent->regions, h->group, h->part, next.layers, next.units,
-                               h->blocks, h->step, h->step + next.steps, h->dtype, whole ? sums : &part);
+    const slice next = next_slice(h);
+    const bool whole = is_whole(h, &next);
+    uint64_t *sums = &h->sums[h->step - h->begin];
+    kvf_status status;
+    if (h->on_device) {
+        status = kvf_summing_poll(h->agent->summing);
+    } else {
+        h->slice_sum = 0;
+        status = start_slice(h, &next, whole ? sums : &h->slice_sum);
+    }
+    if (status == KVF_IN_PROGRESS)
+        return status;
+    h->on_device = false;
     if (!whole) /* a step's checksum is the sum of those of its cells */
-        *sums += part;
+        *sums += h->slice_sum;
     advance(h, &next);
     return status;
 }
@@ -72,19 +115,36 @@ static bool is_of_peer(const kvf_hashing *h) {
     return h->queue != NULL;
 }
 
+/* Opens the timer with the first checksums of a device. */
+static kvf_status open_looks(kvf_agent *agent) {
+    if (agent->hashing_looks.fd >= 0)
+        return KVF_OK;
+    kvf_status status = kvf_looks_open(&agent->hashing_looks);
+    if (!status)
+        status = kvf_watch_add(agent->poll_fd, agent->hashing_looks.fd, NULL);
+    if (status)
+        kvf_looks_close(&agent->hashing_looks);
+    return status;
+}
+
 kvf_status kvf_hashing_start(kvf_hashing *h) {
     kvf_agent *agent = h->agent;
     kvf_hashing_queue *queue = queue_of(h);
-    uint64_t none;
     /* For no step: checks all other arguments. */
-    kvf_status status = kvf_checksum_steps(agent->shard, agent->regions, h->group, h->part, h->layers,
-                                           h->units, &(kvf_block_table){0}, h->begin, h->begin, &none);
+    kvf_area area = area_of(h, &(slice){0, h->layers, h->units});
+    area.table = &(kvf_block_table){0};
+    area.begin = area.end = h->begin;
+    kvf_status status = kvf_area_check(&area);
+    h->uses_device = !status && kvf_area_uses_devices(&area);
+    if (h->uses_device)
+        status = open_looks(agent);
     if (status)
         return status;
     h->sums = NULL;
     h->step = h->begin;
     h->layer = h->layers.begin;
     h->unit = h->units.begin;
+    h->on_device = false;
     if (!queue->first && is_of_peer(h))
         DL_APPEND(agent->hashing, queue);
     DL_APPEND(queue->first, h);
@@ -95,6 +155,8 @@ kvf_status kvf_hashing_start(kvf_hashing *h) {
 
 static void unlist(kvf_hashing *h) {
     kvf_hashing_queue *queue = queue_of(h);
+    if (h->agent->on_device == h)
+        h->agent->on_device = NULL;
     DL_DELETE(queue->first, h);
     queue->count--;
     if (!queue->first && is_of_peer(h))
@@ -118,11 +180,13 @@ static void end(kvf_hashing *h, kvf_status status) {
 }
 
 bool kvf_hashing_waits(const kvf_agent *agent) {
-    return agent->hashing || agent->own_hashing.first;
+    return !agent->awaits_device && (agent->hashing || agent->own_hashing.first);
 }
 
-/* One of ours, and after it one of a peer. */
+/* The one whose slice is not over; otherwise one of ours, and after it one of a peer. */
 static kvf_hashing *first_of(const kvf_agent *agent) {
+    if (agent->on_device)
+        return agent->on_device;
     if (agent->own_hashing.first && (agent->hashed_for_peer || !agent->hashing))
         return agent->own_hashing.first;
     return agent->hashing ? agent->hashing->first : NULL;
@@ -146,6 +210,13 @@ kvf_hashing *kvf_hashing_next(kvf_agent *agent) {
 
 void kvf_hashing_sliced(kvf_hashing *h, kvf_status status) {
     kvf_agent *agent = h->agent;
+    const bool awaits = status == KVF_IN_PROGRESS;
+    if (agent->hashing_looks.fd >= 0)
+        kvf_looks_set(&agent->hashing_looks, awaits, awaits != agent->awaits_device);
+    agent->awaits_device = awaits;
+    agent->on_device = awaits ? h : NULL;
+    if (awaits)
+        return;
     agent->hashed_for_peer = is_of_peer(h);
     if (is_of_peer(h)) { /* the next turn is another peer's */
         DL_DELETE(agent->hashing, h->queue);

@@ -1,7 +1,9 @@
 /*
  * Checksums of our own cells, computed in slices and without the agent's lock: of cells that we received, and for peers
- * that ask. Each owner has a queue, in the order in which its checksums were started. Every second slice is for
- * ourselves, and the peers' queues take turns for the others: a peer that asks for more waits longer.
+ * that ask. A device hashes its own memory, one slice at a time, and a timer makes the agent look whether it has.
+ *
+ * Each owner has a queue, in the order in which its checksums were started. Every second slice is for ourselves, and the
+ * peers' queues take turns for the others: a peer that asks for more waits longer.
  */
 #ifndef KVF_AGENT_HASHING_H
 #define KVF_AGENT_HASHING_H
@@ -27,6 +29,9 @@ struct kvf_hashing {
     const kvf_block_table *blocks;
     uint64_t step; /* where the next slice begins; layer and unit too, if slices are less than a step */
     uint32_t layer, unit;
+    uint64_t slice_sum;       /* of one that is less than a step */
+    bool uses_device;         /* some of the memory is a device's */
+    bool on_device;           /* a device computes a slice */
     kvf_hashing *prev, *next; /* queue->first */
 };
 
@@ -37,11 +42,11 @@ void kvf_hashing_stop(kvf_hashing *hashing);
 
 /* For the loop: one slice a round. */
 
-/** Whether anything waits to be hashed. */
+/** Whether anything waits to be hashed, and for no device. */
 bool kvf_hashing_waits(const kvf_agent *agent);
 /** The next in turn, ready for a slice; NULL: none is ready now. */
 kvf_hashing *kvf_hashing_next(kvf_agent *agent);
-/** Hashes a slice. The caller has the work, but not the lock. */
+/** Hashes a slice. KVF_IN_PROGRESS: a device does. The caller has the work, but not the lock. */
 kvf_status kvf_hashing_slice(kvf_hashing *hashing);
 /** Records the slice's result. The caller has the lock again. */
 void kvf_hashing_sliced(kvf_hashing *hashing, kvf_status status);

@@ -30,7 +30,8 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
     agent->process = getpid();
     agent->forks = kvf_fork_count();
     agent->due = agent->pace_due = UINT64_MAX;
-    agent->told_wake.fd = agent->wake.fd = agent->poll_fd = agent->looks.fd = -1;
+    agent->told_wake.fd = agent->wake.fd = agent->poll_fd = -1;
+    agent->looks.fd = agent->hashing_looks.fd = -1;
     kvf_status status = kvf_timer_open(&agent->timer);
     if (!status)
         status = kvf_wake_open(&agent->told_wake);
@@ -64,6 +65,7 @@ void kvf_loop_close(kvf_agent *agent) {
     kvf_wake_close(&agent->wake);
     kvf_wake_close(&agent->told_wake);
     kvf_looks_close(&agent->looks);
+    kvf_looks_close(&agent->hashing_looks);
     (void)pthread_cond_destroy(&agent->worked);
     (void)pthread_cond_destroy(&agent->turn);
     (void)pthread_mutex_destroy(&agent->lock);

@@ -130,9 +130,11 @@ static void join_stage(kvf_session *session) {
 kvf_status kvf_session_peer(kvf_session *session, kvf_peer **out) {
     KVF_ASSERT(kvf_work_is_ours(session->agent));
     if (!session->peer) {
-        kvf_status status =
-            kvf_transport_connect_past(session->agent->transport, session->card, session->card_bytes,
-                                       session->past, session->past_why, &session->peer);
+        /* Consumers read from us, or we write to them. */
+        const kvf_connect_hints hints = {
+            .past = session->past, .past_why = session->past_why, .only_written = session->incoming};
+        kvf_status status = kvf_transport_connect_knowing(session->agent->transport, session->card,
+                                                          session->card_bytes, &hints, &session->peer);
         if (status)
             return kvf_fail_in(status, "%s rank %u: ", session->engine, session->rank);
         kvf_peer_served(session);

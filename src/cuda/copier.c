@@ -39,26 +39,17 @@ struct kvf_copier {
 
 static kvf_status load(kvf_copier *copier, const kvf_cuda *cuda) {
     static const char *const names[LAUNCHES] = {"kvf_copy_cells", "kvf_convert_cells"};
-    const kvf_cuda_device *device = &cuda->devices[copier->device];
-    const kvf_device_image *image = kvf_device_image_for(device->major, device->minor);
-    if (!image)
-        return kvf_fail(KVF_E_UNSUPPORTED,
-                        "this build has no code for CUDA device %u, %s, of compute capability %u.%u",
-                        copier->device, device->name, device->major, device->minor);
-    CUresult result = cuda->cuModuleLoadData(&copier->module, image->data);
-    for (int i = 0; !result && i < LAUNCHES; i++)
+    kvf_status status = kvf_device_code_load(cuda, copier->device, &copier->module);
+    CUresult result = 0;
+    for (int i = 0; !status && !result && i < LAUNCHES; i++)
         result = cuda->cuModuleGetFunction(&copier->kernels[i], copier->module, names[i]);
-    return kvf_cuda_status(cuda, result, "loading device code");
+    return status ? status : kvf_cuda_status(cuda, result, "loading device code");
 }
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
 static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
-    int least = 0, greatest = 0;
-    CUresult result = cuda->cuCtxGetStreamPriorityRange(&least, &greatest);
-    if (!result)
-        result = cuda->cuStreamCreateWithPriority(&copier->stream, CU_STREAM_NON_BLOCKING, least);
-    return kvf_cuda_status(cuda, result, "making a stream");
+    return kvf_cuda_status(cuda, kvf_cuda_least_stream(cuda, &copier->stream), "making a stream");
 }
 
 static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {

@@ -73,27 +73,49 @@ static uint64_t rows_before(const kvf_device_side *side) {
     return side->pages ? side->pages->block_rows * side->pages->kernel_blocks : 0;
 }
 
+/* The bytes by which an element is counted. */
+static uint64_t element_bytes(kvf_dtype type, kvf_dtype other) {
+    return type == other ? 1 : kvf_dtype_bits(type) / 8;
+}
+
+/* The bytes of a cell in either type. */
+static kvf_status measure(kvf_dtype from, kvf_dtype to, uint64_t units, uint64_t cell_elements,
+                          uint64_t *from_cell, uint64_t *to_cell) {
+    if (from != to && !kvf_kernel_converts(from, to))
+        return kvf_fail(KVF_E_UNSUPPORTED, "elements of type %d cannot become elements of type %d", (int)from,
+                        (int)to);
+    if (!kvf_mul(cell_elements, element_bytes(from, to), from_cell) ||
+        !kvf_mul(cell_elements, element_bytes(to, from), to_cell) ||
+        kvf_max_u64(*from_cell, *to_cell) >= NUMBERS || units >= NUMBERS)
+        return kvf_fail(KVF_E_LIMIT, "%llu units of %llu elements; devices move cells below 2 GiB",
+                        (unsigned long long)units, (unsigned long long)cell_elements);
+    return KVF_OK;
+}
+
+static kvf_status check_alignment(uint64_t from_steps, uint64_t from_element, uint64_t to_steps,
+                                  uint64_t to_element) {
+    if (from_steps % from_element || to_steps % to_element)
+        return kvf_fail(KVF_E_UNSUPPORTED, "elements of %u and %u bytes that do not lie at multiples of that",
+                        (unsigned)from_element, (unsigned)to_element);
+    return KVF_OK;
+}
+
 kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *to, uint64_t rows,
                             uint64_t units, uint64_t cell_elements, kvf_cuda_box *out, uint32_t room,
                             uint32_t *count, uint32_t *tile) {
     const bool convert = from->type != to->type;
+    uint64_t from_cell, to_cell;
     *count = 0;
     if (rows == 0 || units == 0 || cell_elements == 0)
         return KVF_OK;
-    if (convert && !kvf_kernel_converts(from->type, to->type))
-        return kvf_fail(KVF_E_UNSUPPORTED, "elements of type %d cannot become elements of type %d",
-                        (int)from->type, (int)to->type);
-    const uint64_t from_element = convert ? kvf_dtype_bits(from->type) / 8 : 1;
-    const uint64_t to_element = convert ? kvf_dtype_bits(to->type) / 8 : 1;
-    uint64_t from_cell, to_cell;
-    if (!kvf_mul(cell_elements, from_element, &from_cell) || !kvf_mul(cell_elements, to_element, &to_cell) ||
-        kvf_max_u64(from_cell, to_cell) >= NUMBERS || units >= NUMBERS)
-        return kvf_fail(KVF_E_LIMIT, "%llu units of %llu elements; devices move cells below 2 GiB",
-                        (unsigned long long)units, (unsigned long long)cell_elements);
+    kvf_status status = measure(from->type, to->type, units, cell_elements, &from_cell, &to_cell);
+    if (status)
+        return status;
+    const uint64_t from_element = element_bytes(from->type, to->type),
+                   to_element = element_bytes(to->type, from->type);
     const uint64_t from_steps = steps_of(from, from_cell), to_steps = steps_of(to, to_cell);
-    if (convert && (from_steps % from_element || to_steps % to_element))
-        return kvf_fail(KVF_E_UNSUPPORTED, "elements of %u and %u bytes that do not lie at multiples of that",
-                        (unsigned)from_element, (unsigned)to_element);
+    if ((status = check_alignment(from_steps, from_element, to_steps, to_element)))
+        return status;
     const uint32_t bytes = convert ? 0 : alignment(from_steps | to_steps);
     const uint64_t cell_vectors = convert ? cell_elements : from_cell / bytes,
                    row_vectors = cell_vectors * units;
@@ -117,6 +139,64 @@ kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *
                                          .from_type = convert ? device_type(from->type) : KVF_CUDA_BYTES,
                                          .to_type = convert ? device_type(to->type) : KVF_CUDA_BYTES};
         *tile += (uint32_t)((now * row_vectors + KVF_TILE_VECTORS - 1) / KVF_TILE_VECTORS);
+    }
+    return KVF_OK;
+}
+
+/* ---- hashes ------------------------------------------------------------------------------------- */
+
+/* The sums of a box whose first row is `row` of the cells. */
+static kvf_cuda_sums sums_of(const kvf_device_sums *sums, uint64_t row, uint64_t cell_bytes) {
+    const kvf_token_share *share = &sums->share;
+    const uint64_t position = sums->position + row / sums->rows;
+    const uint64_t step = (position / share->width * share->count + share->index) * share->width;
+    return (kvf_cuda_sums){.address = sums->address + step * sums->step_bytes,
+                           .step_bytes = sums->step_bytes,
+                           .unit_bytes = sums->unit_bytes,
+                           .seed = sums->seed + step * sums->step_seed,
+                           .step_seed = sums->step_seed,
+                           .row_seed = sums->row_seed,
+                           .unit_seed = sums->unit_seed,
+                           .rows = kvf_divisor_of(sums->rows),
+                           .width = kvf_divisor_of(share->width),
+                           .round_steps = share->width * share->count,
+                           .first_row = (uint32_t)(position % share->width * sums->rows),
+                           .cell_bytes = (uint32_t)cell_bytes};
+}
+
+kvf_status kvf_device_hash_boxes(const kvf_device_side *from, kvf_dtype to, const kvf_device_sums *sums,
+                                 uint64_t rows, uint64_t units, uint64_t cell_elements, kvf_cuda_box *out,
+                                 uint32_t room, uint32_t *count, uint32_t *tile) {
+    const bool convert = from->type != to;
+    uint64_t from_cell, to_cell;
+    *count = 0;
+    if (rows == 0 || units == 0)
+        return KVF_OK;
+    kvf_status status = measure(from->type, to, units, cell_elements, &from_cell, &to_cell);
+    const uint64_t steps = steps_of(from, from_cell), to_element = element_bytes(to, from->type);
+    if (!status)
+        status = check_alignment(steps, element_bytes(from->type, to), 0, to_element);
+    if (status)
+        return status;
+    const uint64_t stretch = (uint64_t)sums->share.width * kvf_max_u64(sums->rows, sums->share.count);
+    if (rows_before(from) >= NUMBERS / 2 || stretch >= NUMBERS / 2 || units * sums->rows >= NUMBERS / 2)
+        return kvf_fail(KVF_E_LIMIT, "%llu rows of a block, %llu cells of a step; devices number up to 2^30",
+                        (unsigned long long)rows_before(from), (unsigned long long)units * sums->rows);
+    const uint64_t most = NUMBERS / 2 / (units * sums->rows) * sums->rows;
+    for (uint64_t row = 0; row < rows; row += most) {
+        const uint64_t now = kvf_min_u64(most, rows - row);
+        if (*count == room)
+            return kvf_fail(KVF_E_LIMIT, "there is room for %u boxes of a device", room);
+        const uint32_t granule = convert ? (uint32_t)to_element : alignment(steps);
+        out[(*count)++] = (kvf_cuda_box){.from = side_of(from, row, units, from_cell),
+                                         .sums = sums_of(sums, row, to_cell),
+                                         .units = kvf_divisor_of((uint32_t)units),
+                                         .vectors = (uint32_t)(now * units),
+                                         .first_tile = *tile,
+                                         .to_bytes = (uint16_t)granule,
+                                         .from_type = convert ? device_type(from->type) : KVF_CUDA_BYTES,
+                                         .to_type = convert ? device_type(to) : KVF_CUDA_BYTES};
+        *tile += (uint32_t)((now * units + KVF_TILE_THREADS - 1) / KVF_TILE_THREADS);
     }
     return KVF_OK;
 }

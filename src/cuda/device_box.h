@@ -6,6 +6,8 @@
 #define KVF_CUDA_DEVICE_BOX_H
 
 #include "cuda/kernel_boxes.h"
+#include <kvferry/shard.h>
+
 #include "kernel/box.h"
 
 /** One side of a move. */
@@ -35,6 +37,30 @@ typedef struct kvf_device_side {
 kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *to, uint64_t rows,
                             uint64_t units, uint64_t cell_elements, kvf_cuda_box *out, uint32_t room,
                             uint32_t *count, uint32_t *tile);
+
+/** Sums of hashed cells, one for each step, and the seeds of the cells' hashes. All sums here are modulo 2^64. */
+typedef struct kvf_device_sums {
+    uint64_t address;                /**< of the sum of step 0, which need not exist, and the first unit */
+    uint64_t step_bytes, unit_bytes; /**< between sums; 0: units share one */
+    uint64_t seed;                   /**< of step 0, its first row, and the first unit */
+    uint64_t step_seed, row_seed, unit_seed; /**< added for each */
+    uint32_t rows;                           /**< of a step */
+    kvf_token_share share;                   /**< the steps that are kept, with defaults filled in */
+    uint64_t position;                       /**< of the first row's step among those that are kept */
+} kvf_device_sums;
+
+/**
+ * Translates cells to be hashed into boxes of the kernel.
+ *
+ * @param from   has pages
+ * @param to     the type in which elements are hashed
+ * @param rows   whole steps
+ * @param cell_elements  in elements of from->type; in bytes if both types are the same
+ * @return as kvf_device_boxes()
+ */
+kvf_status kvf_device_hash_boxes(const kvf_device_side *from, kvf_dtype to, const kvf_device_sums *sums,
+                                 uint64_t rows, uint64_t units, uint64_t cell_elements, kvf_cuda_box *out,
+                                 uint32_t room, uint32_t *count, uint32_t *tile);
 
 /** A divisor for numbers below 2^31; `by` is from 1 to 2^31 - 1. */
 kvf_divisor kvf_divisor_of(uint32_t by);

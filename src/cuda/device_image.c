@@ -14,3 +14,13 @@ const kvf_device_image *kvf_device_image_for(uint32_t major, uint32_t minor) {
     }
     return found;
 }
+
+kvf_status kvf_device_code_load(const kvf_cuda *cuda, uint32_t device, CUmodule *out) {
+    const kvf_cuda_device *known = &cuda->devices[device];
+    const kvf_device_image *image = kvf_device_image_for(known->major, known->minor);
+    if (!image)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "this build has no code for CUDA device %u, %s, of compute capability %u.%u", device,
+                        known->name, known->major, known->minor);
+    return kvf_cuda_status(cuda, cuda->cuModuleLoadData(out, image->data), "loading device code");
+}

@@ -171,6 +171,12 @@ void kvf_cuda_leave(const kvf_cuda *cuda) {
     (void)cuda->cuCtxPopCurrent_v2(&context);
 }
 
+CUresult kvf_cuda_least_stream(const kvf_cuda *cuda, CUstream *out) {
+    int least = 0, greatest = 0;
+    const CUresult result = cuda->cuCtxGetStreamPriorityRange(&least, &greatest);
+    return result ? result : cuda->cuStreamCreateWithPriority(out, CU_STREAM_NON_BLOCKING, least);
+}
+
 /* ---- memory ------------------------------------------------------------------------------------- */
 
 uint32_t kvf_cuda_device_with(const kvf_cuda *cuda, const CUuuid *uuid) {

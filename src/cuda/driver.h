@@ -150,6 +150,9 @@ kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out);
 /** Restores the context that was current before kvf_cuda_enter(). */
 void kvf_cuda_leave(const kvf_cuda *cuda);
 
+/** Makes a stream of the lowest priority on the device that is entered: it yields to the device's other work. */
+CUresult kvf_cuda_least_stream(const kvf_cuda *cuda, CUstream *out);
+
 /** The number of a device in this process; KVF_CUDA_DEVICES_MAX: this process does not see it. */
 uint32_t kvf_cuda_device_with(const kvf_cuda *cuda, const CUuuid *uuid);
 

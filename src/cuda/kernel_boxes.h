@@ -37,15 +37,36 @@ typedef struct kvf_cuda_side {
 /** Types of elements to convert; KVF_CUDA_BYTES on both sides: only bytes are moved. */
 enum { KVF_CUDA_BYTES = 0, KVF_CUDA_F32 = 1, KVF_CUDA_F16 = 2, KVF_CUDA_BF16 = 3 };
 
-/** Cells on two sides, in one order: row, unit, byte. */
+/**
+ * Where hashes of cells go: each step has a sum, 64 bits. Steps are counted from the one with which the kept stretch of
+ * `width` steps begins that has the box's first row; sums of steps before that row need not exist.
+ */
+typedef struct kvf_cuda_sums {
+    uint64_t address;                        /**< of the first step's sum, first unit */
+    uint64_t step_bytes, unit_bytes;         /**< between sums; 0: units share one */
+    uint64_t seed;                           /**< of the first step, its first row, and the first unit */
+    uint64_t step_seed, row_seed, unit_seed; /**< added for each */
+    kvf_divisor rows;                        /**< of a step */
+    kvf_divisor width;                       /**< neighbouring steps that are kept */
+    uint32_t round_steps;                    /**< from the beginning of a kept stretch to that of the next */
+    uint32_t first_row;                      /**< the box's, counted from the first step's */
+    uint32_t cell_bytes;                     /**< as they are hashed */
+} kvf_cuda_sums;
+
+/** Cells on two sides, in one order: row, unit, byte; or cells on one side that are hashed. */
 typedef struct kvf_cuda_box {
-    kvf_cuda_side from, to;
-    kvf_divisor units;             /**< in a row */
-    kvf_divisor cell_vectors;      /**< in a cell */
-    uint32_t vectors;              /**< in the box; below 2^31 */
-    uint32_t first_tile;           /**< of the box among those of the launch; ascending */
-    uint16_t from_bytes, to_bytes; /**< of a vector: 1, 2, 4, 8 or 16 */
-    uint16_t from_type, to_type;   /**< see above */
+    kvf_cuda_side from;
+    union {
+        kvf_cuda_side to;
+        kvf_cuda_sums sums;
+    };
+    kvf_divisor units;        /**< in a row */
+    kvf_divisor cell_vectors; /**< in a cell; not read where cells are hashed */
+    uint32_t vectors;         /**< in the box; below 2^31. Where cells are hashed: cells */
+    uint32_t first_tile;      /**< of the box among those of the launch; ascending */
+    uint16_t from_bytes,
+        to_bytes; /**< of a vector: 1, 2, 4, 8 or 16. Where cells are hashed: of a granule, up to 8 */
+    uint16_t from_type, to_type; /**< see above */
 } kvf_cuda_box;
 
 #endif

@@ -46,6 +46,7 @@ struct kvf_peer {
     uint32_t region_count;
     bool packed_only;       /* the fabric moves arenas, and not all other memory of the two sides */
     uint64_t generation;    /* of its memory, as the card says */
+    bool only_written;      /* its caches will not be read */
     char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */
     uint64_t moved[2];      /* bytes, by direction */
     kvf_batch_list batches; /* those the fabric has */

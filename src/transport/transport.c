@@ -262,7 +262,7 @@ static void show_regions(kvf_peer *peer, const kvf_card *card, const kvf_fabric 
 
 /* What was tried for a peer. */
 typedef struct attempts {
-    const char *past; /* a kind that is not tried; NULL: none */
+    const kvf_connect_hints *hints;
     kvf_status refusal;
     char why[256], noteworthy[256];
 } attempts;
@@ -280,7 +280,7 @@ static bool try_fabric(kvf_transport *transport, uint32_t number, const kvf_card
     const kvf_front_fabric *front = &transport->fabrics[number];
     const kvf_fabric *fabric = front->fabric;
     const kvf_card_part *part = part_of(card, fabric);
-    const bool past = tried->past && strcmp(fabric->kind.name, tried->past) == 0;
+    const bool past = tried->hints->past && strcmp(fabric->kind.name, tried->hints->past) == 0;
     if (!part || past || !may_serve(front, card, packed_only))
         return false;
     show_regions(peer, card, fabric, packed_only);
@@ -306,13 +306,14 @@ static bool try_fabric(kvf_transport *transport, uint32_t number, const kvf_card
  * Tries the fabrics both sides have, best first: those that move runs between the memory of the two, and then those that
  * move only arenas. A fabric that lacks permission is skipped like one that does not work, as long as another works.
  */
-static kvf_status choose(kvf_transport *transport, const kvf_card *card, const char *past, const char *why,
+static kvf_status choose(kvf_transport *transport, const kvf_card *card, const kvf_connect_hints *hints,
                          kvf_peer *peer) {
-    attempts tried = {.past = past, .refusal = KVF_E_UNSUPPORTED};
+    attempts tried = {.hints = hints, .refusal = KVF_E_UNSUPPORTED};
     kvf_status status = KVF_OK;
-    if (past) {
-        note_refusal(tried.why, sizeof tried.why, past, why);
-        note_refusal(tried.noteworthy, sizeof tried.noteworthy, past, why);
+    if (hints->past) {
+        const char *why = hints->past_why ? hints->past_why : "";
+        note_refusal(tried.why, sizeof tried.why, hints->past, why);
+        note_refusal(tried.noteworthy, sizeof tried.noteworthy, hints->past, why);
     }
     for (int packed_only = 0; packed_only < 2; packed_only++)
         for (uint32_t i = 0; i < transport->fabric_count; i++)
@@ -332,11 +333,11 @@ static void free_peer(kvf_peer *peer) {
 }
 
 kvf_status kvf_transport_connect(kvf_transport *transport, const void *card, size_t bytes, kvf_peer **out) {
-    return kvf_transport_connect_past(transport, card, bytes, NULL, NULL, out);
+    return kvf_transport_connect_knowing(transport, card, bytes, &(kvf_connect_hints){0}, out);
 }
 
-kvf_status kvf_transport_connect_past(kvf_transport *transport, const void *card, size_t bytes,
-                                      const char *kind, const char *why, kvf_peer **out) {
+kvf_status kvf_transport_connect_knowing(kvf_transport *transport, const void *card, size_t bytes,
+                                         const kvf_connect_hints *hints, kvf_peer **out) {
     if (!transport || !card || !out)
         return kvf_fail(KVF_E_INVALID, "connect: %s is NULL",
                         !transport ? "transport"
@@ -357,9 +358,10 @@ kvf_status kvf_transport_connect_past(kvf_transport *transport, const void *card
         peer->region_bytes = kvf_alloc0(read.region_count, sizeof *peer->region_bytes);
         peer->region_withheld = kvf_alloc0(read.region_count, sizeof *peer->region_withheld);
         peer->generation = read.generation;
+        peer->only_written = hints->only_written;
     }
     const bool made = peer && peer->name && peer->region_bytes && peer->region_withheld;
-    status = made ? choose(transport, &read, kind, why ? why : "", peer) : kvf_nomem("a peer");
+    status = made ? choose(transport, &read, hints, peer) : kvf_nomem("a peer");
     kvf_card_free(&read);
     if (status) {
         free_peer(peer);
@@ -481,6 +483,10 @@ bool kvf_peer_place(const kvf_peer *peer, unsigned char out[KVF_PLACE_BYTES]) {
 
 uint64_t kvf_peer_generation(const kvf_peer *peer) {
     return peer->generation;
+}
+
+bool kvf_peer_only_written(const kvf_peer *peer) {
+    return peer->only_written;
 }
 
 const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count) {

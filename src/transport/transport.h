@@ -352,6 +352,9 @@ bool kvf_peer_place(const kvf_peer *peer, unsigned char out[KVF_PLACE_BYTES]);
 /** The generation of a peer's memory that its card describes. */
 uint64_t kvf_peer_generation(const kvf_peer *peer);
 
+/** Whether its caches are only written, as kvf_connect_hints says: a fabric need not map them. */
+bool kvf_peer_only_written(const kvf_peer *peer);
+
 /**
  * Tells progress(), which runs or is about to run, to return after its current copy, for another thread waits for its
  * end. The only function of a transport that any thread may call at any time.
@@ -361,14 +364,16 @@ void kvf_transport_hurry(kvf_transport *transport);
 /** Whether a thread waits like this; until the end of progress(). */
 bool kvf_transport_hurried(const kvf_transport *transport);
 
-/**
- * kvf_transport_connect() without a kind that has turned out not to serve the peer, though it could connect.
- *
- * @param kind  NULL: none
- * @param why   for kvf_peer_info.passed_over; copied
- */
-kvf_status kvf_transport_connect_past(kvf_transport *transport, const void *card, size_t bytes,
-                                      const char *kind, const char *why, kvf_peer **out);
+/** What is known of a peer beforehand. */
+typedef struct kvf_connect_hints {
+    const char *past; /**< a kind that has turned out not to serve it, though it could connect; NULL: none */
+    const char *past_why; /**< for kvf_peer_info.passed_over; copied */
+    bool only_written;    /**< its caches will not be read; arenas may be */
+} kvf_connect_hints;
+
+/** kvf_transport_connect() of a peer of which something is known. */
+kvf_status kvf_transport_connect_knowing(kvf_transport *transport, const void *card, size_t bytes,
+                                         const kvf_connect_hints *hints, kvf_peer **out);
 
 /**
  * Compares the sizes that a fabric's part of a card has with those that the card has.

@@ -31,6 +31,9 @@ FAKE_API size_t fake_cuda_left(void);
 /** Whether memory that is allocated from now on is like that of cuMemCreate(), which has no handles. */
 FAKE_API void fake_cuda_vmm(int vmm);
 
+/** Writes the handle of memory that another process has as a file: a CUipcMemHandle. */
+FAKE_API void fake_cuda_handle(long process, int file, uint64_t bytes, void *handle);
+
 /** Every later call fails with `result`, as after an illegal address, until it is set to 0. */
 FAKE_API void fake_cuda_stick(int result);
 

@@ -230,6 +230,12 @@ static uint64_t inode_of(int file) {
     return fstat(file, &found) == 0 ? (uint64_t)found.st_ino : 0;
 }
 
+void fake_cuda_handle(long process, int file, uint64_t bytes, void *out) {
+    const handle made = {.process = process, .file = file, .bytes = bytes, .inode = inode_of(file)};
+    memset(out, 0, sizeof(CUipcMemHandle));
+    memcpy(out, &made, sizeof made);
+}
+
 CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     BEGIN;
     handle made = {.process = getpid()};

@@ -42,7 +42,9 @@ static struct CUstream_st *streams;
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
 #define KVF_REACH(address) fake_reach(address, 1)
-#include "cuda/kernel_move.h"
+#define KVF_CONSTANT static const
+#define KVF_ADD_SUM(address, hash) *(uint64_t *)fake_reach(address, sizeof(uint64_t)) += (hash)
+#include "cuda/kernel_hash.h"
 
 static void move_cells(uint64_t boxes, uint32_t count, uint32_t tiles, bool convert, uint32_t blocks) {
     const kvf_cuda_box *given = fake_reach(boxes, count * sizeof *given);
@@ -59,7 +61,15 @@ static void convert_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32
     move_cells(boxes, count, tiles, true, blocks);
 }
 
-static struct CUfunc_st kernels[] = {{"kvf_copy_cells", copy_cells}, {"kvf_convert_cells", convert_cells}};
+static void hash_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {
+    const kvf_cuda_box *given = fake_reach(boxes, count * sizeof *given);
+    for (uint32_t block = 0; block < blocks && !fake.stuck; block++)
+        for (uint32_t thread = 0; thread < KVF_TILE_THREADS && !fake.stuck; thread++)
+            kvf_hash_thread(given, count, tiles, block, blocks, thread);
+}
+
+static struct CUfunc_st kernels[] = {
+    {"kvf_copy_cells", copy_cells}, {"kvf_convert_cells", convert_cells}, {"kvf_hash_cells", hash_cells}};
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     BEGIN;

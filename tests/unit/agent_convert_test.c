@@ -137,9 +137,16 @@ static uint64_t sum_of(const world_engine *e, const world_request *request, kvf_
     for (uint32_t i = 0; i < desc->region_count; i++)
         regions[i] = (kvf_memory){
             .struct_size = sizeof regions[i], .address = e->memory[0][i], .bytes = desc->region_bytes[i]};
-    assert_ok(kvf_checksum_converted(shard, regions, FULL, 0, kvf_shard_group_layers(shard, FULL),
-                                     desc->groups[FULL].parts[0].units, &request->groups[FULL].table, 0, 100,
-                                     dtype, sums));
+    kvf_area area = {.shard = shard,
+                     .regions = regions,
+                     .group = FULL,
+                     .layers = kvf_shard_group_layers(shard, FULL),
+                     .units = desc->groups[FULL].parts[0].units,
+                     .table = &request->groups[FULL].table,
+                     .end = 100,
+                     .dtype = dtype};
+    assert_ok(kvf_area_check(&area));
+    assert_ok(kvf_area_sum_on_host(&area, area.layers, &(kvf_sum_places){.sums = sums, .step = 1}));
     for (size_t i = 0; i < COUNT_OF(sums); i++)
         all = all * 31 + sums[i];
     return all;

@@ -211,11 +211,13 @@ static void pull(const side *d, int hears, bool refused) {
     assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
 }
 
-/* Pushes twice. Where the consumer is refused, the producer could connect, and learns that it is not read. */
+/* Pushes twice, and maps nothing of the consumer's memory. Where the consumer is refused, the producer could connect, and
+ * learns that it is not read. */
 static void push(int hears, int says, const char *transport) {
     const bool refused = is_refused(transport);
     side p;
     char endpoint[256] = "", word;
+    refuse_handles();
     open_side(&p, "P", transport, 0, 16, "L|BPNH", 3);
     (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_agent_endpoint(p.agent));
     for (unsigned char change = 0; change < 2; change++) {

@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 
+#include "agent_letters.h"
 #include "agent_world.h"
 #include "cuda/device_image.h"
 #include "devices.h"
@@ -246,6 +247,7 @@ static void a_shard_on_two_devices_is_read_into_directly(void **state) {
 /* ---- events of streams ---------------------------------------------------------------------------- */
 
 #define HOUR_NS 3600000000000ull
+#define OUT_OF_MEMORY 2
 #define ILLEGAL_ADDRESS 700
 #define OLD 9u
 #define NEW 2u
@@ -388,6 +390,7 @@ static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **st
     held.groups[0].table.ids = (const uint32_t[]){16, 17, 18, 19}; /* not the blocks of the other request */
     world_hold(&w.p, &held, holds);
     world_pull_everything(&w, "another", 40, 5);
+    world_time_jumps();
     for (uint32_t r = 0; r < w.p.rank_count; r++)
         assert_non_null(strstr(world_failed(&w, w.p.agents[r], holds[r], KVF_E_TIMEOUT)->detail, "event"));
     devices_hasten();
@@ -398,26 +401,121 @@ static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **st
     assert_int_equal(devices_left(), left);
 }
 
-/* Only the host takes checksums. */
-static void cells_of_a_device_are_not_verified(void **state) {
-    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state, .verify = true};
+/* ---- checksums ------------------------------------------------------------------------------------ */
+
+/* Which memory a test uses: "shm" and "cuda" are those transports. */
+static void choose_memory(const char *name, kvf_agent_options *options) {
+    shown = strcmp(name, "shm") != 0;
+    p_on_host = strcmp(name, "P on the host") == 0;
+    d_on_both = strcmp(name, "D on both devices") == 0;
+    *options = (kvf_agent_options){.struct_size = sizeof *options, .verify = true};
+    options->transport = strcmp(name, "shm") == 0 ? "shm" : strcmp(name, "cuda") == 0 ? "cuda" : "auto";
+}
+
+typedef struct checked {
     world w;
     world_request held, wanted;
-    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
-    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
-    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
-    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
-    world_hold(&w.p, &held, holds);
-    world_pull(&w.d, &wanted, &w.p, pulls);
-    for (uint32_t r = 0; r < w.d.rank_count; r++)
-        assert_non_null(strstr(world_failed(&w, w.d.agents[r], pulls[r], KVF_E_UNSUPPORTED)->detail,
-                               "allowed: 0 (host)"));
-    for (uint32_t r = 0; r < w.p.rank_count; r++) {
-        assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
-        (void)world_next(&w, w.p.agents[r], holds[r]);
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+} checked;
+
+/* A request whose bytes have arrived, and whose first questions for checksums are kept. */
+static void stop_before_checking(checked *c, const char *memory, bool push) {
+    kvf_agent_options options;
+    choose_memory(memory, &options);
+    world_open_model(&c->w, attention(4, 8, 8), TP2, TP2_D, &options);
+    world_request_make(&c->w, &c->w.p, "a", 50, 0, 1, &c->held);
+    world_request_make(&c->w, &c->w.d, "a", 50, 3, 1, &c->wanted);
+    world_fill(&c->w, &c->w.p, &c->held, 1);
+    letters_begin();
+    letters_rule(LETTERS_KEEP, NULL, KVF_MESSAGE_CALL, KVF_CALL_CHECKSUM);
+    if (push) {
+        world_push(&c->w.p, &c->held, c->theirs);
+        world_ready(&c->w.p, c->theirs);
+        world_expect(&c->w.d, &c->wanted, &c->w.p, c->ours);
+    } else {
+        world_hold(&c->w.p, &c->held, c->theirs);
+        world_pull(&c->w.d, &c->wanted, &c->w.p, c->ours);
     }
-    close_all(&w);
+    world_until(&c->w, letters_met() >= c->w.d.rank_count);
+    letters_no_rules();
 }
+
+static void end_check(checked *c) {
+    letters_end();
+    close_all(&c->w);
+}
+
+static void cells_of_devices_are_verified(void **state) {
+    for (int push = 0; push < 2; push++) {
+        checked c;
+        stop_before_checking(&c, *state, push);
+        letters_deliver();
+        world_all_done(&c.w, &c.w.d, c.ours);
+        world_all_done(&c.w, &c.w.p, c.theirs);
+        assert_int_equal(world_wrong_cells(&c.w, &c.w.d, &c.wanted, 1), 0);
+        end_check(&c);
+    }
+}
+
+/* The control: a bit of the producer's memory, and one of the consumer's. */
+static void a_wrong_cell_of_a_device_is_named(void **state) {
+    for (int push = 0; push < 2; push++)
+        for (int ours = 0; ours < 2; ours++) {
+            checked c;
+            stop_before_checking(&c, *state, push);
+            const world_cell at = {.rank = 1, .layer = 2, .part = 1, .step = 37, .unit = 5};
+            world_flip(ours ? &c.w.d : &c.w.p, ours ? &c.wanted : &c.held, at);
+            letters_deliver();
+            const world_outcome *failed = world_failed(&c.w, c.w.d.agents[1], c.ours[1], KVF_E_MISMATCH);
+            if (!strstr(failed->detail, "group full, layer 2, part v, token 37, unit 5 "))
+                fail_msg("%s", failed->detail);
+            (void)world_done(&c.w, c.w.d.agents[0], c.ours[0]);
+            if (!push) /* the hold remains for another pull */
+                assert_ok(kvf_agent_cancel(c.w.p.agents[1], c.theirs[1]));
+            for (uint32_t r = 0; r < 2; r++)
+                (void)world_next(&c.w, c.w.p.agents[r], c.theirs[r]);
+            end_check(&c);
+        }
+}
+
+/* The consumer's request ends with its deadline; the device is awaited before its memory is given back. */
+static void checksums_that_a_device_does_not_finish_end_with_the_request(void **state) {
+    checked c;
+    DEVICES_ARE_STAND_INS();
+    stop_before_checking(&c, *state, false);
+    devices_delay(HOUR_NS);
+    letters_deliver();
+    world_run_for(&c.w, SECOND / 10);
+    world_time_jumps();
+    for (uint32_t r = 0; r < c.w.d.rank_count; r++)
+        (void)world_failed(&c.w, c.w.d.agents[r], c.ours[r], KVF_E_TIMEOUT);
+    devices_delay(0);
+    devices_hasten();
+    for (uint32_t r = 0; r < c.w.p.rank_count; r++)
+        (void)world_next(&c.w, c.w.p.agents[r], c.theirs[r]);
+    end_check(&c);
+}
+
+static void a_refusal_of_the_driver_fails_the_request(void **state) {
+    checked c;
+    DEVICES_ARE_STAND_INS();
+    stop_before_checking(&c, *state, false);
+    devices_fail("cuLaunchKernel", OUT_OF_MEMORY, UINT32_MAX);
+    letters_deliver();
+    for (uint32_t r = 0; r < c.w.d.rank_count; r++) {
+        const world_outcome *failed = world_next(&c.w, c.w.d.agents[r], c.ours[r]);
+        assert_int_equal(failed->kind, KVF_EVENT_FAILED);
+        assert_non_null(strstr(failed->detail, "starting checksums: CUDA_ERROR_OUT_OF_MEMORY"));
+    }
+    devices_fail("", 0, 0);
+    for (uint32_t r = 0; r < c.w.p.rank_count; r++) {
+        assert_ok(kvf_agent_cancel(c.w.p.agents[r], c.theirs[r]));
+        (void)world_next(&c.w, c.w.p.agents[r], c.theirs[r]);
+    }
+    end_check(&c);
+}
+
+#define SIMULATED world_is_simulated_with_devices, world_is_real
 
 int main(void) {
     if (kvf_device_image_count == 0) {
@@ -427,7 +525,7 @@ int main(void) {
     devices_open();
     world_place_memory(place);
     static char shm[] = "shm", messages[] = "messages", cuda[] = "cuda", automatic[] = "auto", p[] = "p",
-                d[] = "d";
+                d[] = "d", p_host[] = "P on the host", d_both[] = "D on both devices";
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_device_to_device (shm)", a_pull_goes_from_device_to_device, NULL, NULL, shm},
         {"a_pull_goes_from_device_to_device (messages)", a_pull_goes_from_device_to_device, NULL, NULL,
@@ -457,16 +555,31 @@ int main(void) {
         {"a_push_goes_packed_between_the_host_and_a_shown_device (D on the host)",
          a_push_goes_packed_between_the_host_and_a_shown_device, NULL, NULL, d},
         {"a_hold_is_not_read_before_an_event_of_a_stream (shm)",
-         a_hold_is_not_read_before_an_event_of_a_stream, NULL, NULL, shm},
+         a_hold_is_not_read_before_an_event_of_a_stream, SIMULATED, shm},
         {"a_hold_is_not_read_before_an_event_of_a_stream (cuda)",
-         a_hold_is_not_read_before_an_event_of_a_stream, NULL, NULL, cuda},
+         a_hold_is_not_read_before_an_event_of_a_stream, SIMULATED, cuda},
         {"a_push_does_not_begin_before_an_event_of_a_stream (shm)",
-         a_push_does_not_begin_before_an_event_of_a_stream, NULL, NULL, shm},
+         a_push_does_not_begin_before_an_event_of_a_stream, SIMULATED, shm},
         {"a_push_does_not_begin_before_an_event_of_a_stream (cuda)",
-         a_push_does_not_begin_before_an_event_of_a_stream, NULL, NULL, cuda},
+         a_push_does_not_begin_before_an_event_of_a_stream, SIMULATED, cuda},
         cmocka_unit_test(an_error_of_the_device_ends_what_waits_for_its_event),
-        cmocka_unit_test(a_hold_behind_a_stream_that_never_ends_ends_with_its_lease),
-        {"cells_of_a_device_are_not_verified (shm)", cells_of_a_device_are_not_verified, NULL, NULL, shm},
+        {"a_hold_behind_a_stream_that_never_ends_ends_with_its_lease",
+         a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},
+        {"cells_of_devices_are_verified (shm)", cells_of_devices_are_verified, SIMULATED, shm},
+        {"cells_of_devices_are_verified (cuda)", cells_of_devices_are_verified, SIMULATED, cuda},
+        {"cells_of_devices_are_verified (P on the host)", cells_of_devices_are_verified, SIMULATED, p_host},
+        {"cells_of_devices_are_verified (D on both devices)", cells_of_devices_are_verified, SIMULATED,
+         d_both},
+        {"a_wrong_cell_of_a_device_is_named (shm)", a_wrong_cell_of_a_device_is_named, SIMULATED, shm},
+        {"a_wrong_cell_of_a_device_is_named (cuda)", a_wrong_cell_of_a_device_is_named, SIMULATED, cuda},
+        {"a_wrong_cell_of_a_device_is_named (P on the host)", a_wrong_cell_of_a_device_is_named, SIMULATED,
+         p_host},
+        {"a_wrong_cell_of_a_device_is_named (D on both devices)", a_wrong_cell_of_a_device_is_named,
+         SIMULATED, d_both},
+        {"checksums_that_a_device_does_not_finish_end_with_the_request",
+         checksums_that_a_device_does_not_finish_end_with_the_request, SIMULATED, cuda},
+        {"a_refusal_of_the_driver_fails_the_request", a_refusal_of_the_driver_fails_the_request, SIMULATED,
+         cuda},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,13 +62,7 @@ static void checksums_do_not_depend_on_the_shape(void **state) {
 /* Flips one bit of one cell of the producer. */
 static void flip(scene *s, uint32_t rank, uint32_t group, uint32_t layer, uint32_t part, uint64_t step,
                  uint32_t row, uint32_t unit) {
-    const kvf_shard *shard = kvf_engine_shard(s->w.p.engine, rank);
-    uint32_t per_block = kvf_shard_get(shard)->groups[group].tokens_per_block;
-    uint32_t rows = kvf_model_group(s->w.model, group)->parts[part].rows_per_step;
-    kvf_cell_location cell = {.struct_size = sizeof cell};
-    assert_ok(kvf_shard_locate(shard, group, layer, part, s->given.ids[group][step / per_block],
-                               (uint32_t)(step % per_block) * rows + row, unit, &cell));
-    ((uint8_t *)s->w.p.memory[rank][cell.region])[cell.offset + cell.bytes - 1] ^= 0x10;
+    world_flip(&s->w.p, &s->given, (world_cell){rank, group, layer, part, step, row, unit});
 }
 
 /* Runs until the bytes have arrived and the first CHECKSUM of each rank is on its way. */

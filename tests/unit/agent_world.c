@@ -20,8 +20,22 @@ int world_is_simulated(void **state) {
     return 0;
 }
 
+#define STEP_WITH_DEVICES_NS 100000u
+
+static uint64_t longest_step = UINT64_MAX; /* of virtual time */
+
+int world_is_simulated_with_devices(void **state) {
+    longest_step = STEP_WITH_DEVICES_NS;
+    return world_is_simulated(state);
+}
+
+void world_time_jumps(void) {
+    longest_step = UINT64_MAX;
+}
+
 int world_is_real(void **state) {
     (void)state;
+    world_time_jumps();
     around = &real;
     return 0;
 }
@@ -376,6 +390,17 @@ void world_fill(const world *w, world_engine *engine, const world_request *reque
         (void)visit_rank(engine, r, request, seed, true);
 }
 
+void world_flip(world_engine *e, const world_request *request, world_cell at) {
+    const kvf_shard *shard = kvf_engine_shard(e->engine, at.rank);
+    const uint32_t per_block = kvf_shard_get(shard)->groups[at.group].tokens_per_block;
+    const uint32_t rows = kvf_model_group(kvf_shard_model(shard), at.group)->parts[at.part].rows_per_step;
+    kvf_cell_location cell = {.struct_size = sizeof cell};
+    assert_ok(kvf_shard_locate(shard, at.group, at.layer, at.part,
+                               request->ids[at.group][at.step / per_block],
+                               (uint32_t)(at.step % per_block) * rows + at.row, at.unit, &cell));
+    ((uint8_t *)e->memory[at.rank][cell.region])[cell.offset + cell.bytes - 1] ^= 0x10;
+}
+
 uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request,
                            uint32_t seed) {
     uint64_t wrong = 0;
@@ -433,7 +458,7 @@ static void let_time_pass(world *w) {
             return; /* its transport has something to do */
         left = kvf_min_u64(left, kvf_agent_timeout(agent));
     }
-    left = left == UINT64_MAX ? MS : left;
+    left = kvf_min_u64(left == UINT64_MAX ? MS : left, longest_step);
     if (most_passes != UINT64_MAX)
         left = kvf_min_u64(left, most_passes > net_now() ? most_passes - net_now() : 0);
     net_advance(left);

@@ -62,6 +62,11 @@ typedef struct world {
 int world_is_simulated(void **state);
 /** The default again: ZeroMQ, in real time. */
 int world_is_real(void **state);
+/** Set-up of a test: virtual time that passes in steps of 0.1 ms, because devices are polled in real time meanwhile;
+ * until world_time_jumps(). */
+int world_is_simulated_with_devices(void **state);
+/** Lets virtual time jump again to when an agent has something to do: no device has, or does what the test waits for. */
+void world_time_jumps(void);
 /** Agents that are opened from now on move by this fabric; NULL: by the library's. */
 void world_fabric(const struct kvf_fabric *fabric);
 
@@ -121,6 +126,14 @@ void world_ready(world_engine *engine, const uint64_t *tickets); /**< marks ever
 
 /** Fills the cells of a request on every rank with bytes that follow from the coordinates and `seed`. */
 void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
+
+/** Flips a bit of one cell of a request in the memory of a rank. */
+typedef struct world_cell {
+    uint32_t rank, group, layer, part;
+    uint64_t step;
+    uint32_t row, unit;
+} world_cell;
+void world_flip(world_engine *engine, const world_request *request, world_cell at);
 
 /** Elements were filled in the types of this model, which has the same groups and parts, and are expected converted to
  * the engine's types; NULL: they were filled in the engine's own types. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <xxhash.h>
 
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
@@ -19,7 +20,9 @@
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
 #define KVF_REACH(address) ((void *)(uintptr_t)(address))
-#include "cuda/kernel_move.h"
+#define KVF_CONSTANT static const
+#define KVF_ADD_SUM(address, hash) *(uint64_t *)KVF_REACH(address) += (hash)
+#include "cuda/kernel_hash.h"
 
 #define BOXES 64u
 
@@ -271,6 +274,130 @@ static void cells_of_any_shape_are_converted(void **unused) {
         move_and_compare(seed, true);
 }
 
+/* ---- hashes ------------------------------------------------------------------------------------- */
+
+#define STEPS_MOST 64u
+#define UNITS_MOST 5u
+
+static const uint64_t step_seed = 0x9e3779b97f4a7c15u, row_seed = 0xd1b54a32d192ed03u,
+                      unit_seed = 0x8cb92ba72f3d8dd7u;
+
+/* Where cells of some steps are hashed to: sums by step, or by step and unit. */
+typedef struct test_sums {
+    kvf_device_sums sums;
+    uint64_t begin; /* the step of found[0] */
+    uint64_t found[STEPS_MOST * UNITS_MOST], expected[STEPS_MOST * UNITS_MOST];
+} test_sums;
+
+static uint64_t step_at(const kvf_device_sums *sums, uint64_t position) {
+    const kvf_token_share *share = &sums->share;
+    return (position / share->width * share->count + share->index) * share->width + position % share->width;
+}
+
+static void make_sums(test_shape shape, uint32_t rows_per_step, test_sums *out) {
+    const uint32_t count = between(1, 3), unit_sums = below(2) ? shape.units : 1;
+    memset(out, 0, sizeof *out);
+    out->sums = (kvf_device_sums){.step_bytes = unit_sums * sizeof(uint64_t),
+                                  .unit_bytes = unit_sums > 1 ? sizeof(uint64_t) : 0,
+                                  .seed = state,
+                                  .step_seed = step_seed,
+                                  .row_seed = row_seed,
+                                  .unit_seed = unit_seed,
+                                  .rows = rows_per_step,
+                                  .share = {.count = count, .index = below(count), .width = between(1, 4)},
+                                  .position = below(100)};
+    out->begin = step_at(&out->sums, out->sums.position);
+    out->sums.address = (uint64_t)(uintptr_t)out->found - out->begin * out->sums.step_bytes;
+}
+
+/* The host's library hashes each cell, which is put together element by element. */
+static void expect_sums(const test_side *side, test_shape shape, kvf_dtype from, kvf_dtype to,
+                        test_sums *sums) {
+    const uint32_t bytes = from == to ? 1 : kvf_dtype_bits(to) / 8;
+    unsigned char *cell = malloc((size_t)shape.cell_elements * bytes);
+    for (uint32_t row = 0; row < shape.rows; row++)
+        for (uint32_t unit = 0; unit < shape.units; unit++) {
+            const uint64_t step = step_at(&sums->sums, sums->sums.position + row / sums->sums.rows);
+            for (uint32_t i = 0; i < shape.cell_elements; i++)
+                if (from == to)
+                    cell[i] = *element(side, shape, row, unit, i);
+                else
+                    kvf_convert_plain.convert(from, to, element(side, shape, row, unit, i), cell + i * bytes,
+                                              1, false);
+            const uint64_t seed =
+                sums->sums.seed + step * step_seed + row % sums->sums.rows * row_seed + unit * unit_seed;
+            sums->expected[((step - sums->begin) * sums->sums.step_bytes + unit * sums->sums.unit_bytes) /
+                           8] += XXH3_64bits_withSeed(cell, (size_t)shape.cell_elements * bytes, seed);
+        }
+    free(cell);
+}
+
+static uint32_t sums_differ(const test_sums *sums) {
+    uint32_t differ = 0;
+    for (uint32_t i = 0; i < STEPS_MOST * UNITS_MOST; i++)
+        differ += sums->found[i] != sums->expected[i];
+    return differ;
+}
+
+static void hash(const kvf_device_side *from, kvf_dtype to, test_shape shape, test_sums *sums,
+                 uint32_t blocks) {
+    kvf_cuda_box box;
+    uint32_t count = 0, tiles = 0;
+    assert_int_equal(kvf_device_hash_boxes(from, to, &sums->sums, shape.rows, shape.units,
+                                           shape.cell_elements, &box, 1, &count, &tiles),
+                     KVF_OK);
+    assert_int_equal(count, 1);
+    memset(sums->found, 0, sizeof sums->found);
+    for (uint32_t block = 0; block < blocks; block++)
+        for (uint32_t thread = 0; thread < KVF_TILE_THREADS; thread++)
+            kvf_hash_thread(&box, count, tiles, block, blocks, thread);
+}
+
+/* Hashes cells of random shape; of `cell_elements`, or any number of them if that is 0. */
+static void hash_and_compare(uint64_t seed, uint32_t cell_elements, bool convert) {
+    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
+    static test_sums sums;
+    state = seed;
+    const uint32_t rows_per_step = between(1, 3), first_type = below(3);
+    const test_shape shape = {rows_per_step * between(1, 16), between(1, UNITS_MOST),
+                              cell_elements ? cell_elements : between(1, 9) << below(8)};
+    const kvf_dtype from = types[first_type], to = convert ? types[(first_type + between(1, 2)) % 3] : from;
+    test_side side = make_pages(shape, convert ? kvf_dtype_bits(from) / 8 : 1);
+    const kvf_device_side given = device_side(&side, from);
+    make_sums(shape, rows_per_step, &sums);
+    expect_sums(&side, shape, from, to, &sums);
+    hash(&given, to, shape, &sums, between(1, 3));
+    if (sums_differ(&sums) > 0)
+        fail_msg("seed %llu: cells of %u elements have other sums", (unsigned long long)seed,
+                 shape.cell_elements);
+    /* The control: the sign of one element changes one sum. */
+    element(&side, shape, below(shape.rows), below(shape.units),
+            below(shape.cell_elements))[side.element_bytes - 1] ^= 0x80;
+    hash(&given, to, shape, &sums, 2);
+    assert_int_equal(sums_differ(&sums), 1);
+    free_side(&side);
+}
+
+static void cells_of_any_length_are_hashed_as_by_the_host(void **unused) {
+    (void)unused;
+    for (uint32_t bytes = 1; bytes <= 600; bytes++)
+        hash_and_compare(bytes, bytes, false);
+    for (uint32_t bytes = 1000; bytes <= 1060; bytes++) /* a block is 1024 bytes */
+        hash_and_compare(bytes, bytes, false);
+}
+
+static void cells_of_any_shape_are_hashed(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 300; seed++)
+        hash_and_compare(seed, 0, false);
+}
+
+static void converted_cells_are_hashed(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 300; seed++)
+        hash_and_compare(seed, 0, true);
+}
+
 /* ---- arithmetic --------------------------------------------------------------------------------- */
 
 static void divisors_divide_every_number(void **unused) {
@@ -391,6 +518,9 @@ int main(int argument_count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cells_of_any_shape_are_copied),
         cmocka_unit_test(cells_of_any_shape_are_converted),
+        cmocka_unit_test(cells_of_any_length_are_hashed_as_by_the_host),
+        cmocka_unit_test(cells_of_any_shape_are_hashed),
+        cmocka_unit_test(converted_cells_are_hashed),
         cmocka_unit_test(divisors_divide_every_number),
         cmocka_unit_test(vectors_are_as_long_as_addresses_allow),
         cmocka_unit_test(what_devices_cannot_move_is_refused),

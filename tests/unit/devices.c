@@ -138,5 +138,6 @@ void *devices_look(uint64_t address) {
 }
 
 void devices_vmm(bool vmm) {
-    fake.vmm(vmm);
+    if (fake.vmm)
+        fake.vmm(vmm);
 }

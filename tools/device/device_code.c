@@ -30,7 +30,8 @@ static const struct {
 };
 
 /* The headers that kernels.cu includes. */
-static const char *const headers[] = {"cuda/kernel_move.h", "cuda/kernel_boxes.h", "kernel/convert_bits.h"};
+static const char *const headers[] = {"cuda/kernel_move.h", "cuda/kernel_hash.h", "cuda/kernel_boxes.h",
+                                      "kernel/convert_bits.h"};
 
 static struct {
     int (*nvrtcCreateProgram)(void **program, const char *source, const char *name, int header_count,

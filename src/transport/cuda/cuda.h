@@ -126,11 +126,12 @@ struct kvf_cuda_link {
     int fd;
     int process_fd; /* a pidfd, or -1 */
     bool same_process;
+    bool only_written; /* by the owner itself: nothing is mapped here */
     bool ready;
     bool lost;
     bool stale;                 /* lost because the memory is of another generation by now */
     char why[KVF_REASON_BYTES]; /* it was lost */
-    kvf_cuda_map *maps;
+    kvf_cuda_map *maps;         /* none if the peer is only written */
     kvf_slices slices;
     kvf_cuda_copy copies[CUDA_COPIES];
     uint64_t last_number;
@@ -200,6 +201,13 @@ void kvf_cuda_link_report(kvf_cuda_link *link);
  */
 kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, uint32_t count,
                              bool same_process, kvf_cuda_map **out);
+
+/**
+ * Checks regions of a peer that are only written, by the peer's own kernels: they are not mapped here.
+ *
+ * @return as kvf_cuda_map_open()
+ */
+kvf_status kvf_cuda_map_check(uint32_t device, const kvf_cuda_region *regions, uint32_t count);
 
 /** Unmaps them; nothing may read them any more. */
 void kvf_cuda_map_close(kvf_cuda_map *map);

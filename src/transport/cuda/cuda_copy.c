@@ -124,6 +124,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     const kvf_cuda_map *map = map_for(link, device);
     kvf_copy_job *job;
     if (!map) {
+        KVF_ASSERT(!link->only_written);
         fail_current(link, KVF_E_UNSUPPORTED,
                      "the memory is on a device that had none when the peer was connected: connect again");
         return false;

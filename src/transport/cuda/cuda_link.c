@@ -77,7 +77,7 @@ bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link) {
 
 /* ---- connecting -------------------------------------------------------------------------------- */
 
-/* Makes one map for each device that we have memory on. */
+/* Makes one map for each device that we have memory on; none if nothing will be read. */
 static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
                               const kvf_cuda_region *regions) {
     kvf_status status = KVF_OK;
@@ -85,6 +85,10 @@ static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
         kvf_cuda_map *map = NULL;
         if (!link->endpoint->copiers[device])
             continue;
+        if (link->only_written) {
+            status = kvf_cuda_map_check(device, regions, card->region_count);
+            continue;
+        }
         status = kvf_cuda_map_open(device, regions, card->region_count, link->same_process, &map);
         if (!status) {
             map->following = link->maps;
@@ -154,12 +158,17 @@ static bool has_memory(const kvf_cuda_endpoint *endpoint) {
 
 /* Opens a link that belongs to no peer or client yet. */
 static kvf_status open_link(kvf_cuda_endpoint *endpoint, const kvf_cuda_card *card,
-                            const kvf_cuda_region *regions, uint64_t generation, kvf_cuda_link **out) {
+                            const kvf_cuda_region *regions, uint64_t generation, bool only_written,
+                            kvf_cuda_link **out) {
     kvf_status status = kvf_neighbour_check(&endpoint->card.place, &card->place);
     kvf_cuda_link *link = status ? NULL : kvf_alloc0(1, sizeof *link);
     if (!link)
         return status ? status : kvf_nomem("a connection");
-    *link = (kvf_cuda_link){.endpoint = endpoint, .generation = generation, .fd = -1, .process_fd = -1};
+    *link = (kvf_cuda_link){.endpoint = endpoint,
+                            .generation = generation,
+                            .only_written = only_written,
+                            .fd = -1,
+                            .process_fd = -1};
     link->watch = (kvf_cuda_watch){CUDA_WATCH_LINK, link};
     status = reach(link, card, regions);
     if (status) {
@@ -190,7 +199,8 @@ kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf
         regions ? kvf_peer_check_regions(peer, card.region_count, &regions->bytes, sizeof *regions)
                 : kvf_nomem("a peer");
     if (!status)
-        status = open_link(endpoint, &card, regions, kvf_peer_generation(peer), &link);
+        status = open_link(endpoint, &card, regions, kvf_peer_generation(peer), kvf_peer_only_written(peer),
+                           &link);
     kvf_free(regions);
     if (status)
         return status;
@@ -200,8 +210,8 @@ kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf
 }
 
 kvf_status kvf_cuda_link_back(kvf_cuda_client *client) {
-    kvf_status status =
-        open_link(client->endpoint, &client->told_card, client->told, client->told_generation, &client->back);
+    kvf_status status = open_link(client->endpoint, &client->told_card, client->told, client->told_generation,
+                                  false, &client->back);
     if (!status)
         client->back->client = client;
     return status;
@@ -210,8 +220,10 @@ kvf_status kvf_cuda_link_back(kvf_cuda_client *client) {
 /* ---- a link ------------------------------------------------------------------------------------- */
 
 const char *kvf_cuda_link_way(const void *self) {
-    return ((const kvf_cuda_link *)self)->same_process ? "kernels, memory of this process"
-                                                       : "kernels, memory mapped by CUDA IPC";
+    const kvf_cuda_link *link = self;
+    return link->only_written   ? "kernels of the peer, which read the memory of this process"
+           : link->same_process ? "kernels, memory of this process"
+                                : "kernels, memory mapped by CUDA IPC";
 }
 
 kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes) {

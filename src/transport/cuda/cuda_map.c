@@ -59,6 +59,29 @@ static kvf_status check_device(const kvf_cuda *cuda, uint32_t device, const kvf_
     return same_process ? kvf_cuda_let_reach(device, other) : kvf_cuda_check_reach(cuda, device, other);
 }
 
+static kvf_status check_all(const kvf_cuda *cuda, uint32_t device, const kvf_cuda_region *regions,
+                            uint32_t count) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        if (!is_there(&regions[i]))
+            continue;
+        status = check_region(&regions[i], i);
+        if (!status)
+            status = check_device(cuda, device, &regions[i], i, false);
+    }
+    return status;
+}
+
+kvf_status kvf_cuda_map_check(uint32_t device, const kvf_cuda_region *regions, uint32_t count) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    status = check_all(cuda, device, regions, count);
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
 static kvf_status map_all(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *regions,
                           uint32_t count, bool same_process) {
     kvf_status status = KVF_OK;
