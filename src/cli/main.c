@@ -8,6 +8,7 @@
 
 #include "cli.h"
 #include "folding.h"
+#include "progress.h"
 #include "words.h"
 
 /* The function of a command that needs agents: NULL in a build without them. */
@@ -47,6 +48,7 @@ static const size_t command_count = sizeof commands / sizeof *commands;
 
 __attribute__((format(printf, 1, 0))) static void say(const char *format, va_list arguments) {
     (void)fflush(stdout);
+    progress_clear();
     (void)fputs("kvferry: ", stderr);
     (void)vfprintf(stderr, format, arguments);
     (void)fputc('\n', stderr);
