@@ -161,7 +161,7 @@ static bool asks_for_help(int argc, char **argv) {
     return asks;
 }
 
-/* What is no command takes no options; "help" takes one name. */
+/* Words that are no command, such as "--version", take no options; "help" takes one name. */
 static int most_words(const char *name) {
     const bool is_help = strcmp(name, "help") == 0;
     return is_help ? 3 : name[0] == '-' ? 2 : INT_MAX;
