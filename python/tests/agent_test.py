@@ -403,7 +403,7 @@ def test_memory_is_read_when_its_event_has_happened(pair: Pair, what: str) -> No
     assert pair.wrong() == []
 
 
-def test_what_cannot_be_waited_for_is_refused(pair: Pair) -> None:
+def test_an_object_that_cannot_be_waited_for_is_refused(pair: Pair) -> None:
     with open(__file__) as file, pytest.raises(InvalidError, match="cannot be waited for"):
         pair.producer.hold("r", HELD, after=file)
     pair.producer.hold("r", HELD)  # nothing was begun
@@ -474,7 +474,7 @@ def test_a_pull_that_nobody_answers_fails_at_its_deadline(pair: Pair) -> None:
     assert event and event.kind is EventKind.FAILED and "patience" in event.detail
 
 
-def test_what_was_handed_over_is_remembered() -> None:
+def test_requests_that_were_handed_over_are_remembered() -> None:
     pair = Pair(remember=60)
     pair.consumer.pull("r", pair.producer.contact, WANTED)
     with pytest.raises(ExistsError, match="already"):  # while the first is under way
@@ -604,7 +604,7 @@ def test_an_agent_that_drains_hands_over_what_it_holds_and_takes_nothing_new(pai
     assert event and event.status is Status.NOT_FOUND and "drains" in event.detail, event
 
 
-def test_what_an_agent_that_drains_cannot_hand_over_is_cancelled(pair: Pair) -> None:
+def test_requests_that_a_draining_agent_cannot_hand_over_are_cancelled(pair: Pair) -> None:
     held = pair.producer.hold("held", HELD)
     pair.producer.drain()
     pair.producer.drain(0)

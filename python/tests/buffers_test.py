@@ -85,7 +85,7 @@ def test_axes_may_be_in_any_order() -> None:
         (lambda: [1, 2, 3], "no memory to share"),
     ],
 )
-def test_what_cannot_be_a_region_is_refused(make: Any, message: str) -> None:
+def test_an_object_that_cannot_be_a_region_is_refused(make: Any, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         region_of(make())
 

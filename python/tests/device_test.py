@@ -121,7 +121,7 @@ def test_the_device_of_an_array_without_dlpack_is_asked_of_the_driver(driver: Dr
         assert (region.kind, region.device, region.in_order) == (MemoryKind.CUDA, memory.device, False)
 
 
-def test_what_cannot_be_a_region_is_refused_with_a_sentence(driver: Driver) -> None:
+def test_an_object_that_cannot_be_a_region_is_refused_with_a_sentence(driver: Driver) -> None:
     memory = DeviceMemory(driver, 0, 4096)
     host = np.zeros(64)
     cases: list[tuple[Any, str]] = [
@@ -217,7 +217,7 @@ def test_an_array_of_a_device_is_a_tensor_to_others(
             look()
 
 
-def test_whoever_took_an_array_keeps_its_owner(driver: Driver) -> None:
+def test_an_array_keeps_its_owner(driver: Driver) -> None:
     memory, owner = DeviceMemory(driver, 0, 4096), Owner()
     array = DeviceArray(owner, memory.address, 0, (4, 8), np.float32)  # type: ignore[arg-type]
     seen = weakref.ref(owner)
@@ -244,7 +244,7 @@ def test_memory_of_devices_is_allocated_by_name_or_refused_by_name(driver: Drive
 @pytest.mark.skipif(
     "cuda" not in transport_kinds(), reason="no kind of transport has memory of devices to give"
 )
-def test_memory_of_devices_is_allocated_by_who_has_it(driver: Driver) -> None:
+def test_memory_of_devices_is_allocated_by_the_transport_that_can(driver: Driver) -> None:
     with Transport() as transport:
         array = transport.allocate((4, 8), np.float16, device=f"cuda:{driver.number(1)}")
         assert isinstance(array, DeviceArray)

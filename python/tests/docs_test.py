@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,109 @@ from kvferry import Agent
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+# What runs the commands of the documents: by document and first word, the program that reads them there; or why
+# none does. The targets of `make` are looked up in the Makefile.
+RUN = {
+    ("docs/README.md", "kvferry"): "tests/integration/hand.sh",
+    ("docs/README.md", "cc"): "tests/install/consume.sh",
+    ("docs/choosing-shapes.md", "kvferry"): "tests/integration/documents.sh",
+    ("docs/operating.md", "kvferry"): "tests/integration/documents.sh",
+    ("docs/operating.md", "python"): "python/tests/docs_test.py",
+    ("docs/operating.md", "podman"): "scripts/check-container",
+    ("docs/vllm.md", "vllm"): "tests/vllm/documents_test.py",
+    ("docs/vllm.md", "python"): "tests/vllm/documents_test.py",
+    ("docs/vllm.md", "curl"): "tests/vllm/documents_test.py",
+    ("docs/vllm.md", "(umask"): "python/tests/docs_test.py",
+}
+NOT_READ = {
+    ("docs/operating.md", "apt-get"): "scripts/check-deb installs the same packages into a fresh Debian",
+    ("docs/python.md", "pip"): "scripts/check-python installs the checkout, wheel_test.py the wheel",
+    ("docs/vllm.md", "pip"): "scripts/vllm-environment installs the checkout",
+}
+EXCERPTS = (
+    "README.md",
+    "docs/embedding.md",
+)  # their C is compared with the examples by tests/integration/documents.sh
+
+
+def blocks() -> Iterator[tuple[str, str, str]]:
+    """Document, language and text of each block of the documents."""
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
+        *(ROOT / "docs").glob("*.md"),
+    ):
+        for language, text in BLOCK.findall(path.read_text()):
+            yield str(path.relative_to(ROOT)), language, text
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    """The commands of a block, without variables before them. A word in quotes may go over several lines."""
+    line = ""
+    for part in text.splitlines():
+        line = f"{line}\n{part}" if line else part
+        try:
+            words = shlex.split(line.replace("\\\n", " "), comments=True)
+        except ValueError:  # a quote or a line that goes on
+            continue
+        if line.endswith("\\"):
+            continue
+        line = ""
+        words = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+        if words:
+            yield words
+    assert not line
+
+
+def test_every_command_of_the_documents_is_run_or_it_is_said_why_not() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    found = set()
+    for document, language, text in blocks():
+        assert language in ("c", "python", "sh", "text"), f"{document}: a block of what is not said"
+        if language == "c":
+            assert document in EXCERPTS
+        if language == "python":
+            assert document in ("docs/python.md", "docs/operating.md")
+        for words in commands_of(text) if language == "sh" else ():
+            if words[0] == "make":
+                assert words[1] in targets, f"{document}: make {words[1]}"
+                continue
+            found.add((document, words[0]))
+    assert found == RUN.keys() | NOT_READ.keys()
+    for (document, _), reader in RUN.items():
+        assert Path(document).stem in (ROOT / reader).read_text(), f"{reader} does not read {document}"
+
+
+def test_pictures_and_messages_are_no_commands() -> None:
+    known = {word for _, word in RUN.keys() | NOT_READ.keys()} | {"make"}
+    for document, language, text in blocks():
+        for line in text.splitlines() if language == "text" else ():
+            assert line.split(" ")[0] not in known, f"{document}: {line}"
+
+
+def test_what_the_documents_name_of_make_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        (path.name, target)
+        for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for target in re.findall(r"`make\s+([a-z-]+)", path.read_text())
+    }
+    assert len(named) > 20
+    assert [(document, target) for document, target in sorted(named) if target not in targets] == []
+
+
+def test_the_settings_of_the_connector_are_those_of_the_table() -> None:
+    """Every setting that the connector reads is a row of docs/vllm.md, with its variable, and no other."""
+    source = (ROOT / "python" / "kvferry" / "vllm" / "settings.py").read_text()
+    read = set(re.findall(r'extra\.get\(\s*"(\w+)"', source)) | set(re.findall(r'\(extra, "(\w+)"\)', source))
+    table = (ROOT / "docs" / "vllm.md").read_text().split("\n## Settings\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`)? ?\|", table, re.MULTILINE)
+    assert {name for name, _ in rows} == read
+    assert {variable for _, variable in rows} - {""} == set(re.findall(r'os\.environ\.get\("(\w+)"', source))
+    assert len(rows) > 15
 
 
 def test_the_code_of_the_document_prints_what_it_says() -> None:

@@ -209,7 +209,7 @@ def test_a_plan_names_sources_cuts_rules_and_costs() -> None:
     assert plan.memory_bytes > 0
 
 
-def test_what_nobody_holds_is_an_error() -> None:
+def test_a_request_that_nobody_holds_is_an_error() -> None:
     model = small_model()
     half = Engine.from_shards(model, [explicit_shard(model, 0, range(2))])
     with pytest.raises(UncoveredError, match="units"):
@@ -286,7 +286,7 @@ def test_numbers_that_do_not_fit_are_errors_of_kvferry() -> None:
         Engine(small_model(), GroupSpec(block_count=1, tokens_per_block="16"))  # type: ignore[arg-type]
 
 
-def test_what_depends_on_a_closed_object_goes_on_working() -> None:
+def test_objects_that_depend_on_a_closed_one_go_on_working() -> None:
     model = small_model()
     decode, prefill = decode_engine(model), prefill_engine(model)
     shard = decode.shard(0)

@@ -270,7 +270,7 @@ async def test_a_stream_that_begins_with_an_error_is_begun_again(scene: Scene) -
 
 
 @in_scene(decode=2)
-async def test_what_all_servers_fail_is_told(scene: Scene) -> None:
+async def test_a_failure_of_all_servers_is_told(scene: Scene) -> None:
     for server in scene.decode:
         server.does = Does.ERROR
     status, text = await scene.ask()

@@ -167,7 +167,7 @@ async def operator(
 
 
 @in_scene(prefill=2)
-async def test_what_is_under_way_ends_and_others_get_what_is_new(scene: Scene) -> None:
+async def test_requests_under_way_end_and_other_servers_get_the_new_ones(scene: Scene) -> None:
     async with operator(scene) as ask:
         first = scene.prefill[0]
         first.does = Does.WAIT

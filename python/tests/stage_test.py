@@ -231,7 +231,7 @@ def test_a_flow_begins_where_it_is_permitted() -> None:
 
 
 @pytest.mark.parametrize("by_permission", [False, True])
-def test_what_goes_by_a_permission_or_of_a_peer_is_ended(by_permission: bool) -> None:
+def test_moves_by_a_permission_or_of_a_peer_are_ended(by_permission: bool) -> None:
     made = Pair("inproc", permit=lambda _request: True)
     move = made.here.stage.pull(made.request, made.here.peers, way=Way.PACKED, permissions=[7, 7])
     made.here.transport.progress()
@@ -263,7 +263,7 @@ def test_a_move_is_cancelled(pair: Pair) -> None:
     pair.until(lambda: all(end.stage.info.flows == 0 for end in pair.ends))
 
 
-def test_who_has_not_joined_is_refused_packed(pair: Pair) -> None:
+def test_a_peer_that_has_not_joined_is_refused_packed(pair: Pair) -> None:
     pair.here.stage.leave(pair.here.peers[0])
     with pytest.raises(NotFoundError, match="has not joined"):
         pair.here.stage.pull(pair.request, pair.here.peers, way=Way.PACKED)

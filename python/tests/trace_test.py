@@ -259,7 +259,7 @@ def test_spans_go_to_the_opentelemetry_of_the_process(traces: tuple[str, str]) -
     assert [event.name for event in pull.events if event.name != "freed"] == ["granted", "released"]
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_text_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="otherData"):
         read("{}")
     with pytest.raises(ValueError, match="no trace is given"):

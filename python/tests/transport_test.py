@@ -215,7 +215,7 @@ def test_a_cancelled_transfer_says_so() -> None:
     pair.close()
 
 
-def test_what_belongs_to_a_closed_transport_is_closed() -> None:
+def test_objects_of_a_closed_transport_are_closed() -> None:
     pair = Pair("inproc")
     transfer = pair.here.pull(pair.request, pair.peers)
     pair.close()

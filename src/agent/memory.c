@@ -162,7 +162,7 @@ static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory
     return status;
 }
 
-/* Adds all regions or none, if none is there. */
+/* Registers all regions or, if one fails, none. The agent has no region before. */
 static kvf_status add_all(kvf_agent *agent, const kvf_memory *regions) {
     withhold(agent);
     kvf_status status =

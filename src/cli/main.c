@@ -8,6 +8,7 @@
 
 #include "cli.h"
 #include "folding.h"
+#include "progress.h"
 #include "words.h"
 
 /* The function of a command that needs agents: NULL in a build without them. */
@@ -47,6 +48,7 @@ static const size_t command_count = sizeof commands / sizeof *commands;
 
 __attribute__((format(printf, 1, 0))) static void say(const char *format, va_list arguments) {
     (void)fflush(stdout);
+    progress_clear();
     (void)fputs("kvferry: ", stderr);
     (void)vfprintf(stderr, format, arguments);
     (void)fputc('\n', stderr);
@@ -159,7 +161,7 @@ static bool asks_for_help(int argc, char **argv) {
     return asks;
 }
 
-/* What is no command takes no options; "help" takes one name. */
+/* Words that are no command, such as "--version", take no options; "help" takes one name. */
 static int most_words(const char *name) {
     const bool is_help = strcmp(name, "help") == 0;
     return is_help ? 3 : name[0] == '-' ? 2 : INT_MAX;

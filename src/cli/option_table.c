@@ -177,7 +177,7 @@ static const option_row rows[] = {
     {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
      TEXT(key_file), .file = true},
     {"allow", "KEY", "a public key that may connect; may be given several times (everyone)", NULL,
-     COMMAND_SERVE, .take = take_key},
+     COMMAND_SERVE, .take = take_key, .many = true},
     {"insecure", NULL, "listen beyond loopback without keys", NULL, COMMAND_SERVE | COMMAND_FETCH,
      FLAG(insecure), .idle = needs_no_leave},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables", "1", MOVING | COMMAND_SERVE,

@@ -29,6 +29,7 @@ struct option_row {
     word_of words;             /* the allowed values, or what a value may begin with; NULL: any */
     bool file;                 /* the value is, or may be, the name of a file */
     bool keys;                 /* the words are keys of KEY=VALUE,... */
+    bool many;                 /* may be given several times */
     option_idle idle;          /* NULL: always has an effect */
 };
 

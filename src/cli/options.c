@@ -66,6 +66,8 @@ static int read_option(reader *from, const char *word, options *out) {
     const option_row *row = option_row_find(out->command, name, &number);
     if (!row)
         return refuse_option(from, name, out);
+    if (out->given[number] && !row->many)
+        return usage_error("--%s is given twice; give it once", row->name);
     const char *value = read_value(from, row, behind ? behind + 1 : NULL);
     if (!value)
         return EXIT_USAGE;

@@ -124,7 +124,8 @@ static int refuse_twice(const engine_shape *shape, const shape_setting *setting)
 static int cut_setting(engine_shape *shape, char *piece) {
     char *equals = strchr(piece, '=');
     if (!equals || equals == piece || !equals[1])
-        return usage_error("--%s: \"%s\" is not KEY=VALUE", shape->side, piece);
+        return usage_error("--%s: \"%s\" is not KEY=VALUE%s", shape->side, piece,
+                           *piece ? "" : "; a comma is only between two of them");
     if (shape->setting_count == SHAPE_MAX_SETTINGS)
         return usage_error("--%s: more than %d keys", shape->side, SHAPE_MAX_SETTINGS);
     *equals = '\0';
@@ -148,15 +149,11 @@ static int cut_setting(engine_shape *shape, char *piece) {
 }
 
 static int cut(engine_shape *shape) {
-    char *rest = shape->text;
-    for (char *piece; (piece = strsep(&rest, ",")) != NULL;) {
-        if (!*piece)
-            continue;
-        int result = cut_setting(shape, piece);
-        if (result)
-            return result;
-    }
-    return EXIT_DONE;
+    char *rest = *shape->text ? shape->text : NULL; /* a shape without any key has the defaults */
+    int result = EXIT_DONE;
+    for (char *piece; !result && (piece = strsep(&rest, ",")) != NULL;)
+        result = cut_setting(shape, piece);
+    return result;
 }
 
 /* ---- numbers of the engine ------------------------------------------------------------------- */

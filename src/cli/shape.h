@@ -22,7 +22,7 @@ typedef struct shape_setting {
 
 typedef struct engine_shape {
     const char *side; /* "prefill" or "decode": for messages, and the engine's name unless it has another */
-    const char *name; /* the caller's; NULL: the name is the side */
+    const char *name; /* owned by the caller; NULL: the name is that of the side */
     char *text;       /* owned, cut into the settings */
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;

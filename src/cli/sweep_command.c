@@ -6,6 +6,7 @@
 
 #include "engines.h"
 #include "json.h"
+#include "progress.h"
 #include "sweep.h"
 
 /* Makes the engine of one shape. A shape that the library refuses is left out, with a warning on stderr. */
@@ -24,6 +25,13 @@ static int make_engine(const char *side, const char *wanted, const kvf_model *mo
     return result;
 }
 
+static uint32_t count_made(const sweep_side *side) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < side->list.count; i++)
+        count += side->engines[i] != NULL;
+    return count;
+}
+
 static int make_side(const char *name, const char *wanted, const kvf_model *model, sweep_side *out) {
     out->name = name;
     int result = alternatives_expand(name, wanted, &out->list);
@@ -32,12 +40,11 @@ static int make_side(const char *name, const char *wanted, const kvf_model *mode
     out->engines = calloc(out->list.count, sizeof *out->engines);
     if (!out->engines)
         return failure("not enough memory");
-    uint32_t made = 0;
-    for (uint32_t i = 0; i < out->list.count && !result; i++) {
+    for (uint32_t i = 0; i < out->list.count && !result; i++)
         result = make_engine(name, out->list.shapes[i], model, &out->engines[i]);
-        made += out->engines[i] != NULL;
-    }
-    return result || made ? result : usage_error("--%s: none of the shapes is possible for this model", name);
+    return result || count_made(out)
+               ? result
+               : usage_error("--%s: none of the shapes is possible for this model", name);
 }
 
 static void free_side(sweep_side *side) {
@@ -60,11 +67,19 @@ static int compare_pair(sweep *of, const kvf_engine *prefill, const kvf_engine *
 static int compare_all(sweep *of) {
     of->pairs = calloc((size_t)of->prefill.list.count * of->decode.list.count, sizeof *of->pairs);
     int result = of->pairs ? EXIT_DONE : failure("not enough memory");
+    const uint32_t pairs = count_made(&of->prefill) * count_made(&of->decode);
+    uint32_t done = 0;
+    progress shown = progress_begin();
     for (uint32_t p = 0; p < of->prefill.list.count && !result; p++)
-        for (uint32_t d = 0; d < of->decode.list.count && !result; d++)
-            if (of->prefill.engines[p] && of->decode.engines[d])
-                result = compare_pair(of, of->prefill.engines[p], of->decode.engines[d],
-                                      &of->pairs[(size_t)p * of->decode.list.count + d]);
+        for (uint32_t d = 0; d < of->decode.list.count && !result; d++) {
+            if (!of->prefill.engines[p] || !of->decode.engines[d])
+                continue;
+            progress_show(&shown, (double)done / pairs, "comparing, pair %u of %u", done + 1, pairs);
+            result = compare_pair(of, of->prefill.engines[p], of->decode.engines[d],
+                                  &of->pairs[(size_t)p * of->decode.list.count + d]);
+            done++;
+        }
+    progress_clear();
     return result;
 }
 

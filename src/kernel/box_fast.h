@@ -19,7 +19,7 @@
 #define LINE ((size_t)64)
 #define ASIDE_BYTES 16384u         /* half of a first-level cache */
 #define ASK_MOST_BYTES (64u << 10) /* of a block: the processor foresees most of a longer one */
-#define STREAM_LEAST (4 * LINE)    /* shorter runs that begin inside a line have few whole ones */
+#define STREAM_LEAST (4 * LINE)    /* shorter runs that begin inside a line contain few whole lines */
 
 /* ---- runs ------------------------------------------------------------------------------------- */
 

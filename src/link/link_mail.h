@@ -45,7 +45,7 @@ typedef struct kvf_mail_party {
     bool is_stranger;
     uint64_t bytes;     /* of waiting letters */
     uint64_t work;      /* assumed, of waiting letters */
-    uint64_t last_work; /* that its last letter caused */
+    uint64_t last_work; /* of the letter that was read last */
     UT_hash_handle hh;
 } kvf_mail_party;
 

@@ -203,7 +203,7 @@ void kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t name, uint6
         name_guest(door->spare_fd, host);
         if (kvf_guests_arrive(&door->guests, (uint64_t)fd, file, host, now) == KVF_OK) {
             kvf_guests_name(&door->guests, (uint64_t)fd, name, now);
-            listen_to(door, (uint64_t)fd, EPOLL_CTL_ADD);
+            listen_to(door, (uint64_t)fd, false);
         }
     }
     look_away(door);

@@ -134,7 +134,7 @@ static uint64_t resident(void) {
     return second ? strtoull(second, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
-/* What was freed, glibc keeps for later: given back, what is resident is what is used. */
+/* glibc keeps freed memory for later. It is given back here, so that the resident memory is what is in use. */
 static void give_back_freed(void) {
 #if defined __GLIBC__ && !defined __SANITIZE_ADDRESS__
     (void)malloc_trim(0);

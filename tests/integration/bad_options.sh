@@ -16,6 +16,7 @@ refused "help about an unknown command" 'no command "ferry"' help ferry
 refused "an unknown option" '--bogus is not an option of plan' plan --bogus
 refused "an option of another command" '--in-flight is not an option of plan' plan --in-flight 3
 refused "an option without its value" '--tokens needs a value' plan --tokens
+refused "an option that is given twice" '--tokens is given twice; give it once' plan --tokens 4 --fabrics --tokens=5
 refused "a word too many for help" '"demo" is not expected after help' help plan demo
 refused "a word too many for the version" '"plan" is not expected after --version' --version plan
 refused "a word too many" '"extra" is not expected' plan extra
@@ -36,6 +37,9 @@ refused "blocks for not one request" 'group full has 1 blocks, but 1 requests? o
 refused "a rank that does not exist" '"prefill:9" is not a rank' demo --die prefill:9
 
 refused "a shape that is not KEY=VALUE" '--prefill: "tp" is not KEY=VALUE' plan --prefill tp
+refused "a shape with an empty piece" '--prefill: "" is not KEY=VALUE; a comma is only between two' plan --prefill tp=2,,pp=2
+refused "a shape that ends with a comma" '--decode: "" is not KEY=VALUE' plan --decode tp=2,
+refused "an empty piece among alternatives" '--prefill: "" is not KEY=VALUE' sweep --prefill tp=1/2,,pp=2
 refused "an unknown key" '--decode: there is no key "foo"' plan --decode foo=1
 refused "a key that is given twice" '--decode: tp is given twice, as "2" and "4"' plan --decode tp=2,block=8,TP=4
 refused "a key of a group that is given twice" '--prefill: full.block is given twice' \

@@ -7,7 +7,8 @@ set -euo pipefail
 moves() { # moves NAME ARGUMENTS...
     local name=$1
     shift
-    succeeds "$name" 'Verified after each round' demo --memory-limit 256m --requests 3 --rounds 1 "$@"
+    [[ " $* " == *" --requests "* ]] || set -- "$@" --memory-limit 256m --requests 3
+    succeeds "$name" 'Verified after each round' demo --rounds 1 "$@"
 }
 
 moves "tensor parallel sizes need not divide each other" \

@@ -349,7 +349,7 @@ static kvf_status push(flow_world *w, const chunk *c, const kvf_move_options *op
     return status;
 }
 
-/* What is converted goes packed, and so does what is spoiled in a slot. */
+/* Conversions go packed, and so does a case that spoils a byte in a slot. */
 static kvf_way draw_way(flow_world *w, const chunk *c) {
     if (w->spoil || kvf_plan_converts(c->plan))
         return KVF_WAY_PACKED;

@@ -215,7 +215,7 @@ static void nor_are_checksums_of_it_given(void **state) {
     finish(&s);
 }
 
-static void what_is_said_later_waits_behind_the_event_of_a_chunk(void **state) {
+static void chunks_that_are_named_later_wait_behind_the_event_of_one(void **state) {
     (void)state;
     scene s;
     set_up(&s);
@@ -448,7 +448,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_that_wants_nothing_ends_a_hold_that_waits),
         cmocka_unit_test(nothing_of_a_push_is_written_before_its_event),
         cmocka_unit_test(nor_are_checksums_of_it_given),
-        cmocka_unit_test(what_is_said_later_waits_behind_the_event_of_a_chunk),
+        cmocka_unit_test(chunks_that_are_named_later_wait_behind_the_event_of_one),
         cmocka_unit_test(chunks_are_written_as_their_events_happen),
         cmocka_unit_test(a_push_that_waits_ends_at_its_deadline_and_says_why),
         cmocka_unit_test(a_push_that_waits_can_be_cancelled),

@@ -92,7 +92,7 @@ static void expectations_take_no_more_than_the_budget(void **state) {
     close_scene(&s);
 }
 
-static void what_is_kept_for_all_peers_has_an_end_too(void **state) {
+static void memory_that_is_kept_for_all_peers_has_a_limit_too(void **state) {
     (void)state;
     scene s;
     kvf_group_steps group;
@@ -175,7 +175,7 @@ static void parts_of_nothing_are_refused(void **state) {
     close_scene(&s);
 }
 
-static void calls_that_wait_end_with_the_one_who_waits(void **state) {
+static void calls_that_wait_end_with_the_peer_that_waits(void **state) {
     (void)state;
     scene s;
     open_scene(&s, OPTIONS(.idle_ns = 3600 * SECOND));
@@ -343,7 +343,7 @@ static void leave(speaker *crowd, uint32_t count) {
         speaker_close(&crowd[i]);
 }
 
-static void silent_connections_make_room_for_those_who_speak(void **state) {
+static void silent_connections_make_room_for_those_that_speak(void **state) {
     (void)state;
     enum { CROWD = 20, MOST = 6 };
     static speaker crowd[CROWD];
@@ -388,7 +388,7 @@ static void one_address_has_its_share_of_connections(void **state) {
     close_scene(&s);
 }
 
-static void who_hung_up_and_is_silent_is_forgotten(void **state) {
+static void a_peer_that_hung_up_and_is_silent_is_forgotten(void **state) {
     (void)state;
     scene s;
     speaker gone;
@@ -451,19 +451,19 @@ static void answers_that_nobody_asked_for_are_foreign(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(expectations_take_no_more_than_the_budget),
-        cmocka_unit_test(what_is_kept_for_all_peers_has_an_end_too),
+        cmocka_unit_test(memory_that_is_kept_for_all_peers_has_a_limit_too),
         cmocka_unit_test(greedy_peers_leave_as_much_as_each_of_them_has),
         cmocka_unit_test(parts_of_nothing_are_refused),
-        cmocka_unit_test(calls_that_wait_end_with_the_one_who_waits),
+        cmocka_unit_test(calls_that_wait_end_with_the_peer_that_waits),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
         cmocka_unit_test(where_there_is_room_nobody_goes),
-        cmocka_unit_test(silent_connections_make_room_for_those_who_speak),
+        cmocka_unit_test(silent_connections_make_room_for_those_that_speak),
         cmocka_unit_test(one_address_has_its_share_of_connections),
-        cmocka_unit_test(who_hung_up_and_is_silent_is_forgotten),
+        cmocka_unit_test(a_peer_that_hung_up_and_is_silent_is_forgotten),
         cmocka_unit_test(where_all_connections_have_sessions_the_newcomer_waits),
         cmocka_unit_test(answers_that_nobody_asked_for_are_foreign),
     };

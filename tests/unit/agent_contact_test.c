@@ -222,7 +222,7 @@ static void a_thousand_engines_of_one_shape_cost_one_plan(void **state) {
 }
 
 /* The first remote makes the geometry; if it is given up meanwhile, the other one starts again. */
-static void who_waits_for_a_geometry_makes_it_where_its_maker_is_given_up(void **state) {
+static void a_remote_that_waits_for_a_geometry_makes_it_where_its_maker_is_given_up(void **state) {
     (void)state;
     scene s;
     other_engine engines[2] = {0};
@@ -256,7 +256,7 @@ int main(void) {
         cmocka_unit_test(an_engine_of_4096_ranks_meets_one_of_4096),
         cmocka_unit_test(introductions_that_come_again_change_nothing),
         cmocka_unit_test(a_thousand_engines_of_one_shape_cost_one_plan),
-        cmocka_unit_test(who_waits_for_a_geometry_makes_it_where_its_maker_is_given_up),
+        cmocka_unit_test(a_remote_that_waits_for_a_geometry_makes_it_where_its_maker_is_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -276,7 +276,7 @@ static kvf_model *numbered_otherwise(kvf_dtype full) {
     return out;
 }
 
-static void what_goes_packed_is_refused_where_numbers_differ_and_the_way_out_is_said(void **state) {
+static void packed_requests_are_refused_where_numbers_differ_and_the_way_out_is_said(void **state) {
     (void)state;
     const kvf_agent_options options = options_of(CONVERT);
     for (int push = 0; push < 2; push++) {
@@ -328,7 +328,7 @@ int main(void) {
         cmocka_unit_test(types_that_only_one_side_lets_be_converted_are_refused_by_name),
         cmocka_unit_test(conversion_is_allowed_group_by_group),
         cmocka_unit_test(the_direct_way_is_refused_where_types_differ),
-        cmocka_unit_test(what_goes_packed_is_refused_where_numbers_differ_and_the_way_out_is_said),
+        cmocka_unit_test(packed_requests_are_refused_where_numbers_differ_and_the_way_out_is_said),
         cmocka_unit_test(options_that_contradict_each_other_are_refused),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, world_is_real);

@@ -172,7 +172,7 @@ static void expectations_are_written_long_after_their_first_lease(void **state) 
 }
 
 /* The blocks are free by then: a heartbeat gives the writer only one more lease. */
-static void what_is_ready_a_lease_after_the_last_heartbeat_is_not_written(void **state) {
+static void parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_written(void **state) {
     (void)state;
     scene s;
     world_request held, wanted;
@@ -230,7 +230,7 @@ static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
     lease_close(&s);
 }
 
-static void who_waits_for_a_writer_is_not_idle_nor_is_the_writer(void **state) {
+static void neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle(void **state) {
     (void)state;
     scene s;
     const kvf_agent_options options = {.struct_size = sizeof options, .idle_ns = SECOND};
@@ -258,9 +258,9 @@ int main(void) {
         cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
         cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
-        cmocka_unit_test(what_is_ready_a_lease_after_the_last_heartbeat_is_not_written),
+        cmocka_unit_test(parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_written),
         cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
-        cmocka_unit_test(who_waits_for_a_writer_is_not_idle_nor_is_the_writer),
+        cmocka_unit_test(neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

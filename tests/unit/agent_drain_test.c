@@ -57,7 +57,7 @@ static void an_idle_agent_has_drained_at_once_and_accepts_nothing(void **state) 
     scene_close(&s);
 }
 
-static void what_is_held_is_still_read_by_those_that_come_later(void **state) {
+static void held_requests_are_still_read_by_consumers_that_come_later(void **state) {
     (void)state;
     scene s;
     set_up(&s);
@@ -89,7 +89,7 @@ static void a_push_takes_its_chunks_and_its_consumers(void **state) {
     scene_close(&s);
 }
 
-static void who_asks_for_what_will_not_come_is_refused_at_once(void **state) {
+static void a_consumer_that_asks_while_the_producer_drains_is_refused_at_once(void **state) {
     (void)state;
     scene s;
     set_up(&s);
@@ -110,7 +110,7 @@ static void wait_in_vain(scene *s, world_request *second, uint64_t *expected) {
     assert_int_equal(s->w.outcome_count, 0);
 }
 
-static void who_waits_already_is_refused_then(void **state) {
+static void a_consumer_that_waits_already_is_refused_when_the_producer_drains(void **state) {
     (void)state;
     scene s;
     world_request second;
@@ -143,7 +143,7 @@ static void a_refusal_that_is_lost_is_repeated(void **state) {
     scene_close(&s);
 }
 
-static void who_waits_for_blocks_that_are_not_ready_is_served(void **state) {
+static void a_consumer_that_waits_for_blocks_that_are_not_ready_is_served(void **state) {
     (void)state;
     scene s;
     set_up(&s);
@@ -165,7 +165,7 @@ static void who_waits_for_blocks_that_are_not_ready_is_served(void **state) {
     scene_close(&s);
 }
 
-static void who_waits_for_blocks_that_never_come_is_refused_with_them(void **state) {
+static void a_consumer_that_waits_for_blocks_that_never_come_is_refused_with_them(void **state) {
     (void)state;
     scene s;
     set_up(&s);
@@ -202,7 +202,7 @@ static void a_consumer_gets_what_it_has_asked_for(void **state) {
     scene_close(&s);
 }
 
-static void what_has_not_ended_in_time_is_cancelled(void **state) {
+static void requests_that_have_not_ended_in_time_are_cancelled(void **state) {
     (void)state;
     scene s;
     set_up(&s);
@@ -255,15 +255,15 @@ static void a_directory_has_nothing_to_drain(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_idle_agent_has_drained_at_once_and_accepts_nothing),
-        cmocka_unit_test(what_is_held_is_still_read_by_those_that_come_later),
+        cmocka_unit_test(held_requests_are_still_read_by_consumers_that_come_later),
         cmocka_unit_test(a_push_takes_its_chunks_and_its_consumers),
-        cmocka_unit_test(who_asks_for_what_will_not_come_is_refused_at_once),
-        cmocka_unit_test(who_waits_already_is_refused_then),
+        cmocka_unit_test(a_consumer_that_asks_while_the_producer_drains_is_refused_at_once),
+        cmocka_unit_test(a_consumer_that_waits_already_is_refused_when_the_producer_drains),
         cmocka_unit_test(a_refusal_that_is_lost_is_repeated),
-        cmocka_unit_test(who_waits_for_blocks_that_are_not_ready_is_served),
-        cmocka_unit_test(who_waits_for_blocks_that_never_come_is_refused_with_them),
+        cmocka_unit_test(a_consumer_that_waits_for_blocks_that_are_not_ready_is_served),
+        cmocka_unit_test(a_consumer_that_waits_for_blocks_that_never_come_is_refused_with_them),
         cmocka_unit_test(a_consumer_gets_what_it_has_asked_for),
-        cmocka_unit_test(what_has_not_ended_in_time_is_cancelled),
+        cmocka_unit_test(requests_that_have_not_ended_in_time_are_cancelled),
         cmocka_unit_test(a_second_call_sets_the_time_anew),
         cmocka_unit_test(an_agent_that_is_closed_while_it_drains),
         cmocka_unit_test(a_directory_has_nothing_to_drain),

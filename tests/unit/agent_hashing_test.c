@@ -83,7 +83,7 @@ static void one_round(const scene *s) {
     assert_ok(kvf_agent_progress(s->p, &busy));
 }
 
-static void who_asks_for_little_is_answered_beside_one_who_asks_for_much(void **state) {
+static void a_peer_that_asks_for_little_is_answered_beside_one_that_asks_for_much(void **state) {
     (void)state;
     scene s;
     open_scene(&s, NULL);
@@ -169,7 +169,7 @@ static void questions_are_within_the_budget(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_asks_for_little_is_answered_beside_one_who_asks_for_much),
+        cmocka_unit_test(a_peer_that_asks_for_little_is_answered_beside_one_that_asks_for_much),
         cmocka_unit_test(a_round_hashes_one_slice),
         cmocka_unit_test(a_slice_is_no_more_where_a_step_is_large),
         cmocka_unit_test(questions_are_within_the_budget),

@@ -161,7 +161,7 @@ static uint64_t repeated_when_heard(rights *s) {
 }
 
 /* As after a broken link. An unanswered call is repeated after 100 ms, then after 200, 400, 800, 1600 and 2000. */
-static void who_is_heard_of_after_a_silence_is_asked_again_at_once(void **state) {
+static void a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
@@ -181,7 +181,7 @@ static void who_is_heard_of_after_a_silence_is_asked_again_at_once(void **state)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_is_heard_of_after_a_silence_is_asked_again_at_once),
+        cmocka_unit_test(a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once),
         cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
         cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),

@@ -46,7 +46,7 @@ static void a_second_join_waits_until_what_is_written_by_the_first_is_over(void 
     rights_close(&s);
 }
 
-static void what_hangs_from_before_is_over_when_a_client_joins_anew(void **state) {
+static void flows_from_before_are_over_when_a_client_joins_anew(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
@@ -180,7 +180,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
-        cmocka_unit_test(what_hangs_from_before_is_over_when_a_client_joins_anew),
+        cmocka_unit_test(flows_from_before_are_over_when_a_client_joins_anew),
         cmocka_unit_test(a_client_that_had_lost_us_and_brings_its_stage_begins_anew),
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,

@@ -230,7 +230,7 @@ static void a_pull_that_waits_hears_within_seconds_whether_its_producer_lives(vo
 }
 
 /* The peer does not keep things for the consumer's own lease, which is ten times as long. */
-static void heartbeats_come_six_times_in_a_lease_of_who_gave_it(void **state) {
+static void heartbeats_come_six_times_in_a_lease_of_its_producer(void **state) {
     (void)state;
     scene s;
     lease_open(&s, ONE("P"), ONE("D"), LEASE(6 * SECOND));
@@ -282,7 +282,7 @@ int main(void) {
         cmocka_unit_test(a_rank_may_come_long_after_another_has_read),
         cmocka_unit_test(a_rank_that_has_read_gives_the_others_a_lease_more),
         cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),
-        cmocka_unit_test(heartbeats_come_six_times_in_a_lease_of_who_gave_it),
+        cmocka_unit_test(heartbeats_come_six_times_in_a_lease_of_its_producer),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

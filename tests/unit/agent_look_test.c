@@ -51,7 +51,7 @@ static void a_block_is_one_of_its_group(void **state) {
     scene_close(&s);
 }
 
-static void what_is_not_there_cannot_be_looked_at(void **state) {
+static void looking_at_a_missing_object_is_refused(void **state) {
     (void)state;
     scene s;
     kvf_block_state found;
@@ -94,7 +94,7 @@ static void what_is_kept_for_peers_is_counted(void **state) {
     scene_close(&s);
 }
 
-/* What was kept for the old address is freed, although its ranks still have sessions. */
+/* The memory kept for the old address is freed, although its ranks still have sessions. */
 static void an_engine_that_is_met_at_another_address_is_kept_once(void **state) {
     (void)state;
     scene s;
@@ -117,7 +117,7 @@ static void an_engine_that_is_met_at_another_address_is_kept_once(void **state) 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_block_is_one_of_its_group),
-        cmocka_unit_test(what_is_not_there_cannot_be_looked_at),
+        cmocka_unit_test(looking_at_a_missing_object_is_refused),
         cmocka_unit_test(what_is_kept_for_peers_is_counted),
         cmocka_unit_test(an_engine_that_is_met_at_another_address_is_kept_once),
     };

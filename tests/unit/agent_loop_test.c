@@ -352,7 +352,7 @@ static void the_log_function_may_call_the_agent(void **state) {
     }
 }
 
-static void what_a_call_says_is_not_overwritten_by_the_log_function(void **state) {
+static void the_error_of_a_call_is_not_overwritten_by_the_log_function(void **state) {
     (void)state;
     exchange x;
     talker t = {.agent = NULL};
@@ -465,7 +465,7 @@ int main(void) {
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
         cmocka_unit_test(the_log_function_may_call_the_agent),
-        cmocka_unit_test(what_a_call_says_is_not_overwritten_by_the_log_function),
+        cmocka_unit_test(the_error_of_a_call_is_not_overwritten_by_the_log_function),
         cmocka_unit_test(a_child_of_fork_cannot_use_its_parents_agent),
         cmocka_unit_test(registering_that_failed_for_want_of_memory_may_be_repeated),
     };

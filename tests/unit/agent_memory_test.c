@@ -150,7 +150,7 @@ static void a_pull_waits_for_a_producer_that_sleeps(void **state) {
     tear_down(&s);
 }
 
-static void who_waits_for_a_producer_that_sleeps_is_told_so(void **state) {
+static void a_consumer_that_waits_for_a_sleeping_producer_is_told_so(void **state) {
     (void)state;
     scene s;
     set_up(&s);
@@ -232,7 +232,7 @@ int main(void) {
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
-        cmocka_unit_test(who_waits_for_a_producer_that_sleeps_is_told_so),
+        cmocka_unit_test(a_consumer_that_waits_for_a_sleeping_producer_is_told_so),
         cmocka_unit_test(mistakes_with_regions_are_refused),
     };
     const struct CMUnitTest real[] = {

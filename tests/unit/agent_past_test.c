@@ -34,7 +34,7 @@ static uint64_t pull_in_vain(scene *s, kvf_status status, const char *text) {
     return world_now() - begun;
 }
 
-static void what_was_handed_over_is_refused_at_once(void **state) {
+static void a_request_that_was_handed_over_is_refused_at_once(void **state) {
     (void)state;
     scene s;
     set_up(&s, TP2("P"), ONE("D"), 600 * SECOND);
@@ -53,7 +53,7 @@ static void an_agent_that_remembers_nothing_waits_as_long_as_it_is_asked_to(void
     scene_close(&s);
 }
 
-static void what_nobody_came_for_is_refused_with_the_reason(void **state) {
+static void a_request_that_nobody_came_for_is_refused_with_the_reason(void **state) {
     (void)state;
     scene s;
     set_up(&s, ONE("P"), ONE("D"), 600 * SECOND);
@@ -64,7 +64,7 @@ static void what_nobody_came_for_is_refused_with_the_reason(void **state) {
     scene_close(&s);
 }
 
-static void what_was_pushed_is_refused_at_once(void **state) {
+static void a_request_that_was_pushed_is_refused_at_once(void **state) {
     (void)state;
     scene s;
     set_up(&s, ONE("P"), ONE("D"), 600 * SECOND);
@@ -168,10 +168,10 @@ static void an_agent_remembers_for_a_day_at_most(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_was_handed_over_is_refused_at_once),
+        cmocka_unit_test(a_request_that_was_handed_over_is_refused_at_once),
         cmocka_unit_test(an_agent_that_remembers_nothing_waits_as_long_as_it_is_asked_to),
-        cmocka_unit_test(what_nobody_came_for_is_refused_with_the_reason),
-        cmocka_unit_test(what_was_pushed_is_refused_at_once),
+        cmocka_unit_test(a_request_that_nobody_came_for_is_refused_with_the_reason),
+        cmocka_unit_test(a_request_that_was_pushed_is_refused_at_once),
         cmocka_unit_test(the_memory_ends),
         cmocka_unit_test(an_id_that_is_used_again_is_a_new_request),
         cmocka_unit_test(the_refusal_is_repeated_where_it_was_lost),

@@ -74,7 +74,7 @@ static void a_late_expectation_gets_what_was_ready_and_the_rest(void **state) {
     push_scene_finish(&v);
 }
 
-static void what_was_computed_after_it_was_expected_is_what_arrives(void **state) {
+static void cells_computed_after_they_were_expected_are_those_that_arrive(void **state) {
     (void)state;
     push_scene v;
     push_scene_open(&v, attention(LAYERS, 8, 8), TP2, ONE("D"), NULL);
@@ -259,7 +259,7 @@ int main(void) {
         cmocka_unit_test(a_push_goes_by_chunks_and_layers),
         cmocka_unit_test(each_range_of_layers_is_written_by_its_own_plan),
         cmocka_unit_test(a_late_expectation_gets_what_was_ready_and_the_rest),
-        cmocka_unit_test(what_was_computed_after_it_was_expected_is_what_arrives),
+        cmocka_unit_test(cells_computed_after_they_were_expected_are_those_that_arrive),
         cmocka_unit_test(chunks_and_layers_out_of_order_are_refused),
         cmocka_unit_test(states_are_written_with_the_last_chunk),
         cmocka_unit_test(latents_are_written_by_one_replica),

@@ -105,7 +105,7 @@ static const struct {
     uint32_t from[4];
 } shapes[] = {{1, 1, {1}}, {2, 4, {1, 1, 2, 2}}, {4, 1, {15}}, {4, 2, {3, 12}}};
 
-static void those_who_read_have_the_records_of_all_they_read_from(void **state) {
+static void readers_have_the_records_of_all_that_they_read_from(void **state) {
     (void)state;
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         scene s;
@@ -118,7 +118,7 @@ static void those_who_read_have_the_records_of_all_they_read_from(void **state) 
     }
 }
 
-static void those_who_are_written_to_have_the_records_of_all_who_wrote(void **state) {
+static void consumers_that_are_written_to_have_the_records_of_all_writers(void **state) {
     (void)state;
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         const kvf_agent_options options = {.struct_size = sizeof options, .verify = i % 2};
@@ -316,8 +316,8 @@ static void a_chunk_that_is_refused_leaves_the_records_as_they_were(void **state
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(those_who_read_have_the_records_of_all_they_read_from),
-        cmocka_unit_test(those_who_are_written_to_have_the_records_of_all_who_wrote),
+        cmocka_unit_test(readers_have_the_records_of_all_that_they_read_from),
+        cmocka_unit_test(consumers_that_are_written_to_have_the_records_of_all_writers),
         cmocka_unit_test(a_push_gathers_the_records_of_its_chunks),
         cmocka_unit_test(each_of_several_consumers_has_them),
         cmocka_unit_test(lost_repeated_and_late_messages_change_no_record),

@@ -128,7 +128,7 @@ static void a_rank_that_was_cancelled_pulls_again_while_its_siblings_are_at_work
     scene_close(&s);
 }
 
-static void what_was_read_is_not_lent_to_the_same_rank_again(void **state) {
+static void a_request_that_a_rank_has_read_is_not_lent_to_it_again(void **state) {
     (void)state;
     scene s;
     set_up(&s, ONE("P"), TP2("D"), NULL);
@@ -214,7 +214,7 @@ int main(void) {
         cmocka_unit_test(the_destination_that_is_named_later_is_checked_in_the_same_way),
         cmocka_unit_test(a_pull_that_wanted_too_much_is_repeated_with_less),
         cmocka_unit_test(a_rank_that_was_cancelled_pulls_again_while_its_siblings_are_at_work),
-        cmocka_unit_test(what_was_read_is_not_lent_to_the_same_rank_again),
+        cmocka_unit_test(a_request_that_a_rank_has_read_is_not_lent_to_it_again),
         cmocka_unit_test(a_hold_whose_reader_was_cancelled_is_free_and_not_done),
         cmocka_unit_test(a_hold_whose_reader_failed_says_so_when_its_lease_is_over),
         cmocka_unit_test(a_cancelled_hold_ends_though_its_reader_lives),

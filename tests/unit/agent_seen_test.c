@@ -82,7 +82,7 @@ static void a_round_trip_is_known_from_the_welcome_on(void **state) {
     scene_close(&s);
 }
 
-static void a_reader_and_who_is_read_see_each_other(void **state) {
+static void a_reader_and_its_producer_see_each_other(void **state) {
     (void)state;
     scene s;
     kvf_agent_peer peers[MOST];
@@ -118,7 +118,7 @@ static void a_reader_and_who_is_read_see_each_other(void **state) {
     scene_close(&s);
 }
 
-static void a_writer_and_who_is_written_to_count_the_same_bytes(void **state) {
+static void a_writer_and_its_consumer_count_the_same_bytes(void **state) {
     (void)state;
     scene s;
     kvf_agent_peer peers[MOST];
@@ -312,8 +312,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_agent_that_met_nobody_has_no_peers),
         cmocka_unit_test(a_round_trip_is_known_from_the_welcome_on),
-        cmocka_unit_test(a_reader_and_who_is_read_see_each_other),
-        cmocka_unit_test(a_writer_and_who_is_written_to_count_the_same_bytes),
+        cmocka_unit_test(a_reader_and_its_producer_see_each_other),
+        cmocka_unit_test(a_writer_and_its_consumer_count_the_same_bytes),
         cmocka_unit_test(a_list_may_be_too_short_and_its_elements_of_another_version),
         cmocka_unit_test(a_failure_is_kept_with_its_peer),
         cmocka_unit_test(a_peer_that_is_lost_is_remembered_until_it_is_back),

@@ -246,7 +246,7 @@ static void every_number_counts_once(void **state) {
         assert_true(kvf_session_fresh(&session, number));
 }
 
-static void what_ends_an_earlier_call_cannot_use_up_numbers(void **state) {
+static void ending_earlier_calls_cannot_use_up_numbers(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
@@ -380,7 +380,7 @@ int main(void) {
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
-        cmocka_unit_test(what_ends_an_earlier_call_cannot_use_up_numbers),
+        cmocka_unit_test(ending_earlier_calls_cannot_use_up_numbers),
         cmocka_unit_test(the_numbers_of_leases_are_a_count_that_is_permuted),
         cmocka_unit_test(a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to),
     };

@@ -45,7 +45,7 @@ static void a_table_without_entries_adds_nothing(void **state) {
     check_merged((kvf_block_table){NULL, 0, 9}, (kvf_block_table){NULL, 0, 4}, (kvf_block_table){NULL, 0, 4});
 }
 
-static void what_cannot_be_is_refused_by_name(void **state) {
+static void tables_that_disagree_or_overflow_are_refused_by_name(void **state) {
     (void)state;
     kvf_group_steps *merged = NULL;
     kvf_group_steps group = {AT(3, 30, 40), 0, 9};
@@ -62,7 +62,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_are_joined_wherever_they_lie),
         cmocka_unit_test(a_table_without_entries_adds_nothing),
-        cmocka_unit_test(what_cannot_be_is_refused_by_name),
+        cmocka_unit_test(tables_that_disagree_or_overflow_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

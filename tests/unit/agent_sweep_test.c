@@ -78,7 +78,7 @@ static void a_round_looks_at_some_and_a_pass_at_each_once(void **state) {
     assert_ptr_equal(list, &items[0]); /* in the original order */
 }
 
-static void what_is_wanted_during_a_pass_is_looked_at_in_another_one(void **state) {
+static void items_that_are_wanted_during_a_pass_are_looked_at_in_the_next(void **state) {
     (void)state;
     make_list();
     kvf_sweep_due(&sweep, 50);
@@ -120,7 +120,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_is_looked_at_before_its_time),
         cmocka_unit_test(a_round_looks_at_some_and_a_pass_at_each_once),
-        cmocka_unit_test(what_is_wanted_during_a_pass_is_looked_at_in_another_one),
+        cmocka_unit_test(items_that_are_wanted_during_a_pass_are_looked_at_in_the_next),
         cmocka_unit_test(those_that_go_and_those_that_come_during_a_pass_do_not_keep_it_going),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -92,7 +92,7 @@ static void push(const char *kind, const char *who, bool met) {
     tear_down(&s, stats.bytes_written, stats.bytes_packed);
 }
 
-static void what_a_producer_withholds_is_pulled_packed(void **state) {
+static void withheld_memory_of_a_producer_is_pulled_packed(void **state) {
     pull(*state, "P", false);
     pull(*state, "P", true);
 }
@@ -102,7 +102,7 @@ static void into_what_a_consumer_withholds_is_pulled_packed(void **state) {
     pull(*state, "D", true);
 }
 
-static void what_a_producer_withholds_is_pushed_packed(void **state) {
+static void withheld_memory_of_a_producer_is_pushed_packed(void **state) {
     push(*state, "P", false);
     push(*state, "P", true); /* once failed: the consumer had not told the producer of its stage */
 }
@@ -115,18 +115,18 @@ static void into_what_a_consumer_withholds_is_pushed_packed(void **state) {
 int main(void) {
     static char shm[] = "shm", messages[] = "messages";
     const struct CMUnitTest tests[] = {
-        {"what_a_producer_withholds_is_pulled_packed (shm)", what_a_producer_withholds_is_pulled_packed, NULL,
-         NULL, shm},
+        {"withheld_memory_of_a_producer_is_pulled_packed (shm)",
+         withheld_memory_of_a_producer_is_pulled_packed, NULL, NULL, shm},
         {"into_what_a_consumer_withholds_is_pulled_packed (shm)",
          into_what_a_consumer_withholds_is_pulled_packed, NULL, NULL, shm},
-        {"what_a_producer_withholds_is_pushed_packed (shm)", what_a_producer_withholds_is_pushed_packed, NULL,
-         NULL, shm},
+        {"withheld_memory_of_a_producer_is_pushed_packed (shm)",
+         withheld_memory_of_a_producer_is_pushed_packed, NULL, NULL, shm},
         {"into_what_a_consumer_withholds_is_pushed_packed (shm)",
          into_what_a_consumer_withholds_is_pushed_packed, NULL, NULL, shm},
-        {"what_a_producer_withholds_is_pulled_packed (messages)", what_a_producer_withholds_is_pulled_packed,
-         NULL, NULL, messages},
-        {"what_a_producer_withholds_is_pushed_packed (messages)", what_a_producer_withholds_is_pushed_packed,
-         NULL, NULL, messages},
+        {"withheld_memory_of_a_producer_is_pulled_packed (messages)",
+         withheld_memory_of_a_producer_is_pulled_packed, NULL, NULL, messages},
+        {"withheld_memory_of_a_producer_is_pushed_packed (messages)",
+         withheld_memory_of_a_producer_is_pushed_packed, NULL, NULL, messages},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

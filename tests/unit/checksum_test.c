@@ -486,7 +486,7 @@ typedef struct call {
     const char *words[2];
 } call;
 
-static void what_this_rank_does_not_hold_is_refused(void **state) {
+static void cells_that_this_rank_does_not_hold_are_refused(void **state) {
     (void)state;
     static const call calls[] = {
         {1, 0, {0, 2}, {2, 4}, 0, 9, KVF_E_RANGE, {"group is 1", "has 1"}},
@@ -605,7 +605,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(cells_that_changed_places_are_noticed),
         cmocka_unit_test(a_table_may_begin_within_the_sequence),
         cmocka_unit_test(sums_of_single_cells_add_up_to_those_of_steps),
-        cmocka_unit_test(what_this_rank_does_not_hold_is_refused),
+        cmocka_unit_test(cells_that_this_rank_does_not_hold_are_refused),
         cmocka_unit_test(blocks_and_memory_that_are_not_there_are_refused),
         cmocka_unit_test(nothing_asked_for_sums_to_nothing),
     };

@@ -325,7 +325,7 @@ static void a_file_that_is_wrong_is_named(void **state) {
     assert_null(model);
 }
 
-static void what_is_not_a_file_is_refused(void **state) {
+static void a_path_that_is_not_a_file_is_refused(void **state) {
     (void)state;
     kvf_model *model = NULL;
     assert_failure(kvf_model_load(folder, NULL, &model), KVF_E_IO, "is a directory; it must be a file");
@@ -375,7 +375,7 @@ int main(void) {
         cmocka_unit_test(running_out_of_memory_anywhere_leaks_nothing),
         cmocka_unit_test(a_file_is_read_before_a_shipped_name_is_looked_for),
         cmocka_unit_test(a_file_that_is_wrong_is_named),
-        cmocka_unit_test(what_is_not_a_file_is_refused),
+        cmocka_unit_test(a_path_that_is_not_a_file_is_refused),
         cmocka_unit_test(a_file_that_may_not_be_read_is_refused),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

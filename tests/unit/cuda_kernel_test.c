@@ -451,7 +451,7 @@ static void vectors_are_as_long_as_addresses_allow(void **unused) {
     assert_int_equal(vector_of(4096, 512, 256, 33), 1);
 }
 
-static void what_devices_cannot_move_is_refused(void **unused) {
+static void moves_that_devices_cannot_make_are_refused(void **unused) {
     (void)unused;
     const kvf_device_side bf16 = {.packed = 4096, .type = KVF_DTYPE_BF16};
     const kvf_device_side odd = {.packed = 4097, .type = KVF_DTYPE_BF16};
@@ -523,7 +523,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(converted_cells_are_hashed),
         cmocka_unit_test(divisors_divide_every_number),
         cmocka_unit_test(vectors_are_as_long_as_addresses_allow),
-        cmocka_unit_test(what_devices_cannot_move_is_refused),
+        cmocka_unit_test(moves_that_devices_cannot_make_are_refused),
         cmocka_unit_test(a_move_of_nothing_is_no_box),
         cmocka_unit_test(a_long_move_is_several_boxes),
     };

@@ -36,7 +36,7 @@ static void a_caller_that_knows_less_of_a_device_is_told_less(void **unused) {
     assert_int_equal(info.memory_bytes, 0x5a5a5a5a5a5a5a5au);
 }
 
-static void what_is_asked_wrongly_is_refused(void **unused) {
+static void wrong_arguments_are_refused(void **unused) {
     (void)unused;
     uint32_t number = 0;
     kvf_device_info info = {.struct_size = sizeof info};
@@ -72,7 +72,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(a_caller_that_knows_less_of_a_device_is_told_less),
-        cmocka_unit_test(what_is_asked_wrongly_is_refused),
+        cmocka_unit_test(wrong_arguments_are_refused),
         cmocka_unit_test(an_address_is_known_by_its_device_until_it_is_freed),
     };
     devices_open();

@@ -116,7 +116,7 @@ static void silent_connections_make_room(void **state) {
     kvf_link_close(server.link);
 }
 
-static void who_says_nothing_is_hung_up(void **state) {
+static void a_silent_client_is_hung_up_on(void **state) {
     (void)state;
     char endpoints[3][64] = {"tcp://127.0.0.1:*"};
     (void)snprintf(endpoints[1], sizeof endpoints[1], "ipc:///tmp/kvferry_door_%d", (int)getpid());
@@ -318,7 +318,7 @@ static void an_owner_that_sends_a_message_without_an_end_is_cut_off(void **state
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(silent_connections_make_room),
-        cmocka_unit_test(who_says_nothing_is_hung_up),
+        cmocka_unit_test(a_silent_client_is_hung_up_on),
         cmocka_unit_test(a_descriptor_that_is_somebody_elses_is_left_alone),
         cmocka_unit_test(a_message_without_an_end_is_cut_off),
         cmocka_unit_test(many_large_messages_are_not_without_an_end),

@@ -64,7 +64,7 @@ static void zeromq_gets_an_address_for_localhost_and_knows_where_the_port_is(voi
     assert_int_equal(read.port_at, 0);
 }
 
-static void what_is_no_endpoint_is_refused_for_both_uses(void **state) {
+static void a_text_that_is_no_endpoint_is_refused_for_both_uses(void **state) {
     (void)state;
     static const char *const wrong[] = {"inproc://zeromq.zap.01",
                                         "udp://127.0.0.1:1",
@@ -170,7 +170,7 @@ int main(void) {
         cmocka_unit_test(addresses_of_this_machine_are_loopback),
         cmocka_unit_test(all_else_is_beyond_it),
         cmocka_unit_test(zeromq_gets_an_address_for_localhost_and_knows_where_the_port_is),
-        cmocka_unit_test(what_is_no_endpoint_is_refused_for_both_uses),
+        cmocka_unit_test(a_text_that_is_no_endpoint_is_refused_for_both_uses),
         cmocka_unit_test(wildcards_are_for_listening_only),
         cmocka_unit_test(ports_are_1_to_65535),
         cmocka_unit_test(lengths_have_limits),

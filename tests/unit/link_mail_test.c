@@ -38,7 +38,7 @@ static void letters_of_one_party_keep_their_order(void **state) {
     kvf_mail_close(&mail);
 }
 
-static void who_makes_much_work_lets_the_others_go_first(void **state) {
+static void a_party_that_makes_much_work_lets_the_others_go_first(void **state) {
     (void)state;
     kvf_mail mail;
     kvf_mail_open(&mail);
@@ -129,7 +129,7 @@ static void letters_of_much_work_do_not_pile_up(void **state) {
     kvf_mail_close(&mail);
 }
 
-static void who_owes_for_one_letter_leaves_rounds_to_others(void **state) {
+static void a_party_that_owes_for_one_letter_leaves_rounds_to_others(void **state) {
     (void)state;
     kvf_mail mail;
     kvf_mail_open(&mail);
@@ -172,7 +172,7 @@ static void of_those_that_owe_one_pays_in_each_round(void **state) {
     kvf_mail_close(&mail);
 }
 
-static void who_comes_for_the_first_time_waits_for_one_letter_of_each_other_stranger(void **state) {
+static void a_new_stranger_waits_for_one_letter_of_each_other_stranger(void **state) {
     (void)state;
     kvf_mail mail;
     kvf_mail_open(&mail);
@@ -286,14 +286,14 @@ static void parties_beyond_those_that_are_told_apart_are_strangers(void **state)
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(letters_of_one_party_keep_their_order),
-        cmocka_unit_test(who_makes_much_work_lets_the_others_go_first),
+        cmocka_unit_test(a_party_that_makes_much_work_lets_the_others_go_first),
         cmocka_unit_test(a_debt_is_paid_and_then_it_is_their_turn_again),
         cmocka_unit_test(connections_of_one_key_are_one_party_and_so_are_strangers),
         cmocka_unit_test(no_party_has_more_room_than_it_leaves),
         cmocka_unit_test(letters_of_much_work_do_not_pile_up),
-        cmocka_unit_test(who_owes_for_one_letter_leaves_rounds_to_others),
+        cmocka_unit_test(a_party_that_owes_for_one_letter_leaves_rounds_to_others),
         cmocka_unit_test(of_those_that_owe_one_pays_in_each_round),
-        cmocka_unit_test(who_comes_for_the_first_time_waits_for_one_letter_of_each_other_stranger),
+        cmocka_unit_test(a_new_stranger_waits_for_one_letter_of_each_other_stranger),
         cmocka_unit_test(a_stranger_leaves_room_to_other_strangers_and_all_of_them_to_those_that_are_known),
         cmocka_unit_test(small_letters_of_one_stranger_do_not_keep_out_those_of_another),
         cmocka_unit_test(a_large_engine_under_one_key_may_greet_at_once),

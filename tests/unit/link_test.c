@@ -54,7 +54,7 @@ static uint32_t trying_often(int for_ms) {
     return count;
 }
 
-static void what_is_under_way_when_a_link_goes_down_is_tried_again_each_second(void **state) {
+static void bytes_under_way_when_a_link_goes_down_are_sent_again_each_second(void **state) {
     (void)state;
     end server, client;
     open_end(&server, (kvf_link_options){.listen = NULL});
@@ -450,7 +450,7 @@ static void answer_over(uint32_t which) {
     kvf_link_close(server.link);
 }
 
-static void who_was_only_busy_keeps_the_connection_that_it_knows_us_by(void **state) {
+static void a_peer_that_was_only_busy_keeps_the_connection_that_it_knows_us_by(void **state) {
     (void)state;
     answer_over(0);
 }
@@ -718,7 +718,7 @@ static void a_link_serves_hundreds_of_outgoing_and_incoming_connections(void **s
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_message_arrives_and_its_route_is_good_for_an_answer),
-        cmocka_unit_test(what_is_under_way_when_a_link_goes_down_is_tried_again_each_second),
+        cmocka_unit_test(bytes_under_way_when_a_link_goes_down_are_sent_again_each_second),
         cmocka_unit_test(both_sides_of_a_pair_may_call_and_routes_in_and_out_never_clash),
         cmocka_unit_test(messages_keep_their_order_and_empty_ones_arrive),
         cmocka_unit_test(a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error),
@@ -735,7 +735,7 @@ int main(void) {
         cmocka_unit_test(what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told),
         cmocka_unit_test(a_route_may_be_disconnected_while_its_break_is_told),
         cmocka_unit_test(connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_twice),
-        cmocka_unit_test(who_was_only_busy_keeps_the_connection_that_it_knows_us_by),
+        cmocka_unit_test(a_peer_that_was_only_busy_keeps_the_connection_that_it_knows_us_by),
         cmocka_unit_test(a_second_connection_takes_the_place_of_one_that_hangs_and_nobody_is_told),
         cmocka_unit_test(where_one_of_two_connections_ends_the_other_goes_on),
         cmocka_unit_test(a_connection_over_which_an_answer_came_stays_however_long_nothing_is_said),

@@ -105,7 +105,7 @@ static void one_address_does_not_take_the_places_of_others(void **state) {
     kvf_guests_free(&h.guests);
 }
 
-static void who_says_nothing_goes_after_a_while(void **state) {
+static void a_silent_guest_is_dismissed_after_a_while(void **state) {
     (void)state;
     house h;
     open_house(&h, 0, 0);
@@ -131,7 +131,7 @@ static void who_says_nothing_goes_after_a_while(void **state) {
     kvf_guests_free(&h.guests);
 }
 
-static void strangers_have_places_of_their_own_and_those_who_are_met_give_theirs_back(void **state) {
+static void strangers_have_places_of_their_own_and_give_them_back_when_met(void **state) {
     (void)state;
     house h;
     open_house(&h, 0, 0);
@@ -157,7 +157,7 @@ static void strangers_have_places_of_their_own_and_those_who_are_met_give_theirs
     kvf_guests_free(&h.guests);
 }
 
-static void who_was_refused_goes_first_and_soon_and_at_once_when_refused_again(void **state) {
+static void a_refused_guest_goes_first_and_soon_and_at_once_when_refused_again(void **state) {
     (void)state;
     house h;
     open_house(&h, 3, 0);
@@ -207,8 +207,8 @@ static void a_place_that_was_taken_again_is_another_guest(void **state) {
     kvf_guests_free(&h.guests);
 }
 
-/* A guest that was hung up on at once would be back at once. */
-static void who_is_muted_stays_until_it_was_silent_for_long(void **state) {
+/* If it were hung up on at once, it would connect again at once. */
+static void a_muted_guest_stays_until_it_was_silent_for_long(void **state) {
     (void)state;
     house h;
     open_house(&h, 0, 0);
@@ -235,7 +235,7 @@ static void who_is_muted_stays_until_it_was_silent_for_long(void **state) {
 
 /* The last message of a closed connection is read when another connection has its descriptor already: the new
  * connection must not be hung up on because of it. */
-static void what_is_left_of_one_that_left_is_not_of_who_has_its_place(void **state) {
+static void a_late_message_of_a_closed_connection_is_not_that_of_its_successor(void **state) {
     (void)state;
     house h;
     open_house(&h, 0, 0);
@@ -431,12 +431,12 @@ int main(void) {
         cmocka_unit_test(the_stranger_that_was_silent_longest_goes),
         cmocka_unit_test(the_known_stay_and_the_newcomer_goes),
         cmocka_unit_test(one_address_does_not_take_the_places_of_others),
-        cmocka_unit_test(who_says_nothing_goes_after_a_while),
-        cmocka_unit_test(strangers_have_places_of_their_own_and_those_who_are_met_give_theirs_back),
-        cmocka_unit_test(who_was_refused_goes_first_and_soon_and_at_once_when_refused_again),
+        cmocka_unit_test(a_silent_guest_is_dismissed_after_a_while),
+        cmocka_unit_test(strangers_have_places_of_their_own_and_give_them_back_when_met),
+        cmocka_unit_test(a_refused_guest_goes_first_and_soon_and_at_once_when_refused_again),
         cmocka_unit_test(a_place_that_was_taken_again_is_another_guest),
-        cmocka_unit_test(what_is_left_of_one_that_left_is_not_of_who_has_its_place),
-        cmocka_unit_test(who_is_muted_stays_until_it_was_silent_for_long),
+        cmocka_unit_test(a_late_message_of_a_closed_connection_is_not_that_of_its_successor),
+        cmocka_unit_test(a_muted_guest_stays_until_it_was_silent_for_long),
         cmocka_unit_test(a_stranger_whose_message_does_not_end_is_muted),
         cmocka_unit_test(a_guest_whose_messages_are_read_may_bring_any_number),
         cmocka_unit_test(a_known_guest_may_bring_its_longest_message_and_is_hung_up_on_after_it),

@@ -53,7 +53,7 @@ static void a_connection_tries_each_second_and_no_other_does(void **state) {
     (void)close(listener);
 }
 
-static void what_is_no_connection_is_left_alone(void **state) {
+static void a_descriptor_that_is_no_connection_is_left_alone(void **state) {
     (void)state;
     int ends[2];
     assert_return_code(pipe(ends), 0);
@@ -68,7 +68,7 @@ static void what_is_no_connection_is_left_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_connection_tries_each_second_and_no_other_does),
-        cmocka_unit_test(what_is_no_connection_is_left_alone),
+        cmocka_unit_test(a_descriptor_that_is_no_connection_is_left_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -520,7 +520,7 @@ static void the_tokens_that_a_state_cannot_be_stepped_back_over_are_left_to_the_
     assert_int_equal(kvf_prefill_token_count(3, true, UINT32_MAX), 3);
 }
 
-static void a_lease_is_judged_by_the_clock_of_who_gave_it(void **state) {
+static void a_lease_is_judged_by_the_clock_of_its_producer(void **state) {
     (void)state;
     assert_false(kvf_lease_expired(1000, 1106, 100, 5));
     assert_true(kvf_lease_expired(1000, 1105, 100, 5));
@@ -584,7 +584,7 @@ int main(void) {
         cmocka_unit_test(a_step_without_memory_counts_nothing_and_can_be_made_again),
         cmocka_unit_test(the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id),
         cmocka_unit_test(the_tokens_that_a_state_cannot_be_stepped_back_over_are_left_to_the_consumer),
-        cmocka_unit_test(a_lease_is_judged_by_the_clock_of_who_gave_it),
+        cmocka_unit_test(a_lease_is_judged_by_the_clock_of_its_producer),
         cmocka_unit_test(the_offset_of_a_clock_comes_from_the_shortest_round_trip),
         cmocka_unit_test(impossible_round_trips_are_refused),
     };

@@ -285,7 +285,7 @@ static void a_request_that_is_computed_is_pushed_while_its_former_load_stops(voi
     done(&f);
 }
 
-static void what_is_read_by_consumers_cannot_be_pushed(void **state) {
+static void a_request_that_consumers_read_cannot_be_pushed(void **state) {
     (void)state;
     fixture f = simple();
     add_serving(&f, false);
@@ -579,7 +579,7 @@ int main(void) {
         cmocka_unit_test(preempted_before_a_push_is_known_it_is_pushed_later),
         cmocka_unit_test(a_request_is_not_pushed_before_it_is_loaded),
         cmocka_unit_test(a_request_that_is_computed_is_pushed_while_its_former_load_stops),
-        cmocka_unit_test(what_is_read_by_consumers_cannot_be_pushed),
+        cmocka_unit_test(a_request_that_consumers_read_cannot_be_pushed),
         cmocka_unit_test(a_request_can_load_and_serve),
         cmocka_unit_test(a_cancelled_load_and_a_finished_request_free_their_blocks_apart),
         cmocka_unit_test(ids_are_any_bytes_up_to_the_limit),

@@ -120,7 +120,7 @@ static void a_source_that_writes_is_expected(void **state) {
     done(&f);
 }
 
-static void what_the_source_has_less_is_not_offered(void **state) {
+static void tokens_that_the_source_lacks_are_not_offered(void **state) {
     (void)state;
     fixture f = simple();
     kvf_transfer_params source = there();
@@ -552,7 +552,7 @@ static void an_id_can_be_used_by_one_request_at_a_time(void **state) {
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static void what_expires_too_soon_is_not_loaded(void **state) {
+static void a_cache_that_expires_too_soon_is_not_loaded(void **state) {
     (void)state;
     fixture f = simple();
     kvf_schedule_request r = request();
@@ -655,7 +655,7 @@ int main(void) {
         cmocka_unit_test(a_full_hit_only_notifies_the_producer),
         cmocka_unit_test(a_request_in_the_queue_has_its_source_reserved_once),
         cmocka_unit_test(a_source_that_writes_is_expected),
-        cmocka_unit_test(what_the_source_has_less_is_not_offered),
+        cmocka_unit_test(tokens_that_the_source_lacks_are_not_offered),
         cmocka_unit_test(a_window_is_loaded_from_its_first_token),
         cmocka_unit_test(a_block_that_is_needed_must_be_in_the_table),
         cmocka_unit_test(with_states_the_last_token_is_left_to_the_consumer),
@@ -682,7 +682,7 @@ int main(void) {
         cmocka_unit_test(preempted_in_flight_it_will_be_computed),
         cmocka_unit_test(an_id_that_comes_again_is_another_request),
         cmocka_unit_test(an_id_can_be_used_by_one_request_at_a_time),
-        cmocka_unit_test(what_expires_too_soon_is_not_loaded),
+        cmocka_unit_test(a_cache_that_expires_too_soon_is_not_loaded),
         cmocka_unit_test(a_lease_is_over_by_the_clock_of_the_producer),
         cmocka_unit_test(a_lease_that_ends_between_match_and_blocks_is_told),
         cmocka_unit_test(a_source_that_is_kept_alive_does_not_expire),

@@ -151,7 +151,7 @@ static bool copy_nothing(const kvf_yardstick *yardstick, const kvf_run *runs, si
 }
 
 /* If there is no time or no permission to measure, the assumed prices stay. */
-static void what_cannot_be_measured_stays_as_it_was(void **state) {
+static void costs_that_cannot_be_measured_stay_as_they_were(void **state) {
     (void)state;
     kvf_yardstick yardstick;
     kvf_copy_price price = {1, 2};
@@ -397,7 +397,7 @@ static void peers_join_once_and_by_one_name(void **state) {
     stage_world_close(w);
 }
 
-static void who_has_not_joined_is_read_directly(void **state) {
+static void a_peer_that_has_not_joined_is_read_directly(void **state) {
     (void)state;
     stage_world *w = two_ranks();
     kvf_plan *plan = plan_of(&w->engines, 0);
@@ -504,7 +504,7 @@ int main(void) {
         cmocka_unit_test(the_kind_of_transport_decides_the_way),
         cmocka_unit_test(keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too),
         cmocka_unit_test(memory_of_another_sort_has_prices_of_its_own),
-        cmocka_unit_test(what_cannot_be_measured_stays_as_it_was),
+        cmocka_unit_test(costs_that_cannot_be_measured_stay_as_they_were),
         cmocka_unit_test(peers_of_one_machine_share_what_was_seen),
         cmocka_unit_test(memory_of_a_device_goes_packed),
         cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer),
@@ -513,7 +513,7 @@ int main(void) {
         cmocka_unit_test(a_mapped_arena_needs_no_slots_of_the_mover),
         cmocka_unit_test(options_out_of_range_are_refused),
         cmocka_unit_test(peers_join_once_and_by_one_name),
-        cmocka_unit_test(who_has_not_joined_is_read_directly),
+        cmocka_unit_test(a_peer_that_has_not_joined_is_read_directly),
         cmocka_unit_test(a_way_that_turns_out_slow_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -271,7 +271,7 @@ static void a_push_is_stopped_by_its_reader(void **state) {
     stop(*state, KVF_WRITE);
 }
 
-static void who_may_not_begin_a_flow_hears_it(void **state) {
+static void a_peer_that_may_not_begin_a_flow_is_told_so(void **state) {
     scene s = scene_open(*state, small_arena);
     s.p->refuses = true;
     kvf_move *move = begin(&s, KVF_READ, 0);
@@ -439,7 +439,7 @@ int main(void) {
         NAMED(a_move_may_outlive_its_stage),
         NAMED(a_pull_is_stopped_by_its_holder),
         NAMED(a_push_is_stopped_by_its_reader),
-        NAMED(who_may_not_begin_a_flow_hears_it),
+        NAMED(a_peer_that_may_not_begin_a_flow_is_told_so),
         NAMED(the_mover_ends_in_the_middle),
         NAMED(the_lender_ends_in_the_middle),
         NAMED(a_mover_that_falls_silent_is_ended),

@@ -295,8 +295,9 @@ static void more_bytes_than_the_stream_has(void **state) {
     attacker_join(&s);
     open_well(&s, 7, KVF_READ);
     const kvf_slot_note note = s.by.last[KVF_STAGE_LEND].slots[0];
-    give_back(&s, 7,
-              (kvf_slot_note){note.slot, note.generation, {0, 64}}); /* of a pull, nothing comes back */
+    give_back(
+        &s, 7,
+        (kvf_slot_note){note.slot, note.generation, {0, 64}}); /* a slot of a pull comes back without bytes */
     assert_event(&s, 1, KVF_E_INVALID, "of a pull with bytes", true);
     assert_unharmed(&s);
     end_flow(&s, 7, KVF_OK);
@@ -330,7 +331,7 @@ static void flows_that_there_are_not(void **state) {
         say(&s, &message);
         work(&s);
         assert_event(&s, i + 1, KVF_E_NOT_FOUND, "about flow 99, which does not exist", false);
-        /* Who has ended one waits for the other side's END. */
+        /* A side that has ended a flow waits for the END of the other. */
         assert_int_equal(s.by.heard[KVF_STAGE_END], words[i] == KVF_STAGE_END);
     }
     assert_unharmed(&s);

@@ -179,7 +179,7 @@ static void pass(scene *s, uint64_t ns) {
 }
 
 /* These peers end their flows as soon as they are told. */
-static void slots_that_are_kept_go_to_who_has_none(void **state) {
+static void slots_that_peers_keep_go_to_flows_that_have_none(void **state) {
     (void)state;
     scene *s = scene_open(true);
     keep_all(s);
@@ -198,7 +198,7 @@ static void slots_that_are_kept_go_to_who_has_none(void **state) {
 }
 
 /* These peers do not stop: their slots are in doubt for as long again, and then free. */
-static void slots_of_who_does_not_stop_are_free_in_the_end(void **state) {
+static void slots_of_a_peer_that_does_not_stop_are_free_in_the_end(void **state) {
     (void)state;
     scene *s = scene_open(false);
     keep_all(s);
@@ -212,7 +212,7 @@ static void slots_of_who_does_not_stop_are_free_in_the_end(void **state) {
 }
 
 /* If no other peer waits, a peer may take its time. */
-static void who_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
+static void a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
     (void)state;
     scene *s = scene_open(true);
     for (uint32_t i = 0; i < 5; i++)
@@ -225,7 +225,7 @@ static void who_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
 
 /* The first slot that comes back goes to the peer that has waited longest, though others of higher priority want it
  * too; the next slot goes to the next peer. */
-static void who_has_waited_longest_for_its_first_slot_is_first(void **state) {
+static void the_flow_that_has_waited_longest_for_its_first_slot_is_first(void **state) {
     (void)state;
     scene *s = scene_open(true);
     for (uint32_t i = 0; i < 5; i++)
@@ -247,10 +247,10 @@ static void who_has_waited_longest_for_its_first_slot_is_first(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slots_that_are_kept_go_to_who_has_none),
-        cmocka_unit_test(slots_of_who_does_not_stop_are_free_in_the_end),
-        cmocka_unit_test(who_keeps_slots_that_nobody_waits_for_is_left_alone),
-        cmocka_unit_test(who_has_waited_longest_for_its_first_slot_is_first),
+        cmocka_unit_test(slots_that_peers_keep_go_to_flows_that_have_none),
+        cmocka_unit_test(slots_of_a_peer_that_does_not_stop_are_free_in_the_end),
+        cmocka_unit_test(a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone),
+        cmocka_unit_test(the_flow_that_has_waited_longest_for_its_first_slot_is_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

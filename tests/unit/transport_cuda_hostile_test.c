@@ -293,7 +293,7 @@ static void refused_after(uint32_t told, const void *message, size_t bytes) {
     assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
 }
 
-static void who_is_not_known_or_makes_no_sense_is_refused(void **state) {
+static void an_unknown_peer_and_one_that_makes_no_sense_are_refused(void **state) {
     (void)state;
     both_open();
     kvf_cuda_hello hello = good_hello();
@@ -413,7 +413,7 @@ static kvf_status answer_after(const kvf_cuda_memory *memory, char reason[CUDA_R
     return (kvf_status)packet.as.header.count;
 }
 
-static void what_a_guest_cannot_have_is_not_read(void **state) {
+static void memory_that_a_guest_cannot_have_is_not_read(void **state) {
     (void)state;
     char reason[CUDA_REASON_BYTES];
     both_open();
@@ -454,7 +454,7 @@ static void what_a_guest_cannot_have_is_not_read(void **state) {
 
 /* A guest that claims to be in this process, with a name that no endpoint here has, is asked for handles like any other
  * process. */
-static void who_is_of_this_process_is_not_taken_from_a_card(void **state) {
+static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(void **state) {
     (void)state;
     char reason[CUDA_REASON_BYTES];
     kvf_cuda_region regions[2];
@@ -660,11 +660,11 @@ int main(int argument_count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over),
         cmocka_unit_test(a_writer_for_whom_nothing_is_copied_is_shut_out_at_once),
-        cmocka_unit_test(who_is_not_known_or_makes_no_sense_is_refused),
+        cmocka_unit_test(an_unknown_peer_and_one_that_makes_no_sense_are_refused),
         cmocka_unit_test(memory_that_is_told_wrongly_is_refused),
         cmocka_unit_test(writes_that_are_asked_wrongly_are_refused),
-        cmocka_unit_test(what_a_guest_cannot_have_is_not_read),
-        cmocka_unit_test(who_is_of_this_process_is_not_taken_from_a_card),
+        cmocka_unit_test(memory_that_a_guest_cannot_have_is_not_read),
+        cmocka_unit_test(a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other),
         cmocka_unit_test(guests_ask_for_no_more_at_once_than_they_may),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
     };

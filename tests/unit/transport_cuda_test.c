@@ -178,7 +178,7 @@ static void memory_that_was_written_from_can_be_taken_back(void **state) {
 }
 
 /* The writer's memory is freed while it is registered, so the owner cannot map it. */
-static void what_the_owner_cannot_read_is_not_written(void **state) {
+static void memory_that_the_owner_cannot_read_is_not_written(void **state) {
     (void)state;
     char detail[512];
     test_scene *scene = scene_open("cuda", NULL);
@@ -543,7 +543,7 @@ int main(int argument_count, char **arguments) {
         {"what_is_written_is_read_by_its_owner (auto)", what_is_written_is_read_by_its_owner, NULL, NULL,
          automatic},
         cmocka_unit_test(memory_that_was_written_from_can_be_taken_back),
-        cmocka_unit_test(what_the_owner_cannot_read_is_not_written),
+        cmocka_unit_test(memory_that_the_owner_cannot_read_is_not_written),
         cmocka_unit_test(an_owner_that_dies_while_it_reads_is_lost),
         {"a_handle_that_is_refused_is_named (cuda)", a_handle_that_is_refused_is_named, NULL, NULL, cuda},
         {"a_handle_that_is_refused_is_named (auto)", a_handle_that_is_refused_is_named, NULL, NULL,

@@ -295,7 +295,7 @@ static void a_writer_in_another_thread_is_out(void **state) {
     }
 }
 
-static void what_is_no_card_is_refused(void **state) {
+static void bytes_that_are_no_card_are_refused(void **state) {
     both *b = both_open(*state);
     assert_int_equal(kvf_transport_fence(NULL, "x", 1), KVF_E_INVALID);
     assert_int_equal(kvf_transport_fence(b->owner.transport, NULL, 1), KVF_E_INVALID);
@@ -512,7 +512,7 @@ static void an_owner_may_close_while_a_writer_is_stopped_in_the_middle(void **st
 
 /* ---- other ways ------------------------------------------------------------------------------ */
 
-static void who_may_write_by_other_ways_cannot_be_fenced(void **state) {
+static void a_writer_with_other_ways_to_write_cannot_be_fenced(void **state) {
     (void)state;
     static const pair_kind ucx = {"ucx", {true, true}, "ucx", {0}};
     for (uint32_t i = 0; strcmp(kvf_transport_kind_name(i), "ucx") != 0; i++)
@@ -526,7 +526,7 @@ static void who_may_write_by_other_ways_cannot_be_fenced(void **state) {
     both_close(b);
 }
 
-static void whoever_has_several_ways_is_fenced_in_the_one_it_took(void **state) {
+static void a_writer_with_several_ways_is_fenced_in_the_one_it_took(void **state) {
     (void)state;
     static const pair_kind automatic = {"auto", {true, true}, "inproc", {0}};
     both *b = both_open(&automatic);
@@ -547,14 +547,14 @@ int main(void) {
         NAMED(other_writers_go_on),
         NAMED(a_writer_that_has_gone_is_out),
         NAMED(a_writer_in_another_thread_is_out),
-        NAMED(what_is_no_card_is_refused),
+        NAMED(bytes_that_are_no_card_are_refused),
     };
     const struct CMUnitTest more[] = {
         cmocka_unit_test(a_writer_stopped_in_the_middle_is_out_once_it_has_gone_on),
         cmocka_unit_test(a_writer_killed_in_the_middle_is_out),
         cmocka_unit_test(an_owner_may_close_while_a_writer_is_stopped_in_the_middle),
-        cmocka_unit_test(who_may_write_by_other_ways_cannot_be_fenced),
-        cmocka_unit_test(whoever_has_several_ways_is_fenced_in_the_one_it_took),
+        cmocka_unit_test(a_writer_with_other_ways_to_write_cannot_be_fenced),
+        cmocka_unit_test(a_writer_with_several_ways_is_fenced_in_the_one_it_took),
     };
     test_way ways[MAX_WAYS];
     return run_every_way("transport_fence", tests, COUNT_OF(tests), ways,

@@ -258,7 +258,7 @@ static void notices_of_a_wrong_length_are_hung_up_on(void **state) {
     side_close(&owner);
 }
 
-static void what_was_to_be_written_by_a_client_that_left_is_not(void **state) {
+static void writes_of_a_client_that_left_are_not_made(void **state) {
     (void)state;
     test_side owner;
     unsigned char *buffer;
@@ -315,7 +315,7 @@ int main(void) {
         cmocka_unit_test(pieces_outside_of_registered_memory_are_refused),
         cmocka_unit_test(a_move_that_makes_no_sense_is_hung_up_on),
         cmocka_unit_test(notices_of_a_wrong_length_are_hung_up_on),
-        cmocka_unit_test(what_was_to_be_written_by_a_client_that_left_is_not),
+        cmocka_unit_test(writes_of_a_client_that_left_are_not_made),
         cmocka_unit_test(a_client_that_reads_no_answers_stops_nobody_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

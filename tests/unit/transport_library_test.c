@@ -210,7 +210,7 @@ static void the_first_that_can_be_used_is_used(void **state) {
     kvf_transport_close(transport);
 }
 
-static void what_was_loaded_is_told_with_version_and_ways(void **state) {
+static void the_loaded_library_is_told_with_version_and_ways(void **state) {
     (void)state;
     kvf_transport *transport = open_real();
     kvf_transport_finding found = finding_of(transport, "ucx");
@@ -312,7 +312,7 @@ int main(void) {
         cmocka_unit_test(an_empty_name_is_invalid),
         cmocka_unit_test(a_finding_is_asked_for_rightly),
         cmocka_unit_test(the_first_that_can_be_used_is_used),
-        cmocka_unit_test(what_was_loaded_is_told_with_version_and_ways),
+        cmocka_unit_test(the_loaded_library_is_told_with_version_and_ways),
         cmocka_unit_test(a_file_is_loaded_once_by_whatever_name),
         cmocka_unit_test(a_second_ucx_does_not_disturb_the_first),
         cmocka_unit_test(a_ucx_that_would_be_mixed_with_one_that_is_loaded_is_refused),

@@ -244,7 +244,7 @@ static void loopback_and_keys_of_others_are_refused_before_anything_is_sent(void
     side_close(&there);
 }
 
-static void whoever_has_another_key_than_the_card_says_is_not_talked_to(void **state) {
+static void an_owner_with_another_key_than_its_card_says_is_not_talked_to(void **state) {
     (void)state;
     test_side here, there;
     kvf_peer *peer;
@@ -405,7 +405,7 @@ static void await_closed(const test_side *side, uint64_t count) {
 }
 
 /* Also hung up on: a connection that sends several frames at once, the first of which would be a greeting. */
-static void who_says_anything_but_the_secret_is_hung_up_on(void **state) {
+static void a_client_that_says_anything_but_the_secret_is_hung_up_on(void **state) {
     (void)state;
     test_side there;
     unsigned char request[4096], heard[64];
@@ -449,7 +449,7 @@ static uint32_t count_muted(const test_side *side) {
 
 /* If the stranger were hung up on at once, it would come back with the next large message, which ZeroMQ receives
  * completely before the fabric sees it. */
-static void of_a_stranger_who_says_too_much_nothing_more_is_heard(void **state) {
+static void a_stranger_that_says_too_much_is_not_heard_any_more(void **state) {
     (void)state;
     static const unsigned char large[MESSAGES_STRANGE_BYTES + 1] = {MESSAGES_READ};
     test_side there;
@@ -507,7 +507,7 @@ static void runs_outside_of_memory_are_refused_by_their_owner(void **state) {
     side_close(&there);
 }
 
-static void who_asks_too_often_for_what_there_is_not_is_cut_off(void **state) {
+static void a_client_that_asks_too_often_for_missing_memory_is_cut_off(void **state) {
     (void)state;
     test_side there;
     unsigned char request[4096], heard[4096];
@@ -530,7 +530,7 @@ static void who_asks_too_often_for_what_there_is_not_is_cut_off(void **state) {
 }
 
 /* Each violation comes after a valid greeting. */
-static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
+static void a_client_that_breaks_the_protocol_is_cut_off(void **state) {
     (void)state;
     static const unsigned char endless[KVF_NOTICE_MAX + 2] = {MESSAGES_NOTICE};
     test_side there;
@@ -563,7 +563,7 @@ static void who_does_not_keep_to_the_protocol_is_cut_off(void **state) {
 }
 
 /* A client can ask for no more than its window; answers that it does not read occupy no more slots than it may have. */
-static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) {
+static void a_client_that_asks_without_end_is_cut_off_and_others_are_served(void **state) {
     (void)state;
     static unsigned char request[4096];
     test_side here, there;
@@ -590,7 +590,7 @@ static void who_asks_without_end_is_cut_off_and_others_are_served(void **state) 
 #define STUCK 70 /* each of them gets up to two of the 128 slots */
 
 /* After a second these clients have all slots and keep them: the honest client gets some when they are gone. */
-static void who_takes_no_answers_gives_its_slots_back_to_others(void **state) {
+static void a_client_that_takes_no_answers_gives_its_slots_back_to_others(void **state) {
     (void)state;
     static unsigned char request[4096];
     test_side here, there;
@@ -850,16 +850,16 @@ int main(void) {
         cmocka_unit_test(a_card_is_read_as_it_was_written_and_refused_when_cut_off),
         cmocka_unit_test(settings_that_mean_nothing_are_refused),
         cmocka_unit_test(loopback_and_keys_of_others_are_refused_before_anything_is_sent),
-        cmocka_unit_test(whoever_has_another_key_than_the_card_says_is_not_talked_to),
+        cmocka_unit_test(an_owner_with_another_key_than_its_card_says_is_not_talked_to),
         cmocka_unit_test(a_host_name_that_is_not_known_is_told),
         cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
-        cmocka_unit_test(who_says_anything_but_the_secret_is_hung_up_on),
+        cmocka_unit_test(a_client_that_says_anything_but_the_secret_is_hung_up_on),
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
-        cmocka_unit_test(of_a_stranger_who_says_too_much_nothing_more_is_heard),
-        cmocka_unit_test(who_asks_too_often_for_what_there_is_not_is_cut_off),
-        cmocka_unit_test(who_does_not_keep_to_the_protocol_is_cut_off),
-        cmocka_unit_test(who_asks_without_end_is_cut_off_and_others_are_served),
-        cmocka_unit_test(who_takes_no_answers_gives_its_slots_back_to_others),
+        cmocka_unit_test(a_stranger_that_says_too_much_is_not_heard_any_more),
+        cmocka_unit_test(a_client_that_asks_too_often_for_missing_memory_is_cut_off),
+        cmocka_unit_test(a_client_that_breaks_the_protocol_is_cut_off),
+        cmocka_unit_test(a_client_that_asks_without_end_is_cut_off_and_others_are_served),
+        cmocka_unit_test(a_client_that_takes_no_answers_gives_its_slots_back_to_others),
         cmocka_unit_test(connections_that_come_and_go_are_forgotten),
         cmocka_unit_test(half_open_connections_do_not_disturb_others),
         cmocka_unit_test(strangers_do_not_fill_the_port),

@@ -198,7 +198,7 @@ static void a_process_has_64_connections(void **state) {
     house_close(h);
 }
 
-static void all_have_half_of_the_descriptors_and_who_has_most_gives_way(void **state) {
+static void all_have_half_of_the_descriptors_and_the_one_with_most_gives_way(void **state) {
     (void)state;
     house *h = house_open(40);
     uint64_t limit;
@@ -284,7 +284,7 @@ int main(void) {
         cmocka_unit_test(nobody_waits_where_nobody_wants_anything),
         cmocka_unit_test(strangers_have_a_thousand_connections_at_once_and_then_an_eighth_of_the_time),
         cmocka_unit_test(a_process_has_64_connections),
-        cmocka_unit_test(all_have_half_of_the_descriptors_and_who_has_most_gives_way),
+        cmocka_unit_test(all_have_half_of_the_descriptors_and_the_one_with_most_gives_way),
         cmocka_unit_test(processes_that_cannot_be_told_apart_have_half_of_the_room),
         cmocka_unit_test(buffers_of_a_process_have_a_budget_and_everybody_has_a_small_one),
         cmocka_unit_test(buffers_of_all_have_a_budget),

@@ -439,7 +439,7 @@ static void often_actor(process *side) {
     close_side(side);
 }
 
-static void what_waits_in_connections_by_tcp_is_tried_often(void **state) {
+static void bytes_that_wait_in_connections_by_tcp_are_sent_often(void **state) {
     (void)state;
     run_both(&tcp_way, serving_target, often_actor, false);
 }
@@ -496,7 +496,7 @@ int main(void) {
         BY(a_card_whose_sizes_are_not_those_of_the_outer_card_is_refused, tcp),
         cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),
         cmocka_unit_test(peers_without_a_transport_in_common_are_unsupported_and_nothing_is_printed),
-        cmocka_unit_test(what_waits_in_connections_by_tcp_is_tried_often),
+        cmocka_unit_test(bytes_that_wait_in_connections_by_tcp_are_sent_often),
         cmocka_unit_test(cuda_memory_without_cuda_is_unsupported_and_nothing_stays_registered),
     };
     uint32_t variants =

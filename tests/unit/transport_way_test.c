@@ -127,7 +127,7 @@ static void mapped_memory_is_touched_in_place(void **state) {
     }
 }
 
-static void who_is_shut_out_writes_nothing_in_place(void **state) {
+static void a_writer_that_is_shut_out_writes_nothing_in_place(void **state) {
     (void)state;
     side a, b;
     kvf_peer *peer;
@@ -145,7 +145,7 @@ static void who_is_shut_out_writes_nothing_in_place(void **state) {
     close_side(&b);
 }
 
-static void what_is_read_in_place_of_a_peer_that_goes_does_not_count(void **state) {
+static void bytes_read_in_place_of_a_peer_that_goes_do_not_count(void **state) {
     (void)state;
     side a, b;
     kvf_peer *peer;
@@ -333,8 +333,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_says_its_fabric_its_way_and_what_has_moved),
         cmocka_unit_test(mapped_memory_is_touched_in_place),
-        cmocka_unit_test(who_is_shut_out_writes_nothing_in_place),
-        cmocka_unit_test(what_is_read_in_place_of_a_peer_that_goes_does_not_count),
+        cmocka_unit_test(a_writer_that_is_shut_out_writes_nothing_in_place),
+        cmocka_unit_test(bytes_read_in_place_of_a_peer_that_goes_do_not_count),
         cmocka_unit_test(an_older_caller_gets_what_it_knows),
         cmocka_unit_test(a_better_fabric_that_cannot_is_named_with_its_reason),
         cmocka_unit_test(without_rdma_peers_on_other_machines_are_reached_by_messages),

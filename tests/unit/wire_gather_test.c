@@ -79,7 +79,7 @@ static void parts_are_put_together_in_order(void **state) {
 }
 
 /* The second part of another WELCOME is not put behind the first part of this one. */
-static void what_another_tells_begins_anew(void **state) {
+static void introductions_of_another_welcome_begin_anew(void **state) {
     (void)state;
     kvf_welcome incarnation = ranks(2, 2), rank_count = ranks(2, 2);
     incarnation.incarnation++;
@@ -158,7 +158,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_part_ends_before_the_first_that_does_not_fit),
         cmocka_unit_test(parts_are_put_together_in_order),
-        cmocka_unit_test(what_another_tells_begins_anew),
+        cmocka_unit_test(introductions_of_another_welcome_begin_anew),
         cmocka_unit_test(more_ranks_than_there_are_are_refused),
         cmocka_unit_test(introductions_have_a_most_of_bytes_in_all),
         cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),

@@ -66,7 +66,8 @@ static bool ratio_divides(vector_case *c, uint64_t *received_tokens) {
 }
 
 static answer not_divisible(void) {
-    return (answer){.refusal = "block_size_not_divisible", .detail = "a received page is no whole tokens"};
+    return (answer){.refusal = "block_size_not_divisible",
+                    .detail = "a received page does not hold whole tokens"};
 }
 
 static kvf_received_shape read_shape(vector_case *c, kvf_page_form received, kvf_page_order wanted) {

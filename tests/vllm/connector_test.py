@@ -444,7 +444,7 @@ class BadInput(Pairs):
 
 
 class BesideOthers(unittest.TestCase):
-    def test_who_is_asked_for_one_group_hands_over_as_well(self) -> None:
+    def test_an_engine_that_is_asked_for_one_group_hands_over_as_well(self) -> None:
         asked: Any = mock.Mock()
         asked.finished.return_value = (True, {"remote_port": 1})
         connector = KvferryConnector.__new__(KvferryConnector)

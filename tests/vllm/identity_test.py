@@ -58,11 +58,11 @@ class Checkpoints(unittest.TestCase):
         }
         self.assertEqual(len(found), 6)
 
-    def test_what_the_operator_says_is_taken_as_it_is(self) -> None:
+    def test_a_name_by_the_operator_is_taken_as_it_is(self) -> None:
         self.assertEqual(weights_of("v7", "no such folder"), "v7")
         self.assertEqual(weights_of("", "no such folder"), "")
 
-    def test_what_is_no_checkpoint_is_refused(self) -> None:
+    def test_a_folder_that_is_no_checkpoint_is_refused(self) -> None:
         with self.assertRaisesRegex(InvalidError, "tiny is not a folder with safetensors files"):
             Half("engine", 16, weights="checkpoint")
         wrong = (

@@ -144,7 +144,7 @@ class LatentsBesideStates(unittest.TestCase):
                 here = engine(1, 48, "DS", "decode", here_order)
                 self.hand_over(there, here, ([2, 1], [1, 2]))
 
-    def test_states_are_read_from_all_who_hold_shards_and_latents_from_one(self) -> None:
+    def test_states_are_read_from_all_ranks_that_hold_shards_and_latents_from_one(self) -> None:
         there, here = engine(4, 64, "SD", "prefill"), engine(2, 64, "SD", "decode")
         self.assertEqual(self.hand_over(there, here, ([2, 1], [1, 2])), [[0, 1], [2, 3]])
         for rank in there.ranks:

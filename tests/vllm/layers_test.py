@@ -476,7 +476,7 @@ class HowMuchAtATime(unittest.TestCase):
 
 
 class Devices(Pairs):
-    def test_what_a_device_computes_later_is_waited_for(self) -> None:
+    def test_layers_that_a_device_computes_later_are_waited_for(self) -> None:
         """The device is a list of events, which the test makes happen one by one."""
         events: list[threading.Event] = []
 

@@ -119,7 +119,7 @@ class Sleep(unittest.TestCase):
 
 
 class Outputs(unittest.TestCase):
-    def test_what_workers_reported_before_one_failed_is_not_lost(self) -> None:
+    def test_reports_of_workers_before_one_failed_are_not_lost(self) -> None:
         """vLLM keeps the reports of live workers in a step that failed, and passes them on with the next
         step."""
         if not hasattr(KVOutputAggregator, "ft_defer_kv_connector_outputs"):

@@ -103,7 +103,7 @@ class Sleeping(unittest.TestCase):
         steps(prefill, decode, until=lambda: "b" in decode.received)
         self.assertEqual((decode.failed, decode.invalid), (set(), set()))
 
-    def test_what_was_kept_before_is_refused_at_once_after(self) -> None:
+    def test_a_request_kept_before_the_sleep_is_refused_at_once_after_it(self) -> None:
         prefill, decode = self.pair(kv_drain_duration=0.1)
         params = prefill.serve("r", TOKENS, THERE)
         steps(prefill, until=lambda: prefill.worker._jobs)
@@ -115,7 +115,7 @@ class Sleeping(unittest.TestCase):
         self.assertEqual(decode.invalid, set(HERE))
         self.assertIn("r", prefill.sent)
 
-    def test_what_is_under_way_ends_before_the_memory_goes(self) -> None:
+    def test_transfers_under_way_end_before_the_memory_goes(self) -> None:
         for mode in ("pull", "push"):
             for sleeper in (0, 1):
                 with self.subTest(mode, sleeper=sleeper):

@@ -97,7 +97,7 @@ class Turns(Pairs):
 
 
 class Conversations(Turns):
-    def test_what_was_answered_is_said_as_the_next_prefill_is_asked(self) -> None:
+    def test_the_last_answer_is_named_when_the_next_prefill_is_asked(self) -> None:
         self.start()
         self.assertEqual(
             {
@@ -214,7 +214,7 @@ class Conversations(Turns):
         asked = self.turn(self.engine("other", 32), CACHED_THERE)
         self.assertEqual(asked[1], 0)
 
-    def test_what_can_be_stepped_past_is_not_kept(self) -> None:
+    def test_answers_of_models_with_states_are_not_kept(self) -> None:
         with mock.patch.object(Scheduling, "_has_state", property(lambda _: True)):
             prefill, decode = self.pair(bidirectional_kv_xfer=True)
             self.assertFalse(decode.scheduling._keeps_turns)

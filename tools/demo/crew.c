@@ -111,10 +111,7 @@ static bool open_channels(crew *of, rank_seat *seats) {
 }
 
 int crew_start(crew *out, const demo_job *job) {
-    *out = (crew){.job = job,
-                  .count = job->prefill_ranks + job->decode_ranks,
-                  .shows_progress = isatty(STDERR_FILENO) == 1,
-                  .begin_ns = now_ns()};
+    *out = (crew){.job = job, .count = job->prefill_ranks + job->decode_ranks, .shown = progress_begin()};
     const uint32_t count = process_count(out);
     out->members = calloc(count, sizeof *out->members);
     rank_seat *seats = calloc(count, sizeof *seats);
@@ -272,27 +269,12 @@ static double share_of_step(const crew *of, crew_part whom) {
 
 static void show_progress(crew *of, crew_part whom, const char *doing) {
     const uint32_t steps = of->job->steps > of->step ? of->job->steps : of->step;
-    if (!of->shows_progress)
-        return;
-    const double share = (of->step - 1 + share_of_step(of, whom)) / steps;
-    if (share > of->furthest)
-        of->furthest = share;
-    (void)fprintf(stderr, "\r\033[K%s, step %u of %u, %.0f%% of all", doing, of->step, steps,
-                  100 * of->furthest);
-    if (of->furthest > 0) {
-        double ns = (double)(now_ns() - of->begin_ns) * (1 - of->furthest) / of->furthest;
-        (void)fprintf(stderr, ", about %.0f s left", ns / 1e9);
-    }
-}
-
-static void clear_progress(const crew *of) {
-    if (of->shows_progress)
-        (void)fputs("\r\033[K", stderr);
+    progress_show(&of->shown, (of->step - 1 + share_of_step(of, whom)) / steps, "%s, step %u of %u", doing,
+                  of->step, steps);
 }
 
 /* Reports why ranks complained or are gone. If a rank died, that is the reason, even if another complained first. */
 static int blame(crew *of, uint32_t member, const char *doing, const char *complaint) {
-    clear_progress(of);
     for (uint32_t waited = 0; waited < GRACE_MS; waited += 20) {
         (void)reap(of);
         for (uint32_t i = 0; i < of->count; i++)
@@ -337,7 +319,6 @@ static int check_silence(crew *of, const char *doing) {
             silent = i;
     if (silent == UINT32_MAX || now - of->members[silent].heard_ns <= most)
         return EXIT_DONE;
-    clear_progress(of);
     return failure("%s has sent nothing for %u s while %s", name_of(of, silent).text, of->job->silence_s,
                    doing);
 }
@@ -368,7 +349,7 @@ int crew_await(crew *of, crew_part whom, message_type type, const char *doing, c
         if (!result)
             result = check_silence(of, doing);
     }
-    clear_progress(of);
+    progress_clear();
     free(sources);
     return result;
 }

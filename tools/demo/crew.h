@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "demo.h"
+#include "progress.h"
 
 typedef struct crew_member {
     channel to;
@@ -23,10 +24,8 @@ typedef struct crew {
     const demo_job *job;
     crew_member *members; /* prefill ranks, then decode ranks, then stand-bys */
     uint32_t count;       /* of ranks */
-    bool shows_progress;
-    uint64_t begin_ns;
-    uint32_t step;   /* the current one of job->steps; 0: none yet */
-    double furthest; /* the largest share of all steps that was shown */
+    progress shown;
+    uint32_t step; /* the current one of job->steps; 0: none yet */
 } crew;
 
 /** Starts all ranks; prints what is wrong if it cannot. */
