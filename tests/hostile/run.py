@@ -27,6 +27,7 @@ from attacks import APART, ATTACKS, Attacker, Target, burn
 MEBI = 1 << 20
 BUDGET = 256 * MEBI
 RECOVERY_S = 2.0  # until throughput has recovered
+PATIENCE_S = 30.0  # until a pair that does nothing any more is said to stand still
 SETTLED_S, SETTLED_SLOWER_S = 13.0, 55.0  # until memory kept for peers is freed: the pair's lease and a margin
 CONNECTIONS = 256  # that the pair accepts
 WAITING = 1.25  # allows for connections that were accepted, and are closed in the pair's next turn
@@ -67,6 +68,12 @@ class Half:
     def last(self) -> dict[str, Any]:
         return self.lines[-1]
 
+    def await_line(self) -> None:
+        """Waits for the first line: the other half may have begun, and worked, before it came."""
+        end = time.monotonic() + PATIENCE_S
+        while not self.lines and time.monotonic() < end:
+            time.sleep(0.1)
+
     def since(self, begin: float) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["time"] >= begin]
 
@@ -105,6 +112,29 @@ class Pair:
         if len(lines) < 2:
             return 0.0
         return (lines[-1]["done"] - lines[0]["done"]) / (lines[-1]["time"] - lines[0]["time"])
+
+    def serves_since(self, begin: float) -> bool:
+        """Whether requests were done after a time; waits for that, because the machine may be slow just now."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            lines = self.consumer.since(begin)
+            if lines and lines[-1]["done"] > lines[0]["done"]:
+                return True
+            if time.monotonic() > end or self.consumer.process.poll() is not None:
+                return False
+            time.sleep(0.1)
+
+    def gives_back(self, before: dict[str, Any], descriptors: int, kept_bytes: int) -> None:
+        """Waits until the producer has no more than that beyond what it had before, or for PATIENCE_S."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end and self.producer.process.poll() is None:
+            last = self.producer.last
+            if (
+                last["descriptors"] - before["descriptors"] <= descriptors
+                and last["resident"] - before["resident"] <= kept_bytes
+            ):
+                return
+            time.sleep(0.1)
 
     def close(self) -> int:
         codes = []
@@ -182,8 +212,16 @@ def cpu_of_a_request(pair: Pair, measured: Callable[[], Any]) -> tuple[Any, floa
     return result, (cpu_seconds(pair) - spent) * 1e3 / max(1, pair.consumer.last["done"] - done)
 
 
-def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[dict[str, Any], list[str]]:
-    """Runs attacks at once on a quiet pair and waits until it is quiet again. Returns figures, and faults."""
+def judge(
+    pair: Pair, names: list[str], seconds: float, settle: bool, left: tuple[int, int] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Runs attacks at once on a quiet pair and waits until it is quiet again. Returns figures, and faults.
+
+    `left`: descriptors and bytes that may stay; what is left is measured once it is no more than that, or after
+    PATIENCE_S.
+    """
+    for half in (pair.producer, pair.consumer):
+        half.await_line()
     before = dict(pair.producer.last), dict(pair.consumer.last)
     burnt = time.monotonic()
     _, cheap = cpu_of_a_request(pair, lambda: pair.attack(["burn"] * len(names), min(seconds, 10.0)))
@@ -193,6 +231,9 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
     end = time.monotonic()
     time.sleep(RECOVERY_S + 2)
     rate, after = pair.rate(begin + 0.7, end), pair.rate(end + RECOVERY_S, time.monotonic())
+    goes_on = pair.serves_since(end + RECOVERY_S)
+    if left:
+        pair.gives_back(before[0], *left)
     if settle:
         time.sleep(SETTLED_S if pair.producer.last.get("slower", 1) == 1 else SETTLED_SLOWER_S)
     during = pair.producer.since(begin)
@@ -236,7 +277,7 @@ def judge(pair: Pair, names: list[str], seconds: float, settle: bool) -> tuple[d
         faults.append(f"{malformed} messages of an attack could not be read: it does not speak the protocol")
     if figures["wrong"] or figures["failed"]:
         faults.append(f"{figures['wrong']} requests are wrong and {figures['failed']} failed")
-    if rate <= 0 or after <= 0:
+    if rate <= 0 or not goes_on:
         faults.append("the pair stood still")
     sanitizer = 2 if pair.producer.last.get("slower", 1) > 1 else 1  # red zones, and freed memory in quarantine
     if most > BUDGET * sanitizer or figures["kept MiB"] * MEBI > BUDGET:

@@ -156,7 +156,8 @@ def judge_one(
     """Runs attacks at once on a new pair."""
     pair = open_pair(program)
     wait_for(pair.consumer, "done", 20, 30)
-    figures, faults = judge(pair, [one for name in names for one in PLANS[name]], seconds, False)
+    attackers = [one for name in names for one in PLANS[name]]
+    figures, faults = judge(pair, attackers, seconds, False, (LEFT_DESCRIPTORS, LEFT_BYTES))
     figures["attack"] = names[0] if len(names) == 1 else f"all {len(names)}"
     faults = find_faults(pair, figures, faults, by_speed)
     if pair.close():

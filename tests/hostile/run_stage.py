@@ -129,7 +129,9 @@ def judge_one(
     pair = open_pair(program, secure)
     wait_for(pair.consumer, "done", 20, 60)
     attackers = [one for name in names for one in BY_STAGE.get(name, [name])]
-    figures, faults = judge(pair, attackers, seconds, False)
+    pair.producer.await_line()
+    left = LEFT_DESCRIPTORS, LEFT_BYTES * pair.producer.last["slower"]
+    figures, faults = judge(pair, attackers, seconds, False, left)
     time.sleep(LONGEST_S)
     figures["attack"] = names[0] if len(names) == 1 else f"all {len(names)}"
     figures["keys"] = secure

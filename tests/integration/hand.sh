@@ -20,6 +20,7 @@ trap stop EXIT
 serve() {
     local name=$1
     shift
+    : >"$folder/$name" # it is there to read, however late the program begins
     "$KVFERRY" serve --tokens 40 --requests 3 "$@" >"$folder/$name" 2>&1 &
     pid=$!
     served+=("$pid")

@@ -46,7 +46,9 @@ FABRICS = {
 }
 
 TCP_RTO_MAX_MS = 44
-RECOVERY_S = 2.0  # until the next request must be done, once the link is back
+# Until the next request must be done, once the link is back; and where the machine may stand still for seconds, as
+# in the short form, which runs with other tests and is about whether it is done at all.
+RECOVERY_S, RECOVERY_SHORT_S = 2.0, 30.0
 LONG = ("--prefill", "tp=1,block=16,order=hnd"), ("--decode", "tp=1,block=16,order=hnd")
 SHORT_RUNS = ("--prefill", "tp=2,block=16,order=nhd"), ("--decode", "tp=1,block=24,order=hnd")
 
@@ -66,8 +68,9 @@ class Programs:
 class Case:
     """The programs, the fabric and the network of a case."""
 
-    def __init__(self, programs: Programs, fabric: Fabric, network: Network) -> None:
+    def __init__(self, programs: Programs, fabric: Fabric, network: Network, short: bool) -> None:
         self.programs = programs
+        self.recovery_s = RECOVERY_SHORT_S if short else RECOVERY_S
         self.fabric = fabric
         self.network = network
         self.notes: list[str] = []
@@ -369,12 +372,14 @@ def short_outage(seconds: float, lease_ms: int, direction: str = "both") -> Call
         time.sleep(seconds)
         wire.heal()
         healed = time.monotonic()
-        time.sleep(seconds + RECOVERY_S)
+        while not (after := [end for end in traffic.ends if end > healed]) and traffic.is_alive():
+            if time.monotonic() - healed > seconds + self.recovery_s:
+                break
+            time.sleep(0.05)
         traffic.finish()
-        after = [end for end in traffic.ends if end > healed]
         assert after, "nothing was done after the link was back"
         self.notes.append(f"the next request was done {after[0] - healed:.2f} s after the link was back")
-        assert after[0] - healed <= seconds + RECOVERY_S, self.notes[-1]
+        assert after[0] - healed <= seconds + self.recovery_s, self.notes[-1]
 
     return check
 
@@ -431,7 +436,7 @@ def bytes_under_way(seconds: float, lease_ms: int, direction: str = "both") -> C
                 last = max(last, when)
             self.notes.append(f"{len(cut)} by {kind} were done {last - healed:.2f} s after the link was back")
             waits = 0.0 if seconds > lease_ms / 1000 else seconds / 2 if self.often else seconds
-            assert last - healed <= waits + RECOVERY_S, self.notes[-1]
+            assert last - healed <= waits + self.recovery_s, self.notes[-1]
             wire.tell(rate=1)
 
     return check
@@ -462,7 +467,7 @@ def waiting(self: Case) -> None:
     when, words = pair.consumer.wait("pull", pair.last, 30)
     assert words[0] == "done" and words[4] == "0", " ".join(words)
     self.notes.append(f"done {when - healed:.2f} s after the link was back")
-    assert when - healed <= RECOVERY_S, self.notes[-1]
+    assert when - healed <= self.recovery_s, self.notes[-1]
 
 
 def long_outage(seconds: float, lease_ms: int, direction: str = "both") -> Callable[[Case], None]:
@@ -480,16 +485,16 @@ def long_outage(seconds: float, lease_ms: int, direction: str = "both") -> Calla
         caught = [(pair.begin(writes, deadline_ms), "expect" if writes else "pull") for writes in (False, True)]
         down = time.monotonic()
         for number, kind in caught:
-            _, words = pair.consumer.wait(kind, number, deadline_ms / 1000 + 1)
+            _, words = pair.consumer.wait(kind, number, deadline_ms / 1000 + self.recovery_s / 2)
             assert words[0] == "failed", " ".join(words)
         patient = pair.begin(False, deadline_ms=int(seconds * 1000) + 20000)
         time.sleep(max(0.0, seconds - (time.monotonic() - down)))
         wire.heal()
         healed = time.monotonic()
         for writes in (False, True):
-            when, _ = pair.move(writes, seconds=20)
+            when, _ = pair.move(writes, seconds=40)
             self.notes.append(f"a {'write' if writes else 'read'} was done {when - healed:.2f} s after")
-            assert when - healed <= RECOVERY_S, self.notes[-1]
+            assert when - healed <= self.recovery_s, self.notes[-1]
         pair.consumer.wait("pull", patient, 30)  # it may succeed or fail, but must end
 
     return check
@@ -528,7 +533,7 @@ def vanishes(self: Case) -> None:
     for number, kind in caught:
         pair.consumer.process.say(f"{kind} {number} 5000")
     for number, kind in caught:
-        when, words = pair.consumer.wait(kind, number, 7)
+        when, words = pair.consumer.wait(kind, number, 5 + self.recovery_s)
         assert words[0] == "failed", " ".join(words)
     pair.last += 2
     wire.heal()
@@ -536,7 +541,7 @@ def vanishes(self: Case) -> None:
     back = time.monotonic()
     when, _ = pair.move()
     self.notes.append(f"the next request was done {when - back:.2f} s after it was back")
-    assert when - back <= RECOVERY_S, self.notes[-1]
+    assert when - back <= self.recovery_s, self.notes[-1]
 
 
 @case("a consumer's host that vanishes")
@@ -558,19 +563,21 @@ def consumer_vanishes(self: Case) -> None:
     pair.consumer = Engine(self, b, "consume", 5556, 3000, pair.producer.endpoint)
     back = time.monotonic()
     when, _ = pair.move()
-    assert when - back <= RECOVERY_S + 3, f"{when - back:.2f} s"
+    assert when - back <= self.recovery_s + 3, f"{when - back:.2f} s"
 
 
 # ---- all of them ---------------------------------------------------------------------------------
 
 
-def run_case(programs: Programs, fabric: str, name: str, check: Callable[[Case], None]) -> bool | None:
+def run_case(
+    programs: Programs, fabric: str, name: str, check: Callable[[Case], None], short: bool
+) -> bool | None:
     """Whether the case passed; None: this machine cannot run it."""
     begun = time.monotonic()
     title = f"{name}, over {fabric}"
     try:
         with Network() as network:
-            self = Case(programs, FABRICS[fabric], network)
+            self = Case(programs, FABRICS[fabric], network, short)
             check(self)
     except Lacking as lacking:
         print(f"[  SKIPPED ] network: {title}: {lacking}")
@@ -604,7 +611,7 @@ def main() -> int:
         for name, short, check in CASES:
             if (asked.short and not short) or (asked.names and not any(part in name for part in asked.names)):
                 continue
-            good = run_case(programs, fabric, name, check)
+            good = run_case(programs, fabric, name, check, asked.short)
             passed, failed = passed + (good is True), failed + (good is False)
             sys.stdout.flush()
     print(f"{passed} passed, {failed} failed")

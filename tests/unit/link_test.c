@@ -114,21 +114,29 @@ static void messages_keep_their_order_and_empty_ones_arrive(void **state) {
     kvf_link_close(server.link);
 }
 
+static bool knows_everybody(void *context, kvf_route route) {
+    (void)context;
+    (void)route;
+    return true;
+}
+
 static void a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error(void **state) {
     (void)state;
     end server, client;
-    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&server, (kvf_link_options){.listen = NULL, .is_known = knows_everybody});
     open_end(&client, (kvf_link_options){.listen = ""});
     kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
     char *large = calloc(1, KVF_WIRE_MAX_BYTES + 1);
     assert_non_null(large);
+    send_text(&client, route, "hello"); /* a sender of whom nothing was heard yet is cut off far below the limit */
+    work_until(server.message_count == 1, &server, &client);
 
     assert_fails(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES + 1), KVF_E_RANGE, "1048577",
                  "1048576");
     assert_ok(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES));
-    work_until(server.message_count == 1, &server, &client);
+    work_until(server.message_count == 2, &server, &client);
 
-    assert_int_equal(server.messages[0].bytes, KVF_WIRE_MAX_BYTES);
+    assert_int_equal(server.messages[1].bytes, KVF_WIRE_MAX_BYTES);
     free(large);
     kvf_link_close(client.link);
     kvf_link_close(server.link);
@@ -646,16 +654,16 @@ static void waiting_ends_when_it_is_time_to_dial_again(void **state) {
     send_text(&client, route, "hello");
     work_until(server.message_count == 1, &server, &client);
     kvf_link_close(server.link);
-    work_until(client.broken_count == 1, &client);
+    work_until(client.broken_count > 0, &client);
 
-    /* Nothing happens to the client except that its own pause ends. */
-    while (client.broken_count == 1) {
+    /* Nothing happens to the client except that its own pause ends. A client that looks late at a refused attempt
+     * reports that it was not answered; the next attempt gives the reason. */
+    while (client.broken_status != KVF_E_IO) {
         bool more;
         kvf_link_progress(client.link, &more);
         if (!more)
             wait_for_link(client.link, UINT64_MAX);
     }
-    assert_int_equal(client.broken_status, KVF_E_IO);
     kvf_link_close(client.link);
 }
 

@@ -609,10 +609,12 @@ static void a_client_that_takes_no_answers_gives_its_slots_back_to_others(void *
         assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
         assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK); /* it says that it is alive */
     }
+    /* Some slots may still come back while answers fill the buffers of connections: then nobody need go yet. */
     kvf_run run = {0, 0, 3u << 20, 0, 0};
-    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
-    assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
-    assert_true(inside(&there)->door.guests.closed > 0);
+    do {
+        assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+        assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
+    } while (inside(&there)->door.guests.closed == 0);
     for (int i = 0; i < STUCK; i++)
         raw_close(&ends[i]);
     side_close(&here);
