@@ -4,8 +4,9 @@
  * bytes into pieces of 1 MiB, and the reader scatters each piece, with the library's own loops. For the socket, both
  * sides know the list of blocks beforehand; the fabrics are told it.
  *
- * The ways are measured in turn; figures are medians of the rounds, a ratio is the median of the rounds' ratios. The
- * processor time is that of both processes, including ZeroMQ's threads and the kernel's work for them.
+ * The ways are measured in turn; figures are medians of the rounds, a ratio is the median of the rounds' ratios, shown
+ * with the lowest and the highest. The processor time is that of both processes, including ZeroMQ's threads and the
+ * kernel's work for them; so many processors are busy with it on average.
  *
  *     bench/network [--json FILE]
  *
@@ -348,22 +349,24 @@ static void check(const bench_way *way) {
                           "the bytes that arrived are wrong");
 }
 
-static double ratio_of(const double *a, const double *b) {
+static bench_spread ratio_of(const double *a, const double *b) {
     double ratios[ROUNDS];
     for (int i = 0; i < ROUNDS; i++)
         ratios[i] = a[i] / b[i];
-    return bench_spread_of(ratios, ROUNDS).median;
+    return bench_spread_of(ratios, ROUNDS);
 }
 
 static void show(bench_report *report, bench_figures figures[WAYS][SIZES], const bool *there) {
-    bench_table(
-        report, "Reads over TCP, GB/s, and processor seconds a GB of both sides",
-        (const char *[]){"", "run", "GB/s", "low", "high", "CPU s/GB", "of plain", "of its 1 MiB", NULL});
+    bench_table(report, "Reads over TCP, GB/s, and processor seconds a GB of both sides",
+                (const char *[]){"", "run", "GB/s", "low", "high", "CPU s/GB", "processors busy", "of plain",
+                                 "lowest", "highest", "of its 1 MiB", NULL});
     for (int way = 0; way < WAYS; way++)
         for (size_t size = 0; size < SIZES && there[way]; size++) {
             bench_figures *of = &figures[way][size], sorted = *of;
-            double of_plain = ratio_of(of->rate, figures[PLAIN][size].rate);
-            double of_long = ratio_of(of->rate, figures[way][SIZES - 1].rate);
+            bench_spread of_plain = ratio_of(of->rate, figures[PLAIN][size].rate);
+            double of_long = ratio_of(of->rate, figures[way][SIZES - 1].rate).median, busy[ROUNDS];
+            for (int i = 0; i < ROUNDS; i++)
+                busy[i] = of->cpu[i] * of->rate[i];
             bench_spread rate = bench_spread_of(sorted.rate, ROUNDS);
             bench_text(report, titles[way]);
             bench_text(report, bench_bytes(sizes[size]));
@@ -371,9 +374,12 @@ static void show(bench_report *report, bench_figures figures[WAYS][SIZES], const
             bench_number(report, 2, rate.low);
             bench_number(report, 2, rate.high);
             bench_number(report, 2, bench_spread_of(sorted.cpu, ROUNDS).median);
-            bench_number(report, 2, of_plain);
+            bench_number(report, 2, bench_spread_of(busy, ROUNDS).median);
+            bench_number(report, 2, of_plain.median);
+            bench_number(report, 2, of_plain.low);
+            bench_number(report, 2, of_plain.high);
             bench_number(report, 2, of_long);
-            if (way == MESSAGES && size == 0 && (of_plain < OF_PLAIN || of_long < OF_LONG_RUNS))
+            if (way == MESSAGES && size == 0 && (of_plain.median < OF_PLAIN || of_long < OF_LONG_RUNS))
                 bench_fail(report,
                            "short runs by messages: less than half a plain socket, or 0.6 of long runs");
         }

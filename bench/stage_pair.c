@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PLAIN_BYTES 262144u /* given to a plain socket at once */
@@ -146,7 +147,8 @@ static void open_end(bench_end *end, const bench_route *route, const bench_cells
                                            .setting_count = route->tls ? 1 : 0,
                                            .on_notify = on_notify,
                                            .context = end};
-    const kvf_stage_options stage = {.struct_size = sizeof stage, .on_event = on_event};
+    const kvf_stage_options stage = {
+        .struct_size = sizeof stage, .workers = route->workers, .on_event = on_event};
     end->spins = route->spins;
     end->engine = make_engine(cells, route, holds);
     bench_must(kvf_transport_open(route->kind, &options, &end->transport));
@@ -388,6 +390,18 @@ double bench_pair_move(const bench_pair *pair, kvf_way way, kvf_move_info *info)
     if (info)
         bench_must(kvf_move_get_info(move, info));
     kvf_move_free(move);
+    return ns;
+}
+
+uint64_t bench_pair_processor_ns(const bench_pair *pair) {
+    clockid_t clocks[2] = {CLOCK_PROCESS_CPUTIME_ID};
+    bench_require(clock_getcpuclockid(pair->other, &clocks[1]) == 0, "no clock of the other process");
+    uint64_t ns = 0;
+    for (int i = 0; i < 2; i++) {
+        struct timespec time;
+        bench_require(clock_gettime(clocks[i], &time) == 0, "no clock of the other process");
+        ns += (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+    }
     return ns;
 }
 

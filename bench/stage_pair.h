@@ -32,6 +32,7 @@ typedef struct bench_route {
     bool push;                      /**< this process holds the cells and writes; else it reads */
     unsigned spins;                 /**< rounds without work before an end sleeps */
     bool channels;                  /**< the holder of the cells stores keys channel by channel */
+    uint32_t workers;               /**< of both stages */
 } bench_route;
 
 /** The cached cells: groups of K and V, all with the same number of layers, each layer a region. */
@@ -83,6 +84,9 @@ uint64_t bench_pair_ask_for(bench_pair *pair, uint32_t first, uint32_t behind, u
 
 /** Moves the request; `info` may be NULL. Returns nanoseconds. */
 double bench_pair_move(const bench_pair *pair, kvf_way way, kvf_move_info *info);
+
+/** Processor time of both processes. */
+uint64_t bench_pair_processor_ns(const bench_pair *pair);
 
 /** Runs until all flows have exchanged their ENDs. */
 void bench_pair_settle(const bench_pair *pair);
