@@ -40,6 +40,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
                         welcome->rank, welcome->engine, session->rank, session->engine);
     if (welcome->incarnation != session->incarnation) {
         session->agent->stats.peers_replaced++;
+        session->gone = session->same_host; /* another process has its port */
         return kvf_fail(KVF_E_PEER_LOST, "%s rank %u was restarted", session->engine, session->rank);
     }
     if (session->state == KVF_SESSION_OPEN && memcmp(session->id, welcome->session, sizeof session->id) == 0)

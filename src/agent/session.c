@@ -152,7 +152,8 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
         return kvf_nomem("a session");
     }
     kvf_endpoint endpoint;
-    session->same_host = kvf_endpoint_to_connect(there->endpoint, &endpoint) == KVF_OK && endpoint.loopback;
+    session->same_host =
+        kvf_endpoint_to_connect(there->endpoint, &endpoint) == KVF_OK && kvf_endpoint_is_here(&endpoint);
     kvf_status status = kvf_link_connect(agent->link, there->endpoint, there->public_key, &session->route);
     if (!status)
         status = list_outgoing(session);

@@ -2,9 +2,12 @@
 #include "link/link_endpoint.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #define PRINTED_BYTES 128
 
@@ -169,4 +172,39 @@ kvf_status kvf_endpoint_to_listen(const char *text, kvf_endpoint *out) {
 
 kvf_status kvf_endpoint_to_connect(const char *text, kvf_endpoint *out) {
     return read_endpoint(text, false, out);
+}
+
+/* ---- whose address it is --------------------------------------------------------------------- */
+
+/* Packets to an address of our own are sent from that address. None is sent here. */
+static bool is_own(const struct addrinfo *there) {
+    struct sockaddr_storage from;
+    socklen_t bytes = sizeof from;
+    char ours[KVF_ENDPOINT_BYTES], theirs[KVF_ENDPOINT_BYTES];
+    int fd = socket(there->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const bool own =
+        fd >= 0 && connect(fd, there->ai_addr, there->ai_addrlen) == 0 &&
+        getsockname(fd, (struct sockaddr *)&from, &bytes) == 0 &&
+        getnameinfo((const struct sockaddr *)&from, bytes, ours, sizeof ours, NULL, 0, NI_NUMERICHOST) == 0 &&
+        getnameinfo(there->ai_addr, there->ai_addrlen, theirs, sizeof theirs, NULL, 0, NI_NUMERICHOST) == 0 &&
+        strcmp(ours, theirs) == 0;
+    if (fd >= 0)
+        (void)close(fd);
+    return own;
+}
+
+bool kvf_endpoint_is_here(const kvf_endpoint *endpoint) {
+    const struct addrinfo numeric = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_DGRAM};
+    struct addrinfo *there;
+    char host[KVF_ENDPOINT_BYTES];
+    if (endpoint->loopback)
+        return true;
+    const size_t begin = strlen("tcp://") + endpoint->ipv6; /* [v6]:port */
+    (void)snprintf(host, sizeof host, "%.*s", (int)(endpoint->port_at - begin - endpoint->ipv6 - 1),
+                   endpoint->text + begin);
+    if (getaddrinfo(host, endpoint->text + endpoint->port_at, &numeric, &there) != 0)
+        return false;
+    const bool own = is_own(there);
+    freeaddrinfo(there);
+    return own;
 }

@@ -29,4 +29,10 @@ kvf_status kvf_endpoint_to_listen(const char *text, kvf_endpoint *out);
 /** Reads an endpoint to connect to: one host, which is not the address of all interfaces, and one port. */
 kvf_status kvf_endpoint_to_connect(const char *text, kvf_endpoint *out);
 
+/**
+ * Whether what listens at an endpoint that was read to connect to is a process of this machine: the endpoint is
+ * loopback, or an address of one of our interfaces. Names are not looked up: false.
+ */
+bool kvf_endpoint_is_here(const kvf_endpoint *endpoint);
+
 #endif

@@ -7,16 +7,27 @@
 #include <unistd.h>
 
 #include "agent_world.h"
+#include "interfaces.h"
 
 #define TOKENS 50
 
-static kvf_agent_options options_of(const char *transport) {
-    return (kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .transport = transport};
+/* Where agents listen, and how their bytes go. */
+typedef struct setting {
+    const char *transport, *listen;
+    kvf_way way;
+} setting;
+
+static kvf_agent_options options_of(const setting *of) {
+    return (kvf_agent_options){.struct_size = sizeof(kvf_agent_options),
+                               .transport = of->transport,
+                               .listen = of->listen,
+                               .insecure = true,
+                               .way = of->way};
 }
 
 /* The producer: writes one of the layers, reports it, and waits to be killed. */
-static void produce(const char *transport, int out) {
-    const kvf_agent_options options = options_of(transport);
+static void produce(const setting *of, int out) {
+    const kvf_agent_options options = options_of(of);
     world w = {.model = attention(4, 8, 8)};
     world_request held;
     uint64_t ticket;
@@ -46,14 +57,14 @@ typedef struct scene {
 } scene;
 
 /* Starts a producer, which begins to write into our blocks. */
-static void set_up(scene *s, const char *transport) {
+static void set_up(scene *s, const setting *of) {
     memset(s, 0, sizeof *s);
     assert_int_equal(pipe(s->pipe), 0);
     s->producer = fork();
     assert_true(s->producer >= 0);
     if (s->producer == 0)
-        produce(transport, s->pipe[1]);
-    const kvf_agent_options options = options_of(transport);
+        produce(of, s->pipe[1]);
+    const kvf_agent_options options = options_of(of);
     char endpoint[64];
     assert_int_equal(read(s->pipe[0], endpoint, sizeof endpoint), sizeof endpoint);
     s->w.model = attention(4, 8, 8);
@@ -77,14 +88,12 @@ static void tear_down(scene *s) {
     world_close(&s->w);
 }
 
-static void blocks_of_a_writer_that_was_killed_are_free_at_once(void **state) {
-    (void)state;
+static void kill_the_writer(const setting *of) {
     scene s;
-    set_up(&s, "shm");
+    set_up(&s, of);
     assert_int_equal(kill(s.producer, SIGKILL), 0);
     uint64_t killed = world_now();
     const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ticket, KVF_E_PEER_LOST);
-    print_message("free %.1f ms after the kill\n", (double)(world_now() - killed) / 1e6);
     if (!failed->blocks_free) { /* it was in a write, and the kernel had not yet ended it */
         const world_outcome *free = world_next(&s.w, s.w.d.agents[0], s.ticket);
         assert_int_equal(free->kind, KVF_EVENT_BLOCKS_FREE);
@@ -93,10 +102,29 @@ static void blocks_of_a_writer_that_was_killed_are_free_at_once(void **state) {
     tear_down(&s);
 }
 
+static void blocks_of_a_writer_that_was_killed_are_free_at_once(void **state) {
+    (void)state;
+    kill_the_writer(&(setting){.transport = "shm"});
+    kill_the_writer(&(setting){.transport = "shm", .way = KVF_WAY_DIRECT});
+    kill_the_writer(&(setting){.transport = "messages"});
+}
+
+/* Engines on one machine often know each other by its address in a network. */
+static void also_if_it_was_reached_by_an_address_of_an_interface(void **state) {
+    (void)state;
+    char host[NI_MAXHOST], listen[NI_MAXHOST + 16];
+    if (!find_interface(AF_INET, host, sizeof host))
+        skip();
+    (void)snprintf(listen, sizeof listen, "tcp://%s:*", host);
+    kill_the_writer(&(setting){.transport = "shm", .listen = listen});
+    kill_the_writer(&(setting){.transport = "shm", .listen = listen, .way = KVF_WAY_DIRECT});
+    kill_the_writer(&(setting){.transport = "messages", .listen = listen});
+}
+
 static void blocks_of_a_writer_that_was_stopped_are_in_doubt(void **state) {
     (void)state;
     scene s;
-    set_up(&s, "shm");
+    set_up(&s, &(setting){.transport = "shm"});
     assert_int_equal(kill(s.producer, SIGSTOP), 0);
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.ticket));
     assert_false(world_failed(&s.w, s.w.d.agents[0], s.ticket, KVF_E_CANCELLED)->blocks_free);
@@ -111,6 +139,7 @@ static void blocks_of_a_writer_that_was_stopped_are_in_doubt(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_of_a_writer_that_was_killed_are_free_at_once),
+        cmocka_unit_test(also_if_it_was_reached_by_an_address_of_an_interface),
         cmocka_unit_test(blocks_of_a_writer_that_was_stopped_are_in_doubt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,9 @@
 /* Endpoints: which texts are endpoints, which are loopback, and which are refused before ZeroMQ sees them. */
 #include "link/link_endpoint.h"
+
+#include <stdio.h>
+
+#include "interfaces.h"
 #include "shapes.h"
 
 static kvf_endpoint listening(const char *text) {
@@ -165,6 +169,32 @@ static void what_is_shown_of_a_bad_endpoint_is_printable(void **state) {
     assert_fails(kvf_endpoint_to_connect("tcp://\x1b[2J:80", &read), KVF_E_INVALID, "tcp://?[2J:80");
 }
 
+static void only_addresses_of_our_own_interfaces_are_here(void **state) {
+    (void)state;
+    static const char *const here[] = {"tcp://127.0.0.1:80", "tcp://localhost:80", "tcp://[::1]:80",
+                                       "ipc://@abstract"};
+    static const char *const elsewhere[] = {"tcp://255.255.255.255:80", "tcp://[100::1]:80",
+                                            "tcp://host.invalid:80", "tcp://1.0.0.0.example.org:80"};
+    char host[NI_MAXHOST], text[NI_MAXHOST + 16];
+    kvf_endpoint read;
+    for (size_t i = 0; i < COUNT_OF(here); i++) {
+        read = connecting(here[i]);
+        assert_true(kvf_endpoint_is_here(&read));
+    }
+    for (size_t i = 0; i < COUNT_OF(elsewhere); i++) {
+        read = connecting(elsewhere[i]);
+        assert_false(kvf_endpoint_is_here(&read));
+    }
+    for (int six = 0; six < 2; six++) {
+        if (!find_interface(six ? AF_INET6 : AF_INET, host, sizeof host))
+            continue; /* a machine, or a namespace, without a network */
+        (void)snprintf(text, sizeof text, six ? "tcp://[%s]:80" : "tcp://%s:80", host);
+        read = connecting(text);
+        if (!kvf_endpoint_is_here(&read))
+            fail_msg("%s is an address of this machine", text);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(addresses_of_this_machine_are_loopback),
@@ -174,6 +204,7 @@ int main(void) {
         cmocka_unit_test(wildcards_are_for_listening_only),
         cmocka_unit_test(ports_are_1_to_65535),
         cmocka_unit_test(lengths_have_limits),
+        cmocka_unit_test(only_addresses_of_our_own_interfaces_are_here),
         cmocka_unit_test(what_is_shown_of_a_bad_endpoint_is_printable),
     };
     return cmocka_run_group_tests_name("endpoints", tests, NULL, NULL);
