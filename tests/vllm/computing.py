@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from cells import Cells, join_cells
-from halves import STEP_SECONDS, a_request, blocks_of
+from halves import DRAIN, STEP_SECONDS, a_request, blocks_of
 from layouts import Layout, Rank
 from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -43,7 +43,7 @@ class Computing:
         self.layout, self._unhooked = layout, set(unhooked)
         ranks, cache = layout.ranks, layout.ranks[0].cache
         config: Any = SimpleNamespace(
-            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
+            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=len(ranks),
                 pipeline_parallel_size=1,

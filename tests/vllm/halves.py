@@ -21,6 +21,7 @@ from kvferry.vllm.worker import Worker
 
 HEADS, SIZE, LAYERS = 2, 8, 3
 STEP_SECONDS = 20.0  # the longest time that steps() goes on
+DRAIN = {"kv_drain_duration": 0.1}  # many tests end engines that still keep requests
 
 
 def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: int = 0) -> Any:
@@ -81,7 +82,7 @@ class Half:
             data_parallel_index=0,
         )
         self.config: Any = SimpleNamespace(
-            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
+            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),
             parallel_config=parallel,
             device_config=SimpleNamespace(device_type="other"),  # its kernels follow the tensors' strides
             model_config=SimpleNamespace(

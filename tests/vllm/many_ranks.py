@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from halves import LAYERS, SIZE, a_request, blocks_of
+from halves import DRAIN, LAYERS, SIZE, a_request, blocks_of
 from vllm.distributed import parallel_state
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
@@ -187,7 +187,7 @@ class ManyRanks:
             groups.insert(0, KVCacheGroupSpec([self.layers[LAYERS][0]], spec))  # vLLM may order groups so
         self.cache = KVCacheConfig(blocks, [], groups)
         self.config: Any = SimpleNamespace(
-            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=extra),
+            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=tp,
                 pipeline_parallel_size=1,

@@ -36,7 +36,8 @@ class Settings:
         lease: seconds for which a producer keeps blocks without a sign of life of a consumer
         deadline: seconds after which a load fails
         patience: seconds after which a load fails if no engine that has the request was met
-        drain: seconds for which a worker waits for its transfers to end before the memory of the caches goes
+        drain: seconds for which a worker waits for its transfers to end before the memory of the caches goes,
+            or the engine ends
         convert: element types may be converted into each other, see kvferry.Agent
         verify: check what was moved against checksums of the producer
         insecure: listen beyond loopback without encryption

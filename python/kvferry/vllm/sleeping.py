@@ -15,10 +15,8 @@ import torch
 from kvferry.agent import Agent
 from kvferry.errors import AgainError
 from kvferry.events import Event
-from kvferry.vllm.tickets import cancel
+from kvferry.vllm.tickets import WAIT_SECONDS, cancel, work
 
-# Events are taken at least this often.
-WAIT_SECONDS = 0.05
 # A request that was cancelled ends when its readers' leases, or its writers' time, have run out. Messages about
 # it get this much longer.
 MARGIN_SECONDS = 10.0
@@ -88,12 +86,4 @@ class Caches:
             self._work(WAIT_SECONDS, lambda: False)
 
     def _work(self, seconds: float, until: Callable[[], bool]) -> None:
-        """Notes events until a condition holds, or the time is over."""
-        end = time.monotonic() + seconds
-        while not until():
-            left = end - time.monotonic()
-            if left <= 0:
-                return
-            self._agent.wait(min(left, WAIT_SECONDS))
-            for event in self._agent.events():
-                self._note(event)
+        work(self._agent, self._note, seconds, until)

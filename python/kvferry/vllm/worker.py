@@ -35,7 +35,7 @@ from kvferry.vllm.settings import read_settings
 from kvferry.vllm.sleeping import Caches
 from kvferry.vllm.statistics import SPREADS, KvferryStats, counted
 from kvferry.vllm.tensors import describe
-from kvferry.vllm.tickets import cancel
+from kvferry.vllm.tickets import cancel, drain
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -413,10 +413,25 @@ class Worker:
                 self._results.failed_recving.add(job.request)
 
     def close(self) -> None:
-        """The engine ends."""
-        if self._layers is not None:
-            self._layers.close()
-            self._layers = None
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = self._caches = None
+        """The engine ends. What it keeps for peers is handed over first, as long as the settings allow."""
+        try:
+            self._drain()
+        finally:
+            if self._layers is not None:
+                self._layers.close()
+                self._layers = None
+            if self._agent is not None:
+                self._agent.close()
+                self._agent = self._caches = None
+
+    def _drain(self) -> None:
+        if self._agent is None:
+            return
+        for ticket, job in self._jobs.items():
+            if job.kind in LOADS or job.kind == InstructionKind.RESERVE:  # nothing will use what they load
+                cancel(self._agent, ticket)
+        sends = sum(job.kind in SENDS for job in self._jobs.values())
+        if sends:
+            seconds = self._settings.drain
+            logger.info("the engine ends: peers have %g s for the %d requests kept for them", seconds, sends)
+        drain(self._agent, self._note, self._settings.drain)
