@@ -135,7 +135,7 @@ bool kvf_link_pending(kvf_link *link);
  */
 kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
 
-#define KVF_LINK_FDS 7u
+#define KVF_LINK_FDS 6u
 
 /** The descriptors that poll readable when something arrives; do not read them. Returns their number. */
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);

@@ -72,17 +72,9 @@ kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial) {
                     line->endpoint.text, zmq_strerror(error));
 }
 
-void kvf_dial_made(kvf_zmq_link *link, kvf_dial *dial, int fd, uint16_t port) {
-    kvf_door_hung_up(&link->calls, dial->fd, dial->call);
-    dial->fd = fd;
-    dial->call = ++link->last_call;
-    kvf_door_called(&link->calls, fd, port, dial->call, link->now);
-}
-
 void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial) {
     if (!dial->there)
         return;
-    kvf_door_hung_up(&link->calls, dial->fd, dial->call);
     (void)zmq_disconnect(link->caller, dial->text);
     kvf_link_note(link, link->caller, true);
     forget_text(link, dial);

@@ -66,8 +66,6 @@ typedef struct kvf_dial {
     uint64_t tried_ns;             /* when that try began */
     bool made;                     /* the handshake is done: there is a connection */
     bool heard;                    /* a message came over it while there were two connections */
-    int fd;                        /* of the connection, */
-    uint64_t call;                 /* whose name this is for link->calls; 0: it has none yet */
     UT_hash_handle by_text;
 } kvf_dial;
 
@@ -112,8 +110,6 @@ typedef struct kvf_zmq_link {
     void *monitor;  /* PAIR: events of the caller's connections */
     void *guard;    /* REP: which keys may connect; NULL without encryption */
     kvf_door door;  /* the connections to the listener */
-    kvf_door calls; /* the connections that we made */
-    uint64_t last_call;
     kvf_mail mail;
     uint64_t now;     /* of this round of progress */
     bool open_to_all; /* everyone who knows our key may connect */
@@ -135,7 +131,7 @@ typedef struct kvf_zmq_link {
     void *sockets[KVF_LINK_FDS]; /* those of the sockets above that exist */
     struct pollfd fds[KVF_LINK_FDS];
     bool unread[KVF_LINK_FDS]; /* see link_fds.c */
-    uint32_t socket_count;     /* after their descriptors come those of `calls` and of the door, or -1 */
+    uint32_t socket_count;     /* after their descriptors comes that of the door, or -1 */
     bool stirs;                /* something comes over connections that have been silent */
     uint64_t next_due_ns;      /* when a resting line is dialled, or a silent one dialled anew */
     const kvf_clock *clock;
@@ -164,9 +160,6 @@ int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void 
 
 /** Has ZeroMQ connect to the endpoint of the line. KVF_E_EXISTS, KVF_E_INVALID, KVF_E_IO, KVF_E_NOMEM. */
 kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial);
-
-/** ZeroMQ has connected, by a descriptor, to a port: what comes over it is weighed from now on. */
-void kvf_dial_made(kvf_zmq_link *link, kvf_dial *dial, int fd, uint16_t port);
 
 /** Hangs up a connection, if ZeroMQ has it; unread messages from it are lost. */
 void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial);

@@ -206,13 +206,11 @@ static uint16_t port_of(const char *text, size_t bytes) {
 }
 
 static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const void *text, size_t bytes) {
-    kvf_dial *dial = kvf_dial_of_text(link, text, bytes);
     if (event == ZMQ_EVENT_CONNECTED) {
         kvf_tcp_try_often_at((int)value, port_of(text, bytes));
-        if (dial)
-            kvf_dial_made(link, dial, (int)value, port_of(text, bytes));
         return;
     }
+    kvf_dial *dial = kvf_dial_of_text(link, text, bytes);
     if (!dial)
         return; /* hung up already */
     switch (event) {
@@ -232,7 +230,6 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
             look_at(link, dial->line);
         break;
     case ZMQ_EVENT_DISCONNECTED:
-        kvf_door_hung_up(&link->calls, dial->fd, dial->call);
         broke(link, dial);
         break;
     default: /* DISCONNECTED follows */
@@ -294,7 +291,6 @@ kvf_line *kvf_line_hear(kvf_zmq_link *link, const void *id, size_t bytes) {
         if (!dial->there || dial->attempt != read.attempt)
             continue;
         dial->heard = true;
-        (void)kvf_guests_read(&link->calls.guests, dial->call);
         forget_asked(link, line);
         line->silence_ns = KVF_SILENCE_NS;
         return line;

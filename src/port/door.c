@@ -43,12 +43,10 @@ typedef union address {
     struct sockaddr_storage room;
 } address;
 
-/* Whether a socket is of a connection to where we listen, or may be of one that we made. */
+/* Whether a socket is of a connection to where we listen. */
 static bool is_guest(const kvf_door *door, int fd) {
     address own = {0};
     socklen_t bytes = sizeof own;
-    if (door->calls)
-        return true;
     if (getsockname(fd, &own.any, &bytes))
         return false;
     if (own.any.sa_family == AF_INET)
@@ -132,7 +130,7 @@ static bool mute(void *owner, const kvf_guest *guest) {
  * number of the spare descriptor. They are gone from it when ZeroMQ closes them.
  */
 static void listen_to(const kvf_door *door, uint64_t id, bool again) {
-    if (door->port || door->calls)
+    if (door->port)
         (void)kvf_watch_once(door->brought_fd, door->spare_fd, again, (void *)(uintptr_t)id);
 }
 
@@ -173,7 +171,7 @@ void kvf_door_weigh(kvf_door *door, uint64_t now) {
 }
 
 uint64_t kvf_door_due(const kvf_door *door) {
-    const uint64_t silent = door->calls ? UINT64_MAX : kvf_guests_due(&door->guests);
+    const uint64_t silent = kvf_guests_due(&door->guests);
     return door->guests.moving ? kvf_min_u64(silent, door->weigh_ns) : silent;
 }
 
@@ -194,24 +192,6 @@ static bool arrived(kvf_door *door, int fd, uint64_t now) {
     }
     look_away(door);
     return status == KVF_OK;
-}
-
-void kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t name, uint64_t now) {
-    char host[KVF_GUEST_ADDRESS_BYTES];
-    uint64_t file;
-    if (port && look_at(door, fd, &file) && kvf_zmq_leads_to(door->spare_fd, port)) {
-        name_guest(door->spare_fd, host);
-        if (kvf_guests_arrive(&door->guests, (uint64_t)fd, file, host, now) == KVF_OK) {
-            kvf_guests_name(&door->guests, (uint64_t)fd, name, now);
-            listen_to(door, (uint64_t)fd, false);
-        }
-    }
-    look_away(door);
-}
-
-void kvf_door_hung_up(kvf_door *door, int fd, uint64_t name) {
-    if (kvf_guests_has(&door->guests, name))
-        kvf_guests_leave(&door->guests, (uint64_t)fd);
 }
 
 bool kvf_door_take_events(kvf_door *door, uint64_t now) {
@@ -250,37 +230,19 @@ uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths) {
     return wanted && wanted < most ? wanted : (uint32_t)most;
 }
 
-static kvf_status open_door(kvf_door *door, const kvf_guests *limits) {
+kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits) {
     door->guests = *limits;
     door->guests.owner = door;
     door->guests.hang_up = hang_up;
     door->guests.mute = mute;
     door->empty_fd = eventfd(0, EFD_CLOEXEC);
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
-    return door->spare_fd < 0 ? kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno))
-                              : kvf_watch_open(&door->brought_fd);
-}
-
-kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits) {
-    kvf_status status = open_door(door, limits);
+    if (door->spare_fd < 0)
+        return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
+    const kvf_status status = kvf_watch_open(&door->brought_fd);
     return status ? status
                   : kvf_zmq_monitor(zmq, listener, MONITOR_ADDRESS,
                                     ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED, &door->monitor);
-}
-
-static bool is_always_known(void *context, uint64_t route) {
-    (void)context, (void)route;
-    return true;
-}
-
-kvf_status kvf_door_open_calls(kvf_door *door, const kvf_guests *limits) {
-    const kvf_guests own = {.longest = limits->longest,
-                            .longest_strange = limits->longest,
-                            .is_known = is_always_known,
-                            .on_crowded = limits->on_crowded,
-                            .context = limits->context};
-    door->calls = true;
-    return open_door(door, &own);
 }
 
 void kvf_door_bound(kvf_door *door, const char *endpoint) {

@@ -1,6 +1,5 @@
 /*
- * The door of a listening socket: the connections made to it, as ZeroMQ reports them, and closing them. A door of calls
- * watches connections that we make: what they bring is weighed in the same way.
+ * The door of a listening socket: the connections made to it, as ZeroMQ reports them, and closing them.
  */
 #ifndef KVF_PORT_DOOR_H
 #define KVF_PORT_DOOR_H
@@ -13,7 +12,6 @@
 /** All zero, except for the descriptors, which are -1, means closed: nothing is connected. */
 typedef struct kvf_door {
     kvf_guests guests;
-    bool calls;    /* of connections that we make, see kvf_door_open_calls() */
     void *monitor; /* PAIR: what happens to the listener's connections. Its owner polls it, and closes it */
     uint16_t port; /* port that is listened on; 0: the path */
     char path[sizeof((struct sockaddr_un *)NULL)->sun_path]; /* begins with '@' for an abstract name */
@@ -31,20 +29,6 @@ typedef struct kvf_door {
  * @return KVF_OK, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits);
-
-/**
- * Begins to watch connections that we make, which the owner reports. They are only weighed: each counts as known, and
- * none is closed because there are many, or because it is silent. The owner gives each a name, which is its route.
- *
- * @param limits  only `longest`, `on_crowded` and `context` count
- * @return KVF_OK, KVF_E_IO
- */
-kvf_status kvf_door_open_calls(kvf_door *door, const kvf_guests *limits);
-
-/** A connection to a port was made. Without memory it is not watched; a name is never used again. */
-void kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t name, uint64_t now);
-/** That connection is no longer ours. One that is not watched is ignored. */
-void kvf_door_hung_up(kvf_door *door, int fd, uint64_t name);
 
 /** Where the listener was bound, as ZeroMQ says it: "tcp://127.0.0.1:4711", "ipc://PATH". */
 void kvf_door_bound(kvf_door *door, const char *endpoint);

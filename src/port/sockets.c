@@ -79,7 +79,7 @@ bool kvf_zmq_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg
     return false;
 }
 
-bool kvf_zmq_leads_to(int fd, uint16_t port) {
+static bool leads_to(int fd, uint16_t port) {
     union {
         struct sockaddr any;
         struct sockaddr_in v4;
@@ -97,7 +97,7 @@ void kvf_tcp_try_often_at(int fd, uint16_t port) {
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
         return;
-    if (kvf_zmq_leads_to(own, port))
+    if (leads_to(own, port))
         kvf_tcp_try_often(own);
     (void)close(own);
 }
