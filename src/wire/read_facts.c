@@ -236,12 +236,11 @@ static kvf_status read_lines(reader *r, const char *text, kvf_facts *out) {
 kvf_status kvf_wire_read_facts(const char *text, kvf_facts *out) {
     *out = (kvf_facts){0};
     size_t bytes = strlen(text);
-    reader r = {.text = kvf_alloc(bytes + 2, 1)};
+    /* Two zero bytes at the end make an empty line after the last one. */
+    reader r = {.text = kvf_alloc0(bytes + 2, 1)};
     if (!r.text)
         return kvf_nomem("facts");
-    /* Two zero bytes at the end make an empty line after the last one. */
     memcpy(r.text, text, bytes);
-    r.text[bytes] = r.text[bytes + 1] = '\0';
     for (size_t i = 0; i < bytes; i++)
         if (r.text[i] == '\n')
             r.text[i] = '\0';

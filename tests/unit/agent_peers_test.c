@@ -95,7 +95,9 @@ static void a_lost_producer_fails_its_requests_and_no_others(void **state) {
     kvf_agent_close(w.p.agents[1]);
     w.p.agents[1] = NULL;
 
+    const uint64_t closed = world_now();
     const world_outcome *failed = world_failed(&w, w.d.agents[0], lost[0], KVF_E_PEER_LOST);
+    assert_true(world_now() - closed < 2 * SECOND); /* it is not silence, which takes a lease to notice */
     assert_false(failed->recompute);
     assert_int_equal(failed->rank, 1);
     assert_int_equal(failed->invalid_count[0], 2);

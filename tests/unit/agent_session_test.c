@@ -52,6 +52,22 @@ static void a_lease_of_another_session_is_none(void **state) {
     rights_close(&s);
 }
 
+static void a_peer_has_as_many_leases_as_are_allowed(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    s.p->options.max_requests_per_peer = 1;
+    (void)rights_hold(&s, "a");
+    world_request held;
+    uint64_t ticket;
+    world_request_make(&s.w, &s.w.p, "b", 16, 20, 1, &held);
+    world_hold(&s.w.p, &held, &ticket);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("b")), KVF_E_LIMIT);
+    assert_non_null(strstr(s.rightful.detail, "this peer has 1 leases, the most allowed"));
+    rights_close(&s);
+}
+
 static void numbers_of_leases_cannot_be_guessed(void **state) {
     (void)state;
     rights s;
@@ -352,6 +368,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(acquire_and_release_are_for_the_peer_of_the_session),
         cmocka_unit_test(a_lease_of_another_session_is_none),
+        cmocka_unit_test(a_peer_has_as_many_leases_as_are_allowed),
         cmocka_unit_test(numbers_of_leases_cannot_be_guessed),
         cmocka_unit_test(beats_are_for_the_peer_of_the_session),
         cmocka_unit_test(expect_and_withdraw_are_for_the_peer_of_the_session),

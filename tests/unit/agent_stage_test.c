@@ -72,14 +72,14 @@ static void memory_of_devices_that_peers_are_shown_has_no_stage(void **state) {
     }
 }
 
-static void stages_know_each_other_only_where_the_way_is_not_direct(void **state) {
+static void stages_know_each_other_only_where_something_goes_packed(void **state) {
     (void)state;
-    static const kvf_way ways[] = {KVF_WAY_DIRECT, KVF_WAY_PACKED};
+    static const kvf_way ways[] = {KVF_WAY_DIRECT, KVF_WAY_AUTO, KVF_WAY_PACKED};
     for (size_t i = 0; i < COUNT_OF(ways); i++) {
         world w;
         const kvf_agent_options options = options_of(ways[i]);
         world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
-        world_pull_everything(&w, "a", 40, 1);
+        world_pull_everything(&w, "a", 40, 1); /* alike, and within a process: packing would not pay */
         assert_int_equal(w.d.agents[0]->all_sessions->joined, ways[i] == KVF_WAY_PACKED);
         world_close(&w);
     }
@@ -448,7 +448,7 @@ static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(voi
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_devices_that_peers_are_shown_has_no_stage),
-        cmocka_unit_test(stages_know_each_other_only_where_the_way_is_not_direct),
+        cmocka_unit_test(stages_know_each_other_only_where_something_goes_packed),
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),

@@ -567,6 +567,8 @@ static void values_are_shown_from_their_start_where_they_differ_early(void **sta
                  "a is \"0123456789abcdefghij1\" locally and \"0123456789abcdefghij2\" remotely");
     assert_fails(kvf_wire_compare_own("a: 0123456789abcdefghijk1\n", "a: 0123456789abcdefghijk2\n", "p"),
                  KVF_E_MISMATCH, "a is \"...bcdefghijk1\" locally and \"...bcdefghijk2\" remotely");
+    assert_fails(kvf_wire_compare_own("a: 1123456789abcdefghijk1\n", "a: 2123456789abcdefghijk2\n", "p"),
+                 KVF_E_MISMATCH, "a is \"1123456789abcdefghijk1\" locally", "\"2123456789abcdefghijk2\"");
 }
 
 #define FORTY "0123456789012345678901234567890123456789"
@@ -612,6 +614,8 @@ static void lines_in_no_form_are_compared_all_the_same(void **state) {
     assert_fails(kvf_wire_compare_own("a: 1\n", "a", "p"), KVF_E_MISMATCH,
                  "a is \"1\" locally and \"\" remotely");
     assert_fails(kvf_wire_compare_own("", "a: 1", "p"), KVF_E_MISMATCH, "a is \"1\" remotely");
+    assert_fails(kvf_wire_compare_own("a:1\n", "a:2", "p"), KVF_E_MISMATCH,
+                 "a is \"1\" locally and \"2\" remotely");
 }
 
 static void control_characters_of_the_other_side_are_made_visible(void **state) {

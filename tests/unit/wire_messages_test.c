@@ -563,6 +563,13 @@ static void nothing_leaks_where_memory_ends(void **state) {
     survive_every_refusal(&memory, there_and_back, &sample);
 }
 
+static void a_call_of_which_nothing_can_be_read_has_no_kind(void **state) {
+    (void)state;
+    kvf_message message = {
+        .kind = KVF_MESSAGE_CALL, .version = KVF_WIRE_VERSION, .body = {(const uint8_t *)"\xc1", 1}};
+    assert_fails(kvf_wire_read(&message), KVF_E_PARSE, "call unknown: ");
+}
+
 static void names_of_kinds_are_known(void **state) {
     (void)state;
     assert_string_equal(kvf_message_kind_name(KVF_MESSAGE_REFUSED), "REFUSED");
@@ -600,6 +607,7 @@ int main(void) {
         cmocka_unit_test(a_beat_may_fill_a_message),
         cmocka_unit_test(an_introduction_of_no_bytes_is_not_passed_on),
         cmocka_unit_test_teardown(nothing_leaks_where_memory_ends, stop_counting_memory),
+        cmocka_unit_test(a_call_of_which_nothing_can_be_read_has_no_kind),
         cmocka_unit_test(names_of_kinds_are_known),
     };
     return cmocka_run_group_tests_name("wire_messages", tests, NULL, NULL);
