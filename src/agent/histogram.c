@@ -42,7 +42,7 @@ uint64_t kvf_histogram_quantile(const kvf_histogram *histogram, double quantile)
     double before = 0;
     for (uint32_t i = 0; i < KVF_HISTOGRAM_BUCKETS; i++) {
         double here = (double)histogram->buckets[i];
-        if (here > 0 && before + here >= wanted)
+        if (before + here >= wanted) /* not an empty one: there is more wanted than before it */
             return within(histogram, i, (wanted - before) / here);
         before += here;
     }
