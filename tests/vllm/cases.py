@@ -21,6 +21,7 @@ class What(enum.Enum):
     PROXY_TURNS = "a conversation through the proxy, which says where the answer before is"
     BESIDE = "another connector beside kvferry's, and vLLM's events"
     ENDING = "the prefill server sleeps, wakes, and ends, each time while it keeps a request"
+    REFUSED = "what vLLM's CPU build cannot run ends at its start"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
 
 
@@ -164,6 +165,7 @@ CASES = {
     ),
     "beside": Case("llama", Side(64, arguments=ONE_GROUP), Side(32, arguments=ONE_GROUP), what=What.BESIDE),
     "ending": Case("llama", Side(64, arguments=DRAINS, environment=SLEEPS), Side(32), what=What.ENDING),
+    "refused": Case("llama", Side(64), Side(64), what=What.REFUSED),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),

@@ -37,7 +37,8 @@ class Ending(Asking):
             f"level {level}: vLLM says that it sleeps", self._get("/is_sleeping") == {"is_sleeping": True}
         )
         ignored = "sleep mode is not supported on CPU, ignore it."
-        self.judge(f"level {level}: its worker says: {ignored}", ignored in self._log())
+        said = self._log().count(ignored)  # also when it wakes
+        self.judge(f"level {level}: its worker says: {ignored}", said == 2 * level - 1, f"{said} times")
         self._post("/wake_up")
         self.handed_over(f"awake again after level {level}")
 

@@ -74,7 +74,7 @@ class Pair:
             roles[0], self.case.prefill, self.port, dtype=self.case.prefill_dtype or self.case.dtype
         )
         self.decode = self.server(roles[1], self.case.decode, self.port + 1)
-        self._servers = [self.prefill, self.decode]
+        self._servers = [] if self.case.what is What.REFUSED else [self.prefill, self.decode]
 
     def _keys(self) -> dict[str, Any]:
         """Settings with which servers of this case can talk only to each other."""

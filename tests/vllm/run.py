@@ -23,6 +23,7 @@ from pair import BESIDE, INTERRUPTING, PLAIN, PROBING, Pair
 from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
 from proxying import Proxying
+from refusing import Refusing
 from roles import Roles
 from turns import ProxyTurns, Turns
 
@@ -35,6 +36,7 @@ RUNS: dict[What, tuple[Callable[..., Any], tuple[str, str | None]]] = {
     What.PREFIXES: (Prefixes, PROBING),
     What.PROXY: (Proxying, PLAIN),
     What.ENDING: (Ending, PLAIN),
+    What.REFUSED: (Refusing, PLAIN),
     What.ROLES: (Roles, PLAIN),
     What.TURNS: (Turns, PROBING),
     What.PROXY_TURNS: (ProxyTurns, PROBING),
