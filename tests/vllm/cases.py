@@ -20,6 +20,8 @@ class What(enum.Enum):
     TURNS = "a conversation, with prefix caches: answers go back to the prefill server"
     PROXY_TURNS = "a conversation through the proxy, which says where the answer before is"
     BESIDE = "another connector beside kvferry's, and vLLM's events"
+    ENDING = "the prefill server sleeps, wakes, and ends, each time while it keeps a request"
+    REFUSED = "what vLLM's CPU build cannot run ends at its start"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
 
 
@@ -76,6 +78,14 @@ ROOM = ("--enable-prefix-caching",)
 ONE_GROUP = (*ROOM, "--disable-hybrid-kv-cache-manager")
 LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
 
+# vLLM drains before it ends, and may be told to sleep.
+DRAINS = ("--shutdown-timeout", "180")
+SLEEPS = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "120"))
+
+# Proposes tokens: a small model of its own, or a layer that sees the hidden states. Both have random weights,
+# so that hardly a token is accepted; a model that proposes for itself shows what its cells are good for.
+DRAFT, EAGLE = "llama_draft", "llama_eagle"
+
 CASES = {
     "llama-64-64": Case("llama", Side(64), Side(64)),
     "llama-128-64": Case("llama", Side(128), Side(64)),
@@ -95,6 +105,9 @@ CASES = {
     # The cells are those of the prefill server, widened bit for bit. It computes in bfloat16, so the first
     # token's log-probability differs from the decode server's own, as the prefill server's does.
     "llama-bf16-f32": Case("llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST),
+    "draft": Case("llama", Side(64, draft=DRAFT), Side(32, draft=DRAFT)),
+    "draft-itself": Case("llama", Side(64, draft="llama"), Side(32, draft="llama")),
+    "eagle-tp2-tp1": Case("llama", Side(32, tp=2, draft=EAGLE), Side(64, draft=EAGLE)),
     "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
     "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),
     "gemma3-tp1-tp2": Case("gemma3", Side(64), Side(32, tp=2)),
@@ -151,6 +164,8 @@ CASES = {
         what=What.PROXY_TURNS,
     ),
     "beside": Case("llama", Side(64, arguments=ONE_GROUP), Side(32, arguments=ONE_GROUP), what=What.BESIDE),
+    "ending": Case("llama", Side(64, arguments=DRAINS, environment=SLEEPS), Side(32), what=What.ENDING),
+    "refused": Case("llama", Side(64), Side(64), what=What.REFUSED),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),

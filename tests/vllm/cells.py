@@ -40,10 +40,19 @@ def join_cells(readouts: Sequence[dict[str, Any]], config: dict[str, Any], token
 
 
 def config_of(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The configuration of one layer, by vLLM's name for it: in some models single layers have other heads."""
+    """The configuration of one layer, by vLLM's name for it: in some models single layers have other heads, and
+    a draft's layers have a configuration of their own."""
     (number,) = (word for word in name.split(".") if word.isdecimal())
+    if is_draft(config, name):
+        return dict(config["draft"])
     single: dict[str, Any] = config.get("per_layer_config", {}).get(number, {})
     return {**config, **single}
+
+
+def is_draft(config: dict[str, Any], name: str) -> bool:
+    """Whether a layer belongs to the model that proposes tokens, whose configuration is in `draft`."""
+    numbers = [int(word) for word in name.split(".") if word.isdecimal()]
+    return name.startswith("draft_model.") or numbers[0] >= config.get("num_hidden_layers", numbers[0] + 1)
 
 
 def head_size(config: dict[str, Any]) -> int:

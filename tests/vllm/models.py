@@ -68,6 +68,20 @@ def llama_window() -> transformers.PretrainedConfig:
     return transformers.MistralConfig(**COMMON, head_dim=32, num_hidden_layers=4, sliding_window=64)
 
 
+def llama_draft() -> transformers.PretrainedConfig:
+    """Proposes tokens for llama(): fewer layers and heads, and smaller ones."""
+    return transformers.LlamaConfig(
+        **{**COMMON, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2},
+        head_dim=32,
+        num_hidden_layers=2,
+    )
+
+
+def llama_eagle() -> transformers.PretrainedConfig:
+    """Proposes tokens for llama() from its hidden states: a layer with other heads (EAGLE)."""
+    return transformers.LlamaConfig(**{**COMMON, "num_key_value_heads": 2}, head_dim=32, num_hidden_layers=1)
+
+
 def gemma3() -> transformers.PretrainedConfig:
     """Two layers with a sliding window for each without."""
     return transformers.Gemma3TextConfig(
@@ -199,6 +213,8 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         llama_heads,
         llama_layers,
         llama_window,
+        llama_draft,
+        llama_eagle,
         gemma3,
         gemma4,
         gemma4_one,
@@ -231,8 +247,24 @@ def save_model(name: str, folder: pathlib.Path) -> None:
             if value.dim() >= 2:
                 looks = any(word in weight for word in ("q_proj", "k_proj"))
                 value.normal_(0, (3 if looks else 1) / math.sqrt(value.shape[-1]))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=eagle_weights(model) if name == "llama_eagle" else None)
     save_tokenizer(folder)
+
+
+def eagle_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A model's layers under the names of EAGLE, with the matrix that joins a token with a hidden state.
+
+    EAGLE has no norm before its first layer and after its last, and takes the output matrix of the model for
+    which it proposes tokens.
+    """
+    without = ("model.layers.0.input_layernorm.weight", "model.norm.weight", "lm_head.weight")
+    found = {
+        name.removeprefix("model."): weight
+        for name, weight in model.state_dict().items()
+        if name not in without
+    }
+    hidden = COMMON["hidden_size"]
+    return found | {"fc.weight": torch.randn(hidden, 2 * hidden) / math.sqrt(2 * hidden)}
 
 
 def main() -> None:

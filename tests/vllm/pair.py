@@ -22,6 +22,7 @@ BESIDE = ("MultiConnector", None)
 INTERRUPTING = ("InterruptingConnector", "interrupting")
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 PROBE_SECONDS = 20
+DRAIN_SECONDS = 60  # for a prefill server that ends while a peer is still to come
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,13 @@ class Pair:
             self._settings = {"bidirectional_kv_xfer": True}
         if self.case.prefill_dtype:
             self._settings = {"convert": True}
+        if self.case.what is What.ENDING:
+            self._settings = {"kv_drain_duration": DRAIN_SECONDS, "kv_load_patience": 10}
         self.prefill = self.server(
             roles[0], self.case.prefill, self.port, dtype=self.case.prefill_dtype or self.case.dtype
         )
         self.decode = self.server(roles[1], self.case.decode, self.port + 1)
+        self._servers = [] if self.case.what is What.REFUSED else [self.prefill, self.decode]
 
     def _keys(self) -> dict[str, Any]:
         """Settings with which servers of this case can talk only to each other."""
@@ -137,17 +141,17 @@ class Pair:
 
     def __enter__(self) -> Pair:
         try:
-            self.prefill.start()
-            self.decode.start()
-            self.prefill.ready()
-            self.decode.ready()
+            for server in self._servers:
+                server.start()
+            for server in self._servers:
+                server.ready()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for server in (self.decode, self.prefill):
+        for server in reversed(self._servers):
             server.stop()
         self.corrupt.unlink(missing_ok=True)
         shutil.rmtree(self.readout, ignore_errors=True)

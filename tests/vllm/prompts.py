@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from cases import CHANNELS_FIRST, Case, Tokens
-from cells import Cells, ReplicasDiffer, channels_first, converted_cells, expected_cells, read_cells
+from cells import Cells, ReplicasDiffer, channels_first, converted_cells, expected_cells, is_draft, read_cells
 from pair import Answer, Pair, answer
 
 NEW_TOKENS = 12
@@ -41,9 +41,11 @@ class HandOver:
         self._judge, self._pair, self._lengths = judge, pair, lengths
         self._case: Case = pair.case
         self._name = pair.name
-        self._config: dict[str, Any] = json.loads((pair.folder / pair.case.model / "config.json").read_text())
+        self._config = self._read_config(pair.case.model)
+        self._same_draft = pair.case.prefill.draft == pair.case.decode.draft
         self._agreed = self._equal = self._repeated = 0
         self._farthest = self._apart = 0.0
+        self._proposed = {"alone": [0, 0], "after the transfer": [0, 0]}
         self._loads = 0
         self._answers_changed = dict.fromkeys(["attention", "state"][: 1 + pair.case.has_state], False)
 
@@ -70,6 +72,7 @@ class HandOver:
             counted == wanted,
             f"{counted} of {wanted}",
         )
+        self._judge_way()
         self._record(f"the two servers alone agree in {self._agreed} of {len(self._lengths)} prompts")
         self._record(
             "the decode server alone, given the first token that it gave, gives the same further ones in "
@@ -79,6 +82,38 @@ class HandOver:
             f"after the transfer {self._equal} of {len(self._lengths)} prompts have all tokens that the decode "
             f"server computes alone; log-probabilities of the first token differ by up to {self._farthest:.4f}"
         )
+        if self._case.decode.draft:
+            self._judge_draft()
+
+    def _judge_draft(self) -> None:
+        """Judges whether the draft proposed tokens, and, if it is the model itself, whether they were good.
+
+        vLLM pads the first step after a load with proposals that are always rejected.
+        """
+        for what, (proposed, accepted) in self._proposed.items():
+            self._record(f"{what}: {accepted} of {proposed} proposed tokens were accepted")
+        proposed, accepted = self._proposed["after the transfer"]
+        self._judge(self._name, "the draft proposed tokens after the transfer", proposed > 0)
+        if self._same_draft and self._case.decode.draft == self._case.model:
+            alone = self._proposed["alone"][1]
+            detail = f"{accepted}, alone {alone}"
+            what = "as many of a model's own proposals were accepted as without a transfer"
+            self._judge(self._name, what, 0 < accepted == alone, detail)
+
+    def _count_proposed(self, what: str, ask: Callable[[], Answer]) -> Answer:
+        """Asks the decode server, and adds up the tokens that its draft proposes and that it accepts."""
+        if not self._case.decode.draft:
+            return ask()
+        names = [f"vllm:spec_decode_num_{kind}_tokens_total" for kind in ("draft", "accepted")]
+        before = [self._pair.decode.counter(name) for name in names]
+        found = ask()
+        for at, name in enumerate(names):
+            self._proposed[what][at] += self._pair.decode.counter(name) - before[at]
+        return found
+
+    def _read_config(self, model: str, draft: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._pair.folder / model / "config.json").read_text())
+        return found | {"draft": self._read_config(draft)} if draft else found
 
     def _record(self, what: str) -> None:
         print(f"record {self._name}: {what}", flush=True)
@@ -86,11 +121,11 @@ class HandOver:
     def _ask(self, prompt: list[int], other: list[int]) -> None:
         pair, length = self._pair, len(prompt)
         what = f"{length} tokens"
-        alone = answer(pair.decode.ask(prompt, NEW_TOKENS))
+        alone = self._count_proposed("alone", lambda: answer(pair.decode.ask(prompt, NEW_TOKENS)))
         there = answer(pair.prefill.ask(prompt, NEW_TOKENS))
         again = answer(pair.decode.ask(prompt + alone.tokens[:1], NEW_TOKENS - 1))
         before = pair.decode.loaded_tokens()
-        through = self._through(prompt)
+        through = self._count_proposed("after the transfer", lambda: self._through(prompt))
         loaded = pair.decode.loaded_tokens() - before
         wanted = length - self._case.has_state
         self._judge(self._name, f"{what}: all were loaded", loaded == wanted, f"{loaded} of {wanted}")
@@ -145,6 +180,18 @@ class HandOver:
             f"{self._farthest} off, the prefill server's {self._apart}",
         )
 
+    def _judge_way(self) -> None:
+        """Judges whether bytes went the way that the case names, by the counters of the side that moves
+        them."""
+        if self._case.move == "auto":
+            return
+        mover = self._pair.prefill if self._case.mode == "push" else self._pair.decode
+        moved = mover.counter("vllm:kvferry_bytes_total") + mover.counter("vllm:kvferry_written_bytes_total")
+        packed = mover.counter("vllm:kvferry_packed_bytes_total")
+        wanted = moved if self._case.move == "packed" else 0
+        detail = f"{packed} of {moved} bytes went packed"
+        self._judge(self._name, f"all bytes went {self._case.move}", moved > 0 and packed == wanted, detail)
+
     def _judge_orders(self) -> None:
         """Judges whether the servers keep convolutions in the requested order."""
         for role, side in (("kv_producer", self._case.prefill), ("kv_consumer", self._case.decode)):
@@ -156,7 +203,11 @@ class HandOver:
 
     def _cells(self, role: str, tokens: int) -> Cells:
         side = self._case.prefill if role == "kv_producer" else self._case.decode
-        return read_cells(self._pair.readout, role, side.tp, self._config, tokens)
+        config = self._read_config(self._case.model, side.draft)
+        found = read_cells(self._pair.readout, role, side.tp, config, tokens)
+        if self._same_draft:
+            return found
+        return {cell: content for cell, content in found.items() if not is_draft(config, cell[0])}
 
     def _judge_cells(self, what: str, tokens: int) -> Cells:
         """Compares the cells of both sides; returns those of the decode server."""
@@ -171,8 +222,12 @@ class HandOver:
             return {}
         layers = {cell[0] for cell in here}
         states = {cell[0] for cell in here if cell[1] == "recurrent"}
-        complete = len(layers) == self._config["num_hidden_layers"]
-        complete &= here.keys() == there.keys() == expected_cells(self._config, layers, states)
+        draft = self._case.decode.draft if self._same_draft else ""
+        config = self._read_config(self._case.model, draft)
+        complete = len(layers) == sum(
+            model["num_hidden_layers"] for model in (config, config.get("draft")) if model
+        )
+        complete &= here.keys() == there.keys() == expected_cells(config, layers, states)
         filled = {cell[0] for cell, content in there.items() if any(content)}
         complete &= filled == layers
         self._judge(self._name, f"{what}: all cells of {len(layers)} layers are there", complete)

@@ -1,8 +1,7 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, mismatch.py, proxying.py,
-roles.py, turns.py and beside.py send requests to them and judge the answers. Lines that begin with "record"
-judge nothing. Ends with `N passed, N failed`.
+Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, ending.py, mismatch.py,
+proxying.py, X Ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ from typing import Any
 from beside import Beside
 from cases import CASES, SHORT, Case, What
 from copying import Copying
+from ending import Ending
 from faults import Faults
 from mismatch import Mismatch
 from pair import BESIDE, INTERRUPTING, PLAIN, PROBING, Pair
 from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
 from proxying import Proxying
+from refusing import Refusing
 from roles import Roles
 from turns import ProxyTurns, Turns
 
@@ -34,6 +35,8 @@ RUNS: dict[What, tuple[Callable[..., Any], tuple[str, str | None]]] = {
     What.MISMATCH: (Mismatch, PLAIN),
     What.PREFIXES: (Prefixes, PROBING),
     What.PROXY: (Proxying, PLAIN),
+    What.ENDING: (Ending, PLAIN),
+    What.REFUSED: (Refusing, PLAIN),
     What.ROLES: (Roles, PLAIN),
     What.TURNS: (Turns, PROBING),
     What.PROXY_TURNS: (ProxyTurns, PROBING),

@@ -27,6 +27,7 @@ class Side:
     tp: int = 1
     pp: int = 1
     arguments: tuple[str, ...] = ()
+    draft: str = ""  # the model that proposes tokens; it lies beside the server's own
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -82,6 +83,8 @@ class Server:
             "--kv-transfer-config",
             json.dumps(transfer),
         ]
+        if self.side.draft:
+            command += ["--speculative-config", json.dumps(self._speculation())]
         if self.side.block_size is not None:
             command += ["--block-size", str(self.side.block_size)]
         settings = {
@@ -105,6 +108,15 @@ class Server:
             # seconds.
             process_group=0,
         )
+
+    def _speculation(self) -> dict[str, Any]:
+        """How tokens are proposed."""
+        return {
+            "model": str(self.model.parent / self.side.draft),
+            "method": "eagle" if self.side.draft.endswith("_eagle") else "draft_model",
+            "num_speculative_tokens": 3,
+            "draft_tensor_parallel_size": self.side.tp,
+        }
 
     def ready(self) -> None:
         """Waits until the server answers."""
@@ -158,6 +170,11 @@ class Server:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             pass
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process.poll() is None
 
     @property
     def group(self) -> int:
