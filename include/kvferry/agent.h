@@ -162,8 +162,9 @@ typedef struct kvf_agent_options {
     /**
      * The way of requests that name none, see kvf_way. KVF_WAY_AUTO: the agent chooses for each rank that is read or
      * written. KVF_WAY_DIRECT: the agent has no stage, and needs no memory for one. KVF_WAY_PACKED: a request that
-     * cannot go packed fails with KVF_E_UNSUPPORTED. An agent whose memory is a device's, and not `withheld`, has a
-     * stage only if its transport is "auto": for peers that no transport reaches directly.
+     * cannot go packed fails with KVF_E_UNSUPPORTED, and memory of devices is registered as `withheld`. An agent of
+     * another way whose memory is a device's, and not `withheld`, has a stage only if its transport is "auto": for
+     * peers that no transport reaches directly.
      */
     kvf_way way;
     uint32_t slot_bytes; /**< of the stage, see kvf_stage_options */

@@ -67,17 +67,16 @@ static bool is_whole(const kvf_hashing *h, const slice *of) {
            of->units.begin == h->units.begin && of->units.end == h->units.end;
 }
 
-static kvf_status start_slice(kvf_hashing *h, const slice *next, uint64_t *sums) {
+static kvf_status start_slice(kvf_hashing *h, const slice *next, const kvf_sum_places *places) {
     kvf_agent *agent = h->agent;
-    const kvf_sum_places places = {.sums = sums, .step = 1};
     kvf_area area = area_of(h, next);
     kvf_status status = kvf_area_check(&area);
     if (!status && !h->uses_device)
-        return kvf_area_sum_on_host(&area, area.layers, &places);
+        return kvf_area_sum_on_host(&area, area.layers, places);
     if (!status && !agent->summing)
         status = kvf_summing_make(&agent->summing);
     if (!status)
-        status = kvf_summing_start(agent->summing, &area, &places);
+        status = kvf_summing_start(agent->summing, &area, places);
     h->on_device = status == KVF_IN_PROGRESS;
     return status == KVF_E_AGAIN ? KVF_IN_PROGRESS : status;
 }
@@ -91,7 +90,7 @@ kvf_status kvf_hashing_slice(kvf_hashing *h) {
         status = kvf_summing_poll(h->agent->summing);
     } else {
         h->slice_sum = 0;
-        status = start_slice(h, &next, whole ? sums : &h->slice_sum);
+        status = start_slice(h, &next, &(kvf_sum_places){.sums = whole ? sums : &h->slice_sum, .step = 1});
     }
     if (status == KVF_IN_PROGRESS)
         return status;

@@ -141,10 +141,12 @@ static kvf_status make_table(kvf_agent *agent) {
     return KVF_OK;
 }
 
-static void note(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
-    kvf_memory *known = &agent->regions[region];
-    (void)kvf_take_options(known, sizeof *known, memory, "kvf_memory"); /* the transport has taken it */
-    known->struct_size = sizeof *known;
+/* Memory as it is registered. If everything goes packed, no peer needs that of a device. */
+static kvf_status take(const kvf_agent *agent, const kvf_memory *memory, kvf_memory *out) {
+    kvf_status status = kvf_take_options(out, sizeof *out, memory, "kvf_memory");
+    out->struct_size = sizeof *out;
+    out->withheld = out->withheld || (agent->options.way == KVF_WAY_PACKED && out->kind != KVF_MEMORY_HOST);
+    return status;
 }
 
 /* With a stage peers need only the arena; they get no more, unless it could be taken back. */
@@ -153,22 +155,31 @@ static void withhold(const kvf_agent *agent) {
 }
 
 static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
+    kvf_memory taken;
     kvf_status status = check_size(kvf_shard_get(agent->shard), region, memory);
     withhold(agent);
     if (!status)
-        status = kvf_transport_register_region(agent->transport, region, memory);
+        status = take(agent, memory, &taken);
     if (!status)
-        note(agent, region, memory);
+        status = kvf_transport_register_region(agent->transport, region, &taken);
+    if (!status)
+        agent->regions[region] = taken;
     return status;
 }
 
 /* Registers all regions or, if one fails, none. The agent has no region before. */
 static kvf_status add_all(kvf_agent *agent, const kvf_memory *regions) {
+    const uint32_t count = agent->region_count;
+    kvf_memory *taken = kvf_alloc(count, sizeof *taken);
+    kvf_status status = taken ? KVF_OK : kvf_nomem("regions");
     withhold(agent);
-    kvf_status status =
-        agent->region_count ? kvf_transport_register(agent->transport, regions, agent->region_count) : KVF_OK;
-    for (uint32_t i = 0; i < agent->region_count && !status; i++)
-        note(agent, i, kvf_memory_at(regions, i));
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = take(agent, kvf_memory_at(regions, i), &taken[i]);
+    if (!status && count > 0)
+        status = kvf_transport_register(agent->transport, taken, count);
+    if (!status && count > 0)
+        memcpy(agent->regions, taken, count * sizeof *taken);
+    kvf_free(taken);
     return status;
 }
 

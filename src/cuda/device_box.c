@@ -173,9 +173,10 @@ kvf_status kvf_device_hash_boxes(const kvf_device_side *from, kvf_dtype to, cons
     if (rows == 0 || units == 0)
         return KVF_OK;
     kvf_status status = measure(from->type, to, units, cell_elements, &from_cell, &to_cell);
+    if (status)
+        return status;
     const uint64_t steps = steps_of(from, from_cell), to_element = element_bytes(to, from->type);
-    if (!status)
-        status = check_alignment(steps, element_bytes(from->type, to), 0, to_element);
+    status = check_alignment(steps, element_bytes(from->type, to), 0, to_element);
     if (status)
         return status;
     const uint64_t stretch = (uint64_t)sums->share.width * kvf_max_u64(sums->rows, sums->share.count);

@@ -231,6 +231,27 @@ static void a_push_goes_packed_between_the_host_and_a_shown_device(void **state)
     close_all(&w);
 }
 
+/* "cuda" would reach the peers. Where one side alone wants it packed, the other is shown nothing and follows. */
+static void an_agent_whose_way_is_packed_shows_no_memory_of_devices(void **state) {
+    const kvf_agent_options packed = {.struct_size = sizeof packed, .way = KVF_WAY_PACKED};
+    world w;
+    shown = true;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, NULL);
+    for (const char *side = *state; *side; side++) {
+        world_engine *engine = *side == 'P' ? &w.p : &w.d;
+        world_close_agents(engine);
+        world_forget(&w);
+        world_open_agents(engine, &packed);
+    }
+    world_pull_everything(&w, "a request", 100, 1);
+    const kvf_agent_stats stats = world_stats(w.d.agents[0]);
+    if (strlen(*state) > 0)
+        assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_read);
+    else /* the control */
+        assert_true(stats.bytes_packed == 0 && stats.bytes_read > 0);
+    close_all(&w);
+}
+
 /* Such a shard has no stage: it cannot go packed, and goes directly as before. */
 static void a_shard_on_two_devices_is_read_into_directly(void **state) {
     (void)state;
@@ -525,7 +546,8 @@ int main(void) {
     devices_open();
     world_place_memory(place);
     static char shm[] = "shm", messages[] = "messages", cuda[] = "cuda", automatic[] = "auto", p[] = "p",
-                d[] = "d", p_host[] = "P on the host", d_both[] = "D on both devices";
+                d[] = "d", p_host[] = "P on the host", d_both[] = "D on both devices", none[] = "",
+                only_p[] = "P", only_d[] = "D", both[] = "PD";
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_device_to_device (shm)", a_pull_goes_from_device_to_device, NULL, NULL, shm},
         {"a_pull_goes_from_device_to_device (messages)", a_pull_goes_from_device_to_device, NULL, NULL,
@@ -549,6 +571,14 @@ int main(void) {
         cmocka_unit_test(a_push_goes_packed_where_the_devices_do_not_reach_each_other),
         cmocka_unit_test(one_peer_that_is_not_reached_goes_packed_and_others_go_directly),
         cmocka_unit_test(a_pull_goes_packed_from_a_shown_device_to_the_host),
+        {"an_agent_whose_way_is_packed_shows_no_memory_of_devices (none)",
+         an_agent_whose_way_is_packed_shows_no_memory_of_devices, NULL, NULL, none},
+        {"an_agent_whose_way_is_packed_shows_no_memory_of_devices (P)",
+         an_agent_whose_way_is_packed_shows_no_memory_of_devices, NULL, NULL, only_p},
+        {"an_agent_whose_way_is_packed_shows_no_memory_of_devices (D)",
+         an_agent_whose_way_is_packed_shows_no_memory_of_devices, NULL, NULL, only_d},
+        {"an_agent_whose_way_is_packed_shows_no_memory_of_devices (both)",
+         an_agent_whose_way_is_packed_shows_no_memory_of_devices, NULL, NULL, both},
         cmocka_unit_test(a_shard_on_two_devices_is_read_into_directly),
         {"a_push_goes_packed_between_the_host_and_a_shown_device (P on the host)",
          a_push_goes_packed_between_the_host_and_a_shown_device, NULL, NULL, p},

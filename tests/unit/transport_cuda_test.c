@@ -323,6 +323,33 @@ static void connect_forged(test_scene *scene, const void *part, size_t bytes, kv
     kvf_buffer_free(&forged);
 }
 
+/* An allocation is opened once. Its size is checked then, and a later region gave another one: a kernel would have read
+ * whatever lies there in this process. */
+static void a_later_region_of_an_allocation_lies_in_it_too(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda", NULL);
+    const size_t left = devices_left();
+    kvf_card card;
+    assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
+    assert_true(card.region_count >= 2);
+    const size_t bytes = card.parts[0].bytes, second = sizeof(kvf_cuda_card) + sizeof(kvf_cuda_region);
+    unsigned char *part = malloc(bytes);
+    assert_non_null(part);
+    kvf_cuda_region wrong;
+    memcpy(part, card.parts[0].data, bytes);
+    memcpy(&wrong, part + second, sizeof wrong);
+    wrong.allocation_bytes = UINT64_C(1) << 40;
+    wrong.offset = UINT64_C(1) << 39;
+    memcpy(part + second, &wrong, sizeof wrong);
+    connect_forged(scene, part, bytes, KVF_E_PARSE,
+                   "region 1: its allocation has 1099511627776 bytes in the card");
+    assert_int_equal(devices_left(), left);
+    assert_ok(scene_connect(scene)); /* the control: by its own card it is reached */
+    kvf_card_free(&card);
+    free(part);
+    scene_close(scene, false);
+}
+
 static void a_card_that_says_something_else_than_the_driver_is_refused(void **state) {
     (void)state;
     test_scene *scene = scene_open("cuda", NULL);
@@ -557,6 +584,7 @@ int main(int argument_count, char **arguments) {
         {"memory_without_a_handle_is_refused_and_can_be_kept (auto)",
          memory_without_a_handle_is_refused_and_can_be_kept, NULL, NULL, automatic},
         cmocka_unit_test(a_card_that_says_something_else_than_the_driver_is_refused),
+        cmocka_unit_test(a_later_region_of_an_allocation_lies_in_it_too),
         cmocka_unit_test(a_peer_that_dies_is_lost_and_others_are_read),
         cmocka_unit_test(an_error_that_stays_with_the_device_ends_batches_with_a_sentence),
         cmocka_unit_test(a_machine_without_a_driver_says_so_and_has_the_others),

@@ -32,8 +32,10 @@ static kvf_status open_handle(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf
     return KVF_OK;
 }
 
+/* One that is said to have another size is opened again, and its size checked. */
 static bool same_allocation(const kvf_cuda_region *a, const kvf_cuda_region *b) {
-    return a->base == b->base && memcmp(&a->handle, &b->handle, sizeof a->handle) == 0;
+    return a->base == b->base && a->allocation_bytes == b->allocation_bytes &&
+           memcmp(&a->handle, &b->handle, sizeof a->handle) == 0;
 }
 
 static kvf_status map_region(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *regions,
