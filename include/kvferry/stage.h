@@ -253,7 +253,11 @@ KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *pe
 /** The times that both ways are predicted to take. A plan that converts goes packed only. */
 typedef struct kvf_way_prediction {
     size_t struct_size; /**< sizeof(kvf_way_prediction), set by the caller */
-    kvf_way way;        /**< the cheaper; KVF_WAY_DIRECT where nothing moves */
+    /**
+     * The way that a stage would choose: the cheaper one; but KVF_WAY_DIRECT where nothing moves, and where the kind of
+     * transport takes lists of runs and the two sides cut cells alike: packing saves nothing there, whatever is predicted.
+     */
+    kvf_way way;
     uint64_t bytes;
     uint64_t runs;    /**< operations, direct */
     uint64_t pieces;  /**< pieces of the local rank's memory that are contiguous in the packed stream too */

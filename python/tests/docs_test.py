@@ -86,7 +86,7 @@ def test_every_command_of_the_documents_is_run_or_it_is_said_why_not() -> None:
         if language == "c":
             assert document in EXCERPTS
         if language == "python":
-            assert document in ("docs/python.md", "docs/operating.md")
+            assert document in ("docs/python.md", "docs/operating.md", "docs/embedding.md")
         for words in commands_of(text) if language == "sh" else ():
             if words[0] == "make":
                 assert words[1] in targets, f"{document}: make {words[1]}"
@@ -95,6 +95,29 @@ def test_every_command_of_the_documents_is_run_or_it_is_said_why_not() -> None:
     assert found == RUN.keys() | NOT_READ.keys()
     for (document, _), reader in RUN.items():
         assert Path(document).stem in (ROOT / reader).read_text(), f"{reader} does not read {document}"
+
+
+def test_the_loop_of_embedding_is_that_of_the_example() -> None:
+    (loop,) = (
+        text for document, language, text in blocks() if (document, language) == ("docs/embedding.md", "python")
+    )
+    assert loop in (ROOT / "examples" / "agents.py").read_text()
+
+
+def test_operating_says_what_to_do_about_every_status_and_embedding_about_every_event() -> None:
+    table = (ROOT / "docs" / "operating.md").read_text().split("\n## What a status means\n")[1]
+    declared = re.findall(
+        r"^    (KVF_(?:E_|IN_)\w+) = ", (ROOT / "include/kvferry/status.h").read_text(), re.MULTILINE
+    )
+    named = re.findall(r"KVF_\w+", "".join(re.findall(r"^\| (KVF[^|]*)\|", table, re.MULTILINE)))
+    assert sorted(named) == sorted(declared)
+    table = (ROOT / "docs" / "embedding.md").read_text().split("\n## What to do with each event\n")[1]
+    events = re.findall(
+        r"^    KVF_EVENT_(\w+) = ", (ROOT / "include/kvferry/agent.h").read_text(), re.MULTILINE
+    )
+    rows = "".join(re.findall(r"^\| ([A-Z][^|]*)\|", table, re.MULTILINE))
+    assert len(events) > 5
+    assert set(re.findall(r"[A-Z]\w+(?=[ ,])", rows)) == set(events)
 
 
 def test_pictures_and_messages_are_no_commands() -> None:

@@ -216,17 +216,23 @@ static void check_clocks(examination *all) {
 
 /* ---- transports ------------------------------------------------------------------------------ */
 
+/* What to do where a kind of transport does not work. */
+static const char *way_to(const char *kind) {
+    if (strcmp(kind, "ucx") == 0)
+        return "for RDMA and CUDA memory: install UCX 1.13 or later (Debian: libucx0; Python: libucx-cu12), "
+               "or "
+               "name its libucp with --ucx-library and the setting ucx.library";
+    if (strcmp(kind, "cuda") == 0)
+        return "nothing, unless this machine has an NVIDIA GPU: then see what is said of CUDA";
+    return "without it slower kinds serve: mend what the reason names";
+}
+
 static void check_transports(examination *all, kvf_transport *transport) {
     kvf_transport_finding found = {.struct_size = sizeof found};
     for (uint32_t i = 0; kvf_transport_find(transport, i, &found) == KVF_OK; i++) {
         char name[48];
         (void)snprintf(name, sizeof name, "transport %s", found.kind);
-        check *at = add(all, name, found.works,
-                        strcmp(found.kind, "ucx") == 0
-                            ? "for RDMA and CUDA memory: install UCX 1.13 or later (Debian: libucx0; Python: "
-                              "libucx-cu12), or "
-                              "name its libucp with --ucx-library and the setting ucx.library"
-                            : "see the reason");
+        check *at = add(all, name, found.works, way_to(found.kind));
         if (!found.works)
             say_found(at, "%s", found.why_not);
         else if (found.library[0])

@@ -258,7 +258,9 @@ int groups_file_load(const char *path, kvf_model **out) {
         result = reader ? usage_error("%s is larger than 1 MiB", path) : failure("not enough memory");
     if (!result)
         whole.json = json_tokener_parse_ex(reader, content, (int)bytes);
-    if (!result && !whole.json)
+    if (!result && !whole.json && json_tokener_get_error(reader) == json_tokener_continue)
+        result = usage_error("%s ends in the middle, at byte %zu", path, json_tokener_get_parse_end(reader));
+    else if (!result && !whole.json)
         result = usage_error("%s is not JSON, at byte %zu: %s", path, json_tokener_get_parse_end(reader),
                              json_tokener_error_desc(json_tokener_get_error(reader)));
     if (!result)

@@ -29,7 +29,7 @@ static void add_summary(page *to, const report *plans) {
     page_text(to, "In all %s in %s runs", text_bytes(sum->bytes).text, text_count(sum->runs).text);
     if (sum->runs)
         page_text(to, ", %s a run", text_bytes(sum->bytes / sum->runs).text);
-    page_text(to, "; the slowest rank takes %s by the cheaper ways.", text_time(sum->slowest_ns).text);
+    page_text(to, "; the slowest rank takes %s by the chosen ways.", text_time(sum->slowest_ns).text);
     page_markup(to, "</p>\n");
 }
 

@@ -161,7 +161,7 @@ static void say_source(page *to, const report *plans, uint32_t rank, uint32_t so
     page_text(to, "decode rank %u reads %s in %s runs from prefill rank %u: %s, %s", rank,
               text_bytes(takes->bytes).text, text_count(takes->runs).text,
               kvf_plan_source_rank(plans->planned[rank].plan, source), name_way(takes),
-              text_time(report_cheaper(takes)).text);
+              text_time(report_chosen(takes)).text);
     page_markup(to, "</title>");
 }
 
@@ -269,7 +269,7 @@ static double draw_time(page *to, const report *plans, uint32_t rank, double top
     const double length = plans->sum.slowest_ns > 0 ? (WIDTH - 2 * LABEL) / plans->sum.slowest_ns : 0;
     double before = 0;
     for (uint32_t source = 0; source < kvf_plan_source_count(planned->plan); source++) {
-        const double ns = report_cheaper(&planned->sources[source]);
+        const double ns = report_chosen(&planned->sources[source]);
         page_markup(
             to, "<rect class=\"time %s\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\">",
             name_way(&planned->sources[source]), LABEL + length * before, top, length * ns, height,

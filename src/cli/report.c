@@ -138,7 +138,7 @@ static void add_cut_rows(report *to, const kvf_plan *plan, uint32_t rank, uint32
     }
 }
 
-double report_cheaper(const kvf_way_prediction *cost) {
+double report_chosen(const kvf_way_prediction *cost) {
     return cost->way == KVF_WAY_PACKED ? cost->packed_ns : cost->direct_ns;
 }
 
@@ -152,7 +152,7 @@ static struct json_object *json_source(const report *to, const kvf_plan *plan, u
     json_real(out, "direct_ns", cost->direct_ns);
     json_real(out, "packed_ns", cost->packed_ns);
     json_text(out, "way", name_way(cost->way));
-    json_real(out, "predicted_ns", report_cheaper(cost));
+    json_real(out, "predicted_ns", report_chosen(cost));
     for (uint32_t i = 0; i < kvf_plan_cut_count(plan); i++) {
         const kvf_plan_cut *cut = kvf_plan_get_cut(plan, i);
         if (cut->source != source)
@@ -208,7 +208,7 @@ static kvf_status add_fabric(const report *to, const kvf_plan *plan, report_fabr
             return status;
         direct += cost.direct_ns;
         packed += cost.packed_ns;
-        chosen += report_cheaper(&cost);
+        chosen += report_chosen(&cost);
         fabric->direct += cost.way == KVF_WAY_DIRECT;
         fabric->packed += cost.way == KVF_WAY_PACKED;
     }
@@ -251,7 +251,7 @@ static void report_plan(report *to, const report_rank *planned, uint32_t rank) {
         const kvf_way_prediction *cost = &planned->sources[source];
         whole.bytes += cost->bytes;
         whole.runs += cost->runs;
-        whole.ns += report_cheaper(cost);
+        whole.ns += report_chosen(cost);
         whole.long_ns += to->cost.ns_per_source + (double)cost->bytes * to->cost.ns_per_byte;
         to->sum.direct += cost->way == KVF_WAY_DIRECT;
         to->sum.packed += cost->way == KVF_WAY_PACKED;
@@ -354,7 +354,7 @@ int report_print(report *to) {
     printf("\n");
     if (!table_print(&to->sources, 0) || !printed || !print_fabrics(to))
         return failure("not enough memory");
-    print_paragraph("\nIn all %s in %s runs; the slowest rank takes %s by the cheaper ways.",
+    print_paragraph("\nIn all %s in %s runs; the slowest rank takes %s by the chosen ways.",
                     text_bytes(sum->bytes).text, text_count(sum->runs).text, text_time(sum->slowest_ns).text);
     if (sum->most_rules == 0 && sum->bytes > 0) {
         print_paragraph("%u plan%s: elements are converted on the way, and so go packed.", sum->plans,

@@ -16,7 +16,7 @@ enum { REPORT_TOKENS = 1024 };
 /** Sums over all decode ranks. */
 typedef struct report_totals {
     uint64_t bytes, runs;
-    double slowest_ns;       /* of the slowest rank, by the cheaper way of each source */
+    double slowest_ns;       /* of the slowest rank, by the chosen way of each source */
     double long_ns;          /* the time of the same rank in long runs */
     uint32_t direct, packed; /* sources, by the way that would be chosen */
     uint32_t plans, fewest_rules, most_rules;
@@ -59,7 +59,7 @@ void report_start(report *to, const options *asked, const kvf_engine *prefill, c
 int report_make(report *to);
 
 /** The time of a source by the way that would be chosen. */
-double report_cheaper(const kvf_way_prediction *cost);
+double report_chosen(const kvf_way_prediction *cost);
 
 /** Writes one line about the prediction and the costs that it assumes. */
 void report_say_costs(const report *of, char *out, size_t bytes);

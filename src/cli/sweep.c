@@ -146,7 +146,7 @@ int sweep_write_page(const sweep *of, const char *file) {
     page_text(
         &to,
         "What the slowest decode rank takes for a request of %llu tokens whose blocks are scattered, by the "
-        "cheaper way of each source, with costs as %s for %s; and how long a run is on average. The darker, "
+        "chosen way of each source, with costs as %s for %s; and how long a run is on average. The darker, "
         "the slower.",
         (unsigned long long)of->asked->tokens, of->asked->calibrate ? "calibrated" : "assumed",
         of->cost_kind.text);

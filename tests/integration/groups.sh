@@ -51,7 +51,9 @@ refuses "no number of a layer" 2 'group full: layers has -1' plan --groups "$fil
 toy "{\"name\": \"full\", \"kind\": \"token\", \"layers\": [0], \"parts\": [$k]}"
 refuses "an unknown kind" 2 'kind is "token"; allowed: tokens and state' plan --groups "$file"
 echo '{"layers": 2, ' >"$file"
-refuses "what is no JSON" 2 'toy.json is not JSON, at byte' plan --groups "$file"
+refuses "a file that ends too early" 2 'toy.json ends in the middle, at byte 15$' plan --groups "$file"
+echo '{"layers": x}' >"$file"
+refuses "a file that is not JSON" 2 'toy.json is not JSON, at byte' plan --groups "$file"
 refuses "no file" 1 '/nonexistent: No such file' plan --groups /nonexistent
 
 succeeds "families are listed" '^llama .*granite' models --families

@@ -2,6 +2,7 @@
  * The example of docs/protocol.md: a HELLO, byte for byte.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "wire_samples.h"
@@ -37,10 +38,8 @@ static void take_line(example *to, char *line) {
         }
         if (strlen(word) % 2 != 0 || strspn(word, "0123456789abcdef") != strlen(word))
             return;
-        for (unsigned byte; *word; word += 2) {
-            assert_int_equal(sscanf(word, "%2x", &byte), 1);
-            take_byte(to, byte);
-        }
+        for (; *word; word += 2)
+            take_byte(to, (unsigned)strtoul((char[3]){word[0], word[1], '\0'}, NULL, 16));
     }
 }
 
