@@ -20,7 +20,7 @@ from kvferry.vllm.scheduling import Scheduling
 from kvferry.vllm.worker import Worker
 
 HEADS, SIZE, LAYERS = 2, 8, 3
-STEP_SECONDS = 20.0  # the longest time that steps() goes on
+STEP_SECONDS = 60.0  # the longest time that steps() goes on
 
 
 def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: int = 0) -> Any:

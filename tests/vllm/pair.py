@@ -21,7 +21,7 @@ PROBING = ("ProbingConnector", "probing")
 BESIDE = ("MultiConnector", None)
 INTERRUPTING = ("InterruptingConnector", "interrupting")
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-PROBE_SECONDS = 20
+PROBE_SECONDS = 60
 
 
 @dataclass(frozen=True)
