@@ -128,7 +128,8 @@ static void a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error(v
     kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
     char *large = calloc(1, KVF_WIRE_MAX_BYTES + 1);
     assert_non_null(large);
-    send_text(&client, route, "hello"); /* a sender of whom nothing was heard yet is cut off far below the limit */
+    send_text(&client, route,
+              "hello"); /* a sender of whom nothing was heard yet is cut off far below the limit */
     work_until(server.message_count == 1, &server, &client);
 
     assert_fails(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES + 1), KVF_E_RANGE, "1048577",

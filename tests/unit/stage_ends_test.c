@@ -103,7 +103,7 @@ static void assert_others_go_on(const scene *s) {
         kvf_move_free(move);
         assert_int_equal(stage_world_wrong_bytes(&s->w->d[1], &s->before[1], 5), 0);
     }
-    stage_world_work_idle(s->w);
+    stage_world_settle(s->w);
     for (uint32_t i = 0; i < 2; i++) {
         if (s->w->d[i].stage)
             assert_stage_idle(s->w->d[i].stage);

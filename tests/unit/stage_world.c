@@ -230,8 +230,7 @@ static bool is_settled(const stage_end *end) {
     return info.flows == 0 && info.slots_free == info.slots;
 }
 
-static bool are_settled(void *context) {
-    const stage_world *w = context;
+static bool are_settled(const stage_world *w) {
     bool settled = true;
     for (uint32_t i = 0; i < w->d_count; i++)
         settled = settled && is_settled(&w->d[i]);
@@ -241,7 +240,11 @@ static bool are_settled(void *context) {
 }
 
 void stage_world_settle(const stage_world *w) {
-    stage_world_work_until(w, are_settled, (void *)w);
+    /* An end may have something to do that no descriptor shows, because the clock was set. */
+    for (int ms = 0; ms < IDLE_MS && !are_settled(w); ms += 10)
+        while (stage_world_work(w) || wait_for_work(w, 10))
+            if (are_settled(w))
+                break;
     stage_world_work_idle(w);
 }
 

@@ -759,10 +759,12 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
         kvf_run run = {100, 0, 20, 0, 0};
         test_outcome outcome = {0};
         assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
-        assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
         unsigned char name[16], heard[600];
         for (int message = 0; message < 2; message++) { /* HELLO, READ */
-            assert_int_equal(zmq_recv(router, name, sizeof name, 0), 5);
+            while (zmq_recv(router, name, sizeof name, ZMQ_DONTWAIT) != 5) {
+                assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+                (void)poll(NULL, 0, 1);
+            }
             assert_int_equal(zmq_recv(router, heard, sizeof heard, 0) > 0, 1);
         }
         assert_int_equal(heard[0], MESSAGES_READ);

@@ -20,7 +20,7 @@ from kvferry.vllm.scheduling import Scheduling
 from kvferry.vllm.worker import Worker
 
 HEADS, SIZE, LAYERS = 2, 8, 3
-STEP_SECONDS = 20.0  # the longest time that steps() goes on
+STEP_SECONDS = 60.0  # the longest time that steps() goes on
 DRAIN = {"kv_drain_duration": 0.1}  # many tests end engines that still keep requests
 
 

@@ -30,7 +30,7 @@ from kvferry.vllm.pushing import LayerOrder, Pieces
 LOGGER = "vllm.kvferry"
 LAYERS, HEADS, SIZE = 4, 2, 8
 TOKENS = 100
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "kvferry_transfer_id": "ab12"}
 THERE, HERE = [3, 7, 5, 1], [9, 2, 4, 8, 6, 10, 11]  # blocks of 32 and of 16 tokens
 

@@ -21,7 +21,7 @@ PROBING = ("ProbingConnector", "probing")
 BESIDE = ("MultiConnector", None)
 INTERRUPTING = ("InterruptingConnector", "interrupting")
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-PROBE_SECONDS = 20
+PROBE_SECONDS = 60
 DRAIN_SECONDS = 60  # for a prefill server that ends while a peer is still to come
 
 
