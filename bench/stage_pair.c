@@ -57,7 +57,7 @@ static kvf_engine *by_channels(kvf_engine *engine) {
     for (uint32_t g = 0; g < count; g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         groups[g] = built->groups[g];
-        memcpy(places[g], groups[g].placements, group->layer_count * 2 * sizeof *places[g]);
+        memcpy(places[g], groups[g].placements, (size_t)group->layer_count * 2 * sizeof *places[g]);
         groups[g].placements = places[g];
         for (uint32_t layer = 0; layer < group->layer_count; layer++) {
             kvf_placement *key = &places[g][(size_t)layer * 2];
