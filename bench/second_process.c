@@ -47,6 +47,11 @@ kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
                                  .own_thread = more->own_thread};
     kvf_agent *agent = NULL;
     bench_must(kvf_agent_open_in(&(const kvf_surroundings){.link = link}, engine, 0, &options, &agent));
+    bench_register(agent, engine);
+    return agent;
+}
+
+void bench_register(kvf_agent *agent, const kvf_engine *engine) {
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine, 0));
     kvf_memory *regions = bench_alloc(shard->region_count, sizeof *regions);
     for (uint32_t i = 0; i < shard->region_count; i++) {
@@ -58,7 +63,6 @@ kvf_agent *bench_agent_in(const kvf_link_table *link, const kvf_engine *engine,
     }
     bench_must(kvf_agent_register(agent, regions, shard->region_count));
     free(regions);
-    return agent;
 }
 
 const kvf_agent_request *bench_ask_of(bench_ask *ask, uint32_t number, uint32_t block, const char *endpoint) {

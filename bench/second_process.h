@@ -33,6 +33,8 @@ typedef struct bench_board {
 /** One rank. `layers` of `units` heads with `elements` of two bytes, K and V. */
 kvf_engine *bench_engine(const char *name, uint32_t layers, uint32_t units, uint32_t elements,
                          uint32_t blocks);
+/** Allocates memory of an agent of its rank 0, and registers it. */
+void bench_register(kvf_agent *agent, const kvf_engine *engine);
 /** Its agent with registered memory; leases and heartbeats take hours. */
 kvf_agent *bench_agent(const kvf_engine *engine);
 /** The same, over another link than ZeroMQ if one is given, with own_thread, verify and transport from `more`. */

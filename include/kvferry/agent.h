@@ -217,21 +217,12 @@ KVF_API void kvf_agent_close(kvf_agent *agent);
 KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]);
 
 /**
- * Lets holders of another key connect, from now on. Needs `allowed_keys` in the options: without them everyone may
- * connect already.
- *
- * @param public_key  Z85
- * @return KVF_OK, also when the key is allowed already; KVF_E_INVALID (not a key; everyone may connect),
- *         KVF_E_NOMEM
- */
-KVF_API kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key);
-
-/**
  * Lets holders of another key connect, from now on, and says which ranks they may speak for. Existing sessions stay as
- * they are.
+ * they are. Needs `allowed_keys` or `grants` in the options: without them everyone may connect already.
  *
  * @param grant  is copied
- * @return as kvf_agent_allow_key(); KVF_E_RANGE (ranks that are not a range, or ranks without an engine)
+ * @return KVF_OK, also when the key is allowed already; KVF_E_INVALID (not a key; everyone may connect), KVF_E_RANGE
+ *         (ranks that are not a range, or ranks without an engine), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *grant);
 

@@ -233,23 +233,6 @@ typedef struct kvf_stage_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out);
 
-/** The costs of the two ways to one peer in one direction: assumed or calibrated at first, then learned from the
- * transfers that ended, of all peers on the same machine (where that is known) that are reached in the same way. They
- * predict transfers that are unlike all before; the stage predicts others from transfers of similar size with runs of
- * similar length. */
-typedef struct kvf_stage_cost {
-    size_t struct_size; /**< sizeof(kvf_stage_cost), set by the caller */
-    kvf_cost_model direct;
-    /** ns_per_run: for a piece that is contiguous in this rank's memory and in the stream */
-    kvf_cost_model packed;
-    uint64_t direct_seen; /**< how many flows it was learned from; 0: assumed */
-    uint64_t packed_seen;
-} kvf_stage_cost;
-
-/** @return KVF_OK, KVF_E_NOT_FOUND (the peer has not joined), KVF_E_INVALID */
-KVF_API kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction,
-                                      kvf_stage_cost *out);
-
 /** The times that both ways are predicted to take. A plan that converts goes packed only. */
 typedef struct kvf_way_prediction {
     size_t struct_size; /**< sizeof(kvf_way_prediction), set by the caller */

@@ -161,11 +161,6 @@ kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *grant) {
     return status;
 }
 
-kvf_status kvf_agent_allow_key(kvf_agent *agent, const char *public_key) {
-    const kvf_key_grant grant = {.struct_size = sizeof grant, .public_key = public_key};
-    return kvf_agent_grant_key(agent, &grant);
-}
-
 static void forget_grants_of(kvf_agent *agent, const char *public_key) {
     uint8_t key[KVF_KEY_BYTES];
     if (kvf_link_read_key("public_key", public_key, key))

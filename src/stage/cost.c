@@ -50,11 +50,11 @@ bool kvf_cost_has_lists(const char *kind) {
     return fabric_of(kind, &apart).lists && !is_brought(kind);
 }
 
-void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes) {
+void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes) {
     const kvf_copy_price copying = kvf_cost_copying();
     kvf_cost_model fabric;
     kind = kvf_cost_assumed(kind, &fabric);
-    *cost = (kvf_stage_cost){.struct_size = sizeof *cost, .direct = fabric, .packed = fabric};
+    *cost = (kvf_assumed_cost){.direct = fabric, .packed = fabric};
     if (is_brought(kind)) { /* no operation moves slots, and both sides copy at the same time */
         cost->packed.ns_per_run = copying.ns_per_piece;
         cost->packed.ns_per_byte = copying.ns_per_byte + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / slot_bytes;
@@ -131,7 +131,7 @@ static kvf_way_cost begin(const kvf_cost_model *assumed) {
     return (kvf_way_cost){.assumed = prices, .learned = prices};
 }
 
-void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_stage_cost *assumed) {
+void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_assumed_cost *assumed) {
     *cost = (kvf_peer_cost){.direct = begin(&assumed->direct), .packed = begin(&assumed->packed)};
 }
 
@@ -175,7 +175,7 @@ kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, 
     while (known && !is_same(known, &wanted))
         known = known->following;
     if (!known) {
-        kvf_stage_cost assumed;
+        kvf_assumed_cost assumed;
         known = kvf_copy(&wanted, 1, sizeof wanted);
         if (!known)
             return NULL;
@@ -247,7 +247,7 @@ kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t to
         return status ? status : kvf_fail(KVF_E_INVALID, "prediction: plan is NULL");
     kvf_prediction runs = {.struct_size = sizeof runs};
     kvf_way_prediction found = {.way = KVF_WAY_DIRECT};
-    kvf_stage_cost cost;
+    kvf_assumed_cost cost;
     kvf_cost_assume(&cost, kind, KVF_SLOT_BYTES);
     if (local != KVF_MEMORY_HOST)
         assume_device(&cost.packed);

@@ -68,8 +68,15 @@ kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, 
 /** Removes one user; the last frees the record. NULL is accepted. */
 void kvf_known_cost_leave(kvf_known_cost **list, kvf_known_cost *known);
 
+/** The assumed costs of the two ways to a peer. */
+typedef struct kvf_assumed_cost {
+    kvf_cost_model direct;
+    kvf_cost_model
+        packed; /**< ns_per_run: for a piece that is contiguous in this rank's memory and in the stream */
+} kvf_assumed_cost;
+
 /** Begins with assumed costs, without any measurement. */
-void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_stage_cost *assumed);
+void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_assumed_cost *assumed);
 
 /** The prediction, in nanoseconds. */
 double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t bytes);
@@ -78,7 +85,7 @@ double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t by
 void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns);
 
 /** Fills in the assumed cost of a peer that is reached by a kind of transport, as in kvf_cost_assumed(). */
-void kvf_cost_assume(kvf_stage_cost *cost, const char *kind, uint32_t slot_bytes);
+void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes);
 
 /** Whether a kind of transport moves many runs in one operation: then packing saves nothing. False for memory of this
  * host that cannot be mapped: its runs cost more than copies. */
@@ -91,12 +98,6 @@ uint64_t kvf_cost_copies(const kvf_plan *plan, uint64_t pieces, uint64_t bytes);
 /** Whether packing can save time. Over a fabric that takes lists of runs, only if the two sides cut cells differently:
  * then runs have a few bytes each; otherwise they are as long as the pieces of the packed stream. */
 bool kvf_cost_may_pack(const kvf_plan *plan, bool has_lists);
-
-/** Prices in their public form. */
-static inline kvf_cost_model kvf_cost_model_of(const kvf_prices *prices) {
-    return (kvf_cost_model){
-        .ns_per_source = prices->per_source, .ns_per_run = prices->per_run, .ns_per_byte = prices->per_byte};
-}
 
 /** The prediction from prices, in nanoseconds. */
 double kvf_cost_predict(const kvf_prices *prices, uint64_t runs, uint64_t bytes);

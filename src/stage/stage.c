@@ -530,24 +530,3 @@ kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out) {
     kvf_fill_out(out, &info, sizeof info);
     return KVF_OK;
 }
-
-kvf_status kvf_stage_get_cost(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction,
-                              kvf_stage_cost *out) {
-    kvf_status status = kvf_check_out(out, "kvf_stage_cost");
-    if (status || !stage || !peer)
-        return status ? status : kvf_fail(KVF_E_INVALID, "stage: %s is NULL", stage ? "peer" : "stage");
-    if (direction != KVF_READ && direction != KVF_WRITE)
-        return kvf_fail(KVF_E_INVALID, "stage: direction is %d; allowed: 0 (read) and 1 (write)",
-                        (int)direction);
-    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
-    if (!joined)
-        return kvf_fail(KVF_E_NOT_FOUND, "the peer has not joined the stage");
-    const kvf_peer_cost *known = &joined->costs[direction];
-    const kvf_stage_cost cost = {.struct_size = sizeof cost,
-                                 .direct = kvf_cost_model_of(&known->direct.learned),
-                                 .packed = kvf_cost_model_of(&known->packed.learned),
-                                 .direct_seen = known->direct.transfers,
-                                 .packed_seen = known->packed.transfers};
-    kvf_fill_out(out, &cost, sizeof cost);
-    return KVF_OK;
-}

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,7 @@ static kvf_agent_options options_of(const setting *of) {
 
 /* The producer: writes one of the layers, reports it, and waits to be killed. */
 static void produce(const setting *of, int out) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no process behind */
     const kvf_agent_options options = options_of(of);
     world w = {.model = attention(4, 8, 8)};
     world_request held;
@@ -52,31 +54,38 @@ typedef struct scene {
     world w;
     world_request wanted;
     pid_t producer;
+    char endpoint[64]; /* of the producer */
     int pipe[2];
     uint64_t ticket;
 } scene;
+
+/* Starts a producer, and waits until it listens. */
+static pid_t start_producer(scene *s, const setting *of) {
+    pid_t producer = fork();
+    assert_true(producer >= 0);
+    if (producer == 0)
+        produce(of, s->pipe[1]);
+    assert_int_equal(read(s->pipe[0], s->endpoint, sizeof s->endpoint), sizeof s->endpoint);
+    return producer;
+}
 
 /* Starts a producer, which begins to write into our blocks. */
 static void set_up(scene *s, const setting *of) {
     memset(s, 0, sizeof *s);
     assert_int_equal(pipe(s->pipe), 0);
-    s->producer = fork();
-    assert_true(s->producer >= 0);
-    if (s->producer == 0)
-        produce(of, s->pipe[1]);
+    s->producer = start_producer(s, of);
     const kvf_agent_options options = options_of(of);
-    char endpoint[64];
-    assert_int_equal(read(s->pipe[0], endpoint, sizeof endpoint), sizeof endpoint);
     s->w.model = attention(4, 8, 8);
     s->w.outcomes = calloc(WORLD_MAX_OUTCOMES, sizeof *s->w.outcomes);
     assert_non_null(s->w.outcomes);
     s->w.d.engine = engine_of(s->w.model, ENGINE(.name = "D", .all = {.block_count = 64, .order = "BLHNP"}));
     world_open_agents(&s->w.d, &options);
     world_request_make(&s->w, &s->w.d, "a", TOKENS, 8, 1, &s->wanted);
-    s->wanted.request.contact = (kvf_contact){.engine = "P", .endpoint = endpoint};
+    s->wanted.request.contact = (kvf_contact){.engine = "P", .endpoint = s->endpoint};
     assert_ok(kvf_agent_expect(s->w.d.agents[0], &s->wanted.request, &s->ticket));
     struct pollfd told = {s->pipe[0], POLLIN, 0};
     world_until(&s->w, poll(&told, 1, 0) == 1);
+    assert_int_equal(read(s->pipe[0], &(char){0}, 1), 1);
 }
 
 static void tear_down(scene *s) {
@@ -88,17 +97,22 @@ static void tear_down(scene *s) {
     world_close(&s->w);
 }
 
+/* The request fails, and its blocks are free long before the lease of 30 s is over. */
+static void require_free(scene *s) {
+    uint64_t killed = world_now();
+    const world_outcome *failed = world_failed(&s->w, s->w.d.agents[0], s->ticket, KVF_E_PEER_LOST);
+    if (!failed->blocks_free) { /* it was in a write, and the kernel had not yet ended it */
+        const world_outcome *free = world_next(&s->w, s->w.d.agents[0], s->ticket);
+        assert_int_equal(free->kind, KVF_EVENT_BLOCKS_FREE);
+        assert_true(world_now() - killed < 10 * SECOND);
+    }
+}
+
 static void kill_the_writer(const setting *of) {
     scene s;
     set_up(&s, of);
     assert_int_equal(kill(s.producer, SIGKILL), 0);
-    uint64_t killed = world_now();
-    const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ticket, KVF_E_PEER_LOST);
-    if (!failed->blocks_free) { /* it was in a write, and the kernel had not yet ended it */
-        const world_outcome *free = world_next(&s.w, s.w.d.agents[0], s.ticket);
-        assert_int_equal(free->kind, KVF_EVENT_BLOCKS_FREE);
-        assert_true(world_now() - killed < 10 * SECOND); /* not only when the lease of 30 s is over */
-    }
+    require_free(&s);
     tear_down(&s);
 }
 
@@ -121,6 +135,21 @@ static void also_if_it_was_reached_by_an_address_of_an_interface(void **state) {
     kill_the_writer(&(setting){.transport = "messages", .listen = listen});
 }
 
+static void also_if_another_process_has_its_port_by_then(void **state) {
+    (void)state;
+    scene s;
+    const setting of = {.transport = "shm", .way = KVF_WAY_DIRECT};
+    set_up(&s, &of);
+    assert_int_equal(kill(s.producer, SIGKILL), 0);
+    assert_int_equal(waitpid(s.producer, NULL, 0), s.producer);
+    char port[sizeof s.endpoint];
+    memcpy(port, s.endpoint, sizeof port);
+    s.producer = start_producer(&s, &(setting){.transport = of.transport, .listen = port, .way = of.way});
+    assert_string_equal(s.endpoint, port);
+    require_free(&s);
+    tear_down(&s);
+}
+
 static void blocks_of_a_writer_that_was_stopped_are_in_doubt(void **state) {
     (void)state;
     scene s;
@@ -140,6 +169,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_of_a_writer_that_was_killed_are_free_at_once),
         cmocka_unit_test(also_if_it_was_reached_by_an_address_of_an_interface),
+        cmocka_unit_test(also_if_another_process_has_its_port_by_then),
         cmocka_unit_test(blocks_of_a_writer_that_was_stopped_are_in_doubt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

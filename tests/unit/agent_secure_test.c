@@ -212,6 +212,11 @@ static void options_that_contradict_each_other_are_refused(void **state) {
     kvf_model_free(model);
 }
 
+static kvf_status allow(kvf_agent *agent, const char *public_key) {
+    return kvf_agent_grant_key(
+        agent, &(const kvf_key_grant){.struct_size = sizeof(kvf_key_grant), .public_key = public_key});
+}
+
 static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     (void)state;
     world w;
@@ -229,7 +234,7 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     world_pull(&w.d, &wanted, &w.p, &ours);
     (void)world_failed(&w, w.d.agents[0], ours, KVF_E_PERMISSION);
 
-    assert_ok(kvf_agent_allow_key(w.p.agents[0], of_d.open));
+    assert_ok(allow(w.p.agents[0], of_d.open));
     world_pull(&w.d, &wanted, &w.p, &ours);
     (void)world_done(&w, w.d.agents[0], ours);
     (void)world_done(&w, w.p.agents[0], theirs);
@@ -240,8 +245,8 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     world_pull(&w.d, &wanted, &w.p, &ours);
     (void)world_failed(&w, w.d.agents[0], ours, KVF_E_PERMISSION);
     assert_fails(kvf_agent_withdraw_key(w.p.agents[0], of_d.open), KVF_E_NOT_FOUND, of_d.open);
-    assert_fails(kvf_agent_allow_key(w.d.agents[0], of_p.open), KVF_E_INVALID, "everyone");
-    assert_fails(kvf_agent_allow_key(w.p.agents[0], NULL), KVF_E_INVALID, "public_key");
+    assert_fails(allow(w.d.agents[0], of_p.open), KVF_E_INVALID, "everyone");
+    assert_fails(allow(w.p.agents[0], NULL), KVF_E_INVALID, "public_key");
     world_close(&w);
 }
 

@@ -60,7 +60,7 @@ static void scene_close(scene *s) {
 static void assume(const scene *s, const network *n) {
     kvf_stage_peer *peer = kvf_stage_find_peer(s->w->d[0].stage, s->w->d[0].peers[0]);
     assert_false(peer->has_lists);
-    const kvf_stage_cost assumed = {
+    const kvf_assumed_cost assumed = {
         .direct = {.ns_per_run = n->ns_per_run,
                    .ns_per_byte = n->ns_per_byte,
                    .ns_per_source = n->ns_per_source},

@@ -51,7 +51,7 @@ static void transfers_are_predicted_from_those_like_them(void **state) {
         double ns;
     } kinds[] = {{4096, 4096 * 128, 9e7}, {64, 64 << 10, 3e5}, {16, 16 << 20, 2e7}, {1 << 14, 4 << 20, 3e8}};
     kvf_peer_cost cost;
-    kvf_stage_cost assumed;
+    kvf_assumed_cost assumed;
     kvf_cost_assume(&assumed, "ucx", 1 << 20);
     kvf_peer_cost_begin(&cost, &assumed);
     for (int i = 0; i < 10; i++)
@@ -128,7 +128,7 @@ static void keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too(void **state
 static void memory_of_another_sort_has_prices_of_its_own(void **state) {
     (void)state;
     kvf_cost_model mapped, brought;
-    kvf_stage_cost ways;
+    kvf_assumed_cost ways;
     assert_string_equal(kvf_cost_assumed("shm", &mapped), "shm");
     assert_string_equal(kvf_cost_assumed("shm/brought", &brought), "shm/brought");
     assert_true(brought.ns_per_run > mapped.ns_per_run);
@@ -390,10 +390,8 @@ static void peers_join_once_and_by_one_name(void **state) {
     assert_fails(kvf_stage_join(w->d[0].stage, w->p[0].peers[0]), KVF_E_INVALID, "another transport");
     kvf_stage_leave(w->d[0].stage, w->d[0].peers[0]);
     assert_ok(kvf_stage_join(w->d[0].stage, again));
-    kvf_stage_cost cost = {.struct_size = sizeof cost};
-    assert_ok(kvf_stage_get_cost(w->d[0].stage, again, KVF_READ, &cost));
-    assert_fails(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], KVF_READ, &cost), KVF_E_NOT_FOUND,
-                 "not joined");
+    assert_non_null(kvf_stage_find_peer(w->d[0].stage, again));
+    assert_null(kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0]));
     stage_world_close(w);
 }
 
@@ -429,6 +427,11 @@ static void a_peer_that_has_not_joined_is_read_directly(void **state) {
     stage_world_close(w);
 }
 
+/* How many packed transfers the prices of a peer were learned from. */
+static uint64_t packed_seen(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction) {
+    return kvf_stage_find_peer(stage, peer)->costs[direction].packed.transfers;
+}
+
 /* The costs that were measured with one rank of a host hold for the host's other rank too, until both have left. */
 static void peers_of_one_machine_share_what_was_seen(void **state) {
     (void)state;
@@ -438,27 +441,22 @@ static void peers_of_one_machine_share_what_was_seen(void **state) {
         attention(2, 2, 16), &one, &halves, 100, {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT}};
     stage_world *w = stage_world_open("inproc", &shape);
     kvf_stage *stage = w->d[0].stage;
-    kvf_stage_cost cost = {.struct_size = sizeof cost};
     kvf_stage_peer *first = kvf_stage_find_peer(stage, w->d[0].peers[0]);
     const kvf_stage_peer *second = kvf_stage_find_peer(stage, w->d[0].peers[1]);
     assert_ptr_equal(first->known, second->known);
     assert_int_equal(first->known->users, 2);
     assert_true(sizeof *first->known <= 2048); /* kept once for all peers of a host */
     kvf_way_cost_learn(&first->costs[KVF_READ].packed, 64, 65536, 1e6);
-    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[1], KVF_READ, &cost));
-    assert_int_equal(cost.packed_seen, 1);
-    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[1], KVF_WRITE, &cost));
-    assert_int_equal(cost.packed_seen, 0);
+    assert_int_equal(packed_seen(stage, w->d[0].peers[1], KVF_READ), 1);
+    assert_int_equal(packed_seen(stage, w->d[0].peers[1], KVF_WRITE), 0);
     kvf_stage_leave(stage, w->d[0].peers[0]);
     assert_ok(kvf_stage_join(stage, w->d[0].peers[0]));
-    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[0], KVF_READ, &cost));
-    assert_int_equal(cost.packed_seen, 1);
+    assert_int_equal(packed_seen(stage, w->d[0].peers[0], KVF_READ), 1);
     for (int i = 0; i < 2; i++)
         kvf_stage_leave(stage, w->d[0].peers[i]);
     for (int i = 0; i < 2; i++)
         assert_ok(kvf_stage_join(stage, w->d[0].peers[i]));
-    assert_ok(kvf_stage_get_cost(stage, w->d[0].peers[0], KVF_READ, &cost));
-    assert_int_equal(cost.packed_seen, 0);
+    assert_int_equal(packed_seen(stage, w->d[0].peers[0], KVF_READ), 0);
     stage_world_close(w);
 }
 
@@ -486,10 +484,9 @@ static void a_way_that_turns_out_slow_is_left(void **state) {
     assert_int_equal(info.moves[KVF_WAY_AUTO], 40);
     assert_int_equal(info.moves[KVF_WAY_PACKED], packed[0] + packed[1]);
     assert_int_equal(info.bytes[KVF_WAY_PACKED], info.moves[KVF_WAY_PACKED] * kvf_request_bytes(request, 0));
-    kvf_stage_cost cost = {.struct_size = sizeof cost};
-    assert_ok(kvf_stage_get_cost(w->d[0].stage, w->d[0].peers[0], KVF_READ, &cost));
-    assert_int_equal(cost.packed_seen, info.moves[KVF_WAY_PACKED]);
-    assert_int_equal(cost.direct_seen, info.moves[KVF_WAY_DIRECT]);
+    const kvf_peer_cost *learned = &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ];
+    assert_int_equal(learned->packed.transfers, info.moves[KVF_WAY_PACKED]);
+    assert_int_equal(learned->direct.transfers, info.moves[KVF_WAY_DIRECT]);
     kvf_request_free(request);
     kvf_plan_free(plan);
     stage_world_close(w);
