@@ -4,7 +4,7 @@
  * Nearly all files include this header: it has the agent, its lock and its loop, and the table of hooks by which lower
  * files call higher ones. Each header below may use those listed before it:
  *
- *   hashing.h  checksums of our own cells, in turns              hashing.c, checksum.c
+ *   hashing.h  checksums of our own cells, in turns              hashing.c, area.c, summing.c, checksum.c
  *   peers.h    what users see of peers, and their log lines      peers.c
  *   session.h  one rank of a peer: greeting, calls, liveness     session.c, call.c
  *   stage.h    the stage, and the connections it uses            stage.c

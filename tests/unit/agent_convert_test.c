@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "agent/checksum.h"
+#include "agent/area.h"
 #include "agent_net.h"
 #include "agent_world.h"
 #include "model/match.h"

@@ -1,8 +1,9 @@
 /*
- * Checksums of our cells, of memory of the host and of devices, also as the cells are after conversion to a peer's types.
+ * Checksums of an area of our cells, in memory of the host or of devices, also as the cells are after conversion to a
+ * peer's types.
  */
-#ifndef KVF_AGENT_CHECKSUM_H
-#define KVF_AGENT_CHECKSUM_H
+#ifndef KVF_AGENT_AREA_H
+#define KVF_AGENT_AREA_H
 
 #include <kvferry/checksum.h>
 
@@ -45,8 +46,8 @@ const kvf_memory *kvf_area_memory(const kvf_area *area, uint32_t layer);
 /** Whether some of it is memory of devices. */
 bool kvf_area_uses_devices(const kvf_area *area);
 
-/** Where the cells of a layer are, at kernel block 0, row 0 and the first requested unit; a device's address if the memory
- * is. */
+/** Where the cells of a layer are, at kernel block 0, row 0 and the first requested unit; an address of the device if the
+ * memory is a device's. */
 const unsigned char *kvf_area_first(const kvf_area *area, uint32_t layer);
 
 /** The seed of a cell's hash, and what each step, row and unit adds to it. */
