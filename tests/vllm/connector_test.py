@@ -341,7 +341,7 @@ class Failing(Pairs):
             prefill.write(layer, THERE, range(TOKENS))
         request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
         decode.scheduling.add(request)
-        end = time.monotonic() + 4  # longer than the lease, which a slow machine must not let pass between two steps
+        end = time.monotonic() + 4  # longer than the lease, which must not pass between two steps
         while time.monotonic() < end:  # asked again in each step, without blocks
             self.assertEqual(decode.scheduling.match(request, 0), (TOKENS, True))
             prefill.step()
