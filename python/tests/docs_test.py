@@ -141,7 +141,7 @@ def test_what_the_documents_name_of_make_is_there() -> None:
 def test_the_settings_of_the_connector_are_those_of_the_table() -> None:
     """Every setting that the connector reads is a row of docs/vllm.md, with its variable, and no other."""
     source = (ROOT / "python" / "kvferry" / "vllm" / "settings.py").read_text()
-    read = set(re.findall(r'extra\.get\(\s*"(\w+)"', source)) | set(re.findall(r'\(extra, "(\w+)"\)', source))
+    read = set(re.findall(r'extra\.\w+\(\s*"(\w+)"', source))
     table = (ROOT / "docs" / "vllm.md").read_text().split("\n## Settings\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`)? ?\|", table, re.MULTILINE)
     assert {name for name, _ in rows} == read

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -78,10 +80,52 @@ class Settings:
         return f"tcp://{self.host}:{self.port or '*'}"
 
 
+class _Extra:
+    """The settings given in `kv_connector_extra_config`. It learns which ones there are by being asked."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+        self._names: list[str] = []
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._names.append(name)
+        return self._given.get(name, default)
+
+    def switch(self, name: str) -> bool:
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise InvalidError(f"{name} is {value!r}; allowed: true, false")
+        return value
+
+    def seconds(self, name: str) -> float | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise InvalidError(f"{name} is {value!r}; allowed: seconds, above 0")
+        return float(value)
+
+    def name(self, name: str) -> str:
+        value = self.get(name, "")
+        if not isinstance(value, str) or len(value) > LONGEST_NAME or not value.isprintable():
+            raise InvalidError(f"{name} is {value!r}; allowed: up to {LONGEST_NAME} printable characters")
+        return value
+
+    def refuse_others(self) -> None:
+        """Raises InvalidError if something was given that nobody asked for."""
+        for name in sorted(self._given.keys() - set(self._names)):
+            near = difflib.get_close_matches(name, self._names, 1)
+            meant = f" (do you mean {near[0]}?)" if near else ""
+            raise InvalidError(
+                f"{name} is no setting of the kvferry connector{meant}; allowed in kv_connector_extra_config: "
+                + ", ".join(self._names)
+            )
+
+
 def read_settings(config: VllmConfig) -> Settings:
     """Settings of one engine. Raises InvalidError, which names the setting."""
     transfer = config.kv_transfer_config
-    extra: dict[str, Any] = dict(transfer.kv_connector_extra_config) if transfer is not None else {}
+    extra = _Extra(dict(transfer.kv_connector_extra_config) if transfer is not None else {})
     host = str(extra.get("side_channel_host", os.environ.get("KVFERRY_SIDE_CHANNEL_HOST", "127.0.0.1")))
     said = extra.get("side_channel_port", os.environ.get("KVFERRY_SIDE_CHANNEL_PORT", 0))
     try:
@@ -92,7 +136,7 @@ def read_settings(config: VllmConfig) -> Settings:
         raise InvalidError(f"side_channel_port is {port}; allowed: 0 (any) to 65535")
     if port:
         port += config.parallel_config.data_parallel_index
-    insecure = bool(extra.get("insecure", False))
+    insecure = extra.switch("insecure")
     keys = _keys(extra.get("key_file", os.environ.get("KVFERRY_KEY_FILE")))
     allowed = extra.get("allowed_keys", [])
     if not isinstance(allowed, list) or not all(isinstance(key, str) for key in allowed):
@@ -104,25 +148,27 @@ def read_settings(config: VllmConfig) -> Settings:
             f"side_channel_host is {host}, which other machines may reach; give a key_file in "
             'kv_connector_extra_config, or set "insecure": true there where the network is trusted'
         )
-    return Settings(
+    settings = Settings(
         host=host,
         port=port,
         transport=str(extra.get("transport", "auto")),
         move=_way(extra.get("move", "auto")),
-        lease=_seconds(extra, "kv_lease_duration"),
-        deadline=_seconds(extra, "kv_load_deadline"),
-        patience=_seconds(extra, "kv_load_patience") or PATIENCE,
-        drain=_seconds(extra, "kv_drain_duration") or DRAIN,
-        convert=bool(extra.get("convert", False)),
-        verify=bool(extra.get("verify", False)),
+        lease=extra.seconds("kv_lease_duration"),
+        deadline=extra.seconds("kv_load_deadline"),
+        patience=extra.seconds("kv_load_patience") or PATIENCE,
+        drain=extra.seconds("kv_drain_duration") or DRAIN,
+        convert=extra.switch("convert"),
+        verify=extra.switch("verify"),
         insecure=insecure,
-        weights=_name(extra, "weights"),
+        weights=extra.name("weights"),
         push=is_push(extra.get("transfer_mode", "pull")),
-        turns=bool(extra.get("bidirectional_kv_xfer", False)),
-        turn=_seconds(extra, "decoder_kv_blocks_ttl") or TURN,
+        turns=extra.switch("bidirectional_kv_xfer"),
+        turn=extra.seconds("decoder_kv_blocks_ttl") or TURN,
         keys=keys,
         allowed_keys=tuple(allowed),
     )
+    extra.refuse_others()
+    return settings
 
 
 def is_push(mode: Any) -> bool:
@@ -134,7 +180,7 @@ def is_push(mode: Any) -> bool:
 
 def _way(said: Any) -> Way:
     ways = {way.name.lower(): way for way in Way}
-    if said not in ways:
+    if not isinstance(said, str) or said not in ways:
         raise InvalidError(f"move is {said!r}; allowed: {', '.join(ways)}")
     return ways[said]
 
@@ -153,19 +199,3 @@ def _keys(path: Any) -> KeyPair | None:
             f"key_file {path} cannot be used ({type(error).__name__}: {error}); allowed: a file with an object "
             "of public_key and secret_key, both Z85"
         ) from None
-
-
-def _name(extra: dict[str, Any], name: str) -> str:
-    value = extra.get(name, "")
-    if not isinstance(value, str) or len(value) > LONGEST_NAME or not value.isprintable():
-        raise InvalidError(f"{name} is {value!r}; allowed: up to {LONGEST_NAME} printable characters")
-    return value
-
-
-def _seconds(extra: dict[str, Any], name: str) -> float | None:
-    value = extra.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, (int, float)) or value <= 0:
-        raise InvalidError(f"{name} is {value!r}; allowed: seconds, above 0")
-    return float(value)
