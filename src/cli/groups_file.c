@@ -256,8 +256,10 @@ int groups_file_load(const char *path, kvf_model **out) {
     int result = EXIT_DONE;
     if (bytes > MAX_FILE_BYTES || !reader)
         result = reader ? usage_error("%s is larger than 1 MiB", path) : failure("not enough memory");
-    if (!result)
+    if (!result) {
+        json_tokener_set_flags(reader, JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8);
         whole.json = json_tokener_parse_ex(reader, content, (int)bytes);
+    }
     if (!result && !whole.json && json_tokener_get_error(reader) == json_tokener_continue)
         result = usage_error("%s ends in the middle, at byte %zu", path, json_tokener_get_parse_end(reader));
     else if (!result && !whole.json)

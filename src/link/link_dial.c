@@ -128,13 +128,13 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
         endpoint->port_at && kvf_now(link->clock) - dial->tried_ns >=
                                  KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
     if (!dial->closed)
-        *words = has_name(endpoint) ? "no connection: the host name could not be looked up; trying again"
-                                    : "no connection: no socket could be made for it; trying again";
+        *words = has_name(endpoint) ? "no connection: the host name could not be looked up"
+                                    : "no connection: no socket could be made for it";
     else if (waited)
-        *words = "no connection: the host did not answer; trying again";
+        *words = "no connection: the host did not answer";
     else if (endpoint->loopback)
-        *words = "no connection: it was refused because nobody listens there; trying again";
+        *words = "no connection: it was refused because nobody listens there";
     else
-        *words = "no connection: it was refused, or there is no route to the host; trying again";
+        *words = "no connection: it was refused, or there is no route to the host";
     return dial->closed && waited ? KVF_E_TIMEOUT : KVF_E_IO;
 }

@@ -54,6 +54,11 @@ echo '{"layers": 2, ' >"$file"
 refuses "a file that ends too early" 2 'toy.json ends in the middle, at byte 15$' plan --groups "$file"
 echo '{"layers": x}' >"$file"
 refuses "a file that is not JSON" 2 'toy.json is not JSON, at byte' plan --groups "$file"
+toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [$k]}"
+echo '  ' >>"$file"
+succeeds "space after the model" '^toy ' models --groups "$file"
+echo 'and more' >>"$file"
+refuses "text after the model" 2 'toy.json is not JSON, at byte 1[0-9][0-9]: unexpected character' plan --groups "$file"
 refuses "no file" 1 '/nonexistent: No such file' plan --groups /nonexistent
 
 succeeds "families are listed" '^llama .*granite' models --families

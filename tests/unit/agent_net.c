@@ -262,7 +262,7 @@ static void take_care_of(net_link *link, net_line *line) {
         dial(link, line);
         if (!line->connection && !line->broken) /* nobody listened, rather than closed it at once */
             tell(link, line, KVF_E_IO,
-                 "no connection: it was refused because nobody listens there; trying again");
+                 "no connection: it was refused because nobody listens there");
     }
 }
 
