@@ -261,8 +261,7 @@ static void take_care_of(net_link *link, net_line *line) {
     if (line->users > 0 && !line->connection && time_now >= line->next_try) {
         dial(link, line);
         if (!line->connection && !line->broken) /* nobody listened, rather than closed it at once */
-            tell(link, line, KVF_E_IO,
-                 "no connection: it was refused because nobody listens there");
+            tell(link, line, KVF_E_IO, "no connection: it was refused because nobody listens there");
     }
 }
 
