@@ -12,7 +12,7 @@
  *
  * Whatever comes, our kernels stay inside of memory that they may reach: the stand-in would fail every later call.
  */
-#include "fuzz.h"
+#include "notices.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -37,16 +37,6 @@ static kvf_transport *transport;
 static kvf_cuda_card own;
 static CUuuid device_id;
 static CUipcMemHandle handle; /* of memory of another process */
-static uint64_t told_length;
-
-static void on_notify(void *context, kvf_transport *from, const char *sender, const void *data,
-                      size_t bytes) {
-    (void)context;
-    (void)from;
-    told_length += strlen(sender);
-    for (size_t i = 0; i < bytes; i++)
-        told_length += ((const uint8_t *)data)[i]; /* every byte must be readable */
-}
 
 static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
@@ -88,7 +78,7 @@ static void take_own_card(void) {
 static bool open_once(void) {
     if (transport || kvf_device_image_count == 0)
         return transport;
-    const kvf_transport_options options = {.struct_size = sizeof options, .on_notify = on_notify};
+    const kvf_transport_options options = {.struct_size = sizeof options, .on_notify = fuzz_read_notice};
     make_peer_memory(); /* before there is a driver, which a child could not use */
     FUZZ_MUST(kvf_transport_open("cuda", &options, &transport) == KVF_OK);
     for (uint32_t i = 0; i < REGIONS; i++) {

@@ -8,7 +8,7 @@
  * `with` says what comes with the packet: 0 to 3 nothing, otherwise a descriptor of that many pages of shared memory,
  * sealed if the number is even.
  */
-#include "fuzz.h"
+#include "notices.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -24,16 +24,6 @@
 #define PACKETS_MAX 64
 
 static kvf_transport *transport;
-static uint64_t told_length;
-
-static void on_notify(void *context, kvf_transport *from, const char *sender, const void *data,
-                      size_t bytes) {
-    (void)context;
-    (void)from;
-    told_length += strlen(sender);
-    for (size_t i = 0; i < bytes; i++)
-        told_length += ((const uint8_t *)data)[i]; /* every byte must be readable */
-}
 
 static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
@@ -59,8 +49,10 @@ static void open_once(void) {
     if (transport)
         return;
     const kvf_setting setting = {"shm.direct", "off"};
-    const kvf_transport_options options = {
-        .struct_size = sizeof options, .settings = &setting, .setting_count = 1, .on_notify = on_notify};
+    const kvf_transport_options options = {.struct_size = sizeof options,
+                                           .settings = &setting,
+                                           .setting_count = 1,
+                                           .on_notify = fuzz_read_notice};
     void *allocated = NULL, *brought = calloc(REGION_BYTES, 1);
     FUZZ_MUST(kvf_transport_open("shm", &options, &transport) == KVF_OK);
     FUZZ_MUST(brought &&

@@ -2,19 +2,14 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
-static uint64_t clock_ns(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+#include "clock.h"
 
 static bool line_is_shown; /* of this process: it has one terminal */
 
 progress progress_begin(void) {
-    return (progress){.shown = isatty(STDERR_FILENO) == 1, .begin_ns = clock_ns()};
+    return (progress){.shown = isatty(STDERR_FILENO) == 1, .begin_ns = now_ns()};
 }
 
 void progress_show(progress *of, double share, const char *doing, ...) {
@@ -30,7 +25,7 @@ void progress_show(progress *of, double share, const char *doing, ...) {
     va_end(values);
     (void)fprintf(stderr, ", %.0f%% of all", 100 * of->furthest);
     if (of->furthest > 0) {
-        const double ns = (double)(clock_ns() - of->begin_ns) * (1 - of->furthest) / of->furthest;
+        const double ns = (double)(now_ns() - of->begin_ns) * (1 - of->furthest) / of->furthest;
         (void)fprintf(stderr, ", about %.0f s left", ns / 1e9);
     }
 }

@@ -8,19 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
     PROGRESS_NS = 50 * 1000 * 1000,
     FILL_BYTES = 16 << 20,
 };
-
-uint64_t now_ns(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 bool rank_send(const live_rank *from, message_type type, const void *data, size_t bytes) {
     return channel_send(&from->seat->coordinator, type, data, bytes);

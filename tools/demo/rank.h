@@ -7,6 +7,7 @@
 #include <kvferry/agent.h>
 
 #include "cells.h"
+#include "clock.h"
 #include "demo.h"
 
 /** A rank that runs. */
@@ -23,8 +24,6 @@ typedef struct live_rank {
     uint64_t total_bytes;
     uint64_t reported_ns; /* when progress was last sent */
 } live_rank;
-
-uint64_t now_ns(void);
 
 /** Opens the agent, makes the regions, fills them with `unused`, registers them. Tells the coordinator of a failure. */
 bool rank_open(live_rank *out, rank_seat *seat, uint8_t unused);
