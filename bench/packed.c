@@ -44,10 +44,7 @@ static const uint64_t brought_bytes[] = {128,  256,   512,   1024,  2048,  2944,
 
 static void start_pair(bench_pair *pair, const bench_route *route, uint64_t run) {
     const uint64_t bytes = route->brought ? 32ull << 20 : run < 4096 ? 8ull << 20 : 64ull << 20;
-    const bench_cells cells = {.groups = 1,
-                               .layers = LAYERS,
-                               .run_bytes = {run},
-                               .tokens = {bytes / ((uint64_t)LAYERS * 2 * BENCH_HEADS * run)}};
+    const bench_cells cells = bench_cells_of(LAYERS, run, bytes);
     bench_pair_start(pair, route, &cells);
 }
 

@@ -38,6 +38,12 @@ uint64_t bench_token_bytes(const bench_cells *cells, uint32_t group) {
     return (uint64_t)cells->layers * 2 * BENCH_HEADS * cells->run_bytes[group];
 }
 
+bench_cells bench_cells_of(uint32_t layers, uint64_t run, uint64_t bytes) {
+    bench_cells cells = {.groups = 1, .layers = layers, .run_bytes = {run}};
+    cells.tokens[0] = bytes / bench_token_bytes(&cells, 0);
+    return cells;
+}
+
 static uint32_t block_count(const bench_cells *cells, uint32_t group) {
     return (uint32_t)((cells->tokens[group] + BENCH_BLOCK_TOKENS - 1) / BENCH_BLOCK_TOKENS);
 }

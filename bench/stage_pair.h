@@ -42,6 +42,9 @@ typedef struct bench_cells {
     uint64_t tokens[BENCH_PAIR_GROUPS];    /**< of the longest sequence */
 } bench_cells;
 
+/** One group whose runs have so many bytes, and a longest sequence of so many bytes in all. */
+bench_cells bench_cells_of(uint32_t layers, uint64_t run, uint64_t bytes);
+
 /** One of the two ends. */
 typedef struct bench_end {
     kvf_engine *engine;

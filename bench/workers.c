@@ -40,10 +40,7 @@ typedef struct trial {
 } trial;
 
 static void start(trial *t, const bench_route *route, uint64_t run) {
-    const bench_cells cells = {.groups = 1,
-                               .layers = LAYERS,
-                               .run_bytes = {run},
-                               .tokens = {REQUEST_BYTES / ((uint64_t)LAYERS * 2 * BENCH_HEADS * run)}};
+    const bench_cells cells = bench_cells_of(LAYERS, run, REQUEST_BYTES);
     for (uint32_t i = 0; i < COUNTS; i++) {
         t->routes[i] = *route;
         t->routes[i].workers = i;
