@@ -3,6 +3,17 @@
 
 #include "agent/summing.h"
 
+/* Sums an area up; the count of sums is read only if the area is right. */
+static kvf_status sum_up(kvf_area *area, uint64_t count, kvf_sum_places places) {
+    if (!places.sums)
+        return kvf_fail(KVF_E_INVALID, "checksum: sums is NULL");
+    kvf_status status = kvf_area_check(area);
+    if (status)
+        return status;
+    memset(places.sums, 0, (size_t)count * sizeof *places.sums);
+    return kvf_summing_wait(area, &places);
+}
+
 kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
                               uint32_t part, kvf_range layers, kvf_range units, const kvf_block_table *table,
                               uint64_t begin, uint64_t end, uint64_t *sums) {
@@ -15,13 +26,7 @@ kvf_status kvf_checksum_steps(const kvf_shard *shard, const kvf_memory *regions,
                   .table = table,
                   .begin = begin,
                   .end = end};
-    if (!sums)
-        return kvf_fail(KVF_E_INVALID, "checksum: sums is NULL");
-    kvf_status status = kvf_area_check(&a);
-    if (status)
-        return status;
-    memset(sums, 0, (size_t)(end - begin) * sizeof *sums);
-    return kvf_summing_wait(&a, &(kvf_sum_places){.sums = sums, .step = 1});
+    return sum_up(&a, end - begin, (kvf_sum_places){.sums = sums, .step = 1});
 }
 
 kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions, uint32_t group,
@@ -36,12 +41,7 @@ kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions,
                   .table = table,
                   .begin = step,
                   .end = step < UINT64_MAX ? step + 1 : step};
-    if (!sums)
-        return kvf_fail(KVF_E_INVALID, "checksum: sums is NULL");
-    kvf_status status = kvf_area_check(&a);
-    if (status)
-        return status;
     const uint64_t units_asked = units.end - units.begin;
-    memset(sums, 0, (size_t)((layers.end - layers.begin) * units_asked) * sizeof *sums);
-    return kvf_summing_wait(&a, &(kvf_sum_places){.sums = sums, .layer = units_asked, .unit = 1});
+    return sum_up(&a, (layers.end - layers.begin) * units_asked,
+                  (kvf_sum_places){.sums = sums, .layer = units_asked, .unit = 1});
 }

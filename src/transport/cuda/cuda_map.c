@@ -61,15 +61,18 @@ static kvf_status check_device(const kvf_cuda *cuda, uint32_t device, const kvf_
     return same_process ? kvf_cuda_let_reach(device, other) : kvf_cuda_check_reach(cuda, device, other);
 }
 
-static kvf_status check_all(const kvf_cuda *cuda, uint32_t device, const kvf_cuda_region *regions,
-                            uint32_t count) {
+/* Checks all regions, and maps them unless `map` is NULL. */
+static kvf_status take_all(const kvf_cuda *cuda, uint32_t device, const kvf_cuda_region *regions,
+                           uint32_t count, bool same_process, kvf_cuda_map *map) {
     kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < count && !status; i++) {
         if (!is_there(&regions[i]))
             continue;
         status = check_region(&regions[i], i);
         if (!status)
-            status = check_device(cuda, device, &regions[i], i, false);
+            status = check_device(cuda, device, &regions[i], i, same_process);
+        if (!status && map)
+            status = map_region(cuda, map, regions, i, same_process);
     }
     return status;
 }
@@ -79,23 +82,8 @@ kvf_status kvf_cuda_map_check(uint32_t device, const kvf_cuda_region *regions, u
     kvf_status status = kvf_cuda_enter(device, &cuda);
     if (status)
         return status;
-    status = check_all(cuda, device, regions, count);
+    status = take_all(cuda, device, regions, count, false, NULL);
     kvf_cuda_leave(cuda);
-    return status;
-}
-
-static kvf_status map_all(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *regions,
-                          uint32_t count, bool same_process) {
-    kvf_status status = KVF_OK;
-    for (uint32_t i = 0; i < count && !status; i++) {
-        if (!is_there(&regions[i]))
-            continue;
-        status = check_region(&regions[i], i);
-        if (!status)
-            status = check_device(cuda, map->device, &regions[i], i, same_process);
-        if (!status)
-            status = map_region(cuda, map, regions, i, same_process);
-    }
     return status;
 }
 
@@ -111,7 +99,7 @@ kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, ui
     kvf_status status =
         map->addresses && map->opened ? kvf_cuda_enter(device, &cuda) : kvf_nomem("a peer's memory");
     if (!status) {
-        status = map_all(cuda, map, regions, count, same_process);
+        status = take_all(cuda, device, regions, count, same_process, map);
         kvf_cuda_leave(cuda);
     }
     if (status)
