@@ -28,7 +28,7 @@ typedef struct setting {
     kvf_agent_options options;
 } setting;
 
-/* What the producer says, on a page of both processes. */
+/* The producer's report, on a page that both processes have. */
 typedef struct board {
     char endpoint[64];
     atomic_bool is_open, has_written;

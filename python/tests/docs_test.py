@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-# What runs the commands of the documents: by document and first word, the program that reads them there; or why
-# none does. The targets of `make` are looked up in the Makefile.
+# The program that runs a command of a document, by document and first word; or why none does. The targets of
+# `make` are looked up in the Makefile.
 RUN = {
     ("docs/README.md", "kvferry"): "tests/integration/hand.sh",
     ("docs/README.md", "cc"): "tests/install/consume.sh",

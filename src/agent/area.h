@@ -27,7 +27,7 @@ typedef struct kvf_area {
     uint64_t cell_bytes; /* in memory */
 } kvf_area;
 
-/** Where sums go, with the distances between those of neighbouring steps, layers and units; 0: they share one. */
+/** The sums of an area, and the distances between those of neighbouring steps, layers and units; 0: they share one. */
 typedef struct kvf_sum_places {
     uint64_t *sums;
     uint64_t step, layer, unit;
@@ -46,8 +46,8 @@ const kvf_memory *kvf_area_memory(const kvf_area *area, uint32_t layer);
 /** Whether some of it is memory of devices. */
 bool kvf_area_uses_devices(const kvf_area *area);
 
-/** Where the cells of a layer are, at kernel block 0, row 0 and the first requested unit; an address of the device if the
- * memory is a device's. */
+/** The address of a layer's cells at kernel block 0, row 0 and the first requested unit; the device's own address if
+ * the memory is a device's. */
 const unsigned char *kvf_area_first(const kvf_area *area, uint32_t layer);
 
 /** The seed of a cell's hash, and what each step, row and unit adds to it. */

@@ -216,12 +216,11 @@ static void check_clocks(examination *all) {
 
 /* ---- transports ------------------------------------------------------------------------------ */
 
-/* What to do where a kind of transport does not work. */
+/* The advice for a kind of transport that does not work. */
 static const char *way_to(const char *kind) {
     if (strcmp(kind, "ucx") == 0)
         return "for RDMA and CUDA memory: install UCX 1.13 or later (Debian: libucx0; Python: libucx-cu12), "
-               "or "
-               "name its libucp with --ucx-library and the setting ucx.library";
+               "or name its libucp with --ucx-library and the setting ucx.library";
     if (strcmp(kind, "cuda") == 0)
         return "nothing, unless this machine has an NVIDIA GPU: then see what is said of CUDA";
     return "without it slower kinds serve: mend what the reason names";

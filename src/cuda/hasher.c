@@ -4,7 +4,7 @@
 
 #define BLOCKS 16u /* of threads that run at once, as of a copier */
 
-/* What goes to the device, and what comes back: the same on both sides, in this order. */
+/* A job's boxes and ids, which are copied to the device, and its sums, which are copied back; on both sides alike. */
 typedef struct room {
     kvf_cuda_box boxes[KVF_HASHER_BOXES];
     uint32_t ids[KVF_HASHER_IDS];

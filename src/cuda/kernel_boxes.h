@@ -38,8 +38,8 @@ typedef struct kvf_cuda_side {
 enum { KVF_CUDA_BYTES = 0, KVF_CUDA_F32 = 1, KVF_CUDA_F16 = 2, KVF_CUDA_BF16 = 3 };
 
 /**
- * Where hashes of cells go: each step has a sum, 64 bits. Steps are counted from the one with which the kept stretch of
- * `width` steps begins that has the box's first row; sums of steps before that row need not exist.
+ * The sums to which hashes of cells are added: each step has one, of 64 bits. Steps are counted from the one with which
+ * the kept stretch of `width` steps begins that has the box's first row; sums of steps before that row need not exist.
  */
 typedef struct kvf_cuda_sums {
     uint64_t address;                        /**< of the first step's sum, first unit */

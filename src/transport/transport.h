@@ -364,7 +364,7 @@ void kvf_transport_hurry(kvf_transport *transport);
 /** Whether a thread waits like this; until the end of progress(). */
 bool kvf_transport_hurried(const kvf_transport *transport);
 
-/** What is known of a peer beforehand. */
+/** Facts about a peer that the caller knows before it connects. */
 typedef struct kvf_connect_hints {
     const char *past; /**< a kind that has turned out not to serve it, though it could connect; NULL: none */
     const char *past_why; /**< for kvf_peer_info.passed_over; copied */
