@@ -7,9 +7,9 @@ Each file is the text of kvf_agent_trace() or Agent.trace(). All times are conve
 Perfetto (ui.perfetto.dev) and chrome://tracing open the result. `--otlp` writes OpenTelemetry spans as JSON for
 collectors, and send_spans() hands them to the OpenTelemetry that the process has set up.
 
-Clocks are joined by the offsets that agents have measured, each by the shortest round trip of their messages.
-If no file has an offset to another one's clock, not even over a third, the wall clocks of both agents are used,
-and a note says so.
+Clocks are joined by the offsets that agents have measured, each by the shortest round trip of their messages,
+and moved as little as is needed for no message to be received before it was sent. If no file has an offset to
+another one's clock, not even over a third, the wall clocks of both agents are used, and a note says so.
 """
 
 from __future__ import annotations
@@ -105,6 +105,43 @@ def read(text: str) -> Side:
         raise ValueError(f"not a trace of an agent: {type(error).__name__} {error}") from error
 
 
+# ---- messages
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What both sides have recorded of a message: its moments, each by the clock of the side of that number."""
+
+    name: str
+    request: str
+    sender: int
+    sent: TraceEvent
+    receiver: int
+    received: TraceEvent
+
+
+def _messages(sides: Sequence[Side]) -> list[_Message]:
+    places = {side.name: i for i, side in enumerate(sides)}
+    said: dict[tuple[str, str, int, int, str], list[TraceEvent]] = {}
+    for i, side in enumerate(sides):
+        kinds = {event["tid"]: event["name"] for event in side.events if event.get("cat") == "request"}
+        for event in side.events:
+            if event.get("cat") != "peer":
+                continue
+            args = event["args"]
+            peer = places.get((args["engine"], args["rank"]))
+            if peer is not None:
+                key = event["name"], args["request"], i, peer, kinds[event["tid"]]
+                said.setdefault(key, []).append(event)
+    return [
+        _Message(name, request, one, sent, other, received)
+        for name, sends, receives in ARROWS
+        for (moment, request, one, other, kind), begins in said.items()
+        if moment == name and kind == sends
+        for sent, received in zip(begins, said.get((name, request, other, one, receives), []), strict=False)
+    ]
+
+
 # ---- clocks
 
 
@@ -119,12 +156,35 @@ def _offset(one: Side, other: Side) -> tuple[int, int] | None:
     return min(found, key=lambda clock: clock[1], default=None)
 
 
-def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
+def _in_order(
+    sides: Sequence[Side], messages: Sequence[_Message], known: Mapping[int, int], new: int, offset: int
+) -> int:
+    """The nearest offset of the new side with which its messages are received after they were sent.
+
+    Only messages between it and a side whose offset is known count.
+    """
+
+    def on_its_clock(side: int, event: TraceEvent) -> int:
+        return sides[side].origin + _nanoseconds(event["ts"])
+
+    for message in messages:
+        sent, received = (
+            on_its_clock(message.sender, message.sent),
+            on_its_clock(message.receiver, message.received),
+        )
+        if message.receiver == new and message.sender in known:
+            offset = max(offset, sent + known[message.sender] - received)
+        elif message.sender == new and message.receiver in known:
+            offset = min(offset, received + known[message.receiver] - sent)
+    return offset
+
+
+def _offsets(sides: Sequence[Side], messages: Sequence[_Message]) -> tuple[list[int], list[str]]:
     """The offset of each clock to the first, and notes on clocks that could not be joined."""
-    known: dict[int, tuple[int, int]] = {0: (0, 0)}
+    known, errors = {0: 0}, {0: 0}
     while True:  # from the known clocks to the next, by the most certain offset
         steps = [
-            (known[a][1] + step[1], b, known[a][0] + step[0])
+            (errors[a] + step[1], b, known[a] + step[0])
             for a in known
             for b in range(len(sides))
             if b not in known and (step := _offset(sides[a], sides[b])) is not None
@@ -132,7 +192,7 @@ def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
         if not steps:
             break
         error, b, offset = min(steps)
-        known[b] = (offset, error)
+        known[b], errors[b] = _in_order(sides, messages, known, b, offset), error
     offsets, notes = [], []
     for i, side in enumerate(sides):
         wall = (side.unix - side.origin) - (sides[0].unix - sides[0].origin)
@@ -141,61 +201,47 @@ def _offsets(sides: Sequence[Side]) -> tuple[list[int], list[str]]:
                 f"{side.name[0]} rank {side.name[1]}: joined by wall clocks, because no agent has met it"
             )
         elif i > 0:
-            notes.append(f"{side.name[0]} rank {side.name[1]}: its clock to within {known[i][1]} ns")
-        offsets.append(known.get(i, (wall, 0))[0])
+            notes.append(f"{side.name[0]} rank {side.name[1]}: its clock to within {errors[i]} ns")
+        offsets.append(known.get(i, wall))
     return offsets, notes
 
 
 # ---- joining
 
 
-def _arrows(
-    sides: Sequence[Side], events: Sequence[TraceEvent], kinds: Mapping[tuple[int, int], str]
-) -> Iterator[TraceEvent]:
-    """Arrows from a moment on one side to its receipt on the other."""
-    places = {side.name: i + 1 for i, side in enumerate(sides)}
-    said: dict[tuple[str, str, int, int], list[tuple[str, TraceEvent]]] = {}
-    for event in events:
-        if event.get("cat") != "peer":
-            continue
-        args = event["args"]
-        peer = places.get((args["engine"], args["rank"]))
-        if peer is not None:
-            kind = kinds[event["pid"], event["tid"]]
-            said.setdefault((event["name"], args["request"], event["pid"], peer), []).append((kind, event))
-    number = 0
-    for name, says, hears in ARROWS:
-        for (moment, request, one, other), begun in said.items():
-            begins = [event for kind, event in begun if moment == name and kind == says]
-            ends = [event for kind, event in said.get((name, request, other, one), []) if kind == hears]
-            for begin, end in zip(begins, ends, strict=False):
-                number += 1
-                common = {"cat": "peer", "name": name, "id": number, "args": {"request": request}}
-                # The clocks agree only so far, and Perfetto drops an arrow that ends before it begins.
-                heard = max(begin["ts"], end["ts"])
-                for phase, at, ts in (("s", begin, begin["ts"]), ("f", end, heard)):
-                    arrow = {"ph": phase, **common, "pid": at["pid"], "tid": at["tid"], "ts": ts}
-                    yield {**arrow, "bp": "e"} if phase == "f" else arrow
+def _on_one_clock(side: Side, place: int, ahead: int) -> list[TraceEvent]:
+    """Its events, `ahead` nanoseconds later, in the process that stands for it."""
+    moved = []
+    for event in side.events:
+        moved.append({**event, "pid": place + 1})
+        if "ts" in event:
+            moved[-1]["ts"] = (_nanoseconds(event["ts"]) + ahead) / 1000
+    return moved
+
+
+def _arrows(messages: Sequence[_Message], ahead: Sequence[int]) -> Iterator[TraceEvent]:
+    for number, message in enumerate(messages, 1):
+        common = {"cat": "peer", "name": message.name, "id": number, "args": {"request": message.request}}
+        for phase, side, event in (
+            ("s", message.sender, message.sent),
+            ("f", message.receiver, message.received),
+        ):
+            ts = (_nanoseconds(event["ts"]) + ahead[side]) / 1000
+            arrow = {"ph": phase, **common, "pid": side + 1, "tid": event["tid"], "ts": ts}
+            yield {**arrow, "bp": "e"} if phase == "f" else arrow
 
 
 def join(sides: Sequence[Side]) -> Joined:
     """Converts traces to the clock of the first, with arrows between the two sides of a request."""
     if not sides:
         raise ValueError("no trace is given")
-    offsets, notes = _offsets(sides)
+    messages = _messages(sides)
+    offsets, notes = _offsets(sides, messages)
     starts = [side.origin + offset for side, offset in zip(sides, offsets, strict=True)]
     origin = min(starts)
-    events: list[TraceEvent] = []
-    kinds: dict[tuple[int, int], str] = {}
-    for place, (side, start) in enumerate(zip(sides, starts, strict=True), 1):
-        for event in side.events:
-            moved = {**event, "pid": place}
-            if "ts" in event:
-                moved["ts"] = (_nanoseconds(event["ts"]) + start - origin) / 1000
-            if event.get("cat") == "request":
-                kinds[place, event["tid"]] = event["name"]
-            events.append(moved)
-    events += list(_arrows(sides, events, kinds))
+    ahead = [start - origin for start in starts]
+    events = [event for i, side in enumerate(sides) for event in _on_one_clock(side, i, ahead[i])]
+    events += _arrows(messages, ahead)
     unix = sides[0].unix - sides[0].origin + origin
     return Joined(events, unix, [side.name for side in sides], notes)
 

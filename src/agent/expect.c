@@ -116,11 +116,12 @@ static kvf_status ask(kvf_source *source) {
         status = kvf_session_join(
             session, kvf_way_joins_stage(session, kvf_way_by(&expect->base, expect->remote->plan),
                                          expect->remote->plan));
-    if (!status)
+    if (!status) {
+        kvf_trace_reach_peer(&expect->base, KVF_MOMENT_EXPECTED, session); /* the peer may hear it at once */
         status = say_tables(source, until);
+    }
     if (!status) {
         source->until = until;
-        kvf_trace_reach_peer(&expect->base, KVF_MOMENT_EXPECTED, session);
         session->next_beat =
             kvf_min_u64(session->next_beat, kvf_agent_now(expect->base.agent) + session->heartbeat_ns);
         kvf_agent_due(expect->base.agent, session->next_beat);

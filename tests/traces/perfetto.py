@@ -6,6 +6,7 @@ by its own SQL, must be what the trace says: processes, threads, every span with
 ends; and Perfetto must count no error. Prints each case as CMocka does.
 """
 
+import dataclasses
 import functools
 import http.server
 import json
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from devtools import Browser
 from pages import Cases, Wrong
-from sides import make_joined
+from sides import make_sides
+
+from kvferry.trace import join
 
 #: Served from loopback, the user interface looks for the server of its developers.
 OF_DEVELOPERS = "LiveReload"
@@ -143,6 +146,16 @@ def spoil(joined, change):
     return type(joined)(events, joined.unix, joined.sides, joined.notes)
 
 
+def measured_badly(sides):
+    """The sides with offsets of their clocks that put an answer long before its question."""
+    return [
+        dataclasses.replace(
+            side, clocks={peer: (sign * 10**9, error) for peer, (_, error) in side.clocks.items()}
+        )
+        for sign, side in zip((1, -1), sides, strict=True)
+    ]
+
+
 def put_arrows_aside(event):
     """Moves the ends of arrows away from the moments that they are of."""
     if event["ph"] in "sf":
@@ -152,13 +165,16 @@ def put_arrows_aside(event):
 def main():
     """Runs all cases."""
     cases = Cases()
-    joined = make_joined()
+    sides = make_sides()
+    joined = join(sides)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         Browser(sys.argv[1], folder) as browser,
     ):
         server = Server(Path(sys.argv[2]))
         cases.case("Perfetto reads what two agents say of a pull and a push", compare, browser, server, joined)
+        at_once = join(measured_badly(sides))
+        cases.case("arrows that begin and end at one moment are shown", compare, browser, server, at_once)
         aside = spoil(joined, put_arrows_aside)
         cases.case("arrows that end elsewhere are noticed", compare, browser, server, aside, wrong=True)
         server.shutdown()

@@ -11,7 +11,7 @@ from coordinates import (
     wrong_cells,
 )
 from kvferry import Agent, EventKind, GroupSteps
-from kvferry.trace import join, read
+from kvferry.trace import read
 
 HELD = [GroupSteps(PREFILL_TABLE, 0, TOKENS)]
 WANTED = [GroupSteps(DECODE_TABLE, 0, TOKENS)]
@@ -37,8 +37,8 @@ def _move(producer, consumer, request, pulls):
     _end(producer, giving)
 
 
-def make_joined():
-    """The joined trace of both."""
+def make_sides():
+    """The traces of both, as Agent.trace() gives them."""
     model = small_model()
     prefill, decode = prefill_engine(model, tp_size=1), decode_engine(model)
     with Agent(prefill, trace_requests=8) as producer, Agent(decode, trace_requests=8) as consumer:
@@ -51,4 +51,4 @@ def make_joined():
             _move(producer, consumer, request, pulls)
             if wrong_cells(decode.shard(0), ours, DECODE_TABLE):
                 raise RuntimeError(f"what was {request} is wrong")
-        return join([read(agent.trace()) for agent in (producer, consumer)])
+        return [read(agent.trace()) for agent in (producer, consumer)]
