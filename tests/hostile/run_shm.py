@@ -48,6 +48,7 @@ STRANGERS = {"garbage", "descriptors", "flood"}
 # The beginnings of faults that another load on the machine may cause
 STARVED = "the reader starved"
 STOOD = "the pair stood still"
+LONG = "a call took long"
 
 
 @dataclass
@@ -141,8 +142,8 @@ def find_faults(pair: ShmPair, figures: dict[str, Any], faults: list[str], judge
     pair.harm = []
     if judged_by_speed and (figures["of burning"] < LEAST or figures["after"] < LEAST):
         faults.append(f"{STARVED}: {figures['of burning']} of the moves, {figures['after']} after it")
-    if figures["ms of a call"] > CALL_MS:
-        faults.append(f"one call of progress took {figures['ms of a call']} ms of the processor")
+    if judged_by_speed and figures["ms of a call"] > CALL_MS:
+        faults.append(f"{LONG}: {figures['ms of a call']} ms of the processor")
     if figures["MiB more"] * MEBI > MORE_BYTES:
         faults.append(f"{figures['MiB more']} MiB more than before are above the budget of buffers")
     if figures["fds left"] > LEFT_DESCRIPTORS or figures["MiB left"] * MEBI > LEFT_BYTES:
@@ -168,7 +169,7 @@ def judge_one(
 
 
 def is_about_speed(fault: str) -> bool:
-    return STARVED in fault or STOOD in fault
+    return STARVED in fault or STOOD in fault or LONG in fault
 
 
 def judge_fairly(
@@ -192,7 +193,7 @@ def main() -> int:
     )
     parser.add_argument("--together", type=float, default=0.0, help="then all at once for so many seconds [0]")
     parser.add_argument(
-        "--any-speed", action="store_true", help="not judged by speed, for programs with sanitizers"
+        "--any-speed", action="store_true", help="not judged by times, for programs with sanitizers"
     )
     parser.add_argument("--only", action="append", choices=sorted(PLANS), help="this attack; may be repeated")
     parser.add_argument("--json", help="write the figures there too")

@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 from attacks import Target
 from run import APART_S, CONNECTIONS, MEBI, Pair, judge, run_attackers, start
-from run_shm import STARVED, is_about_speed, wait_for
+from run_shm import LONG, STARVED, is_about_speed, wait_for
 from wire_attacks import APART, HOLDERS, STRANGERS, attack
 
 LEAST = 0.05  # of the requests beside a program that only uses the processor: the pair must go on
@@ -113,8 +113,8 @@ def find_faults(pair: StagePair, figures: dict[str, Any], faults: list[str], by_
     faults = faults + pair.harm
     if by_speed and figures["of burning"] < LEAST:
         faults.append(f"{STARVED}: {figures['of burning']} of the requests")
-    if figures["ms of a call"] > CALL_MS * last["slower"]:
-        faults.append(f"one turn took {figures['ms of a call']} ms of the processor")
+    if by_speed and figures["ms of a call"] > CALL_MS * last["slower"]:
+        faults.append(f"{LONG}: {figures['ms of a call']} ms of the processor")
     if figures["MiB more"] * MEBI > MORE_BYTES * last["slower"]:
         faults.append(f"{figures['MiB more']} MiB more than before are above the budget")
     if figures["fds left"] > LEFT_DESCRIPTORS or figures["MiB left"] * MEBI > LEFT_BYTES * last["slower"]:
@@ -161,7 +161,7 @@ def main() -> int:
         "--together", type=float, default=0.0, help="then all but APART at once, for so many seconds [0]"
     )
     parser.add_argument(
-        "--any-speed", action="store_true", help="not judged by speed, for programs with sanitizers"
+        "--any-speed", action="store_true", help="not judged by times, for programs with sanitizers"
     )
     parser.add_argument("--only", action="append", choices=sorted(NAMES), help="this attack; may be repeated")
     parser.add_argument("--json", help="write the figures there too")
