@@ -215,7 +215,7 @@ static kvf_group_match found(const world *w, const char *engine, uint32_t i) {
     return match;
 }
 
-static void what_the_meeting_found_can_be_read(void **state) {
+static void the_result_of_a_meeting_can_be_read(void **state) {
     (void)state;
     world w;
     open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_F16), ONE("D"), NULL);
@@ -277,7 +277,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_is_missing),
         cmocka_unit_test(a_request_that_names_what_is_missing_is_refused_by_name),
         cmocka_unit_test(a_group_of_another_type_is_refused_by_name_and_the_others_move),
-        cmocka_unit_test(what_the_meeting_found_can_be_read),
+        cmocka_unit_test(the_result_of_a_meeting_can_be_read),
         cmocka_unit_test(channel_wise_keys_and_whole_heads_meet_and_move),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

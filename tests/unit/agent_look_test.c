@@ -75,7 +75,7 @@ static void looking_at_a_missing_object_is_refused(void **state) {
 }
 
 /* The plan is the largest part; all of it is freed with the peer. */
-static void what_is_kept_for_peers_is_counted(void **state) {
+static void memory_kept_for_peers_is_counted(void **state) {
     (void)state;
     scene s;
     kvf_plan *plan = NULL;
@@ -118,7 +118,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_block_is_one_of_its_group),
         cmocka_unit_test(looking_at_a_missing_object_is_refused),
-        cmocka_unit_test(what_is_kept_for_peers_is_counted),
+        cmocka_unit_test(memory_kept_for_peers_is_counted),
         cmocka_unit_test(an_engine_that_is_met_at_another_address_is_kept_once),
     };
     return cmocka_run_group_tests_name("agent_look", tests, world_is_simulated, world_is_real);

@@ -83,7 +83,7 @@ static void a_broken_invariant_aborts_where_invariants_are_asserted(void **state
     assert_int_equal(went_on(&e), !ASSERTS);
 }
 
-static void what_is_printed_names_the_condition_and_its_place(void **state) {
+static void a_failed_assertion_names_its_condition_and_its_place(void **state) {
     (void)state;
     ending e = run_alone(break_an_invariant);
 
@@ -126,7 +126,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(invariants_are_asserted_in_all_presets_but_release),
         cmocka_unit_test(a_broken_invariant_aborts_where_invariants_are_asserted),
-        cmocka_unit_test(what_is_printed_names_the_condition_and_its_place),
+        cmocka_unit_test(a_failed_assertion_names_its_condition_and_its_place),
         cmocka_unit_test(a_condition_is_evaluated_where_invariants_are_asserted_only),
         cmocka_unit_test(the_library_is_built_with_its_invariants_asserted),
     };

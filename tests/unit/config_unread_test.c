@@ -77,7 +77,7 @@ static void both_forms_of_gemma_4_are_the_same_model(void **state) {
                          "\"2\": " SMALL ", \"3\": " SMALL)));
 }
 
-static void what_the_layers_say_is_not_guessed_where_they_say_nothing(void **state) {
+static void missing_fields_of_layers_are_not_guessed(void **state) {
     (void)state;
     /* no layer differs: head_dim holds, and not the 512 that hold if neither form is there */
     kvf_model *model = read_model(GEMMA(BY_LAYER("")));
@@ -278,7 +278,7 @@ static void a_model_from_a_description_has_no_note(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_forms_of_gemma_4_are_the_same_model),
-        cmocka_unit_test(what_the_layers_say_is_not_guessed_where_they_say_nothing),
+        cmocka_unit_test(missing_fields_of_layers_are_not_guessed),
         cmocka_unit_test(layers_of_one_kind_with_other_heads_are_groups_of_their_own),
         cmocka_unit_test(any_family_may_describe_its_layers_one_by_one),
         cmocka_unit_test(two_forms_that_say_different_things_are_refused),

@@ -53,7 +53,7 @@ static void a_driver_is_found_with_its_devices(void **unused) {
     assert_string_equal(text, "3 devices, stand-in 0, 9.0");
 }
 
-static void what_is_missing_is_named(void **unused) {
+static void the_reason_for_no_driver_is_named(void **unused) {
     (void)unused;
     DEVICES_ARE_STAND_INS();
     char text[1024];
@@ -384,7 +384,7 @@ int main(int argument_count, char **arguments) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_driver_is_found_with_its_devices),
-        cmocka_unit_test(what_is_missing_is_named),
+        cmocka_unit_test(the_reason_for_no_driver_is_named),
         cmocka_unit_test(a_device_that_is_not_there_is_refused),
         cmocka_unit_test(a_child_of_fork_is_told_that_it_is_one),
         cmocka_unit_test(cells_go_through_an_arena_of_the_device),

@@ -163,7 +163,7 @@ static void lengths_have_limits(void **state) {
     assert_fails(kvf_endpoint_to_listen(NULL, &read), KVF_E_INVALID, "NULL");
 }
 
-static void what_is_shown_of_a_bad_endpoint_is_printable(void **state) {
+static void a_bad_endpoint_is_shown_in_printable_characters(void **state) {
     (void)state;
     kvf_endpoint read;
     assert_fails(kvf_endpoint_to_connect("tcp://\x1b[2J:80", &read), KVF_E_INVALID, "tcp://?[2J:80");
@@ -205,7 +205,7 @@ int main(void) {
         cmocka_unit_test(ports_are_1_to_65535),
         cmocka_unit_test(lengths_have_limits),
         cmocka_unit_test(only_addresses_of_our_own_interfaces_are_here),
-        cmocka_unit_test(what_is_shown_of_a_bad_endpoint_is_printable),
+        cmocka_unit_test(a_bad_endpoint_is_shown_in_printable_characters),
     };
     return cmocka_run_group_tests_name("endpoints", tests, NULL, NULL);
 }

@@ -350,7 +350,7 @@ static void the_same_over_ipv6(void **state) {
     check_restarts("tcp://[::1]:*");
 }
 
-static void what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told(void **state) {
+static void the_last_messages_of_a_peer_are_heard_before_the_break_is_told(void **state) {
     (void)state;
     end client;
     enum { LAST_WORDS = 200 }; /* more than a connection buffers, or one call reads */
@@ -741,7 +741,7 @@ int main(void) {
         cmocka_unit_test(a_peer_that_comes_back_on_its_endpoint_is_reached_by_the_same_route),
         cmocka_unit_test(the_same_over_ipc),
         cmocka_unit_test(the_same_over_ipv6),
-        cmocka_unit_test(what_a_peer_said_before_it_went_away_is_heard_before_the_break_is_told),
+        cmocka_unit_test(the_last_messages_of_a_peer_are_heard_before_the_break_is_told),
         cmocka_unit_test(a_route_may_be_disconnected_while_its_break_is_told),
         cmocka_unit_test(connecting_to_an_endpoint_twice_is_one_route_that_is_disconnected_twice),
         cmocka_unit_test(a_peer_that_was_only_busy_keeps_the_connection_that_it_knows_us_by),

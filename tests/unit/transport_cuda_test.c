@@ -124,7 +124,7 @@ static void cells_of_another_process_arrive_in_our_order(void **state) {
     assert_int_equal(devices_left(), left);
 }
 
-static void what_is_written_is_read_by_its_owner(void **state) {
+static void an_owner_reads_written_bytes(void **state) {
     char detail[512];
     const size_t left = devices_left();
     test_scene *scene = scene_open(*state, NULL);
@@ -565,10 +565,8 @@ int main(int argument_count, char **arguments) {
          NULL, NULL, cuda},
         {"cells_of_another_process_arrive_in_our_order (auto)", cells_of_another_process_arrive_in_our_order,
          NULL, NULL, automatic},
-        {"what_is_written_is_read_by_its_owner (cuda)", what_is_written_is_read_by_its_owner, NULL, NULL,
-         cuda},
-        {"what_is_written_is_read_by_its_owner (auto)", what_is_written_is_read_by_its_owner, NULL, NULL,
-         automatic},
+        {"an_owner_reads_written_bytes (cuda)", an_owner_reads_written_bytes, NULL, NULL, cuda},
+        {"an_owner_reads_written_bytes (auto)", an_owner_reads_written_bytes, NULL, NULL, automatic},
         cmocka_unit_test(memory_that_was_written_from_can_be_taken_back),
         cmocka_unit_test(memory_that_the_owner_cannot_read_is_not_written),
         cmocka_unit_test(an_owner_that_dies_while_it_reads_is_lost),

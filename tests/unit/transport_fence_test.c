@@ -196,7 +196,7 @@ static void a_connection_from_before_stays_shut_when_its_writer_is_admitted(void
 }
 
 /* The writer is killed, or stopped for good, before the owner has read any of what it sent. */
-static void what_was_sent_before_the_fence_is_not_written_once_its_writer_is_admitted(void **state) {
+static void writes_sent_before_the_fence_are_not_made_once_their_writer_is_admitted(void **state) {
     both *b = both_open(*state);
     test_outcome outcome = {0};
     assert_int_equal(
@@ -543,7 +543,7 @@ int main(void) {
         NAMED(a_writer_that_was_not_let_in_yet_stays_out),
         NAMED(a_writer_that_is_shut_out_cannot_connect_until_it_is_admitted),
         NAMED(a_connection_from_before_stays_shut_when_its_writer_is_admitted),
-        NAMED(what_was_sent_before_the_fence_is_not_written_once_its_writer_is_admitted),
+        NAMED(writes_sent_before_the_fence_are_not_made_once_their_writer_is_admitted),
         NAMED(other_writers_go_on),
         NAMED(a_writer_that_has_gone_is_out),
         NAMED(a_writer_in_another_thread_is_out),

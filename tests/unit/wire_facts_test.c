@@ -188,7 +188,7 @@ static void whatever_changes_the_cells_changes_the_facts(void **state) {
     assert_differs(d, "full.layers 0-1,3 are missing remotely; full.layers 2 are missing locally");
 }
 
-static void what_an_engine_may_choose_is_not_in_the_facts(void **state) {
+static void free_choices_of_an_engine_are_not_in_the_facts(void **state) {
     (void)state;
     described d = a_model();
     d.name = "another name";
@@ -391,7 +391,7 @@ static kvf_status read(const char *text) {
     return status;
 }
 
-static void what_was_written_is_read(void **state) {
+static void written_facts_are_read(void **state) {
     (void)state;
     const char *name;
     for (uint32_t i = 0; (name = kvf_builtin_model_name(i)); i++) {
@@ -573,7 +573,7 @@ static void values_are_shown_from_their_start_where_they_differ_early(void **sta
 
 #define FORTY "0123456789012345678901234567890123456789"
 
-static void what_is_shown_is_cut_between_characters(void **state) {
+static void shown_text_is_cut_between_characters(void **state) {
     (void)state;
     static const struct {
         const char *text, *shown;
@@ -717,7 +717,7 @@ int main(void) {
         cmocka_unit_test(layers_are_written_as_ranges),
         cmocka_unit_test(the_digest_is_the_sha_256_of_the_text),
         cmocka_unit_test(whatever_changes_the_cells_changes_the_facts),
-        cmocka_unit_test(what_an_engine_may_choose_is_not_in_the_facts),
+        cmocka_unit_test(free_choices_of_an_engine_are_not_in_the_facts),
         cmocka_unit_test(engines_of_other_shapes_have_the_same_facts),
         cmocka_unit_test(a_draft_model_on_one_side_is_no_difference_of_the_other_groups),
         cmocka_unit_test(facts_of_somebody_without_a_name_are_matched),
@@ -726,7 +726,7 @@ int main(void) {
         cmocka_unit_test(as_many_elements_are_not_the_same_elements),
         cmocka_unit_test(groups_and_parts_are_found_by_name_in_any_order),
         cmocka_unit_test(an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all),
-        cmocka_unit_test(what_was_written_is_read),
+        cmocka_unit_test(written_facts_are_read),
         cmocka_unit_test(a_text_that_is_no_facts_is_refused_with_its_line),
         cmocka_unit_test(builtin_models_all_have_facts_of_their_own),
         cmocka_unit_test(every_differing_field_is_listed),
@@ -735,7 +735,7 @@ int main(void) {
         cmocka_unit_test(facts_may_have_as_many_lines_as_the_limit),
         cmocka_unit_test(long_values_are_shown_where_they_differ),
         cmocka_unit_test(values_are_shown_from_their_start_where_they_differ_early),
-        cmocka_unit_test(what_is_shown_is_cut_between_characters),
+        cmocka_unit_test(shown_text_is_cut_between_characters),
         cmocka_unit_test(the_same_fields_in_another_order_do_not_differ),
         cmocka_unit_test(lines_in_no_form_are_compared_all_the_same),
         cmocka_unit_test(control_characters_of_the_other_side_are_made_visible),

@@ -313,7 +313,7 @@ static void tables_are_cut_where_a_message_is_full(void **state) {
     check_part(&part[1], NULL, 0, 5 + SECOND);
 }
 
-static void what_reading_allocates_is_counted(void **state) {
+static void memory_allocated_by_reading_is_counted(void **state) {
     (void)state;
     static uint32_t ids[10000];
     for (uint32_t i = 0; i < COUNT_OF(ids); i++)
@@ -596,7 +596,7 @@ int main(void) {
         cmocka_unit_test(the_shorter_form_is_written),
         cmocka_unit_test(tables_have_a_most_of_ids_in_all),
         cmocka_unit_test(tables_are_cut_where_a_message_is_full),
-        cmocka_unit_test(what_reading_allocates_is_counted),
+        cmocka_unit_test(memory_allocated_by_reading_is_counted),
         cmocka_unit_test(the_last_block_id_and_no_block_are_not_one_run),
         cmocka_unit_test(a_request_id_of_any_bytes_up_to_the_limit_is_sent_and_no_longer_one),
         cmocka_unit_test(numbers_out_of_their_range_are_not_sent),
