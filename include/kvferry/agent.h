@@ -110,7 +110,7 @@ typedef struct kvf_agent_options {
     const char *listen;          /**< where to listen; NULL: "tcp://127.0.0.1:*"; "": nowhere */
     const char *advertise;       /**< the endpoint told to peers; NULL: the one listened on */
     const char *transport;       /**< kind, see kvf_transport_open(); NULL: "auto" */
-    const kvf_setting *settings; /**< of the transport, read while opening; NULL: none */
+    const kvf_setting *settings; /**< as in kvf_transport_options, read while opening; NULL: none */
     uint32_t setting_count;
     const char *facts;      /**< `name: value` lines that must be the same on both sides, beyond the model's
                                  own: weights, rotary scaling ...; NULL: none. A name that begins with a group's name
