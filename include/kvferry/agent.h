@@ -110,7 +110,7 @@ typedef struct kvf_agent_options {
     const char *listen;          /**< where to listen; NULL: "tcp://127.0.0.1:*"; "": nowhere */
     const char *advertise;       /**< the endpoint told to peers; NULL: the one listened on */
     const char *transport;       /**< kind, see kvf_transport_open(); NULL: "auto" */
-    const kvf_setting *settings; /**< of the transport, read while opening; NULL: none */
+    const kvf_setting *settings; /**< as in kvf_transport_options, read while opening; NULL: none */
     uint32_t setting_count;
     const char *facts;      /**< `name: value` lines that must be the same on both sides, beyond the model's
                                  own: weights, rotary scaling ...; NULL: none. A name that begins with a group's name
@@ -206,7 +206,8 @@ KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const
 
 /**
  * Closes an agent: everything under way ends, no more events come, peers notice. Blocks must not be used
- * again before it has returned; memory from kvf_agent_allocate() is freed. NULL is accepted.
+ * again before it has returned; memory from kvf_agent_allocate() is freed. NULL is accepted. It waits at most a second
+ * for messages that have not left yet, such as those by which producers free blocks that were read.
  *
  * Calls that are under way on other threads end first, kvf_agent_wait() with KVF_E_CANCELLED; no call may
  * begin afterwards. Does nothing in a child of fork().

@@ -19,7 +19,8 @@
 #ifndef KVFERRY_CHECKSUM_H
 #define KVFERRY_CHECKSUM_H
 
-#include <kvferry/transport.h>
+#include <kvferry/memory.h>
+#include <kvferry/request.h>
 
 #ifdef __cplusplus
 extern "C" {

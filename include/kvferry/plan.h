@@ -183,7 +183,8 @@ typedef struct kvf_prediction {
  * Predicts one request of `tokens` tokens (and one state for each state group) from one source, with blocks scattered
  * over memory.
  *
- * @param out  struct_size is set by the caller; the rest is filled in
+ * @param cost  NULL: `ns` is 0
+ * @param out   struct_size is set by the caller; the rest is filled in
  * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens,

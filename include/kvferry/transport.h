@@ -92,11 +92,12 @@ typedef struct kvf_setting {
 } kvf_setting;
 
 typedef struct kvf_transport_options {
-    size_t struct_size;          /**< sizeof(kvf_transport_options) */
-    const char *name;            /**< for messages and for peers' logs; NULL: made from the process id */
-    uint32_t max_in_flight;      /**< operations posted at once for each peer; 0: the kind's default */
-    uint32_t setting_count;      /**< of `settings` */
-    const kvf_setting *settings; /**< read while opening; NULL: none */
+    size_t struct_size;     /**< sizeof(kvf_transport_options) */
+    const char *name;       /**< for messages and for peers' logs; NULL: made from the process id */
+    uint32_t max_in_flight; /**< operations posted at once for each peer; 0: the kind's default */
+    uint32_t setting_count; /**< of `settings` */
+    const kvf_setting
+        *settings; /**< read while opening; NULL: none. Of several with one key, the last counts */
 
     /** A peer sent a notification. `sender` is the name that its endpoint was opened with, neither verified nor unique.
      * `sender` and `data` are valid during the call. */
@@ -217,18 +218,6 @@ KVF_API const char *kvf_transport_kind_name(uint32_t i);
  */
 KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
                                           uint64_t bytes, void **out);
-
-/** A region. In an array all have the same struct_size, which is also the distance between them. */
-typedef struct kvf_memory {
-    size_t struct_size; /**< sizeof(kvf_memory) */
-    void *address;
-    uint64_t bytes;
-    kvf_memory_kind kind;
-    uint32_t device; /**< number of the CUDA device; 0 for the host */
-    /** Peers get no access to it, and no run may name it: its contents move packed, through a stage (stage.h). So
-     * memory that no transport here serves, as is usual for a device's, can be registered all the same. */
-    bool withheld;
-} kvf_memory;
 
 /**
  * Registers the memory regions of this rank, once: regions[i] is region i of the shard. The two functions below add and

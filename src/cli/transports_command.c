@@ -27,10 +27,15 @@ static const char *reach_word(kvf_reach reach) {
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
+static const char *memory_words(uint32_t kinds) {
+    const bool host = kinds & 1u << KVF_MEMORY_HOST, cuda = kinds & 1u << KVF_MEMORY_CUDA;
+    return host && cuda ? "host, CUDA" : cuda ? "CUDA" : "host";
+}
+
 static void add_row(table *list, const kvf_transport_kind *kind, const kvf_transport_finding *found) {
     table_cell(list, kind->name);
     table_cell(list, reach_word(kind->reach));
-    table_cell(list, kind->memory_kinds & 1u << KVF_MEMORY_CUDA ? "host, CUDA" : "host");
+    table_cell(list, memory_words(kind->memory_kinds));
     table_cell(list, found->works ? "yes" : "no");
     table_cell(list, found->version);
     table_cell(list, found->library);
@@ -110,7 +115,8 @@ static struct json_object *json_words(const char *text) {
 
 static struct json_object *json_memory(uint32_t kinds) {
     struct json_object *list = json_object_new_array();
-    json_object_array_add(list, json_object_new_string("host"));
+    if (kinds & 1u << KVF_MEMORY_HOST)
+        json_object_array_add(list, json_object_new_string("host"));
     if (kinds & 1u << KVF_MEMORY_CUDA)
         json_object_array_add(list, json_object_new_string("cuda"));
     return list;

@@ -81,7 +81,7 @@ typedef struct kvf_link_options {
  */
 kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out);
 
-/** Closes it without waiting for unsent messages; NULL is accepted. */
+/** Closes it, and waits at most a second for messages that have not left yet; NULL is accepted. */
 void kvf_link_close(kvf_link *link);
 
 /** The endpoint that the link listens on, with the chosen port; "" if it listens nowhere. */
@@ -103,7 +103,8 @@ const char *kvf_link_endpoint(const kvf_link *link);
  */
 kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
 
-/** Gives an outgoing route back; unsent messages are dropped. A route that does not exist is ignored. */
+/** Gives an outgoing route back. Messages that have not left within a second are dropped. A route that does not exist is
+ * ignored. */
 void kvf_link_disconnect(kvf_link *link, kvf_route route);
 
 /**

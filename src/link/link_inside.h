@@ -26,6 +26,9 @@
 #define KVF_LINK_NEVER UINT64_MAX
 /* The time after which ZeroMQ gives up a try to connect and begins another. TCP tries after 0, 1 and 3 seconds. */
 #define KVF_CONNECT_MS 1500
+/* The time that the last messages of a connection have to leave when its user is done with it. They may be those that
+ * release a producer's blocks, which are otherwise kept for the lease. */
+#define KVF_LAST_WORDS_MS 1000
 /* The share of this process's descriptors, in sixteenths, for connections that others make; we may use as many for
  * ours. */
 #define KVF_LINK_SIXTEENTHS 8u
@@ -145,6 +148,10 @@ static inline kvf_zmq_link *kvf_zmq_link_of(kvf_link *base) {
 
 /** Checks the keys of the options: both or none, and that they belong together. */
 kvf_status kvf_link_check_keys(const kvf_link_options *options);
+
+/** Sets how long what was sent may still take to leave, in the background, after a connection or the socket is closed:
+ * 0 at first. */
+void kvf_link_linger(void *socket, int ms);
 
 /** Makes a ROUTER with the options for both directions, and our keys. */
 kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,

@@ -420,7 +420,9 @@ void kvf_lines_disconnect(kvf_zmq_link *link, kvf_route route) {
     else if (line->state == KVF_LINE_BROKEN)
         DL_DELETE(link->broken, line);
     end_second(link, line);
+    kvf_link_linger(link->caller, KVF_LAST_WORDS_MS);
     kvf_dial_end(link, line->first);
+    kvf_link_linger(link->caller, 0); /* connections that are given up take nothing along */
     remove_line(link, line);
 }
 

@@ -75,6 +75,11 @@ kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
+void kvf_link_linger(void *socket, int ms) {
+    if (socket)
+        (void)zmq_setsockopt(socket, ZMQ_LINGER, &ms, sizeof ms);
+}
+
 kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *options, int send_limit,
                                 void **out) {
     const struct {

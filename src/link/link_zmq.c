@@ -111,6 +111,8 @@ static void close_zmq(kvf_link *base) {
     /* ZeroMQ does not remove the file of an ipc endpoint. Before the socket is closed the file is surely still ours. */
     if (strncmp(link->endpoint, "ipc://", 6) == 0 && link->endpoint[6] != '@')
         (void)unlink(link->endpoint + 6);
+    kvf_link_linger(link->listener, KVF_LAST_WORDS_MS);
+    kvf_link_linger(link->caller, KVF_LAST_WORDS_MS);
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door.monitor};
     for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
         if (sockets[i])

@@ -156,6 +156,10 @@ kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t toke
     kvf_status status = kvf_check_out(out, "kvf_prediction");
     if (status)
         return status;
+    for (size_t i = 0; cost && i < sizeof cost->reserved / sizeof *cost->reserved; i++)
+        if (cost->reserved[i] != 0)
+            return kvf_fail(KVF_E_INVALID, "kvf_cost_model.reserved[%zu] is %g; allowed: 0", i,
+                            cost->reserved[i]);
     kvf_step_span spans[KVF_MODEL_MAX_GROUPS];
     for (uint32_t g = 0; g < kvf_model_group_count(plan->local->model); g++)
         spans[g] =

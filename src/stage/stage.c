@@ -16,7 +16,7 @@
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static kvf_status take_options(kvf_stage_options *options, const kvf_stage_options *given) {
-    kvf_status status = kvf_take_options(options, sizeof *options, given, "stage options");
+    kvf_status status = kvf_take_options(options, sizeof *options, given, "kvf_stage_options");
     if (status)
         return status;
     if (options->workers > KVF_WORKERS_MAX)

@@ -183,7 +183,7 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
 
 static kvf_status take_options(kvf_move_options *options, const kvf_move_options *given) {
     *options = (kvf_move_options){0};
-    kvf_status status = kvf_take_options(options, sizeof *options, given, "move options");
+    kvf_status status = kvf_take_options(options, sizeof *options, given, "kvf_move_options");
     if (!status && (options->way > KVF_WAY_PACKED || options->priority > 255))
         return kvf_fail(KVF_E_INVALID, "move options: way is %d, priority %u; allowed: 0 to 2, 0 to 255",
                         (int)options->way, options->priority);

@@ -1,8 +1,11 @@
-/* Arrays of regions as callers pass them: with this library's size of kvf_memory, or that of a newer one. */
+/* Arrays of regions as callers pass them: with this library's size of kvf_memory, or that of an older or newer one. */
 #ifndef KVF_TRANSPORT_MEMORY_H
 #define KVF_TRANSPORT_MEMORY_H
 
 #include <kvferry/transport.h>
+
+/** The size of the oldest kvf_memory. Fields beyond it are read from a copy by kvf_take_options() only. */
+#define KVF_MEMORY_LEAST offsetof(kvf_memory, withheld)
 
 /** Region i of an array, whose elements are as far apart as the caller's kvf_memory is large. */
 static inline const kvf_memory *kvf_memory_at(const kvf_memory *regions, uint32_t i) {

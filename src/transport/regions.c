@@ -60,7 +60,7 @@ static kvf_status check_kind(kvf_memory_kind kind, uint32_t device) {
 kvf_status kvf_memory_check(const kvf_memory *regions, uint32_t count, const char *what) {
     for (uint32_t i = 0; i < count; i++) {
         const kvf_memory *region = kvf_memory_at(regions, i);
-        if (region->struct_size < sizeof *region || region->struct_size % _Alignof(kvf_memory) != 0 ||
+        if (region->struct_size < KVF_MEMORY_LEAST || region->struct_size % _Alignof(kvf_memory) != 0 ||
             region->struct_size != regions->struct_size)
             return kvf_fail(KVF_E_INVALID, "%s: region %u: struct_size is %zu; set it to sizeof(kvf_memory)",
                             what, i, region->struct_size);

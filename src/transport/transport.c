@@ -116,7 +116,7 @@ kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
     kind = kind ? kind : "auto";
     transport->automatic = strcmp(kind, "auto") == 0;
     kvf_status status =
-        kvf_take_options(&transport->options, sizeof transport->options, options, "transport options");
+        kvf_take_options(&transport->options, sizeof transport->options, options, "kvf_transport_options");
     if (!status)
         status = take_name(transport);
     if (!status)
@@ -377,35 +377,33 @@ const char *kvf_peer_kind(const kvf_peer *peer) {
 }
 
 kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *out) {
-    if (!peer || !out || out->struct_size == 0)
-        return kvf_fail(KVF_E_INVALID, "peer: %s",
-                        !peer  ? "peer is NULL"
-                        : !out ? "info is NULL"
-                               : "struct_size is 0");
+    if (!peer)
+        return kvf_fail(KVF_E_INVALID, "peer: peer is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_peer_info");
+    if (status)
+        return status;
     const kvf_fabric *fabric = peer->fabric;
-    kvf_peer_info info = {.struct_size = out->struct_size,
-                          .bytes_read = peer->moved[KVF_READ],
-                          .bytes_written = peer->moved[KVF_WRITE]};
+    kvf_peer_info info = {.bytes_read = peer->moved[KVF_READ], .bytes_written = peer->moved[KVF_WRITE]};
     (void)snprintf(info.kind, sizeof info.kind, "%s", fabric->kind.name);
     (void)snprintf(info.way, sizeof info.way, "%s",
                    fabric->way && !peer->lost ? fabric->way(peer->link) : "");
     (void)snprintf(info.passed_over, sizeof info.passed_over, "%s",
                    peer->passed_over ? peer->passed_over : "");
-    memcpy(out, &info, out->struct_size < sizeof info ? out->struct_size : sizeof info);
+    kvf_fill_out(out, &info, sizeof info);
     return KVF_OK;
 }
 
 kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_transport_info *out) {
-    if (!transport || !out || out->struct_size == 0)
-        return kvf_fail(KVF_E_INVALID, "transport: %s",
-                        !transport ? "transport is NULL"
-                        : !out     ? "info is NULL"
-                                   : "struct_size is 0");
-    kvf_transport_info info = {.struct_size = out->struct_size};
+    if (!transport)
+        return kvf_fail(KVF_E_INVALID, "transport: transport is NULL");
+    kvf_status status = kvf_check_out(out, "kvf_transport_info");
+    if (status)
+        return status;
+    kvf_transport_info info = {0};
     for (uint32_t i = 0; i < transport->fabric_count; i++)
         if (transport->fabrics[i].fabric->count)
             transport->fabrics[i].fabric->count(transport->fabrics[i].endpoint, &info);
-    memcpy(out, &info, out->struct_size < sizeof info ? out->struct_size : sizeof info);
+    kvf_fill_out(out, &info, sizeof info);
     return KVF_OK;
 }
 

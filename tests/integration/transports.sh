@@ -12,6 +12,11 @@ succeeds "a library that is given in vain is no failure, and is named with the r
     '^ucx does not work here: .*/no/such/libucp.so: .*No such file|^shm' transports --ucx-library /no/such/libucp.so
 refuses "a word too many" 2 '"extra" is not expected' transports extra
 
+if [[ "$("$KVFERRY" transports)" =~ (^|$'\n')cuda\ +host\ +host ]]; then
+    fail "cuda moves memory of devices, not of the host" "host memory is listed"
+else
+    pass "cuda moves memory of devices, not of the host"
+fi
 run transports --json
 if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"kind": *"inproc"' "$output" && grep -q '"why_not": *""' "$output"; then
     pass "the kinds can be had as JSON"

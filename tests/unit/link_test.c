@@ -143,6 +143,28 @@ static void a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error(v
     kvf_link_close(server.link);
 }
 
+static void what_was_sent_before_a_link_is_closed_arrives(void **state) {
+    (void)state;
+    char *large = calloc(1, KVF_WIRE_MAX_BYTES); /* so that most of it has not left when the link is closed */
+    assert_non_null(large);
+    for (int disconnects = 0; disconnects < 2; disconnects++) {
+        end server, client;
+        open_end(&server, (kvf_link_options){.listen = NULL, .is_known = knows_everybody});
+        open_end(&client, (kvf_link_options){.listen = ""});
+        kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+        send_text(&client, route, "hello");
+        work_until(server.message_count == 1, &server, &client);
+        for (int i = 0; i < 3; i++)
+            assert_ok(kvf_link_send(client.link, route, large, KVF_WIRE_MAX_BYTES));
+        if (disconnects)
+            kvf_link_disconnect(client.link, route);
+        kvf_link_close(client.link);
+        work_until(server.message_count == 4, &server);
+        kvf_link_close(server.link);
+    }
+    free(large);
+}
+
 static void a_route_that_does_not_exist_is_an_error(void **state) {
     (void)state;
     end server;
@@ -731,6 +753,7 @@ int main(void) {
         cmocka_unit_test(both_sides_of_a_pair_may_call_and_routes_in_and_out_never_clash),
         cmocka_unit_test(messages_keep_their_order_and_empty_ones_arrive),
         cmocka_unit_test(a_message_as_large_as_allowed_arrives_and_a_larger_one_is_an_error),
+        cmocka_unit_test(what_was_sent_before_a_link_is_closed_arrives),
         cmocka_unit_test(a_route_that_does_not_exist_is_an_error),
         cmocka_unit_test(a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_ever),
         cmocka_unit_test(messages_of_several_frames_and_clients_with_names_are_ignored),

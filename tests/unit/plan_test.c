@@ -474,6 +474,8 @@ static void a_prediction_counts_bytes_runs_and_their_cost(void **state) {
     assert_int_equal(got.bytes, 320);
     assert_int_equal(got.runs, 12);
     assert_true(got.ns == 100 + 12 * 5 + 320 * 0.5);
+    cost.reserved[4] = 2;
+    assert_fails(kvf_plan_predict(plan, 1, 10, &cost, &got), KVF_E_INVALID, "reserved[4]", "2");
     kvf_plan_free(plan);
     free_pair(&p);
 }

@@ -148,6 +148,25 @@ static void memory_is_sized_and_has_a_kind_and_a_device(void **state) {
     newer[1].more = 0;
     assert_int_equal(kvf_transport_register(transport, &newer[0].known, 2), KVF_OK);
     kvf_transport_close(transport);
+    /* And of one built for an older library, without the last field. */
+    struct {
+        size_t struct_size;
+        void *address;
+        uint64_t bytes;
+        kvf_memory_kind kind;
+        uint32_t device;
+    } older[2] = {{sizeof older[0], memory, 100, KVF_MEMORY_HOST, 0},
+                  {sizeof older[0], memory + 100, 50, KVF_MEMORY_HOST, 0}};
+    const void *card;
+    size_t card_bytes;
+    kvf_peer *peer;
+    uint32_t count;
+    transport = open_kind("inproc");
+    assert_int_equal(kvf_transport_register(transport, (const kvf_memory *)(const void *)older, 2), KVF_OK);
+    assert_int_equal(kvf_transport_export(transport, &card, &card_bytes), KVF_OK);
+    assert_int_equal(kvf_transport_connect(transport, card, card_bytes, &peer), KVF_OK);
+    assert_int_equal(kvf_peer_region_bytes(peer, &count)[1], 50);
+    kvf_transport_close(transport);
 }
 
 static void memory_is_registered_after_the_card_was_exported_and_makes_another_card(void **state) {

@@ -161,7 +161,7 @@ static void bytes_read_in_place_of_a_peer_that_goes_do_not_count(void **state) {
     close_side(&a);
 }
 
-static void an_older_caller_gets_what_it_knows(void **state) {
+static void a_caller_gets_what_it_knows_be_it_older_or_newer(void **state) {
     (void)state;
     side a, b;
     kvf_peer *peer;
@@ -184,6 +184,20 @@ static void an_older_caller_gets_what_it_knows(void **state) {
     assert_fails(kvf_transport_get_info(a.transport, &all), KVF_E_INVALID, "struct_size");
     assert_fails(kvf_transport_get_info(a.transport, NULL), KVF_E_INVALID, "info");
     assert_fails(kvf_transport_get_info(NULL, &all), KVF_E_INVALID, "transport");
+    /* A newer one finds 0 in what this library does not know. */
+    struct {
+        kvf_peer_info known;
+        uint64_t more;
+    } newer_peer = {.known.struct_size = sizeof newer_peer, .more = 7};
+    struct {
+        kvf_transport_info known;
+        uint64_t more;
+    } newer_all = {.known.struct_size = sizeof newer_all, .more = 7};
+    assert_ok(kvf_peer_get_info(peer, &newer_peer.known));
+    assert_ok(kvf_transport_get_info(a.transport, &newer_all.known));
+    assert_string_equal(newer_peer.known.kind, "inproc");
+    assert_int_equal(newer_peer.more, 0);
+    assert_int_equal(newer_all.more, 0);
     close_side(&a);
     close_side(&b);
 }
@@ -335,7 +349,7 @@ int main(void) {
         cmocka_unit_test(mapped_memory_is_touched_in_place),
         cmocka_unit_test(a_writer_that_is_shut_out_writes_nothing_in_place),
         cmocka_unit_test(bytes_read_in_place_of_a_peer_that_goes_do_not_count),
-        cmocka_unit_test(an_older_caller_gets_what_it_knows),
+        cmocka_unit_test(a_caller_gets_what_it_knows_be_it_older_or_newer),
         cmocka_unit_test(a_better_fabric_that_cannot_is_named_with_its_reason),
         cmocka_unit_test(without_rdma_peers_on_other_machines_are_reached_by_messages),
         cmocka_unit_test(the_setting_for_what_is_emulated_is_checked),
