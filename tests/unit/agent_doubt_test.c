@@ -264,6 +264,25 @@ static void parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_writte
     world_close(&s.w);
 }
 
+/* What its leases last, as its answers to heartbeats say, is about leases only. */
+static void a_producer_with_longer_leases_may_write_no_longer(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(500 * MS));
+    world_close_agents(&s.w.p);
+    world_open_agents(&s.w.p, LEASE(20 * SECOND));
+    s.p = s.w.p.agents[0];
+    s.wanted.request.contact = s.w.p.contact;
+    lease_meet(&s);
+    world_run_for(&s.w, 2 * SECOND); /* some heartbeats */
+    assert_in_range(kvf_asker_of(s.d->tickets)->sources[0].until, world_now(), world_now() + 500 * MS);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    (void)world_done(&s.w, s.p, s.theirs[0]);
+    lease_close(&s);
+}
+
 /* The writer's time limit is on its own clock, which is known only from an open session. */
 static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
     (void)state;
@@ -326,6 +345,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
         cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
         cmocka_unit_test(parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_written),
+        cmocka_unit_test(a_producer_with_longer_leases_may_write_no_longer),
         cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
         cmocka_unit_test(neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle),
     };
