@@ -36,7 +36,7 @@ static void give_up(kvf_session *session, uint64_t number, const kvf_answer *ans
         if (source->beat != number || !is_alive(ticket) || source->written || (!pulls && source->call) ||
             !bsearch(&generation, gone, count, sizeof *gone, compare_numbers))
             continue;
-        source->settled = true;
+        source->settled = pulls || kvf_expect_has_stopped(source);
         kvf_ticket_fail(ticket, KVF_E_TIMEOUT, "the producer has given the request up", session);
     }
     kvf_free(gone);

@@ -141,6 +141,7 @@ static void ask_all(kvf_asker *expect) {
             continue;
         }
         source->asked = true;
+        source->opening = source->session->openings;
         kvf_status status = ask(source);
         if (status) {
             kvf_ticket_fail(&expect->base, status, kvf_error_detail(), source->session);
@@ -236,6 +237,10 @@ static bool stops(const kvf_source *source) {
     return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, true) != KVF_E_AGAIN;
 }
 
+bool kvf_expect_has_stopped(const kvf_source *source) {
+    return source->opening == source->session->openings || stops(source);
+}
+
 /* WRITTEN may be repeated, or late: it counts only if the expectation still waits for it. */
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     kvf_source *source = source_of(session, call->generation);
@@ -285,7 +290,7 @@ static void on_withdrawn(kvf_call *call, kvf_status status, const kvf_answer *an
     source->call = NULL;
     if (status)
         return; /* then it is over when its time ends */
-    source->settled = true;
+    source->settled = kvf_expect_has_stopped(source);
     source->ticket->base.agent->due = 0;
 }
 

@@ -284,6 +284,16 @@ static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer)
         flow->session->agent->flow_sweep.due = 0; /* frees it */
 }
 
+/* After losing the connection we cannot promise that no more writes arrive. The consumer then greets anew, and shuts us
+ * out, because we no longer answer for what it asked before. */
+static void answer_withdraw(kvf_flow *flow, uint64_t number) {
+    kvf_session *session = flow->session;
+    const kvf_call_body call = {.number = number, .kind = KVF_CALL_WITHDRAW};
+    const bool lost = flow->status == KVF_E_PEER_LOST || session->peer_lost;
+    session->joins_again = session->joins_again || lost;
+    kvf_answer_status(session, &call, lost ? KVF_E_PEER_LOST : KVF_OK, "");
+}
+
 /* Nothing more will be written: tells the consumer, in the way that it waits for. */
 static void tell(kvf_flow *flow) {
     kvf_session *session = flow->session;
@@ -292,12 +302,8 @@ static void tell(kvf_flow *flow) {
     if (!flow->push)
         session->agent->flow_sweep.due = 0;
     if (flow->withdraw_number) {
-        kvf_call_body call = {.number = flow->withdraw_number, .kind = KVF_CALL_WITHDRAW};
+        answer_withdraw(flow, flow->withdraw_number);
         flow->withdraw_number = 0;
-        /* After losing the connection we cannot promise that no more writes arrive. */
-        bool lost = flow->status == KVF_E_PEER_LOST && !flow->packed;
-        kvf_answer_status(session, &call, lost ? KVF_E_PEER_LOST : KVF_OK,
-                          lost && flow->detail ? flow->detail : "");
     }
     if (flow->withdrawn || flow->told || flow->heard)
         return;
@@ -440,13 +446,15 @@ void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call) {
     if (call->earlier)
         (void)kvf_session_fresh(session, call->earlier);
     kvf_flow *flow = kvf_flow_of(session, call->generation);
-    if (!flow || flow->over) {
-        if (flow)
-            flow->withdrawn = true;
+    if (!flow) {
         kvf_answer_status(session, call, KVF_OK, "");
         return;
     }
     flow->withdrawn = true;
+    if (flow->over) {
+        answer_withdraw(flow, call->number);
+        return;
+    }
     flow->withdraw_number = call->number; /* answered when nothing moves */
     kvf_flow_stop(flow, KVF_E_CANCELLED, "withdrawn by the consumer");
 }

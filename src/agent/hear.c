@@ -57,6 +57,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     if (!session->hh.tbl)
         return kvf_nomem("a session");
     session->state = KVF_SESSION_OPEN;
+    session->openings++;
     kvf_peer_met(session);
     session->joined = session->join_failed = session->join_staged = false;
     session->hello_pause = 0;

@@ -35,8 +35,6 @@ static void drop_old(kvf_agent *agent) {
 }
 
 void kvf_past_note(kvf_agent *agent, kvf_bytes id, kvf_status status) {
-    if (agent->options.remember_ns == 0)
-        return;
     kvf_past_forget(agent, id);
     kvf_past *past = kvf_alloc0(1, sizeof *past + id.size);
     if (!past)

@@ -73,6 +73,8 @@ struct kvf_session {
     uint64_t incarnation;
     uint32_t rank, rank_count;
     uint64_t hello_first, hello_sent, hello_next, hello_pause;
+    uint32_t
+        openings; /* outgoing: each time the peer had forgotten, at the latest, what it was asked before */
 
     bool keyed; /* incoming: opened under peer_key */
     uint8_t peer_key[KVF_KEY_BYTES];

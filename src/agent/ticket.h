@@ -109,6 +109,7 @@ struct kvf_source {
     void *card;          /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
     bool asked;            /* expect: EXPECT was sent */
+    uint32_t opening;      /* expect: in this opening of the session */
     bool gone;             /* expect: the process of a writer in doubt has ended */
     bool stays;            /* expect: it was logged that a writer does not end a write */
     uint64_t written_call; /* expect: the WRITTEN to answer when all is verified */

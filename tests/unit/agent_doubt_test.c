@@ -73,6 +73,70 @@ static void a_withdrawal_is_answered_when_nothing_is_written_any_more(void **sta
     assert_true(doubted > 0);
 }
 
+/* P has written a little of a slow push when it forgets the session. */
+static void forgotten_while_written(scene *s) {
+    lease_open(s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    s->held.request.bytes_per_second = 1000;
+    s->held.request.way = KVF_WAY_DIRECT;
+    lease_meet(s);
+    world_ready(&s->w.p, s->theirs);
+    world_run_for(&s->w, SECOND);
+    kvf_session_retire(s->p->all_sessions);
+}
+
+/* The blocks of D are free: another request may have them. */
+static void nothing_is_written_any_more(scene *s) {
+    world_fill(&s->w, &s->w.d, &s->wanted, 7);
+    world_run_for(&s->w, 5 * SECOND);
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 7), 0);
+    (void)world_failed(&s->w, s->p, s->theirs[0], KVF_E_PEER_LOST);
+    lease_close(s);
+}
+
+static void a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_a_withdrawal(void **state) {
+    (void)state;
+    scene s;
+    forgotten_while_written(&s);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    const uint64_t until = kvf_asker_of(s.d->tickets)->sources[0].until;
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(world_now() < until);
+    nothing_is_written_any_more(&s);
+}
+
+static void a_writer_that_no_longer_knows_an_expectation_is_shut_out(void **state) {
+    (void)state;
+    scene s;
+    forgotten_while_written(&s);
+    s.d->all_sessions->next_beat = 0;
+    kvf_agent_due(s.d, 0);
+    assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->blocks_free);
+    nothing_is_written_any_more(&s);
+}
+
+static void a_withdrawal_leaves_alone_what_else_the_writer_writes(void **state) {
+    (void)state;
+    scene s;
+    world_request wanted;
+    uint64_t ours[WORLD_MAX_RANKS];
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    s.held.request.bytes_per_second = 10000;
+    s.held.request.way = KVF_WAY_DIRECT;
+    lease_meet(&s);
+    world_ready(&s.w.p, s.theirs);
+    world_request_make(&s.w, &s.w.d, "b", 50, 40, 1, &wanted);
+    world_expect(&s.w.d, &wanted, &s.w.p, ours);
+    world_run_for(&s.w, SECOND);
+    assert_ok(kvf_agent_cancel(s.d, ours[0]));
+    assert_false(world_failed(&s.w, s.d, ours[0], KVF_E_CANCELLED)->blocks_free);
+    assert_int_equal(world_next(&s.w, s.d, ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    lease_close(&s);
+}
+
 static void without_a_word_from_the_writer_doubt_ends_with_its_time(void **state) {
     (void)state;
     scene s;
@@ -200,6 +264,25 @@ static void parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_writte
     world_close(&s.w);
 }
 
+/* What its leases last, as its answers to heartbeats say, is about leases only. */
+static void a_producer_with_longer_leases_may_write_no_longer(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(500 * MS));
+    world_close_agents(&s.w.p);
+    world_open_agents(&s.w.p, LEASE(20 * SECOND));
+    s.p = s.w.p.agents[0];
+    s.wanted.request.contact = s.w.p.contact;
+    lease_meet(&s);
+    world_run_for(&s.w, 2 * SECOND); /* some heartbeats */
+    assert_in_range(kvf_asker_of(s.d->tickets)->sources[0].until, world_now(), world_now() + 500 * MS);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    (void)world_done(&s.w, s.p, s.theirs[0]);
+    lease_close(&s);
+}
+
 /* The writer's time limit is on its own clock, which is known only from an open session. */
 static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
     (void)state;
@@ -254,11 +337,15 @@ int main(void) {
         cmocka_unit_test(withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped),
         cmocka_unit_test(a_withdrawal_that_was_lost_is_said_again),
         cmocka_unit_test(a_withdrawal_is_answered_when_nothing_is_written_any_more),
+        cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_a_withdrawal),
+        cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
+        cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
         cmocka_unit_test(expectations_are_written_long_after_their_first_lease),
         cmocka_unit_test(parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_written),
+        cmocka_unit_test(a_producer_with_longer_leases_may_write_no_longer),
         cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
         cmocka_unit_test(neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle),
     };

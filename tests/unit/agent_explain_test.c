@@ -234,6 +234,7 @@ static void an_agent_explains_itself_and_whom_it_knows(void **state) {
         "0-3 (2 each)\n");
     has(explain(d, "P", KVF_LOG_INFO), "no rank is connected yet");
     has(explain(p, "D", KVF_LOG_INFO), "D: 1 of 2 ranks have sessions here; 0 may be written to; 0 leases\n");
+    assert_fails(kvf_agent_explain(p, "E", KVF_LOG_INFO, NULL, 0, NULL), KVF_E_NOT_FOUND, "E");
 
     pull_some(&w, "a", 0);
     has(explain(d, "P", KVF_LOG_INFO), "  over inproc\n");

@@ -2,6 +2,7 @@
 #include "agent/push.h"
 #include "agent/stage.h"
 #include "agent_rights.h"
+#include "faulty_fabric.h"
 
 static void join_is_for_the_peer_of_the_session(void **state) {
     (void)state;
@@ -24,6 +25,12 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     join.generation = 4;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     assert_int_equal(rights_session(&s)->card_bytes, join.card.size);
+    /* Of its budget: the shard has one group, with 2 parts in each of 3 layers. */
+    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s.w.d.engine, 0));
+    const kvf_group_shard_desc *group = &shard->groups[0];
+    assert_int_equal(rights_session(&s)->joined_bytes,
+                     join.card.size + 1024 + shard->region_count * sizeof(uint64_t) + sizeof *group +
+                         2 * sizeof *group->parts + 6 * sizeof *group->placements);
     kvf_wire_buffer_free(&introduction);
     rights_close(&s);
 }
@@ -98,7 +105,8 @@ static kvf_status joins_while_written_to(kvf_join_stage stage) {
     const bool over = rights_session(&s)->flows->over;
     const kvf_status status = rights_session(&s)->flows->status;
     assert_int_equal(over, status != KVF_OK); /* moving 40 tokens takes seconds */
-    assert_int_equal(rights_say(&s, &s.rightful, withdraw), KVF_OK);
+    assert_int_equal(rights_say(&s, &s.rightful, withdraw), status);
+    assert_int_equal(rights_session(&s)->joins_again, status != KVF_OK); /* it greets and joins once more */
     kvf_wire_buffer_free(&introduction);
     rights_close(&s);
     return status;
@@ -112,6 +120,35 @@ static void a_client_that_had_lost_us_and_brings_its_stage_begins_anew(void **st
 static void a_client_that_only_adds_its_stage_is_written_to_as_before(void **state) {
     (void)state;
     assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE), KVF_OK);
+}
+
+/* Writes begin late, and ignore cancels. */
+static void a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile(void **state) {
+    (void)state;
+    rights s;
+    faulty_install(&(faulty_options){
+        .seed = 1, .per_mille = {[FAULTY_LATE_START] = 1000, [FAULTY_DEAF] = 1000}, .turns = 1000000});
+    rights_open(&s);
+    kvf_wire_buffer introduction = {0};
+    const kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    const uint64_t push = rights_push(&s, "a", 1);
+    world_ready(&s.w.p, &push);
+    world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+    const kvf_call_body withdraw = {
+        .kind = KVF_CALL_WITHDRAW, .number = 9, .request = {"a", 1}, .generation = 1 | KVF_EXPECTATION};
+    kvf_flow_withdraw(rights_session(&s),
+                      &withdraw); /* virtual time stands still: a message would be too late */
+    assert_false(rights_session(&s)->flows->over);
+    const uint32_t letters = s.rightful.letters;
+    world_close_agents(&s.w.d);
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    assert_true(s.rightful.letters > letters);
+    assert_int_equal(s.rightful.call, KVF_CALL_WITHDRAW);
+    assert_int_equal(s.rightful.status, KVF_E_PEER_LOST);
+    kvf_wire_buffer_free(&introduction);
+    rights_close(&s);
+    faulty_remove();
 }
 
 /* Opens X's own transport: a stage accepts no peer whose card has another name. */
@@ -183,6 +220,7 @@ int main(void) {
         cmocka_unit_test(flows_from_before_are_over_when_a_client_joins_anew),
         cmocka_unit_test(a_client_that_had_lost_us_and_brings_its_stage_begins_anew),
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
+        cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
                                   stop_counting_memory),
     };

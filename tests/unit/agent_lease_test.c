@@ -268,6 +268,31 @@ static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_last
     lease_close(&s);
 }
 
+static void break_connection(const scene *s) {
+    kvf_work_take(s->d);
+    kvf_on_broken(s->d, s->d->all_sessions->route, KVF_E_PEER_LOST, "the connection broke");
+    kvf_work_give(s->d);
+}
+
+/* A connection that is made and breaks again and again shows no life. */
+static void a_producer_is_lost_a_while_after_its_connection_first_broke(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(10 * SECOND)); /* a peer is waited for for 100 ms */
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 500 * MS);
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_WELCOME, 0);
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, 0);
+    const uint64_t first = world_now();
+    break_connection(&s);
+    world_run_for(&s.w, 60 * MS);
+    break_connection(&s);
+    assert_int_equal(s.d->all_sessions->broken_since, first);
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
+    assert_int_equal(world_now(), first + 100 * MS);
+    lease_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_nobody_asks_for_are_free_after_the_lease),
@@ -284,6 +309,7 @@ int main(void) {
         cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),
         cmocka_unit_test(heartbeats_come_six_times_in_a_lease_of_its_producer),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
+        cmocka_unit_test(a_producer_is_lost_a_while_after_its_connection_first_broke),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

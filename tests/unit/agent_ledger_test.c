@@ -186,6 +186,18 @@ static void a_block_in_doubt_is_neither_read_nor_written_until_its_writer_lets_g
     assert_ok(kvf_ledger_take_writer(ledger, TABLES(TABLE(1), NOTHING), 2, 43));
 }
 
+static void blocks_of_all_groups_are_in_doubt(void **state) {
+    kvf_ledger *ledger = ((world *)*state)->ledger;
+    assert_ok(kvf_ledger_take_writer(ledger, TABLES(TABLE(0), TABLE(1)), 2, 42));
+    kvf_ledger_doubt(ledger, TABLES(TABLE(0), TABLE(1)), 2, 42);
+
+    assert_int_equal(look(ledger, 0, 0).state, KVF_BLOCK_IN_DOUBT);
+    assert_int_equal(look(ledger, 1, 1).state, KVF_BLOCK_IN_DOUBT);
+    assert_counts(ledger, 0, 0, 2);
+    kvf_ledger_drop_writer(ledger, TABLES(TABLE(0), TABLE(1)), 2, 42);
+    assert_counts(ledger, 0, 0, 0);
+}
+
 static void another_ticket_neither_doubts_nor_frees(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     assert_ok(kvf_ledger_take_writer(ledger, TABLES(TABLE(0), NOTHING), 2, 42));
@@ -298,6 +310,7 @@ int main(void) {
         RULE(a_block_that_is_read_is_not_written),
         RULE(a_destination_that_names_a_block_twice_is_refused_whole),
         RULE(a_block_in_doubt_is_neither_read_nor_written_until_its_writer_lets_go),
+        RULE(blocks_of_all_groups_are_in_doubt),
         RULE(another_ticket_neither_doubts_nor_frees),
         RULE(dropping_what_nobody_has_changes_nothing),
         RULE(a_refused_reader_leaves_no_trace),

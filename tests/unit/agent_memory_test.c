@@ -131,6 +131,24 @@ static void a_region_without_blocks_of_a_request_may_go(void **state) {
     tear_down(&s);
 }
 
+static void a_region_of_one_part_stays_while_a_request_uses_it(void **state) {
+    (void)state;
+    scene s = {.theirs = {0}};
+    world_open_model(&s.w, attention(1, 4, 8),
+                     ENGINE(.name = "P", .all = {.block_count = 64, .order = "LP|BNH"}), ONE("D"), NULL);
+    s.p = s.w.p.agents[0];
+    world_request_make(&s.w, &s.w.p, "a", 50, 0, 1, &s.held);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    for (uint32_t part = 0; part < 2; part++) {
+        const uint32_t region = kvf_shard_placement(kvf_engine_shard(s.w.p.engine, 0), 0, 0, part)->region;
+        assert_int_equal(region, part);
+        assert_fails(kvf_agent_unregister_region(s.p, region), KVF_E_AGAIN, "\"a\"", "region");
+    }
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    tear_down(&s);
+}
+
 static void a_pull_waits_for_a_producer_that_sleeps(void **state) {
     (void)state;
     scene s;
@@ -230,6 +248,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
+        cmocka_unit_test(a_region_of_one_part_stays_while_a_request_uses_it),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
         cmocka_unit_test(a_consumer_that_waits_for_a_sleeping_producer_is_told_so),
         cmocka_unit_test(mistakes_with_regions_are_refused),

@@ -7,7 +7,7 @@ void rights_open(rights *s) {
     memset(s, 0, sizeof *s);
     assert_ok(kvf_agent_make_keys(s->p_public, s->p_secret));
     assert_ok(kvf_agent_make_keys(s->d_public, s->d_secret));
-    world_open_model(&s->w, attention(2, 4, 8), ONE("P"), ONE("D"), NULL);
+    world_open_model(&s->w, attention(3, 4, 8), ONE("P"), ONE("D"), NULL);
     world_close_agents(&s->w.p);
     world_close_agents(&s->w.d);
     world_open_agents(

@@ -304,6 +304,8 @@ static void the_number_of_ranks_is_bounded(void **state) {
                  "tp_size is 65537 and pp_size 1", "up to 65536");
     assert_fails(try_engine(model, ENGINE(.tp_size = UINT32_MAX, .pp_size = UINT32_MAX)), KVF_E_RANGE,
                  "tp_size is 4294967295 and pp_size 4294967295");
+    assert_fails(try_engine(model, ENGINE(.pp_size = 65536)), KVF_E_RANGE,
+                 "pp_size is 65536; allowed: 1 to 4"); /* so many ranks may be */
     kvf_model_free(model);
 }
 
