@@ -136,7 +136,7 @@ bool kvf_link_pending(kvf_link *link);
  */
 kvf_status kvf_link_allow(kvf_link *link, const char *public_key, bool allowed);
 
-#define KVF_LINK_FDS 6u
+#define KVF_LINK_FDS 7u
 
 /** The descriptors that poll readable when something arrives; do not read them. Returns their number. */
 uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
@@ -147,8 +147,8 @@ uint64_t kvf_link_due(const kvf_link *link);
 /** Connections that others made to us. */
 typedef struct kvf_link_counts {
     uint64_t now;     /* open now */
-    uint64_t closed;  /* closed by us: silent, or no room */
-    uint64_t refused; /* those of `closed` for which there was no room */
+    uint64_t closed;  /* closed by us: silent, no room, or cut off; of those that we made: cut off */
+    uint64_t refused; /* those of `closed` that were not silent */
     uint64_t dropped; /* messages dropped, because their senders sent more than they had turns for */
 } kvf_link_counts;
 

@@ -75,6 +75,7 @@ kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial) {
 void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial) {
     if (!dial->there)
         return;
+    kvf_door_hung_up(&link->calls, &dial->call);
     (void)zmq_disconnect(link->caller, dial->text);
     kvf_link_note(link, link->caller, true);
     forget_text(link, dial);
@@ -108,6 +109,11 @@ void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, 
         dial->why = KVF_E_PARSE;
         dial->what = "the other end does not speak ZeroMQ's protocol as this end does";
     }
+}
+
+void kvf_dial_cut_off(kvf_dial *dial) {
+    dial->why = KVF_E_PEER_LOST;
+    dial->what = "it was closed here, because the other end sent a message without an end";
 }
 
 /* Whether an endpoint is tcp:// with a host name, and not with a numeric address. */

@@ -2,8 +2,8 @@
 #include "base/descriptors.h"
 #include "link/link_inside.h"
 
-/* A context with a listener, a caller, their monitors and a guard opens some 20 at most. */
-#define DESCRIPTORS_OF_A_LINK 29
+/* A context with a listener, a caller, their monitors, their doors and a guard opens some 23 at most. */
+#define DESCRIPTORS_OF_A_LINK 32
 
 kvf_status kvf_link_check_descriptors(void) {
     return kvf_descriptors_check("a link", DESCRIPTORS_OF_A_LINK);
@@ -29,15 +29,17 @@ kvf_status kvf_link_note_fds(kvf_zmq_link *link) {
         link->unread[link->socket_count] = true;
         link->sockets[link->socket_count++] = sockets[i];
     }
-    link->fds[link->socket_count] = (struct pollfd){.fd = link->door.brought_fd, .events = POLLIN};
+    link->fds[link->socket_count] = (struct pollfd){.fd = link->calls.brought_fd, .events = POLLIN};
+    link->fds[link->socket_count + 1] = (struct pollfd){.fd = link->door.brought_fd, .events = POLLIN};
     return KVF_OK;
 }
 
 void kvf_link_look(kvf_zmq_link *link) {
-    bool told = poll(link->fds, link->socket_count + 1, 0) >= 0;
+    const struct pollfd *stirs = &link->fds[link->socket_count];
+    bool told = poll(link->fds, link->socket_count + 2, 0) >= 0;
     for (uint32_t i = 0; i < link->socket_count; i++)
         link->unread[i] = link->unread[i] || !told || link->fds[i].revents;
-    link->stirs = !told || link->fds[link->socket_count].revents;
+    link->stirs = !told || stirs[0].revents || stirs[1].revents;
 }
 
 bool kvf_link_is_unread(const kvf_zmq_link *link, const void *socket) {

@@ -69,6 +69,7 @@ typedef struct kvf_dial {
     uint64_t tried_ns;             /* when that try began */
     bool made;                     /* the handshake is done: there is a connection */
     bool heard;                    /* a message came over it while there were two connections */
+    uint64_t call;                 /* its name in link->calls; 0: it has none */
     UT_hash_handle by_text;
 } kvf_dial;
 
@@ -112,7 +113,8 @@ typedef struct kvf_zmq_link {
     void *caller;   /* ROUTER */
     void *monitor;  /* PAIR: events of the caller's connections */
     void *guard;    /* REP: which keys may connect; NULL without encryption */
-    kvf_door door;  /* the connections to the listener */
+    kvf_door door;  /* the connections to the listener, */
+    kvf_door calls; /* and those that we made */
     kvf_mail mail;
     uint64_t now;     /* of this round of progress */
     bool open_to_all; /* everyone who knows our key may connect */
@@ -134,7 +136,7 @@ typedef struct kvf_zmq_link {
     void *sockets[KVF_LINK_FDS]; /* those of the sockets above that exist */
     struct pollfd fds[KVF_LINK_FDS];
     bool unread[KVF_LINK_FDS]; /* see link_fds.c */
-    uint32_t socket_count;     /* after their descriptors comes that of the door, or -1 */
+    uint32_t socket_count;     /* after their descriptors come those of `calls` and of the door, or -1 */
     bool stirs;                /* something comes over connections that have been silent */
     uint64_t next_due_ns;      /* when a resting line is dialled, or a silent one dialled anew */
     const kvf_clock *clock;
@@ -179,6 +181,9 @@ int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, si
 
 /** Notes why a handshake failed, from the event. */
 void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, uint32_t value);
+
+/** Notes that what the other end sent was too much. */
+void kvf_dial_cut_off(kvf_dial *dial);
 
 /** Says why ZeroMQ gave up a try to connect: in `words`, and as KVF_E_TIMEOUT (the host did not answer) or KVF_E_IO. */
 kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words);

@@ -206,14 +206,14 @@ static uint16_t port_of(const char *text, size_t bytes) {
 }
 
 static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const void *text, size_t bytes) {
-    if (event == ZMQ_EVENT_CONNECTED) {
-        kvf_tcp_try_often_at((int)value, port_of(text, bytes));
-        return;
-    }
     kvf_dial *dial = kvf_dial_of_text(link, text, bytes);
     if (!dial)
         return; /* hung up already */
     switch (event) {
+    case ZMQ_EVENT_CONNECTED:
+        kvf_door_hung_up(&link->calls, &dial->call);
+        dial->call = kvf_door_called(&link->calls, (int)value, port_of(text, bytes), link->now);
+        break;
     case ZMQ_EVENT_CLOSED:
         dial->closed = true;
         break;
@@ -256,6 +256,8 @@ void kvf_lines_take_events(kvf_zmq_link *link) {
 void kvf_lines_hang_up(kvf_zmq_link *link) {
     kvf_line *line;
     while ((line = link->broken)) {
+        if (kvf_door_has_cut_off(&link->calls, line->first->call))
+            kvf_dial_cut_off(line->first);
         kvf_status status = line->first->why ? line->first->why : KVF_E_PEER_LOST;
         const char *what = line->first->why ? line->first->what : "the connection broke";
         char endpoint[KVF_ENDPOINT_BYTES];
@@ -291,6 +293,7 @@ kvf_line *kvf_line_hear(kvf_zmq_link *link, const void *id, size_t bytes) {
         if (!dial->there || dial->attempt != read.attempt)
             continue;
         dial->heard = true;
+        (void)kvf_guests_read(&link->calls.guests, dial->call);
         forget_asked(link, line);
         line->silence_ns = KVF_SILENCE_NS;
         return line;

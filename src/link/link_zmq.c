@@ -50,6 +50,9 @@ static kvf_status open_sockets(kvf_zmq_link *link, const kvf_link_options *optio
     if (!link->zmq)
         return kvf_zmq_fail("zmq_ctx_new");
     kvf_status status = kvf_guard_open(link, options);
+    const kvf_guests limits = limits_of(options);
+    if (!status)
+        status = kvf_door_open_calls(&link->calls, &limits);
     if (!status)
         status = kvf_lines_open(link, options);
     if (!status && endpoint->text[0])
@@ -96,6 +99,7 @@ static kvf_status open_zmq(const kvf_link_options *options, kvf_link **out) {
     link->context = options->context;
     link->next_due_ns = KVF_LINK_NEVER;
     link->door.empty_fd = link->door.spare_fd = link->door.brought_fd = -1;
+    link->calls.empty_fd = link->calls.spare_fd = link->calls.brought_fd = -1;
     kvf_mail_open(&link->mail);
     status = open_sockets(link, options, &endpoint);
     if (status) {
@@ -122,6 +126,7 @@ static void close_zmq(kvf_link *base) {
     }
     kvf_mail_close(&link->mail);
     kvf_lines_free(link);
+    kvf_door_close(&link->calls);
     kvf_door_close(&link->door);
     kvf_free(link->allowed);
     kvf_free(link);
@@ -261,6 +266,18 @@ static void take_incoming(kvf_zmq_link *link) {
         kvf_door_weigh(&link->door, link->now);
 }
 
+/* Whether all messages over connections that we made were taken in. */
+static bool take_called(kvf_zmq_link *link) {
+    uint32_t taken = 0;
+    bool all = !link->broken && !kvf_link_is_unread(link, link->caller);
+    if (!all)
+        all = take_messages(link, link->caller, &taken, read_called);
+    kvf_guests_took(&link->calls.guests, taken, all);
+    if (link->stirs || kvf_door_due(&link->calls) <= link->now)
+        kvf_door_weigh(&link->calls, link->now);
+    return all;
+}
+
 static bool is_pending(kvf_link *base);
 
 static void progress_zmq(kvf_link *base, bool *more) {
@@ -273,10 +290,7 @@ static void progress_zmq(kvf_link *base, bool *more) {
     kvf_guests_tick(&link->door.guests, link->now);
     /* Events are read first, but take effect after the messages that came before them. */
     kvf_lines_take_events(link);
-    bool all_read = !link->broken && !kvf_link_is_unread(link, link->caller);
-    uint32_t taken;
-    if (!all_read)
-        all_read = take_messages(link, link->caller, &taken, read_called);
+    const bool all_read = take_called(link);
     if (all_read)
         kvf_lines_hang_up(link);
     kvf_lines_redial(link, all_read);
@@ -287,13 +301,14 @@ static void progress_zmq(kvf_link *base, bool *more) {
 
 static uint64_t due_of(const kvf_link *base) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    return kvf_min_u64(link->next_due_ns, kvf_door_due(&link->door));
+    return kvf_min_u64(link->next_due_ns, kvf_min_u64(kvf_door_due(&link->door), kvf_door_due(&link->calls)));
 }
 
 static kvf_link_counts counts_of(const kvf_link *base) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    const kvf_guests *guests = &link->door.guests;
-    return (kvf_link_counts){guests->count, guests->closed, guests->refused, link->mail.dropped};
+    const kvf_guests *guests = &link->door.guests, *called = &link->calls.guests;
+    return (kvf_link_counts){guests->count, guests->closed + called->closed,
+                             guests->refused + called->refused, link->mail.dropped};
 }
 
 static bool has_ended(const kvf_link *base, kvf_route route) {
@@ -307,7 +322,7 @@ static bool is_pending(kvf_link *base) {
 
 static uint32_t fds_of(const kvf_link *base, int fds[KVF_LINK_FDS]) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
-    const uint32_t count = link->socket_count + (link->listener != NULL); /* only then is there a door */
+    const uint32_t count = link->socket_count + 1 + (link->listener != NULL); /* only then is there a door */
     for (uint32_t i = 0; i < count; i++)
         fds[i] = link->fds[i].fd;
     return count;

@@ -43,10 +43,16 @@ typedef union address {
     struct sockaddr_storage room;
 } address;
 
-/* Whether a socket is of a connection to where we listen. */
+static bool is_by_tcp(const kvf_door *door) {
+    return door->calls || door->port;
+}
+
+/* Whether a socket is of a connection to where we listen, or may be of one that we made. */
 static bool is_guest(const kvf_door *door, int fd) {
     address own = {0};
     socklen_t bytes = sizeof own;
+    if (door->calls)
+        return true;
     if (getsockname(fd, &own.any, &bytes))
         return false;
     if (own.any.sa_family == AF_INET)
@@ -93,7 +99,7 @@ static bool stop_receiving(const kvf_door *door) {
     struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
     const struct sock_fprog filter = {1, &nothing};
     char dropped[DROPPED_AT_ONCE];
-    if (!door->port || setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter))
+    if (!is_by_tcp(door) || setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter))
         return false;
     for (uint32_t i = 0; i < DROPS; i++)
         if (recv(door->spare_fd, dropped, sizeof dropped, MSG_DONTWAIT) <= 0)
@@ -130,7 +136,7 @@ static bool mute(void *owner, const kvf_guest *guest) {
  * number of the spare descriptor. They are gone from it when ZeroMQ closes them.
  */
 static void listen_to(const kvf_door *door, uint64_t id, bool again) {
-    if (door->port)
+    if (is_by_tcp(door))
         (void)kvf_watch_once(door->brought_fd, door->spare_fd, again, (void *)(uintptr_t)id);
 }
 
@@ -171,7 +177,7 @@ void kvf_door_weigh(kvf_door *door, uint64_t now) {
 }
 
 uint64_t kvf_door_due(const kvf_door *door) {
-    const uint64_t silent = kvf_guests_due(&door->guests);
+    const uint64_t silent = door->calls ? UINT64_MAX : kvf_guests_due(&door->guests);
     return door->guests.moving ? kvf_min_u64(silent, door->weigh_ns) : silent;
 }
 
@@ -219,6 +225,51 @@ bool kvf_door_hear(kvf_door *door, uint64_t route, zmq_msg_t *message, uint64_t 
     return true;
 }
 
+/* ---- connections that we make ---------------------------------------------------------------- */
+
+/* A descriptor's number is reused, and the end of one connection may be told after the beginning of the next. So a name
+ * is a count and, in its lower half, the descriptor, which is what the rest of this file takes a guest's id for. */
+static uint64_t name_call(kvf_door *door, int fd) {
+    return ++door->last_call << 32 | (uint32_t)fd;
+}
+
+static bool leads_to(int fd, uint16_t port) {
+    address peer = {0};
+    socklen_t bytes = sizeof peer;
+    if (getpeername(fd, &peer.any, &bytes))
+        return false;
+    return peer.any.sa_family == AF_INET    ? ntohs(peer.v4.sin_port) == port
+           : peer.any.sa_family == AF_INET6 ? ntohs(peer.v6.sin6_port) == port
+                                            : false;
+}
+
+uint64_t kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t now) {
+    char host[KVF_GUEST_ADDRESS_BYTES];
+    uint64_t file, call = 0;
+    if (look_at(door, fd, &file) && leads_to(door->spare_fd, port)) {
+        kvf_tcp_try_often(door->spare_fd);
+        name_guest(door->spare_fd, host);
+        call = name_call(door, fd);
+        if (kvf_guests_arrive(&door->guests, call, file, host, now) == KVF_OK) {
+            kvf_guests_name(&door->guests, call, call, now);
+            listen_to(door, call, false);
+        } else {
+            call = 0;
+        }
+    }
+    look_away(door);
+    return call;
+}
+
+bool kvf_door_has_cut_off(const kvf_door *door, uint64_t call) {
+    return call && !kvf_guests_has(&door->guests, call);
+}
+
+void kvf_door_hung_up(kvf_door *door, uint64_t *call) {
+    kvf_guests_leave(&door->guests, *call);
+    *call = 0;
+}
+
 /* ---- opening and closing --------------------------------------------------------------------- */
 
 uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths) {
@@ -230,7 +281,7 @@ uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths) {
     return wanted && wanted < most ? wanted : (uint32_t)most;
 }
 
-kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits) {
+static kvf_status open_door(kvf_door *door, const kvf_guests *limits) {
     door->guests = *limits;
     door->guests.owner = door;
     door->guests.hang_up = hang_up;
@@ -239,10 +290,28 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
     if (door->spare_fd < 0)
         return kvf_fail(KVF_E_IO, "eventfd: %s", strerror(errno));
-    const kvf_status status = kvf_watch_open(&door->brought_fd);
+    return kvf_watch_open(&door->brought_fd);
+}
+
+kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits) {
+    const kvf_status status = open_door(door, limits);
     return status ? status
                   : kvf_zmq_monitor(zmq, listener, MONITOR_ADDRESS,
                                     ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED, &door->monitor);
+}
+
+static bool is_always_known(void *context, uint64_t route) {
+    (void)context, (void)route;
+    return true;
+}
+
+kvf_status kvf_door_open_calls(kvf_door *door, const kvf_guests *limits) {
+    const kvf_guests own = {.longest = limits->longest,
+                            .is_known = is_always_known,
+                            .on_crowded = limits->on_crowded,
+                            .context = limits->context};
+    door->calls = true;
+    return open_door(door, &own);
 }
 
 void kvf_door_bound(kvf_door *door, const char *endpoint) {

@@ -1,13 +1,6 @@
 #include "port/sockets.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include "base/tcp.h"
 
 kvf_status kvf_zmq_fail(const char *what) {
     int error = zmq_errno();
@@ -77,27 +70,4 @@ bool kvf_zmq_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg
             return true;
     } while (count > 0);
     return false;
-}
-
-static bool leads_to(int fd, uint16_t port) {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } peer = {0};
-    socklen_t bytes = sizeof peer;
-    if (getpeername(fd, &peer.any, &bytes))
-        return false;
-    return peer.any.sa_family == AF_INET    ? ntohs(peer.v4.sin_port) == port
-           : peer.any.sa_family == AF_INET6 ? ntohs(peer.v6.sin6_port) == port
-                                            : false;
-}
-
-void kvf_tcp_try_often_at(int fd, uint16_t port) {
-    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (own < 0)
-        return;
-    if (leads_to(own, port))
-        kvf_tcp_try_often(own);
-    (void)close(own);
 }

@@ -36,8 +36,4 @@ kvf_status kvf_zmq_monitor(void *zmq, void *socket, const char *address, int eve
  */
 bool kvf_zmq_take_event(void *monitor, uint16_t *event, uint32_t *value, zmq_msg_t *text);
 
-/** kvf_tcp_try_often() for a connection to this port that a socket's monitor has reported. Checks the descriptor, whose
- * number may have been reused meanwhile. */
-void kvf_tcp_try_often_at(int fd, uint16_t port);
-
 #endif

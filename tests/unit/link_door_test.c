@@ -1,12 +1,10 @@
 /* Connections to a link by ZeroMQ: how many there may be, and what happens to connections over which nothing is
  * sent. */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "link_ends.h"
+
+#include "endless.h"
 
 #define MOST 6u
 #define SECOND UINT64_C(1000000000)
@@ -64,16 +62,6 @@ static int knock(const end *server) {
     assert_true(fd >= 0);
     assert_int_equal(connect(fd, (const struct sockaddr *)&to, sizeof to), 0);
     return fd;
-}
-
-/* Whether the other end has hung up; reads its greeting first. */
-static bool is_over(int fd) {
-    char bytes[256];
-    ssize_t read;
-    do
-        read = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    while (read > 0);
-    return read == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
 static uint32_t count_over(const int *fds, uint32_t count) {
@@ -174,30 +162,6 @@ static void a_descriptor_that_is_somebody_elses_is_left_alone(void **state) {
 
 /* ---- a message without an end ---------------------------------------------------------------- */
 
-#define FRAMES_BYTES 65536u
-#define SENT_MOST (4u << 20) /* and then we wait for it to be cut off */
-
-/* As a DEALER without keys: ZMTP 3.0's greeting and READY, and then the other end's. */
-static void shake_hands(int fd) {
-    static const char ready[] = "\4\51\5READY\13Socket-Type\0\0\0\6DEALER\10Identity\0\0\0"; /* and its NUL */
-    char greeting[64] = {'\xff', 0, 0, 0, 0, 0, 0, 0, 0, '\x7f', 3, 0, 'N', 'U', 'L', 'L'};
-    assert_int_equal(send(fd, greeting, sizeof greeting, MSG_NOSIGNAL), sizeof greeting);
-    assert_int_equal(send(fd, ready, sizeof ready, MSG_NOSIGNAL), sizeof ready);
-    char theirs[sizeof greeting + sizeof ready]; /* "ROUTER" is as long */
-    assert_int_equal(recv(fd, theirs, sizeof theirs, MSG_WAITALL), sizeof theirs);
-}
-
-/* Empty frames, each of which says that more follow. */
-static void say_more(int fd, uint64_t *sent) {
-    static char frames[FRAMES_BYTES];
-    for (uint32_t i = 0; i < FRAMES_BYTES; i += 2)
-        frames[i] = 1;
-    /* An odd number of bytes may be taken; the next ones are sent from where that ended. */
-    const ssize_t taken =
-        *sent < SENT_MOST ? send(fd, frames + *sent % 2, FRAMES_BYTES - 2, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
-    *sent += taken > 0 ? (uint64_t)taken : 0;
-}
-
 /* A stranger that was closed because the test was slow comes back. */
 static int stay_a_stranger(const end *server, int fd, uint64_t *sent) {
     if (fd >= 0 && !is_over(fd))
@@ -259,11 +223,52 @@ static void many_large_messages_are_not_without_an_end(void **state) {
         assert_ok(kvf_link_send(client.link, route, data, sizeof data));
         passed_ns += SECOND / 50; /* it is weighed */
         work_until(server.message_count > i, &server, &client);
+        assert_ok(kvf_link_send(server.link, known_route, data, sizeof data));
+        work_until(client.message_count >= i, &server, &client);
     }
     assert_int_equal(kvf_link_count(server.link).refused, 0);
+    assert_int_equal(kvf_link_count(client.link).refused, 0);
     assert_int_equal(client.broken_count, 0);
     kvf_link_close(client.link);
     kvf_link_close(server.link);
+}
+
+/* Lets the client in, which is told `text`. */
+static int let_in(end *client, int port, const char *text) {
+    int owner = -1;
+    char frame[64] = {0, (char)strlen(text)};
+    memcpy(frame + 2, text, strlen(text));
+    work_until((owner = accept4(port, NULL, NULL, SOCK_CLOEXEC)) >= 0, client);
+    shake_hands(owner);
+    assert_int_equal(send(owner, frame, 2 + strlen(text), MSG_NOSIGNAL), 2 + strlen(text));
+    work_until(has_message(client, text), client);
+    return owner;
+}
+
+static void an_owner_that_sends_a_message_without_an_end_is_cut_off(void **state) {
+    (void)state;
+    end client;
+    char endpoint[64];
+    uint64_t sent = 0;
+    uint16_t number;
+    const int port = open_port(&number);
+    (void)snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%u", number);
+    passed_ns = known_route = met_route = told = 0;
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock_ahead, .on_crowded = on_crowded});
+    (void)connect_end(&client, endpoint);
+    const int owner = let_in(&client, port, "hello");
+    work_until((say_more(owner, &sent), is_over(owner)), &client);
+    assert_int_equal(kvf_link_count(client.link).refused, 1);
+    assert_int_equal(told, 1);
+    work_until(client.broken_count > 0, &client);
+    assert_int_equal(client.broken_status, KVF_E_PEER_LOST);
+    assert_non_null(strstr(client.broken_detail, "sent a message without an end"));
+    const int again = let_in(&client, port, "it was a mistake"); /* the client has called again */
+    assert_int_equal(kvf_link_count(client.link).refused, 1);
+    (void)close(again);
+    (void)close(owner);
+    (void)close(port);
+    kvf_link_close(client.link);
 }
 
 int main(void) {
@@ -273,6 +278,7 @@ int main(void) {
         cmocka_unit_test(a_descriptor_that_is_somebody_elses_is_left_alone),
         cmocka_unit_test(a_message_without_an_end_is_cut_off),
         cmocka_unit_test(many_large_messages_are_not_without_an_end),
+        cmocka_unit_test(an_owner_that_sends_a_message_without_an_end_is_cut_off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The TCP options that the library sets on connections. */
+/* The TCP options that the library sets on connections, and which connections it takes for its own. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/tcp.h"
-#include "port/sockets.h"
+#include "port/door.h"
 #include "shapes.h"
 
 #ifndef TCP_RTO_MAX_MS
@@ -36,6 +36,12 @@ static int longest_wait(int fd) {
     return getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, &bytes) ? -1 : ms;
 }
 
+static kvf_door open_calls(void) {
+    kvf_door door = {.empty_fd = -1, .spare_fd = -1, .brought_fd = -1};
+    assert_ok(kvf_door_open_calls(&door, &(kvf_guests){.longest = 1000}));
+    return door;
+}
+
 static void a_connection_tries_each_second_and_no_other_does(void **state) {
     (void)state;
     uint16_t port;
@@ -44,11 +50,13 @@ static void a_connection_tries_each_second_and_no_other_does(void **state) {
     if (before < 0)
         skip(); /* before Linux 6.15 */
     assert_true(before > 1000);
+    kvf_door door = open_calls();
     /* another port: the descriptor seems to have another owner by now */
-    kvf_tcp_try_often_at(fd, (uint16_t)(port + 1));
+    assert_int_equal(kvf_door_called(&door, fd, (uint16_t)(port + 1), 0), 0);
     assert_int_equal(longest_wait(fd), before);
-    kvf_tcp_try_often_at(fd, port);
+    assert_int_not_equal(kvf_door_called(&door, fd, port, 0), 0);
     assert_int_equal(longest_wait(fd), 1000);
+    kvf_door_close(&door);
     (void)close(fd);
     (void)close(listener);
 }
@@ -57,18 +65,41 @@ static void a_descriptor_that_is_no_connection_is_left_alone(void **state) {
     (void)state;
     int ends[2];
     assert_return_code(pipe(ends), 0);
-    kvf_tcp_try_often_at(ends[0], 80);
+    kvf_door door = open_calls();
+    assert_int_equal(kvf_door_called(&door, ends[0], 80, 0), 0);
     kvf_tcp_try_often(ends[0]);
     (void)close(ends[0]);
     (void)close(ends[1]);
-    kvf_tcp_try_often_at(ends[0], 80); /* closed */
-    kvf_tcp_try_often_at(-1, 80);
+    assert_int_equal(kvf_door_called(&door, ends[0], 80, 0), 0); /* closed */
+    assert_int_equal(kvf_door_called(&door, -1, 80, 0), 0);
+    kvf_door_close(&door);
+}
+
+/* The end of a connection may be told after the beginning of the next one, which has the number of its descriptor. */
+static void a_connection_is_not_taken_for_one_that_had_its_descriptor(void **state) {
+    (void)state;
+    uint16_t port;
+    int listener, fd = connection(&listener, &port);
+    kvf_door door = open_calls();
+    uint64_t former = kvf_door_called(&door, fd, port, 0), next = kvf_door_called(&door, fd, port, 0);
+    assert_int_not_equal(former, next);
+    assert_true(kvf_guests_has(&door.guests, former) && kvf_guests_has(&door.guests, next));
+    kvf_door_hung_up(&door, &former);
+    assert_int_equal(former, 0);
+    assert_false(kvf_door_has_cut_off(&door, former));
+    assert_false(kvf_door_has_cut_off(&door, next));
+    kvf_guests_dismiss(&door.guests, next);
+    assert_true(kvf_door_has_cut_off(&door, next));
+    kvf_door_close(&door);
+    (void)close(fd);
+    (void)close(listener);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_connection_tries_each_second_and_no_other_does),
         cmocka_unit_test(a_descriptor_that_is_no_connection_is_left_alone),
+        cmocka_unit_test(a_connection_is_not_taken_for_one_that_had_its_descriptor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

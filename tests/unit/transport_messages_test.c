@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "endless.h"
 #include "transport/front.h"
 #include "transport_pair.h"
 
@@ -310,6 +311,39 @@ static void another_endpoint_at_the_address_of_the_card_is_found_out(void **stat
     assert_int_equal(outcome.status, KVF_E_PEER_LOST);
     assert_non_null(strstr(here.lost_detail, "another endpoint than that of the card listens"));
     assert_int_equal(side_memory(&here, 0)[10], side_byte(1, 0, 10));
+    side_close(&here);
+    side_close(&there);
+}
+
+static void an_owner_that_sends_a_message_without_an_end_is_cut_off(void **state) {
+    (void)state;
+    test_side here, there;
+    kvf_peer *peer;
+    uint16_t number;
+    uint64_t sent = 0;
+    side_open(&here, &plain, 1);
+    side_open(&there, &plain, 2);
+    const int port = open_port(&number);
+    kvf_messages_card part = part_of(&there);
+    part.port = number;
+    assert_int_equal(connect_by(&here, &there, &part, &peer), KVF_OK);
+    int owner;
+    while ((owner = accept4(port, NULL, NULL, SOCK_CLOEXEC)) < 0)
+        (void)poll(NULL, 0, 1);
+    shake_hands(owner);
+    assert_int_equal(send(owner, (char[]){0, 1, MESSAGES_ALIVE}, 3, MSG_NOSIGNAL), 3);
+    while (here.lost == 0) {
+        say_more(owner, &sent);
+        assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+        (void)poll(NULL, 0, 1);
+    }
+    assert_non_null(strstr(here.lost_detail, "the peer sent a message without an end"));
+    assert_true(is_over(owner));
+    kvf_transport_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_transport_get_info(here.transport, &info), KVF_OK);
+    assert_int_equal(info.refused, 1);
+    (void)close(owner);
+    (void)close(port);
     side_close(&here);
     side_close(&there);
 }
@@ -857,6 +891,7 @@ int main(void) {
         cmocka_unit_test(an_owner_with_another_key_than_its_card_says_is_not_talked_to),
         cmocka_unit_test(a_host_name_that_is_not_known_is_told),
         cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
+        cmocka_unit_test(an_owner_that_sends_a_message_without_an_end_is_cut_off),
         cmocka_unit_test(a_client_that_says_anything_but_the_secret_is_hung_up_on),
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
         cmocka_unit_test(a_stranger_that_says_too_much_is_not_heard_any_more),

@@ -17,7 +17,7 @@
 #define DEFAULT_LISTEN "tcp://*:*"
 
 /* For a context with its two threads, a socket that listens and one that watches it, and our own descriptors. */
-#define DESCRIPTORS 27
+#define DESCRIPTORS 30
 #define SOCKETS_MAX 16383
 #define EVENTS 64
 
@@ -163,6 +163,7 @@ static void close_endpoint(void *self) {
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
     kvf_door_close(&endpoint->door);
+    kvf_door_close(&endpoint->calls);
     kvf_timer_close(&endpoint->timer);
     kvf_fd_close(&endpoint->epoll_fd);
     kvf_free(endpoint);
@@ -188,6 +189,8 @@ static kvf_status open_all(kvf_messages_endpoint *endpoint, const kvf_transport_
     (void)kvf_host_place(card->place);
     if (!status)
         status = open_events(endpoint);
+    if (!status)
+        status = kvf_messages_watch_calls(endpoint);
     return status ? status : open_sockets(endpoint, listen);
 }
 
@@ -198,6 +201,7 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
     endpoint->transport = transport;
     endpoint->epoll_fd = endpoint->router_fd = endpoint->wake.fd = endpoint->pool.fd = -1;
     endpoint->door.empty_fd = endpoint->door.spare_fd = endpoint->door.brought_fd = -1;
+    endpoint->calls.empty_fd = endpoint->calls.spare_fd = endpoint->calls.brought_fd = -1;
     endpoint->door_fd = endpoint->timer.fd = -1;
     endpoint->newcomers.turn_work = MESSAGES_NEWCOMERS_WORK;
     endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;
@@ -249,6 +253,8 @@ static void look_around(kvf_messages_endpoint *endpoint) {
             kvf_timer_set(&endpoint->timer, UINT64_MAX);
         else if (what == &endpoint->door)
             endpoint->door_stirs = true;
+        else if (what == &endpoint->calls)
+            endpoint->calls_stir = true;
         else if (what != &endpoint->wake)
             ((kvf_messages_link *)what)->stirs = true;
     }
@@ -280,6 +286,7 @@ static kvf_status progress(void *self, bool *busy) {
         link->stirs = link->stirs || more;
         *busy = *busy || more;
     }
+    kvf_messages_mind_calls(endpoint);
     *busy = serve(endpoint, &serving) || *busy;
     *busy = kvf_messages_mind_door(endpoint) || *busy;
     kvf_wake_set(&endpoint->wake, *busy);

@@ -133,7 +133,9 @@ typedef struct kvf_messages_endpoint {
     int door_fd;
     bool door_stirs;  /* it may have events, ... */
     uint64_t door_ns; /* ... which are not read before this time */
-    kvf_timer timer;  /* for the door */
+    kvf_door calls;   /* the connections that we make */
+    bool calls_stir;  /* they bring something */
+    kvf_timer timer;  /* for the doors */
     uint64_t now;     /* of this progress() */
 
     kvf_messages_client *clients;                /* by number */
@@ -168,6 +170,12 @@ kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_t
 
 /** Binds the socket and fills in where it listens. */
 kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *listen);
+
+/** Begins to weigh what comes over connections that we make. */
+kvf_status kvf_messages_watch_calls(kvf_messages_endpoint *endpoint);
+
+/** Ends connections over which a message without an end comes. */
+void kvf_messages_mind_calls(kvf_messages_endpoint *endpoint);
 
 /** Notes new and ended connections, and hangs up where that is due; returns whether there may be more. */
 bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint);
@@ -284,6 +292,7 @@ struct kvf_messages_link {
     uint32_t tried;  /* hosts of the card, of both rounds */
     void *dealer, *monitor;
     int dealer_fd, monitor_fd;
+    uint64_t call; /* its name in endpoint->calls; 0: it has none */
     char address[MESSAGES_ADDRESS_BYTES];
     char way[MESSAGES_ADDRESS_BYTES + 32];
     bool found;     /* the address of the host: ZeroMQ opens, and closes, a socket only once it knows one */

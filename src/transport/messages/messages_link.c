@@ -35,6 +35,7 @@ static void lose(kvf_messages_link *link, const char *why) {
 static void hang_up(kvf_messages_link *link, int linger_ms) {
     void **sockets[] = {&link->dealer, &link->monitor};
     int *fds[] = {&link->dealer_fd, &link->monitor_fd};
+    kvf_door_hung_up(&link->endpoint->calls, &link->call);
     if (link->dealer) {
         (void)zmq_socket_monitor(link->dealer, NULL, 0);
         (void)zmq_setsockopt(link->dealer, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
@@ -180,7 +181,8 @@ static const char *why_failed(const kvf_messages_link *link, uint32_t event, uin
 static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) {
     if (event == ZMQ_EVENT_CONNECTED) {
         link->connected = true;
-        kvf_tcp_try_often_at((int)value, link->card.port);
+        link->call =
+            kvf_door_called(&link->endpoint->calls, (int)value, link->card.port, link->endpoint->now);
     } else if (event == ZMQ_EVENT_CLOSED) {
         link->found = true;
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
@@ -191,6 +193,12 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
     } else if (event != ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
         try_next(link, why_failed(link, event, value));
     }
+}
+
+static const char *why_broken(const kvf_messages_link *link) {
+    return kvf_door_has_cut_off(&link->endpoint->calls, link->call)
+               ? "it was closed here, because the peer sent a message without an end"
+               : "the connection broke: the peer's process has ended, or the network failed";
 }
 
 /* One event; false: there is none. */
@@ -323,14 +331,18 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
     }
     kvf_messages_forget(link);
     bool more = true;
+    uint32_t received = 0;
     for (int i = 0; i < MESSAGES_A_TURN && more && !link->lost && *budget > 0; i++) {
         kvf_messages_ask(link, budget);
         more = receive_one(link, budget);
+        received += more;
         if (kvf_transport_hurried(link->endpoint->transport))
             break;
     }
+    if (more || received > 0) /* what has come may be whole messages that were not read yet */
+        (void)kvf_guests_read(&link->endpoint->calls.guests, link->call);
     if (!more && link->broken)
-        lose(link, "the connection broke: the peer's process has ended, or the network failed");
+        lose(link, why_broken(link));
     if (link->lost) {
         tell_lost(link);
         return false;

@@ -1,5 +1,5 @@
 /*
- * The port: where the endpoint listens, its connections, and hanging up. Strangers are peers that have not shown the
+ * The port: where the endpoint listens, its connections, hanging up, and weighing those that we make. Strangers are peers that have not shown the
  * card's secret, or were refused.
  */
 #include <stdio.h>
@@ -105,11 +105,32 @@ bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
     return more;
 }
 
+/* ---- connections that we make ---------------------------------------------------------------- */
+
+kvf_status kvf_messages_watch_calls(kvf_messages_endpoint *endpoint) {
+    const kvf_guests limits = {.longest = MESSAGES_LONGEST};
+    kvf_status status = kvf_door_open_calls(&endpoint->calls, &limits);
+    return status ? status : kvf_watch_add(endpoint->epoll_fd, endpoint->calls.brought_fd, &endpoint->calls);
+}
+
+/* A turn in which a link was not read until it was empty counts as one in which a message of it was: see
+ * kvf_messages_work(). */
+void kvf_messages_mind_calls(kvf_messages_endpoint *endpoint) {
+    kvf_guests_took(&endpoint->calls.guests, 0, true);
+    if (endpoint->calls_stir || kvf_door_due(&endpoint->calls) <= endpoint->now)
+        kvf_door_weigh(&endpoint->calls, endpoint->now);
+    endpoint->calls_stir = false;
+    kvf_timer_by(&endpoint->timer, kvf_door_due(&endpoint->calls));
+}
+
+/* ---- counts ---------------------------------------------------------------------------------- */
+
 void kvf_messages_count(const void *self, kvf_transport_info *info) {
-    const kvf_guests *guests = &((const kvf_messages_endpoint *)self)->door.guests;
+    const kvf_messages_endpoint *endpoint = self;
+    const kvf_guests *guests = &endpoint->door.guests;
     info->clients += guests->count;
     info->clients_max += guests->most;
-    info->refused += guests->refused;
+    info->refused += guests->refused + endpoint->calls.guests.refused;
 }
 
 /* ---- listening ------------------------------------------------------------------------------- */
