@@ -2,7 +2,7 @@
  * The speed of a device's copy engine, compared with the driver's copy of the same bytes, in turns in one run: gather,
  * scatter and copy between two orders of pages within the device, gather to the host and scatter from it over the link;
  * by run length, and by the number of blocks of threads. The same gather with the driver's batched copy, run by run.
- * And the host's time for submitting.
+ * The device's checksums of a cache. And the host's time for submitting.
  *
  * The destination of each case is checked by token and head; before the case it is cleared, and the check must fail.
  * KVF_BENCH_BYTES and KVF_BENCH_ROUNDS set how much is moved at once (256 MiB), and how often (7). Ends with 77, and a
@@ -15,6 +15,7 @@
 
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
+#include "cuda/hasher.h"
 #include "report.h"
 
 #define HEADS 8ull
@@ -430,6 +431,128 @@ static void batches(bench_report *report) {
     }
 }
 
+/* ---- checksums ------------------------------------------------------------------------------------ */
+
+/* A request of some layers with the same table, one behind the other in the memory of a form. */
+typedef struct layers {
+    shape one;
+    uint32_t count;
+} layers;
+
+static layers layers_of(uint64_t run) {
+    layers made = {.one = shape_of(run, bench.bytes / LAYERS)};
+    made.count = (uint32_t)kvf_min_u64(LAYERS, bench.room / span_of(&made.one));
+    return made;
+}
+
+static void fill_layers(const layers *l, form in) {
+    for (uint32_t i = 0; i < l->count; i++)
+        (void)go_over(&l->one, in, bench.seen + i * span_of(&l->one), true);
+    driver(bench.cuda->cuMemcpyAsync(bench.memory[in], (CUdeviceptr)(uintptr_t)bench.seen,
+                                     l->count * span_of(&l->one), bench.stream),
+           "filling caches");
+    wait_for_stream();
+}
+
+/* Hashes all layers of some tokens, and adds a sum for each. Seeds are those of coordinates, whatever the order. */
+static void hash_tokens(kvf_hasher *hasher, const layers *l, form in, uint32_t first, uint32_t count,
+                        uint64_t *sums) {
+    const uint32_t *ids = l->one.ids + first / ROWS;
+    const uint64_t *found_sums;
+    kvf_status status;
+    kvf_hasher_begin(hasher, ids, (uint32_t)((count + ROWS - 1) / ROWS), count);
+    for (uint32_t layer = 0; layer < l->count; layer++) {
+        kvf_box pages = pages_of(&l->one, in, bench.memory[in] + layer * span_of(&l->one));
+        const kvf_device_sums where = {.step_bytes = sizeof *sums,
+                                       .seed = layer * 0x9e3779b97f4a7c15u + first * 0xd6e8feb86659fd93u,
+                                       .step_seed = 0xd6e8feb86659fd93u,
+                                       .unit_seed = 0xc2b2ae3d27d4eb4fu,
+                                       .rows = 1,
+                                       .share = {.count = 1, .width = 1}};
+        pages.blocks = ids;
+        pages.rows = count;
+        require(
+            kvf_hasher_add(hasher, &pages, KVF_DTYPE_F16, KVF_DTYPE_F16, &where, count, HEADS, l->one.run));
+    }
+    require(kvf_hasher_start(hasher));
+    while ((status = kvf_hasher_poll(hasher, &found_sums)) == KVF_IN_PROGRESS)
+        ;
+    require(status);
+    memcpy(sums + first, found_sums, count * sizeof *sums);
+}
+
+static double hash_ns(kvf_hasher *hasher, const layers *l, form in, uint64_t *sums) {
+    const uint64_t begun = bench_now_ns();
+    for (uint32_t first = 0; first < l->one.tokens; first += KVF_HASHER_SUMS)
+        hash_tokens(hasher, l, in, first, (uint32_t)kvf_min_u64(KVF_HASHER_SUMS, l->one.tokens - first),
+                    sums);
+    return (double)(bench_now_ns() - begun);
+}
+
+static uint32_t count_different(const layers *l, const uint64_t *a, const uint64_t *b) {
+    uint32_t count = 0;
+    for (uint32_t token = 0; token < l->one.tokens; token++)
+        count += a[token] != b[token];
+    return count;
+}
+
+/* Both orders of pages have the same sums; a byte that is spoiled changes those of its token only. */
+static void verify_hashes(kvf_hasher *hasher, const layers *l, uint64_t *sums, uint64_t *others) {
+    const uint32_t spoiled = l->one.tokens / 2;
+    const uint64_t at =
+        (l->count - 1) * span_of(&l->one) + place_of(&l->one, TOKENS_FIRST, spoiled, HEADS - 1);
+    fill_layers(l, TOKENS_FIRST);
+    (void)hash_ns(hasher, l, TOKENS_FIRST, others);
+    bench.spoiled = bench.spoiled || count_different(l, sums, others) > 0;
+    driver(bench.cuda->cuMemsetD8Async(bench.memory[TOKENS_FIRST] + at, (unsigned char)~bench.seen[at], 1,
+                                       bench.stream),
+           "spoiling a byte");
+    wait_for_stream();
+    (void)hash_ns(hasher, l, TOKENS_FIRST, others);
+    bench_require(count_different(l, sums, others) == 1 && sums[spoiled] != others[spoiled],
+                  "the control: a spoiled byte does not show in the sum of its token");
+}
+
+static void hash_row(bench_report *report, kvf_hasher *hasher, uint64_t run) {
+    double rates[ROUNDS_MAX], copies[ROUNDS_MAX], ratios[ROUNDS_MAX];
+    layers l = layers_of(run);
+    uint64_t *sums = bench_alloc(l.one.tokens, sizeof *sums),
+             *others = bench_alloc(l.one.tokens, sizeof *others);
+    const double bytes = (double)bytes_of(&l.one) * l.count;
+    const shape all = {.run = run, .tokens = l.one.tokens * l.count};
+    fill_layers(&l, HEADS_FIRST);
+    for (uint32_t round = 0; round < bench.rounds; round++) {
+        const double copy = copy_ns(&all, HEADS_FIRST, TOKENS_FIRST);
+        const double hash = hash_ns(hasher, &l, HEADS_FIRST, sums);
+        copies[round] = bytes / copy;
+        rates[round] = bytes / hash;
+        ratios[round] = copy / hash;
+    }
+    verify_hashes(hasher, &l, sums, others);
+    bench_text(report, bench_bytes(run));
+    bench_number(report, 1, bench_spread_of(copies, bench.rounds).median);
+    const bench_spread spread = bench_spread_of(rates, bench.rounds);
+    bench_number(report, 1, spread.median);
+    bench_number(report, 1, spread.low);
+    bench_number(report, 1, spread.high);
+    bench_number(report, 3, bench_spread_of(ratios, bench.rounds).median);
+    free(l.one.ids);
+    free(sums);
+    free(others);
+}
+
+static void checksums(bench_report *report) {
+    kvf_hasher *hasher = NULL;
+    require(kvf_hasher_open(0, &hasher));
+    bench_table(
+        report, "Checksums of a cache of up to 32 layers, by its device",
+        (const char *[]){"cell", "copy GB/s", "hashed GB/s", "lowest", "highest", "share of a copy", NULL});
+    for (uint64_t run = SHORTEST; run <= LONGEST; run *= 4)
+        hash_row(report, hasher, run);
+    bench_note(report, "A copy reads and writes each byte, and a checksum reads it once.");
+    require(kvf_hasher_close(hasher));
+}
+
 /* ---- submitting ----------------------------------------------------------------------------------- */
 
 /* The host's time to submit a request of many layers, of one box each. */
@@ -489,6 +612,7 @@ int main(int argc, char **argv) {
                    cuda->devices[0].multiprocessors, cuda->version / 1000, cuda->version % 1000 / 10);
     run_cases(report);
     batches(report);
+    checksums(report);
     submission(report);
     bench_note(report, words);
     if (bench.spoiled)

@@ -47,7 +47,7 @@ target_link_libraries(fuzz_agent PRIVATE PkgConfig::CMOCKA)
 
 # The transport "cuda" over the stand-in for the driver, which the target finds in its own folder.
 add_library(fuzz_cuda_driver SHARED tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c
-                                    tests/fakes/fake_cuda_streams.c)
+                                    tests/fakes/fake_cuda_virtual.c tests/fakes/fake_cuda_streams.c)
 set_target_properties(fuzz_cuda_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
                                                   LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
 target_include_directories(fuzz_cuda_driver PRIVATE include src tests/fakes)

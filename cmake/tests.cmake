@@ -65,7 +65,8 @@ endif()
 
 # A stand-in for the CUDA driver, which the loader finds before a real one.
 if(NOT KVF_CORE_ONLY)
-  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_streams.c)
+  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_virtual.c
+                               tests/fakes/fake_cuda_streams.c)
   set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
                                              LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
   target_include_directories(fake_cuda PRIVATE include src tests/fakes)
@@ -82,7 +83,7 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST checksum_device_test PROPERTY SKIP_RETURN_CODE 77)
   endif()
   foreach(name agent_device_processes_test agent_device_test cuda_copier_test device_info_test stage_device_test
-               transport_conformance_test transport_cuda_hostile_test transport_cuda_test)
+               transport_conformance_test transport_cuda_hostile_test transport_cuda_segments_test transport_cuda_test)
     if(NOT TARGET ${name})
       continue()
     endif()

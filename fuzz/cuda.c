@@ -1,19 +1,22 @@
 /*
  * The transport "cuda" and a process that does not keep to its protocol, over the stand-in for the driver. The first
- * byte, modulo 3, is what comes from that process:
+ * byte, modulo 4, is what comes from that process:
  *
  *   0   its card: changes to this fabric's part of a good card, which is then connected to and read from
  *   1   packets of a reader and writer that has shown the key
  *   2   packets of an owner that we have connected to and read from
+ *   3   the same of an owner whose memory is in segments
  *
- * A change is: offset 2 (little endian) | length 1 | bytes; an offset beyond the part cuts it off at offset modulo its
- * length. A packet is: length 2 (little endian) | bytes. In a packet that tells of memory, a card without a name becomes
- * a good one, and regions without a handle get good ones.
+ * A change is: offset 2 (little endian) | length 1 | bytes; an offset beyond the part cuts it off at offset modulo
+ * its length. A packet is: length 2 (little endian) | bytes. In a packet that tells of memory, a card without a name
+ * becomes a good one, and regions without a handle get good ones. With a packet of a segment comes the descriptor of
+ * a good one; with a reason that begins with a byte above 0, another descriptor.
  *
  * Whatever comes, our kernels stay inside of memory that they may reach: the stand-in would fail every later call.
  */
 #include "notices.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -37,6 +40,8 @@ static kvf_transport *transport;
 static kvf_cuda_card own;
 static CUuuid device_id;
 static CUipcMemHandle handle; /* of memory of another process */
+static int good_segment = -1,
+           no_segment = -1; /* descriptors, of FAKE_SEGMENT bytes of the device, and of something else */
 
 static void on_done(void *context, kvf_operation operation, kvf_status status, const char *detail) {
     (void)operation;
@@ -58,6 +63,22 @@ static void make_peer_memory(void) {
             (void)pause();
     }
     fake_cuda_handle(child, file, PEER_BYTES, handle.bytes);
+}
+
+static void make_segments(void) {
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    const kvf_cuda *cuda;
+    CUmemGenericAllocationHandle made = 0;
+    FUZZ_MUST(kvf_cuda_enter(0, &cuda) == KVF_OK);
+    FUZZ_MUST(cuMemCreate(&made, FAKE_SEGMENT, &properties, 0) == 0);
+    FUZZ_MUST(cuda->cuMemExportToShareableHandle(&good_segment, made,
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == 0);
+    FUZZ_MUST(cuda->cuMemRelease(made) == 0); /* the descriptor keeps it */
+    kvf_cuda_leave(cuda);
+    no_segment = memfd_create("fuzz", 0);
+    FUZZ_MUST(no_segment >= 0);
 }
 
 static void take_own_card(void) {
@@ -88,6 +109,7 @@ static bool open_once(void) {
             .struct_size = sizeof memory, .address = made, .bytes = REGION_BYTES, .kind = KVF_MEMORY_CUDA};
         FUZZ_MUST(kvf_transport_register_region(transport, i, &memory) == KVF_OK);
     }
+    make_segments();
     take_own_card();
     return true;
 }
@@ -107,6 +129,16 @@ static void go_on(int rounds, const int *done) {
         (void)poll(&here, 1, 1);
         progress();
     }
+}
+
+static size_t open_descriptors(void) {
+    size_t count = 0;
+    DIR *all = opendir("/proc/self/fd");
+    FUZZ_MUST(all != NULL);
+    while (readdir(all))
+        count++;
+    (void)closedir(all);
+    return count;
 }
 
 static void check_device(void) {
@@ -148,6 +180,16 @@ static kvf_cuda_region good_region(uint32_t i) {
                              .bytes = REGION_BYTES};
 }
 
+/* As good_region(), both in the same 2 segments. */
+static kvf_cuda_region region_in_segments(uint32_t i) {
+    return (kvf_cuda_region){.device = device_id,
+                             .base = 1 << 20,
+                             .allocation_bytes = UINT64_C(2) * FAKE_SEGMENT,
+                             .offset = FAKE_SEGMENT - 100 - i,
+                             .bytes = REGION_BYTES,
+                             .segments = 2};
+}
+
 /* Reads the packets to the peer, so that the transport does not wait. */
 static void drain(int fd) {
     static kvf_cuda_packet packet;
@@ -184,6 +226,13 @@ static void complete(kvf_cuda_packet *packet, size_t bytes) {
             memory->regions[i] = good_region(i % REGIONS);
 }
 
+static int descriptor_for(const kvf_cuda_packet *packet, size_t bytes) {
+    const kvf_cuda_segment *segment = &packet->as.segment;
+    if (bytes < sizeof segment->header || segment->header.kind != CUDA_SEGMENT || segment->header.count)
+        return -1;
+    return bytes > offsetof(kvf_cuda_segment, reason) && segment->reason[0] ? no_segment : good_segment;
+}
+
 static void send_packets(int fd, const uint8_t *data, size_t size) {
     static kvf_cuda_packet packet;
     for (int i = 0; i < PACKETS_MAX && size >= 2; i++) {
@@ -194,7 +243,8 @@ static void send_packets(int fd, const uint8_t *data, size_t size) {
         bytes = bytes < sizeof packet.as ? bytes : sizeof packet.as;
         memcpy(&packet.as, data, bytes);
         complete(&packet, bytes);
-        const kvf_status status = kvf_cuda_wire_send(fd, &packet.as, bytes);
+        const kvf_status status =
+            kvf_cuda_wire_send_with(fd, &packet.as, bytes, descriptor_for(&packet, bytes));
         if (status && status != KVF_E_AGAIN)
             return;
         data += bytes;
@@ -299,8 +349,8 @@ static void play_consumer(const uint8_t *data, size_t size) {
     progress();
 }
 
-static void play_owner(const uint8_t *data, size_t size) {
-    const part given = {.card = good_card(), .regions = {good_region(0), good_region(1)}};
+static void play_owner(kvf_cuda_region (*region)(uint32_t i), const uint8_t *data, size_t size) {
+    const part given = {.card = good_card(), .regions = {region(0), region(1)}};
     kvf_peer *peer = NULL;
     FUZZ_MUST(connect_to(&given, sizeof given, &peer) == KVF_OK);
     read_from(peer, take_connection(), data, size);
@@ -310,13 +360,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0 || !open_once())
         return 0;
     (void)listen_once();
-    if (data[0] % 3 == 0)
+    const size_t descriptors = open_descriptors();
+    if (data[0] % 4 == 0)
         play_card(data + 1, size - 1);
-    else if (data[0] % 3 == 1)
+    else if (data[0] % 4 == 1)
         play_consumer(data + 1, size - 1);
     else
-        play_owner(data + 1, size - 1);
+        play_owner(data[0] % 4 == 2 ? good_region : region_in_segments, data + 1, size - 1);
     drop_connections();
+    progress();
+    FUZZ_MUST(open_descriptors() == descriptors);
     check_device();
     return 0;
 }

@@ -53,6 +53,26 @@ static void seed_owner(const char *name, const void *packet, size_t bytes) {
     seed_write("cuda", name, s.data, s.size);
 }
 
+/* Both regions are in the same 2 segments, of which the last may differ. */
+static void seed_segments(const char *name, uint32_t number, uint64_t bytes, char reason) {
+    script s = {{3}, 1};
+    kvf_cuda_segment segment = {.header = {CUDA_SEGMENT, KVF_OK}, .bytes = 65536};
+    add_packet(&s, &(const kvf_cuda_header){CUDA_READY, 0}, sizeof(kvf_cuda_header));
+    add_packet(&s, &segment, sizeof segment);
+    segment.number = number;
+    segment.bytes = bytes;
+    segment.reason[0] = reason;
+    add_packet(&s, &segment, sizeof segment);
+    seed_write("cuda", name, s.data, s.size);
+}
+
+static void seed_fetch(void) {
+    script s = {{1}, 1};
+    const kvf_cuda_fetch fetch = {.header = {CUDA_FETCH, 1}};
+    add_packet(&s, &fetch, sizeof fetch);
+    seed_write("cuda", "fetch", s.data, s.size);
+}
+
 void seed_cuda(void) {
     const kvf_cuda_refused refused = {{CUDA_REFUSED, CUDA_REFUSED_GENERATION}, 9};
     const kvf_cuda_written written = {{CUDA_WRITTEN, KVF_OK}, 1, ""};
@@ -61,7 +81,13 @@ void seed_cuda(void) {
     seed_card("card_last_bytes", offsetof(kvf_cuda_region, offset), 16384 - 4096);
     seed_card("card_beyond", offsetof(kvf_cuda_region, offset), UINT64_MAX - 4095);
     seed_card("card_allocation", offsetof(kvf_cuda_region, allocation_bytes), UINT64_C(1) << 40);
+    seed_card("card_segments", offsetof(kvf_cuda_region, segments), 2);
     seed_writer();
+    seed_fetch();
+    seed_segments("segments", 1, 65536, 0);
+    seed_segments("segments_again", 0, 65536, 0);
+    seed_segments("segments_large", 1, UINT64_MAX, 0);
+    seed_segments("segments_of_nothing", 1, 65536, 'x');
     seed_owner("owner", NULL, 0);
     seed_owner("owner_refuses", &refused, sizeof refused);
     seed_owner("owner_answers", &written, sizeof written);

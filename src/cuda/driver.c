@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/fork.h"
+#include "cuda/segments.h"
 
 #define LIBRARY "libcuda.so.1"
 #define VERSION_MIN 12000 /* the oldest driver that may run code of the compiler that builds ours */
@@ -249,9 +250,11 @@ static kvf_status find_place(const kvf_cuda *cuda, uint32_t device, CUdeviceptr 
                         device, result);
     out->bytes = found;
     out->offset = address - out->base;
-    if (bytes > found - out->offset)
+    out->segments = 0;
+    kvf_segments_find(cuda, device, address, bytes, out);
+    if (bytes > out->bytes - out->offset)
         return kvf_fail(KVF_E_INVALID, "%llu bytes at address 0x%llx; its allocation ends after %llu",
-                        (unsigned long long)bytes, at, (unsigned long long)(found - out->offset));
+                        (unsigned long long)bytes, at, (unsigned long long)(out->bytes - out->offset));
     return KVF_OK;
 }
 

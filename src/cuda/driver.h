@@ -6,9 +6,9 @@
  * the entry for other rooms: kvf_cuda_find() gives the driver or the reason why there is none, and kvf_cuda_enter()
  * makes a device current for this thread's calls.
  *
- * A device is used through its primary context, which the process's other users of CUDA (torch, an engine) use too, so
- * their addresses are valid here. It stays until the process ends. A child of fork() cannot use its parent's driver:
- * calls fail with a detail that says so.
+ * A device is used through its primary context, which the process's other users of CUDA (torch, an engine) use too,
+ * so their addresses are valid here. It stays until the process ends. A child of fork() cannot use its parent's
+ * driver: calls fail with a detail that says so.
  *
  * All functions here may be called by any thread.
  */
@@ -33,6 +33,20 @@ typedef struct CUipcMemHandle {
 typedef struct CUuuid {
     unsigned char bytes[16];
 } CUuuid;
+typedef uint64_t CUmemGenericAllocationHandle;
+typedef struct CUmemLocation {
+    int type, id;
+} CUmemLocation;
+typedef struct CUmemAllocationProp {
+    int type, requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    unsigned char allocFlags[8];
+} CUmemAllocationProp;
+typedef struct CUmemAccessDesc {
+    CUmemLocation location;
+    int flags;
+} CUmemAccessDesc;
 
 enum {
     CUDA_NOT_READY = 600,                   /* of a stream or an event: not finished */
@@ -46,6 +60,10 @@ enum {
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
     CU_MEMORYTYPE_DEVICE = 2,
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
@@ -86,6 +104,20 @@ enum {
     F(cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr address))                                     \
     F(cuIpcOpenMemHandle_v2, (CUdeviceptr * address, CUipcMemHandle handle, unsigned flags))                 \
     F(cuIpcCloseMemHandle, (CUdeviceptr address))                                                            \
+    F(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address))                   \
+    F(cuMemRelease, (CUmemGenericAllocationHandle handle))                                                   \
+    F(cuMemGetAllocationPropertiesFromHandle,                                                                \
+      (CUmemAllocationProp * properties, CUmemGenericAllocationHandle handle))                               \
+    F(cuMemExportToShareableHandle,                                                                          \
+      (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags))            \
+    F(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle * handle, void *shareable, int type))    \
+    F(cuMemAddressReserve,                                                                                   \
+      (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags)) \
+    F(cuMemAddressFree, (CUdeviceptr address, size_t bytes))                                                 \
+    F(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,      \
+                 unsigned long long flags))                                                                  \
+    F(cuMemUnmap, (CUdeviceptr address, size_t bytes))                                                       \
+    F(cuMemSetAccess, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count))      \
     F(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority))                         \
     F(cuStreamDestroy_v2, (CUstream stream))                                                                 \
     F(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                   \
@@ -132,8 +164,8 @@ typedef struct kvf_cuda {
 kvf_status kvf_cuda_find(const kvf_cuda **out);
 
 /**
- * Gives the driver without starting it, because children of fork() cannot use a started driver: `version` is known, and
- * `device_count` is 0 unless the driver was started before.
+ * Gives the driver without starting it, because children of fork() cannot use a started driver: `version` is known,
+ * and `device_count` is 0 unless the driver was started before.
  *
  * @return as kvf_cuda_find(), but does not find faults of devices
  */
@@ -173,13 +205,14 @@ kvf_status kvf_cuda_let_reach(uint32_t device, uint32_t other);
 /** An allocation, and where an address lies in it. */
 typedef struct kvf_cuda_place {
     CUdeviceptr base;
-    uint64_t bytes;  /**< of the allocation */
-    uint64_t offset; /**< of the address */
+    uint64_t bytes;    /**< of the allocation, or of all segments */
+    uint64_t offset;   /**< of the address */
+    uint32_t segments; /**< the memory is in so many segments, see segments.h; 0: it is one allocation */
 } kvf_cuda_place;
 
 /**
- * Finds the allocation of this process that contains an address: allocators of engines give out parts of larger
- * allocations.
+ * Finds the allocation of this process, or the segments, that contain an address: allocators of engines give out
+ * parts of larger allocations.
  *
  * @param device  the device whose memory it must be
  * @param bytes   how many bytes from the address on must be in the allocation

@@ -3,9 +3,9 @@
  *
  * "Device" memory is a file in memory, mapped twice: without any access rights at the address that callers are given,
  * so that a host that dereferences it crashes, and at another address for this library's own use. Other processes map
- * it by handles. A stream is a list of actions. Due actions run when a caller queries or waits, and a delay can
- * postpone them: a copy reads host memory when it runs, not when it is put on a stream, so a buffer that is reused too
- * early spoils bytes. Kernels are the library's own, run thread by thread.
+ * it by handles, or segment by segment by descriptors. A stream is a list of actions. Due actions run when a caller
+ * queries or waits, and a delay can postpone them: a copy reads host memory when it runs, not when it is put on a
+ * stream, so a buffer that is reused too early spoils bytes. Kernels are the library's own, run thread by thread.
  *
  * Environment variables: FAKE_CUDA_DEVICES is the number of devices (2), FAKE_CUDA_VERSION the CUDA version of the
  * driver; with FAKE_CUDA_APART no device reaches another's memory.
@@ -41,8 +41,8 @@ size_t fake_cuda_left(void) {
     return fake.left;
 }
 
-void fake_cuda_vmm(int vmm) {
-    fake.vmm = vmm != 0;
+void fake_cuda_pooled(int pooled) {
+    fake.pooled = pooled != 0;
 }
 
 void fake_cuda_stick(int result) {

@@ -1,6 +1,6 @@
 /*
  * Shared by the files of the stand-in for the CUDA driver: fake_cuda.c (devices, contexts, what tests set),
- * fake_cuda_memory.c, fake_cuda_streams.c.
+ * fake_cuda_memory.c, fake_cuda_virtual.c (memory of cuMemCreate()), fake_cuda_streams.c.
  */
 #ifndef FAKE_CUDA_INSIDE_H
 #define FAKE_CUDA_INSIDE_H
@@ -40,7 +40,8 @@ typedef struct fake_cuda {
     size_t left;
     uint64_t delay_ns;
     int stuck;
-    bool vmm; /* new memory is like that of cuMemCreate() */
+    bool pooled; /* new memory is like that of a memory pool */
+    int running; /* the device whose stream runs an action */
 } fake_cuda;
 
 extern fake_cuda fake;
@@ -67,6 +68,26 @@ CUresult fake_told(const char *function);
     } while (0)
 
 /* ---- memory: needs the lock ---- */
+
+typedef enum fake_kind { FREE, DEVICE, MAPPED, HOST, PINNED, VIRTUAL } fake_kind;
+
+/** Memory that devices reach. */
+typedef struct fake_range {
+    fake_kind kind;
+    uint64_t address;
+    unsigned char *shadow; /**< where this library reads and writes it */
+    size_t bytes;
+    int file, device;
+    bool pooled;      /**< it has no handles */
+    void *allocation; /**< VIRTUAL: what is mapped here */
+    uint64_t access;  /**< VIRTUAL: a bit for each device that may use it */
+} fake_range;
+
+/** The range that contains an address, or NULL. */
+fake_range *fake_range_at(uint64_t address);
+
+/** A free entry for a range, or NULL. */
+fake_range *fake_range_new(void);
 
 /** For a kernel or a copy: where the host finds these bytes; an address outside all memory ends the context. */
 void *fake_reach(uint64_t address, uint64_t bytes);

@@ -10,17 +10,7 @@
 
 #define RANGES 4096u
 
-typedef enum range_kind { FREE, DEVICE, MAPPED, HOST, PINNED } range_kind;
-
-/* Memory that devices reach. */
-typedef struct range {
-    range_kind kind;
-    uint64_t address;
-    unsigned char *shadow; /* where this library reads and writes it */
-    size_t bytes;
-    int file, device;
-    bool vmm; /* like that of cuMemCreate(): it has no handles */
-} range;
+typedef fake_range range;
 
 static range ranges[RANGES];
 
@@ -31,7 +21,7 @@ static bool has(const range *of, uint64_t address) {
 }
 
 /* Kernels look up every vector, mostly in the same two ranges in turn. */
-static range *range_at(uint64_t address) {
+range *fake_range_at(uint64_t address) {
     static _Thread_local range *last[2];
     for (int i = 0; i < 2; i++)
         if (last[i] && has(last[i], address))
@@ -45,11 +35,11 @@ static range *range_at(uint64_t address) {
 }
 
 bool fake_knows(uint64_t address) {
-    return range_at(address) != NULL;
+    return fake_range_at(address) != NULL;
 }
 
 void *fake_cuda_look(uint64_t address) {
-    const range *found = range_at(address);
+    const range *found = fake_range_at(address);
     return found ? found->shadow + (address - found->address) : NULL;
 }
 
@@ -61,17 +51,32 @@ uint64_t fake_cuda_address(const void *found) {
     return 0;
 }
 
+/* Segments that are mapped one behind the other count as one; and each device needs access to each. */
+static bool reaches(const range *found, uint64_t address, uint64_t bytes) {
+    while (found && (found->kind != VIRTUAL || (found->access >> fake.running & 1))) {
+        const uint64_t there = found->bytes - (address - found->address);
+        if (bytes <= there)
+            return true;
+        if (found->kind != VIRTUAL)
+            return false;
+        address += there;
+        bytes -= there;
+        found = fake_range_at(address);
+    }
+    return false;
+}
+
 void *fake_reach(uint64_t address, uint64_t bytes) {
     static _Alignas(64) unsigned char nowhere[64];
-    const range *found = range_at(address);
-    if (!found || bytes > found->bytes - (address - found->address)) {
+    const range *found = fake_range_at(address);
+    if (!found || !reaches(found, address, bytes)) {
         fake.stuck = ILLEGAL_ADDRESS;
         return nowhere;
     }
     return found->shadow + (address - found->address);
 }
 
-static range *new_range(void) {
+range *fake_range_new(void) {
     for (size_t i = 0; i < RANGES; i++)
         if (ranges[i].kind == FREE)
             return &ranges[i];
@@ -79,23 +84,28 @@ static range *new_range(void) {
 }
 
 /* Maps a file twice, see fake_cuda.c; takes ownership of the file. */
-static CUresult map(int file, size_t bytes, range_kind kind, CUdeviceptr *out) {
-    range *made = new_range();
+static CUresult map(int file, size_t bytes, fake_kind kind, CUdeviceptr *out) {
+    range *made = fake_range_new();
     void *address = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, 0);
     void *shadow = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (!made || address == MAP_FAILED || shadow == MAP_FAILED) {
         (void)close(file);
         return OUT_OF_MEMORY;
     }
-    *made = (range){kind, (uint64_t)(uintptr_t)address,         shadow,  bytes,
-                    file, fake_current[fake_depth - 1]->device, fake.vmm};
+    *made = (range){.kind = kind,
+                    .address = (uint64_t)(uintptr_t)address,
+                    .shadow = shadow,
+                    .bytes = bytes,
+                    .file = file,
+                    .device = fake_current[fake_depth - 1]->device,
+                    .pooled = fake.pooled};
     fake.left++;
     *out = made->address;
     return 0;
 }
 
-static CUresult unmap(uint64_t address, range_kind kind) {
-    range *found = range_at(address);
+static CUresult unmap(uint64_t address, fake_kind kind) {
+    range *found = fake_range_at(address);
     if (!found || found->address != address || found->kind != kind)
         return INVALID_VALUE;
     (void)munmap((void *)(uintptr_t)found->address, found->bytes);
@@ -134,13 +144,18 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     return result;
 }
 
-static CUresult note_host(void *address, size_t bytes, range_kind kind) {
-    range *made = new_range();
-    if (range_at((uint64_t)(uintptr_t)address))
+static CUresult note_host(void *address, size_t bytes, fake_kind kind) {
+    range *made = fake_range_new();
+    if (fake_range_at((uint64_t)(uintptr_t)address))
         return ALREADY_REGISTERED;
     if (!made)
         return OUT_OF_MEMORY;
-    *made = (range){kind, (uint64_t)(uintptr_t)address, address, bytes, -1, -1, false};
+    *made = (range){.kind = kind,
+                    .address = (uint64_t)(uintptr_t)address,
+                    .shadow = address,
+                    .bytes = bytes,
+                    .file = -1,
+                    .device = -1};
     fake.left++;
     return 0;
 }
@@ -164,8 +179,8 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     return result;
 }
 
-static CUresult forget_host(void *address, range_kind kind) {
-    range *found = range_at((uint64_t)(uintptr_t)address);
+static CUresult forget_host(void *address, fake_kind kind) {
+    range *found = fake_range_at((uint64_t)(uintptr_t)address);
     if (!found || found->kind != kind || found->address != (uint64_t)(uintptr_t)address)
         return kind == HOST ? INVALID_VALUE : NOT_REGISTERED;
     found->kind = FREE;
@@ -194,8 +209,8 @@ CUresult cuMemFreeHost(void *address) {
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
-    const range *found = range_at(address);
-    const bool of_device = found && (found->kind == DEVICE || found->kind == MAPPED);
+    const range *found = fake_range_at(address);
+    const bool of_device = found && found->kind != HOST && found->kind != PINNED;
     const int known = attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? (of_device ? CU_MEMORYTYPE_DEVICE : 1)
                                                                     : (found ? found->device : -1);
     (void)pthread_mutex_unlock(&fake.lock);
@@ -208,7 +223,7 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
-    const range *found = range_at(address);
+    const range *found = fake_range_at(address);
     if (found) {
         *base = found->address;
         *bytes = found->bytes;
@@ -240,8 +255,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     BEGIN;
     handle made = {.process = getpid()};
     (void)pthread_mutex_lock(&fake.lock);
-    const range *found = range_at(address);
-    const bool good = found && found->kind == DEVICE && !found->vmm;
+    const range *found = fake_range_at(address);
+    const bool good = found && found->kind == DEVICE && !found->pooled;
     if (good) {
         made.file = found->file;
         made.bytes = found->bytes;

@@ -32,6 +32,7 @@ typedef struct action {
 struct CUstream_st {
     action *first, **last;
     bool destroyed; /* its actions still run */
+    int device;
     struct CUstream_st *next;
 };
 
@@ -133,6 +134,7 @@ static bool step(CUstream stream, uint64_t now) {
     action *todo = stream->first;
     if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->reached < todo->record))
         return false;
+    fake.running = stream->device;
     if (!fake.stuck) {
         switch (todo->kind) {
         case COPY:
@@ -220,6 +222,7 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     if (!made)
         return OUT_OF_MEMORY;
     made->last = &made->first;
+    made->device = fake_current[fake_depth - 1]->device;
     (void)pthread_mutex_lock(&fake.lock);
     made->next = streams;
     streams = made;

@@ -1,10 +1,12 @@
 /*
- * Two processes that share one device, or have one each: a producer with its cache in the device's memory, and a consumer
- * that pulls from it, by every transport between processes: packed, and directly by "cuda". Every cell is compared; cells
- * that the producer has changed meanwhile must be found wrong. So also where "auto" would take "cuda" and the driver does
- * not let the consumer map the producer's memory: then the pull goes packed, and the consumer says so.
+ * Two processes that share one device, or have one each: a producer with its cache in the device's memory, and a
+ * consumer that pulls from it, by every transport between processes: packed, and directly by "cuda". Every cell is
+ * compared; cells that the producer has changed meanwhile must be found wrong. So also where "auto" would take "cuda"
+ * and the driver does not let the consumer map the producer's memory: then the pull goes packed, and the consumer
+ * says so.
  *
- * And a push: the consumer may be refused what the producer writes from, though the producer could connect.
+ * And a push: the consumer may be refused what the producer writes from, though the producer could connect. Both also
+ * with caches in segments (cuda/segments.h), on either side.
  *
  * Both are this program, started as `agent_device_processes_test ROLE TRANSPORT HEARS SAYS`, with the descriptors of
  * two pipes.
@@ -24,9 +26,16 @@
 #define REFUSED "refused"
 #define PUSHED "pushed"                 /* directly */
 #define PUSHED_REFUSED "pushed refused" /* the consumer may not map the producer's memory */
+#define SEGMENTS "segments"             /* directly, from caches in segments */
+#define PUSHED_SEGMENTS "pushed segments"
+
+static bool is_in_segments(const char *transport) {
+    return strstr(transport, SEGMENTS) != NULL;
+}
 
 static bool is_shown(const char *transport) {
-    return strcmp(transport, REFUSED) == 0 || strncmp(transport, PUSHED, strlen(PUSHED)) == 0;
+    return strcmp(transport, REFUSED) == 0 || is_in_segments(transport) ||
+           strncmp(transport, PUSHED, strlen(PUSHED)) == 0;
 }
 
 static bool is_refused(const char *transport) {
@@ -41,6 +50,8 @@ typedef struct side {
     kvf_engine *engine;
     kvf_agent *agent;
     void *seen[LAYERS]; /* where this process reads and writes the device's memory */
+    kvf_memory regions[LAYERS];
+    bool in_segments;
     uint32_t table[BLOCKS];
 } side;
 
@@ -51,6 +62,16 @@ static void keep_log(void *context, const kvf_log_line *line) {
     (void)context;
     if (strstr(line->text, " reads from P rank 0 over ") || strstr(line->text, " writes to D rank 0 over "))
         (void)snprintf(served, sizeof served, "%s", line->text);
+}
+
+static kvf_memory memory_in_segments(uint32_t device, uint64_t bytes, void **seen) {
+    const CUdeviceptr made = device_segments(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    *seen = devices_look(made);
+    return (kvf_memory){.struct_size = sizeof(kvf_memory),
+                        .address = (void *)(uintptr_t)made,
+                        .bytes = bytes,
+                        .kind = KVF_MEMORY_CUDA,
+                        .device = device};
 }
 
 static void open_side(side *s, const char *name, const char *transport, uint32_t device,
@@ -64,13 +85,15 @@ static void open_side(side *s, const char *name, const char *transport, uint32_t
                                        .transport = is_shown(transport) ? "auto" : transport,
                                        .own_thread = true,
                                        .log = keep_log};
-    kvf_memory regions[LAYERS];
+    kvf_memory *regions = s->regions;
+    s->in_segments = is_in_segments(transport);
     s->model = attention(LAYERS, HEADS, ELEMENTS);
     assert_ok(kvf_engine_build(s->model, &spec, &s->engine));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->engine, 0));
     assert_int_equal(shard->region_count, LAYERS);
     for (uint32_t i = 0; i < LAYERS; i++)
-        regions[i] = device_memory(device, shard->region_bytes[i], &s->seen[i]);
+        regions[i] = (s->in_segments ? memory_in_segments : device_memory)(device, shard->region_bytes[i],
+                                                                           &s->seen[i]);
     for (uint32_t i = 0; i < LAYERS; i++)
         regions[i].withheld = !is_shown(transport) && strcmp(transport, "cuda") != 0;
     for (uint32_t i = 0; i < BLOCKS; i++)
@@ -83,6 +106,8 @@ static void close_side(side *s) {
     kvf_agent_close(s->agent);
     kvf_engine_free(s->engine);
     kvf_model_free(s->model);
+    for (uint32_t i = 0; i < LAYERS && s->in_segments; i++)
+        device_segments_free((CUdeviceptr)(uintptr_t)s->regions[i].address, s->regions[i].bytes);
     devices_free();
 }
 
@@ -211,8 +236,8 @@ static void pull(const side *d, int hears, bool refused) {
     assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
 }
 
-/* Pushes twice, and maps nothing of the consumer's memory. Where the consumer is refused, the producer could connect, and
- * learns that it is not read. */
+/* Pushes twice, and maps nothing of the consumer's memory. Where the consumer is refused, the producer could connect,
+ * and learns that it is not read. */
 static void push(int hears, int says, const char *transport) {
     const bool refused = is_refused(transport);
     side p;
@@ -295,6 +320,18 @@ static void check_packed(const side *d) {
     assert_int_equal(peer.bytes_packed, stats.bytes_packed);
 }
 
+/* All went directly, though no region has a handle. */
+static void check_direct(const side *d) {
+    kvf_agent_peer peer = {.struct_size = sizeof peer};
+    kvf_agent_stats stats = {.struct_size = sizeof stats};
+    uint32_t count;
+    assert_ok(kvf_agent_peers(d->agent, &peer, 1, &count));
+    assert_ok(kvf_agent_get_stats(d->agent, &stats));
+    assert_string_equal(peer.fabric, "cuda");
+    assert_true(stats.bytes_read > 0);
+    assert_int_equal(stats.bytes_packed, 0);
+}
+
 static void consume(const char *transport, int hears, int says) {
     const bool refused = is_refused(transport);
     side d;
@@ -312,6 +349,8 @@ static void consume(const char *transport, int hears, int says) {
     assert_int_equal(go_over(&d, false, 1), 0);
     if (refused)
         check_packed(&d);
+    if (d.in_segments)
+        check_direct(&d);
     close_side(&d);
     if (refused &&
         !strstr(served, ", packed, because cuda: region 0 is freed, or this process may not map it"))
@@ -385,6 +424,7 @@ int main(int argument_count, char **arguments) {
     devices_open();
     static char automatic[] = "auto", shm[] = "shm", messages[] = "messages", cuda[] = "cuda";
     static char refused[] = REFUSED, pushed[] = PUSHED, pushed_refused[] = PUSHED_REFUSED;
+    static char segments[] = SEGMENTS, pushed_segments[] = PUSHED_SEGMENTS;
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_process_to_process (auto)", a_pull_goes_from_process_to_process, NULL, NULL,
          automatic},
@@ -394,6 +434,10 @@ int main(int argument_count, char **arguments) {
         {"a_pull_goes_from_process_to_process (cuda)", a_pull_goes_from_process_to_process, NULL, NULL, cuda},
         {"a_pull_goes_from_process_to_process (refused)", a_pull_goes_from_process_to_process, NULL, NULL,
          refused},
+        {"a_pull_goes_from_process_to_process (segments)", a_pull_goes_from_process_to_process, NULL, NULL,
+         segments},
+        {"a_push_goes_from_process_to_process (segments)", a_push_goes_from_process_to_process, NULL, NULL,
+         pushed_segments},
         {"a_push_goes_from_process_to_process (cuda)", a_push_goes_from_process_to_process, NULL, NULL,
          pushed},
         {"a_push_goes_from_process_to_process (refused)", a_push_goes_from_process_to_process, NULL, NULL,

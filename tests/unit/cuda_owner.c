@@ -1,5 +1,6 @@
 #include "cuda_owner.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -39,17 +40,22 @@ static void *next_part(void *context, uint64_t bytes) {
 }
 
 void cache_open(device_cache *cache, const char *kind, const kvf_transport_options *options,
-                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device) {
+                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, bool in_segments) {
     const kvf_cuda *cuda;
     const kvf_shard_desc *desc = kvf_shard_get(shard);
     uint64_t bytes = LEAD;
-    *cache = (device_cache){.device = device, .used = LEAD};
+    *cache = (device_cache){.device = device, .in_segments = in_segments, .used = LEAD};
     assert_true(desc->region_count <= CACHE_REGIONS_MAX);
     for (uint32_t i = 0; i < desc->region_count; i++)
         bytes += (desc->region_bytes[i] + LEAD - 1) / LEAD * LEAD + LEAD;
-    assert_ok(kvf_cuda_enter(device, &cuda));
-    assert_int_equal(cuda->cuMemAlloc_v2(&cache->base, bytes), 0);
-    kvf_cuda_leave(cuda);
+    cache->bytes = bytes;
+    if (in_segments) {
+        cache->base = device_segments(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    } else {
+        assert_ok(kvf_cuda_enter(device, &cuda));
+        assert_int_equal(cuda->cuMemAlloc_v2(&cache->base, bytes), 0);
+        kvf_cuda_leave(cuda);
+    }
     cache->seen = devices_look(cache->base);
     rank_open(&cache->cells, shard, sequence, next_part, cache);
     for (uint32_t i = 0; i < desc->region_count; i++) {
@@ -66,7 +72,9 @@ void cache_open(device_cache *cache, const char *kind, const kvf_transport_optio
 
 static void free_memory(device_cache *cache) {
     const kvf_cuda *cuda;
-    if (cache->base && kvf_cuda_enter(cache->device, &cuda) == KVF_OK) {
+    if (cache->base && cache->in_segments) {
+        device_segments_free(cache->base, cache->bytes);
+    } else if (cache->base && kvf_cuda_enter(cache->device, &cuda) == KVF_OK) {
         (void)cuda->cuMemFree_v2(cache->base);
         kvf_cuda_leave(cuda);
     }
@@ -111,7 +119,7 @@ static void read_all(int fd, void *to, size_t bytes) {
     }
 }
 
-void owner_start(owner_process *owner, const char *kind) {
+void owner_start(owner_process *owner, const char *kind, bool in_segments) {
     int down[2], up[2];
     char numbers[2][16];
     assert_int_equal(pipe(down), 0);
@@ -124,7 +132,8 @@ void owner_start(owner_process *owner, const char *kind) {
         (void)close(up[0]);
         (void)snprintf(numbers[0], sizeof numbers[0], "%d", down[0]);
         (void)snprintf(numbers[1], sizeof numbers[1], "%d", up[1]);
-        (void)execl("/proc/self/exe", "owner", "owner", kind, numbers[0], numbers[1], (char *)NULL);
+        (void)execl("/proc/self/exe", "owner", in_segments ? "owner in segments" : "owner", kind, numbers[0],
+                    numbers[1], (char *)NULL);
         _exit(1);
     }
     (void)close(down[0]);
@@ -166,12 +175,26 @@ static void compare_pushed(void *context, const cell_rank *rank, cell_place at, 
     compare(context, rank, at, where);
 }
 
+uint64_t open_descriptors(void) {
+    uint64_t count = 0;
+    DIR *all = opendir("/proc/self/fd");
+    assert_non_null(all);
+    while (readdir(all))
+        count++;
+    (void)closedir(all);
+    return count;
+}
+
 static uint64_t obey(device_cache *cache, char what) {
     comparison found = {0};
     if (what == 's')
         each_cell(&cache->cells, all_layers(cache->cells.shard), spoil, NULL);
     if (what == 'f')
         free_memory(cache);
+    if (what == 'u')
+        return (uint64_t)kvf_transport_unregister_region(cache->transport, 0);
+    if (what == 'd')
+        return open_descriptors();
     if (what == 'c')
         each_cell(&cache->cells, all_layers(cache->cells.shard), compare_pushed, &found);
     return found.wrong;
@@ -200,7 +223,8 @@ int owner_main(char **arguments) {
     size_t bytes;
     devices_open();
     engines_open(&known);
-    cache_open(&cache, arguments[2], NULL, kvf_engine_shard(known.engines.remote, 0), &known.there, 0);
+    cache_open(&cache, arguments[2], NULL, kvf_engine_shard(known.engines.remote, 0), &known.there, 0,
+               strcmp(arguments[1], "owner in segments") == 0);
     rank_fill(&cache.cells, all_layers(cache.cells.shard), 1);
     assert_ok(kvf_transport_export(cache.transport, &card, &bytes));
     if (write(answers, &bytes, sizeof bytes) != sizeof bytes || write(answers, card, bytes) != (ssize_t)bytes)

@@ -1,6 +1,7 @@
 /*
  * Two processes with caches on devices of the stand-in: this process reads, and the other, for which this program is
- * started once more, owns the cache that is read. Both know the same engines; cells are compared by their coordinates.
+ * started once more, owns the cache that is read. Both know the same engines; cells are compared by their
+ * coordinates.
  */
 #ifndef CUDA_OWNER_H
 #define CUDA_OWNER_H
@@ -15,6 +16,8 @@ typedef struct device_cache {
     kvf_transport *transport;
     uint32_t device;
     CUdeviceptr base;
+    uint64_t bytes;                        /**< of the allocation */
+    bool in_segments;                      /**< it is in segments, of which regions cut some */
     unsigned char *seen;                   /**< where the test finds the allocation */
     uint64_t used;                         /**< bytes of the allocation that are taken */
     cell_rank cells;                       /**< the regions at the addresses that the test uses */
@@ -34,7 +37,7 @@ void engines_close(device_engines *known);
 
 /** Takes memory for a shard, opens an endpoint and registers the memory. */
 void cache_open(device_cache *cache, const char *kind, const kvf_transport_options *options,
-                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device);
+                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, bool in_segments);
 void cache_close(device_cache *cache);
 
 /** Counts the cells of the sequence that differ from what rank_fill() with this seed writes. */
@@ -49,15 +52,18 @@ typedef struct owner_process {
 } owner_process;
 
 /** Starts the other process; its cache is on device 0 and filled with seed 1. */
-void owner_start(owner_process *owner, const char *kind);
+void owner_start(owner_process *owner, const char *kind, bool in_segments);
 
 /** Gives the other process an order and waits until it is done: 's' spoils a byte of one cell that rank 0 of 2 reads,
- * 'f' frees the memory though it is registered, 'c' counts the cells that differ from what a push of rank 0 of 2 with
- * seed 2 leaves. Returns that count. */
+ * 'u' unregisters region 0, 'd' counts its descriptors, 'f' frees the memory though it is registered, 'c' counts the
+ * cells that differ from what a push of rank 0 of 2 with seed 2 leaves. Returns the count, or the status. */
 uint64_t owner_tell(const owner_process *owner, char what);
 
 /** Ends the other process: lets it exit by itself, or kills it with SIGKILL. */
 void owner_end(owner_process *owner, bool killed);
+
+/** The number of this process's descriptors, and a few more. */
+uint64_t open_descriptors(void);
 
 /** What main() runs in the other process. */
 int owner_main(char **arguments);

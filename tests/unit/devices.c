@@ -20,7 +20,9 @@ static struct {
     void *(*look)(uint64_t address);
     size_t (*left)(void);
     void (*stick)(int result);
-    void (*vmm)(int vmm);
+    void (*pooled)(int pooled);
+    int (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                  unsigned long long flags);
 } fake;
 
 /* Found in a real driver only; the stand-in has no such function. */
@@ -45,7 +47,7 @@ static bool find_all(void) {
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
            find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
            find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_vmm", &fake.vmm);
+           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "cuMemCreate", &fake.create);
 }
 
 void devices_open(void) {
@@ -88,6 +90,51 @@ void device_room_free(CUdeviceptr address) {
     const kvf_cuda *cuda;
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemFree_v2(address), 0);
+    kvf_cuda_leave(cuda);
+}
+
+/* ---- memory in segments --------------------------------------------------------------------------- */
+
+_Static_assert(SEGMENT == FAKE_SEGMENT, "the stand-in maps such segments");
+
+static uint64_t segment_bytes(uint32_t i) {
+    return (uint64_t)(i % 3 + 1) * SEGMENT;
+}
+
+static uint64_t all_segments(uint64_t bytes) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; all < bytes; i++)
+        all += segment_bytes(i);
+    return all;
+}
+
+CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types) {
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .requestedHandleTypes = types,
+                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device}};
+    const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const uint64_t all = all_segments(bytes);
+    const kvf_cuda *cuda;
+    CUdeviceptr made = 0;
+    assert_int_equal(kvf_cuda_enter(device, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemAddressReserve(&made, all, 0, 0, 0), 0);
+    uint64_t at = 0;
+    for (uint32_t i = 0; at < all; at += segment_bytes(i++)) {
+        CUmemGenericAllocationHandle handle = 0;
+        assert_int_equal(fake.create(&handle, segment_bytes(i), &properties, 0), 0);
+        assert_int_equal(cuda->cuMemMap(made + at, segment_bytes(i), 0, handle, 0), 0);
+        assert_int_equal(cuda->cuMemRelease(handle), 0);
+    }
+    assert_int_equal(cuda->cuMemSetAccess(made, all, &access, 1), 0);
+    kvf_cuda_leave(cuda);
+    return made;
+}
+
+void device_segments_free(CUdeviceptr address, uint64_t bytes) {
+    const kvf_cuda *cuda;
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemUnmap(address, all_segments(bytes)), 0);
+    assert_int_equal(cuda->cuMemAddressFree(address, all_segments(bytes)), 0);
     kvf_cuda_leave(cuda);
 }
 
@@ -137,7 +184,7 @@ void *devices_look(uint64_t address) {
     return fake.look ? fake.look(address) : (void *)(uintptr_t)address;
 }
 
-void devices_vmm(bool vmm) {
-    if (fake.vmm)
-        fake.vmm(vmm);
+void devices_pooled(bool pooled) {
+    if (fake.pooled)
+        fake.pooled(pooled);
 }

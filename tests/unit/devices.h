@@ -1,6 +1,6 @@
 /*
- * Devices of the stand-in for the CUDA driver (tests/fakes/fake_cuda.c), and memory on them. Programs that use them are
- * named in cmake/tests.cmake, so that the loader finds the stand-in.
+ * Devices of the stand-in for the CUDA driver (tests/fakes/fake_cuda.c), and memory on them. Programs that use them
+ * are named in cmake/tests.cmake, so that the loader finds the stand-in.
  *
  * If the loader finds a real driver instead (scripts/check-cuda), memory is managed memory, so that tests may look at
  * it as at the stand-in's; there are no delays, and tests that need more of the stand-in say so
@@ -33,10 +33,19 @@ uint32_t devices_number(uint32_t wanted);
 CUdeviceptr device_room(uint32_t device, uint64_t bytes);
 void device_room_free(CUdeviceptr address);
 
+#define SEGMENT 65536u /* of the stand-in's memory in segments, the smallest */
+
+/** Memory of a device of the stand-in in segments (cuda/segments.h) of 1, 2, 3, 1, 2 ... times SEGMENT, which the
+ * caller frees. devices_look() finds all of it behind each other. `types`: the handle types that it is created with.
+ * */
+CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types);
+void device_segments_free(CUdeviceptr address, uint64_t bytes);
+
 /** Finds the stand-in if it is there. False: it is not there, or this build has no device code. */
 bool devices_present(void);
 
-/** Memory of a device that peers may not use; the test reads and writes it at `seen`. It lasts until devices_free(). */
+/** Memory of a device that peers may not use; the test reads and writes it at `seen`. It lasts until devices_free().
+ * */
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen);
 
 /** Frees all memory of device_memory(). */
@@ -51,6 +60,6 @@ void devices_hasten(void);
 void devices_fail(const char *function, int result, unsigned times);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
-void devices_vmm(bool vmm);
+void devices_pooled(bool pooled);
 
 #endif

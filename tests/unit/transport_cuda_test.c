@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "cuda/device_image.h"
-#include "cuda_owner.h"
+#include "cuda_scene.h"
 #include "transport/card.h"
 #include "transport/cuda/cuda_wire.h"
 
@@ -18,107 +18,23 @@
 #define ILLEGAL_ADDRESS 700
 #define HOUR_NS 3600000000000ull
 
-/* A reader on device 1, and an owner in another process on device 0. */
-typedef struct test_scene {
-    device_engines known;
-    device_cache here;
-    owner_process owner;
-    kvf_peer *peer;
-    kvf_request *request;
-    kvf_plan *plan;
-    uint32_t lost;
-    char lost_detail[256];
-} test_scene;
-
-static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
-    test_scene *scene = context;
-    (void)transport, (void)peer;
-    scene->lost++;
-    (void)snprintf(scene->lost_detail, sizeof scene->lost_detail, "%s", detail);
-}
-
-static test_scene *scene_open(const char *kind, const kvf_setting *setting) {
-    test_scene *scene = calloc(1, sizeof *scene);
-    assert_non_null(scene);
-    const kvf_transport_options options = {.struct_size = sizeof options,
-                                           .settings = setting,
-                                           .setting_count = setting ? 1 : 0,
-                                           .on_peer_lost = on_peer_lost,
-                                           .context = scene};
-    engines_open(&scene->known);
-    owner_start(&scene->owner, kind);
-    cache_open(&scene->here, kind, &options, kvf_engine_shard(scene->known.engines.local, 0),
-               &scene->known.here, 1);
-    scene->plan = plan_of(&scene->known.engines, 0);
-    scene->request = request_of(scene->plan);
-    set_sequences(scene->request, &scene->known.here, &scene->known.there);
-    return scene;
-}
-
-static kvf_status scene_connect(test_scene *scene) {
-    return kvf_transport_connect(scene->here.transport, scene->owner.card, scene->owner.card_bytes,
-                                 &scene->peer);
-}
-
-static void scene_close(test_scene *scene, bool killed) {
-    kvf_request_free(scene->request);
-    kvf_plan_free(scene->plan);
-    cache_close(&scene->here);
-    if (!killed)
-        owner_end(&scene->owner, false);
-    engines_close(&scene->known);
-    free(scene);
-}
-
-static kvf_transfer *begin(const test_scene *scene, kvf_direction direction) {
-    kvf_transfer *transfer = NULL;
-    assert_ok(kvf_transfer_start(scene->request, direction, &scene->peer, &transfer));
-    return transfer;
-}
-
-static void step(const test_scene *scene) {
-    struct pollfd fd = {kvf_transport_event_fd(scene->here.transport), POLLIN, 0};
-    assert_true(poll(&fd, 1, 60000) > 0);
-    assert_ok(kvf_transport_progress(scene->here.transport, NULL));
-}
-
-static kvf_status move(const test_scene *scene, kvf_direction direction, char detail[512]) {
-    kvf_transfer *transfer = begin(scene, direction);
-    kvf_status status;
-    while ((status = kvf_transfer_status(transfer)) == KVF_IN_PROGRESS)
-        step(scene);
-    (void)snprintf(detail, 512, "%s", kvf_transfer_detail(transfer));
-    kvf_transfer_free(transfer);
-    return status;
-}
-
-static kvf_status pull(const test_scene *scene, char detail[512]) {
-    return move(scene, KVF_READ, detail);
-}
-
-/* Fills the reader's cells anew, and writes them into the owner's memory. */
-static kvf_status push(const test_scene *scene, char detail[512]) {
-    rank_fill(&scene->here.cells, all_layers(scene->here.cells.shard), 2);
-    return move(scene, KVF_WRITE, detail);
-}
-
 /* ---- moving ------------------------------------------------------------------------------------- */
 
 static void cells_of_another_process_arrive_in_our_order(void **state) {
     char detail[512];
     const size_t left = devices_left();
-    test_scene *scene = scene_open(*state, NULL);
+    test_scene *scene = scene_open(*state);
     assert_ok(scene_connect(scene));
     kvf_peer_info info = {.struct_size = sizeof info};
     assert_ok(kvf_peer_get_info(scene->peer, &info));
     assert_string_equal(info.kind, "cuda");
     assert_string_equal(info.way, "kernels, memory mapped by CUDA IPC");
     assert_true(cache_wrong_cells(&scene->here, 1) > 1000);
-    assert_ok(pull(scene, detail));
+    assert_ok(scene_pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
     /* A byte that changes in the owner's memory shows in its cell and nowhere else. */
     (void)owner_tell(&scene->owner, 's');
-    assert_ok(pull(scene, detail));
+    assert_ok(scene_pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 1);
     scene_close(scene, false);
     assert_int_equal(devices_left(), left);
@@ -127,16 +43,16 @@ static void cells_of_another_process_arrive_in_our_order(void **state) {
 static void an_owner_reads_written_bytes(void **state) {
     char detail[512];
     const size_t left = devices_left();
-    test_scene *scene = scene_open(*state, NULL);
+    test_scene *scene = scene_open(*state);
     assert_ok(scene_connect(scene));
     assert_true(owner_tell(&scene->owner, 'c') > 500);
-    assert_ok(push(scene, detail));
+    assert_ok(scene_push(scene, detail));
     assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
     (void)owner_tell(&scene->owner, 's'); /* the control: a spoiled byte is counted */
     assert_int_equal(owner_tell(&scene->owner, 'c'), 1);
-    assert_ok(push(scene, detail));
+    assert_ok(scene_push(scene, detail));
     assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
-    assert_ok(pull(scene, detail));
+    assert_ok(scene_pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 2), 0);
     scene_close(scene, false);
     assert_int_equal(devices_left(), left);
@@ -145,7 +61,7 @@ static void an_owner_reads_written_bytes(void **state) {
 static void unregister(const test_scene *scene, uint32_t region) {
     kvf_status status;
     while ((status = kvf_transport_unregister_region(scene->here.transport, region)) == KVF_E_AGAIN)
-        step(scene);
+        scene_step(scene);
     assert_ok(status);
 }
 
@@ -154,21 +70,21 @@ static void memory_that_was_written_from_can_be_taken_back(void **state) {
     (void)state;
     char detail[512];
     void *seen;
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     const size_t left = devices_left();
     assert_ok(scene_connect(scene));
-    assert_ok(push(scene, detail));
+    assert_ok(scene_push(scene, detail));
     const kvf_memory more = device_memory(1, 4096, &seen);
     const uint32_t number = kvf_shard_get(scene->here.cells.shard)->region_count;
     kvf_memory shown = more;
     shown.withheld = false;
     for (uint32_t round = 0; round < 3; round++) {
         assert_ok(kvf_transport_register_region(scene->here.transport, number, &shown));
-        assert_ok(push(scene, detail));
+        assert_ok(scene_push(scene, detail));
         assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
         unregister(scene, number);
         (void)owner_tell(&scene->owner, 's');
-        assert_ok(push(scene, detail));
+        assert_ok(scene_push(scene, detail));
         assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
     }
     kvf_peer_close(scene->peer);
@@ -181,14 +97,14 @@ static void memory_that_was_written_from_can_be_taken_back(void **state) {
 static void memory_that_the_owner_cannot_read_is_not_written(void **state) {
     (void)state;
     char detail[512];
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     const kvf_cuda *cuda;
     assert_ok(scene_connect(scene));
     assert_ok(kvf_cuda_enter(1, &cuda));
     assert_int_equal(cuda->cuMemFree_v2(scene->here.base), 0);
     kvf_cuda_leave(cuda);
     scene->here.base = 0;
-    assert_int_equal(move(scene, KVF_WRITE, detail), KVF_E_UNSUPPORTED);
+    assert_int_equal(scene_move(scene, KVF_WRITE, detail), KVF_E_UNSUPPORTED);
     assert_non_null(strstr(detail, "cuda: writing to "));
     assert_non_null(strstr(detail, "the owner could not read the data: region 0 is freed"));
     assert_true(owner_tell(&scene->owner, 'c') > 500);
@@ -198,7 +114,7 @@ static void memory_that_the_owner_cannot_read_is_not_written(void **state) {
 /* ---- ways that are closed ----------------------------------------------------------------------- */
 
 static void a_handle_that_is_refused_is_named(void **state) {
-    test_scene *scene = scene_open(*state, NULL);
+    test_scene *scene = scene_open(*state);
     const size_t left = devices_left();
     devices_fail("cuIpcOpenMemHandle_v2", OPERATING_SYSTEM, 1);
     assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED,
@@ -210,7 +126,7 @@ static void a_handle_that_is_refused_is_named(void **state) {
 
 static void memory_that_its_owner_has_freed_is_not_mapped(void **state) {
     (void)state;
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     const size_t left = devices_left();
     (void)owner_tell(&scene->owner, 'f');
     assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED, "region 0 is freed");
@@ -220,7 +136,7 @@ static void memory_that_its_owner_has_freed_is_not_mapped(void **state) {
 
 static void a_device_that_ours_does_not_reach_is_named(void **state) {
     (void)state;
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     assert_int_equal(setenv("FAKE_CUDA_APART", "1", 1), 0);
     assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED,
                  "CUDA device 1 cannot reach the memory of device 0");
@@ -230,7 +146,7 @@ static void a_device_that_ours_does_not_reach_is_named(void **state) {
 
 static void an_endpoint_without_memory_of_devices_is_not_reached_so(void **state) {
     (void)state;
-    test_scene *scene = scene_open("auto", NULL);
+    test_scene *scene = scene_open("auto");
     kvf_transport *other = NULL;
     kvf_peer *peer = NULL;
     unsigned char bytes[64];
@@ -290,11 +206,12 @@ static void memory_without_a_handle_is_refused_and_can_be_kept(void **state) {
     void *seen;
     kvf_transport *transport = NULL;
     assert_ok(kvf_transport_open(*state, NULL, &transport));
-    devices_vmm(true);
+    devices_pooled(true);
     kvf_memory memory = device_memory(0, 4096, &seen);
-    devices_vmm(false);
+    devices_pooled(false);
     memory.withheld = false;
-    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED, "\"expandable segments\"");
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
+                 "as that of a memory pool");
     memory.withheld = true;
     assert_ok(kvf_transport_register(transport, &memory, 1));
     kvf_transport_close(transport);
@@ -327,7 +244,7 @@ static void connect_forged(test_scene *scene, const void *part, size_t bytes, kv
  * whatever lies there in this process. */
 static void a_later_region_of_an_allocation_lies_in_it_too(void **state) {
     (void)state;
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     const size_t left = devices_left();
     kvf_card card;
     assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
@@ -352,7 +269,7 @@ static void a_later_region_of_an_allocation_lies_in_it_too(void **state) {
 
 static void a_card_that_says_something_else_than_the_driver_is_refused(void **state) {
     (void)state;
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     const size_t left = devices_left();
     kvf_card card;
     assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
@@ -388,7 +305,7 @@ static void a_card_that_says_something_else_than_the_driver_is_refused(void **st
     forge(scene, part, bytes, &forged);
     assert_ok(kvf_transport_connect(scene->here.transport, forged.data, forged.length, &scene->peer));
     while (scene->lost == 0)
-        step(scene);
+        scene_step(scene);
     assert_non_null(strstr(scene->lost_detail, "the key of the card is not the peer's"));
     assert_int_equal(devices_left(), left);
     kvf_buffer_free(&forged);
@@ -403,29 +320,29 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
     (void)state;
     char detail[512];
     const size_t left = devices_left();
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     const size_t unconnected = devices_left();
     owner_process other;
     assert_ok(scene_connect(scene));
-    assert_ok(pull(scene, detail));
+    assert_ok(scene_pull(scene, detail));
     devices_delay(1000000);
-    kvf_transfer *transfer = begin(scene, KVF_READ);
+    kvf_transfer *transfer = scene_begin(scene, KVF_READ);
     owner_end(&scene->owner, true);
     while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
-        step(scene);
+        scene_step(scene);
     devices_delay(0);
     assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
     assert_non_null(strstr(kvf_transfer_detail(transfer), "cuda: reading from "));
     kvf_transfer_free(transfer);
     while (scene->lost == 0)
-        step(scene);
+        scene_step(scene);
     assert_int_equal(scene->lost, 1);
     kvf_peer_close(scene->peer);
     assert_int_equal(devices_left(), unconnected); /* nothing of the dead process is mapped any more */
-    owner_start(&other, "cuda");
+    owner_start(&other, "cuda", false);
     assert_ok(kvf_transport_connect(scene->here.transport, other.card, other.card_bytes, &scene->peer));
     rank_scribble(&scene->here.cells, 3);
-    assert_ok(pull(scene, detail));
+    assert_ok(scene_pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
     scene->owner = other;
     scene_close(scene, false);
@@ -434,16 +351,16 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
 
 static void an_owner_that_dies_while_it_reads_is_lost(void **state) {
     (void)state;
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     assert_ok(scene_connect(scene));
     assert_int_equal(kill(scene->owner.process, SIGSTOP), 0);
-    kvf_transfer *transfer = begin(scene, KVF_WRITE);
+    kvf_transfer *transfer = scene_begin(scene, KVF_WRITE);
     for (uint32_t i = 0; i < 3; i++)
         assert_ok(kvf_transport_progress(scene->here.transport, NULL));
     assert_int_equal(kvf_transfer_status(transfer), KVF_IN_PROGRESS);
     owner_end(&scene->owner, true);
     while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
-        step(scene);
+        scene_step(scene);
     assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
     assert_non_null(strstr(kvf_transfer_detail(transfer), "cuda: writing to "));
     kvf_transfer_free(transfer);
@@ -453,14 +370,14 @@ static void an_owner_that_dies_while_it_reads_is_lost(void **state) {
 static void an_error_that_stays_with_the_device_ends_batches_with_a_sentence(void **state) {
     (void)state;
     char detail[512];
-    test_scene *scene = scene_open("cuda", NULL);
+    test_scene *scene = scene_open("cuda");
     assert_ok(scene_connect(scene));
     devices_stick(ILLEGAL_ADDRESS);
-    assert_int_equal(pull(scene, detail), KVF_E_IO);
+    assert_int_equal(scene_pull(scene, detail), KVF_E_IO);
     assert_non_null(strstr(detail, "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered); "
                                    "this process cannot use the device any more"));
     devices_stick(0);
-    assert_ok(pull(scene, detail));
+    assert_ok(scene_pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
     scene_close(scene, false);
 }
@@ -477,19 +394,19 @@ static void a_device_that_does_not_come_to_an_end_is_not_waited_for(void **state
     static char first[512], second[512];
     const kvf_setting impatient = {"cuda.patience_ms", "1"};
     const kvf_run run = {.bytes = 64};
-    test_scene *scene = scene_open("cuda", &impatient);
+    test_scene *scene = scene_open_with("cuda", &impatient, 0);
     assert_ok(scene_connect(scene));
     devices_delay(HOUR_NS);
     assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, first, NULL));
     for (uint32_t i = 0; i < 3; i++) /* connects, and starts the copy */
-        step(scene);
+        scene_step(scene);
     assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, second, NULL));
     for (uint32_t i = 0; !*second && i < 3; i++)
-        step(scene);
+        scene_step(scene);
     (void)usleep(2000);
     assert_ok(kvf_transport_submit(scene->peer, KVF_READ, &run, 1, note_status, second, NULL));
     while (!*second)
-        step(scene);
+        scene_step(scene);
     assert_non_null(strstr(second, "KVF_E_IO: cuda: reading from "));
     assert_non_null(strstr(second, "the device has not finished a copy for 1 ms"));
     assert_string_equal(first, ""); /* its memory is not quiet */

@@ -241,31 +241,38 @@ static kvf_status make_room(kvf_cuda_endpoint *endpoint, uint32_t region) {
     return KVF_OK;
 }
 
-static kvf_status get_handle(uint32_t device, CUdeviceptr base, kvf_cuda_region *out) {
+static kvf_status get_handle(uint32_t device, CUdeviceptr base, CUipcMemHandle *out) {
     const kvf_cuda *cuda;
     kvf_status status = kvf_cuda_enter(device, &cuda);
     if (status)
         return status;
-    const CUresult result = cuda->cuIpcGetMemHandle(&out->handle, base);
-    out->device = cuda->devices[device].uuid;
+    const CUresult result = cuda->cuIpcGetMemHandle(out, base);
     kvf_cuda_leave(cuda);
     if (!result)
         return KVF_OK;
     (void)kvf_cuda_status(cuda, result, "getting a handle");
     return kvf_fail_in(KVF_E_UNSUPPORTED,
-                       "the driver cannot share this memory with other processes; it shares no memory of "
-                       "cuMemCreate(), which \"expandable segments\" use: ");
+                       "the driver cannot share this memory with other processes, as that of a memory pool "
+                       "(cuMemAllocAsync()); register it as withheld: ");
 }
 
 static kvf_status describe(const kvf_memory *memory, kvf_cuda_region *out) {
+    const kvf_cuda *cuda;
     kvf_cuda_place place;
     const CUdeviceptr address = (CUdeviceptr)(uintptr_t)memory->address;
-    kvf_status status = kvf_cuda_place_of(memory->device, address, memory->bytes, &place);
+    kvf_status status = kvf_cuda_find(&cuda);
+    if (!status)
+        status = kvf_cuda_place_of(memory->device, address, memory->bytes, &place);
     if (status)
         return status;
-    *out = (kvf_cuda_region){
-        .base = place.base, .allocation_bytes = place.bytes, .offset = place.offset, .bytes = memory->bytes};
-    return get_handle(memory->device, place.base, out);
+    *out = (kvf_cuda_region){.device = cuda->devices[memory->device].uuid,
+                             .base = place.base,
+                             .allocation_bytes = place.bytes,
+                             .offset = place.offset,
+                             .bytes = memory->bytes,
+                             .segments = place.segments};
+    return place.segments > 0 ? kvf_segments_check(memory->device, &place)
+                              : get_handle(memory->device, place.base, &out->handle);
 }
 
 static kvf_status listen_for_readers(kvf_cuda_endpoint *endpoint) {

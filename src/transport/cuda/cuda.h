@@ -5,6 +5,7 @@
  *   cuda_owner.c   the owner's side: the readers that are connected to us
  *   cuda_link.c    the reader's side: connecting, and messages from the owner
  *   cuda_map.c     memory of another process, mapped here
+ *   cuda_fetch.c   memory in segments: its descriptors, asked for and sent
  *   cuda_copy.c    runs of batches, copied by kernels
  *   cuda_write.c   writing: the writer asks the owner, and the owner reads
  *   cuda_wire.c    messages
@@ -24,6 +25,7 @@
 #include "base/watch.h"
 #include "cuda/copier.h"
 #include "cuda/looks.h"
+#include "cuda/segments.h"
 #include "transport/cuda/cuda_wire.h"
 #include "transport/fences.h"
 #include "transport/slices.h"
@@ -70,6 +72,9 @@ typedef struct kvf_cuda_client {
     kvf_status back_failed; /* why there is none */
     char back_why[CUDA_REASON_BYTES];
     uint32_t asked; /* its writes that we have not answered yet */
+    /* The next segment that it may fetch, and where that lies. */
+    uint32_t fetch_region, fetch_segment;
+    uint64_t fetch_offset;
     struct kvf_cuda_client *previous, *following;
 } kvf_cuda_client;
 
@@ -105,6 +110,18 @@ typedef struct kvf_cuda_map {
     struct kvf_cuda_map *following;
 } kvf_cuda_map;
 
+/** The peer's regions that are in segments: fetched one after the other, and mapped for all our devices. */
+typedef struct kvf_cuda_fetching {
+    kvf_cuda_region *regions; /* of the peer */
+    kvf_mapping **mappings;   /* by region; NULL: there is none, or an earlier region has it */
+    uint32_t count;
+    uint32_t region, segment; /* comes next */
+    uint32_t asked;           /* segments that have not come yet */
+    bool begun;
+    bool due;                   /* the next segments could not be asked for yet */
+    char why[KVF_REASON_BYTES]; /* the regions cannot be read; "": they can, or it is not known yet */
+} kvf_cuda_fetching;
+
 /** A job of a device for a batch; or a part of a batch that we ask the peer to read. */
 typedef struct kvf_cuda_copy {
     kvf_batch *batch;  /* NULL: the place is free */
@@ -127,11 +144,12 @@ struct kvf_cuda_link {
     int process_fd; /* a pidfd, or -1 */
     bool same_process;
     bool only_written; /* by the owner itself: nothing is mapped here */
-    bool ready;
+    bool ready;        /* for copies */
     bool lost;
-    bool stale;                 /* lost because the memory is of another generation by now */
-    char why[KVF_REASON_BYTES]; /* it was lost */
-    kvf_cuda_map *maps;         /* none if the peer is only written */
+    bool stale;                  /* lost because the memory is of another generation by now */
+    char why[KVF_REASON_BYTES];  /* it was lost */
+    kvf_cuda_map *maps;          /* none if the peer is only written */
+    kvf_cuda_fetching *fetching; /* NULL: no region must be fetched */
     kvf_slices slices;
     kvf_cuda_copy copies[CUDA_COPIES];
     uint64_t last_number;
@@ -193,8 +211,13 @@ void kvf_cuda_link_report(kvf_cuda_link *link);
 
 /* cuda_map.c */
 
+/** Whether two regions of a peer lie in one allocation, or in the same segments, as their card says. One that is said
+ * to have another size counts as another allocation, so that its size is checked, too. */
+bool kvf_cuda_map_shares(const kvf_cuda_region *a, const kvf_cuda_region *b);
+
 /**
- * Maps regions of a peer for one device.
+ * Maps regions of a peer for one device. Regions in segments of another process, or of another device, have the
+ * address 0 until they are fetched.
  *
  * @return KVF_OK; KVF_E_UNSUPPORTED (the device or the driver cannot reach them: another fabric may);
  *         KVF_E_PARSE (card and driver disagree about them), KVF_E_NOMEM, KVF_E_IO
@@ -211,6 +234,29 @@ kvf_status kvf_cuda_map_check(uint32_t device, const kvf_cuda_region *regions, u
 
 /** Unmaps them; nothing may read them any more. */
 void kvf_cuda_map_close(kvf_cuda_map *map);
+
+/* cuda_fetch.c: the reader's side */
+
+/**
+ * Notes which regions have no address in the maps of a link yet.
+ *
+ * @return KVF_OK; KVF_E_PARSE, KVF_E_LIMIT (the card says what cannot be), KVF_E_NOMEM
+ */
+kvf_status kvf_cuda_fetch_open(kvf_cuda_link *link, const kvf_cuda_region *regions, uint32_t count);
+/** The owner is ready: asks for the first segments. The link is ready when the last one is mapped, or one cannot be.
+ * */
+void kvf_cuda_fetch_begin(kvf_cuda_link *link);
+/** Asks again for segments that could not be asked for. */
+void kvf_cuda_fetch_retry(kvf_cuda_link *link);
+/** Maps a segment that came with this descriptor, which stays the caller's. False: the message is invalid. */
+bool kvf_cuda_fetch_take(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd);
+/** Unmaps all segments; nothing may read them any more. */
+void kvf_cuda_fetch_close(kvf_cuda_link *link);
+
+/* cuda_fetch.c: the owner's side */
+
+/** Sends the segments that a client asks for. False: the message is invalid. */
+bool kvf_cuda_fetch_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet);
 
 /* cuda_copy.c */
 

@@ -129,6 +129,10 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
                      "the memory is on a device that had none when the peer was connected: connect again");
         return false;
     }
+    if (link->fetching && *link->fetching->why) {
+        fail_current(link, KVF_E_UNSUPPORTED, link->fetching->why);
+        return false;
+    }
     if (kvf_copier_begin(endpoint->copiers[device], &job))
         return false; /* until a job of another link is over */
     kvf_status status = add_runs(link, map, job, runs, &count);
@@ -183,6 +187,8 @@ uint32_t kvf_cuda_copy_count(const kvf_cuda_link *link) {
 }
 
 bool kvf_cuda_copy_waits(const kvf_cuda_link *link) {
+    if (link->fetching && link->fetching->due)
+        return true;
     for (uint32_t i = 0; i < CUDA_COPIES; i++)
         if (link->copies[i].job || (link->copies[i].batch && !link->copies[i].sent))
             return true;
@@ -214,6 +220,7 @@ void kvf_cuda_copy_move(kvf_cuda_link *link) {
     kvf_cuda_copy_poll(link);
     if (link->lost)
         return;
+    kvf_cuda_fetch_retry(link);
     kvf_slices_reap(&link->slices);
     if (is_late(link))
         fail_all(link);

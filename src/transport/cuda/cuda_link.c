@@ -43,22 +43,37 @@ static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
     kvf_cuda_link_lose(link, known ? words[refusal] : "the peer refused the connection");
 }
 
+/* False: the message is invalid. */
+static bool take_message(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd) {
+    switch (packet->as.header.kind) {
+    case CUDA_REFUSED:
+        take_refusal(link, packet);
+        return true;
+    case CUDA_READY:
+        kvf_cuda_fetch_begin(link);
+        return true;
+    case CUDA_SEGMENT:
+        return kvf_cuda_fetch_take(link, packet, fd);
+    case CUDA_WRITTEN:
+        return kvf_cuda_write_answered(link, packet);
+    default:
+        return false;
+    }
+}
+
+/* Any message may bring a descriptor; and handling one may read the next. */
 void kvf_cuda_link_read(kvf_cuda_link *link) {
     kvf_cuda_packet *packet = &link->endpoint->packet;
     while (!link->lost) {
-        kvf_status status = kvf_cuda_wire_receive(link->fd, packet);
+        int fd = -1;
+        kvf_status status = kvf_cuda_wire_receive_with(link->fd, packet, &fd);
         if (status == KVF_E_AGAIN)
             return;
         if (status)
             kvf_cuda_link_lose(link, kvf_error_detail());
-        else if (packet->as.header.kind == CUDA_REFUSED)
-            take_refusal(link, packet);
-        else if (packet->as.header.kind == CUDA_READY)
-            link->ready = true;
-        else if (packet->as.header.kind == CUDA_WRITTEN && kvf_cuda_write_answered(link, packet))
-            continue;
-        else
+        else if (!take_message(link, packet, fd))
             kvf_cuda_link_lose(link, "a message of the peer makes no sense");
+        kvf_fd_close(&fd);
     }
 }
 
@@ -95,7 +110,7 @@ static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
             link->maps = map;
         }
     }
-    return status;
+    return status ? status : kvf_cuda_fetch_open(link, regions, card->region_count);
 }
 
 static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
@@ -129,6 +144,7 @@ static void free_link(kvf_cuda_link *link) {
         kvf_cuda_map_close(map);
     }
     link->maps = NULL;
+    kvf_cuda_fetch_close(link);
     kvf_fd_close(&link->fd);
     kvf_fd_close(&link->process_fd);
 }
@@ -222,6 +238,7 @@ kvf_status kvf_cuda_link_back(kvf_cuda_client *client) {
 const char *kvf_cuda_link_way(const void *self) {
     const kvf_cuda_link *link = self;
     return link->only_written   ? "kernels of the peer, which read the memory of this process"
+           : link->fetching     ? "kernels, memory mapped by file descriptors"
            : link->same_process ? "kernels, memory of this process"
                                 : "kernels, memory mapped by CUDA IPC";
 }

@@ -32,18 +32,22 @@ static kvf_status open_handle(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf
     return KVF_OK;
 }
 
-/* One that is said to have another size is opened again, and its size checked. */
-static bool same_allocation(const kvf_cuda_region *a, const kvf_cuda_region *b) {
-    return a->base == b->base && a->allocation_bytes == b->allocation_bytes &&
+bool kvf_cuda_map_shares(const kvf_cuda_region *a, const kvf_cuda_region *b) {
+    return a->base == b->base && a->allocation_bytes == b->allocation_bytes && a->segments == b->segments &&
+           memcmp(&a->device, &b->device, sizeof a->device) == 0 &&
            memcmp(&a->handle, &b->handle, sizeof a->handle) == 0;
 }
 
+/* `ours`: the region's address is good for this map's device. Its user has given its own device access to segments;
+ * ours may be another. */
 static kvf_status map_region(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *regions,
-                             uint32_t i, bool same_process) {
+                             uint32_t i, bool ours) {
     const kvf_cuda_region *region = &regions[i];
-    CUdeviceptr base = same_process ? region->base : 0;
+    CUdeviceptr base = ours ? region->base : 0;
+    if (!ours && region->segments > 0)
+        return KVF_OK;
     for (uint32_t before = 0; before < i && !base; before++)
-        if (map->addresses[before] && same_allocation(&regions[before], region))
+        if (map->addresses[before] && kvf_cuda_map_shares(&regions[before], region))
             base = map->addresses[before] - regions[before].offset;
     kvf_status status = base ? KVF_OK : open_handle(cuda, map, region, i, &base);
     if (!status)
@@ -72,7 +76,9 @@ static kvf_status take_all(const kvf_cuda *cuda, uint32_t device, const kvf_cuda
         if (!status)
             status = check_device(cuda, device, &regions[i], i, same_process);
         if (!status && map)
-            status = map_region(cuda, map, regions, i, same_process);
+            status = map_region(cuda, map, regions, i,
+                                same_process && (regions[i].segments == 0 ||
+                                                 kvf_cuda_device_with(cuda, &regions[i].device) == device));
     }
     return status;
 }

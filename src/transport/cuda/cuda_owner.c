@@ -127,11 +127,18 @@ static void take_notice(kvf_cuda_client *client, const kvf_cuda_packet *packet) 
         (void)kvf_deliver(client->endpoint->transport, client->name, packet->as.notice.data, count);
 }
 
-/* Handles messages about writing; false: it is another kind of message, or invalid. */
-static bool take_write(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
-    if (packet->as.header.kind == CUDA_MEMORY)
+/* Handles messages about segments and writing; false: it is another kind of message, or invalid. */
+static bool take_request(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
+    switch (packet->as.header.kind) {
+    case CUDA_FETCH:
+        return kvf_cuda_fetch_asked(client, packet);
+    case CUDA_MEMORY:
         return kvf_cuda_write_told(client, packet);
-    return packet->as.header.kind == CUDA_WRITE && kvf_cuda_write_asked(client, packet);
+    case CUDA_WRITE:
+        return kvf_cuda_write_asked(client, packet);
+    default:
+        return false;
+    }
 }
 
 bool kvf_cuda_owner_read(kvf_cuda_client *client) {
@@ -153,8 +160,10 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
             take_hello(client, packet);
         else if (status == KVF_OK && packet->as.header.kind == CUDA_NOTICE)
             take_notice(client, packet);
-        else if (status != KVF_OK || !client->known || !take_write(client, packet))
+        else if (status != KVF_OK || !client->known || !take_request(client, packet))
             refuse(client, CUDA_REFUSED_PROTOCOL, 0);
+        if (packet->as.header.kind == CUDA_FETCH)
+            return true; /* exporting takes time: others have their turn */
     }
     return true;
 }

@@ -5,6 +5,8 @@
  *     reader                              owner
  *     HELLO key                    ->     checks it
  *                                  <-     READY; or REFUSED why, at any time
+ *     FETCH region, segments       ->     of a region in segments, in order, each once
+ *                                  <-     SEGMENT bytes, with a descriptor; as many as were asked for
  *     (its kernels read the owner's memory, without a message)
  *     MEMORY regions, in parts     ->     the memory of later WRITEs; sent again when it has changed
  *     WRITE number, runs           ->     its kernels read the other's memory, over a connection back to it
@@ -24,7 +26,7 @@
 #include "transport/neighbour.h"
 #include "transport/transport.h"
 
-#define CUDA_WIRE_VERSION 2u
+#define CUDA_WIRE_VERSION 3u
 #define CUDA_ID_BYTES 16
 #define CUDA_NAME_BYTES 256
 #define CUDA_NOTICE_MAX 4096u
@@ -32,6 +34,7 @@
 #define CUDA_MEMORY_REGIONS 16384u /* of one writer, in all */
 #define CUDA_WRITE_RUNS 1024u      /* of one message */
 #define CUDA_WRITES 2u             /* of one connection, unanswered */
+#define CUDA_FETCH_SEGMENTS 16u    /* of one message */
 #define CUDA_REASON_BYTES 256u
 
 typedef enum kvf_cuda_kind {
@@ -41,7 +44,9 @@ typedef enum kvf_cuda_kind {
     CUDA_REFUSED = 4,
     CUDA_MEMORY = 5,
     CUDA_WRITE = 6,
-    CUDA_WRITTEN = 7
+    CUDA_WRITTEN = 7,
+    CUDA_FETCH = 8,
+    CUDA_SEGMENT = 9
 } kvf_cuda_kind;
 
 /** Why an owner refuses a reader. */
@@ -57,7 +62,7 @@ typedef enum kvf_cuda_refusal {
 
 typedef struct kvf_cuda_header {
     uint32_t kind;
-    uint32_t count; /**< bytes of a notice, regions, runs, a kvf_cuda_refusal, or a kvf_status; else 0 */
+    uint32_t count; /**< bytes of a notice, regions, runs, segments, kvf_cuda_refusal, kvf_status; else 0 */
 } kvf_cuda_header;
 
 typedef struct kvf_cuda_hello {
@@ -88,15 +93,31 @@ typedef struct kvf_cuda_card {
     uint32_t region_count, unused;
 } kvf_cuda_card;
 
-/** The place of a region: an offset in an allocation, and the allocation's handle. All zero: there is none. */
+/** The place of a region: an offset in an allocation, and the allocation's handle; or an offset in segments (see
+ * cuda/segments.h), which are fetched. All zero: there is none. */
 typedef struct kvf_cuda_region {
-    CUipcMemHandle handle;
+    CUipcMemHandle handle; /**< zero if there are segments */
     CUuuid device;
-    uint64_t base;             /**< of the allocation, in the owner's process */
-    uint64_t allocation_bytes; /**< a handle opens all of it */
+    uint64_t base;             /**< of the allocation, or of the first segment, in the owner's process */
+    uint64_t allocation_bytes; /**< a handle opens all of it; or of all segments */
     uint64_t offset;
     uint64_t bytes;
+    uint32_t segments, unused;
 } kvf_cuda_region;
+
+/** Asks for segments of a region, from the `first` on. */
+typedef struct kvf_cuda_fetch {
+    kvf_cuda_header header;
+    uint32_t region, first;
+} kvf_cuda_fetch;
+
+/** One segment; a descriptor comes with it unless it has failed. After a failure no more segments come. */
+typedef struct kvf_cuda_segment {
+    kvf_cuda_header header;
+    uint32_t region, number;
+    uint64_t bytes;
+    char reason[CUDA_REASON_BYTES]; /**< of a failure, with its NUL */
+} kvf_cuda_segment;
 
 /** Regions of the sender, from the `first` on. */
 typedef struct kvf_cuda_memory {
@@ -131,6 +152,8 @@ typedef struct kvf_cuda_packet {
         kvf_cuda_memory memory;
         kvf_cuda_write write;
         kvf_cuda_written written;
+        kvf_cuda_fetch fetch;
+        kvf_cuda_segment segment;
     } as;
     size_t bytes;
 } kvf_cuda_packet;
@@ -148,8 +171,14 @@ kvf_status kvf_cuda_wire_connect(const unsigned char name[CUDA_ID_BYTES], int *o
 /** Sends one message. Never blocks. @return KVF_OK, KVF_E_AGAIN (it does not read), KVF_E_PEER_LOST, KVF_E_IO */
 kvf_status kvf_cuda_wire_send(int socket, const void *message, size_t bytes);
 
+/** As kvf_cuda_wire_send(), with a descriptor, which stays the caller's. */
+kvf_status kvf_cuda_wire_send_with(int socket, const void *message, size_t bytes, int fd);
+
 /** Receives a message. Never blocks. @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (no
  * header) */
 kvf_status kvf_cuda_wire_receive(int socket, kvf_cuda_packet *out);
+
+/** As kvf_cuda_wire_receive(). `*fd` receives the descriptor that came with it, or -1; the caller closes it. */
+kvf_status kvf_cuda_wire_receive_with(int socket, kvf_cuda_packet *out, int *fd);
 
 #endif

@@ -1,0 +1,265 @@
+#include "cuda/segments.h"
+
+#include <stdatomic.h>
+
+#include "base/watch.h"
+
+/* ---- the owner ---------------------------------------------------------------------------------- */
+
+/* Finds the segment that contains an address. 0: the caller releases the handle. */
+static CUresult hold(const kvf_cuda *cuda, CUdeviceptr at, CUdeviceptr *base, size_t *bytes,
+                     CUmemGenericAllocationHandle *out) {
+    CUresult result = cuda->cuMemRetainAllocationHandle(out, (void *)(uintptr_t)at);
+    if (result)
+        return result;
+    result = cuda->cuMemGetAddressRange_v2(base, bytes, at);
+    if (result)
+        (void)cuda->cuMemRelease(*out);
+    return result;
+}
+
+/* The size of the segment that begins at an address; 0: none of this device begins there. */
+static uint64_t segment_at(const kvf_cuda *cuda, uint32_t device, CUdeviceptr at) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    int ordinal = -1;
+    if (cuda->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at) ||
+        ordinal != (int)device || hold(cuda, at, &base, &bytes, &handle))
+        return 0;
+    (void)cuda->cuMemRelease(handle);
+    return base == at ? bytes : 0;
+}
+
+void kvf_segments_find(const kvf_cuda *cuda, uint32_t device, CUdeviceptr address, uint64_t bytes,
+                       kvf_cuda_place *place) {
+    uint64_t more = segment_at(cuda, device, place->base);
+    if (more != place->bytes)
+        return;
+    place->segments = 1;
+    while (bytes > place->bytes - (address - place->base) &&
+           (more = segment_at(cuda, device, place->base + place->bytes)) > 0) {
+        place->bytes += more;
+        place->segments++;
+    }
+}
+
+static kvf_status check_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t *bytes) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp found = {0};
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    CUresult result = hold(cuda, at, &base, &size, &handle);
+    if (!result) {
+        result = cuda->cuMemGetAllocationPropertiesFromHandle(&found, handle);
+        (void)cuda->cuMemRelease(handle);
+    }
+    *bytes = size;
+    if (result)
+        return kvf_cuda_status(cuda, result, "asking how memory was created");
+    if (!(found.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+        return kvf_fail(
+            KVF_E_UNSUPPORTED,
+            "memory of cuMemCreate() at 0x%llx was created with handle types %d and cannot be shared "
+            "with other processes; create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (%d), or "
+            "register it as withheld",
+            (unsigned long long)at, found.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    return KVF_OK;
+}
+
+kvf_status kvf_segments_check(uint32_t device, const kvf_cuda_place *place) {
+    const kvf_cuda *cuda;
+    uint64_t bytes = 0;
+    if (place->segments > KVF_SEGMENTS_MAX)
+        return kvf_fail(KVF_E_LIMIT, "memory in %u segments of cuMemCreate(); allowed: up to %u",
+                        place->segments, KVF_SEGMENTS_MAX);
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    for (uint64_t at = 0; at < place->bytes && !status; at += bytes)
+        status = check_segment(cuda, place->base + at, &bytes);
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
+static kvf_status export_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t most, uint64_t *bytes,
+                                 int *fd) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    CUresult result = hold(cuda, at, &base, &size, &handle);
+    if (result || base != at || size > most) {
+        if (!result)
+            (void)cuda->cuMemRelease(handle);
+        return kvf_fail(
+            KVF_E_INVALID,
+            "the memory at 0x%llx is no longer what was registered: it was unmapped, or mapped anew",
+            (unsigned long long)at);
+    }
+    result = cuda->cuMemExportToShareableHandle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    (void)cuda->cuMemRelease(handle);
+    *bytes = size;
+    if (!result)
+        return KVF_OK;
+    *fd = -1;
+    return kvf_cuda_status(cuda, result, "exporting memory of cuMemCreate()");
+}
+
+kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes, int *fd) {
+    const kvf_cuda *cuda;
+    *fd = -1;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    status = export_segment(cuda, at, most, bytes, fd);
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
+/* ---- the reader --------------------------------------------------------------------------------- */
+
+struct kvf_mapping {
+    CUdeviceptr base;
+    uint64_t bytes, mapped;
+    uint32_t device;
+};
+
+static _Atomic uint64_t reserved; /* bytes of all mappings */
+
+/* A card is only believed as far as a device goes, and all cards together as far as leaves addresses to others. */
+static kvf_status check_size(const kvf_cuda *cuda, uint32_t device, uint64_t bytes) {
+    CUdevice handle = 0;
+    size_t all = 0;
+    CUresult result = cuda->cuDeviceGet(&handle, (int)device);
+    if (!result)
+        result = cuda->cuDeviceTotalMem_v2(&all, handle);
+    if (result)
+        return kvf_cuda_status(cuda, result, "asking for a device's memory");
+    if (bytes > all)
+        return kvf_fail(KVF_E_PARSE, "memory of %llu bytes on a device that has %zu",
+                        (unsigned long long)bytes, all);
+    return KVF_OK;
+}
+
+static kvf_status reserve(const kvf_cuda *cuda, kvf_mapping *mapping) {
+    kvf_status status = check_size(cuda, mapping->device, mapping->bytes);
+    if (status)
+        return status;
+    if (atomic_fetch_add(&reserved, mapping->bytes) > KVF_MAPPINGS_BYTES - mapping->bytes)
+        status = kvf_fail(
+            KVF_E_LIMIT,
+            "%llu bytes of addresses for memory of peers, beside what is mapped; allowed: %llu in all",
+            (unsigned long long)mapping->bytes, (unsigned long long)KVF_MAPPINGS_BYTES);
+    if (!status)
+        status = kvf_cuda_status(cuda, cuda->cuMemAddressReserve(&mapping->base, mapping->bytes, 0, 0, 0),
+                                 "reserving addresses");
+    if (status)
+        (void)atomic_fetch_sub(&reserved, mapping->bytes);
+    return status;
+}
+
+kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, kvf_mapping **out) {
+    const kvf_cuda *cuda;
+    kvf_mapping *mapping = kvf_alloc0(1, sizeof *mapping);
+    if (!mapping)
+        return kvf_nomem("a mapping");
+    mapping->device = device;
+    mapping->bytes = bytes;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (!status) {
+        status = reserve(cuda, mapping);
+        kvf_cuda_leave(cuda);
+    }
+    if (status)
+        kvf_free(mapping);
+    else
+        *out = mapping;
+    return status;
+}
+
+static kvf_status check_import(const kvf_cuda *cuda, const kvf_mapping *mapping,
+                               CUmemGenericAllocationHandle handle) {
+    CUmemAllocationProp found = {0};
+    const CUresult result = cuda->cuMemGetAllocationPropertiesFromHandle(&found, handle);
+    if (result)
+        return kvf_cuda_status(cuda, result, "asking what was imported");
+    if (found.location.type != CU_MEM_LOCATION_TYPE_DEVICE || found.location.id != (int)mapping->device)
+        return kvf_fail(KVF_E_PARSE, "a segment is not memory of CUDA device %u, as it should be",
+                        mapping->device);
+    return KVF_OK;
+}
+
+/* The mapping keeps the memory, without the handle. */
+static kvf_status import(const kvf_cuda *cuda, kvf_mapping *mapping, int fd, uint64_t bytes) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUresult result = cuda->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+                                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result) {
+        (void)kvf_cuda_status(cuda, result, "importing a segment");
+        return kvf_fail_in(KVF_E_UNSUPPORTED, "this process may not map it: ");
+    }
+    kvf_status status = check_import(cuda, mapping, handle);
+    if (!status) {
+        result = cuda->cuMemMap(mapping->base + mapping->mapped, bytes, 0, handle, 0);
+        if (result) {
+            (void)kvf_cuda_status(cuda, result, "mapping a segment");
+            status = kvf_fail_in(KVF_E_UNSUPPORTED, "a segment of %llu bytes: ", (unsigned long long)bytes);
+        }
+    }
+    (void)cuda->cuMemRelease(handle);
+    return status;
+}
+
+kvf_status kvf_mapping_add(kvf_mapping *mapping, int fd, uint64_t bytes) {
+    const kvf_cuda *cuda;
+    if (bytes == 0 || bytes > kvf_mapping_left(mapping))
+        return kvf_fail(KVF_E_PARSE, "a segment has %llu bytes; allowed: 1 to %llu",
+                        (unsigned long long)bytes, (unsigned long long)kvf_mapping_left(mapping));
+    kvf_status status = kvf_cuda_enter(mapping->device, &cuda);
+    if (status)
+        return status;
+    status = import(cuda, mapping, fd, bytes);
+    kvf_cuda_leave(cuda);
+    if (!status)
+        mapping->mapped += bytes;
+    return status;
+}
+
+uint64_t kvf_mapping_left(const kvf_mapping *mapping) {
+    return mapping->bytes - mapping->mapped;
+}
+
+CUdeviceptr kvf_mapping_base(const kvf_mapping *mapping) {
+    return mapping->base;
+}
+
+/* Asks for writing, too, as all other users do: whether drivers give less was not tried. */
+kvf_status kvf_mapping_allow(const kvf_mapping *mapping, const uint32_t *devices, uint32_t count) {
+    const kvf_cuda *cuda;
+    CUmemAccessDesc access[KVF_CUDA_DEVICES_MAX];
+    KVF_ASSERT(kvf_mapping_left(mapping) == 0 && count <= KVF_CUDA_DEVICES_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        access[i] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, (int)devices[i]},
+                                      CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    kvf_status status = kvf_cuda_enter(mapping->device, &cuda);
+    if (status)
+        return status;
+    const CUresult result = cuda->cuMemSetAccess(mapping->base, mapping->bytes, access, count);
+    kvf_cuda_leave(cuda);
+    if (!result)
+        return KVF_OK;
+    (void)kvf_cuda_status(cuda, result, "cuMemSetAccess()");
+    return kvf_fail_in(KVF_E_UNSUPPORTED, "the devices may not read it: ");
+}
+
+void kvf_mapping_close(kvf_mapping *mapping) {
+    const kvf_cuda *cuda;
+    if (mapping && kvf_cuda_enter(mapping->device, &cuda) == KVF_OK) {
+        if (mapping->mapped > 0)
+            (void)cuda->cuMemUnmap(mapping->base, mapping->mapped);
+        (void)cuda->cuMemAddressFree(mapping->base, mapping->bytes);
+        kvf_cuda_leave(cuda);
+        (void)atomic_fetch_sub(&reserved, mapping->bytes);
+    }
+    kvf_free(mapping);
+}

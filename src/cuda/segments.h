@@ -1,0 +1,85 @@
+/*
+ * Memory in segments: allocations of cuMemCreate(), mapped one behind the other at reserved addresses. PyTorch's
+ * expandable segments and vLLM's sleep mode have such memory. The driver gives no IPC handle for it, but a file
+ * descriptor for each segment, if the segment was created so; whoever receives the descriptor maps the segment at an
+ * address of its own.
+ *
+ * An owner exports its segments one by one. A reader opens a mapping for all of them:
+ *
+ *     kvf_mapping_open(device, bytes, &mapping);
+ *     kvf_mapping_add(mapping, fd, segment_bytes);       for each segment, in order
+ *     kvf_mapping_allow(mapping, devices, count);          now kernels of these devices may read it
+ *     kvf_mapping_close(mapping);                          once no kernel reads it
+ *
+ * Different mappings may be used by different threads.
+ */
+#ifndef KVF_CUDA_SEGMENTS_H
+#define KVF_CUDA_SEGMENTS_H
+
+#include "cuda/driver.h"
+
+#define KVF_SEGMENTS_MAX 65536u /* of a region: 128 GiB in the smallest segments of current devices */
+#define KVF_MAPPINGS_BYTES (UINT64_C(1) << 44) /* of all mappings of this process */
+
+/* ---- the owner ---------------------------------------------------------------------------------- */
+
+/**
+ * For kvf_cuda_place_of(): if `place` is a segment, extends it by the segments behind it on the same device, until it
+ * has `bytes` behind the address, or there are no more; and counts them. Otherwise changes nothing.
+ */
+void kvf_segments_find(const kvf_cuda *cuda, uint32_t device, CUdeviceptr address, uint64_t bytes,
+                       kvf_cuda_place *place);
+
+/**
+ * Checks that all segments can be exported.
+ *
+ * @return KVF_OK, KVF_E_UNSUPPORTED (one was not created so), KVF_E_LIMIT (more than KVF_SEGMENTS_MAX), KVF_E_IO
+ */
+kvf_status kvf_segments_check(uint32_t device, const kvf_cuda_place *place);
+
+/**
+ * Exports the segment that begins at an address.
+ *
+ * @param most   how large it may be
+ * @param bytes  receives its size
+ * @param fd     receives a descriptor, which the caller closes; -1 after a failure
+ * @return KVF_OK, KVF_E_INVALID (no segment of that size begins there any more), KVF_E_UNSUPPORTED, KVF_E_IO
+ */
+kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes, int *fd);
+
+/* ---- the reader --------------------------------------------------------------------------------- */
+
+typedef struct kvf_mapping kvf_mapping;
+
+/**
+ * Reserves addresses.
+ *
+ * @param device  whose memory the segments are, by its number in this process
+ * @param bytes   of all segments together; no more than the device has
+ * @return KVF_OK, KVF_E_PARSE (the device has less memory), KVF_E_LIMIT (more than KVF_MAPPINGS_BYTES in all),
+ *         KVF_E_NOMEM, KVF_E_IO
+ */
+kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, kvf_mapping **out);
+
+/**
+ * Maps the next segment.
+ *
+ * @param fd  of the segment; stays the caller's, who can close it afterwards
+ * @return KVF_OK, KVF_E_PARSE (0 bytes, or more than are left, or another device's memory), KVF_E_UNSUPPORTED (the
+ *         driver does not take it)
+ */
+kvf_status kvf_mapping_add(kvf_mapping *mapping, int fd, uint64_t bytes);
+
+/** The bytes for which segments were not added yet. */
+uint64_t kvf_mapping_left(const kvf_mapping *mapping);
+
+/** Lets kernels of devices read a mapping that is complete. @return KVF_OK, KVF_E_UNSUPPORTED */
+kvf_status kvf_mapping_allow(const kvf_mapping *mapping, const uint32_t *devices, uint32_t count);
+
+/** Where the first segment lies in this process. */
+CUdeviceptr kvf_mapping_base(const kvf_mapping *mapping);
+
+/** Unmaps all segments; no kernel may read them any more. NULL is accepted. */
+void kvf_mapping_close(kvf_mapping *mapping);
+
+#endif

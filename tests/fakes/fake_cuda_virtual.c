@@ -1,0 +1,314 @@
+/*
+ * The stand-in's memory of cuMemCreate(). An allocation is a file, whose name says which device it is of and how it
+ * may be shared; it lives as long as handles or mappings of it. Reserved addresses have no access rights, and beside
+ * them as many of this library's own, where segments that are mapped one behind the other lie so, too. A segment can
+ * be used by a device only once that has access; everything else ends the context, as with the driver.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fake_cuda_inside.h"
+
+#define NAME "fake_cuda_segment"
+#define RESERVATIONS 256u
+#define NOT_SUPPORTED 801
+
+typedef struct allocation {
+    int file, device, types;
+    size_t bytes;
+    unsigned handles, mappings;
+} allocation;
+
+typedef struct reservation {
+    unsigned char *addresses, *shadow; /* NULL: the entry is free */
+    size_t bytes;
+} reservation;
+
+static reservation reservations[RESERVATIONS];
+
+/* ---- allocations -------------------------------------------------------------------------------- */
+
+static CUresult new_allocation(int file, int device, int types, size_t bytes,
+                               CUmemGenericAllocationHandle *out) {
+    allocation *made = calloc(1, sizeof *made);
+    if (!made) {
+        (void)close(file);
+        return OUT_OF_MEMORY;
+    }
+    *made = (allocation){.file = file, .device = device, .types = types, .bytes = bytes, .handles = 1};
+    fake.left++;
+    *out = (uint64_t)(uintptr_t)made;
+    return 0;
+}
+
+static allocation *allocation_of(CUmemGenericAllocationHandle handle) {
+    return (allocation *)(uintptr_t)handle;
+}
+
+static void free_unused(allocation *of) {
+    if (of->handles > 0 || of->mappings > 0)
+        return;
+    (void)close(of->file);
+    free(of);
+}
+
+int cuMemCreate(uint64_t *handle, size_t bytes, const struct CUmemAllocationProp *properties,
+                unsigned long long flags) {
+    BEGIN;
+    char name[64];
+    if (bytes == 0 || bytes % FAKE_SEGMENT != 0 || flags ||
+        properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return INVALID_VALUE;
+    (void)snprintf(name, sizeof name, NAME "-%d-%d", properties->location.id,
+                   properties->requestedHandleTypes);
+    const int file = memfd_create(name, MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0)
+        return OUT_OF_MEMORY;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result =
+        new_allocation(file, properties->location.id, properties->requestedHandleTypes, bytes, handle);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    BEGIN;
+    allocation *of = allocation_of(handle);
+    (void)pthread_mutex_lock(&fake.lock);
+    const bool good = of->handles > 0;
+    if (good) {
+        of->handles--;
+        fake.left--;
+        free_unused(of);
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return good ? 0 : INVALID_VALUE;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const fake_range *found = fake_range_at((uint64_t)(uintptr_t)address);
+    allocation *of = found && found->kind == VIRTUAL ? found->allocation : NULL;
+    if (of) {
+        of->handles++;
+        fake.left++;
+        *handle = (uint64_t)(uintptr_t)of;
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return of ? 0 : INVALID_VALUE;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+                                                CUmemGenericAllocationHandle handle) {
+    BEGIN;
+    const allocation *of = allocation_of(handle);
+    *properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                        .requestedHandleTypes = of->types,
+                                        .location = {CU_MEM_LOCATION_TYPE_DEVICE, of->device}};
+    return 0;
+}
+
+/* ---- sharing ------------------------------------------------------------------------------------ */
+
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type,
+                                      unsigned long long flags) {
+    BEGIN;
+    const allocation *of = allocation_of(handle);
+    if (flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(of->types & type))
+        return INVALID_VALUE;
+    const int file = fcntl(of->file, F_DUPFD_CLOEXEC, 0);
+    if (file < 0)
+        return OUT_OF_MEMORY;
+    *(int *)shareable = file;
+    return 0;
+}
+
+/* Takes only files of this library. */
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type) {
+    BEGIN;
+    const int given = (int)(intptr_t)shareable;
+    int device = 0, types = 0;
+    char path[64], name[128] = "";
+    struct stat found;
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", given);
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || readlink(path, name, sizeof name - 1) < 0 ||
+        sscanf(name, "/memfd:" NAME "-%d-%d", &device, &types) != 2 || // NOLINT(cert-err34-c)
+        fstat(given, &found) != 0)
+        return INVALID_VALUE;
+    const int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    if (file < 0)
+        return OUT_OF_MEMORY;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = new_allocation(file, device, types, (size_t)found.st_size, handle);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+/* ---- addresses ---------------------------------------------------------------------------------- */
+
+static reservation *reservation_of(uint64_t address, size_t bytes) {
+    for (size_t i = 0; i < RESERVATIONS; i++) {
+        const uint64_t begin = (uint64_t)(uintptr_t)reservations[i].addresses;
+        if (begin && address >= begin && address - begin <= reservations[i].bytes &&
+            bytes <= reservations[i].bytes - (address - begin))
+            return &reservations[i];
+    }
+    return NULL;
+}
+
+static void *reserve(size_t bytes) {
+    void *made = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return made == MAP_FAILED ? NULL : made;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wanted,
+                             unsigned long long flags) {
+    BEGIN;
+    reservation *made = NULL;
+    if (bytes == 0 || bytes % FAKE_SEGMENT != 0 || alignment || wanted || flags)
+        return INVALID_VALUE;
+    (void)pthread_mutex_lock(&fake.lock);
+    for (size_t i = 0; i < RESERVATIONS && !made; i++)
+        made = reservations[i].addresses ? NULL : &reservations[i];
+    if (made) {
+        *made = (reservation){reserve(bytes), reserve(bytes), bytes};
+        fake.left += made->addresses != NULL;
+    }
+    const bool good = made && made->addresses && made->shadow;
+    if (good)
+        *address = (uint64_t)(uintptr_t)made->addresses;
+    (void)pthread_mutex_unlock(&fake.lock);
+    return good ? 0 : OUT_OF_MEMORY;
+}
+
+/* Whether nothing is mapped in these addresses. */
+static bool is_bare(uint64_t address, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += FAKE_SEGMENT)
+        if (fake_range_at(address + at))
+            return false;
+    return true;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake_advance();
+    reservation *of = reservation_of(address, bytes);
+    const bool good =
+        of && (uint64_t)(uintptr_t)of->addresses == address && of->bytes == bytes && is_bare(address, bytes);
+    if (good) {
+        (void)munmap(of->addresses, bytes);
+        (void)munmap(of->shadow, bytes);
+        *of = (reservation){0};
+        fake.left--;
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return good ? 0 : INVALID_VALUE;
+}
+
+/* ---- segments ------------------------------------------------------------------------------------- */
+
+static CUresult map_segment(uint64_t address, size_t bytes, allocation *of) {
+    const reservation *in = reservation_of(address, bytes);
+    fake_range *made = fake_range_new();
+    if (!in || bytes == 0 || bytes % FAKE_SEGMENT != 0 || bytes > of->bytes || of->handles == 0 ||
+        !is_bare(address, bytes) || (address - (uint64_t)(uintptr_t)in->addresses) % FAKE_SEGMENT != 0)
+        return INVALID_VALUE;
+    unsigned char *shadow = in->shadow + (address - (uint64_t)(uintptr_t)in->addresses);
+    if (!made ||
+        mmap(shadow, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, of->file, 0) == MAP_FAILED)
+        return OUT_OF_MEMORY;
+    *made = (fake_range){.kind = VIRTUAL,
+                         .address = address,
+                         .shadow = shadow,
+                         .bytes = bytes,
+                         .file = -1,
+                         .device = of->device,
+                         .allocation = of};
+    of->mappings++;
+    fake.left++;
+    return 0;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+    BEGIN;
+    if (offset || flags)
+        return INVALID_VALUE;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = map_segment(address, bytes, allocation_of(handle));
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+/* Whether whole segments fill these addresses. */
+static bool is_whole(uint64_t address, size_t bytes) {
+    const uint64_t end = address + bytes;
+    while (address < end) {
+        const fake_range *segment = fake_range_at(address);
+        if (!segment || segment->kind != VIRTUAL || segment->address != address ||
+            segment->bytes > end - address)
+            return false;
+        address += segment->bytes;
+    }
+    return bytes > 0;
+}
+
+static void unmap_segment(fake_range *segment) {
+    allocation *of = segment->allocation;
+    (void)mmap(segment->shadow, segment->bytes, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+    segment->kind = FREE;
+    of->mappings--;
+    fake.left--;
+    free_unused(of);
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake_advance();
+    const bool good = is_whole(address, bytes);
+    for (const uint64_t end = address + bytes; good && address < end;) {
+        fake_range *segment = fake_range_at(address);
+        address += segment->bytes;
+        unmap_segment(segment);
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return good ? 0 : INVALID_VALUE;
+}
+
+/* A device that reaches no other may not have access to another's memory. */
+static bool may_have(const fake_range *segment, const CUmemAccessDesc *access) {
+    return access->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+           access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
+           (access->location.id == segment->device || !getenv("FAKE_CUDA_APART"));
+}
+
+static CUresult set_access(uint64_t address, size_t bytes, const CUmemAccessDesc *access) {
+    const uint64_t end = address + bytes;
+    while (address < end) {
+        fake_range *segment = fake_range_at(address);
+        if (!may_have(segment, access))
+            return NOT_SUPPORTED;
+        segment->access |= UINT64_C(1) << access->location.id;
+        address += segment->bytes;
+    }
+    return 0;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    CUresult result = count > 0 && is_whole(address, bytes) ? 0 : INVALID_VALUE;
+    for (size_t i = 0; i < count && !result; i++)
+        result = set_access(address, bytes, &access[i]);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}

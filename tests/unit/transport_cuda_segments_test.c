@@ -1,0 +1,659 @@
+/*
+ * Device memory in segments (cuda/segments.h), between two processes, over the stand-in for the driver: cells arrive
+ * in the reader's order, nothing stays mapped or open, and cards, guests and owners that lie get nothing mapped that
+ * is not theirs.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cuda/device_image.h"
+#include "cuda/segments.h"
+#include "cuda_scene.h"
+#include "transport/card.h"
+#include "transport/cuda/cuda_wire.h"
+
+#define OPERATING_SYSTEM 304
+#define HOUR_NS 3600000000000ull
+#define SHARED CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define FABRIC 8 /* a handle type that is no descriptor */
+
+static void connect_and_pull(test_scene *scene) {
+    char detail[512];
+    assert_ok(scene_connect(scene));
+    rank_scribble(&scene->here.cells, 3);
+    assert_true(cache_wrong_cells(&scene->here, 1) > 1000);
+    if (scene_pull(scene, detail))
+        fail_msg("%s", detail);
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
+}
+
+/* ---- moving ------------------------------------------------------------------------------------- */
+
+static void cells_arrive_from_memory_in_segments(void **state) {
+    enum { SOCKET_AND_PROCESS = 2 };
+    char detail[512];
+    const size_t left = devices_left();
+    test_scene *scene = scene_open_with(*state, NULL, THEIRS_IN_SEGMENTS);
+    const uint64_t ours = open_descriptors(), theirs = owner_tell(&scene->owner, 'd');
+    connect_and_pull(scene);
+    kvf_peer_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_peer_get_info(scene->peer, &info));
+    assert_string_equal(info.kind, "cuda");
+    assert_string_equal(info.way, "kernels, memory mapped by file descriptors");
+    (void)owner_tell(&scene->owner, 's'); /* the control: a spoiled byte shows in its cell and nowhere else */
+    assert_ok(scene_pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 1);
+    /* The stand-in keeps a file for each segment that is mapped here; the owner keeps only the connection. */
+    assert_true(open_descriptors() > ours + SOCKET_AND_PROCESS);
+    assert_int_equal(owner_tell(&scene->owner, 'd'), theirs + 1);
+    kvf_peer_close(scene->peer);
+    assert_int_equal(open_descriptors(), ours);
+    scene_close(scene, false);
+    assert_int_equal(devices_left(), left);
+}
+
+static void what_is_written_from_memory_in_segments_is_read_by_its_owner(void **state) {
+    static const unsigned in_segments[] = {OURS_IN_SEGMENTS, THEIRS_IN_SEGMENTS,
+                                           OURS_IN_SEGMENTS | THEIRS_IN_SEGMENTS};
+    char detail[512];
+    const size_t left = devices_left();
+    for (size_t i = 0; i < sizeof in_segments / sizeof *in_segments; i++) {
+        test_scene *scene = scene_open_with(*state, NULL, in_segments[i]);
+        assert_ok(scene_connect(scene));
+        assert_true(owner_tell(&scene->owner, 'c') > 500);
+        assert_ok(scene_push(scene, detail));
+        assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+        (void)owner_tell(&scene->owner, 's');
+        assert_int_equal(owner_tell(&scene->owner, 'c'), 1);
+        assert_ok(scene_push(scene, detail));
+        assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+        scene_close(scene, false);
+        assert_int_equal(devices_left(), left);
+    }
+}
+
+static void note_status(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    (void)operation, (void)detail;
+    *(kvf_status *)context = status;
+}
+
+/* Two endpoints of one process. The segments are accessible to their own device only. */
+static void another_device_of_this_process_maps_segments_for_itself(void **state) {
+    enum { BYTES = 3 * SEGMENT };
+    (void)state;
+    const size_t left = devices_left();
+    const CUdeviceptr segments = device_segments(0, BYTES, SHARED);
+    unsigned char *theirs = devices_look(segments);
+    for (uint32_t i = 0; i < BYTES; i++)
+        theirs[i] = (unsigned char)(i * 2654435761u >> 13);
+    const kvf_memory owned = {.struct_size = sizeof owned,
+                              .address = (void *)(uintptr_t)segments,
+                              .bytes = BYTES,
+                              .kind = KVF_MEMORY_CUDA};
+    for (uint32_t device = 0; device < 2; device++) {
+        kvf_transport *owner = NULL, *reader = NULL;
+        kvf_peer *peer = NULL;
+        void *seen;
+        const void *card;
+        size_t card_bytes;
+        kvf_memory own = device_memory(device, BYTES, &seen);
+        own.withheld = false;
+        assert_ok(kvf_transport_open("cuda", NULL, &owner));
+        assert_ok(kvf_transport_open("cuda", NULL, &reader));
+        assert_ok(kvf_transport_register(owner, &owned, 1));
+        assert_ok(kvf_transport_register(reader, &own, 1));
+        assert_ok(kvf_transport_export(owner, &card, &card_bytes));
+        assert_ok(kvf_transport_connect(reader, card, card_bytes, &peer));
+        kvf_peer_info info = {.struct_size = sizeof info};
+        assert_ok(kvf_peer_get_info(peer, &info));
+        assert_string_equal(info.way, device == 0 ? "kernels, memory of this process"
+                                                  : "kernels, memory mapped by file descriptors");
+        const kvf_run run = {.local_offset = 0, .remote_offset = 100, .bytes = BYTES - 100};
+        kvf_operation operation;
+        kvf_status status = KVF_IN_PROGRESS;
+        assert_memory_not_equal(seen, theirs + 100, BYTES - 100);
+        assert_ok(kvf_transport_submit(peer, KVF_READ, &run, 1, note_status, &status, &operation));
+        while (status == KVF_IN_PROGRESS) {
+            assert_ok(kvf_transport_progress(owner, NULL));
+            assert_ok(kvf_transport_progress(reader, NULL));
+        }
+        assert_ok(status);
+        assert_memory_equal(seen, theirs + 100, BYTES - 100);
+        kvf_transport_close(reader);
+        kvf_transport_close(owner);
+        devices_free();
+    }
+    device_segments_free(segments, BYTES);
+    assert_int_equal(devices_left(), left);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+static void a_place_reaches_over_segments_as_far_as_they_are_mapped(void **state) {
+    (void)state;
+    kvf_cuda_place place;
+    const CUdeviceptr segments = device_segments(1, 3 * SEGMENT, SHARED); /* of 1 and 2 */
+    assert_ok(kvf_cuda_place_of(1, segments + 100, SEGMENT - 100, &place));
+    assert_int_equal(place.segments, 1);
+    assert_int_equal(place.bytes, SEGMENT);
+    assert_ok(kvf_cuda_place_of(1, segments + 100, SEGMENT - 99, &place));
+    assert_int_equal(place.segments, 2);
+    assert_int_equal(place.base, segments);
+    assert_int_equal(place.offset, 100);
+    assert_int_equal(place.bytes, 3 * SEGMENT);
+    assert_ok(kvf_cuda_place_of(1, segments + SEGMENT, SEGMENT, &place));
+    assert_int_equal(place.base, segments + SEGMENT);
+    assert_fails(kvf_cuda_place_of(1, segments, 3 * SEGMENT + 1, &place), KVF_E_INVALID,
+                 "its allocation ends after 196608");
+    assert_fails(kvf_cuda_place_of(0, segments, SEGMENT, &place), KVF_E_INVALID,
+                 "allowed: memory of device 0");
+    device_segments_free(segments, 3 * SEGMENT);
+    assert_fails(kvf_cuda_place_of(1, segments, SEGMENT, &place), KVF_E_INVALID, "or it was freed");
+}
+
+static void memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept(void **state) {
+    static const int types[] = {0, FABRIC};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        kvf_transport *transport = NULL;
+        const CUdeviceptr segments = device_segments(0, 2 * SEGMENT, types[i]);
+        kvf_memory memory = {.struct_size = sizeof memory,
+                             .address = (void *)(uintptr_t)segments,
+                             .bytes = 2 * SEGMENT,
+                             .kind = KVF_MEMORY_CUDA};
+        char word[64];
+        (void)snprintf(word, sizeof word, "was created with handle types %d and cannot be shared", types[i]);
+        assert_ok(kvf_transport_open(*state, NULL, &transport));
+        assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED, word,
+                     "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), or register it as withheld");
+        memory.withheld = true;
+        assert_ok(kvf_transport_register(transport, &memory, 1));
+        kvf_transport_close(transport);
+        device_segments_free(segments, 2 * SEGMENT);
+    }
+}
+
+/* ---- ends --------------------------------------------------------------------------------------- */
+
+static void segments_stay_mapped_until_kernels_are_over_and_then_go_back(void **state) {
+    (void)state;
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const size_t unconnected = devices_left();
+    connect_and_pull(scene);
+    const size_t mapped = devices_left();
+    assert_true(mapped > unconnected);
+    devices_delay(HOUR_NS);
+    kvf_transfer *transfer = scene_begin(scene, KVF_READ);
+    assert_ok(kvf_transport_progress(scene->here.transport, NULL));
+    assert_int_equal(owner_tell(&scene->owner, 'u'), KVF_E_AGAIN);
+    for (int i = 0; i < 5; i++)
+        scene_step(scene);
+    assert_int_equal(scene->lost, 0); /* the copy is under way */
+    assert_true(devices_left() >= mapped);
+    assert_int_equal(owner_tell(&scene->owner, 'u'), KVF_E_AGAIN);
+    devices_delay(0);
+    devices_hasten();
+    while (scene->lost == 0)
+        scene_step(scene);
+    assert_non_null(strstr(scene->lost_detail, "a new card is needed"));
+    kvf_transfer_free(transfer);
+    assert_int_equal(devices_left(), unconnected);
+    uint64_t status;
+    while ((status = owner_tell(&scene->owner, 'u')) == KVF_E_AGAIN)
+        ;
+    assert_int_equal(status, KVF_OK);
+    scene_close(scene, false);
+}
+
+static void segments_of_an_owner_that_dies_are_unmapped(void **state) {
+    (void)state;
+    const size_t left = devices_left();
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const size_t unconnected = devices_left();
+    connect_and_pull(scene);
+    owner_end(&scene->owner, true);
+    while (scene->lost == 0)
+        scene_step(scene);
+    assert_int_equal(devices_left(), unconnected);
+    scene_close(scene, true);
+    assert_int_equal(devices_left(), left);
+}
+
+/* The connection can still write, and the next one reads. */
+static void a_segment_that_the_driver_refuses_is_named_and_nothing_stays(void **state) {
+    static const struct {
+        const char *function, *word;
+    } refusals[] = {
+        {"cuMemAddressReserve", "region 0: reserving addresses"},
+        {"cuMemImportFromShareableHandle", "region 0: this process may not map it: importing a segment"},
+        {"cuMemMap", "mapping a segment"},
+        {"cuMemSetAccess", "the devices may not read it"},
+        {"cuMemGetAllocationPropertiesFromHandle", "asking what was imported"},
+    };
+    (void)state;
+    char detail[512];
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const size_t left = devices_left();
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        devices_fail(refusals[i].function, OPERATING_SYSTEM, 1);
+        assert_ok(scene_connect(scene));
+        assert_int_equal(scene_pull(scene, detail), KVF_E_UNSUPPORTED);
+        if (!strstr(detail, refusals[i].word))
+            fail_msg("%s", detail);
+        devices_fail("", 0, 0);
+        assert_int_equal(devices_left(), left);
+        assert_ok(scene_push(scene, detail));
+        assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+        kvf_peer_close(scene->peer);
+    }
+    assert_ok(scene_connect(scene));
+    assert_ok(scene_pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 2), 0);
+    scene_close(scene, false);
+}
+
+static void memory_that_its_owner_has_unmapped_is_not_read(void **state) {
+    (void)state;
+    char detail[512];
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const size_t left = devices_left();
+    (void)owner_tell(&scene->owner, 'f');
+    assert_ok(scene_connect(scene));
+    assert_int_equal(scene_pull(scene, detail), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(detail, "region 0: the owner could not share it: the memory at 0x"));
+    assert_non_null(strstr(detail, "is no longer what was registered"));
+    assert_int_equal(devices_left(), left);
+    scene_close(scene, false);
+}
+
+/* ---- cards that lie ------------------------------------------------------------------------------ */
+
+/* The owner's card with another first region. */
+static void forge(const test_scene *scene, const kvf_cuda_region *first, const unsigned char *name,
+                  kvf_buffer *out) {
+    kvf_card card;
+    assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
+    assert_int_equal(card.part_count, 1);
+    unsigned char *part = kvf_copy(card.parts[0].data, card.parts[0].bytes, 1);
+    assert_non_null(part);
+    memcpy(part + sizeof(kvf_cuda_card), first, sizeof *first);
+    if (name)
+        memcpy(part + offsetof(kvf_cuda_card, name), name, CUDA_ID_BYTES);
+    card.parts[0].data = part;
+    assert_ok(kvf_card_write(&card, out));
+    kvf_card_free(&card);
+    kvf_free(part);
+}
+
+static kvf_cuda_region first_region(const test_scene *scene) {
+    kvf_card card;
+    kvf_cuda_region first;
+    assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
+    memcpy(&first, (const char *)card.parts[0].data + sizeof(kvf_cuda_card), sizeof first);
+    kvf_card_free(&card);
+    assert_true(first.segments > 1);
+    return first;
+}
+
+static void connect_forged(test_scene *scene, const kvf_cuda_region *first, kvf_status status,
+                           const char *word) {
+    kvf_buffer card = {0};
+    forge(scene, first, NULL, &card);
+    const kvf_status got = kvf_transport_connect(scene->here.transport, card.data, card.length, &scene->peer);
+    kvf_buffer_free(&card);
+    if (status)
+        assert_fails(got, status, word);
+    else
+        assert_ok(got);
+}
+
+/* The card is found wrong only when segments are asked for. */
+static void read_forged(test_scene *scene, const kvf_cuda_region *first, kvf_status status,
+                        const char *word) {
+    char detail[512];
+    const size_t left = devices_left();
+    connect_forged(scene, first, KVF_OK, NULL);
+    assert_int_equal(scene_pull(scene, detail), status);
+    if (!strstr(detail, word))
+        fail_msg("%s", detail);
+    kvf_peer_close(scene->peer);
+    assert_int_equal(devices_left(), left);
+}
+
+static void a_card_that_says_too_much_gets_nothing_mapped(void **state) {
+    (void)state;
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const kvf_cuda_region good = first_region(scene);
+    kvf_cuda_region bad = good;
+    bad.segments = KVF_SEGMENTS_MAX + 1;
+    connect_forged(scene, &bad, KVF_E_PARSE, "region 0: ");
+    bad = good;
+    bad.offset = bad.allocation_bytes - bad.bytes + 1;
+    connect_forged(scene, &bad, KVF_E_PARSE, "region 0: ");
+    bad = good;
+    bad.allocation_bytes = UINT64_C(1) << 40;
+    read_forged(scene, &bad, KVF_E_UNSUPPORTED,
+                "memory of 1099511627776 bytes on a device that has 1073741824");
+    bad.allocation_bytes = good.allocation_bytes + SEGMENT; /* one segment more than comes */
+    read_forged(scene, &bad, KVF_E_UNSUPPORTED, "65536 bytes less came than the card says");
+    bad.allocation_bytes = good.allocation_bytes + 1; /* no multiple of what the driver reserves */
+    read_forged(scene, &bad, KVF_E_UNSUPPORTED, "reserving addresses");
+    bad.allocation_bytes = good.allocation_bytes - SEGMENT; /* a segment goes beyond the end */
+    read_forged(scene, &bad, KVF_E_UNSUPPORTED, "a segment has ");
+    bad = good;
+    bad.segments--;
+    read_forged(scene, &bad, KVF_E_UNSUPPORTED, "bytes less came than the card says");
+    bad.segments = good.segments + 1;
+    read_forged(scene, &bad, KVF_E_PEER_LOST, "a message of this endpoint made no sense");
+    bad = good;
+    bad.segments = 0; /* as if there were a handle */
+    connect_forged(scene, &bad, KVF_E_UNSUPPORTED, "may not map it");
+    connect_and_pull(scene); /* the control */
+    scene_close(scene, false);
+}
+
+/* ---- owners that lie ----------------------------------------------------------------------------- */
+
+/* An owner for which this test speaks, to a reader that waits for the first segments of region 0. */
+typedef struct voice {
+    test_scene *scene;
+    int listening, fd;
+} voice;
+
+static void voice_open(voice *v, test_scene *scene) {
+    const kvf_cuda_header ready = {CUDA_READY, 0};
+    const kvf_cuda_region good = first_region(scene);
+    unsigned char name[CUDA_ID_BYTES];
+    kvf_buffer card = {0};
+    kvf_cuda_packet packet;
+    *v = (voice){.scene = scene};
+    assert_int_equal(getrandom(name, sizeof name, 0), sizeof name);
+    assert_ok(kvf_cuda_wire_listen(name, &v->listening));
+    forge(scene, &good, name, &card);
+    assert_ok(kvf_transport_connect(scene->here.transport, card.data, card.length, &scene->peer));
+    kvf_buffer_free(&card);
+    v->fd = accept4(v->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    assert_true(v->fd >= 0);
+    assert_ok(kvf_cuda_wire_receive(v->fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_HELLO);
+    assert_ok(kvf_cuda_wire_send(v->fd, &ready, sizeof ready));
+    scene_step(scene);
+    assert_ok(kvf_cuda_wire_receive(v->fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_FETCH);
+    assert_int_equal(packet.as.fetch.region, 0);
+    assert_int_equal(packet.as.fetch.first, 0);
+    assert_int_equal(packet.as.header.count, kvf_min_u64(good.segments, CUDA_FETCH_SEGMENTS));
+}
+
+static void voice_close(voice *v) {
+    kvf_peer_close(v->scene->peer);
+    v->scene->lost = 0;
+    (void)close(v->fd);
+    (void)close(v->listening);
+}
+
+/* A descriptor of a new segment; the caller closes it. */
+static int new_segment(int device, uint64_t bytes) {
+    const CUdeviceptr segments = device_segments((uint32_t)device, bytes, SHARED);
+    uint64_t size;
+    int fd;
+    assert_ok(kvf_segment_export((uint32_t)device, segments, bytes, &size, &fd));
+    device_segments_free(segments, bytes);
+    return fd;
+}
+
+/* The reader gets this message with this descriptor, and is lost; or is not, and cannot read. */
+static void answer(test_scene *scene, const kvf_cuda_segment *segment, size_t bytes, int fd, const char *lost,
+                   const char *refused) {
+    voice v;
+    char detail[512];
+    const size_t left = devices_left();
+    const uint64_t descriptors = open_descriptors();
+    voice_open(&v, scene);
+    assert_ok(kvf_cuda_wire_send_with(v.fd, segment, bytes, fd));
+    if (refused) {
+        assert_int_equal(scene_pull(scene, detail), KVF_E_UNSUPPORTED);
+        if (!strstr(detail, refused))
+            fail_msg("%s", detail);
+    }
+    while (lost && scene->lost == 0)
+        scene_step(scene);
+    if (lost && !strstr(scene->lost_detail, lost))
+        fail_msg("%s", scene->lost_detail);
+    voice_close(&v);
+    assert_int_equal(devices_left(), left);
+    assert_int_equal(open_descriptors(), descriptors);
+}
+
+static void an_owner_that_sends_other_segments_gets_nothing_mapped(void **state) {
+    (void)state;
+    const char *const senseless = "a message of the peer makes no sense";
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const int segment_fd = new_segment(0, SEGMENT), other_device = new_segment(1, SEGMENT),
+              no_memory = memfd_create("no memory of a device", MFD_CLOEXEC);
+    const kvf_cuda_segment good = {.header = {CUDA_SEGMENT, KVF_OK}, .bytes = SEGMENT};
+    kvf_cuda_segment bad = good;
+    bad.region = 1;
+    answer(scene, &bad, sizeof bad, segment_fd, senseless, NULL);
+    bad = good;
+    bad.number = 1;
+    answer(scene, &bad, sizeof bad, segment_fd, senseless, NULL);
+    answer(scene, &good, sizeof good - 1, segment_fd, senseless, NULL);
+    answer(scene, &good, sizeof good.header, segment_fd, senseless, NULL);
+    answer(scene, &good, sizeof good, -1, senseless, NULL); /* no descriptor */
+    bad = good;
+    bad.header.count = KVF_E_IO;
+    answer(scene, &bad, sizeof bad, segment_fd, senseless, NULL); /* a failure with one */
+    memset(bad.reason, 'x', sizeof bad.reason);
+    answer(scene, &bad, sizeof bad, -1, NULL, "region 0: the owner could not share it: xxx");
+    answer(scene, &good, sizeof good, no_memory, NULL, "this process may not map it");
+    answer(scene, &good, sizeof good, other_device, NULL, "a segment is not memory of CUDA device 0");
+    bad = good;
+    bad.bytes = 0;
+    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment has 0 bytes");
+    bad.bytes = UINT64_MAX;
+    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment has 18446744073709551615 bytes");
+    bad.bytes = 2 * SEGMENT; /* than there is behind the descriptor */
+    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment of 131072 bytes: mapping a segment");
+    bad.bytes = 100;
+    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment of 100 bytes: mapping a segment");
+    /* Messages that bring no descriptor when all is well do not leave one open either. */
+    const kvf_cuda_segment odd[] = {{.header = {CUDA_WRITTEN, KVF_OK}},
+                                    {.header = {CUDA_REFUSED, CUDA_REFUSED_KEY}}};
+    answer(scene, &odd[0], sizeof(kvf_cuda_written), segment_fd, senseless, NULL);
+    answer(scene, &odd[1], sizeof(kvf_cuda_refused), segment_fd, "the key of the card is not the peer's",
+           NULL);
+    (void)close(segment_fd);
+    (void)close(other_device);
+    (void)close(no_memory);
+    connect_and_pull(scene);
+    scene_close(scene, false);
+}
+
+/* ---- guests of an owner -------------------------------------------------------------------------- */
+
+#define GUESTED (20u * SEGMENT) /* in 11 segments: three times of 1, 2 and 3, and of 1 and 2 */
+
+/* An owner of this process: region 0 is in segments, region 1 is not, region 2 is withheld. */
+static kvf_transport *guested;
+
+static void guest_rounds(void) {
+    for (int i = 0; i < 10; i++)
+        assert_ok(kvf_transport_progress(guested, NULL));
+}
+
+static int open_guest(void) {
+    const void *data;
+    size_t bytes;
+    kvf_card all;
+    kvf_cuda_card card;
+    kvf_cuda_packet packet;
+    int fd;
+    assert_ok(kvf_transport_export(guested, &data, &bytes));
+    assert_ok(kvf_card_read(data, bytes, &all));
+    memcpy(&card, all.parts[0].data, sizeof card);
+    kvf_card_free(&all);
+    kvf_cuda_hello hello = {.header = {CUDA_HELLO, 0},
+                            .version = CUDA_WIRE_VERSION,
+                            .generation = UINT64_MAX,
+                            .from = "a guest of test",
+                            .name = "a guest"};
+    memcpy(hello.key, card.key, CUDA_ID_BYTES);
+    assert_ok(kvf_cuda_wire_connect(card.name, &fd));
+    assert_ok(kvf_cuda_wire_send(fd, &hello, sizeof hello));
+    guest_rounds();
+    assert_ok(kvf_cuda_wire_receive(fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_READY);
+    return fd;
+}
+
+/* Asks, and receives that many segments, which are what the owner has. False: the guest was refused. */
+static bool fetch(int fd, uint32_t region, uint32_t first, uint32_t count) {
+    const kvf_cuda_fetch message = {.header = {CUDA_FETCH, count}, .region = region, .first = first};
+    assert_ok(kvf_cuda_wire_send(fd, &message, sizeof message));
+    guest_rounds();
+    for (uint32_t i = 0; i < count; i++) {
+        kvf_cuda_packet packet;
+        int descriptor;
+        assert_ok(kvf_cuda_wire_receive_with(fd, &packet, &descriptor));
+        if (packet.as.header.kind == CUDA_REFUSED) {
+            assert_int_equal(packet.as.header.count, CUDA_REFUSED_PROTOCOL);
+            assert_int_equal(descriptor, -1);
+            return false;
+        }
+        assert_int_equal(packet.as.header.kind, CUDA_SEGMENT);
+        assert_int_equal(packet.as.header.count, KVF_OK);
+        assert_int_equal(packet.as.segment.region, region);
+        assert_int_equal(packet.as.segment.number, first + i);
+        assert_int_equal(packet.as.segment.bytes, ((first + i) % 3 + 1) * SEGMENT);
+        assert_int_equal(lseek(descriptor, 0, SEEK_END), packet.as.segment.bytes);
+        (void)close(descriptor);
+    }
+    return true;
+}
+
+static void leave(int fd) {
+    (void)close(fd);
+    guest_rounds();
+}
+
+/* A guest that has got the first 4 segments is refused. */
+static void refused_then(uint32_t region, uint32_t first, uint32_t count) {
+    const int fd = open_guest();
+    assert_true(fetch(fd, 0, 0, 4));
+    if (fetch(fd, region, first, count))
+        fail_msg("segments %u to %u of region %u were sent", first, first + count, region);
+    leave(fd);
+}
+
+static void a_guest_gets_each_segment_once_and_in_order(void **state) {
+    (void)state;
+    void *seen;
+    const size_t left = devices_left();
+    const uint64_t descriptors = open_descriptors();
+    const CUdeviceptr segments = device_segments(0, GUESTED, SHARED);
+    kvf_memory memory[3] = {{.struct_size = sizeof *memory,
+                             .address = (void *)(uintptr_t)segments,
+                             .bytes = GUESTED,
+                             .kind = KVF_MEMORY_CUDA},
+                            device_memory(0, 4096, &seen),
+                            device_memory(0, 4096, &seen)};
+    memory[1].withheld = false;
+    assert_ok(kvf_transport_open("cuda", NULL, &guested));
+    assert_ok(kvf_transport_register(guested, memory, 3));
+    const uint64_t opened = open_descriptors();
+    refused_then(0, 3, 1); /* again */
+    refused_then(0, 0, 4);
+    refused_then(0, 5, 1); /* one is left out */
+    refused_then(0, 4, CUDA_FETCH_SEGMENTS + 1);
+    refused_then(0, 4, 8); /* beyond the last */
+    refused_then(0, UINT32_MAX, 1);
+    refused_then(1, 0, 1); /* it has a handle */
+    refused_then(2, 0, 1); /* withheld */
+    refused_then(3, 0, 1);
+    refused_then(UINT32_MAX, 0, 1);
+    const int fd = open_guest();
+    assert_true(fetch(fd, 0, 0, 4));
+    assert_true(fetch(fd, 0, 4, 1));
+    assert_true(fetch(fd, 0, 5, 6));
+    leave(fd);
+    assert_int_equal(open_descriptors(), opened);
+    kvf_transport_close(guested);
+    devices_free();
+    device_segments_free(segments, GUESTED);
+    assert_int_equal(open_descriptors(), descriptors);
+    assert_int_equal(devices_left(), left);
+}
+
+/* A guest that asks and does not read what it asked for. */
+static void a_guest_that_does_not_read_its_segments_is_refused(void **state) {
+    (void)state;
+    enum { REGIONS = 64 };
+    static kvf_memory memory[REGIONS];
+    const CUdeviceptr segments = device_segments(0, GUESTED, SHARED);
+    for (uint32_t i = 0; i < REGIONS; i++)
+        memory[i] = (kvf_memory){.struct_size = sizeof *memory,
+                                 .address = (void *)(uintptr_t)segments,
+                                 .bytes = GUESTED,
+                                 .kind = KVF_MEMORY_CUDA};
+    assert_ok(kvf_transport_open("cuda", NULL, &guested));
+    assert_ok(kvf_transport_register(guested, memory, REGIONS));
+    const uint64_t opened = open_descriptors();
+    const int fd = open_guest();
+    const int small = 1;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+    for (uint32_t i = 0; i < REGIONS; i++) {
+        const kvf_cuda_fetch message = {.header = {CUDA_FETCH, 8}, .region = i};
+        (void)kvf_cuda_wire_send(fd, &message, sizeof message);
+        guest_rounds();
+    }
+    uint32_t came = 0;
+    for (kvf_cuda_packet packet; kvf_cuda_wire_receive(fd, &packet) == KVF_OK; came++)
+        ;
+    assert_true(came > 0 && came < REGIONS * 8);
+    leave(fd);
+    assert_int_equal(open_descriptors(), opened);
+    kvf_transport_close(guested);
+    device_segments_free(segments, GUESTED);
+}
+
+int main(int argument_count, char **arguments) {
+    static char cuda[] = "cuda", automatic[] = "auto";
+    if (argument_count == 5)
+        return owner_main(arguments);
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        {"cells_arrive_from_memory_in_segments (cuda)", cells_arrive_from_memory_in_segments, NULL, NULL,
+         cuda},
+        {"cells_arrive_from_memory_in_segments (auto)", cells_arrive_from_memory_in_segments, NULL, NULL,
+         automatic},
+        {"what_is_written_from_memory_in_segments_is_read_by_its_owner (cuda)",
+         what_is_written_from_memory_in_segments_is_read_by_its_owner, NULL, NULL, cuda},
+        cmocka_unit_test(another_device_of_this_process_maps_segments_for_itself),
+        cmocka_unit_test(a_place_reaches_over_segments_as_far_as_they_are_mapped),
+        {"memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept (cuda)",
+         memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept, NULL, NULL, cuda},
+        {"memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept (auto)",
+         memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept, NULL, NULL, automatic},
+        cmocka_unit_test(segments_stay_mapped_until_kernels_are_over_and_then_go_back),
+        cmocka_unit_test(segments_of_an_owner_that_dies_are_unmapped),
+        cmocka_unit_test(a_segment_that_the_driver_refuses_is_named_and_nothing_stays),
+        cmocka_unit_test(memory_that_its_owner_has_unmapped_is_not_read),
+        cmocka_unit_test(a_card_that_says_too_much_gets_nothing_mapped),
+        cmocka_unit_test(an_owner_that_sends_other_segments_gets_nothing_mapped),
+        cmocka_unit_test(a_guest_gets_each_segment_once_and_in_order),
+        cmocka_unit_test(a_guest_that_does_not_read_its_segments_is_refused),
+    };
+    devices_open();
+    if (devices_are_real()) {
+        (void)printf("skipped: the host cannot look at segments of a real device\n");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
