@@ -7,9 +7,11 @@ event, 0 for all but the first). Every answer is compared with the tokens that o
 prompt while nothing else ran.
 
 After each level through the proxy the same level asks the decode server alone, while the other server is idle:
-one server that does everything, on the same machine at nearly the same time. The setup "one" has no other.
+one server that does everything, on the same machine at nearly the same time. The setup "one" has no other, and
+no connector: what its memory does is vLLM's own.
 
-Memory is the resident memory of all servers' processes; it should not grow after the first level.
+Memory is the resident memory of each server's processes, at the begin of a level, at half its time, and at its
+end. What grows is also given by kind (/proc): anonymous is what processes allocate.
 """
 
 from __future__ import annotations
@@ -42,11 +44,13 @@ ROOM = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "1100")
 
 LEGEND = """\
 Times in ms: until the first token, and between tokens. A level is so many clients that ask without a pause.
-wrong: answers that are not what one server computes alone. MiB: of all servers, at begin and end of a level."""
+wrong: answers that are not what one server computes alone. MiB: resident memory of each server, the prefill
+server first, at begin, middle and end of a level."""
 COLUMNS = (
     f"{'setup':<13} {'level':>5} {'requests':>8} {'/s':>6} {'first p50':>9} {'p99':>8} "
-    f"{'between p50':>11} {'p99':>8} {'errors':>6} {'wrong':>5} {'MiB':>12}"
+    f"{'between p50':>11} {'p99':>8} {'errors':>6} {'wrong':>5} MiB"
 )
+Memory = dict[str, dict[str, int]]  # for each server: the kinds of resident memory, in MiB
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Level:
     between: list[float] = field(default_factory=list)
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
-    mib: tuple[int, int] = (0, 0)
+    memory: list[Memory] = field(default_factory=list)  # begin, middle, end
 
 
 def percentile(values: list[float], percent: int) -> str:
@@ -73,10 +77,24 @@ def row(setup: str, level: Level) -> str:
     line = f"{setup:<13} {level.clients:>5} {len(level.first):>8} {len(level.first) / level.seconds:>6.1f}"
     for values, width in ((level.first, 9), (level.between, 11)):
         line += f" {percentile(values, 50):>{width}} {percentile(values, 99):>8}"
-    line += f" {len(level.errors):>6} {level.wrong:>5} {level.mib[0]:>5}>{level.mib[1]:>5}"
+    line += f" {len(level.errors):>6} {level.wrong:>5} {', '.join(totals(level.memory))}"
     for message in sorted(set(level.errors))[:3]:
         line += f"\n{'':<13} {message}"
     return line
+
+
+def totals(memory: list[Memory]) -> list[str]:
+    """For each server: its resident memory at one moment after the other."""
+    return [">".join(str(sum(at[server].values())) for at in memory) for server in memory[0]]
+
+
+def growth(first: Memory, last: Memory) -> str:
+    """For each server: how its resident memory has changed between two moments, by kind."""
+    changes = []
+    for server, kinds in first.items():
+        each = (f"{kind} {last[server][kind] - mib:+}" for kind, mib in kinds.items())
+        changes.append(f"{server}: {sum(kinds.values())}>{sum(last[server].values())} ({', '.join(each)})")
+    return "; ".join(changes)
 
 
 class Setup:
@@ -85,12 +103,13 @@ class Setup:
     def __init__(self, name: str, folder: pathlib.Path, port: int) -> None:
         self._folder, self._name = folder, name
         connector = CONNECTORS["nixl" if name == "nixl" else "kvferry"]
+        loaded_by = None if name == "one" else (connector.name, connector.module)
         transfer = json.loads(json.dumps(connector.transfer))
         if name == "kvferry-push":
             transfer["kv_connector_extra_config"]["transfer_mode"] = "push"
-        sides = {"one": "kv_both"} if name == "one" else {"prefill": "kv_producer", "decode": "kv_consumer"}
-        self._servers = [
-            Server(
+        sides = {"one": ""} if name == "one" else {"prefill": "kv_producer", "decode": "kv_consumer"}
+        self._servers = {
+            side: Server(
                 folder / MODEL,
                 "float32",
                 Side(64, arguments=ROOM),
@@ -98,24 +117,25 @@ class Setup:
                 port + i,
                 folder / f"bench-load-{name}.{side}.log",
                 connector.environment(port + i),
-                (connector.name, connector.module),
+                loaded_by,
                 transfer,
             )
             for i, (side, role) in enumerate(sides.items())
-        ]
-        self.alone = self._servers[-1].port
+        }
+        self.alone = port + len(sides) - 1
         self.port = self.alone if name == "one" else port + 2
 
     def __enter__(self) -> Setup:
         with contextlib.ExitStack() as undo:
-            for server in self._servers:
+            servers = list(self._servers.values())
+            for server in servers:
                 server.start()
                 undo.callback(server.stop)
-            for server in self._servers:
+            for server in servers:
                 server.ready()
             if self.port != self.alone:
                 log = self._folder / f"bench-load-{self._name}.proxy.log"
-                undo.enter_context(RunningProxy(self.port, self._servers[:1], self._servers[1:], log))
+                undo.enter_context(RunningProxy(self.port, servers[:1], servers[1:], log))
             self._running = undo.pop_all()
         return self
 
@@ -129,9 +149,9 @@ class Setup:
             found[f"{self._name.removesuffix('-push')} alone"] = self.alone
         return found
 
-    def mib(self) -> int:
-        """The resident memory of the servers' processes, in MiB."""
-        return resident_mib(*(server.group for server in self._servers))
+    def memory(self) -> Memory:
+        """The resident memory of each server's processes."""
+        return {name: resident_mib(server.group) for name, server in self._servers.items()}
 
 
 async def ask(session: aiohttp.ClientSession, port: int, prompt: list[int], level: Level) -> list[int]:
@@ -169,7 +189,7 @@ async def run_level(
 ) -> Level:
     """Runs a level: no client begins a request after `seconds`."""
     level, begun, chance = Level(clients), time.monotonic(), random.Random(clients)
-    before = setup.mib()
+    level.memory.append(setup.memory())
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     connections = aiohttp.TCPConnector(limit=0, force_close=True)
 
@@ -182,10 +202,14 @@ async def run_level(
             except (OSError, ValueError, aiohttp.ClientError, asyncio.TimeoutError) as error:
                 level.errors.append(f"{type(error).__name__}: {error}"[:160])
 
+    async def look_in_the_middle() -> None:
+        await asyncio.sleep(seconds / 2)
+        level.memory.append(setup.memory())
+
     async with aiohttp.ClientSession(connector=connections, timeout=timeout) as session:
-        await asyncio.gather(*(client(session) for _ in range(clients)))
+        await asyncio.gather(look_in_the_middle(), *(client(session) for _ in range(clients)))
     level.seconds = time.monotonic() - begun
-    level.mib = (before, setup.mib())
+    level.memory.append(setup.memory())
     return level
 
 
@@ -209,11 +233,13 @@ def run(
                     (prompt, stream(setup.alone, prompt, NEW_TOKENS, REQUEST_SECONDS).tokens)
                     for prompt in prompts
                 ]
+                first = setup.memory()
                 for clients in levels:
                     for where, port_asked in setup.places().items():
                         level = asyncio.run(run_level(setup, port_asked, clients, seconds, pool))
                         print(row(where, level), flush=True)
                         found.append({"setup": name, "where": where, **asdict(level)})
+                print(f"{name:<13} MiB from begin to end: {growth(first, setup.memory())}", flush=True)
         except (RuntimeError, OSError) as error:
             print(f"{name:<13} {error}", flush=True)
             found.append({"setup": name, "error": str(error)})

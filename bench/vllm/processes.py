@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterator
 
 _TICK = os.sysconf("SC_CLK_TCK")
+_KINDS = {"anonymous": "RssAnon", "files": "RssFile", "shared": "RssShmem"}
 
 
 def _each(groups: set[int]) -> Iterator[pathlib.Path]:
@@ -31,12 +32,16 @@ def processor_seconds(*groups: int) -> float:
     return ticks / _TICK
 
 
-def resident_mib(*groups: int) -> int:
-    """Resident memory of the process groups, in MiB; shared memory counts for each process."""
-    pages = 0
+def resident_mib(*groups: int) -> dict[str, int]:
+    """Resident memory of the process groups, in MiB, by kind: anonymous (what processes allocate), of files,
+    and shared. What several processes use counts for each."""
+    found = dict.fromkeys(_KINDS, 0)
     for folder in _each(set(groups)):
         try:
-            pages += int((folder / "statm").read_text().split()[1])
+            status = (folder / "status").read_text()
         except OSError:
             continue
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+        lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        for kind, name in _KINDS.items():
+            found[kind] += int(lines.get(name, "0 kB").split()[0])  # a process that has ended has no memory
+    return {kind: kib >> 10 for kind, kib in found.items()}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import re
 import signal
-import socket
 import sys
 from typing import Any
 
@@ -439,30 +437,33 @@ async def test_metrics_are_lines_that_prometheus_reads(scene: Scene) -> None:
     )
 
 
+async def said(proxy: asyncio.subprocess.Process, what: str) -> str:
+    """The address that follows on these words in the proxy's log."""
+    assert proxy.stderr is not None
+    async for line in proxy.stderr:
+        if found := re.search(what + r" (http://[0-9.:]+)", line.decode()):
+            return found.group(1)
+    raise AssertionError(f"the proxy ended and did not say: {what}")
+
+
 def test_a_proxy_that_is_run_as_a_program() -> None:
     """It answers, cancels requests of clients that go away, and a signal ends it with success."""
 
     async def go() -> None:
         prefill, decode = FakeServer("P0"), FakeServer("D0")
         async with running(prefill, decode), aiohttp.ClientSession() as client:
-            with socket.socket() as free, socket.socket() as another:
-                free.bind(("127.0.0.1", 0))
-                another.bind(("127.0.0.1", 0))
-                port, door = free.getsockname()[1], another.getsockname()[1]
             proxy = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvferry.vllm.proxy", "--port", str(port)),
-                *("--prefill", prefill.url, "--decode", decode.url, "--operator-port", str(door)),
+                *(sys.executable, "-m", "kvferry.vllm.proxy", "--port", "0"),
+                *("--prefill", prefill.url, "--decode", decode.url, "--operator-port", "0"),
+                stderr=asyncio.subprocess.PIPE,
             )
             try:
+                door = await said(proxy, "the operator is heard at")
+                url = await said(proxy, "Running on") + "/v1/completions"
                 await until(lambda: bool(decode.looks and prefill.looks))
-                url = f"http://127.0.0.1:{port}/v1/completions"
-                for _ in range(1000):
-                    with contextlib.suppress(aiohttp.ClientConnectorError):
-                        async with client.post(url, json=QUESTION) as answer:
-                            assert (await answer.json())["choices"][0]["text"].startswith("loaded:P0")
-                            break
-                    await asyncio.sleep(0.02)
-                async with client.post(f"http://127.0.0.1:{door}/drain?server={prefill.url}") as answer:
+                async with client.post(url, json=QUESTION) as answer:
+                    assert (await answer.json())["choices"][0]["text"].startswith("loaded:P0")
+                async with client.post(f"{door}/drain?server={prefill.url}") as answer:
                     assert answer.status == 200
                 decode.does = Does.HANG
                 asking = asyncio.create_task(client.post(url, json=QUESTION))

@@ -16,6 +16,7 @@ from typing import Any
 
 BOOT_SECONDS = 900
 ANSWER_SECONDS = 300
+MTP = "mtp"  # instead of a draft's name: the model's own layers for multi-token prediction
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -27,7 +28,8 @@ class Side:
     tp: int = 1
     pp: int = 1
     arguments: tuple[str, ...] = ()
-    draft: str = ""  # the model that proposes tokens; it lies beside the server's own
+    # : The model that proposes tokens, which lies beside the server's own; or MTP.
+    draft: str = ""
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -55,34 +57,20 @@ class Server:
     port: int
     log: pathlib.Path
     environment: dict[str, str] = field(default_factory=dict)
-    # : Class and module; no module: the class is vLLM's own.
-    connector: tuple[str, str | None] = ("KvferryConnector", "kvferry.vllm")
+    # : Class and module; no module: the class is vLLM's own. None: the server has no connector.
+    connector: tuple[str, str | None] | None = ("KvferryConnector", "kvferry.vllm")
     # : Further settings of --kv-transfer-config; they override those in start().
     transfer: dict[str, Any] = field(default_factory=dict)
 
     def start(self) -> None:
         """Starts the server; ready() waits until it can answer."""
-        name, module = self.connector
-        transfer = {
-            "kv_connector": name,
-            "kv_role": self.role,
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"kv_lease_duration": 120, "kv_load_deadline": 20},
-            **({"kv_connector_module_path": module} if module is not None else {}),
-            **self.transfer,
-        }
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(self.model), "--served-model-name", "tiny", "--dtype", self.dtype]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "1024"]
         command += ["--max-num-seqs", "8", "--enforce-eager", "--no-enable-prefix-caching"]
-        command += [
-            "-tp",
-            str(self.side.tp),
-            "-pp",
-            str(self.side.pp),
-            "--kv-transfer-config",
-            json.dumps(transfer),
-        ]
+        command += ["-tp", str(self.side.tp), "-pp", str(self.side.pp)]
+        if self.connector is not None:
+            command += ["--kv-transfer-config", json.dumps(self._transfer(*self.connector))]
         if self.side.draft:
             command += ["--speculative-config", json.dumps(self._speculation())]
         if self.side.block_size is not None:
@@ -109,8 +97,21 @@ class Server:
             process_group=0,
         )
 
+    def _transfer(self, name: str, module: str | None) -> dict[str, Any]:
+        """How caches are transferred."""
+        return {
+            "kv_connector": name,
+            "kv_role": self.role,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"kv_lease_duration": 120, "kv_load_deadline": 20},
+            **({"kv_connector_module_path": module} if module is not None else {}),
+            **self.transfer,
+        }
+
     def _speculation(self) -> dict[str, Any]:
         """How tokens are proposed."""
+        if self.side.draft == MTP:
+            return {"method": MTP, "num_speculative_tokens": 3}
         return {
             "model": str(self.model.parent / self.side.draft),
             "method": "eagle" if self.side.draft.endswith("_eagle") else "draft_model",

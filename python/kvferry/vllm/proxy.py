@@ -347,7 +347,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; by default this machine only"
     )
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port to listen on, 8000; 0: any free one, which the log names"
+    )
     parser.add_argument(
         "--patience",
         type=float,
@@ -366,7 +368,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--operator-port",
         type=int,
         metavar="PORT",
-        help="port of this machine for draining servers: POST /drain?server=URL&seconds=S, /resume?server=URL",
+        help="port of this machine for draining servers: POST /drain?server=URL&seconds=S, /resume?server=URL; "
+        "0 is any free port",
     )
     given = parser.parse_args(arguments)
     for url in (*given.prefill, *given.decode):
@@ -379,7 +382,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app = proxy.app()
     if given.operator_port is not None:
         app.cleanup_ctx.append(Operator((proxy.prefill, proxy.decode)).door(given.operator_port))
-    web.run_app(app, host=given.host, port=given.port, handler_cancellation=True, access_log=None)
+    web.run_app(
+        app, host=given.host, port=given.port, handler_cancellation=True, access_log=None, print=logger.info
+    )
 
 
 if __name__ == "__main__":

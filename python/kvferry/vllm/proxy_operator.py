@@ -39,12 +39,13 @@ class Operator:
         return app
 
     def door(self, port: int) -> Callable[[web.Application], AsyncIterator[None]]:
-        """Listens on this machine as long as another application runs."""
+        """Listens on this machine as long as another application runs; the log says where."""
 
         async def running(beside: web.Application) -> AsyncIterator[None]:
             runner = web.AppRunner(self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", port).start()
+            logger.info("the operator is heard at http://127.0.0.1:%d", runner.addresses[0][1])
             yield
             await runner.cleanup()
 
