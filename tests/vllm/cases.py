@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from servers import Side
+from servers import MTP, Side
 
 
 class What(enum.Enum):
@@ -82,8 +82,9 @@ LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
 DRAINS = ("--shutdown-timeout", "180")
 SLEEPS = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "120"))
 
-# Proposes tokens: a small model of its own, or a layer that sees the hidden states. Both have random weights,
-# so that hardly a token is accepted; a model that proposes for itself shows what its cells are good for.
+# Proposes tokens: a small model of its own, or a layer that sees the hidden states (MTP: the model's own). They
+# have random weights, so that hardly a token is accepted; a model that proposes for itself shows what its cells
+# are good for.
 DRAFT, EAGLE = "llama_draft", "llama_eagle"
 
 CASES = {
@@ -108,6 +109,9 @@ CASES = {
     "draft": Case("llama", Side(64, draft=DRAFT), Side(32, draft=DRAFT)),
     "draft-itself": Case("llama", Side(64, draft="llama"), Side(32, draft="llama")),
     "eagle-tp2-tp1": Case("llama", Side(32, tp=2, draft=EAGLE), Side(64, draft=EAGLE)),
+    "draft-prefill": Case("llama", Side(64, draft=DRAFT), Side(32)),
+    "draft-decode": Case("llama", Side(64, tp=2), Side(32, draft=DRAFT)),
+    "mtp-64-32": Case("glm_mtp", Side(64, draft=MTP), Side(32, draft=MTP)),
     "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
     "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),
     "gemma3-tp1-tp2": Case("gemma3", Side(64), Side(32, tp=2)),

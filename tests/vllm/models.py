@@ -155,6 +155,21 @@ def deepseek() -> transformers.PretrainedConfig:
     )
 
 
+def glm_mtp() -> transformers.PretrainedConfig:
+    """Grouped-query attention and experts, and a layer that proposes tokens (multi-token prediction)."""
+    return transformers.Glm4MoeConfig(
+        **COMMON,
+        head_dim=32,
+        num_hidden_layers=3,
+        num_nextn_predict_layers=1,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        n_group=1,
+        topk_group=1,
+    )
+
+
 def granite() -> transformers.PretrainedConfig:
     """Mamba 2 and attention."""
     return granite_with(heads=4)
@@ -220,6 +235,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         gemma4_one,
         gptoss,
         deepseek,
+        glm_mtp,
         granite,
         granite_one,
         qwen3next,
@@ -241,14 +257,40 @@ def save_model(name: str, folder: pathlib.Path) -> None:
     """Draws the weights, the same every time, and saves the model."""
     torch.manual_seed(1)
     dtype = torch.bfloat16 if name in ("qwen3next",) else torch.float32
-    model = transformers.AutoModelForCausalLM.from_config(MODELS[name]()).to(dtype)
+    config = MODELS[name]()
+    own = config.num_hidden_layers
+    if name == "glm_mtp":  # the layer that proposes has the name of a further layer
+        config.num_hidden_layers += config.num_nextn_predict_layers
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     with torch.no_grad():
         for weight, value in model.named_parameters():
             if value.dim() >= 2:
                 looks = any(word in weight for word in ("q_proj", "k_proj"))
                 value.normal_(0, (3 if looks else 1) / math.sqrt(value.shape[-1]))
-    model.save_pretrained(folder, state_dict=eagle_weights(model) if name == "llama_eagle" else None)
+    weights = None  # the model's
+    if name == "llama_eagle":
+        weights = eagle_weights(model)
+    if name == "glm_mtp":
+        weights = model.state_dict() | proposing_weights(model, own)
+        model.config.num_hidden_layers = own
+    model.save_pretrained(folder, state_dict=weights)
     save_tokenizer(folder)
+
+
+def proposing_weights(model: torch.nn.Module, layer: int) -> dict[str, torch.Tensor]:
+    """What a layer for multi-token prediction has beside a layer of the model: norms, the matrix that joins a
+    token with a hidden state, and copies of the model's first and last matrix."""
+    own = model.state_dict()
+    hidden = COMMON["hidden_size"]
+    found = {
+        "enorm.weight": torch.ones(hidden),
+        "hnorm.weight": torch.ones(hidden),
+        "eh_proj.weight": torch.randn(hidden, 2 * hidden) / math.sqrt(2 * hidden),
+        "shared_head.norm.weight": torch.ones(hidden),
+        "shared_head.head.weight": own["lm_head.weight"].clone(),
+        "embed_tokens.weight": own["model.embed_tokens.weight"].clone(),
+    }
+    return {f"model.layers.{layer}.{weight}": value for weight, value in found.items()}
 
 
 def eagle_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

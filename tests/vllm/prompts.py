@@ -24,6 +24,7 @@ import torch
 from cases import CHANNELS_FIRST, Case, Tokens
 from cells import Cells, ReplicasDiffer, channels_first, converted_cells, expected_cells, is_draft, read_cells
 from pair import Answer, Pair, answer
+from servers import MTP
 
 NEW_TOKENS = 12
 LENGTHS = (5, 64, 100, 193, 300)
@@ -113,6 +114,8 @@ class HandOver:
 
     def _read_config(self, model: str, draft: str = "") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self._pair.folder / model / "config.json").read_text())
+        if draft == MTP:
+            return found | {"draft": found | {"num_hidden_layers": found["num_nextn_predict_layers"]}}
         return found | {"draft": self._read_config(draft)} if draft else found
 
     def _record(self, what: str) -> None:
