@@ -81,7 +81,8 @@ static void note_status(void *context, kvf_operation operation, kvf_status statu
     *(kvf_status *)context = status;
 }
 
-/* Two endpoints of one process. The segments are accessible to their own device only. */
+/* Two endpoints of one process. The segments are accessible to their own device only. Two regions lie in them, which
+ * are mapped once. */
 static void another_device_of_this_process_maps_segments_for_itself(void **state) {
     enum { BYTES = 3 * SEGMENT };
     (void)state;
@@ -90,10 +91,13 @@ static void another_device_of_this_process_maps_segments_for_itself(void **state
     unsigned char *theirs = devices_look(segments);
     for (uint32_t i = 0; i < BYTES; i++)
         theirs[i] = (unsigned char)(i * 2654435761u >> 13);
-    const kvf_memory owned = {.struct_size = sizeof owned,
-                              .address = (void *)(uintptr_t)segments,
-                              .bytes = BYTES,
-                              .kind = KVF_MEMORY_CUDA};
+    kvf_memory owned[2] = {{.struct_size = sizeof *owned,
+                            .address = (void *)(uintptr_t)segments,
+                            .bytes = BYTES,
+                            .kind = KVF_MEMORY_CUDA}};
+    owned[1] = owned[0];
+    owned[1].address = (void *)(uintptr_t)(segments + 64);
+    owned[1].bytes = BYTES - 64;
     for (uint32_t device = 0; device < 2; device++) {
         kvf_transport *owner = NULL, *reader = NULL;
         kvf_peer *peer = NULL;
@@ -104,7 +108,7 @@ static void another_device_of_this_process_maps_segments_for_itself(void **state
         own.withheld = false;
         assert_ok(kvf_transport_open("cuda", NULL, &owner));
         assert_ok(kvf_transport_open("cuda", NULL, &reader));
-        assert_ok(kvf_transport_register(owner, &owned, 1));
+        assert_ok(kvf_transport_register(owner, owned, 2));
         assert_ok(kvf_transport_register(reader, &own, 1));
         assert_ok(kvf_transport_export(owner, &card, &card_bytes));
         assert_ok(kvf_transport_connect(reader, card, card_bytes, &peer));
@@ -112,7 +116,7 @@ static void another_device_of_this_process_maps_segments_for_itself(void **state
         assert_ok(kvf_peer_get_info(peer, &info));
         assert_string_equal(info.way, device == 0 ? "kernels, memory of this process"
                                                   : "kernels, memory mapped by file descriptors");
-        const kvf_run run = {.local_offset = 0, .remote_offset = 100, .bytes = BYTES - 100};
+        const kvf_run run = {.remote_offset = 36, .bytes = BYTES - 100, .remote_region = 1};
         kvf_operation operation;
         kvf_status status = KVF_IN_PROGRESS;
         assert_memory_not_equal(seen, theirs + 100, BYTES - 100);

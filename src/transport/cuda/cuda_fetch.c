@@ -26,14 +26,6 @@ static bool must_fetch(const kvf_cuda_link *link, const kvf_cuda_region *region,
     return region->bytes > 0 && region->segments > 0 && !is_mapped(link, i);
 }
 
-/* The first region with the same segments, which has the mapping. */
-static uint32_t first_with(const kvf_cuda_region *regions, uint32_t i) {
-    uint32_t first = 0;
-    while (!kvf_cuda_map_shares(&regions[first], &regions[i]))
-        first++;
-    return first;
-}
-
 static kvf_status check_segments(const kvf_cuda_region *region, uint32_t i) {
     if (region->segments > KVF_SEGMENTS_MAX || region->segments > region->allocation_bytes)
         return kvf_fail(KVF_E_PARSE, "region %u: %llu bytes in %u segments; allowed: up to %u", i,
@@ -89,7 +81,7 @@ static void give_up(kvf_cuda_link *link) {
     link->ready = true;
 }
 
-/* All segments of a region have come: its maps get its addresses. */
+/* All segments of a region have come: the maps get its address, and those of later regions in the same segments. */
 static kvf_status finish_region(kvf_cuda_link *link) {
     kvf_cuda_fetching *fetching = link->fetching;
     const uint32_t first = fetching->region;
@@ -105,8 +97,8 @@ static kvf_status finish_region(kvf_cuda_link *link) {
         return status;
     for (uint32_t i = first; i < fetching->count; i++)
         for (kvf_cuda_map *map = link->maps; map; map = map->following)
-            if (must_fetch(link, &fetching->regions[i], i) && first_with(fetching->regions, i) == first &&
-                !map->addresses[i])
+            if (!map->addresses[i] && must_fetch(link, &fetching->regions[i], i) &&
+                kvf_cuda_map_shares(&fetching->regions[first], &fetching->regions[i]))
                 map->addresses[i] = kvf_mapping_base(mapping) + fetching->regions[i].offset;
     return KVF_OK;
 }
