@@ -2,6 +2,7 @@
  * Engines whose models differ: groups that both have are moved, and only requests that name a missing group are
  * refused. All bytes are compared by coordinates, and checksums by names.
  */
+#include "agent_letters.h"
 #include "agent_world.h"
 #include "channel_wise.h"
 
@@ -84,6 +85,34 @@ static void a_consumer_with_a_draft_model_gets_what_both_have(void **state) {
     open_unlike(&w, plain(), TWO("P"), with_draft(KVF_DTYPE_BF16), ONE("D"), OPTIONS(.verify = true));
     moves_well(&w, "pulled", DRAFT, false, 3);
     moves_well(&w, "pushed", DRAFT, true, 4);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_wrong_cell_is_named_by_the_consumers_numbers(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_BF16), ONE("D"), OPTIONS(.verify = true));
+    world_request_make(&w, &w.p, "a", 40, 10, 1, &held);
+    world_request_make(&w, &w.d, "a", 40, 20, 1, &wanted);
+    leave_out(&wanted, DRAFT);
+    world_fill(&w, &w.p, &held, 3);
+    letters_begin();
+    letters_rule(LETTERS_KEEP, NULL, KVF_MESSAGE_CALL, KVF_CALL_CHECKSUM);
+    world_hold(&w.p, &held, theirs);
+    world_pull(&w.d, &wanted, &w.p, ours);
+    world_until(&w, letters_met() >= 1); /* the bytes have arrived */
+    letters_no_rules();
+    world_flip(&w.p, &held, (world_cell){.group = PLAIN_FULL, .layer = 1, .part = 1, .step = 33, .unit = 1});
+    letters_deliver();
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_MISMATCH);
+    if (!strstr(failed->detail, "group full, layer 2, part v, token 33, unit 1 "))
+        fail_msg("%s", failed->detail);
+    assert_ok(kvf_agent_cancel(w.p.agents[0], theirs[0]));
+    (void)world_next(&w, w.p.agents[0], theirs[0]);
+    letters_end();
     world_quiet(&w);
     world_close(&w);
 }
@@ -272,6 +301,7 @@ static void channel_wise_keys_and_whole_heads_meet_and_move(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_consumer_with_a_draft_model_gets_what_both_have),
+        cmocka_unit_test(a_wrong_cell_is_named_by_the_consumers_numbers),
         cmocka_unit_test(a_producer_with_a_draft_model_gives_what_both_have),
         cmocka_unit_test(a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have),
         cmocka_unit_test(a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_is_missing),

@@ -138,6 +138,27 @@ static void a_reader_that_was_stopped_does_not_believe_what_it_reads(void **stat
     lease_close(&s);
 }
 
+static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
+    (void)state;
+    for (uint32_t silent = 0; silent < 2; silent++) {
+        scene s;
+        lease_open(&s, TP2, ONE("D"), LEASE(1 * SECOND));
+        world_hold(&s.w.p, &s.held, s.theirs);
+        s.wanted.request.groups = NULL;
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            world_until(&s.w, world_block(s.w.p.agents[rank], 0, 0) == KVF_BLOCK_LEASED);
+        letters_rule(LETTERS_LOSE, s.w.p.agents[silent], KVF_MESSAGE_ANSWER, KVF_CALL_BEAT);
+        const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+        assert_non_null(strstr(failed->detail, "the lease ran out"));
+        assert_int_equal(failed->rank, silent);
+        letters_no_rules();
+        for (uint32_t rank = 0; rank < 2; rank++)
+            (void)world_next(&s.w, s.w.p.agents[rank], s.theirs[rank]);
+        lease_close(&s);
+    }
+}
+
 static void holds_that_the_producer_gave_up_fail_at_the_next_heartbeat(void **state) {
     (void)state;
     scene s;
@@ -302,6 +323,7 @@ int main(void) {
         cmocka_unit_test(patience_ends_before_the_blocks_are_lent_but_not_after),
         cmocka_unit_test(the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_the_new_one),
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
+        cmocka_unit_test(a_pull_ends_when_the_lease_of_any_rank_runs_out),
         cmocka_unit_test(holds_that_the_producer_gave_up_fail_at_the_next_heartbeat),
         cmocka_unit_test(a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat),
         cmocka_unit_test(a_rank_may_come_long_after_another_has_read),
