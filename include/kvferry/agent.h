@@ -752,6 +752,12 @@ typedef struct kvf_agent_stats {
     uint64_t plans_built, plans_now;
 } kvf_agent_stats;
 
+/**
+ * Reads the statistics.
+ *
+ * @param stats  struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_INVALID
+ */
 KVF_API kvf_status kvf_agent_get_stats(kvf_agent *agent, kvf_agent_stats *stats);
 
 /**
