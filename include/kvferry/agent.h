@@ -638,8 +638,8 @@ typedef struct kvf_event {
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
 /**
- * Replies to a command, whose asker waits. A command that was not replied to within its deadline has been replied to by
- * the agent, with KVF_E_TIMEOUT.
+ * Replies to a command, whose asker waits. A second after a command's deadline the agent replies itself, with
+ * KVF_E_TIMEOUT.
  *
  * @param number   of the command
  * @param status   KVF_OK: done as asked; otherwise why not. KVF_E_AGAIN and KVF_E_LIMIT are no replies

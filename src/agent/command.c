@@ -10,6 +10,7 @@
 #define MOST_KEPT 1024u             /* with those that are kept for repetitions */
 #define MOST_KEPT_BYTES (16u << 20) /* of their replies */
 #define KEEP_NS (600 * KVF_SECOND)  /* a reply, for repetitions that come late */
+#define GRACE KVF_SECOND /* beyond the deadline that the engine was told, to say that it was too short */
 #define DETAIL_BYTES 1024u
 
 struct kvf_commanded {
@@ -204,6 +205,7 @@ static kvf_status take_new(kvf_agent *agent, const kvf_letter *letter, const kvf
     if (!kvf_add(now, body->time_ns, &command->until) || command->until > latest)
         command->until = latest;
     status = tell_engine(agent, command, body, now);
+    command->until += GRACE;
     if (status) {
         kvf_free(command);
         return status;
