@@ -91,7 +91,6 @@ static kvf_status reply(kvf_agent *agent, kvf_commanded *command, kvf_reply *wit
     command->until = kvf_agent_now(agent) + KEEP_NS;
     agent->commands_due = kvf_min_u64(agent->commands_due, command->until);
     say_again(agent, command);
-    make_room(agent);
     return KVF_OK;
 }
 
@@ -115,12 +114,11 @@ kvf_status kvf_agent_reply(kvf_agent *agent, uint64_t number, kvf_status status,
     kvf_status result = kvf_agent_lock(agent);
     if (result)
         return result;
-    kvf_work_take(agent); /* to send */
     kvf_commanded *command = find_open(agent, number);
     result = command ? reply(agent, command, &with)
                      : kvf_fail(KVF_E_NOT_FOUND, "no command has number %llu, or it has been replied to",
                                 (unsigned long long)number);
-    kvf_work_give(agent);
+    make_room(agent);
     kvf_agent_unlock(agent);
     return result;
 }
@@ -139,6 +137,7 @@ void kvf_commands_tick(kvf_agent *agent, uint64_t now) {
             else
                 agent->commands_due = kvf_min_u64(agent->commands_due, command->until);
         }
+        make_room(agent);
     }
     if (agent->commands)
         kvf_agent_due(agent, agent->commands_due);
