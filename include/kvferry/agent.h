@@ -638,7 +638,7 @@ typedef struct kvf_event {
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
 
 /**
- * Replies to a command, whose asker waits. A second after a command's deadline the agent replies itself, with
+ * Replies to a command, whose asker waits. Five seconds after a command's deadline the agent replies itself, with
  * KVF_E_TIMEOUT.
  *
  * @param number   of the command

@@ -44,7 +44,7 @@ class Events:
     def reply(
         self, command: Command, status: Status = Status.OK, detail: str = "", records: Sequence[Record] = ()
     ) -> None:
-        """Replies to a command, whose asker waits. A second after its deadline the agent replies itself.
+        """Replies to a command, whose asker waits. Five seconds after its deadline the agent does itself.
 
         Args:
             command: of an event

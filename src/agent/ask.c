@@ -13,7 +13,7 @@
 #define LONGEST_PAUSE KVF_SECOND
 #define PATIENCE (5 * KVF_SECOND) /* until the first sign of a rank */
 #define LONGEST_COMMAND (60 * KVF_SECOND)
-#define GRACE (5 * KVF_SECOND) /* beyond the command's deadline, for the reply that says so */
+#define GRACE (10 * KVF_SECOND) /* beyond the command's deadline, for the reply that says so */
 
 /* One rank that is asked. */
 typedef struct asked_rank {

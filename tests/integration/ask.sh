@@ -48,7 +48,7 @@ else
     fail "and again by the one that took it, told as JSON" "exit code $code"
 fi
 refuses "an engine that keeps a request takes no other" 1 'ask: other, rank 0: KVF_E_EXISTS: .*no room' \
-    ask "$(at first)" hand-over prompt --to "$(at third)"
+    ask "$(at first)" hand-over prompt --to "$(at third)" --deadline 600 # it stays held
 refuses "what is not kept is not handed over" 1 'ask: prefill, rank 0: KVF_E_NOT_FOUND: .*keeps no such request' \
     ask "$(at first)" hand-over poem --to "$(at third)"
 
