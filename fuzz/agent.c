@@ -191,10 +191,22 @@ static void push_ready(fuzz_agent *a, const uint8_t *s) {
         fuzz_check_refusal(status);
 }
 
+static void reply(fuzz_agent *a, const uint8_t *s) {
+    const kvf_record records[] = {{.name = "where", .data = s, .size = s[5] & 7}};
+    kvf_status status =
+        kvf_agent_reply(a->agent, s[4], (kvf_status)s[7], "the engine says so", records, s[5] & 1);
+    if (status)
+        fuzz_check_refusal(status);
+}
+
 static void cancel(fuzz_agent *a, const uint8_t *s) {
     const fuzz_ticket *ticket = fuzz_nth_ticket(a, KVF_REQUEST_NONE, s[2]);
     if (s[3] == UINT8_MAX) {
         FUZZ_MUST(!kvf_agent_drain(a->agent, FUZZ_SECOND * s[7]));
+        return;
+    }
+    if (s[3] == UINT8_MAX - 1) {
+        reply(a, s);
         return;
     }
     if (!ticket)

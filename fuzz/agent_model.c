@@ -31,7 +31,8 @@ void fuzz_agent_open(uint32_t which) {
                                        .max_peers = 6,
                                        .max_requests_per_peer = 8,
                                        .max_bytes_for_peers = FUZZ_BUDGET,
-                                       .verify = which == 1};
+                                       .verify = which == 1,
+                                       .local_commands = which == 0};
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine_named(which), 0));
     kvf_memory regions[8];
     FUZZ_MUST(shard->region_count <= 8);

@@ -284,6 +284,27 @@ static void call(fuzz_peer *p, fuzz_acquaintance *a, const uint8_t *s) {
     say(p, a->route, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = body});
 }
 
+static void command(fuzz_peer *p, fuzz_acquaintance *a, const uint8_t *s) {
+    static const char *const verbs[] = {KVF_COMMAND_DRAIN, KVF_COMMAND_HAND_OVER, KVF_COMMAND_TAKE_OVER};
+    const kvf_record records[] = {{.name = "where", .data = s, .size = s[6] & 7}};
+    kvf_message message = {.kind = KVF_MESSAGE_COMMAND};
+    if (s[2] & 1) {
+        message.kind = KVF_MESSAGE_REPLY;
+        message.reply = (kvf_reply){
+            .id = {s[2]}, .status = (kvf_status)s[7], .records = records, .record_count = s[6] >> 3 & 1};
+    } else {
+        message.command = (kvf_command_body){.id = {s[2]},
+                                             .verb = verbs[s[4] % 3],
+                                             .request = {"abcd", s[5] % 5},
+                                             .engine = p->name,
+                                             .endpoint = s[4] & 4 ? endpoints[p - fuzz_peers] : "",
+                                             .time_ns = s[7] * FUZZ_SECOND,
+                                             .records = records,
+                                             .record_count = s[6] >> 3 & 1};
+    }
+    say(p, a->route, &message);
+}
+
 static void repeat(fuzz_peer *p, const uint8_t *s) {
     if (p->said.size == 0)
         return;
@@ -343,6 +364,9 @@ void fuzz_peer_step(uint32_t which, const uint8_t *s) {
         break;
     case STEP_MANNERS:
         p->manners = s[2];
+        break;
+    case STEP_COMMAND:
+        command(p, a, s);
         break;
     default:
         fuzz_peer_hang_up(which);

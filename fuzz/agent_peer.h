@@ -41,7 +41,7 @@ void fuzz_peer_open(uint32_t which);
 void fuzz_peer_hang_up(uint32_t which);
 void fuzz_peer_close(uint32_t which); /**< and forget everything it knew */
 
-/** Does one of the steps STEP_GREET to STEP_HANG_UP; agent_steps.h describes the bytes. */
+/** Does one of the steps STEP_GREET to STEP_COMMAND; agent_steps.h describes the bytes. */
 void fuzz_peer_step(uint32_t which, const uint8_t *step);
 
 #endif

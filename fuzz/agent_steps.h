@@ -18,9 +18,9 @@ typedef enum fuzz_step {
     STEP_PULL,
     STEP_PUSH,
     STEP_EXPECT,
-    STEP_INTO,    /* a: which of its pulls; b, c: blocks */
-    STEP_READY,   /* a: which of its pushes, b: begin, c: end, d: layers; e even: everything */
-    STEP_CANCEL,  /* a: which of its tickets; b 255: drains the agent, f: seconds */
+    STEP_INTO,  /* a: which of its pulls; b, c: blocks */
+    STEP_READY, /* a: which of its pushes, b: begin, c: end, d: layers; e even: everything */
+    STEP_CANCEL, /* a: which of its tickets; b 255: drains the agent, f: seconds; b 254: replies to command c, status f */
     STEP_CONNECT, /* d: which engine */
     STEP_REGION,  /* a even: takes region b back; odd: registers it */
     STEP_RESTART, /* closes the agent and opens it again */
@@ -33,6 +33,7 @@ typedef enum fuzz_step {
     STEP_WELCOME, /* unasked; a: odd for a REFUSED with status c; d, e: change session and card */
     STEP_MANNERS, /* a: bit 0: it answers greetings by itself, bit 1: calls, bit 2: both with false answers */
     STEP_HANG_UP, /* closes its link; a odd: and opens it only with its next step */
+    STEP_COMMAND, /* a: id, odd for a REPLY; c: verb, d: request id, e: records, f: time, or status */
     STEPS
 } fuzz_step;
 

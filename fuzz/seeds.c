@@ -125,6 +125,21 @@ static void seed_handshakes(void) {
                                              .introduction_count = 1, .facts = "layer_count: 3\n"}});
     write_message("refused", &(kvf_message){.kind = KVF_MESSAGE_REFUSED,
                                             .refused = {KVF_E_UNSUPPORTED, "speaks version 9"}});
+    write_message("command",
+                  &(kvf_message){.kind = KVF_MESSAGE_COMMAND,
+                                 .command = {.id = "fifteen letters",
+                                             .verb = "take over",
+                                             REQUEST,
+                                             .engine = "prefill-0",
+                                             .endpoint = "tcp://10.0.0.1:5555",
+                                             .public_key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7",
+                                             .time_ns = 5000000000,
+                                             RECORDS}});
+    write_message("reply", &(kvf_message){.kind = KVF_MESSAGE_REPLY,
+                                          .reply = {.id = "fifteen letters",
+                                                    .status = KVF_E_NOT_FOUND,
+                                                    .detail = "holds no such request",
+                                                    RECORDS}});
     write_call("call_join",
                (kvf_call_body){SESSION, .number = 1, .kind = KVF_CALL_JOIN, .generation = 1,
                                .introduction = {introduced.data, introduced.size}, .card = {"card", 4}});

@@ -50,6 +50,10 @@ void seed_agent(void) {
     WRITE("drained", {STEP_EXPECT, 0, 1, 4, 3}, {STEP_HOLD, 1, 0, 2, 3}, WAIT_MS(4),
           {STEP_CANCEL, 1, 0, 255, 0, 0, 0, 5}, {STEP_PULL, 0, 0, 8, 3}, WAIT_MS(6), {STEP_WAIT, 0, 22},
           {STEP_HOLD, 1, 2, 2, 3});
+    WRITE("commands", {STEP_COMMAND, 0, 2, 0, 0, 0, 0, 5}, {STEP_COMMAND, 0, 2, 0, 0, 0, 0, 5}, WAIT_MS(1),
+          {STEP_CANCEL, 0, 0, 254, 1, 1, 0, 0}, WAIT_MS(1), {STEP_COMMAND, 0, 2},
+          {STEP_COMMAND, 1, 4, 0, 5, 3, 15, 1}, {STEP_COMMAND, 2, 6, 1}, {STEP_COMMAND, 2, 3, 0},
+          {STEP_REPEAT, 1}, {STEP_WAIT, 0, 22}, {STEP_CANCEL, 0, 0, 254, 2}, {STEP_RESTART, 0}, WAIT_MS(4));
     WRITE("restarts", {STEP_HOLD, 1, 0, 2, 3}, {STEP_PULL, 0, 0, 4, 3}, {STEP_WAIT, 0, 7}, {STEP_RESTART, 1},
           {STEP_HOLD, 1, 0, 2, 3}, WAIT_MS(10), {STEP_REGION, 0, 0, 0}, WAIT_MS(2), {STEP_REGION, 0, 1, 0},
           {STEP_HANG_UP, 2}, WAIT_MS(10));

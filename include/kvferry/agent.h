@@ -102,6 +102,9 @@ typedef struct kvf_key_grant {
     const char *public_key;        /**< Z85 */
     const char *engine;            /**< NULL: every engine that no grant names */
     uint32_t rank_begin, rank_end; /**< of that engine; both 0: all of them */
+    /** The holders may give commands, see kvf_ask(). Such a grant lets them speak for no engine: `engine` is NULL and the
+     * ranks are 0. A key that shall do both has two grants. */
+    bool commands;
 } kvf_key_grant;
 
 /** Durations are in nanoseconds; 0 means the default in brackets. */
@@ -190,6 +193,11 @@ typedef struct kvf_agent_options {
     /** How many of the latest requests keep their times for kvf_agent_trace(): some 400 bytes each, and 100 for each
      * rank of a peer; up to 65536 [none] */
     uint32_t trace_requests;
+    /**
+     * Without keys: programs of this machine may give commands, see kvf_ask() [they may not]. Must not be set together
+     * with `insecure` or keys: holders of keys need a grant.
+     */
+    bool local_commands;
 } kvf_agent_options;
 
 /**
@@ -544,6 +552,9 @@ typedef enum kvf_event_kind {
     /** After kvf_agent_drain(): nothing is under way any more. `status` is KVF_E_TIMEOUT where requests were cancelled,
      * and `detail` says how many. */
     KVF_EVENT_DRAINED = 7,
+    /** An operator's program asks the engine for something: see kvf_command, and kvf_agent_reply(). Comes only where
+     * the agent's options or grants allow commands. */
+    KVF_EVENT_COMMAND = 8,
 } kvf_event_kind;
 
 typedef enum kvf_request_kind {
@@ -563,6 +574,37 @@ typedef struct kvf_block_list {
     const uint32_t *ids;
     uint32_t count;
 } kvf_block_list;
+
+#define KVF_MAX_VERB 64u /**< bytes of a command's verb */
+
+/* Verbs that have a meaning here; engines may agree on others. */
+
+/** To take nothing new, and to reply when all that is under way has ended: see kvf_agent_drain(). No request. */
+#define KVF_COMMAND_DRAIN "drain"
+/** To hold a request, or whatever the engine keeps under that name, for the engine `peer`; the reply says that it is held,
+ * and its records are what `peer` needs to know beyond the request's id. */
+#define KVF_COMMAND_HAND_OVER "hand over"
+/** To pull that request from the engine `peer`, which holds it; `records` are those of its reply. The reply says that
+ * everything is there. */
+#define KVF_COMMAND_TAKE_OVER "take over"
+
+/**
+ * A command: what an operator's program asks of an engine. The agent does nothing about it but hand it on: what a verb
+ * means, and what a request or a prefix is called, is the engine's own affair.
+ */
+typedef struct kvf_command {
+    size_t struct_size;     /**< sizeof(kvf_command) */
+    const char *verb;       /**< 1 to 64 bytes without control characters */
+    kvf_request_id request; /**< what it is about: up to 1024 bytes; size 0: nothing */
+    /** Another engine that it is about; `endpoint` NULL: none. `engine` NULL: whichever answers there */
+    kvf_contact peer;
+    uint64_t deadline_ns; /**< how long the engine may take, from when the agent got it */
+    const kvf_record *records;
+    uint32_t record_count;
+    uint64_t number; /**< in events: for kvf_agent_reply(). Not used by kvf_ask() */
+    const char
+        *asker; /**< in events: the public key of the asker, Z85; "" without keys. Not used by kvf_ask() */
+} kvf_command;
 
 /** What happened. Pointers are valid until the next call of kvf_agent_next_event(). */
 typedef struct kvf_event {
@@ -585,6 +627,7 @@ typedef struct kvf_event {
     /** DONE pulls and expects: what came with the cache, rank by rank, in the order in which each rank gave it. */
     const kvf_record *records;
     uint32_t record_count;
+    const kvf_command *command; /**< COMMAND; otherwise NULL */
 } kvf_event;
 
 /**
@@ -594,6 +637,20 @@ typedef struct kvf_event {
  * @return KVF_OK, KVF_E_EMPTY (there is none), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_agent_next_event(kvf_agent *agent, kvf_event *out);
+
+/**
+ * Replies to a command, whose asker waits. Five seconds after a command's deadline the agent replies itself, with
+ * KVF_E_TIMEOUT.
+ *
+ * @param number   of the command
+ * @param status   KVF_OK: done as asked; otherwise why not. KVF_E_AGAIN and KVF_E_LIMIT are no replies
+ * @param detail   a sentence for the asker, cut after 1023 bytes; NULL: none
+ * @param records  what the asker passes on, as with KVF_COMMAND_HAND_OVER; copied; NULL: none
+ * @return KVF_OK; KVF_E_NOT_FOUND (no such command, or it has been replied to); KVF_E_INVALID (such a status);
+ *         KVF_E_RANGE (no status; a record, see kvferry/record.h, or too many of them); KVF_E_NOMEM
+ */
+KVF_API kvf_status kvf_agent_reply(kvf_agent *agent, uint64_t number, kvf_status status, const char *detail,
+                                   const kvf_record *records, uint32_t record_count);
 
 /**
  * A file descriptor that polls readable while there are events to take; without `own_thread` also while

@@ -49,7 +49,7 @@ def declarations(text: str) -> str:
     text = COMMENT.sub(" ", CONTINUED.sub(" ", text))
     constants = []
     for name, value in CONSTANT.findall(text):
-        if name in NOT_NUMBERS:
+        if name in NOT_NUMBERS or value.startswith('"'):
             continue
         # cffi needs a plain number for the length of an array; the compiler computes the other constants.
         number = re.fullmatch(r"(\d+)[uUlL]*", value.strip())

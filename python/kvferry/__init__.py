@@ -15,6 +15,7 @@ from kvferry._native import version
 from kvferry.agent import Agent
 from kvferry.buffers import Buffer
 from kvferry.checksum import checksum_cells, checksum_steps
+from kvferry.commands import Command, Reply, ask
 from kvferry.contact import Contact, KeyGrant, KeyPair, make_keys
 from kvferry.device import CudaEvent, Device, DeviceArray, devices
 from kvferry.errors import (
@@ -119,6 +120,7 @@ __all__ = [
     "CellLocation",
     "ClockOffset",
     "ClosedError",
+    "Command",
     "ConfigWarning",
     "Contact",
     "CopyLane",
@@ -182,6 +184,7 @@ __all__ = [
     "RegionAxis",
     "RegionView",
     "ReplicaChoice",
+    "Reply",
     "Request",
     "RequestKind",
     "Shard",
@@ -200,6 +203,7 @@ __all__ = [
     "UnsupportedError",
     "Way",
     "__version__",
+    "ask",
     "builtin_models",
     "checksum_cells",
     "checksum_steps",

@@ -82,6 +82,8 @@ class Agent(Requests, Events, Looks):
         remember: seconds for which a held or pushed request is remembered after its end: a consumer that asks
             for it then is refused at once, and does not wait for a request of that id; None: not at all
         trace_requests: number of requests, the latest ones, whose times are kept for trace(); up to 65536
+        local_commands: without keys, programs of this machine may give commands (see ask()); holders of keys
+            need a grant instead
 
     Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
     (the address is taken), InvalidError, UnsupportedError, InputOutputError.
@@ -121,6 +123,7 @@ class Agent(Requests, Events, Looks):
         convert_groups: Sequence[str] | None = None,
         remember: float | None = None,
         trace_requests: int = 0,
+        local_commands: bool = False,
     ) -> None:
         session = Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -162,6 +165,7 @@ class Agent(Requests, Events, Looks):
             convert=dtype_set(convert),
             remember_ns=nanoseconds(remember),
             trace_requests=trace_requests,
+            local_commands=local_commands,
         )
         if convert_groups is not None:
             names = [arena.text(name) for name in convert_groups]

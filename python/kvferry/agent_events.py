@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvferry._binding import lib
-from kvferry._native import Arena, take
+from kvferry._native import Arena, call, take
 from kvferry._session import Session
+from kvferry.commands import Command
 from kvferry.errors import Status, check
 from kvferry.events import Event, read_event
+from kvferry.records import Record, records_in
 
 # A waiting thread checks at this interval for signals, and whether the agent is being closed.
 WAIT_SECONDS = 0.05
@@ -38,6 +40,32 @@ class Events:
         """Takes all events that have come so far."""
         while (event := self.next_event()) is not None:
             yield event
+
+    def reply(
+        self, command: Command, status: Status = Status.OK, detail: str = "", records: Sequence[Record] = ()
+    ) -> None:
+        """Replies to a command, whose asker waits. Five seconds after its deadline the agent does itself.
+
+        Args:
+            command: of an event
+            status: OK: done as asked; otherwise why not. AGAIN and LIMIT are no replies
+            detail: a sentence for the asker
+            records: for the asker to pass on
+
+        Raises NotFoundError (it has been replied to), InvalidError and OutOfRangeError (status, records).
+        """
+        arena = Arena()
+        fields = records_in(records, arena)
+        with self._session.using() as pointer:
+            call(
+                lib.kvf_agent_reply,
+                pointer,
+                command.number,
+                status,
+                arena.text(detail),
+                fields["records"],
+                fields["record_count"],
+            )
 
     def wait(self, timeout: float | None = None) -> bool:
         """Makes progress until there is an event to take, at most `timeout` seconds; returns whether there is.

@@ -33,11 +33,14 @@ class KeyGrant:
         public_key: Z85
         engine: None: any engine that no grant names
         ranks: of that engine, half open; None: all of them
+        commands: its holders may give commands (see ask()), and speak for no engine by this grant: `engine` and
+            `ranks` are None
     """
 
     public_key: str
     engine: str | None = None
     ranks: tuple[int, int] | None = None
+    commands: bool = False
 
 
 def grant_fields(grant: KeyGrant, arena: Arena) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def grant_fields(grant: KeyGrant, arena: Arena) -> dict[str, Any]:
         "engine": arena.text(grant.engine),
         "rank_begin": begin,
         "rank_end": end,
+        "commands": grant.commands,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
 from kvferry._native import call, id_out, string
+from kvferry.commands import Command, read_command
 from kvferry.errors import KvferryError, Status, error_of
 from kvferry.records import Record, records_out
 
@@ -24,6 +25,7 @@ class EventKind(enum.IntEnum):
     PEER_LOST = lib.KVF_EVENT_PEER_LOST
     PEER_REFUSED = lib.KVF_EVENT_PEER_REFUSED
     DRAINED = lib.KVF_EVENT_DRAINED
+    COMMAND = lib.KVF_EVENT_COMMAND  # an operator asks for something: see Event.command, Agent.reply()
 
 
 class RequestKind(enum.IntEnum):
@@ -128,6 +130,7 @@ class Event:
         bytes, runs: moved
         bytes_packed: how many of these bytes went packed; of pulls and pushes
         records: DONE pulls and expects: the records that came with the cache, rank by rank
+        command: COMMAND: what the engine is asked; otherwise None
     """
 
     kind: EventKind
@@ -145,6 +148,7 @@ class Event:
     runs: int
     bytes_packed: int
     records: tuple[Record, ...] = ()
+    command: Command | None = None
 
     @property
     def error(self) -> KvferryError | None:
@@ -175,6 +179,7 @@ def read_event(event: Any) -> Event:
         runs=event.runs,
         bytes_packed=event.bytes_packed,
         records=records_out(event.records, event.record_count),
+        command=None if event.command == ffi.NULL else read_command(event.command),
     )
 
 

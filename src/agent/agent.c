@@ -6,6 +6,7 @@
 
 #include "agent/budget.h"
 #include "agent/claim.h"
+#include "agent/command.h"
 #include "agent/early.h"
 #include "agent/hear.h"
 #include "agent/ledger.h"
@@ -94,6 +95,10 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->way > KVF_WAY_PACKED)
         return kvf_fail(KVF_E_INVALID, "way is %d; allowed: 0 (auto), 1 (direct) and 2 (packed)",
                         (int)o->way);
+    if (o->local_commands && (o->insecure || o->public_key || o->secret_key))
+        return kvf_fail(KVF_E_INVALID,
+                        "local_commands is set together with %s; allowed: without keys, on loopback",
+                        o->insecure ? "insecure" : "keys, whose holders need a grant");
     o->log_level = o->log_level ? o->log_level : KVF_LOG_INFO;
     if (o->policy != KVF_FAILURE_RECOMPUTE && o->policy != KVF_FAILURE_FAIL)
         return kvf_fail(KVF_E_INVALID, "policy is %d; allowed: 0 (recompute) and 1 (fail)", (int)o->policy);
@@ -382,6 +387,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_flow_free(agent->flows);
     free_tickets(agent);
     kvf_past_free(agent);
+    kvf_commands_free(agent);
     kvf_traces_free(agent);
     while (agent->early)
         kvf_early_free(agent->early);

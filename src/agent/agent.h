@@ -81,6 +81,7 @@ typedef struct kvf_after kvf_after;
 typedef struct kvf_departed kvf_departed;
 typedef struct kvf_past kvf_past;
 typedef struct kvf_event_node kvf_event_node;
+typedef struct kvf_commanded kvf_commanded;
 typedef struct kvf_log_entry kvf_log_entry;
 typedef struct kvf_trace kvf_trace;
 
@@ -93,6 +94,8 @@ typedef struct kvf_trace kvf_trace;
 typedef struct kvf_hooks {
     /** Answers a HELLO, whose body is not read yet. */
     void (*greeted)(kvf_agent *agent, const kvf_letter *letter, kvf_message *message);
+    /** Takes a COMMAND, whose body is read. */
+    void (*commanded)(kvf_agent *agent, const kvf_letter *letter, const kvf_command_body *body);
     /** Answers a call of a peer, by kind. `fresh`: the call was not seen before. */
     void (*serve[KVF_CALL_LAST + 1])(kvf_session *session, const kvf_call_body *call, bool fresh);
     /** Sends our card to a peer that waits for it. */
@@ -227,6 +230,12 @@ struct kvf_agent {
     uint32_t drain_cancelled; /* requests */
     kvf_event_node *drained;  /* reserved, to be told when nothing is left */
 
+    kvf_commanded *commands; /* in the order in which they came */
+    uint32_t command_count;
+    uint64_t command_bytes; /* of the replies that are kept */
+    uint64_t commands_due;  /* when the next one must be replied to, or may be forgotten */
+    uint64_t last_command;  /* the number of the last one */
+
     kvf_event_node *events, *told; /* waiting; the one taken last */
     kvf_wake told_wake;            /* readable while events wait, and for good once we stop */
     uint64_t due;                  /* no tick is needed before this time */
@@ -307,6 +316,8 @@ void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, u
 bool kvf_event_reserve_drained(kvf_agent *agent);
 /** Tells the engine that nothing is under way any more. */
 void kvf_event_drained(kvf_agent *agent);
+/** Tells the engine of a command; everything is copied. KVF_E_NOMEM. */
+kvf_status kvf_event_command(kvf_agent *agent, const kvf_command *command);
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);
 void kvf_events_free(kvf_agent *agent);
 

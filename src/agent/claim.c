@@ -11,6 +11,7 @@ typedef struct kvf_grant {
     uint8_t key[KVF_KEY_BYTES];
     char *engine; /* NULL: any engine that no grant names */
     uint32_t rank_begin, rank_end;
+    bool commands; /* instead of an engine */
 } kvf_grant;
 
 /* Elements are as far apart as the caller's kvf_key_grant is large. */
@@ -28,10 +29,15 @@ static kvf_status read_grant(const kvf_key_grant *given, kvf_grant *out) {
     status = kvf_link_read_key("public_key", grant.public_key, out->key);
     if (status)
         return status;
+    if (grant.commands && (grant.engine || grant.rank_end > 0))
+        return kvf_fail(KVF_E_INVALID,
+                        "commands is set, and engine is %s; a grant of commands names no engine",
+                        grant.engine ? grant.engine : "NULL with ranks");
     if (grant.rank_begin > grant.rank_end || (!grant.engine && grant.rank_end > 0))
         return kvf_fail(KVF_E_RANGE,
                         "ranks are [%u, %u) of engine %s; allowed: a range of ranks of a named engine",
                         grant.rank_begin, grant.rank_end, grant.engine ? grant.engine : "NULL");
+    out->commands = grant.commands;
     out->rank_begin = grant.rank_begin;
     out->rank_end = grant.rank_end ? grant.rank_end : UINT32_MAX;
     out->engine = grant.engine ? kvf_strdup(grant.engine) : NULL;
@@ -44,7 +50,8 @@ static bool is_known(const kvf_agent *agent, const kvf_grant *grant) {
         bool same_name = known->engine && grant->engine ? strcmp(known->engine, grant->engine) == 0
                                                         : known->engine == grant->engine;
         if (same_name && memcmp(known->key, grant->key, KVF_KEY_BYTES) == 0 &&
-            known->rank_begin == grant->rank_begin && known->rank_end == grant->rank_end)
+            known->rank_begin == grant->rank_begin && known->rank_end == grant->rank_end &&
+            known->commands == grant->commands)
             return true;
     }
     return false;
@@ -127,12 +134,12 @@ static bool is_granted(const kvf_agent *agent, const uint8_t *key, const char *e
             rank < grant->rank_end)
             return true;
     }
-    bool restricted = false; /* the key has grants, and each names an engine */
+    bool restricted = false; /* the key has grants, and each names an engine, or is for commands */
     for (uint32_t i = 0; key && i < agent->grant_count; i++) {
         const kvf_grant *grant = &agent->grants[i];
         if (memcmp(grant->key, key, KVF_KEY_BYTES) != 0)
             continue;
-        if (!grant->engine)
+        if (!grant->engine && !grant->commands)
             return !named;
         restricted = true;
     }
@@ -196,6 +203,19 @@ kvf_status kvf_claim_check(kvf_agent *agent, const uint8_t *key, const kvf_hello
         status = kvf_fail(KVF_E_PERMISSION, "does not allow this key to speak for rank %u of %s", hello->rank,
                           hello->engine);
     return status;
+}
+
+kvf_status kvf_claim_command(const kvf_agent *agent, const uint8_t *key) {
+    for (uint32_t i = 0; key && i < agent->grant_count; i++) {
+        if (agent->grants[i].commands && memcmp(agent->grants[i].key, key, KVF_KEY_BYTES) == 0)
+            return KVF_OK;
+    }
+    if (key)
+        return kvf_fail(KVF_E_PERMISSION, "does not allow this key to give commands");
+    return agent->options.local_commands
+               ? KVF_OK
+               : kvf_fail(KVF_E_PERMISSION,
+                          "takes no commands without keys, because local_commands is not set");
 }
 
 /* A session's key is its incarnation, its rank and its engine; the latter two are its name. */

@@ -25,6 +25,9 @@ void kvf_grants_free(kvf_agent *agent);
  */
 kvf_status kvf_claim_check(kvf_agent *agent, const uint8_t *key, const kvf_hello *hello);
 
+/** Whether a sender may give commands: KVF_OK, KVF_E_PERMISSION. `key` is NULL without encryption. */
+kvf_status kvf_claim_command(const kvf_agent *agent, const uint8_t *key);
+
 /**
  * Whether the name is free for a process that is new here. Asks the process that has it whether it still lives.
  *

@@ -12,6 +12,7 @@
 
 struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */
+    kvf_command command;
     void *storage;
     kvf_records records; /* likewise */
     kvf_event_node *prev, *next;
@@ -102,6 +103,41 @@ void kvf_event_drained(kvf_agent *agent) {
                               .engine = ""};
     agent->drained = NULL;
     append(agent, node);
+}
+
+kvf_status kvf_event_command(kvf_agent *agent, const kvf_command *command) {
+    kvf_event_node *node = kvf_alloc0(1, sizeof *node);
+    const kvf_contact *peer = &command->peer;
+    const size_t bytes = text_bytes(command->verb) + text_bytes(peer->engine) + text_bytes(peer->endpoint) +
+                         text_bytes(peer->public_key) + text_bytes(command->asker) + command->request.size;
+    char *at = kvf_alloc(bytes, 1);
+    kvf_status status = node && at ? KVF_OK : kvf_nomem("an event");
+    if (!status)
+        status = kvf_records_add(&node->records, command->records, command->record_count, 0);
+    if (status) {
+        kvf_free(at);
+        kvf_free(node);
+        return status;
+    }
+    node->storage = at;
+    node->command = *command;
+    node->command.verb = put_text(&at, command->verb);
+    node->command.asker = put_text(&at, command->asker);
+    node->command.peer.engine = peer->engine ? put_text(&at, peer->engine) : NULL;
+    node->command.peer.endpoint = peer->endpoint ? put_text(&at, peer->endpoint) : NULL;
+    node->command.peer.public_key = peer->public_key ? put_text(&at, peer->public_key) : NULL;
+    node->command.request.data = at;
+    if (command->request.size > 0)
+        memcpy(at, command->request.data, command->request.size);
+    node->command.records = node->records.all;
+    node->event = (kvf_event){.kind = KVF_EVENT_COMMAND,
+                              .rank = KVF_NO_RANK,
+                              .detail = "",
+                              .engine = "",
+                              .id = node->command.request,
+                              .command = &node->command};
+    append(agent, node);
+    return KVF_OK;
 }
 
 bool kvf_events_reserve(kvf_ticket *ticket) {

@@ -302,6 +302,16 @@ static void take_message(kvf_agent *agent, const kvf_letter *letter) {
         else
             on_answer(agent, letter, &message);
         break;
+    case KVF_MESSAGE_COMMAND:
+        if (kvf_wire_read(&message))
+            agent->stats.messages_malformed++;
+        else
+            agent->hooks->commanded(agent, letter, &message.command);
+        break;
+    case KVF_MESSAGE_REPLY: /* agents give no commands */
+        if (!is_unasked(agent, letter))
+            agent->stats.messages_stale++;
+        break;
     }
     agent->work += COPIES * kvf_message_kept(&message);
     kvf_message_free(&message);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "agent/after.h"
+#include "agent/command.h"
 #include "agent/drain.h"
 #include "agent/early.h"
 #include "agent/hashing.h"
@@ -147,6 +148,7 @@ static bool work(kvf_agent *agent) {
     kvf_pace_round(agent, now);
     while (agent->over)
         kvf_ticket_free(agent->over);
+    kvf_commands_tick(agent, now);
     kvf_drain_look(agent, now);
     agent->again = agent->again || more || busy;
     kvf_work_give(agent);

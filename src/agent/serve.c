@@ -3,6 +3,7 @@
  * lower files call higher ones.
  */
 #include "agent/beat.h"
+#include "agent/command.h"
 #include "agent/early.h"
 #include "agent/expect.h"
 #include "agent/greet.h"
@@ -112,6 +113,7 @@ static void join(kvf_session *session) {
 const kvf_hooks kvf_agent_hooks = {
     .join = join,
     .greeted = kvf_greeted,
+    .commanded = kvf_command_take,
     .serve =
         {
             [KVF_CALL_JOIN] = kvf_join_answer,

@@ -6,7 +6,6 @@
  *
  * The model is made from the facts, the shards from the introductions.
  */
-#include <poll.h>
 #include <sodium.h>
 #include <stdio.h>
 
@@ -211,18 +210,6 @@ static void on_broken(void *context, kvf_route route, kvf_status status, const c
 
 /* ---- the visit ------------------------------------------------------------------------------- */
 
-/* Sleeps until something arrives, the link has something to do, or `end`. */
-static void sleep_until(const visit *v, uint64_t now, uint64_t end) {
-    int fds[KVF_LINK_FDS];
-    struct pollfd polled[KVF_LINK_FDS];
-    uint32_t count = kvf_link_fds(v->link, fds);
-    for (uint32_t i = 0; i < count; i++)
-        polled[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
-    end = kvf_min_u64(end, kvf_link_due(v->link));
-    uint64_t left = end > now ? (end - now + KVF_MILLISECOND - 1) / KVF_MILLISECOND : 0;
-    (void)poll(polled, count, (int)kvf_min_u64(left, 1000));
-}
-
 static void run(visit *v, uint64_t timeout_ns) {
     uint64_t deadline = kvf_now(&kvf_monotonic) + timeout_ns;
     bool more = false;
@@ -246,7 +233,7 @@ static void run(visit *v, uint64_t timeout_ns) {
         else if (now >= v->next)
             greet(v, now);
         if (!more && !kvf_link_pending(v->link))
-            sleep_until(v, now, kvf_min_u64(v->next, deadline));
+            kvf_link_sleep(v->link, now, kvf_min_u64(v->next, deadline));
     }
 }
 

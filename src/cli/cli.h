@@ -60,6 +60,7 @@ enum {
     COMMAND_KEYS = 1024,
     COMMAND_COMPLETION = 2048,
     COMMAND_SWEEP = 4096,
+    COMMAND_ASK = 8192,
 };
 
 int run_plan(int argc, char **argv);
@@ -73,6 +74,7 @@ int run_doctor(int argc, char **argv);
 int run_serve(int argc, char **argv);
 int run_fetch(int argc, char **argv);
 int run_ping(int argc, char **argv);
+int run_ask(int argc, char **argv);
 int run_keys(int argc, char **argv);
 int run_completion(int argc, char **argv);
 

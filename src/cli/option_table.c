@@ -13,7 +13,7 @@ enum {
     HERE = SHAPED | COMMAND_SERVE | COMMAND_SWEEP, /* the model is known without asking an engine */
     THERE = COMMAND_EXPLAIN | COMMAND_FETCH,       /* the running engine has the model, if not given */
     EITHER = HERE | THERE,
-    VISITING = COMMAND_EXPLAIN | COMMAND_PING | COMMAND_FETCH,
+    VISITING = COMMAND_EXPLAIN | COMMAND_PING | COMMAND_FETCH | COMMAND_ASK,
     LIVE = MOVING | COMMAND_SERVE | COMMAND_FETCH, /* agents are opened */
     ALL = EITHER | LOOKING | VISITING | COMMAND_MODELS | COMMAND_KEYS,
 };
@@ -75,6 +75,11 @@ static const char *has_one_group(const options *asked) {
 
 static const char *lists_families(const options *asked) {
     return asked->families ? "families are listed, not models" : NULL;
+}
+
+static const char *moves_nothing(const options *asked) {
+    const bool drains = asked->operand_count > 1 && strcmp(asked->operands[1], "drain") == 0;
+    return drains ? "an engine that drains hands nothing over" : NULL;
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -170,8 +175,12 @@ static const option_row rows[] = {
      NUMBER(rounds, 1000)},
     {"count", "N", "how many round trips to measure", "5", COMMAND_PING, NUMBER(count, 1000)},
     {"timeout", "SECONDS", "how long a rank may be silent", "60", MOVING, NUMBER(timeout_s, 86400)},
-    {"timeout", "SECONDS", "how long to wait for an answer", "5", COMMAND_EXPLAIN | COMMAND_PING,
-     NUMBER(timeout_s, 86400)},
+    {"timeout", "SECONDS", "how long to wait for an answer", "5",
+     COMMAND_EXPLAIN | COMMAND_PING | COMMAND_ASK, NUMBER(timeout_s, 86400)},
+    {"deadline", "SECONDS", "how long an engine may take to do as it was asked", "60", COMMAND_ASK,
+     NUMBER(deadline_s, 86400)},
+    {"to", "ENDPOINT[,KEY]", "the engine that the request is handed to", NULL, COMMAND_ASK, TEXT(to),
+     .idle = moves_nothing},
     {"timeout", "SECONDS", "how long meeting the engine, and each request, may take", "60", COMMAND_FETCH,
      NUMBER(timeout_s, 86400)},
     {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
@@ -234,6 +243,8 @@ words option_names(const uint32_t *command_bit) {
 
 uint32_t option_most_operands(uint32_t command_bit) {
     switch (command_bit) {
+    case COMMAND_ASK:
+        return 3;
     case COMMAND_EXPLAIN:
         return 2;
     case COMMAND_PING:

@@ -17,7 +17,7 @@ typedef enum fault_kind {
 } fault_kind;
 
 /** The largest numbers of a command's operands, of allowed keys, and of rows of the table of options. */
-enum { OPTIONS_MAX_OPERANDS = 2, OPTIONS_MAX_KEYS = 64, OPTIONS_MAX_ROWS = 128 };
+enum { OPTIONS_MAX_OPERANDS = 3, OPTIONS_MAX_KEYS = 64, OPTIONS_MAX_ROWS = 128 };
 
 /** The options that the user gave. Texts belong to argv. Commands that speak with running engines have no default
  * shapes or model. */
@@ -59,7 +59,9 @@ typedef struct options {
     const char *allowed_keys[OPTIONS_MAX_KEYS]; /* public keys that may connect */
     uint32_t allowed_key_count;                 /* 0: every key may connect */
     bool insecure;
-    uint32_t count;                             /* of greetings */
+    uint32_t count;      /* of greetings */
+    const char *to;      /* the place of an engine that takes a request over; NULL: none */
+    uint32_t deadline_s; /* how long an engine may take to do as asked */
     const char *operands[OPTIONS_MAX_OPERANDS]; /* the arguments that are no options */
     uint32_t operand_count;
     bool given[OPTIONS_MAX_ROWS]; /* by row of the table */

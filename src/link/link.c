@@ -1,6 +1,8 @@
 /* The front of a link, with the checks that hold for every carrier of messages. */
 #include "link/link.h"
 
+#include <poll.h>
+
 #include "base/base.h"
 
 kvf_status kvf_link_open(const kvf_link_options *options, kvf_link **out) {
@@ -66,4 +68,15 @@ uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]) {
 
 uint64_t kvf_link_due(const kvf_link *link) {
     return link->table->due(link);
+}
+
+void kvf_link_sleep(const kvf_link *link, uint64_t now, uint64_t until) {
+    int fds[KVF_LINK_FDS];
+    struct pollfd polled[KVF_LINK_FDS];
+    uint32_t count = kvf_link_fds(link, fds);
+    for (uint32_t i = 0; i < count; i++)
+        polled[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
+    until = kvf_min_u64(until, kvf_link_due(link));
+    uint64_t left = until > now ? (until - now + KVF_MILLISECOND - 1) / KVF_MILLISECOND : 0;
+    (void)poll(polled, count, (int)kvf_min_u64(left, 1000));
 }

@@ -144,6 +144,10 @@ uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
 /** The time when kvf_link_progress() next has something to do that no descriptor shows; UINT64_MAX: never. */
 uint64_t kvf_link_due(const kvf_link *link);
 
+/** For threads that have nothing else to do: sleeps until something arrives, the link has something to do, or `until`, a
+ * second at most. Does not look at kvf_link_pending(). */
+void kvf_link_sleep(const kvf_link *link, uint64_t now, uint64_t until);
+
 /** Connections that others made to us. */
 typedef struct kvf_link_counts {
     uint64_t now;     /* open now */
@@ -186,6 +190,9 @@ extern const kvf_link_table kvf_link_zmq;
 
 /** Reads a Z85 key; `name` is for the message. KVF_E_INVALID. */
 kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF_KEY_BYTES]);
+
+/** Writes a key as Z85, with a zero byte. */
+void kvf_link_write_key(const uint8_t key[KVF_KEY_BYTES], char text[KVF_KEY_CHARACTERS + 1]);
 
 /** Makes a pair of Z85 keys, 40 characters and a zero byte each. */
 kvf_status kvf_link_make_keys(char public_key[KVF_KEY_CHARACTERS + 1],

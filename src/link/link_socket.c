@@ -36,6 +36,10 @@ kvf_status kvf_link_read_key(const char *name, const char *text, uint8_t key[KVF
     return KVF_OK;
 }
 
+void kvf_link_write_key(const uint8_t key[KVF_KEY_BYTES], char text[KVF_KEY_CHARACTERS + 1]) {
+    (void)zmq_z85_encode(text, key, KVF_KEY_BYTES);
+}
+
 kvf_status kvf_link_check_keys(const kvf_link_options *options) {
     uint8_t bytes[KVF_KEY_BYTES];
     char derived[KVF_KEY_CHARACTERS + 1];

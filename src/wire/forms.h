@@ -20,6 +20,8 @@ extern const kvf_body_form kvf_welcome_form;
 extern const kvf_body_form kvf_refused_form;
 extern const kvf_body_form kvf_call_form;   /* kinds are kvf_call_kind */
 extern const kvf_body_form kvf_answer_form; /* kinds are kvf_call_kind */
+extern const kvf_body_form kvf_command_form;
+extern const kvf_body_form kvf_reply_form;
 
 /** Whether a number is a kvf_call_kind. */
 bool kvf_call_kind_is_known(uint64_t kind);

@@ -22,6 +22,10 @@ const char *kvf_message_kind_name(kvf_message_kind kind) {
         return "CALL";
     case KVF_MESSAGE_ANSWER:
         return "ANSWER";
+    case KVF_MESSAGE_COMMAND:
+        return "COMMAND";
+    case KVF_MESSAGE_REPLY:
+        return "REPLY";
     }
     return "unknown";
 }
@@ -31,24 +35,30 @@ static bool has_digest(kvf_message_kind kind) {
     return kind <= KVF_MESSAGE_REFUSED;
 }
 
+/* Whether bodies of this kind of message have a kind of call. */
+static bool has_call(kvf_message_kind kind) {
+    return kind == KVF_MESSAGE_CALL || kind == KVF_MESSAGE_ANSWER;
+}
+
 static const kvf_body_form *form_of(kvf_message_kind kind) {
     static const kvf_body_form *const forms[] = {
         [KVF_MESSAGE_HELLO] = &kvf_hello_form,     [KVF_MESSAGE_WELCOME] = &kvf_welcome_form,
         [KVF_MESSAGE_REFUSED] = &kvf_refused_form, [KVF_MESSAGE_CALL] = &kvf_call_form,
-        [KVF_MESSAGE_ANSWER] = &kvf_answer_form,
+        [KVF_MESSAGE_ANSWER] = &kvf_answer_form,   [KVF_MESSAGE_COMMAND] = &kvf_command_form,
+        [KVF_MESSAGE_REPLY] = &kvf_reply_form,
     };
-    return kind >= KVF_MESSAGE_HELLO && kind <= KVF_MESSAGE_ANSWER ? forms[kind] : NULL;
+    return kind >= KVF_MESSAGE_HELLO && kind <= KVF_MESSAGE_LAST ? forms[kind] : NULL;
 }
 
 /* Prefixes the detail with the message: "HELLO", "call ACQUIRE", "answer to ACQUIRE". */
 static kvf_status fail_in_message(kvf_status status, kvf_message_kind kind, uint32_t call) {
-    if (kind == KVF_MESSAGE_CALL || kind == KVF_MESSAGE_ANSWER)
+    if (has_call(kind))
         return kvf_fail_in(status, "%s %s: ", kind == KVF_MESSAGE_CALL ? "call" : "answer to",
                            kvf_call_kind_name((kvf_call_kind)call));
     return kvf_fail_in(status, "%s: ", kvf_message_kind_name(kind));
 }
 
-/* The body of a message's kind, and the kind of call it is (0 in a handshake). */
+/* The body of a message's kind, and the kind of call it is (0 for messages that are neither a CALL nor an ANSWER). */
 static const void *body_of(const kvf_message *message, uint32_t *call) {
     *call = 0;
     switch (message->kind) {
@@ -64,6 +74,10 @@ static const void *body_of(const kvf_message *message, uint32_t *call) {
     case KVF_MESSAGE_ANSWER:
         *call = message->answer.kind;
         return &message->answer;
+    case KVF_MESSAGE_COMMAND:
+        return &message->command;
+    case KVF_MESSAGE_REPLY:
+        return &message->reply;
     }
     return NULL;
 }
@@ -73,7 +87,7 @@ static const void *body_of(const kvf_message *message, uint32_t *call) {
 static kvf_status pack_body(const kvf_message *message, kvf_wire_buffer *out) {
     uint32_t call;
     const void *body = body_of(message, &call);
-    if (call == 0 && !has_digest(message->kind))
+    if (call == 0 && has_call(message->kind))
         return kvf_fail(KVF_E_RANGE, "kind is 0; allowed: %d to %d", KVF_CALL_JOIN, KVF_CALL_LAST);
     if (call && !kvf_call_kind_is_known(call))
         return kvf_fail(KVF_E_RANGE, "kind is %u; allowed: %d to %d", call, KVF_CALL_JOIN, KVF_CALL_LAST);
@@ -87,7 +101,7 @@ static kvf_status pack_body(const kvf_message *message, kvf_wire_buffer *out) {
 kvf_status kvf_wire_encode(const kvf_message *message, kvf_wire_buffer *out) {
     if (!form_of(message->kind))
         return kvf_fail(KVF_E_RANGE, "message: kind is %u; allowed: %d to %d", message->kind,
-                        KVF_MESSAGE_HELLO, KVF_MESSAGE_ANSWER);
+                        KVF_MESSAGE_HELLO, KVF_MESSAGE_LAST);
     kvf_wire_buffer body = {0};
     kvf_status status = pack_body(message, &body);
     if (status)
@@ -147,7 +161,7 @@ static kvf_status read_envelope(const msgpack_object *envelope, kvf_message *out
     out->version = (uint32_t)number;
     bool ours = out->version == KVF_WIRE_VERSION;
     status = kvf_wire_field_number(&fields[2], "kind", ours ? KVF_MESSAGE_HELLO : 0,
-                                   ours ? KVF_MESSAGE_ANSWER : INT32_MAX, &number);
+                                   ours ? KVF_MESSAGE_LAST : INT32_MAX, &number);
     if (status)
         return status;
     out->kind = (kvf_message_kind)number;
@@ -182,7 +196,7 @@ static kvf_status read_kind(const msgpack_object *map, kvf_message_kind kind, ui
     const msgpack_object *object;
     uint64_t number;
     *out = 0;
-    if (has_digest(kind))
+    if (!has_call(kind))
         return KVF_OK;
     kvf_status status = kvf_wire_field_find(map, "kind", &object);
     if (!status)
@@ -206,7 +220,7 @@ kvf_status kvf_wire_read(kvf_message *message) {
     const kvf_body_form *form = form_of(message->kind);
     if (!form)
         return kvf_fail(KVF_E_PARSE, "message: kind is %u; allowed: %d to %d", message->kind,
-                        KVF_MESSAGE_HELLO, KVF_MESSAGE_ANSWER);
+                        KVF_MESSAGE_HELLO, KVF_MESSAGE_LAST);
     clear_body(message);
     msgpack_zone zone;
     msgpack_object map;

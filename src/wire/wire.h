@@ -40,7 +40,9 @@
 #define KVF_WIRE_MAX_TABLE_IDS (4u << 20) /* block ids in tables that come in parts */
 #define KVF_WIRE_DIGEST_BYTES 32u
 #define KVF_WIRE_SESSION_BYTES 16u
-#define KVF_WIRE_SECRET_BYTES 16u /* by which a process proves its incarnation */
+#define KVF_WIRE_SECRET_BYTES 16u  /* by which a process proves its incarnation */
+#define KVF_WIRE_COMMAND_BYTES 16u /* by which repetitions of a command are known */
+#define KVF_WIRE_MAX_VERB 64u
 
 /** Bytes that are not owned. Request ids are kept so, because they may contain any bytes. */
 typedef struct kvf_bytes {
@@ -146,9 +148,13 @@ typedef enum kvf_message_kind {
     KVF_MESSAGE_HELLO = 1, /* client to server; answered by WELCOME or REFUSED */
     KVF_MESSAGE_WELCOME,
     KVF_MESSAGE_REFUSED,
-    KVF_MESSAGE_CALL,  /* a request that is repeated until answered; `call` has its kind */
-    KVF_MESSAGE_ANSWER /* answers a call */
+    KVF_MESSAGE_CALL,   /* a request that is repeated until answered; `call` has its kind */
+    KVF_MESSAGE_ANSWER, /* answers a call */
+    KVF_MESSAGE_COMMAND, /* an operator's program asks an engine; needs no session; repeated until replied to */
+    KVF_MESSAGE_REPLY    /* replies to a command */
 } kvf_message_kind;
+
+#define KVF_MESSAGE_LAST KVF_MESSAGE_REPLY
 
 /** The kinds of calls. Each side may call the other. */
 typedef enum kvf_call_kind {
@@ -287,6 +293,28 @@ typedef struct kvf_answer {
     uint64_t clock_ns; /* BEAT: of the sender */
 } kvf_answer;
 
+typedef struct kvf_command_body {
+    uint8_t id[KVF_WIRE_COMMAND_BYTES]; /* random; repetitions have the same */
+    const char *verb;
+    kvf_bytes request;         /* may be empty */
+    const char *engine;        /* another engine that it is about; all "": none */
+    const char *endpoint;      /* where that one is met */
+    const char *public_key;    /* Z85, 40 characters; "" without encryption */
+    uint64_t time_ns;          /* how long the engine may take */
+    const kvf_record *records; /* `rank` is not told */
+    uint32_t record_count;
+} kvf_command_body;
+
+typedef struct kvf_reply {
+    uint8_t id[KVF_WIRE_COMMAND_BYTES]; /* of the command */
+    /* KVF_E_AGAIN: the engine has it, and has not replied yet. KVF_E_LIMIT: there is no room for it now. Others are
+     * final. */
+    kvf_status status;
+    const char *detail;
+    const kvf_record *records;
+    uint32_t record_count;
+} kvf_reply;
+
 typedef struct kvf_message {
     /* envelope */
     uint32_t version;
@@ -302,6 +330,8 @@ typedef struct kvf_message {
         kvf_refused refused;
         kvf_call_body call;
         kvf_answer answer;
+        kvf_command_body command;
+        kvf_reply reply;
     };
     void *storage; /* what kvf_wire_read() allocated */
 } kvf_message;

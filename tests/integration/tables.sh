@@ -28,7 +28,7 @@ fits "and by transport" plan --fabrics
 fits "the models" models
 fits "the families" models --families
 fits "the kinds of transport" transports
-for command in plan sweep demo serve fetch ping bench models transports doctor explain completion keys; do
+for command in plan sweep demo serve fetch ping ask bench models transports doctor explain completion keys; do
     fits "help about $command" help "$command"
 done
 fits "the commands" help

@@ -32,6 +32,11 @@ static void on_letter(void *context, const kvf_letter *letter) {
         (void)snprintf(s->detail, sizeof s->detail, "%s", message.answer.detail);
     } else if (message.kind == KVF_MESSAGE_CALL) {
         s->call = message.call.kind;
+    } else if (message.kind == KVF_MESSAGE_REPLY) {
+        s->status = message.reply.status;
+        s->replied = message.reply.id[0];
+        s->records = message.reply.record_count;
+        (void)snprintf(s->detail, sizeof s->detail, "%s", message.reply.detail);
     }
     kvf_message_free(&message);
 }
@@ -115,6 +120,14 @@ bool speaker_call(world *w, speaker *s, const uint8_t *session, kvf_call_body ca
     uint32_t before = s->letters;
     speaker_send(s, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = call});
     return wait_for_letter(w, s, before) && s->kind == KVF_MESSAGE_ANSWER;
+}
+
+bool speaker_command(world *w, speaker *s, uint8_t id, const char *verb, uint64_t time_ns) {
+    const kvf_message message = {.kind = KVF_MESSAGE_COMMAND,
+                                 .command = {.id = {id}, .verb = verb, .time_ns = time_ns}};
+    uint32_t before = s->letters;
+    speaker_send(s, &message);
+    return wait_for_letter(w, s, before) && s->kind == KVF_MESSAGE_REPLY && s->replied == id;
 }
 
 kvf_call_body speaker_join(const speaker *s, const kvf_agent *as, uint64_t generation,

@@ -24,6 +24,8 @@ typedef struct speaker {
     kvf_status status;
     char detail[256];
     uint64_t generation, sums;
+    uint8_t replied; /* the first byte of the id of the command in a REPLY */
+    uint32_t records;
     bool takes_flows; /* as in the answer to a JOIN */
     uint8_t card[1024];
     size_t card_bytes;
@@ -40,6 +42,8 @@ void speaker_send(speaker *s, const kvf_message *message);
 void speaker_greet(world *w, speaker *s);
 /** Sends a call in a session, and waits for an answer, at most 200 ms. Whether one came. */
 bool speaker_call(world *w, speaker *s, const uint8_t *session, kvf_call_body call);
+/** Sends a command whose id begins with `id`, and waits for a reply, at most 200 ms. Whether one came. */
+bool speaker_command(world *w, speaker *s, uint8_t id, const char *verb, uint64_t time_ns);
 /** A JOIN with the memory of rank 0 of an engine. */
 kvf_call_body speaker_join(const speaker *s, const kvf_agent *as, uint64_t generation,
                            kvf_wire_buffer *introduction);

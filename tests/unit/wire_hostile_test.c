@@ -388,8 +388,8 @@ static void an_envelope_that_is_none_is_refused_in_words(void **state) {
     assert_fails(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 0, 4, 0xc4, 0, 0xc4, 0), &message),
                  KVF_E_PARSE, "version is 0");
     assert_fails(
-        kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', KVF_WIRE_VERSION, 6, 0xc4, 0, 0xc4, 0), &message),
-        KVF_E_PARSE, "kind is 6");
+        kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', KVF_WIRE_VERSION, 8, 0xc4, 0, 0xc4, 0), &message),
+        KVF_E_PARSE, "kind is 8");
     assert_fails(
         kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', KVF_WIRE_VERSION, 1, 0xc4, 0, 0xc4, 0), &message),
         KVF_E_PARSE, "digest has 0 bytes; allowed: 32");

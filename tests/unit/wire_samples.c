@@ -1,5 +1,7 @@
 #include "wire_samples.h"
 
+#define A_KEY "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+
 uint64_t sample_random(uint64_t *seed) {
     uint64_t x = *seed ? *seed : 0x9e3779b97f4a7c15u;
     x ^= x << 13;
@@ -205,7 +207,32 @@ static void fill_answer(wire_sample *out, kvf_answer *answer, uint64_t *seed) {
         answer->sums = numbers(out->numbers, &answer->sum_count, seed);
 }
 
+static void fill_command(wire_sample *out, kvf_command_body *command, uint64_t *seed) {
+    fill_bytes(command->id, sizeof command->id, seed);
+    command->verb = "hand over";
+    if (below(seed, 2))
+        command->request = bytes(out->bytes[0], seed);
+    command->engine = below(seed, 2) ? name(out->names[0], seed) : "";
+    command->endpoint = below(seed, 2) ? name(out->names[1], seed) : "";
+    command->public_key = below(seed, 2) ? A_KEY : "";
+    command->time_ns = number(seed);
+    command->records = records(out, &command->record_count, seed);
+}
+
+static void fill_reply(wire_sample *out, kvf_reply *reply, uint64_t *seed) {
+    fill_bytes(reply->id, sizeof reply->id, seed);
+    reply->status = some_status(seed);
+    reply->detail = detail(out->detail, seed);
+    reply->records = records(out, &reply->record_count, seed);
+}
+
 void sample_kind(uint32_t n, kvf_message_kind *kind, kvf_call_kind *call) {
+    const uint32_t calls = SAMPLE_KINDS - 2;
+    *call = KVF_CALL_JOIN;
+    if (n >= calls) {
+        *kind = n == calls ? KVF_MESSAGE_COMMAND : KVF_MESSAGE_REPLY;
+        return;
+    }
     *kind = n < 3 ? (kvf_message_kind)(n + 1) : (n - 3) % 2 ? KVF_MESSAGE_ANSWER : KVF_MESSAGE_CALL;
     *call = n < 3 ? KVF_CALL_JOIN : (kvf_call_kind)((n - 3) / 2 + 1);
 }
@@ -222,6 +249,10 @@ void sample_message(wire_sample *out, kvf_message_kind kind, kvf_call_kind call,
         fill_welcome(out, &m->welcome, &seed);
     else if (kind == KVF_MESSAGE_REFUSED)
         m->refused = (kvf_refused){some_status(&seed), detail(out->detail, &seed)};
+    else if (kind == KVF_MESSAGE_COMMAND)
+        fill_command(out, &m->command, &seed);
+    else if (kind == KVF_MESSAGE_REPLY)
+        fill_reply(out, &m->reply, &seed);
     else if (kind == KVF_MESSAGE_CALL) {
         m->call.kind = call;
         fill_call(out, &m->call, &seed);
@@ -240,7 +271,7 @@ void sample_introduction(wire_sample *out, uint64_t seed) {
     i->rank_count = 1 + below(&seed, KVF_WIRE_MAX_RANKS);
     i->rank = below(&seed, i->rank_count);
     i->endpoint = name(out->names[1], &seed);
-    i->public_key = below(&seed, 2) ? "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7" : "";
+    i->public_key = below(&seed, 2) ? A_KEY : "";
     fill_bytes(i->digest, sizeof i->digest, &seed);
     i->shard = bytes(out->bytes[0], &seed);
     i->facts = below(&seed, 2) ? "layer_count: 3\n" : "";
@@ -369,6 +400,17 @@ static void same_answer(const kvf_answer *a, const kvf_answer *b) {
     assert_int_equal(a->clock_ns, b->clock_ns);
 }
 
+static void same_command(const kvf_command_body *a, const kvf_command_body *b) {
+    assert_memory_equal(a->id, b->id, sizeof a->id);
+    same_text(a->verb, b->verb);
+    same_bytes(a->request, b->request);
+    same_text(a->engine, b->engine);
+    same_text(a->endpoint, b->endpoint);
+    same_text(a->public_key, b->public_key);
+    assert_int_equal(a->time_ns, b->time_ns);
+    same_records(a->records, a->record_count, b->records, b->record_count);
+}
+
 void assert_same_message(const kvf_message *a, const kvf_message *b) {
     assert_int_equal(a->kind, b->kind);
     assert_memory_equal(a->digest, b->digest, sizeof a->digest);
@@ -380,7 +422,14 @@ void assert_same_message(const kvf_message *a, const kvf_message *b) {
         same_call(&a->call, &b->call);
     else if (a->kind == KVF_MESSAGE_ANSWER)
         same_answer(&a->answer, &b->answer);
-    else {
+    else if (a->kind == KVF_MESSAGE_COMMAND)
+        same_command(&a->command, &b->command);
+    else if (a->kind == KVF_MESSAGE_REPLY) {
+        assert_memory_equal(a->reply.id, b->reply.id, sizeof a->reply.id);
+        assert_int_equal(a->reply.status, b->reply.status);
+        same_text(a->reply.detail, b->reply.detail);
+        same_records(a->reply.records, a->reply.record_count, b->reply.records, b->reply.record_count);
+    } else {
         assert_int_equal(a->refused.status, b->refused.status);
         same_text(a->refused.detail, b->refused.detail);
     }

@@ -37,7 +37,7 @@ void sample_message(wire_sample *out, kvf_message_kind kind, kvf_call_kind call,
 void sample_introduction(wire_sample *out, uint64_t seed);
 
 /** The number of kinds, with each call and each answer counted as one; sample_kind() gives the n-th. */
-#define SAMPLE_KINDS (3u + 2u * KVF_CALL_LAST)
+#define SAMPLE_KINDS (3u + 2u * KVF_CALL_LAST + 2u)
 void sample_kind(uint32_t n, kvf_message_kind *kind, kvf_call_kind *call);
 
 void assert_same_message(const kvf_message *a, const kvf_message *b);

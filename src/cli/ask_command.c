@@ -1,0 +1,172 @@
+/*
+ * kvferry ask: gives commands to running engines. A request moves by two: one engine is asked to hand it over, the other
+ * to take it over.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include <kvferry/ask.h>
+
+#include "json.h"
+#include "visiting.h"
+
+#define SECOND UINT64_C(1000000000)
+
+typedef struct asking {
+    options asked;
+    key_pair keys;
+    meeting_place place, to;
+    struct json_object *steps; /* of what was asked, one for each engine; NULL: no JSON is wanted */
+} asking;
+
+static kvf_asked_rank reply_of(const kvf_asked *asked, uint32_t rank) {
+    kvf_asked_rank reply = {.struct_size = sizeof reply};
+    (void)kvf_asked_reply(asked, rank, &reply);
+    return reply;
+}
+
+static struct json_object *json_records(const kvf_asked_rank *reply) {
+    struct json_object *out = json_object_new_array();
+    for (uint32_t i = 0; i < reply->record_count; i++) {
+        struct json_object *record = json_object_new_object();
+        json_text(record, "name", reply->records[i].name);
+        json_count(record, "begin", reply->records[i].begin);
+        json_count(record, "end", reply->records[i].end);
+        json_count(record, "bytes", reply->records[i].size);
+        json_object_array_add(out, record);
+    }
+    return out;
+}
+
+static void note_step(asking *self, const char *verb, const kvf_asked *asked) {
+    struct json_object *step = json_object_new_object(), *ranks = json_object_new_array();
+    json_text(step, "verb", verb);
+    json_text(step, "engine", kvf_asked_engine(asked));
+    for (uint32_t i = 0; i < kvf_asked_rank_count(asked); i++) {
+        const kvf_asked_rank reply = reply_of(asked, i);
+        struct json_object *rank = json_object_new_object();
+        json_text(rank, "status", kvf_status_name(reply.status));
+        json_text(rank, "detail", reply.detail);
+        json_object_object_add(rank, "records", json_records(&reply));
+        json_object_array_add(ranks, rank);
+    }
+    json_object_object_add(step, "ranks", ranks);
+    json_object_array_add(self->steps, step);
+}
+
+/* Gives a command to the engine at a place; prints why a rank did not do it. */
+static int give(asking *self, const meeting_place *place, kvf_command what, kvf_asked **out) {
+    const kvf_contact contact = {.endpoint = place->endpoint, .public_key = place->key};
+    const bool keyed = self->keys.public_key[0] != '\0';
+    const kvf_ask_options how = {.struct_size = sizeof how,
+                                 .public_key = keyed ? self->keys.public_key : NULL,
+                                 .secret_key = keyed ? self->keys.secret_key : NULL,
+                                 .timeout_ns = self->asked.timeout_s * SECOND};
+    what.struct_size = sizeof what;
+    what.deadline_ns = self->asked.deadline_s * SECOND;
+    kvf_status status = kvf_ask(&contact, &what, &how, out);
+    if (status == KVF_E_INVALID || status == KVF_E_RANGE)
+        return library_error(status, "ask");
+    if (status)
+        return library_failure(status, "ask");
+    if (self->steps)
+        note_step(self, what.verb, *out);
+    uint32_t rank = 0;
+    status = kvf_asked_status(*out, &rank);
+    if (!status)
+        return EXIT_DONE;
+    const kvf_asked_rank reply = reply_of(*out, rank);
+    return failure("ask: %s, rank %u: %s: %s", kvf_asked_engine(*out), rank, kvf_status_name(status),
+                   reply.detail);
+}
+
+/* ---- verbs ----------------------------------------------------------------------------------- */
+
+static int drain(asking *self) {
+    kvf_asked *asked = NULL;
+    int result = give(self, &self->place, (kvf_command){.verb = KVF_COMMAND_DRAIN}, &asked);
+    if (!result && options_want_text(&self->asked)) {
+        const uint32_t ranks = kvf_asked_rank_count(asked);
+        printf("%s has drained: %u rank%s\n", kvf_asked_engine(asked), ranks, ranks == 1 ? "" : "s");
+    }
+    kvf_asked_free(asked);
+    return result;
+}
+
+/* What the engine that takes the request over gets: the records of the first rank that has any. */
+static kvf_asked_rank passed_on(const kvf_asked *asked) {
+    for (uint32_t i = 0; i < kvf_asked_rank_count(asked); i++) {
+        const kvf_asked_rank reply = reply_of(asked, i);
+        if (reply.record_count > 0)
+            return reply;
+    }
+    return (kvf_asked_rank){0};
+}
+
+static int hand_over(asking *self) {
+    const char *request = self->asked.operands[2];
+    kvf_asked *from = NULL, *to = NULL;
+    kvf_command what = {.verb = KVF_COMMAND_HAND_OVER,
+                        .request = {request, strlen(request)},
+                        .peer = {.endpoint = self->to.endpoint, .public_key = self->to.key}};
+    int result = give(self, &self->place, what, &from);
+    if (!result) {
+        const kvf_asked_rank with = passed_on(from);
+        what.verb = KVF_COMMAND_TAKE_OVER;
+        what.peer = (kvf_contact){.engine = kvf_asked_engine(from),
+                                  .endpoint = self->place.endpoint,
+                                  .public_key = self->place.key};
+        what.records = with.records;
+        what.record_count = with.record_count;
+        result = give(self, &self->to, what, &to);
+    }
+    if (!result && options_want_text(&self->asked))
+        printf("%s handed %s over to %s\n", kvf_asked_engine(from), request, kvf_asked_engine(to));
+    kvf_asked_free(from);
+    kvf_asked_free(to);
+    return result;
+}
+
+static int check(const options *asked) {
+    if (asked->operand_count < 2)
+        return usage_error(
+            "ask needs the endpoint of an engine and what to ask it for: drain, or hand-over REQUEST");
+    const char *verb = asked->operands[1];
+    const bool drains = strcmp(verb, "drain") == 0;
+    if (!drains && strcmp(verb, "hand-over") != 0)
+        return usage_error("an engine cannot be asked to \"%s\"; allowed: drain, hand-over", verb);
+    if (drains && asked->operand_count > 2)
+        return usage_error("\"%s\" is not expected after drain", asked->operands[2]);
+    if (!drains && (asked->operand_count < 3 || !asked->operands[2][0]))
+        return usage_error("hand-over needs the name of a request");
+    if (!drains && !asked->to)
+        return usage_error("hand-over needs --to: the endpoint of the engine that takes the request over");
+    return EXIT_DONE;
+}
+
+int run_ask(int argc, char **argv) {
+    asking self = {.steps = NULL};
+    int result = options_parse(argc, argv, COMMAND_ASK, &self.asked);
+    if (!result)
+        result = check(&self.asked);
+    if (!result)
+        result = keys_read(self.asked.key_file, &self.keys);
+    if (!result)
+        result = place_read(self.asked.operands[0], &self.place);
+    if (!result && self.asked.to)
+        result = place_read(self.asked.to, &self.to);
+    if (!result && self.asked.json)
+        self.steps = json_object_new_array();
+    if (!result)
+        result = self.asked.to ? hand_over(&self) : drain(&self);
+    if (self.steps) { /* of what was asked, also if it was not done */
+        struct json_object *out = json_object_new_object();
+        json_object_object_add(out, "asked", self.steps);
+        int written = json_write(out, self.asked.json);
+        result = result ? result : written;
+    }
+    memset(&self.keys, 0, sizeof self.keys);
+    place_free(&self.place);
+    place_free(&self.to);
+    return result;
+}

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# kvferry ask: engines of examples/commands.c are drained, and hand a request over.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+engine=$KVF_BIN_DIR/examples/commands
+folder=$(mktemp -d)
+mkfifo "$folder/stay"
+exec {stay}<>"$folder/stay" # engines run until it is closed
+stop() {
+    exec {stay}>&-
+    wait
+    rm -rf "$output" "$errors" "$folder"
+}
+trap stop EXIT
+
+# start NAME FILE [spoiled]: starts an engine; its endpoint is the first line of the file.
+start() {
+    local name=$1 file=$2
+    shift 2
+    : >"$folder/$file"
+    "$engine" "$name" "$@" <"$folder/stay" >"$folder/$file" {stay}>&- &
+    for _ in $(seq 300); do
+        [ ! -s "$folder/$file" ] || return 0
+        sleep 0.1
+    done
+    return 1
+}
+at() { head -n 1 "$folder/$1"; }
+
+start prefill first
+start decode second
+start other third
+start prefill spoiled spoiled
+
+succeeds "a request is handed over" '^prefill handed prompt over to decode$' ask "$(at first)" hand-over prompt --to "$(at second)"
+if grep -q '^prompt: every element is right$' "$folder/second"; then
+    pass "and every element has arrived"
+else
+    fail "and every element has arrived" "$(cat "$folder/second")"
+fi
+run ask "$(at second)" hand-over prompt --to "$(at third)" --json
+if [ "$code" -eq 0 ] && is_json "$output" && [ "$(grep -c '"KVF_OK"' "$output")" -eq 2 ] &&
+    grep -q '"hand over"' "$output" && grep -q '"take over"' "$output"; then
+    pass "and again by the one that took it, told as JSON"
+else
+    fail "and again by the one that took it, told as JSON" "exit code $code"
+fi
+refuses "an engine that keeps a request takes no other" 1 'ask: other, rank 0: KVF_E_EXISTS: .*no room' \
+    ask "$(at first)" hand-over prompt --to "$(at third)" --deadline 600 # it stays held
+refuses "what is not kept is not handed over" 1 'ask: prefill, rank 0: KVF_E_NOT_FOUND: .*keeps no such request' \
+    ask "$(at first)" hand-over poem --to "$(at third)"
+
+start fourth fourth
+refuses "a wrong element is noticed" 1 'ask: fourth, rank 0: KVF_E_MISMATCH: 1 elements are wrong' \
+    ask "$(at spoiled)" hand-over prompt --to "$(at fourth)"
+succeeds "an engine drains" '^other has drained: 1 rank$' ask "$(at third)" drain
+refuses "and then holds nothing more" 1 'ask: other, rank 0: KVF_E_CANCELLED' \
+    ask "$(at third)" hand-over prompt --to "$(at fourth)"
+refuses "what was not read in time is cancelled" 1 'ask: prefill, rank 0: KVF_E_TIMEOUT: 1 requests were cancelled' \
+    ask "$(at first)" drain --deadline 1
+
+# The others of an engine that takes no commands, and that is not there.
+"$KVF_BIN_DIR/tests/integration/standing" standing llama-3.1-8b 1 16 'L|BPNH' <"$folder/stay" >"$folder/standing" {stay}>&- &
+for _ in $(seq 300); do
+    [ ! -s "$folder/standing" ] || break
+    sleep 0.1
+done
+refuses "an engine takes commands only if it says so" 1 'KVF_E_PERMISSION: takes no commands without keys' \
+    ask "$(at standing)" drain
+refuses "nobody there to ask" 1 'ask: .*no answer within 1.0 s' ask tcp://127.0.0.1:1 drain --timeout 1
+
+refuses "nothing to ask for" 2 'ask needs the endpoint of an engine and what to ask it for' ask tcp://127.0.0.1:1
+refuses "what no engine is asked" 2 '"dance"; allowed: drain, hand-over' ask tcp://127.0.0.1:1 dance
+refuses "no request" 2 'hand-over needs the name' ask tcp://127.0.0.1:1 hand-over --to tcp://127.0.0.1:2
+refuses "nobody to hand it to" 2 'hand-over needs --to' ask tcp://127.0.0.1:1 hand-over prompt
+refuses "one request too many" 2 'not expected after drain' ask tcp://127.0.0.1:1 drain prompt
+refuses "somebody to drain to" 2 '--to has no effect: an engine that drains hands nothing over' \
+    ask tcp://127.0.0.1:1 drain --to tcp://127.0.0.1:2
+
+finish
