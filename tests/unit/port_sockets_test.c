@@ -36,10 +36,9 @@ static int longest_wait(int fd) {
     return getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, &bytes) ? -1 : ms;
 }
 
-static kvf_door open_calls(void) {
-    kvf_door door = {.empty_fd = -1, .spare_fd = -1, .brought_fd = -1};
-    assert_ok(kvf_door_open_calls(&door, &(kvf_guests){.longest = 1000}));
-    return door;
+static void open_calls(kvf_door *door) {
+    *door = (kvf_door){.empty_fd = -1, .spare_fd = -1, .brought_fd = -1};
+    assert_ok(kvf_door_open_calls(door, &(kvf_guests){.longest = 1000}));
 }
 
 static void a_connection_tries_each_second_and_no_other_does(void **state) {
@@ -50,7 +49,8 @@ static void a_connection_tries_each_second_and_no_other_does(void **state) {
     if (before < 0)
         skip(); /* before Linux 6.15 */
     assert_true(before > 1000);
-    kvf_door door = open_calls();
+    kvf_door door;
+    open_calls(&door);
     /* another port: the descriptor seems to have another owner by now */
     assert_int_equal(kvf_door_called(&door, fd, (uint16_t)(port + 1), 0), 0);
     assert_int_equal(longest_wait(fd), before);
@@ -65,7 +65,8 @@ static void a_descriptor_that_is_no_connection_is_left_alone(void **state) {
     (void)state;
     int ends[2];
     assert_return_code(pipe(ends), 0);
-    kvf_door door = open_calls();
+    kvf_door door;
+    open_calls(&door);
     assert_int_equal(kvf_door_called(&door, ends[0], 80, 0), 0);
     kvf_tcp_try_often(ends[0]);
     (void)close(ends[0]);
@@ -80,7 +81,8 @@ static void a_connection_is_not_taken_for_one_that_had_its_descriptor(void **sta
     (void)state;
     uint16_t port;
     int listener, fd = connection(&listener, &port);
-    kvf_door door = open_calls();
+    kvf_door door;
+    open_calls(&door);
     uint64_t former = kvf_door_called(&door, fd, port, 0), next = kvf_door_called(&door, fd, port, 0);
     assert_int_not_equal(former, next);
     assert_true(kvf_guests_has(&door.guests, former) && kvf_guests_has(&door.guests, next));
