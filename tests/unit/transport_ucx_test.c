@@ -154,6 +154,37 @@ static void dying_actor(process *side) {
     close_side(side);
 }
 
+/* The target takes nothing any more, and dies while its answers to many large reads are still to come. */
+static void stuck_actor(process *side) {
+    static kvf_run runs[64];
+    for (uint32_t i = 0; i < 64; i++)
+        runs[i] = (kvf_run){.bytes = REGION_BYTES};
+    open_side(side, 64, 2);
+    connect_side(side);
+    submit(side, KVF_READ, runs, 1, NULL);
+    await_end(side, 1);
+    CHECK(kill(side->other, SIGSTOP) == 0);
+    submit(side, KVF_READ, runs, 64, NULL);
+    const kvf_ucx_link *link = side->peer->link;
+    do
+        (void)kvf_transport_progress(side->transport, NULL);
+    while (link->posting);
+    CHECK(kill(side->other, SIGKILL) == 0);
+    progress_until_lost(side);
+    CHECK(side->ends == 2);
+    CHECK(side->ended == KVF_E_PEER_LOST || side->way->allocated[0]); /* that, its reader maps */
+    fill(side, 7);                                                    /* nothing comes any more */
+    for (int i = 0; i < 1000; i++)
+        (void)kvf_transport_progress(side->transport, NULL);
+    CHECK(is_exact(side, runs, 0, true, 1, 7));
+    kvf_peer_close(side->peer);
+    close_side(side);
+}
+
+static void a_peer_that_dies_before_it_answers_does_not_hold_its_reader_up(void **state) {
+    run_both(*state, serving_target, stuck_actor, true);
+}
+
 static void idle_dying_actor(process *side) {
     kvf_run run = {.bytes = 10};
     open_side(side, 0, 2);
@@ -485,6 +516,7 @@ int main(void) {
         NAMED(a_notification_after_a_write_finds_every_byte_written),
         NAMED(operations_on_a_peer_that_is_killed_end_with_peer_lost_and_print_nothing),
         NAMED(the_death_of_a_peer_is_noticed_while_nothing_is_under_way),
+        NAMED(a_peer_that_dies_before_it_answers_does_not_hold_its_reader_up),
         NAMED(a_peer_that_closes_while_its_process_lives_on_is_lost),
         NAMED(a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody),
     };

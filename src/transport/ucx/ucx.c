@@ -187,8 +187,7 @@ static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
 static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_ucx_enter();
     kvf_ucx_beacon_close(&endpoint->beacon);
-    if (endpoint->worker)
-        endpoint->ucx->ucp_worker_destroy(endpoint->worker);
+    kvf_ucx_end_worker(endpoint);
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         if (endpoint->regions[i].mapped)
             (void)endpoint->ucx->ucp_mem_unmap(endpoint->context, endpoint->regions[i].handle);

@@ -227,7 +227,8 @@ typedef struct kvf_ucx_endpoint {
     uint32_t idle_rounds;
     uint32_t rounds;
     kvf_ucx_link *links;
-    kvf_ucx_link *turn;               /**< the link that posts first in the next round; may be NULL */
+    kvf_ucx_link *stuck; /**< closed, but UCX has not called back, and may not until the worker ends */
+    kvf_ucx_link *turn;  /**< the link that posts first in the next round; may be NULL */
     kvf_ucx_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
     kvf_ucx_job *spare_jobs;          /**< through `following` */
     bool notice_lost;                 /**< there was no memory for a notification */
@@ -273,7 +274,7 @@ struct kvf_ucx_link {
 
 /** What the fabric knows about a batch. */
 struct kvf_ucx_job {
-    kvf_batch *batch;
+    kvf_batch *batch; /**< NULL: it has ended, and UCX may still call back for the job */
     kvf_ucx_link *link;
     kvf_ucx_job *previous, *following;
     kvf_ucx_job *ready_next;
@@ -318,6 +319,9 @@ void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
 
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);
+
+/** Ends UCX's worker, and frees the links for which it had not called back. All links are disconnected already. */
+void kvf_ucx_end_worker(kvf_ucx_endpoint *endpoint);
 
 /* ---- ucx_post.c ------------------------------------------------------------------------------ */
 

@@ -8,6 +8,7 @@
 
 #define MESSAGES_MAX 64u
 #define LINGER_NS 200000000ll
+#define IDLE_ROUNDS 100u /* in which nothing comes: nothing is left to come */
 
 /* ---- peers that are gone --------------------------------------------------------------------- */
 
@@ -57,21 +58,35 @@ static void linger(kvf_ucx_link *link) {
         (void)link->ucx->ucp_worker_progress(link->endpoint->worker);
 }
 
-/* Afterwards UCX accesses no memory for this link any more: all its operations have called back. */
+/* Whether UCX still has to call back. */
+static bool is_busy(const kvf_ucx_link *link) {
+    return link->in_flight > 0 || link->messages > 0 || link->lingering > 0;
+}
+
+static bool is_closing(const kvf_ucx_library *ucx, ucs_status_ptr_t closing) {
+    return UCS_PTR_IS_PTR(closing) && ucx->ucp_request_check_status(closing) == UCS_INPROGRESS;
+}
+
+/*
+ * Afterwards UCX accesses no memory for this link any more: all its operations have called back. Or the link stays
+ * busy: over shared memory UCX never calls back for operations that a peer which has ended did not take. Of such a peer
+ * nothing more comes, once everything that it had sent has been taken.
+ */
 static void close_ep(kvf_ucx_link *link) {
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    ucp_worker_h worker = link->endpoint->worker;
+    const kvf_ucx_library *ucx = link->ucx;
+    uint32_t idle = 0;
     if (!link->ep)
         return;
-    ucs_status_ptr_t closing = link->ucx->ucp_ep_close_nbx(link->ep, &param);
+    ucs_status_ptr_t closing = ucx->ucp_ep_close_nbx(link->ep, &param);
     link->ep = NULL;
-    if (UCS_PTR_IS_PTR(closing)) {
-        while (link->ucx->ucp_request_check_status(closing) == UCS_INPROGRESS)
-            (void)link->ucx->ucp_worker_progress(worker);
-        link->ucx->ucp_request_free(closing);
+    for (int64_t end = now_ns() + LINGER_NS; is_closing(ucx, closing) || is_busy(link);) {
+        idle = ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
+        if (idle >= IDLE_ROUNDS && now_ns() >= end && link->watch >= 0 && kvf_ucx_beacon_gone(link->watch))
+            break;
     }
-    while (link->in_flight > 0 || link->messages > 0 || link->lingering > 0)
-        (void)link->ucx->ucp_worker_progress(worker);
+    if (UCS_PTR_IS_PTR(closing))
+        ucx->ucp_request_free(closing);
     kvf_wake_set(&link->endpoint->wake, true); /* messages for other links may have come in meanwhile */
 }
 
@@ -81,28 +96,57 @@ void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
         if (!link->lost || link->lost_told)
             continue;
         link->lost_told = true;
-        kvf_watch_close(link->endpoint->event_fd, &link->watch);
         close_ep(link);
+        kvf_watch_close(link->endpoint->event_fd, &link->watch);
         kvf_ucx_drop_jobs(link);
         kvf_peer_lost(link->peer, link->lost_why);
     }
     endpoint->any_lost = false;
 }
 
-static void free_link(kvf_ucx_link *link) {
-    kvf_ucx_enter();
-    close_ep(link);
+static void free_keys(kvf_ucx_link *link) {
     for (uint32_t i = 0; i < link->target_count; i++)
         if (link->targets[i].key)
             link->ucx->ucp_rkey_destroy(link->targets[i].key);
-    kvf_ucx_leave();
-    kvf_watch_close(link->endpoint->event_fd, &link->watch);
+    link->target_count = 0;
+}
+
+/* Its ep is closed, and UCX calls back no more. */
+static void free_closed(kvf_ucx_link *link) {
+    kvf_ucx_drop_jobs(link);
     for (kvf_ucx_message *message = link->spare, *following; message; message = following) {
         following = message->following;
         kvf_free(message);
     }
     kvf_free(link->targets);
     kvf_free(link);
+}
+
+static void free_link(kvf_ucx_link *link) {
+    kvf_ucx_endpoint *endpoint = link->endpoint;
+    kvf_ucx_enter();
+    close_ep(link);
+    if (!is_busy(link))
+        free_keys(link);
+    kvf_ucx_leave();
+    kvf_watch_close(endpoint->event_fd, &link->watch);
+    kvf_ucx_drop_jobs(link);
+    if (is_busy(link))
+        KVF_LIST_ADD(endpoint->stuck, link);
+    else
+        free_closed(link);
+}
+
+void kvf_ucx_end_worker(kvf_ucx_endpoint *endpoint) {
+    for (kvf_ucx_link *link = endpoint->stuck; link; link = link->following)
+        free_keys(link);
+    if (endpoint->worker)
+        endpoint->ucx->ucp_worker_destroy(endpoint->worker); /* may call back */
+    for (kvf_ucx_link *link = endpoint->stuck, *following; link; link = following) {
+        following = link->following;
+        link->in_flight = 0;
+        free_closed(link);
+    }
 }
 
 /* ---- connecting and disconnecting ------------------------------------------------------------ */
@@ -237,9 +281,7 @@ void kvf_ucx_disconnect(void *self) {
     KVF_LIST_REMOVE(endpoint->links, link);
     kvf_ucx_enter();
     linger(link);
-    close_ep(link);
     kvf_ucx_leave();
-    kvf_ucx_drop_jobs(link);
     free_link(link);
 }
 

@@ -63,7 +63,10 @@ void kvf_ucx_drop_jobs(kvf_ucx_link *link) {
             at = &(*at)->ready_next;
     }
     endpoint->ready_last = at;
-    while (link->first)
+    link->posting = NULL;
+    for (kvf_ucx_job *job = link->first; job; job = job->following)
+        job->batch = NULL;
+    while (link->first && link->in_flight == 0)
         free_job(link->first);
 }
 
@@ -122,6 +125,8 @@ static void completed(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_job *job = user_data;
     job->link->ucx->ucp_request_free(request);
     job->link->in_flight--;
+    if (!job->batch)
+        return;
     job->batch->in_flight--;
     if (status != UCS_OK)
         fail(job, status, job->batch->direction == KVF_READ ? "read" : "write");
