@@ -19,17 +19,18 @@ trap 'rm -rf "$work"' EXIT
     perl -0777 -pe 's{(__attribute__\(\(visibility\("default"\)\)\)[^;{}]*?\bkvf_\w+\s*\([^;{}]*\));}{$1 {
         __builtin_trap(); }}g' >"$work/interface.c"
 
-# describe FILE NAME: compiles it, and leaves NAME.so and its description NAME.abi in the work folder.
+# describe NAME: compiles NAME.c, and leaves NAME.so and its description NAME.abi, all in the work folder, which the
+# description does not name.
 describe() {
-    "$cc" -std=c11 -g -w -fPIC -shared -fvisibility=hidden "$1" -o "$work/$2.so"
+    (cd "$work" && "$cc" -std=c11 -g -w -fPIC -shared -fvisibility=hidden "$1.c" -o "$1.so")
     abidw --no-show-locs --no-corpus-path --no-comp-dir-path --no-elf-needed --no-architecture \
-        --type-id-style hash --out-file "$work/$2.abi" "$work/$2.so"
+        --type-id-style hash --out-file "$work/$1.abi" "$work/$1.so"
 }
 same() {
     abidiff --harmless "$record" "$work/$1.abi" >"$work/difference"
 }
 
-describe "$work/interface.c" interface
+describe interface
 functions=$(grep -c "<elf-symbol name='kvf_" "$work/interface.abi")
 declared=$(grep -o 'visibility("default")' "$work/interface.c" | wc -l)
 if [ "$functions" -ne "$declared" ]; then
@@ -52,7 +53,7 @@ controls=('s{\z}{__attribute__((visibility("default"))) int kvf_one_more(void) {
     's{\bKVF_OK = 0\b}{KVF_OK = 99}' 's{(struct kvf_range \{\s*)uint32_t}{$1uint64_t}')
 for control in "${controls[@]}"; do
     perl -0777 -pe "$control" "$work/interface.c" >"$work/changed.c"
-    describe "$work/changed.c" changed
+    describe changed
     if same changed; then
         echo "the comparison does not see this change of the interface: $control"
         exit 1
