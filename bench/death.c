@@ -1,6 +1,6 @@
 /*
- * A producer that pushes is killed while it writes: how long until the consumer's blocks are free, which its lease would
- * keep for 30 s. Beside it, how long the kernel takes to end such a process.
+ * A producer that pushes is killed while it writes: how long until the consumer's blocks are free, which its lease
+ * would keep for 30 s. Beside it, how long the kernel takes to end such a process.
  *
  *     bench/death [--json FILE]
  *

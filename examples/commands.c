@@ -6,8 +6,8 @@
  *   kvferry ask ENDPOINT hand-over prompt --to ENDPOINT        the request moves from the first to the second
  *   kvferry ask ENDPOINT drain                                 the engine takes nothing new
  *
- * The engine "prefill" keeps the cache of one request, "prompt". Any other engine keeps nothing; it takes a request over by
- * pulling it, compares every element, and then keeps it, too. The two lay out their caches differently.
+ * The engine "prefill" keeps the cache of one request, "prompt". Any other engine keeps nothing; it takes a request
+ * over by pulling it, compares every element, and then keeps it, too. The two lay out their caches differently.
  */
 #include <poll.h>
 #include <stdio.h>

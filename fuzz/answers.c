@@ -4,8 +4,8 @@
  *
  *   kind 1 | number 1 | length 2 (little endian) | bytes
  *
- * Below 128, kind and number are those of an answer, and the bytes what follows them; otherwise the bytes are all of the
- * message. Requests have the numbers 1 to 3.
+ * Below 128, kind and number are those of an answer, and the bytes what follows them; otherwise the bytes are all of
+ * the message. Requests have the numbers 1 to 3.
  */
 #include "fuzz.h"
 
@@ -100,7 +100,8 @@ static kvf_peer *connect_to_owner(void) {
     return peer;
 }
 
-/* Reads up to the HELLO of the new connection, past what earlier ones have left; receives ZeroMQ's name for it. False: none came. */
+/* Reads up to the HELLO of the new connection, past what earlier ones have left; receives ZeroMQ's name for it. False:
+ * none came. */
 static bool hear_hello(unsigned char name[MESSAGES_NAME_BYTES]) {
     unsigned char heard[MESSAGES_HELLO_BYTES_MAX];
     for (int i = 0; i < 1000; i++) {

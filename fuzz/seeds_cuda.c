@@ -1,6 +1,6 @@
 /*
- * Seeds for the transport "cuda": changes to a good card, and packets of a peer that keeps to the protocol. See cuda.c for
- * their format.
+ * Seeds for the transport "cuda": changes to a good card, and packets of a peer that keeps to the protocol. See cuda.c
+ * for their format.
  */
 #include "seeds.h"
 

@@ -102,8 +102,8 @@ typedef struct kvf_key_grant {
     const char *public_key;        /**< Z85 */
     const char *engine;            /**< NULL: every engine that no grant names */
     uint32_t rank_begin, rank_end; /**< of that engine; both 0: all of them */
-    /** The holders may give commands, see kvf_ask(). Such a grant lets them speak for no engine: `engine` is NULL and the
-     * ranks are 0. A key that shall do both has two grants. */
+    /** The holders may give commands, see kvf_ask(). Such a grant lets them speak for no engine: `engine` is NULL and
+     * the ranks are 0. A key that shall do both has two grants. */
     bool commands;
 } kvf_key_grant;
 
@@ -431,7 +431,8 @@ typedef struct kvf_agent_request {
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block
  *         that does not exist, or a table that does not reach over the steps; a record, see kvferry/record.h, or too
- *         many of them), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID, KVF_E_IO (no more descriptors), KVF_E_NOMEM
+ *         many of them), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID, KVF_E_IO (no more descriptors),
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -528,13 +529,14 @@ KVF_API kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t ticket);
  *   KVF_E_NOT_FOUND, and need not wait until their deadline.
  *
  * KVF_EVENT_DRAINED follows, once, after the last event of every request, when the peers know of all ends. Then the
- * agent can be closed, and no peer loses anything by it. A request that has not ended when the time is over is cancelled
- * as by kvf_agent_cancel(), and has its own events; the event then follows when all blocks are free. A second call sets
- * the time anew. There is no way back: to serve again, open another agent.
+ * agent can be closed, and no peer loses anything by it. A request that has not ended when the time is over is
+ * cancelled as by kvf_agent_cancel(), and has its own events; the event then follows when all blocks are free. A second
+ * call sets the time anew. There is no way back: to serve again, open another agent.
  *
  * @param deadline_ns  how long requests may take to end, from now on; 0: they are cancelled at once; UINT64_MAX: no
  *                     limit
- * @return KVF_OK, also where the agent has drained already; KVF_E_INVALID (a directory: it has no requests), KVF_E_NOMEM
+ * @return KVF_OK, also where the agent has drained already; KVF_E_INVALID (a directory: it has no requests),
+ *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_drain(kvf_agent *agent, uint64_t deadline_ns);
 
@@ -581,8 +583,8 @@ typedef struct kvf_block_list {
 
 /** To take nothing new, and to reply when all that is under way has ended: see kvf_agent_drain(). No request. */
 #define KVF_COMMAND_DRAIN "drain"
-/** To hold a request, or whatever the engine keeps under that name, for the engine `peer`; the reply says that it is held,
- * and its records are what `peer` needs to know beyond the request's id. */
+/** To hold a request, or whatever the engine keeps under that name, for the engine `peer`; the reply says that it is
+ * held, and its records are what `peer` needs to know beyond the request's id. */
 #define KVF_COMMAND_HAND_OVER "hand over"
 /** To pull that request from the engine `peer`, which holds it; `records` are those of its reply. The reply says that
  * everything is there. */

@@ -13,8 +13,8 @@
  * Sums of areas that share no cell can be added. They detect corruption and mistakes; they do not protect against an
  * attacker.
  *
- * These functions only read memory, of the host or of a device, which then computes the sums itself: the caller waits, and
- * each call loads the device's code. Any thread may call them.
+ * These functions only read memory, of the host or of a device, which then computes the sums itself: the caller waits,
+ * and each call loads the device's code. Any thread may call them.
  */
 #ifndef KVFERRY_CHECKSUM_H
 #define KVFERRY_CHECKSUM_H

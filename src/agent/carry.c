@@ -107,8 +107,8 @@ static kvf_status find_peers(kvf_session *const *sessions, uint32_t count, kvf_p
     return status;
 }
 
-/* Finds the connections by which the stage knows the sources, and keeps those of sources that it does not know, which go
- * directly. Returns how many it knows; `without` receives a session that it does not know, or NULL. */
+/* Finds the connections by which the stage knows the sources, and keeps those of sources that it does not know, which
+ * go directly. Returns how many it knows; `without` receives a session that it does not know, or NULL. */
 static uint32_t find_mates(kvf_session *const *sessions, uint32_t count, kvf_peer **peers,
                            const kvf_session **without) {
     uint32_t mates = 0;

@@ -1,6 +1,6 @@
 /*
- * Commands of operators' programs, which need no session. The agent carries none out: it hands each to its engine, once,
- * and keeps the engine's reply for repetitions.
+ * Commands of operators' programs, which need no session. The agent carries none out: it hands each to its engine,
+ * once, and keeps the engine's reply for repetitions.
  *
  *   COMMAND id, "drain"  ->
  *                        <-  REPLY id, KVF_E_AGAIN     the engine has it

@@ -16,9 +16,9 @@ const kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation);
 
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call);
 
-/** Whether a writer has stopped that says so, or no longer knows the expectation. If it has forgotten what it was asked,
- * maybe with its connection, earlier writes may still be on their way: then it is shut out. False: one is still under
- * way; its time limit decides. */
+/** Whether a writer has stopped that says so, or no longer knows the expectation. If it has forgotten what it was
+ * asked, maybe with its connection, earlier writes may still be on their way: then it is shut out. False: one is still
+ * under way; its time limit decides. */
 bool kvf_expect_has_stopped(const kvf_source *source);
 
 #endif

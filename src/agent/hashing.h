@@ -2,8 +2,8 @@
  * Checksums of our own cells, computed in slices and without the agent's lock: of cells that we received, and for peers
  * that ask. A device hashes its own memory, one slice at a time, and a timer makes the agent look whether it has.
  *
- * Each owner has a queue, in the order in which its checksums were started. Every second slice is for ourselves, and the
- * peers' queues take turns for the others: a peer that asks for more waits longer.
+ * Each owner has a queue, in the order in which its checksums were started. Every second slice is for ourselves, and
+ * the peers' queues take turns for the others: a peer that asks for more waits longer.
  */
 #ifndef KVF_AGENT_HASHING_H
 #define KVF_AGENT_HASHING_H

@@ -67,8 +67,8 @@ static bool shows_devices(const kvf_agent *agent) {
     return false;
 }
 
-/* Device memory that peers are shown goes directly, by fabrics that take it; and packed to peers that these do not reach,
- * if there are other fabrics. */
+/* Device memory that peers are shown goes directly, by fabrics that take it; and packed to peers that these do not
+ * reach, if there are other fabrics. */
 static bool can_pack(const kvf_agent *agent) {
     return agent->region_count > 0 && (!shows_devices(agent) || kvf_transport_is_automatic(agent->transport));
 }

@@ -1,6 +1,6 @@
 /*
- * kvferry ask: gives commands to running engines. A request moves by two: one engine is asked to hand it over, the other
- * to take it over.
+ * kvferry ask: gives commands to running engines. A request moves by two: one engine is asked to hand it over, the
+ * other to take it over.
  */
 #include <stdio.h>
 #include <string.h>

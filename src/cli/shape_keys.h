@@ -1,6 +1,6 @@
 /*
- * Engines that keep keys channel by channel, as vLLM does on CPUs. A head has the same bytes of a kernel block, which hold
- * the other axis first:
+ * Engines that keep keys channel by channel, as vLLM does on CPUs. A head has the same bytes of a kernel block, which
+ * hold the other axis first:
  *
  *   whole        | t0: c0 c1 .. | t1: c0 c1 .. | ..
  *   by channel   | c0: t0 t1 .. | c1: t0 t1 .. | ..

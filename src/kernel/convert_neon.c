@@ -1,6 +1,6 @@
 /*
- * Converting with NEON, four elements at a time. The processor's own conversions between f32 and f16 round and make NaNs
- * quiet as convert.h says, unless the thread's modes say otherwise. Then the plain loop converts.
+ * Converting with NEON, four elements at a time. The processor's own conversions between f32 and f16 round and make
+ * NaNs quiet as convert.h says, unless the thread's modes say otherwise. Then the plain loop converts.
  */
 #include <arm_neon.h>
 
@@ -46,8 +46,8 @@ ALWAYS void end_streaming(void) {}
 
 #include "kernel/convert_fast.h"
 
-/* What changes the results of conversions in the register of modes (FPCR): the form of f16 (bit 26), NaNs without payload
- * (25), zeros for subnormal numbers (24, and 0 and 1 of newer processors), the rounding mode (23 and 22). */
+/* What changes the results of conversions in the register of modes (FPCR): the form of f16 (bit 26), NaNs without
+ * payload (25), zeros for subnormal numbers (24, and 0 and 1 of newer processors), the rounding mode (23 and 22). */
 #define MODES_THAT_MATTER 0x07c00003u
 
 static bool modes_are_as_convert_says(void) {

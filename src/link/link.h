@@ -103,8 +103,8 @@ const char *kvf_link_endpoint(const kvf_link *link);
  */
 kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *server_key, kvf_route *out);
 
-/** Gives an outgoing route back. Messages that have not left within a second are dropped. A route that does not exist is
- * ignored. */
+/** Gives an outgoing route back. Messages that have not left within a second are dropped. A route that does not exist
+ * is ignored. */
 void kvf_link_disconnect(kvf_link *link, kvf_route route);
 
 /**
@@ -144,8 +144,8 @@ uint32_t kvf_link_fds(const kvf_link *link, int fds[KVF_LINK_FDS]);
 /** The time when kvf_link_progress() next has something to do that no descriptor shows; UINT64_MAX: never. */
 uint64_t kvf_link_due(const kvf_link *link);
 
-/** For threads that have nothing else to do: sleeps until something arrives, the link has something to do, or `until`, a
- * second at most. Does not look at kvf_link_pending(). */
+/** For threads that have nothing else to do: sleeps until something arrives, the link has something to do, or `until`,
+ * a second at most. Does not look at kvf_link_pending(). */
 void kvf_link_sleep(const kvf_link *link, uint64_t now, uint64_t until);
 
 /** Connections that others made to us. */

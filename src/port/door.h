@@ -67,9 +67,9 @@ uint64_t kvf_door_due(const kvf_door *door);
  */
 kvf_status kvf_door_open_calls(kvf_door *door, const kvf_guests *limits);
 
-/** ZeroMQ has connected, by a descriptor, to a port: kvf_tcp_try_often(), and what comes is weighed. Returns a name that
- * no other connection has had; 0: it is not by TCP, has ended already (the descriptor is another's), or there is no
- * memory. */
+/** ZeroMQ has connected, by a descriptor, to a port: kvf_tcp_try_often(), and what comes is weighed. Returns a name
+ * that no other connection has had; 0: it is not by TCP, has ended already (the descriptor is another's), or there is
+ * no memory. */
 uint64_t kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t now);
 
 /** Whether a connection was closed because of what it sent. */

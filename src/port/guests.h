@@ -104,8 +104,8 @@ void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t n
 
 /** The connection of a route sent something that is not our protocol: it is closed at once. */
 void kvf_guests_dismiss(kvf_guests *guests, uint64_t route);
-/** The peer of a route sent something large that was nothing for us: nothing more is received over its connection, which
- * is closed as a silent one is. A peer that is hung up on at once comes back at once, with as much. */
+/** The peer of a route sent something large that was nothing for us: nothing more is received over its connection,
+ * which is closed as a silent one is. A peer that is hung up on at once comes back at once, with as much. */
 void kvf_guests_mute(kvf_guests *guests, uint64_t route);
 /** Whether a route was muted: what is still read from it was received before. */
 bool kvf_guests_is_muted(const kvf_guests *guests, uint64_t route);

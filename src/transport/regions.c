@@ -203,9 +203,9 @@ static uint32_t count_shown(const kvf_transport *transport, bool arenas, const k
 }
 
 /*
- * Finds what each fabric is good for, and returns whether none is good for anything. One that does not serve all regions
- * is disabled, unless it serves the arenas: then what it does not serve moves packed through these. And one that serves
- * all but the arenas moves runs.
+ * Finds what each fabric is good for, and returns whether none is good for anything. One that does not serve all
+ * regions is disabled, unless it serves the arenas: then what it does not serve moves packed through these. And one
+ * that serves all but the arenas moves runs.
  */
 static bool find_disabled(kvf_transport *transport) {
     bool all = true;

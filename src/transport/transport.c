@@ -267,8 +267,8 @@ typedef struct attempts {
     char why[256], noteworthy[256];
 } attempts;
 
-/* Whether a fabric may serve a peer, by runs, or otherwise packed. After it was refused by runs, it is tried packed only
- * where it is shown fewer regions then. */
+/* Whether a fabric may serve a peer, by runs, or otherwise packed. After it was refused by runs, it is tried packed
+ * only where it is shown fewer regions then. */
 static bool may_serve(const kvf_front_fabric *front, const kvf_card *card, bool packed_only) {
     const bool runs = moves_runs(front, card);
     return packed_only ? front->packs && (!runs || is_any(card->region_on_device, card->region_count)) : runs;
@@ -303,8 +303,9 @@ static bool try_fabric(kvf_transport *transport, uint32_t number, const kvf_card
 }
 
 /*
- * Tries the fabrics both sides have, best first: those that move runs between the memory of the two, and then those that
- * move only arenas. A fabric that lacks permission is skipped like one that does not work, as long as another works.
+ * Tries the fabrics both sides have, best first: those that move runs between the memory of the two, and then those
+ * that move only arenas. A fabric that lacks permission is skipped like one that does not work, as long as another
+ * works.
  */
 static kvf_status choose(kvf_transport *transport, const kvf_card *card, const kvf_connect_hints *hints,
                          kvf_peer *peer) {

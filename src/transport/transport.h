@@ -244,8 +244,8 @@ void kvf_peer_refused(kvf_peer *peer, const char *reason);
 /** Whether a peer was lost by a refusal: then its endpoint lives, and may move bytes by its own connections. */
 bool kvf_peer_lives(const kvf_peer *peer);
 
-/** The regions that a fabric serves: address and size, by region number; 0 bytes: none, or one that is withheld, or of a
- * kind that it does not serve. `endpoint` is the fabric's. */
+/** The regions that a fabric serves: address and size, by region number; 0 bytes: none, or one that is withheld, or of
+ * a kind that it does not serve. `endpoint` is the fabric's. */
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, const void *endpoint,
                                         uint32_t *count);
 

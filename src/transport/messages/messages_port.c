@@ -1,6 +1,6 @@
 /*
- * The port: where the endpoint listens, its connections, hanging up, and weighing those that we make. Strangers are peers that have not shown the
- * card's secret, or were refused.
+ * The port: where the endpoint listens, its connections, hanging up, and weighing those that we make. Strangers are
+ * peers that have not shown the card's secret, or were refused.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -71,8 +71,8 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
 /* ---- opening --------------------------------------------------------------------------------- */
 
 /*
- * Sets kvferry's preferences for UCX's TCP, unless the user has set the same variable, or `unless`. Versions of UCX know
- * a setting by one name or the other; a version that knows neither keeps its own behaviour.
+ * Sets kvferry's preferences for UCX's TCP, unless the user has set the same variable, or `unless`. Versions of UCX
+ * know a setting by one name or the other; a version that knows neither keeps its own behaviour.
  *
  * UCX would give up a host that is silent within 20 seconds; here it waits a minute, for network links come back, and
  * leases limit the wait.
