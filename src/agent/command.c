@@ -43,6 +43,7 @@ static kvf_commanded *find(const kvf_agent *agent, const uint8_t *key, const uin
 }
 
 static void forget(kvf_agent *agent, kvf_commanded *command) {
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     DL_DELETE(agent->commands, command);
     agent->command_count--;
     agent->command_bytes -= command->reply.size;
