@@ -155,7 +155,7 @@ static void withhold(const kvf_agent *agent) {
 }
 
 static kvf_status add_region(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
-    kvf_memory taken;
+    kvf_memory taken = {0};
     kvf_status status = check_size(kvf_shard_get(agent->shard), region, memory);
     withhold(agent);
     if (!status)

@@ -42,9 +42,9 @@ static int make_side(const char *name, const char *wanted, const kvf_model *mode
         return failure("not enough memory");
     for (uint32_t i = 0; i < out->list.count && !result; i++)
         result = make_engine(name, out->list.shapes[i], model, &out->engines[i]);
-    return result || count_made(out)
-               ? result
-               : usage_error("--%s: none of the shapes is possible for this model", name);
+    if (!result && count_made(out) == 0)
+        result = usage_error("--%s: none of the shapes is possible for this model", name);
+    return result;
 }
 
 static void free_side(sweep_side *side) {
@@ -66,7 +66,9 @@ static int compare_pair(sweep *of, const kvf_engine *prefill, const kvf_engine *
 
 static int compare_all(sweep *of) {
     of->pairs = calloc((size_t)of->prefill.list.count * of->decode.list.count, sizeof *of->pairs);
-    int result = of->pairs ? EXIT_DONE : failure("not enough memory");
+    if (!of->pairs)
+        return failure("not enough memory");
+    int result = EXIT_DONE;
     const uint32_t pairs = count_made(&of->prefill) * count_made(&of->decode);
     uint32_t done = 0;
     progress shown = progress_begin();

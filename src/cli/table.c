@@ -71,7 +71,7 @@ static size_t line_length(const table *of, const fit *how) {
 /* If a table is too wide, first narrows the gaps, then the widest columns of text, down to their longest words. */
 static fit fit_table(const table *of, size_t width) {
     fit how = {.gap = 2};
-    size_t least[TABLE_MAX_COLUMNS];
+    size_t least[TABLE_MAX_COLUMNS] = {0};
     for (size_t column = 0; column < of->columns; column++) {
         how.width[column] = of->width[column];
         least[column] = least_width(of, column);

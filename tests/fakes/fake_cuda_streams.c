@@ -295,6 +295,7 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 }
 
 /* Found by name only: drivers have it from CUDA 12.8 on. */
+/* NOLINTBEGIN(readability-non-const-parameter): as the driver declares it. */
 __attribute__((visibility("default"))) CUresult
 cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
                    size_t *attribute_begins, size_t attribute_count, size_t *failed, CUstream stream);
@@ -315,6 +316,7 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, s
     }
     return 0;
 }
+/* NOLINTEND(readability-non-const-parameter) */
 
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,

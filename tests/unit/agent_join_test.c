@@ -27,10 +27,10 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     assert_int_equal(rights_session(&s)->card_bytes, join.card.size);
     /* Of its budget: the shard has one group, with 2 parts in each of 3 layers. */
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s.w.d.engine, 0));
-    const kvf_group_shard_desc *group = &shard->groups[0];
     assert_int_equal(rights_session(&s)->joined_bytes,
-                     join.card.size + 1024 + shard->region_count * sizeof(uint64_t) + sizeof *group +
-                         2 * sizeof *group->parts + 6 * sizeof *group->placements);
+                     join.card.size + 1024 + shard->region_count * sizeof(uint64_t) +
+                         sizeof(kvf_group_shard_desc) + 2 * sizeof *shard->groups[0].parts +
+                         6 * sizeof *shard->groups[0].placements);
     kvf_wire_buffer_free(&introduction);
     rights_close(&s);
 }

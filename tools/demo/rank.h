@@ -31,8 +31,8 @@ bool rank_open(live_rank *out, rank_seat *seat, uint8_t unused);
 /** Closes the agent, unless it is closed, and frees the memory. */
 void rank_close(live_rank *closed);
 
-/** Notes the kinds of transport that have moved bytes so far, from producers or to consumers. */
-void rank_note_kinds(live_rank *of, kvf_peer_role peers);
+/** Notes the kinds of transport that have moved bytes so far, from producers or to consumers: the peers in `role`. */
+void rank_note_kinds(live_rank *of, kvf_peer_role role);
 
 /** Sends why this rank ends, and returns false. */
 bool rank_fail(const live_rank *failed, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -6,6 +6,8 @@
  */
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,10 +25,12 @@ static bool is_tcp(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes) == 0 && protocol == IPPROTO_TCP;
 }
 
+/* How the line of each descriptor begins that an epoll watches. */
+static const char watched[] = "tfd:";
+
 /* A descriptor that is neither a socket nor an epoll has no lines of this form. */
 static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at most DEPTH_MAX */
     char path[64], line[256];
-    int inside;
     if (is_tcp(fd)) {
         kvf_tcp_try_for(fd, UNACKNOWLEDGED_MS);
         kvf_tcp_try_often(fd);
@@ -37,8 +41,8 @@ static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at
     (void)snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "tfd: %d", &inside) == 1)
-            try_often(inside, depth - 1);
+        if (strncmp(line, watched, strlen(watched)) == 0)
+            try_often((int)strtol(line + strlen(watched), NULL, 10), depth - 1);
     if (file)
         (void)fclose(file);
 }
