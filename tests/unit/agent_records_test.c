@@ -256,7 +256,7 @@ static void records_beyond_the_limits_are_refused_by_the_call(void **state) {
     kvf_record many[KVF_MAX_RECORDS + 1];
     for (uint32_t i = 0; i < COUNT_OF(many); i++)
         many[i] = (kvf_record){.name = "x", .data = data};
-    const start calls[] = {kvf_agent_hold, kvf_agent_push};
+    static const start calls[] = {kvf_agent_hold, kvf_agent_push};
     scene_open(&s, attention(2, 8, 8), P_OF(1), D_OF(1), NULL);
     for (size_t c = 0; c < COUNT_OF(calls); c++) {
         kvf_agent_request request = s.held.request;

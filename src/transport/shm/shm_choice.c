@@ -105,7 +105,7 @@ kvf_shm_step kvf_shm_choice_make(const kvf_shm_choice *choice, const kvf_slice *
 
 /* With too few measurements the previous belief fills the rest, so that a single measurement changes little. */
 static void add(kvf_shm_price *price, float believed, float now) {
-    float sorted[SHM_MEASUREMENTS];
+    float sorted[SHM_MEASUREMENTS] = {0};
     for (uint32_t i = price->measured; i < SHM_MEASUREMENTS; i++)
         price->last[i] = believed;
     price->last[price->measured % SHM_MEASUREMENTS] = now;
