@@ -10,9 +10,9 @@
 #define MOST_KEPT 1024u             /* with those that are kept for repetitions */
 #define MOST_KEPT_BYTES (16u << 20) /* of their replies */
 #define KEEP_NS (600 * KVF_SECOND)  /* a reply, for repetitions that come late */
-#define GRACE                                                                                                \
-    (5 * KVF_SECOND) /* beyond the deadline that the engine was told, to say that it was too short */
 #define DETAIL_BYTES 1024u
+/* Beyond the deadline that the engine was told, for its reply that the time was too short. */
+#define GRACE (5 * KVF_SECOND)
 
 struct kvf_commanded {
     uint8_t id[KVF_WIRE_COMMAND_BYTES];
