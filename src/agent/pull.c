@@ -216,6 +216,8 @@ static void pull_tick(kvf_ticket *ticket, uint64_t now) {
     for (uint32_t i = 0; i < pull->asker.source_count; i++)
         if (pull->asker.sources[i].generation && pull->asker.sources[i].settled)
             kvf_agent_due(pull->base.agent, pull->asker.sources[i].until);
+    if (pull->leaves && !late)
+        kvf_pull_move(pull);
 }
 
 static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail, const kvf_session *session) {

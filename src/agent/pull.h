@@ -16,6 +16,7 @@ struct kvf_pull {
     kvf_group_steps *theirs; /* the producer's blocks */
     kvf_request *request;
     kvf_carry carry;
+    bool leaves; /* waits until no other pull uses a connection that is to be passed over */
     kvf_pull *moving_prev, *moving_next; /* agent->moving_pulls */
 };
 

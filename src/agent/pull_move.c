@@ -12,6 +12,7 @@
 #include "agent/trace.h"
 #include "agent/verify.h"
 #include "model/model.h"
+#include "transport/transport.h"
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -64,10 +65,10 @@ static kvf_status set_request(kvf_pull *pull) {
     kvf_status status = kvf_terms_check(remote, pull->base.groups); /* they may have come after the meeting */
     if (status)
         return status;
-    if (remote->spare) {
+    if (!pull->request && remote->spare) {
         pull->request = remote->spare;
         remote->spare = NULL;
-    } else {
+    } else if (!pull->request) {
         status = kvf_request_create(remote->plan, &pull->request);
     }
     kvf_group_request *wanted = kvf_alloc0(groups, sizeof *wanted);
@@ -138,9 +139,59 @@ static bool waits_to_join(kvf_pull *pull) {
     return waits;
 }
 
+/* ---- connections that turn out not to read ---------------------------------------------------- */
+
+static bool is_used(const kvf_session *session) {
+    const kvf_source *source;
+    DL_FOREACH(session->sources, source) {
+        if (source->ticket->base.kind == KVF_REQUEST_PULL &&
+            kvf_carry_is_there(&kvf_pull_of(&source->ticket->base)->carry))
+            return true;
+    }
+    return false;
+}
+
+/* Whether the connection to a source cannot read its memory, and another may. */
+static bool is_to_pass_over(const kvf_pull *pull, const kvf_source *source) {
+    kvf_session *session = source->session;
+    const char *why = session && session->peer ? kvf_peer_refusal(session->peer) : NULL;
+    return why && source->target->source != UINT32_MAX && kvf_way_of(&pull->base) != KVF_WAY_DIRECT &&
+           kvf_session_pass_over(session, why);
+}
+
+/* Ends such connections, so that others are made. False: another pull still uses one. */
+static bool leave_refused(const kvf_pull *pull) {
+    bool left = true;
+    for (uint32_t i = 0; i < pull->asker.source_count; i++) {
+        const kvf_source *source = &pull->asker.sources[i];
+        if (!is_to_pass_over(pull, source))
+            continue;
+        if (is_used(source->session))
+            left = false;
+        else
+            kvf_session_disconnect(source->session);
+    }
+    return left;
+}
+
+/* After a refusal, everything is read anew, from the refused source by another transport. False: there is none. */
+static bool move_anew(kvf_pull *pull, kvf_status status) {
+    bool any = false;
+    for (uint32_t i = 0; i < pull->asker.source_count && status == KVF_E_UNSUPPORTED; i++)
+        any = is_to_pass_over(pull, &pull->asker.sources[i]) || any;
+    if (!any)
+        return false;
+    pull->base.state = KVF_TICKET_RESERVED;
+    kvf_pull_move(pull);
+    return true;
+}
+
 void kvf_pull_move(kvf_pull *pull) {
     kvf_agent *agent = pull->base.agent;
-    if (!pull->base.empty && waits_to_join(pull))
+    pull->leaves = !pull->base.empty && !leave_refused(pull);
+    if (pull->leaves)
+        kvf_agent_due(agent, kvf_agent_now(agent) + KVF_MILLISECOND);
+    if (pull->leaves || (!pull->base.empty && waits_to_join(pull)))
         return; /* goes on with kvf_pull_joined() */
     pull->base.state = KVF_TICKET_MOVING;
     if (pull->base.empty) {
@@ -220,6 +271,8 @@ void kvf_pull_poll(kvf_pull *pull) {
                    (unsigned long long)pull->base.bytes, why);
     if (pull->base.silent)
         kvf_ticket_settle(&pull->base);
+    else if (move_anew(pull, status))
+        return;
     else if (status)
         kvf_ticket_fail(&pull->base, status, detail, NULL);
     else if (pull->base.agent->options.verify)

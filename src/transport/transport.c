@@ -429,6 +429,10 @@ bool kvf_peer_withholds(const kvf_peer *peer) {
            (peer->fabric->withholds && peer->fabric->withholds(peer->link));
 }
 
+const char *kvf_peer_refusal(const kvf_peer *peer) {
+    return peer->fabric->refusal ? peer->fabric->refusal(peer->link) : NULL;
+}
+
 bool kvf_peer_packs(const kvf_peer *peer) {
     return peer->transport->fabrics[peer->fabric_number].packs &&
            (peer->fabric->kind.memory_kinds & 1u << KVF_MEMORY_HOST);

@@ -159,6 +159,10 @@ typedef struct kvf_fabric {
     /** Whether the peer withholds some of its memory, see kvf_transport_withhold_emulated(). NULL: never. */
     bool (*withholds)(const void *link);
 
+    /** Why the peer's memory cannot be read after all, which was found out after connect(); NULL: nothing says so. The
+     * link owns the text. NULL: connect() always knows. */
+    const char *(*refusal)(const void *link);
+
     /** Ends the link, which may be lost already. No batch of this link may touch our memory after it returns;
      * writes that were sent over a network may still reach the peer's memory, until the peer shuts us out. The front
      * ends the batches. Called outside of progress(). */
@@ -299,6 +303,10 @@ bool kvf_transport_withholds_emulated(const kvf_transport *transport);
 /** Whether a peer withholds memory, in this way or by kvf_memory.withheld, or its fabric does not move all memory of
  * both sides: then only its arena can be read and written. */
 bool kvf_peer_withholds(const kvf_peer *peer);
+
+/** Why a connection cannot read the peer's memory, though it was made; NULL: as far as is known, it can. Good until the
+ * next call about this transport. */
+const char *kvf_peer_refusal(const kvf_peer *peer);
 
 /** Whether the fabric that serves a peer moves arenas; a fabric for memory of devices does not. */
 bool kvf_peer_packs(const kvf_peer *peer);

@@ -28,6 +28,8 @@
 #define PUSHED_REFUSED "pushed refused" /* the consumer may not map the producer's memory */
 #define SEGMENTS "segments"             /* directly, from caches in segments */
 #define PUSHED_SEGMENTS "pushed segments"
+#define REFUSED_SEGMENTS                                                                                     \
+    "refused segments" /* which the consumer's driver does not take, as it finds when it reads */
 
 static bool is_in_segments(const char *transport) {
     return strstr(transport, SEGMENTS) != NULL;
@@ -42,7 +44,7 @@ static bool is_refused(const char *transport) {
     return strcmp(transport, REFUSED) == 0 || strcmp(transport, PUSHED_REFUSED) == 0;
 }
 
-enum { LAYERS = 3, HEADS = 4, ELEMENTS = 64, TOKENS = 150, BLOCKS = 24, PATIENCE_S = 60 };
+enum { LAYERS = 3, HEADS = 4, ELEMENTS = 64, TOKENS = 150, BLOCKS = 24, PATIENCE_S = 60, SECOND_FIRST = 12 };
 #define SECOND 1000000000ull
 
 typedef struct side {
@@ -53,6 +55,8 @@ typedef struct side {
     kvf_memory regions[LAYERS];
     bool in_segments;
     uint32_t table[BLOCKS];
+    uint32_t
+        first; /* of the table, for the request that is looked at: 0, or SECOND_FIRST for the second one */
 } side;
 
 /* The line of the log about what serves a peer; written by the agent's thread, and read when that has ended. */
@@ -113,10 +117,10 @@ static void close_side(side *s) {
 
 static kvf_agent_request request_for(const side *s, kvf_group_steps *steps) {
     const uint32_t block_tokens = kvf_shard_get(kvf_engine_shard(s->engine, 0))->groups[0].tokens_per_block;
-    *steps =
-        (kvf_group_steps){.table = {s->table, (TOKENS + block_tokens - 1) / block_tokens, 0}, .end = TOKENS};
+    *steps = (kvf_group_steps){.table = {s->table + s->first, (TOKENS + block_tokens - 1) / block_tokens, 0},
+                               .end = TOKENS};
     return (kvf_agent_request){.struct_size = sizeof(kvf_agent_request),
-                               .id = {"r", 1},
+                               .id = {s->first ? "s" : "r", 1},
                                .groups = steps,
                                .group_count = 1,
                                .deadline_ns = PATIENCE_S * SECOND};
@@ -138,6 +142,20 @@ static void await(kvf_agent *agent, uint64_t ticket) {
         fail_msg("%s", event.detail);
 }
 
+/* Requires DONE for two tickets. */
+static void await_both(kvf_agent *agent, const uint64_t tickets[2]) {
+    for (int over = 0; over < 2;) {
+        kvf_event event = {.struct_size = sizeof event};
+        assert_ok(kvf_agent_wait(agent, PATIENCE_S * SECOND));
+        assert_ok(kvf_agent_next_event(agent, &event));
+        if (event.ticket != tickets[0] && event.ticket != tickets[1])
+            continue;
+        if (event.kind != KVF_EVENT_DONE)
+            fail_msg("%s", event.detail);
+        over++;
+    }
+}
+
 /* ---- cells -------------------------------------------------------------------------------------- */
 
 static unsigned char content(uint32_t layer, uint32_t part, uint32_t token, uint32_t head, uint64_t byte) {
@@ -155,7 +173,8 @@ static uint32_t go_over(const side *s, bool write, unsigned char change) {
             for (uint32_t token = 0; token < TOKENS; token++)
                 for (uint32_t head = 0; head < HEADS; head++) {
                     kvf_cell_location at = {.struct_size = sizeof at};
-                    assert_ok(kvf_shard_locate(shard, 0, layer, part, s->table[token / block_tokens],
+                    assert_ok(kvf_shard_locate(shard, 0, layer, part,
+                                               s->table[s->first + token / block_tokens],
                                                token % block_tokens, head, &at));
                     unsigned char *cell = (unsigned char *)s->seen[at.region] + at.offset;
                     bool same = true;
@@ -173,6 +192,16 @@ static uint32_t go_over(const side *s, bool write, unsigned char change) {
 
 /* ---- the producer ------------------------------------------------------------------------------- */
 
+static uint64_t hold(side *p, uint32_t first, unsigned char change) {
+    kvf_group_steps steps;
+    uint64_t ticket;
+    p->first = first;
+    const kvf_agent_request held = request_for(p, &steps);
+    (void)go_over(p, true, change);
+    assert_ok(kvf_agent_hold(p->agent, &held, &ticket));
+    return ticket;
+}
+
 /* Holds a request with the original bytes, and after each byte from the pipe one with changed bytes. Writes its
  * endpoint when it holds, and again when the request is over. */
 static void produce(const char *transport, int hears, int says) {
@@ -180,15 +209,14 @@ static void produce(const char *transport, int hears, int says) {
     char endpoint[256] = "", word;
     open_side(&p, "P", transport, 0, 16, "L|BPNH", 3);
     (void)snprintf(endpoint, sizeof endpoint, "%s", kvf_agent_endpoint(p.agent));
-    (void)go_over(&p, true, 0);
     for (unsigned char change = 0;; change++) {
-        kvf_group_steps steps;
-        const kvf_agent_request held = request_for(&p, &steps);
-        uint64_t ticket;
-        (void)go_over(&p, true, change);
-        assert_ok(kvf_agent_hold(p.agent, &held, &ticket));
+        const bool two = strcmp(transport, REFUSED_SEGMENTS) == 0;
+        const uint64_t tickets[] = {hold(&p, 0, change), two ? hold(&p, SECOND_FIRST, change) : 0};
         assert_int_equal(write(says, endpoint, sizeof endpoint), sizeof endpoint);
-        await(p.agent, ticket);
+        if (two)
+            await_both(p.agent, tickets);
+        else
+            await(p.agent, tickets[0]);
         assert_int_equal(write(says, endpoint, sizeof endpoint), sizeof endpoint);
         if (read(hears, &word, 1) != 1)
             break;
@@ -198,20 +226,30 @@ static void produce(const char *transport, int hears, int says) {
 
 /* ---- the consumer ------------------------------------------------------------------------------- */
 
-static kvf_event pull_from(const side *d, const char *endpoint, uint64_t deadline_ns) {
+static uint64_t start_pull(const side *d, const char *endpoint, uint64_t deadline_ns) {
     kvf_group_steps steps;
     kvf_agent_request wanted = request_for(d, &steps);
     uint64_t ticket;
     wanted.contact = (kvf_contact){.engine = "P", .endpoint = endpoint};
     wanted.deadline_ns = deadline_ns;
     assert_ok(kvf_agent_pull(d->agent, &wanted, &ticket));
-    return event_of(d->agent, ticket);
+    return ticket;
+}
+
+static kvf_event pull_from(const side *d, const char *endpoint, uint64_t deadline_ns) {
+    return event_of(d->agent, start_pull(d, endpoint, deadline_ns));
 }
 
 /* As where containers share no name space. */
 static void refuse_handles(void) {
     enum { OPERATING_SYSTEM = 304 };
     devices_fail("cuIpcOpenMemHandle_v2", OPERATING_SYSTEM, UINT32_MAX);
+}
+
+/* As with a driver that does not take the descriptors. */
+static void refuse_segments(void) {
+    enum { NOT_SUPPORTED = 801 };
+    devices_fail("cuMemImportFromShareableHandle", NOT_SUPPORTED, UINT32_MAX);
 }
 
 /* The pull fails with the reason, and later ones are not harmed. */
@@ -305,8 +343,31 @@ static void expect(int hears, int says, const char *transport) {
     close_side(&d);
 }
 
+/* Pulls two requests at once, over one connection. */
+static void pull_both(side *d, int hears) {
+    char endpoint[256];
+    uint64_t tickets[2];
+    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
+    for (int i = 0; i < 2; i++) {
+        d->first = i ? SECOND_FIRST : 0;
+        tickets[i] = start_pull(d, endpoint, PATIENCE_S * SECOND);
+    }
+    await_both(d->agent, tickets);
+    assert_int_equal(read(hears, endpoint, sizeof endpoint), sizeof endpoint);
+}
+
+/* Counts the wrong cells of all requests. */
+static uint32_t check(side *d, bool two, unsigned char change) {
+    uint32_t wrong = 0;
+    for (int i = 0; i <= two; i++) {
+        d->first = i ? SECOND_FIRST : 0;
+        wrong += go_over(d, false, change);
+    }
+    return wrong;
+}
+
 /* All went packed, by another transport, and it is said why. */
-static void check_packed(const side *d) {
+static void check_packed(const side *d, const char *why) {
     kvf_agent_peer peer = {.struct_size = sizeof peer};
     kvf_agent_stats stats = {.struct_size = sizeof stats};
     uint32_t count;
@@ -314,7 +375,7 @@ static void check_packed(const side *d) {
     assert_ok(kvf_agent_get_stats(d->agent, &stats));
     assert_int_equal(count, 1);
     assert_string_equal(peer.fabric, "shm");
-    if (!strstr(peer.passed_over, "cuda: region 0 is freed, or this process may not map it"))
+    if (!strstr(peer.passed_over, why))
         fail_msg("%s", peer.passed_over);
     assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_read);
     assert_int_equal(peer.bytes_packed, stats.bytes_packed);
@@ -333,27 +394,38 @@ static void check_direct(const side *d) {
 }
 
 static void consume(const char *transport, int hears, int says) {
-    const bool refused = is_refused(transport);
+    const bool late = strcmp(transport, REFUSED_SEGMENTS) == 0, refused = is_refused(transport) || late;
+    const char *why = late ? "cuda: region 0: this process may not map it"
+                           : "cuda: region 0 is freed, or this process may not map it";
+    char line[128];
     side d;
-    if (refused)
+    if (late)
+        refuse_segments();
+    else if (refused)
         refuse_handles();
     open_side(&d, "D", transport, 1, 24, "L|BPHN", 0);
-    const uint32_t all = LAYERS * 2 * TOKENS * HEADS;
-    assert_int_equal(go_over(&d, false, 0), all);
-    pull(&d, hears, strcmp(transport, "cuda") == 0 && !devices_are_real());
-    assert_int_equal(go_over(&d, false, 0), 0);
+    const uint32_t all = LAYERS * 2 * TOKENS * HEADS * (late ? 2 : 1);
+    assert_int_equal(check(&d, late, 0), all);
+    if (late)
+        pull_both(&d, hears);
+    else
+        pull(&d, hears, strcmp(transport, "cuda") == 0 && !devices_are_real());
+    assert_int_equal(check(&d, late, 0), 0);
     /* The control: the next bytes differ, and are the changed ones. */
     assert_int_equal(write(says, "c", 1), 1);
-    pull(&d, hears, false);
-    assert_int_equal(go_over(&d, false, 0), all);
-    assert_int_equal(go_over(&d, false, 1), 0);
+    if (late)
+        pull_both(&d, hears);
+    else
+        pull(&d, hears, false);
+    assert_int_equal(check(&d, late, 0), all);
+    assert_int_equal(check(&d, late, 1), 0);
     if (refused)
-        check_packed(&d);
-    if (d.in_segments)
+        check_packed(&d, why);
+    else if (d.in_segments)
         check_direct(&d);
     close_side(&d);
-    if (refused &&
-        !strstr(served, ", packed, because cuda: region 0 is freed, or this process may not map it"))
+    (void)snprintf(line, sizeof line, ", packed, because %s", why);
+    if (refused && !strstr(served, line))
         fail_msg("the log says \"%s\"", served);
 }
 
@@ -425,6 +497,7 @@ int main(int argument_count, char **arguments) {
     static char automatic[] = "auto", shm[] = "shm", messages[] = "messages", cuda[] = "cuda";
     static char refused[] = REFUSED, pushed[] = PUSHED, pushed_refused[] = PUSHED_REFUSED;
     static char segments[] = SEGMENTS, pushed_segments[] = PUSHED_SEGMENTS;
+    static char refused_segments[] = REFUSED_SEGMENTS;
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_process_to_process (auto)", a_pull_goes_from_process_to_process, NULL, NULL,
          automatic},
@@ -436,6 +509,8 @@ int main(int argument_count, char **arguments) {
          refused},
         {"a_pull_goes_from_process_to_process (segments)", a_pull_goes_from_process_to_process, NULL, NULL,
          segments},
+        {"a_pull_goes_from_process_to_process (refused segments)", a_pull_goes_from_process_to_process, NULL,
+         NULL, refused_segments},
         {"a_push_goes_from_process_to_process (segments)", a_push_goes_from_process_to_process, NULL, NULL,
          pushed_segments},
         {"a_push_goes_from_process_to_process (cuda)", a_push_goes_from_process_to_process, NULL, NULL,

@@ -427,6 +427,7 @@ const kvf_fabric kvf_fabric_cuda = {
     .cancel = kvf_cuda_copy_cancel,
     .notify = kvf_cuda_link_notify,
     .way = kvf_cuda_link_way,
+    .refusal = kvf_cuda_link_refusal,
     .disconnect = kvf_cuda_link_disconnect,
     .fence = kvf_cuda_owner_fence,
     .admit = kvf_cuda_owner_admit,

@@ -194,6 +194,7 @@ void kvf_cuda_owner_drop(kvf_cuda_client *client);
 kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
 kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes);
 const char *kvf_cuda_link_way(const void *self);
+const char *kvf_cuda_link_refusal(const void *self);
 void kvf_cuda_link_disconnect(void *self);
 /** Connects back to a client, by the card that it has sent. @return as kvf_cuda_link_connect() */
 kvf_status kvf_cuda_link_back(kvf_cuda_client *client);

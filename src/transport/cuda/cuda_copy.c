@@ -129,8 +129,8 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
                      "the memory is on a device that had none when the peer was connected: connect again");
         return false;
     }
-    if (link->fetching && *link->fetching->why) {
-        fail_current(link, KVF_E_UNSUPPORTED, link->fetching->why);
+    if (kvf_cuda_link_refusal(link)) {
+        fail_current(link, KVF_E_UNSUPPORTED, kvf_cuda_link_refusal(link));
         return false;
     }
     if (kvf_copier_begin(endpoint->copiers[device], &job))

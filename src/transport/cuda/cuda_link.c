@@ -243,6 +243,11 @@ const char *kvf_cuda_link_way(const void *self) {
                                 : "kernels, memory mapped by CUDA IPC";
 }
 
+const char *kvf_cuda_link_refusal(const void *self) {
+    const kvf_cuda_link *link = self;
+    return link->fetching && *link->fetching->why ? link->fetching->why : NULL;
+}
+
 kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes) {
     const kvf_cuda_link *link = self;
     kvf_cuda_notice notice = {.header = {CUDA_NOTICE, (uint32_t)bytes}};
