@@ -119,8 +119,9 @@ KVF_API void kvf_stage_close(kvf_stage *stage);
 KVF_API kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer);
 
 /**
- * Ends all flows with a peer that is lost or about to be closed, with KVF_E_PEER_LOST. Slots that the peer may still
- * read or write are in doubt: they are kept, and count against its share, until kvf_stage_quiet() or for doubt_ns.
+ * Ends all flows with a peer that is lost or about to be closed, with KVF_E_PEER_LOST; on the peer's side too, if it
+ * can still be told. Slots that the peer may still read or write are in doubt: they are kept, and count against its
+ * share, until kvf_stage_quiet() or for doubt_ns.
  */
 KVF_API void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer);
 

@@ -79,16 +79,20 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
 /*
  * A client that sends us its card again in a new call had lost us, unless it says otherwise (KVF_JOIN_ADDS_STAGE): it
  * has dropped its earlier expectations. Writes that still move to it are stuck in a connection that may hang for any
- * time.
+ * time. If it has none, perhaps it had only not used us for long; then flows of other sessions go on by this connection.
  */
 static void begin_anew(kvf_session *session) {
     kvf_flow *flow;
+    bool writes = false;
     if (session->peer && !session->joins_again) {
         DL_FOREACH2(session->flows, flow, session_next) {
-            if (kvf_carry_is_there(&flow->carry))
-                kvf_flow_stop(flow, KVF_E_PEER_LOST, "the consumer has met this rank again");
+            if (!kvf_carry_is_there(&flow->carry))
+                continue;
+            kvf_flow_stop(flow, KVF_E_PEER_LOST, "the consumer has met this rank again");
+            writes = true;
         }
-        kvf_session_disconnect(session);
+        if (writes || !kvf_session_carries(session))
+            kvf_session_disconnect(session);
     }
     session->joins_again = false;
 }

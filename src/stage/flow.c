@@ -4,6 +4,10 @@
 
 #include "transport/transport.h"
 
+/* Pauses before an END is repeated; they double. A busy peer answers within the first. */
+#define END_FIRST_PAUSE (250 * KVF_MILLISECOND)
+#define END_LONGEST_PAUSE (8 * KVF_SECOND)
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 void kvf_stage_flow_count(kvf_stage_flow *flow) {
@@ -236,18 +240,33 @@ void kvf_stage_flow_say_slots(kvf_stage_flow *flow, kvf_stage_word word, kvf_cre
         said[i]->state = from;
 }
 
+/* The peer may have forgotten the flow without hearing our END, or its own may be lost. */
+static bool is_end_due_again(const kvf_stage_flow *flow, uint64_t now) {
+    return !flow->end_heard && !flow->doubt_ends && flow->peer->peer &&
+           now - flow->end_sent_ns >= flow->end_pause_ns;
+}
+
 void kvf_stage_flow_say_end(kvf_stage_flow *flow) {
-    if (!flow->ended || flow->end_sent || flow->moving > 0)
+    if (!flow->ended || flow->moving > 0 || (flow->end_sent && flow->end_heard))
+        return;
+    const uint64_t now = kvf_now(flow->stage->clock);
+    if (flow->end_sent && !is_end_due_again(flow, now))
         return;
     kvf_stage_message message = {.word = KVF_STAGE_END, .by_lender = !flow->mover, .status = flow->status};
     (void)snprintf(message.sentence, sizeof message.sentence, "%s", flow->status ? flow->detail : "");
     if (kvf_stage_flow_say(flow, &message))
         flow->end_sent = true;
+    else if (!flow->end_sent)
+        return; /* the peer takes none now */
+    flow->end_sent_ns = now;
+    flow->end_pause_ns =
+        flow->end_pause_ns ? kvf_min_u64(2 * flow->end_pause_ns, END_LONGEST_PAUSE) : END_FIRST_PAUSE;
 }
 
-void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, kvf_status status) {
+void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, bool by_lender, kvf_status status) {
     unsigned char data[KVF_STAGE_MESSAGE_MAX];
-    kvf_stage_message message = {.word = KVF_STAGE_END, .flow = flow, .by_lender = true, .status = status};
+    kvf_stage_message message = {
+        .word = KVF_STAGE_END, .flow = flow, .by_lender = by_lender, .status = status};
     (void)snprintf(message.sentence, sizeof message.sentence, "%s", kvf_error_detail());
     if (peer->peer)
         (void)kvf_transport_notify(peer->peer, data, kvf_stage_write_message(&message, data));

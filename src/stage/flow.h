@@ -10,6 +10,10 @@
  * sends its END only when none of its operations is under way, so the mover's END frees all lent slots. After both ENDs
  * the flow is forgotten; no later message names it.
  *
+ * A peer that has left and joined again has forgotten the flows from before, and a message that comes while it has not
+ * joined is lost. So each side repeats its END until it has heard the other's, and a side that does not know the flow
+ * answers with an END.
+ *
  * Messages are derived from state (which slots to lend or return, whether the END was sent). So while a peer takes no
  * notification, nothing is queued and nothing is lost.
  *
@@ -95,6 +99,7 @@ struct kvf_stage_flow {
 
     bool ended; /**< nothing new is begun for it; `status` is final */
     bool end_sent, end_heard;
+    uint64_t end_sent_ns, end_pause_ns; /**< when the END was last sent; it is repeated after this pause */
     kvf_status status;
     char detail[KVF_STAGE_DETAIL_BYTES];
     bool counted;      /**< among the `flows` of its peer */
@@ -176,12 +181,15 @@ bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message);
 void kvf_stage_flow_say_slots(kvf_stage_flow *flow, kvf_stage_word word, kvf_credit_state from,
                               kvf_credit_state to);
 
-/** Sends the END if it is due. */
+/** Sends the END if it is due, or due again. */
 void kvf_stage_flow_say_end(kvf_stage_flow *flow);
 
-/** Sends a mover the lender's END of a flow that does not exist here, with the thread's error detail. If the peer takes
- * no message now, nothing is sent: the mover's own END gets the same answer later. */
-void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, kvf_status status);
+/** Sends our END of a flow that does not exist here, with the thread's error detail. If the peer takes no message now,
+ * nothing is sent: the peer repeats its END until it gets this answer.
+ *
+ * @param by_lender  the peer is the mover
+ */
+void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, bool by_lender, kvf_status status);
 
 /** Frees the flow's lent slots: the peer no longer uses them, because it has sent its END or is gone for good. */
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow);

@@ -114,7 +114,7 @@ static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_s
     if (!flow) {
         const kvf_status status = kvf_nomem("a flow");
         kvf_stage_blame(stage, peer->name, status);
-        kvf_stage_flow_deny(peer, message->flow, status);
+        kvf_stage_flow_deny(peer, message->flow, true, status);
         return NULL;
     }
     flow->opening_bytes = message->opening_bytes;
@@ -367,7 +367,20 @@ static void hear_return(kvf_stage_flow *flow, const kvf_slot_note *note) {
         kvf_stage_flow_blame(flow, status);
 }
 
+/* The mover has forgotten the flow: it left us meanwhile, and what it had under way then may still arrive. */
+static bool leaves_doubt(const kvf_stage_flow *flow, const kvf_stage_message *message) {
+    bool lent = false;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
+    return flow->ended && lent && message->status == KVF_E_NOT_FOUND;
+}
+
 static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    if (leaves_doubt(flow, message)) {
+        const kvf_stage *stage = flow->stage;
+        flow->doubt_ends = flow->doubt_ends ? flow->doubt_ends : flow->heard_ns + stage->options.doubt_ns;
+        return;
+    }
     unsigned long long bytes = flow->bytes, got = flow->direction == KVF_READ ? flow->told : flow->done;
     if (!flow->ended && message->status)
         kvf_stage_flow_end(flow, kvf_fail(message->status, "%s: %s", flow->peer->name, message->sentence));

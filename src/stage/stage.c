@@ -267,10 +267,11 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     return KVF_OK;
 }
 
-/* Ends a flow whose peer has left: no message goes either way any more. */
+/* Ends a flow whose peer has left: no message goes either way after our END, which may not reach it. */
 static void part_from(kvf_stage_flow *flow) {
     const kvf_stage *stage = flow->stage;
     kvf_stage_flow_end(flow, kvf_fail(KVF_E_PEER_LOST, "%s has left", flow->peer->name));
+    kvf_stage_flow_say_end(flow);
     flow->end_sent = true;
     bool doubt = false;
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
@@ -320,7 +321,10 @@ kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name) {
 
 bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer) {
     const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
-    return joined && (joined->flows[0] > 0 || joined->flows[1] > 0 || joined->outgoing || joined->incoming);
+    for (const kvf_stage_flow *flow = joined ? stage->first : NULL; flow; flow = flow->following)
+        if (flow->peer == joined && !(flow->ended && flow->end_sent && flow->moving == 0))
+            return true;
+    return false;
 }
 
 bool kvf_stage_is_idle(const kvf_stage *stage) {
@@ -341,13 +345,17 @@ static void hear(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message
     }
     bool mover = is_from_lender(message);
     kvf_stage_flow *flow = kvf_stage_flow_find(stage, peer, message->flow, mover);
+    const bool is_end = message->word == KVF_STAGE_END;
+    if (flow && flow->end_heard && is_end)
+        return; /* repeated */
     if (!flow || flow->end_heard || (mover && flow->began_ns == 0)) {
         const kvf_status status =
             kvf_fail(KVF_E_NOT_FOUND, "a message of kind %d is about flow %llu, which does not exist",
                      (int)message->word, (unsigned long long)message->flow);
-        kvf_stage_blame(stage, peer->name, status);
-        if (!flow && !mover && message->word == KVF_STAGE_END) /* it waits for our END */
-            kvf_stage_flow_deny(peer, message->flow, status);
+        if (flow || !is_end)
+            kvf_stage_blame(stage, peer->name, status);
+        else if (!mover || message->status != KVF_E_NOT_FOUND) /* otherwise it may be such an answer */
+            kvf_stage_flow_deny(peer, message->flow, !mover, status);
     } else if (mover)
         kvf_mover_hear(flow, message);
     else

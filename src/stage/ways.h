@@ -16,7 +16,8 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
 /** The peer that has joined by this name; NULL: none. */
 kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name);
 
-/** Whether any flow uses this peer's connection. */
+/** Whether any flow uses this peer's connection. One that only waits for the peer's END does not: a peer that has
+ * forgotten it may never send that. */
 bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer);
 
 /** Whether the stage has no flow: then no timeout is pending. */

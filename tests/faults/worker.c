@@ -70,6 +70,15 @@ static _Noreturn void give_up(const char *what) {
     exit(4);
 }
 
+static void keep_line(void *context, const kvf_log_line *line) {
+    worker_window *window = context;
+    if (line->text[0] == ' ')
+        return; /* of a description, which would push out what happened */
+    char *place = window->line[atomic_load(&window->lines) % WORKER_LINES];
+    (void)kvf_log_write(line, KVF_LOG_TEXT, place, WORKER_LINE_BYTES, NULL);
+    atomic_fetch_add(&window->lines, 1);
+}
+
 static kvf_status open_agent(worker *w, const char *listen, const char *public_key, const char *secret_key) {
     const worker_setting *s = w->setting;
     kvf_agent_options options = {.struct_size = sizeof options,
@@ -85,6 +94,8 @@ static kvf_status open_agent(worker *w, const char *listen, const char *public_k
                                  .slot_bytes = 4096, /* small, so that slots are soon full */
                                  .arena_bytes = 64 * 4096,
                                  .own_thread = s->own_thread,
+                                 .log = keep_line,
+                                 .log_context = w->place->window,
                                  .public_key = public_key,
                                  .secret_key = secret_key};
     const kvf_surroundings around = {.link = w->mail, .fabric = faulty_fabric(s->transport)};
@@ -547,12 +558,15 @@ void worker_run(const worker_setting *setting, const worker_place *place) {
     if (setting->on_devices && !worker_devices_there())
         give_up("devices");
     open_worker(&w);
-    while (!w.quit) {
+    for (uint64_t began = now_ns(); !w.quit; began = now_ns()) {
         take_orders(&w);
         work(&w);
         take_events(&w);
         if (w.slow_us && now_ns() < w.slow_until)
             (void)nanosleep(&(struct timespec){0, (long)w.slow_us * 1000}, NULL);
+        const uint64_t took = now_ns() - began;
+        if (w.calm && took > atomic_load(&place->window->slowest_ns))
+            atomic_store(&place->window->slowest_ns, took);
     }
     close_worker(&w);
     exit(0);

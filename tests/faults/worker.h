@@ -9,9 +9,15 @@
 #include "orders.h"
 
 /** Memory that a worker shares with the driver. */
+#define WORKER_LINES 24u
+#define WORKER_LINE_BYTES 240u
+
 typedef struct worker_window {
-    _Atomic uint32_t working; /**< inside its agent */
-    _Atomic uint32_t pushes;  /**< pushes that may be writing to peers */
+    _Atomic uint32_t working;    /**< inside its agent */
+    _Atomic uint32_t pushes;     /**< pushes that may be writing to peers */
+    _Atomic uint64_t slowest_ns; /**< its longest round since it was told to be calm */
+    _Atomic uint32_t lines;      /**< how many lines its agent has logged; the last ones are kept */
+    char line[WORKER_LINES][WORKER_LINE_BYTES];
 } worker_window;
 
 /** Settings of all workers of a round. */

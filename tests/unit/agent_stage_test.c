@@ -445,6 +445,49 @@ static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(voi
     world_close(&w);
 }
 
+static kvf_session *outgoing_of(const world_engine *e) {
+    kvf_session *session = e->agents[0]->all_sessions;
+    while (session && session->incoming)
+        session = session->next;
+    assert_non_null(session);
+    return session;
+}
+
+/* P has not used D for long, and meets it again, while D reads from P by the connection of P's former session. */
+static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted, more;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.d, "back", 20, 0, 1, &given);
+    world_request_make(&w, &w.p, "back", 20, 0, 1, &wanted);
+    world_hold(&w.d, &given, holds);
+    world_pull(&w.p, &wanted, &w.d, pulls);
+    world_all_done(&w, &w.p, pulls);
+    world_all_done(&w, &w.d, holds);
+
+    world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
+    world_request_make(&w, &w.d, "slow", 200, 20, 1, &wanted);
+    wanted.request.bytes_per_second = 8192;
+    world_fill(&w, &w.p, &given, 1);
+    world_hold(&w.p, &given, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, SECOND);
+    kvf_session *session = outgoing_of(&w.p);
+    session->joined = session->join_staged = false; /* as in a new session */
+    world_request_make(&w, &w.d, "more", 20, 50, 1, &more);
+    world_hold(&w.d, &more, others);
+    world_request_make(&w, &w.p, "more", 20, 50, 1, &more);
+    world_pull(&w.p, &more, &w.d, others);
+    world_all_done(&w, &w.p, others);
+    world_run_for(&w, 5 * SECOND);
+    world_all_done(&w, &w.d, pulls);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_devices_that_peers_are_shown_has_no_stage),
@@ -457,6 +500,7 @@ int main(void) {
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
+        cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),

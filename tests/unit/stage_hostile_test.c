@@ -323,7 +323,7 @@ static void fewer_bytes_than_the_stream_has(void **state) {
 
 static void flows_that_there_are_not(void **state) {
     (void)state;
-    const kvf_stage_word words[] = {KVF_STAGE_ACCEPT, KVF_STAGE_LEND, KVF_STAGE_RETURN, KVF_STAGE_END};
+    const kvf_stage_word words[] = {KVF_STAGE_ACCEPT, KVF_STAGE_LEND, KVF_STAGE_RETURN};
     scene s = scene_open();
     attacker_join(&s);
     for (uint32_t i = 0; i < COUNT_OF(words); i++) {
@@ -331,8 +331,36 @@ static void flows_that_there_are_not(void **state) {
         say(&s, &message);
         work(&s);
         assert_event(&s, i + 1, KVF_E_NOT_FOUND, "about flow 99, which does not exist", false);
-        /* A side that has ended a flow waits for the END of the other. */
-        assert_int_equal(s.by.heard[KVF_STAGE_END], words[i] == KVF_STAGE_END);
+        assert_int_equal(s.by.heard[KVF_STAGE_END], 0);
+    }
+    assert_unharmed(&s);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
+/* A side that has ended a flow repeats its END until it hears the other's. The answer to an answer would be endless. */
+static void an_end_of_a_flow_that_there_is_not_is_answered(void **state) {
+    (void)state;
+    const struct {
+        bool by_lender;
+        kvf_status status;
+        uint32_t answers;
+    } ends[] = {{false, KVF_OK, 1},
+                {false, KVF_E_NOT_FOUND, 2},
+                {true, KVF_OK, 3},
+                {true, KVF_E_CANCELLED, 4},
+                {true, KVF_E_NOT_FOUND, 4}};
+    scene s = scene_open();
+    attacker_join(&s);
+    for (uint32_t i = 0; i < COUNT_OF(ends); i++) {
+        const kvf_stage_message message = {
+            .word = KVF_STAGE_END, .flow = 99, .by_lender = ends[i].by_lender, .status = ends[i].status};
+        say(&s, &message);
+        work(&s);
+        assert_int_equal(s.by.heard[KVF_STAGE_END], ends[i].answers);
+        assert_int_equal(s.by.last[KVF_STAGE_END].by_lender, i < 2);
+        assert_int_equal(s.by.last[KVF_STAGE_END].status, KVF_E_NOT_FOUND);
+        assert_int_equal(s.p->events, 0);
     }
     assert_unharmed(&s);
     assert_stage_idle(s.p->stage);
@@ -784,6 +812,7 @@ int main(void) {
         cmocka_unit_test(more_bytes_than_the_stream_has),
         cmocka_unit_test(fewer_bytes_than_the_stream_has),
         cmocka_unit_test(flows_that_there_are_not),
+        cmocka_unit_test(an_end_of_a_flow_that_there_is_not_is_answered),
         cmocka_unit_test(the_same_flow_opened_twice),
         cmocka_unit_test(more_flows_than_a_peer_may_have),
         cmocka_unit_test(more_bytes_of_openings_than_a_peer_may_have),

@@ -1,0 +1,151 @@
+/*
+ * A peer that leaves a stage and joins it again, while we stay joined: it has forgotten the flows from before, and what
+ * we sent in between is lost. Neither may keep a flow, a slot, or a connection for good.
+ */
+#include "stage/ways.h"
+#include "stage_scene.h"
+
+#define SLOT 4096u
+#define SECOND 1000000000ull
+#define DOUBT (10 * SECOND)
+
+static stage_scene scene_open(void) {
+    return stage_scene_open(
+        "inproc", attention(2, 2, 32), 600,
+        (kvf_stage_options){
+            .arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .stall_ns = 1000 * SECOND, .doubt_ns = DOUBT});
+}
+
+static void work(const stage_scene *s) {
+    for (int i = 0; i < 20; i++)
+        (void)stage_world_work(s->w);
+}
+
+static void pass(const stage_scene *s, uint64_t ns) {
+    s->w->now_ns += ns;
+    work(s);
+}
+
+static void pull_all(const stage_scene *s) {
+    kvf_move *move = stage_scene_begin(s, KVF_READ, 0);
+    assert_ok(stage_world_finish(s->w, move));
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(s->d, &s->before, 5), 0);
+}
+
+static void a_reader_goes_on_after_its_opening_and_its_end_were_lost(void **state) {
+    (void)state;
+    stage_scene s = scene_open();
+    kvf_stage_leave(s.p->stage, s.p->peers[0]);
+    kvf_move *move = stage_scene_begin(&s, KVF_READ, 0);
+    work(&s);
+    assert_int_equal(s.p->events, 1); /* the opening */
+    kvf_move_free(move);
+    work(&s);
+    assert_int_equal(s.p->events, 2); /* the END */
+    assert_int_equal(stage_info_of(s.d->stage).flows, 1);
+    assert_false(kvf_stage_peer_moves(s.d->stage, s.d->peers[0])); /* an idle session may end */
+    assert_ok(kvf_stage_join(s.p->stage, s.p->peers[0]));
+    kvf_move *next = stage_scene_begin(&s, KVF_READ, 0); /* one flow is open until P has accepted one */
+    work(&s);
+    assert_int_equal(stage_info_of(s.d->stage).flows, 2);
+    pass(&s, SECOND / 4);
+    assert_ok(stage_world_finish(s.w, next));
+    kvf_move_free(next);
+    assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
+    stage_world_settle(s.w);
+    assert_stage_idle(s.d->stage);
+    assert_int_equal(s.p->events, 2);
+    stage_scene_close(&s);
+}
+
+/* While P is away, each pause before the END is repeated is twice as long as the one before. */
+static void an_end_is_repeated_after_pauses_that_double(void **state) {
+    (void)state;
+    stage_scene s = scene_open();
+    kvf_stage_leave(s.p->stage, s.p->peers[0]);
+    kvf_move *move = stage_scene_begin(&s, KVF_READ, 0);
+    work(&s);
+    kvf_move_free(move);
+    work(&s);
+    uint32_t heard = 2;
+    for (uint64_t pause = SECOND / 4; pause <= 32 * SECOND; pause *= 2) {
+        const uint64_t longest = pause < 8 * SECOND ? pause : 8 * SECOND;
+        pass(&s, longest - 1);
+        assert_int_equal(s.p->events, heard);
+        pass(&s, 1);
+        assert_int_equal(s.p->events, ++heard);
+    }
+    kvf_stage_leave(s.d->stage, s.d->peers[0]); /* nothing is left when D leaves, too */
+    work(&s);
+    assert_stage_idle(s.d->stage);
+    stage_scene_close(&s);
+}
+
+/* P pushes, and leaves with D's slots. D, which does not hear that, ends the flow, and P does not hear this. Once P has
+ * joined again, it answers that it does not know the flow. What it had under way when it left may still arrive: the
+ * slots are in doubt for as long as those of a peer that has left. */
+static void slots_that_a_writer_has_forgotten_come_back(void **state) {
+    (void)state;
+    stage_scene s = scene_open();
+    s.p->is_deaf = true;
+    kvf_move *move = stage_scene_begin(&s, KVF_WRITE, 0);
+    work(&s);
+    s.p->is_deaf = false;
+    const uint32_t lent = stage_info_of(s.d->stage).slots_lent;
+    assert_true(lent > 0);
+    s.d->is_deaf = true;
+    kvf_stage_leave(s.p->stage, s.p->peers[0]);
+    work(&s);
+    s.d->is_deaf = false;
+    assert_fails(kvf_move_status(move), KVF_E_PEER_LOST, "has left");
+    kvf_move_free(move);
+    kvf_stage_stop(s.d->stage, s.d->peers[0]);
+    work(&s);
+    assert_int_equal(s.p->events, 1); /* D's END, while P has not joined */
+    assert_ok(kvf_stage_join(s.p->stage, s.p->peers[0]));
+    pass(&s, SECOND / 4);
+    assert_int_equal(stage_info_of(s.d->stage).slots_doubt, lent);
+    pass(&s, DOUBT - 1);
+    assert_int_equal(stage_info_of(s.d->stage).slots_doubt, lent);
+    pass(&s, 1);
+    assert_stage_idle(s.d->stage);
+    pull_all(&s);
+    stage_scene_close(&s);
+}
+
+/* A peer that leaves while messages still reach the other side tells it, so that nothing waits there. */
+static void a_peer_that_leaves_says_so(void **state) {
+    (void)state;
+    stage_scene s = scene_open();
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        kvf_move *move = stage_scene_begin(&s, (kvf_direction)direction, 0);
+        s.d->is_deaf = direction == KVF_READ; /* so that it cannot end before P leaves */
+        s.p->is_deaf = direction == KVF_WRITE;
+        (void)stage_world_work(s.w);
+        (void)stage_world_work(s.w);
+        assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
+        s.d->is_deaf = s.p->is_deaf = false;
+        stage_end *leaves = direction == KVF_READ ? s.p : s.d;
+        kvf_stage_leave(leaves->stage, leaves->peers[0]);
+        work(&s);
+        assert_fails(kvf_move_status(move), KVF_E_PEER_LOST, "has left");
+        kvf_move_free(move);
+        assert_ok(kvf_stage_join(leaves->stage, leaves->peers[0]));
+        pass(&s, DOUBT);
+        assert_stage_idle(s.d->stage);
+        assert_stage_idle(s.p->stage);
+    }
+    pull_all(&s);
+    stage_scene_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_reader_goes_on_after_its_opening_and_its_end_were_lost),
+        cmocka_unit_test(an_end_is_repeated_after_pauses_that_double),
+        cmocka_unit_test(slots_that_a_writer_has_forgotten_come_back),
+        cmocka_unit_test(a_peer_that_leaves_says_so),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
