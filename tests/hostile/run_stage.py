@@ -24,7 +24,7 @@ from run import APART_S, CONNECTIONS, MEBI, Pair, judge, start
 from run_shm import LONG, STARVED, is_about_speed, wait_for
 from wire_attacks import APART, HOLDERS, STRANGERS, attack
 
-LEAST = 0.3  # of the requests beside programs that use the processor likewise: usually it is 0.8 and more
+LEAST = 0.3  # of the requests beside programs that use the processor likewise: usually it is 0.7 and more
 MORE_BYTES = 192 * MEBI
 SOCKETS = 200  # of the pair's own: it connects back to peers that join it
 LEFT_DESCRIPTORS, LEFT_BYTES = 40, 64 * MEBI

@@ -956,7 +956,12 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
                 (void)poll(NULL, 0, 1);
             }
             assert_int_equal(zmq_recv(router, heard, sizeof heard, 0) > 0, 1);
-            if (heard[0] == MESSAGES_HELLO) { /* before its answer nothing else is sent */
+            if (heard[0] == MESSAGES_HELLO) {
+                for (int k = 0; k < 20; k++) { /* before its answer nothing else is sent */
+                    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+                    (void)poll(NULL, 0, 1);
+                    assert_int_equal(zmq_recv(router, heard, sizeof heard, ZMQ_DONTWAIT), -1);
+                }
                 assert_int_equal(zmq_send(router, name, 5, ZMQ_SNDMORE), 5);
                 assert_int_equal(zmq_send(router, "\x15\0\0\0\0\0\0", 8, 0), 8);
             }
