@@ -1,9 +1,9 @@
 """Attacks an honest pair, with one attack after the other or all at once, and judges how the pair fared.
 
 For each attack, with and without keys: the pair's requests per second during it, compared with those beside
-programs that only use the processor, with as many threads as the attack, each for as long; wrong and failed requests; the producer's peak memory and descriptors, and
-those after the attackers have gone; and the longest single call of progress, in CPU time. Ends with
-`N passed, N failed`.
+programs that only use the processor, with as many threads as the attack, each for as long; wrong and failed
+requests; the producer's peak memory and descriptors, and those after the attackers have gone; and the longest
+single call of progress, in CPU time. Ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
