@@ -32,6 +32,9 @@
 #define DROPS 512u
 #define WEIGHED_AT_ONCE 256u
 #define WEIGH_EVERY_NS UINT64_C(10000000)
+#define KVF_DOOR_BATCH (KVF_DOOR_AT_ONCE / 16)
+#define TCP_FLAGS_AT 13u
+#define TCP_SYN_FLAG 2u
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
@@ -128,6 +131,72 @@ static bool mute(void *owner, const kvf_guest *guest) {
     return muted;
 }
 
+/* ---- who comes in --------------------------------------------------------------------------- */
+
+/*
+ * What the kernel lets in where we listen. A connection inherits it, and so is narrow from its first byte on: of a
+ * longer segment the kernel receives the beginning, and the other end sends the rest again, ever more rarely. So a
+ * stranger that floods us costs ZeroMQ's thread nothing worth mentioning, and a greeting, which is short, is not
+ * delayed. Who wants to connect while the door is shut tries again after a second.
+ */
+static void guard(const kvf_door *door) {
+    const uint32_t segment = door->narrow ? door->narrow : UINT32_MAX;
+    struct sock_filter open[] = {BPF_STMT(BPF_RET | BPF_K, segment)};
+    struct sock_filter shut[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, TCP_FLAGS_AT),
+                                 BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, TCP_SYN_FLAG, 0, 1),
+                                 BPF_STMT(BPF_RET | BPF_K, 0), BPF_STMT(BPF_RET | BPF_K, segment)};
+    const struct sock_fprog filter = {door->is_shut ? sizeof shut / sizeof *shut : 1,
+                                      door->is_shut ? shut : open};
+    if (door->listener_fd >= 0 && door->port && (door->narrow || door->is_shut))
+        (void)setsockopt(door->listener_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
+}
+
+static void shut(kvf_door *door, bool is_shut) {
+    const int none = 0;
+    if (door->is_shut == is_shut || !door->port)
+        return;
+    door->is_shut = is_shut;
+    if (!is_shut && !door->narrow)
+        (void)setsockopt(door->listener_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
+    guard(door);
+}
+
+/* So many more connections have come. */
+static void count_in(kvf_door *door, uint64_t count, uint64_t now) {
+    door->room_ns = kvf_max_u64(door->room_ns, now) + count * KVF_DOOR_EACH_NS;
+    if (door->room_ns - now > KVF_DOOR_AT_ONCE * KVF_DOOR_EACH_NS)
+        shut(door, true);
+}
+
+/* The door opens for a tenth of those that may come at once, so that it is not opened for each. */
+static uint64_t opens_ns(const kvf_door *door) {
+    const uint64_t most = KVF_DOOR_AT_ONCE * KVF_DOOR_EACH_NS;
+    return door->room_ns - kvf_min_u64(door->room_ns, most - KVF_DOOR_BATCH * KVF_DOOR_EACH_NS);
+}
+
+/* A peer that was refused needs only to read why. */
+static void narrow(void *owner, const kvf_guest *guest) {
+    const kvf_door *door = owner;
+    struct sock_filter beginning = BPF_STMT(BPF_RET | BPF_K, door->narrow);
+    const struct sock_fprog filter = {1, &beginning};
+    uint64_t file;
+    if (!door->narrow)
+        return;
+    if (look_at(door, (int)guest->id, &file) && file == guest->mark)
+        (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
+    look_away(door);
+}
+
+void kvf_door_widen(kvf_door *door, zmq_msg_t *message) {
+    const int none = 0;
+    uint64_t file;
+    if (!door->narrow)
+        return;
+    if (look_at(door, zmq_msg_get(message, ZMQ_SRCFD), &file))
+        (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
+    look_away(door);
+}
+
 /* ---- weighing guests ------------------------------------------------------------------------- */
 
 /*
@@ -164,8 +233,11 @@ static void weigh(kvf_door *door, kvf_guest *guest) {
 
 void kvf_door_weigh(kvf_door *door, uint64_t now) {
     note_stirred(door);
+    if (door->is_shut && now >= opens_ns(door))
+        shut(door, false);
     if (now < door->weigh_ns)
         return;
+    const uint64_t cut_off = door->guests.cut_off;
     const kvf_guest *last = door->guests.moving ? door->guests.moving->moving_prev : NULL;
     for (uint32_t i = 0; i < WEIGHED_AT_ONCE && last; i++) {
         kvf_guest *guest = kvf_guests_next_moving(&door->guests);
@@ -173,12 +245,16 @@ void kvf_door_weigh(kvf_door *door, uint64_t now) {
             last = NULL;
         weigh(door, guest);
     }
+    if (door->guests.cut_off > cut_off)
+        count_in(door, (door->guests.cut_off - cut_off) * KVF_DOOR_CUT_OFF, now);
     door->weigh_ns = now + WEIGH_EVERY_NS;
 }
 
 uint64_t kvf_door_due(const kvf_door *door) {
-    const uint64_t silent = door->calls ? UINT64_MAX : kvf_guests_due(&door->guests);
-    return door->guests.moving ? kvf_min_u64(silent, door->weigh_ns) : silent;
+    uint64_t due = door->calls ? UINT64_MAX : kvf_guests_due(&door->guests);
+    if (door->is_shut)
+        due = kvf_min_u64(due, opens_ns(door));
+    return door->guests.moving ? kvf_min_u64(due, door->weigh_ns) : due;
 }
 
 /* ---- what ZeroMQ tells ----------------------------------------------------------------------- */
@@ -211,8 +287,14 @@ bool kvf_door_take_events(kvf_door *door, uint64_t now) {
             return false;
         door->waits = event == ZMQ_EVENT_ACCEPTED;
         door->waiting = (int)value;
-        if (!door->waits)
+        if (event == ZMQ_EVENT_LISTENING) {
+            door->listener_fd = (int)value;
+            guard(door);
+        } else if (door->waits) {
+            count_in(door, 1, now);
+        } else {
             kvf_guests_leave(&door->guests, value);
+        }
     }
     return true;
 }
@@ -282,10 +364,12 @@ uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths) {
 }
 
 static kvf_status open_door(kvf_door *door, const kvf_guests *limits) {
+    door->listener_fd = -1;
     door->guests = *limits;
     door->guests.owner = door;
     door->guests.hang_up = hang_up;
     door->guests.mute = mute;
+    door->guests.narrow = narrow;
     door->empty_fd = eventfd(0, EFD_CLOEXEC);
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
     if (door->spare_fd < 0)
@@ -297,7 +381,8 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
     const kvf_status status = open_door(door, limits);
     return status ? status
                   : kvf_zmq_monitor(zmq, listener, MONITOR_ADDRESS,
-                                    ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED, &door->monitor);
+                                    ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED,
+                                    &door->monitor);
 }
 
 static bool is_always_known(void *context, uint64_t route) {

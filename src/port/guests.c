@@ -263,6 +263,8 @@ void kvf_guests_part(kvf_guests *guests, uint64_t route, uint64_t now) {
         return;
     }
     guest->parting = true;
+    if (guests->narrow)
+        guests->narrow(guests->owner, guest);
     guest->met = is_known(guests, guest);
     unlist(guests, guest);
     DL_PREPEND(guests->present, guest);
@@ -360,6 +362,7 @@ static void cut_off(kvf_guests *guests, kvf_guest *guest) {
                    "over budget: a connection of %s brought %llu bytes of a message without an end",
                    name_of(guest->host->address), (unsigned long long)(guest->brought - guest->whole));
     guests->refused++;
+    guests->cut_off++;
     if (guest->known || guests->part_bytes > KVF_GUESTS_PART_BYTES)
         dismiss(guests, guest);
     else

@@ -383,10 +383,3 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
 
 # Each takes as much memory as there may be: together with all the others they are above every budget. Without keys only.
 APART = ("endless_messages", "endless_in_sessions")
-
-
-def burn(_: Attacker) -> Iterator[int]:
-    """Attacks nobody, but uses the processor as an attacker does: the baseline for throughput."""
-    for n in range(1 << 40):
-        envelope(1, {"n": n, "more": "x" * 100})
-        yield 1

@@ -1,14 +1,15 @@
 """Attacks an honest pair, with one attack after the other or all at once, and judges how the pair fared.
 
-For each attack, with and without keys: the pair's requests per second during it, compared with those beside a
-program that only uses the processor; wrong and failed requests; the producer's peak memory and descriptors, and
-those after the attackers have gone; and the longest single call of progress, in CPU time. Ends with
-`N passed, N failed`.
+For each attack, with and without keys: the pair's requests per second during it, compared with those beside
+programs that only use the processor, with as many threads as the attack, each for as long; wrong and failed
+requests; the producer's peak memory and descriptors, and those after the attackers have gone; and the longest
+single call of progress, in CPU time. Ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,10 +20,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import zmq
-from attacks import APART, ATTACKS, Attacker, Target, burn
+from attacks import APART, ATTACKS, Attacker, Target
 
 MEBI = 1 << 20
 BUDGET = 256 * MEBI
@@ -169,12 +171,66 @@ def attack(name: str, target: Target, seconds: float, count: Any) -> None:
     attacker = Attacker(target)
     end = time.monotonic() + seconds
     try:
-        for done in (ATTACKS | {"burn": burn})[name](attacker):
+        for done in ATTACKS[name](attacker):
             count.value += done
             if time.monotonic() >= end:
                 break
     finally:
         attacker.close()
+
+
+def threads_below(pid: int) -> dict[tuple[int, int], float]:
+    """CPU seconds that each thread of a process's descendants has used."""
+    found: dict[tuple[int, int], float] = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                for thread in Path(f"/proc/{child}/task").iterdir():
+                    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                        found[child, int(thread.name)] = int((thread / "schedstat").read_text().split()[0]) / 1e9
+                found |= threads_below(child)
+    return found
+
+
+class Meter:
+    """Watches what an attack's threads use of the processor, apart from the pair's."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.own = {half.process.pid for half in (pair.producer, pair.consumer)}
+        self.used: dict[tuple[int, int], float] = {}
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def watch(self) -> None:
+        while not self.ended.wait(0.1):
+            self.used |= {one: s for one, s in threads_below(os.getpid()).items() if one[0] not in self.own}
+
+    def shares(self, seconds: float) -> list[float]:
+        """Of a core, of each thread that counts."""
+        self.ended.set()
+        self.thread.join()
+        return [used / seconds for used in self.used.values() if used / seconds > 0.01]
+
+
+def burn_share(share: float, seconds: float) -> None:
+    """The body of a process that uses a share of a core."""
+    begin, spent = time.monotonic(), time.thread_time()
+    while (passed := time.monotonic() - begin) < seconds:
+        if time.thread_time() - spent > share * passed:
+            time.sleep(0.0005)
+        else:
+            sum(range(1000))
+
+
+def burn_likewise(shares: list[float], seconds: float) -> None:
+    """Uses the processor as an attack did: as many threads, each for as long."""
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=burn_share, args=(share, seconds)) for share in shares]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
 
 
 def run_attackers(names: list[str], target: Target, seconds: float) -> int:
@@ -223,15 +279,16 @@ def judge(
     for half in (pair.producer, pair.consumer):
         half.await_line()
     before = dict(pair.producer.last), dict(pair.consumer.last)
-    burnt = time.monotonic()
-    _, cheap = cpu_of_a_request(pair, lambda: pair.attack(["burn"] * len(names), min(seconds, 10.0)))
-    begin = time.monotonic()
-    beside = pair.rate(burnt + 0.7, begin)
+    begin, meter = time.monotonic(), Meter(pair)
     done, dear = cpu_of_a_request(pair, lambda: pair.attack(names, seconds))
     end = time.monotonic()
+    shares = meter.shares(seconds)
     time.sleep(RECOVERY_S + 2)
     rate, after = pair.rate(begin + 0.7, end), pair.rate(end + RECOVERY_S, time.monotonic())
     goes_on = pair.serves_since(end + RECOVERY_S)
+    burnt = time.monotonic()
+    _, cheap = cpu_of_a_request(pair, lambda: burn_likewise(shares, min(seconds, 10.0) + 0.7))
+    beside = pair.rate(burnt + 0.7, time.monotonic())
     if left:
         pair.gives_back(before[0], *left)
     if settle:
@@ -252,6 +309,7 @@ def judge(
         "after": round(after / beside, 2) if beside else 0,
         "ms a request": round(dear, 2),
         "burning": round(cheap, 2),
+        "cores": round(sum(shares), 2),
         "wrong": pair.consumer.last["wrong"] - before[1]["wrong"],
         "failed": pair.consumer.last["failed"]
         - before[1]["failed"]

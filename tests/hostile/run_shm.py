@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from attacks import Target
-from run import MEBI, Half, Pair, judge, run_attackers, start
+from run import MEBI, Half, Pair, judge, start
 
-LEAST = 0.5  # of the moves beside a program that only uses the processor
+LEAST = 0.5  # of the moves beside programs that use the processor likewise
 ROUNDS = 3  # measured if the first says that the reader starved; their median counts
 CALL_MS = 50.0  # CPU time of one call of progress
 MORE_BYTES = 96 * MEBI  # all shared buffers, and the memory for their clients
@@ -65,8 +65,6 @@ class ShmPair(Pair):
         self.name = socket_name(self.producer.process.pid)
 
     def attack(self, names: list[str], seconds: float) -> int:
-        if names[0] == "burn":
-            return run_attackers(names, self.target, seconds)
         processes = [
             subprocess.Popen(
                 [str(self.folder / f"shm_{name}"), self.card(name), str(seconds)],

@@ -42,15 +42,22 @@
 #define MESSAGES_SEND_LIMIT 256       /* more than are ever due to a client that keeps to the protocol */
 #define MESSAGES_CLIENTS_MAX 65536u   /* known at once */
 #define MESSAGES_STRANGE_BYTES 65536u /* a stranger that sends a longer message is muted */
-#define MESSAGES_SEALED_BYTES 256u    /* what encryption adds to a message */
+/* Of a TCP segment of a stranger, with its header, this much is received: a HELLO, and any message of a handshake. */
+#define MESSAGES_STRANGE_SEGMENT 1024u
+#define MESSAGES_SEALED_BYTES 256u /* what encryption adds to a message */
 #define MESSAGES_LONGEST (MESSAGES_BYTES_MAX + MESSAGES_SEALED_BYTES)
 #define MESSAGES_RUNS 256u /* laid out at a time */
 #define MESSAGES_A_TURN 64 /* messages of one socket that are read before the next socket is */
-/* Work, in the unit of base/turns.h: of a client in its turn, and of all clients together that came in the last second,
- * so that a peer gains no turns by reconnecting. Each request costs some work, whatever it moves. */
+/* Work, in the unit of base/turns.h: of a client in its turn; and of all clients together that came in the last second,
+ * in a millisecond, while others were served in the last ten: so a peer gains nothing by reconnecting, and clients that
+ * ask, wait for the answer and ask again are not always behind newcomers that only ask. Each request costs some work,
+ * whatever it moves. */
 #define MESSAGES_TURN_WORK (256u << 10)
 #define MESSAGES_SERVED_BYTES (1u << 20) /* in one progress(): new messages wait for that long */
 #define MESSAGES_NEWCOMERS_WORK (64u << 10)
+#define MESSAGES_NEWCOMERS_NS UINT64_C(1000000)
+#define MESSAGES_OTHERS_NS UINT64_C(10000000)
+#define MESSAGES_SHARES_MAX 1024u /* that are paid at once */
 #define MESSAGES_REQUEST_WORK 4096u
 #define MESSAGES_FAILED_MAX 8u /* requests outside of our memory: a peer that knows our card makes none */
 #define MESSAGES_NEW_SLOTS 16u /* of all slots, for clients of the last second */
@@ -139,10 +146,14 @@ typedef struct kvf_messages_endpoint {
     uint64_t now;     /* of this progress() */
 
     kvf_messages_client *clients;                /* by number */
-    kvf_turns turns;                             /* of clients with something to do */
+    kvf_turns turns;                             /* of clients with something to do, */
     uint32_t new_slots;                          /* of answers to clients that had just connected */
     uint64_t unstuck_ns;                         /* when clients that read nothing were last looked for */
-    kvf_turn_party newcomers;                    /* one of the parties; each other one is a client */
+    kvf_turns new_turns;                         /* the same, of those that came in the last second: */
+    kvf_turn_party newcomers;                    /* its only party. Each other one is a client */
+    int64_t new_work;                            /* work that newcomers may have done now, beside others, */
+    uint64_t new_work_ns;                        /* as of this time */
+    uint64_t others_ns;                          /* when others last had work done */
     kvf_messages_client *starved, *last_starved; /* clients that wait for a slot */
     uint32_t sweep_at;                           /* the number of clients at which we look for dead ones */
     bool greeting;                               /* `hello` came from `greeter`, and waits for memory */
@@ -229,7 +240,7 @@ kvf_messages_client *kvf_messages_client_of(const kvf_messages_endpoint *endpoin
 bool kvf_messages_is_new(const kvf_messages_endpoint *endpoint, const kvf_messages_client *client);
 
 /** Answers a HELLO, of whatever content. False: there is no memory for the client now, try again later. */
-bool kvf_messages_greet(kvf_messages_endpoint *endpoint, uint32_t number, const void *data, size_t bytes);
+bool kvf_messages_greet(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message);
 
 /** The client has something to do, and waits for its turn. */
 void kvf_messages_set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client);
@@ -311,7 +322,7 @@ struct kvf_messages_link {
     uint32_t writes;  /* among `asked` */
     uint32_t number;  /* of the last request */
     uint32_t untaken; /* notifications that the owner has not confirmed */
-    kvf_buffer early; /* notifications from before there was a connection */
+    kvf_buffer early; /* notifications from before the owner has let us in */
     kvf_messages_link *previous, *following;
 };
 
@@ -335,8 +346,8 @@ void kvf_messages_cancel(void *self, kvf_batch *batch);
 /** Drops cancelled requests that need not wait for their answers. */
 void kvf_messages_forget(kvf_messages_link *link);
 
-/** Whether the next slice may be asked for now. A WRITE may only once the owner has answered our HELLO: an owner that
- * shuts us out and admits us again then never finds one that we sent before. */
+/** Whether the next slice may be asked for now: once the owner has answered our HELLO. So an owner that shuts us out and
+ * admits us again never finds a WRITE that we sent before, and of strangers owners receive only what is short. */
 bool kvf_messages_may_ask(const kvf_messages_link *link);
 
 /** Sends requests as far as the window and the slots allow, and subtracts the bytes it copies from `budget`. */

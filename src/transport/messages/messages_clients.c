@@ -63,9 +63,10 @@ bool kvf_messages_is_new(const kvf_messages_endpoint *endpoint, const kvf_messag
 
 /* All new clients share one party. */
 void kvf_messages_set_ready(kvf_messages_endpoint *endpoint, kvf_messages_client *client) {
-    kvf_turn_party *party = kvf_messages_is_new(endpoint, client) ? &endpoint->newcomers : &client->own;
+    const bool new = kvf_messages_is_new(endpoint, client);
     if (!client->is_starved)
-        kvf_turns_wait(&endpoint->turns, party, &client->seat);
+        kvf_turns_wait(new ? &endpoint->new_turns : &endpoint->turns,
+                       new ? &endpoint->newcomers : &client->own, &client->seat);
 }
 
 static void drop_requests(kvf_messages_client *client) {
@@ -233,7 +234,9 @@ static bool let_in(kvf_messages_endpoint *endpoint, uint32_t number, const kvf_m
     return true;
 }
 
-bool kvf_messages_greet(kvf_messages_endpoint *endpoint, uint32_t number, const void *data, size_t bytes) {
+bool kvf_messages_greet(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
+    const void *data = zmq_msg_data(message);
+    const size_t bytes = zmq_msg_size(message);
     kvf_messages_hello hello;
     uint32_t version;
     uint64_t detail;
@@ -244,8 +247,12 @@ bool kvf_messages_greet(kvf_messages_endpoint *endpoint, uint32_t number, const 
     if (HASH_COUNT(endpoint->clients) >= kvf_max_u64(endpoint->sweep_at, CLIENTS_SWEPT))
         sweep(endpoint);
     int why = check_hello(endpoint, &hello, version, &detail);
-    if (!why)
-        return let_in(endpoint, number, &hello);
+    if (!why && !let_in(endpoint, number, &hello))
+        return false;
+    if (!why) {
+        kvf_door_widen(&endpoint->door, message);
+        return true;
+    }
     send_refusal(endpoint, number, (kvf_messages_refusal)why, detail);
     kvf_messages_part(endpoint, number);
     return true;

@@ -152,7 +152,7 @@ static void say_notice(kvf_messages_link *link, const void *data, size_t bytes) 
     kvf_messages_say(link, &message);
 }
 
-/* Sends the notifications from before there was a connection. Each is its length, and its bytes. */
+/* Sends the notifications from before the owner has let us in. Each is its length, and its bytes. */
 static void say_early(kvf_messages_link *link) {
     kvf_byte_reader from = {link->early.data, link->early.length, false};
     while (from.left > 0) {
@@ -187,7 +187,6 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
         link->found = true;
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
         greet(link);
-        say_early(link);
     } else if (event == ZMQ_EVENT_DISCONNECTED && link->greeted) {
         link->broken = true;
     } else if (event != ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
@@ -278,6 +277,7 @@ static bool take_message(kvf_messages_link *link, const unsigned char *data, siz
         return take_taken(link, data, bytes);
     case MESSAGES_ALIVE:
         link->welcome = true;
+        say_early(link);
         return true;
     default:
         return false;
@@ -424,6 +424,8 @@ kvf_status kvf_messages_connect(void *self, const void *data, size_t bytes, kvf_
 void kvf_messages_disconnect(void *self) {
     kvf_messages_link *link = self;
     zmq_msg_t bye;
+    if (link->greeted && !link->lost)
+        say_early(link);
     if (link->greeted && !link->lost && zmq_msg_init_size(&bye, 1) == 0) {
         *(unsigned char *)zmq_msg_data(&bye) = MESSAGES_BYE;
         kvf_messages_say(link, &bye);
@@ -440,11 +442,11 @@ kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
     if (link->untaken == MESSAGES_NOTICES_MAX)
         return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer, the most allowed",
                         MESSAGES_NOTICES_MAX);
-    kvf_status status = link->greeted ? KVF_OK : kvf_buffer_room(&link->early, sizeof length + bytes);
+    kvf_status status = link->welcome ? KVF_OK : kvf_buffer_room(&link->early, sizeof length + bytes);
     if (status)
         return status;
     link->untaken++;
-    if (link->greeted) {
+    if (link->welcome) {
         say_notice(link, data, bytes);
     } else {
         kvf_put_number(length, bytes, sizeof length);

@@ -81,8 +81,7 @@ static kvf_status ask_one(kvf_messages_link *link, uint64_t *budget) {
 
 bool kvf_messages_may_ask(const kvf_messages_link *link) {
     const kvf_batch *batch = link->slices.current;
-    return link->greeted && !link->lost && batch && link->count < link->endpoint->window &&
-           (link->welcome || batch->direction == KVF_READ);
+    return link->welcome && !link->lost && batch && link->count < link->endpoint->window;
 }
 
 void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget) {

@@ -168,6 +168,7 @@ static kvf_status read_bound(kvf_messages_endpoint *endpoint) {
         kvf_messages_add_host(&endpoint->card, "127.0.0.1");
     else
         kvf_messages_add_interfaces(&endpoint->card);
+    endpoint->door_stirs = kvf_door_take_events(&endpoint->door, kvf_now(&kvf_monotonic));
     return KVF_OK;
 }
 
@@ -178,6 +179,7 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     limits.longest = MESSAGES_LONGEST;
     limits.longest_strange = MESSAGES_STRANGE_BYTES + MESSAGES_SEALED_BYTES;
     limits.context = endpoint;
+    endpoint->door.narrow = MESSAGES_STRANGE_SEGMENT;
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
     if (!status)
         status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);

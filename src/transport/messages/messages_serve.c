@@ -32,7 +32,7 @@ static void take_request(kvf_messages_endpoint *endpoint, kvf_messages_client *c
 
 /* A HELLO for which there is no memory waits, and so do all messages after it. */
 static void hear(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
-    if (kvf_messages_greet(endpoint, number, zmq_msg_data(message), zmq_msg_size(message)))
+    if (kvf_messages_greet(endpoint, number, message))
         return;
     endpoint->greeting = true;
     endpoint->greeter = number;
@@ -42,8 +42,7 @@ static void hear(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *me
 
 static bool hear_again(kvf_messages_endpoint *endpoint) {
     zmq_msg_t *hello = &endpoint->hello;
-    if (endpoint->greeting &&
-        !kvf_messages_greet(endpoint, endpoint->greeter, zmq_msg_data(hello), zmq_msg_size(hello)))
+    if (endpoint->greeting && !kvf_messages_greet(endpoint, endpoint->greeter, hello))
         return false;
     if (endpoint->greeting)
         (void)zmq_msg_close(hello);
@@ -258,10 +257,48 @@ static void unstick(kvf_messages_endpoint *endpoint) {
     }
 }
 
+/* ---- whose turn it is ------------------------------------------------------------------------ */
+
+/* Newcomers save up no more than one share. */
+static void pay_newcomers(kvf_messages_endpoint *endpoint) {
+    const uint64_t shares = (endpoint->now - endpoint->new_work_ns) / MESSAGES_NEWCOMERS_NS;
+    const int64_t most = MESSAGES_NEWCOMERS_WORK;
+    if (shares == 0)
+        return;
+    endpoint->new_work_ns += shares * MESSAGES_NEWCOMERS_NS;
+    endpoint->new_work += (int64_t)kvf_min_u64(shares, MESSAGES_SHARES_MAX) * most;
+    if (endpoint->new_work > most)
+        endpoint->new_work = most;
+}
+
+static bool others_are_served(const kvf_messages_endpoint *endpoint) {
+    return endpoint->now - endpoint->others_ns < MESSAGES_OTHERS_NS;
+}
+
+/* NULL: nobody has something to do now. */
+static kvf_turn_seat *next_seat(kvf_messages_endpoint *endpoint, kvf_turn_party **party) {
+    kvf_turn_seat *seat = NULL;
+    if (endpoint->new_work > 0)
+        seat = kvf_turns_next(&endpoint->new_turns, party);
+    if (!seat)
+        seat = kvf_turns_next(&endpoint->turns, party);
+    if (!seat && !others_are_served(endpoint))
+        seat = kvf_turns_next(&endpoint->new_turns, party);
+    return seat;
+}
+
+static void spend(kvf_messages_endpoint *endpoint, kvf_turn_party *party, uint64_t work) {
+    kvf_turns_spend(party, work);
+    if (party != &endpoint->newcomers)
+        endpoint->others_ns = endpoint->now;
+    else if (others_are_served(endpoint))
+        endpoint->new_work -= (int64_t)work;
+}
+
 /* Serves at most one request of the client whose turn it is; false: no client has something to do. */
 static bool serve_next(kvf_messages_endpoint *endpoint, uint64_t *budget) {
     kvf_turn_party *party = NULL;
-    kvf_messages_client *client = (kvf_messages_client *)kvf_turns_next(&endpoint->turns, &party);
+    kvf_messages_client *client = (kvf_messages_client *)next_seat(endpoint, &party);
     if (!client)
         return false;
     const bool shared = party == &endpoint->newcomers;
@@ -272,7 +309,7 @@ static bool serve_next(kvf_messages_endpoint *endpoint, uint64_t *budget) {
         return true;
     }
     if (shared || !status) /* else the party has gone with its client */
-        kvf_turns_spend(party, work);
+        spend(endpoint, party, work);
     if (!status && client->count > 0)
         kvf_messages_set_ready(endpoint, client);
     *budget -= kvf_min_u64(*budget, work);
@@ -282,11 +319,14 @@ static bool serve_next(kvf_messages_endpoint *endpoint, uint64_t *budget) {
 bool kvf_messages_serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
     bool more = true;
     wake_starved(endpoint);
+    pay_newcomers(endpoint);
     while (more && *budget > 0) {
         more = serve_next(endpoint, budget);
         if (kvf_transport_hurried(endpoint->transport))
             break;
     }
+    if (endpoint->newcomers.first && !more) /* they are served later */
+        kvf_timer_by(&endpoint->timer, endpoint->new_work_ns + MESSAGES_NEWCOMERS_NS);
     if (!endpoint->starved)
         return more;
     kvf_messages_pool_want(&endpoint->pool);
