@@ -260,7 +260,9 @@ class Attacker:
         speaker = self.greeted()
         lease = 0
         for n in range(1 << 40):
-            answer = speaker.ask(speaker.acquire(b"request %d" % (n % 100000), 0), 0.05) if n % 50 == 0 else None
+            answer = (
+                speaker.ask(speaker.acquire(b"request %d" % (n % 100000), 0), 0.05) if n % 50 == 0 else None
+            )
             lease = answer[2].get("generation", 0) if answer else lease
             speaker.send(
                 speaker.call(
@@ -381,5 +383,6 @@ ATTACKS: dict[str, Callable[[Attacker], Iterator[int]]] = {
 }
 
 
-# Each takes as much memory as there may be: together with all the others they are above every budget. Without keys only.
+# Each takes as much memory as there may be: together with all the others they are above every budget. Without
+# keys only.
 APART = ("endless_messages", "endless_in_sessions")

@@ -187,7 +187,9 @@ def threads_below(pid: int) -> dict[tuple[int, int], float]:
             for child in map(int, (task / "children").read_text().split()):
                 for thread in Path(f"/proc/{child}/task").iterdir():
                     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                        found[child, int(thread.name)] = int((thread / "schedstat").read_text().split()[0]) / 1e9
+                        found[child, int(thread.name)] = (
+                            int((thread / "schedstat").read_text().split()[0]) / 1e9
+                        )
                 found |= threads_below(child)
     return found
 
@@ -318,7 +320,8 @@ def judge(
         "MiB more": round(most / MEBI, 1),
         "MiB left": round(left / MEBI, 1),
         "fds more": max(line["descriptors"] for line in during) - before[0]["descriptors"],
-        "fds usually": round(statistics.median(line["descriptors"] for line in during)) - before[0]["descriptors"],
+        "fds usually": round(statistics.median(line["descriptors"] for line in during))
+        - before[0]["descriptors"],
         "fds left": pair.producer.last["descriptors"] - before[0]["descriptors"],
         "ms of a call": max(line["busiest_ms"] for line in during),
         "told": more("refused"),

@@ -91,7 +91,9 @@ class StagePair(Pair):
 
 
 def open_pair(program: Path, secure: bool, role: str = "own") -> StagePair:
-    owner_key, reader_key, attacker_key = ((zmq.curve_keypair()[1].decode(),) if secure else () for _ in range(3))
+    owner_key, reader_key, attacker_key = (
+        (zmq.curve_keypair()[1].decode(),) if secure else () for _ in range(3)
+    )
     owner = start(str(program), role, [*owner_key])
     reader = start(str(program), "read", [owner.endpoint.split(",")[0], *reader_key])
     return StagePair(owner, reader, Target("", ""), program.parent, attacker_key)

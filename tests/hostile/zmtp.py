@@ -1,4 +1,4 @@
-"""ZMTP 3.0 without keys, over a socket of our own: what ZeroMQ does not send, frames of a message that never ends."""
+"""ZMTP 3.0 without keys, over a socket of our own: what ZeroMQ never sends, frames of an endless message."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class RawDealer:
 
 
 def send_endlessly(connect: Callable[[], RawDealer | None], most: int) -> Iterator[bool]:
-    """Sends messages without an end, of small frames and large ones, over `most` connections; whether anything was
-    sent. A connection that has ended is made again. `connect` gives None if it cannot connect now."""
+    """Sends messages without an end, of small frames and large ones, over `most` connections; whether anything
+    was sent. A connection that has ended is made again. `connect` gives None if it cannot connect now."""
     raws: list[RawDealer | None] = [None] * most
     for n in itertools.count():
         raw = raws[n % most] = raws[n % most] or connect()

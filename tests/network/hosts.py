@@ -37,7 +37,9 @@ def missing() -> str | None:
     if not works("ip", "netns", "add", name):
         return "network namespaces cannot be made here"
     try:
-        if not works("ip", "link", "add", "v0", "netns", name, "type", "veth", "peer", "name", "v1", "netns", name):
+        if not works(
+            "ip", "link", "add", "v0", "netns", name, "type", "veth", "peer", "name", "v1", "netns", name
+        ):
             return "this kernel has no veth"
         if not works("ip", "netns", "exec", name, "ip", "link", "add", "b0", "type", "bridge"):
             return "this kernel has no bridge"
@@ -153,7 +155,11 @@ class Host:
 
     def run(self, *arguments: str, seconds: float, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments), capture_output=True, text=True, timeout=seconds, env=os.environ | environment
+            self.command(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=os.environ | environment,
         )
 
 

@@ -46,8 +46,8 @@ FABRICS = {
 }
 
 TCP_RTO_MAX_MS = 44
-# Until the next request must be done, once the link is back; and where the machine may stand still for seconds, as
-# in the short form, which runs with other tests and is about whether it is done at all.
+# Until the next request must be done, once the link is back; and where the machine may stand still for
+# seconds, as in the short form, which runs with other tests and is about whether it is done at all.
 RECOVERY_S, RECOVERY_SHORT_S = 2.0, 30.0
 LONG = ("--prefill", "tp=1,block=16,order=hnd"), ("--decode", "tp=1,block=16,order=hnd")
 SHORT_RUNS = ("--prefill", "tp=2,block=16,order=nhd"), ("--decode", "tp=1,block=24,order=hnd")
@@ -60,7 +60,8 @@ class Programs:
         self.host = str(build / "tests/network/host")
         made = subprocess.run([self.kvferry, "keys"], capture_output=True, text=True, check=True, timeout=20)
         self.keys: dict[str, str] = json.loads(made.stdout)
-        self.key_file = tempfile.NamedTemporaryFile("w", prefix="kvferry-keys-")  # kept until the program ends
+        # Kept until the program ends.
+        self.key_file = tempfile.NamedTemporaryFile("w", prefix="kvferry-keys-")  # noqa: SIM115
         self.key_file.write(made.stdout)
         self.key_file.flush()
 
@@ -170,7 +171,9 @@ class Pair:
         self.consumer.process.say(f"{'expect' if writes else 'pull'} {self.last} {deadline_ms}")
         return self.last
 
-    def move(self, writes: bool = False, seconds: float = 20, deadline_ms: int = 30000) -> tuple[float, list[str]]:
+    def move(
+        self, writes: bool = False, seconds: float = 20, deadline_ms: int = 30000
+    ) -> tuple[float, list[str]]:
         """Moves one request, which must arrive without a wrong cell. Returns when it was done, and the words of
         its line."""
         number = self.begin(writes, deadline_ms)
@@ -304,7 +307,14 @@ def wrong_byte(self: Case) -> None:
     a, b = self.network.switch("ab")
     endpoint = self.serve(a, LONG[0], "--corrupt", "1,5,v,17,3,40")
     done = b.run(
-        self.programs.kvferry, "fetch", endpoint, *LONG[1], *self.how, *self.met(b), seconds=60, **self.environment
+        self.programs.kvferry,
+        "fetch",
+        endpoint,
+        *LONG[1],
+        *self.how,
+        *self.met(b),
+        seconds=60,
+        **self.environment,
     )
     assert done.returncode == 1, "the fetch says that all is well"
     assert "request 1, layer 5, part v, token 17, head 3, element 40: expected" in done.stderr, done.stderr
@@ -337,6 +347,8 @@ case("a loss of 0.1 %")(shaped(rate=1000, segments="off", loss=0.1))
 case("a loss of 1 %", short=True)(shaped(rate=1000, segments="off", loss=1))
 case("a loss of 5 %")(shaped(rate=1000, segments="off", loss=5))
 case("a loss of 1 % at 10 ms")(shaped(rate=1000, segments="off", loss=1, delay=10))
+
+
 @case("a loss of 0.1 % at 10 Gbit/s")
 def loss_at_speed(self: Case) -> None:
     a, b = self.network.switch("ab", mbits=10000)
@@ -516,7 +528,9 @@ def down_while_fetching(self: Case) -> None:
     timer.start()
     healer.start()
     figures = self.fetch(b, endpoint, LONG[1], "--rounds", "1")
-    self.notes.append(f"{figures['rounds'][0]['seconds']:.1f} s for {figures['bytes'] / 1e6:.0f} MB at 200 Mbit/s")
+    self.notes.append(
+        f"{figures['rounds'][0]['seconds']:.1f} s for {figures['bytes'] / 1e6:.0f} MB at 200 Mbit/s"
+    )
     assert figures["rounds"][0]["seconds"] > 5, "the outage did not fall into it"
 
 
@@ -582,7 +596,7 @@ def run_case(
     except Lacking as lacking:
         print(f"[  SKIPPED ] network: {title}: {lacking}")
         return None
-    except Exception as failed:  # noqa: BLE001: a failing case must not stop the others
+    except Exception as failed:  # a failing case must not stop the others
         print(f"[  FAILED  ] {title}: {failed}")
         if not isinstance(failed, AssertionError):
             traceback.print_exc(file=sys.stdout)
