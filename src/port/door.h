@@ -30,11 +30,10 @@ typedef struct kvf_door {
     int empty_fd, spare_fd;                                  /* see door.c */
     int brought_fd;                                          /* an epoll of guests that have been silent */
     uint64_t weigh_ns;                                       /* when guests that move are weighed next */
-    uint32_t narrow; /* bytes of a TCP segment that are received from strangers, with its header; 0: all */
-    int listener_fd; /* where we listen by TCP, of ZeroMQ; -1: it is not known */
-    bool is_shut;    /* the kernel drops who wants to connect, */
-    uint64_t
-        room_ns; /* because connections come faster than KVF_DOOR_EACH_NS: what was accepted is paid by then */
+    uint32_t narrow;  /* bytes of a TCP segment that are received from strangers, with its header; 0: all */
+    int listener_fd;  /* where we listen by TCP, of ZeroMQ; -1: it is not known */
+    bool is_shut;     /* the kernel drops who wants to connect, for connections come too fast */
+    uint64_t room_ns; /* by then, at KVF_DOOR_EACH_NS each, those that came are paid for */
 } kvf_door;
 
 /**

@@ -8,10 +8,10 @@
 #include "mail.h"
 #include "orders.h"
 
-/** Memory that a worker shares with the driver. */
 #define WORKER_LINES 24u
 #define WORKER_LINE_BYTES 240u
 
+/** Memory that a worker shares with the driver. */
 typedef struct worker_window {
     _Atomic uint32_t working;    /**< inside its agent */
     _Atomic uint32_t pushes;     /**< pushes that may be writing to peers */
