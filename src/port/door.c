@@ -32,7 +32,7 @@
 #define DROPS 512u
 #define WEIGHED_AT_ONCE 256u
 #define WEIGH_EVERY_NS UINT64_C(10000000)
-#define KVF_DOOR_BATCH (KVF_DOOR_AT_ONCE / 16)
+#define BATCH (KVF_DOOR_AT_ONCE / 16)
 #define TCP_FLAGS_AT 13u
 #define TCP_SYN_FLAG 2u
 
@@ -168,10 +168,10 @@ static void count_in(kvf_door *door, uint64_t count, uint64_t now) {
         shut(door, true);
 }
 
-/* The door opens for a tenth of those that may come at once, so that it is not opened for each. */
+/* The door opens once there is room for a batch, so that it is not opened for each. */
 static uint64_t opens_ns(const kvf_door *door) {
     const uint64_t most = KVF_DOOR_AT_ONCE * KVF_DOOR_EACH_NS;
-    return door->room_ns - kvf_min_u64(door->room_ns, most - KVF_DOOR_BATCH * KVF_DOOR_EACH_NS);
+    return door->room_ns - kvf_min_u64(door->room_ns, most - BATCH * KVF_DOOR_EACH_NS);
 }
 
 /* A peer that was refused needs only to read why. */
