@@ -91,6 +91,7 @@ static void open_side(side *s, const char *name, const char *transport, uint32_t
                                        .log = keep_log};
     kvf_memory *regions = s->regions;
     s->in_segments = is_in_segments(transport);
+    s->first = 0;
     s->model = attention(LAYERS, HEADS, ELEMENTS);
     assert_ok(kvf_engine_build(s->model, &spec, &s->engine));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->engine, 0));
