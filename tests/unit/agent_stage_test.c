@@ -413,29 +413,36 @@ static void a_flow_may_write_what_is_expected_of_it(void **state) {
     world_close(&w);
 }
 
-/* Both engines are producer and consumer. The first session's connection carries both directions, and its own request
- * has ended. */
+/* Both engines are producer and consumer: P has read "back" from D, and D reads "slow" from P, for seconds. The first
+ * session's connection carries both directions. */
+static void open_both_ways(world *w, const kvf_agent_options *options, world_request *slow, uint64_t *pulls) {
+    world_request given, back;
+    uint64_t holds[WORLD_MAX_RANKS];
+    world_open_model(w, attention(4, 8, 8), ONE("P"), ONE("D"), options);
+    world_request_make(w, &w->d, "back", 20, 0, 1, &given);
+    world_request_make(w, &w->p, "back", 20, 0, 1, &back);
+    world_hold(&w->d, &given, holds);
+    world_pull(&w->p, &back, &w->d, pulls);
+    world_all_done(w, &w->p, pulls);
+    world_all_done(w, &w->d, holds);
+
+    world_request_make(w, &w->p, "slow", 200, 0, 1, &given);
+    world_request_make(w, &w->d, "slow", 200, 20, 1, slow);
+    slow->request.bytes_per_second = 8192;
+    world_fill(w, &w->p, &given, 1);
+    world_hold(&w->p, &given, holds);
+    world_pull(&w->d, slow, &w->p, pulls);
+}
+
+/* The session's own request has ended. */
 static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(void **state) {
     (void)state;
     world w;
-    world_request given, wanted;
-    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS];
     kvf_agent_options options = options_of(KVF_WAY_PACKED);
     options.idle_ns = SECOND;
-    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
-    world_request_make(&w, &w.d, "back", 20, 0, 1, &given);
-    world_request_make(&w, &w.p, "back", 20, 0, 1, &wanted);
-    world_hold(&w.d, &given, holds);
-    world_pull(&w.p, &wanted, &w.d, pulls);
-    world_all_done(&w, &w.p, pulls);
-    world_all_done(&w, &w.d, holds);
-
-    world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
-    world_request_make(&w, &w.d, "slow", 200, 20, 1, &wanted);
-    wanted.request.bytes_per_second = 8192;
-    world_fill(&w, &w.p, &given, 1);
-    world_hold(&w.p, &given, holds);
-    world_pull(&w.d, &wanted, &w.p, pulls);
+    open_both_ways(&w, &options, &wanted, pulls);
     world_run_for(&w, 5 * SECOND);
     world_all_done(&w, &w.d, pulls);
     assert_int_equal(all_packed(&w.d), all_read(&w.d));
@@ -457,23 +464,10 @@ static kvf_session *outgoing_of(const world_engine *e) {
 static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state) {
     (void)state;
     world w;
-    world_request given, wanted, more;
-    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
+    world_request wanted, more;
+    uint64_t pulls[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
     const kvf_agent_options options = options_of(KVF_WAY_PACKED);
-    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
-    world_request_make(&w, &w.d, "back", 20, 0, 1, &given);
-    world_request_make(&w, &w.p, "back", 20, 0, 1, &wanted);
-    world_hold(&w.d, &given, holds);
-    world_pull(&w.p, &wanted, &w.d, pulls);
-    world_all_done(&w, &w.p, pulls);
-    world_all_done(&w, &w.d, holds);
-
-    world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
-    world_request_make(&w, &w.d, "slow", 200, 20, 1, &wanted);
-    wanted.request.bytes_per_second = 8192;
-    world_fill(&w, &w.p, &given, 1);
-    world_hold(&w.p, &given, holds);
-    world_pull(&w.d, &wanted, &w.p, pulls);
+    open_both_ways(&w, &options, &wanted, pulls);
     world_run_for(&w, SECOND);
     kvf_session *session = outgoing_of(&w.p);
     session->joined = session->join_staged = false; /* as in a new session */
