@@ -122,6 +122,13 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
     drop_opening(flow);
 }
 
+bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow) {
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        if (flow->credits[i].state == KVF_CREDIT_LENT)
+            return true;
+    return false;
+}
+
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
     KVF_ASSERT(flow->ended);
     flow->end_heard = true;

@@ -278,10 +278,7 @@ bool kvf_lender_waits(const kvf_stage_flow *flow) {
 }
 
 bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns) {
-    bool lent = false;
-    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
-        lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
-    return !flow->mover && lent && flow->kept_ns < before_ns;
+    return !flow->mover && flow->kept_ns < before_ns && kvf_stage_flow_is_lent(flow);
 }
 
 void kvf_lender_copied(kvf_credit *credit) {
@@ -369,10 +366,7 @@ static void hear_return(kvf_stage_flow *flow, const kvf_slot_note *note) {
 
 /* The mover has forgotten the flow: it left us meanwhile, and what it had under way then may still arrive. */
 static bool leaves_doubt(const kvf_stage_flow *flow, const kvf_stage_message *message) {
-    bool lent = false;
-    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
-        lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
-    return flow->ended && lent && message->status == KVF_E_NOT_FOUND;
+    return flow->ended && message->status == KVF_E_NOT_FOUND && kvf_stage_flow_is_lent(flow);
 }
 
 static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {

@@ -273,10 +273,7 @@ static void part_from(kvf_stage_flow *flow) {
     kvf_stage_flow_end(flow, kvf_fail(KVF_E_PEER_LOST, "%s has left", flow->peer->name));
     kvf_stage_flow_say_end(flow);
     flow->end_sent = true;
-    bool doubt = false;
-    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
-        doubt = doubt || flow->credits[i].state == KVF_CREDIT_LENT;
-    if (doubt)
+    if (kvf_stage_flow_is_lent(flow))
         flow->doubt_ends = kvf_now(stage->clock) + stage->options.doubt_ns;
     else
         kvf_stage_flow_hear_end(flow);
@@ -394,13 +391,11 @@ static void talk(kvf_stage_flow *flow) {
 static bool waits_for_peer(const kvf_stage_flow *flow) {
     if (flow->ended || (flow->mover && flow->began_ns == 0))
         return false;
-    bool lent = false, ours = flow->moving > 0;
-    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
-        lent = lent || flow->credits[i].state == KVF_CREDIT_LENT;
+    bool ours = flow->moving > 0;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         ours = ours || flow->credits[i].state == KVF_CREDIT_HERE ||
                flow->credits[i].state == KVF_CREDIT_MOVED || flow->credits[i].state == KVF_CREDIT_COPYING;
-    }
-    return flow->mover ? !ours || flow->next == flow->bytes : lent || !flow->open;
+    return flow->mover ? !ours || flow->next == flow->bytes : !flow->open || kvf_stage_flow_is_lent(flow);
 }
 
 /* Whether a flow has waited since before `since` while its peer has no slot: others keep all lendable slots. Counts the

@@ -38,7 +38,7 @@ BACK = 0.10  # how much more than before the attack may be left after it
 # the library keeps is in "kept"), the same if it can; one message; and connections that were made again.
 SLACK_BYTES, SLACK_TRIMMED, SLACK_KEPT, SLACK_FDS = BUDGET // 4, 4 * MEBI, 64 << 10, 4
 APART_S = 3.0  # for each of the attacks that do not run with the others
-HALF = 0.5  # of the requests beside a burner
+HALF = 0.5  # of the requests beside programs that use the processor likewise
 CALL_MS = 50.0  # of CPU time in one call of progress
 UNREADABLE = {
     "garbage",
@@ -360,7 +360,7 @@ def unsettled(pair: Pair, before: dict[str, Any], figures: dict[str, Any]) -> li
         if last[name] > before[name] * (1 + BACK) + slack:
             faults.append(f"{name} was {before[name]}, and is {last[name]} after it")
     if figures["of burning"] < HALF and last["slower"] == 1:  # a sanitizer makes messages ten times slower
-        faults.append(f"{figures['requests/s']} requests a second are less than half of those beside a burner")
+        faults.append(f"{figures['requests/s']} requests a second are less than half of those beside burners")
     if figures["ms of a call"] > CALL_MS * pair.producer.last["slower"]:
         faults.append(f"one call of progress took {figures['ms of a call']} ms")
     return faults

@@ -21,9 +21,8 @@ from zmtp import RawDealer, frame, send_endlessly
 
 HELLO, READ, WRITE, NOTICE = 1, 2, 3, 4
 MEBI = 1 << 20
-KNOWN = (
-    3  # connections that bring messages without an end: an owner keeps up to 34 MiB of each who has the card
-)
+# Connections that bring messages without an end: an owner keeps up to 34 MiB of each who has the card.
+KNOWN = 3
 LARGE = 8  # connections that bring large messages: an owner keeps up to 9 MiB of each who has the card
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # of ZMTP: signature and version; the rest is missing
 
