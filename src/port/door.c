@@ -134,10 +134,10 @@ static bool mute(void *owner, const kvf_guest *guest) {
 /* ---- who comes in --------------------------------------------------------------------------- */
 
 /*
- * What the kernel lets in where we listen. A connection inherits it, and so is narrow from its first byte on: of a
- * longer segment the kernel receives the beginning, and the other end sends the rest again, ever more rarely. So a
- * stranger that floods us costs ZeroMQ's thread nothing worth mentioning, and a greeting, which is short, is not
- * delayed. Who wants to connect while the door is shut tries again after a second.
+ * Gives the listening socket a filter, which its connections inherit. Of each segment the kernel receives only the
+ * beginning, and the other end sends the rest again, ever more rarely. So a stranger that floods us costs ZeroMQ's
+ * thread little, and a greeting, which is short, is not delayed. While the door is shut, the kernel drops attempts to
+ * connect, and TCP repeats them after a second.
  */
 static void guard(const kvf_door *door) {
     const uint32_t segment = door->narrow ? door->narrow : UINT32_MAX;

@@ -247,9 +247,9 @@ bool kvf_messages_greet(kvf_messages_endpoint *endpoint, uint32_t number, zmq_ms
     if (HASH_COUNT(endpoint->clients) >= kvf_max_u64(endpoint->sweep_at, CLIENTS_SWEPT))
         sweep(endpoint);
     int why = check_hello(endpoint, &hello, version, &detail);
-    if (!why && !let_in(endpoint, number, &hello))
-        return false;
     if (!why) {
+        if (!let_in(endpoint, number, &hello))
+            return false;
         kvf_door_widen(&endpoint->door, message);
         return true;
     }
