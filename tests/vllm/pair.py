@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import secrets
 import shutil
@@ -31,12 +32,24 @@ class Answer:
 
     tokens: list[int]
     first: float  # log-probability of the first token
+    likely: dict[str, float]  # log-probabilities of the tokens that were likeliest in its place, and its own
+
+    def farthest(self, other: Answer) -> float:
+        """By how much the log-probabilities of what may come first differ, at most, where both tell them;
+        infinite if they have no token in common."""
+        both = self.likely.keys() & other.likely.keys()
+        return max((abs(self.likely[token] - other.likely[token]) for token in both), default=math.inf)
+
+    def behind(self, other: Answer) -> float:
+        """How much less likely another answer's first token was here than the likeliest; infinite: not told."""
+        return max(self.likely.values()) - self.likely.get(f"token_id:{other.tokens[0]}", -math.inf)
 
 
 def answer(found: dict[str, Any]) -> Answer:
     """The answer in a server's response."""
     choice = found["choices"][0]
-    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"][0])
+    likely = choice["logprobs"]
+    return Answer(choice["token_ids"], likely["token_logprobs"][0], likely["top_logprobs"][0])
 
 
 @dataclass

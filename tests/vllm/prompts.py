@@ -29,7 +29,7 @@ from servers import MTP
 NEW_TOKENS = 12
 LENGTHS = (5, 64, 100, 193, 300)
 SHORT_LENGTHS = (64, 193)
-# If the servers' types differ: how many times farther from the decode server's own log-probability that of a
+# If the servers' types differ: how many times farther from the decode server's own log-probabilities those of a
 # hand-over may be than the prefill server's own.
 CONVERTED_DISTANCE = 1.5
 Judge = Callable[..., None]
@@ -45,7 +45,7 @@ class HandOver:
         self._config = self._read_config(pair.case.model)
         self._same_draft = pair.case.prefill.draft == pair.case.decode.draft
         self._agreed = self._equal = self._repeated = 0
-        self._farthest = self._apart = 0.0
+        self._farthest = self._apart = self._behind = 0.0
         self._proposed = {"alone": [0, 0], "after the transfer": [0, 0]}
         self._loads = 0
         self._answers_changed = dict.fromkeys(["attention", "state"][: 1 + pair.case.has_state], False)
@@ -81,7 +81,7 @@ class HandOver:
         )
         self._record(
             f"after the transfer {self._equal} of {len(self._lengths)} prompts have all tokens that the decode "
-            f"server computes alone; log-probabilities of the first token differ by up to {self._farthest:.4f}"
+            f"server computes alone; log-probabilities of first tokens differ by up to {self._farthest:.4f}"
         )
         if self._case.decode.draft:
             self._judge_draft()
@@ -135,10 +135,9 @@ class HandOver:
         self._agreed += alone.tokens == there.tokens
         self._repeated += alone.tokens[1:] == again.tokens
         self._equal += alone.tokens == through.tokens
-        if alone.tokens[0] == through.tokens[0]:
-            self._farthest = max(self._farthest, abs(alone.first - through.first))
-        if alone.tokens[0] == there.tokens[0]:
-            self._apart = max(self._apart, abs(alone.first - there.first))
+        self._farthest = max(self._farthest, alone.farthest(through))
+        self._apart = max(self._apart, alone.farthest(there))
+        self._behind = max(self._behind, alone.behind(through))
         self._judge_tokens(what, through, alone)
         good = self._judge_cells(what, wanted)
         if length > 2:
@@ -166,21 +165,30 @@ class HandOver:
         if self._case.tokens is Tokens.ALL:
             detail = f"{through.tokens} not {alone.tokens}"
             self._judge(self._name, f"{what}: same tokens", through.tokens == alone.tokens, detail)
-        elif self._case.tokens is Tokens.FIRST:
+        elif self._case.tokens is Tokens.FIRST and not self._case.prefill_dtype:
             off = abs(through.first - alone.first)
-            near = bool(self._case.prefill_dtype) or off <= self._case.tolerance
-            good = through.tokens[0] == alone.tokens[0] and near
-            limit = "" if self._case.prefill_dtype else f" to within {self._case.tolerance}"
+            good = through.tokens[0] == alone.tokens[0] and off <= self._case.tolerance
+            limit = f" to within {self._case.tolerance}"
             self._judge(self._name, f"{what}: same first token{limit}", good, f"off by {off}")
 
     def _judge_distance(self) -> None:
-        """The first token may be off about as far as the prefill server's own, which has the other type."""
+        """What may come first may be about as far off as at the prefill server, which has the other type."""
         limit = CONVERTED_DISTANCE * self._apart
+        self._record(
+            f"log-probabilities of first tokens lie up to {self._farthest:.4f} off, the prefill server's own "
+            f"{self._apart:.4f}; the first tokens are up to {self._behind:.4f} less likely than the likeliest"
+        )
         self._judge(
             self._name,
-            "the first tokens' log-probabilities lie about as far off as the prefill server's own",
+            "the log-probabilities of what may come first lie about as far off as the prefill server's own",
             0 < self._farthest <= limit,
             f"{self._farthest} off, the prefill server's {self._apart}",
+        )
+        self._judge(
+            self._name,
+            "the first tokens are the decode server's own, or as likely to it as such distances allow",
+            self._behind <= 2 * limit,  # one token may seem less likely by so much, and another more
+            f"{self._behind} less likely, with a limit of {2 * limit}",
         )
 
     def _judge_way(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 BOOT_SECONDS = 900
 ANSWER_SECONDS = 300
+LIKELIEST = 20  # tokens whose log-probabilities a server tells, the most that vLLM tells
 MTP = "mtp"  # instead of a draft's name: the model's own layers for multi-token prediction
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -141,7 +142,7 @@ class Server:
         salt: str | None = None,
     ) -> dict[str, Any]:
         """Greedy tokens for a prompt. In a prefix cache a request finds only blocks with its own salt."""
-        body = greedy(prompt, tokens, params) | {"logprobs": 1}
+        body = greedy(prompt, tokens, params) | {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
         if salt is not None:
             body["cache_salt"] = salt
         request = urllib.request.Request(
