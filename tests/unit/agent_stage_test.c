@@ -6,6 +6,8 @@
 #include "agent/stage.h"
 #include "agent_net.h"
 #include "agent_world.h"
+#include "faulty_fabric.h"
+#include "stage/ways.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
 #define TP4                                                                                                  \
@@ -128,6 +130,7 @@ static void a_push_goes_packed_where_that_is_wanted(void **state) {
         uint64_t written = world_stats(w.p.agents[0]).bytes_written;
         assert_true(written > 0);
         assert_int_equal(all_packed(&w.p), ways[i] == KVF_WAY_PACKED ? written : 0);
+        assert_int_equal(w.d.agents[0]->all_sessions->takes_flows, ways[i] == KVF_WAY_PACKED);
         world_quiet(&w);
         world_close(&w);
     }
@@ -482,6 +485,43 @@ static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state)
     world_close(&w);
 }
 
+/* P has lent slots to D when P loses the connection between them. The transport knows, or does not (`inside`), that D has
+ * nothing under way any more: only then are the slots free. Either way D may connect again. */
+static void lend_and_lose(bool inside) {
+    world w;
+    world_request wanted, more;
+    uint64_t pulls[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    faulty_install(&(faulty_options){.seed = 1});
+    open_both_ways(&w, &options, &wanted, pulls);
+    world_run_for(&w, SECOND);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = inside ? 1000 : 0}});
+    kvf_agent *p = w.p.agents[0];
+    assert_false(kvf_stage_is_idle(p->stage));
+    outgoing_of(&w.p)->peer_lost = true;
+    kvf_sessions_due(p, 0);
+    world_run_for(&w, 10 * MS);
+    assert_int_equal(faulty_count(FAULTY_STILL_INSIDE) > 0, inside);
+    assert_int_equal(kvf_stage_is_idle(p->stage), !inside);
+    faulty_install(&(faulty_options){.seed = 1});
+    (void)kvf_agent_cancel(w.d.agents[0], pulls[0]);
+    (void)world_next(&w, w.d.agents[0], pulls[0]);
+
+    world_request_make(&w, &w.d, "more", 20, 50, 1, &more);
+    world_hold(&w.d, &more, others);
+    world_request_make(&w, &w.p, "more", 20, 50, 1, &more);
+    world_pull(&w.p, &more, &w.d, others);
+    world_all_done(&w, &w.p, others);
+    world_close(&w);
+    faulty_remove();
+}
+
+static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(void **state) {
+    (void)state;
+    lend_and_lose(true);
+    lend_and_lose(false);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_devices_that_peers_are_shown_has_no_stage),
@@ -495,6 +535,7 @@ int main(void) {
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
+        cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
