@@ -94,11 +94,11 @@ static kvf_status check_way(const kvf_asker *expect) {
 /* Ends the flows of its writers, so that their pending data does not reach the blocks. */
 static void end_flows(const kvf_asker *expect) {
     /* Before a writer was told our number there is no flow, and perhaps we lack the work. */
-    bool told = false;
     for (uint32_t i = 0; i < expect->source_count; i++)
-        told = told || expect->sources[i].until > 0;
-    if (told)
-        kvf_stage_revoke(expect->base.agent->stage, kvf_expect_generation(expect));
+        if (expect->sources[i].until) {
+            kvf_stage_revoke(expect->base.agent->stage, kvf_expect_generation(expect));
+            return;
+        }
 }
 
 static kvf_status ask(kvf_source *source) {

@@ -4,6 +4,7 @@
 #include "agent/hold.h"
 #include "agent/permit.h"
 #include "agent/stage.h"
+#include "agent_letters.h"
 #include "agent_net.h"
 #include "agent_world.h"
 #include "faulty_fabric.h"
@@ -273,6 +274,8 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     (void)state;
     stopped_scene s;
     stop_a_writer(&s, KVF_WAY_PACKED, 2); /* its flow is open, and has slots */
+    letters_begin();
+    letters_rule(LETTERS_LOSE, s.w.d.agents[0], KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     assert_true(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_FREE);
@@ -280,6 +283,7 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     wake_the_writer(&s);
     world_run_for(&s.w, 100 * MS);
     assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    letters_end();
     world_pull_everything(&s.w, "next", 100, 3); /* the slots can be used again */
     world_quiet(&s.w);
     world_close(&s.w);
