@@ -313,8 +313,8 @@ static void withdraw(kvf_source *source) {
     kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .earlier = earlier};
-    (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until + WRITER_MARGIN, false,
-                         on_withdrawn, source, &source->call);
+    (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until, false, on_withdrawn,
+                         source, &source->call);
 }
 
 /*

@@ -209,6 +209,40 @@ static void a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over(voi
     faulty_remove();
 }
 
+static void count_line(void *context, const kvf_log_line *line) {
+    *(uint32_t *)context += strstr(line->text, "the schedule says so") != NULL;
+}
+
+/* It was stopped in the middle of a write. */
+static void a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over(void **state) {
+    (void)state;
+    scene s;
+    uint32_t lines = 0;
+    kvf_agent_options options = *LEASE(500 * MS);
+    options.log = count_line;
+    options.log_context = &lines;
+    faulty_install(&(faulty_options){.seed = 1});
+    lease_open(&s, ONE("P"), ONE("D"), &options);
+    lease_meet(&s);
+    kvf_agent *stopped = lease_stop(&s.w.p.agents[0]);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = 1000}});
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    world_run_for(&s.w, 3 * SECOND);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    assert_false(may_connect(s.p, s.d));
+    assert_int_equal(lines, 1); /* said once, however often the transport was asked */
+    faulty_install(&(faulty_options){.seed = 1});
+    const uint64_t over = world_now();
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(world_now() - over <= 250 * MS);
+    assert_true(may_connect(s.p, s.d));
+    s.w.p.agents[0] = stopped;
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    lease_close(&s);
+    faulty_remove();
+}
+
 static void without_a_word_from_the_writer_doubt_ends_with_its_time(void **state) {
     (void)state;
     scene s;
@@ -415,6 +449,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
+        cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
