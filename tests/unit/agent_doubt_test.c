@@ -419,6 +419,35 @@ static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
     lease_close(&s);
 }
 
+/* The other one was not asked yet. The withdrawal does not arrive either. */
+static void what_one_of_two_writers_sends_packed_is_not_taken_once_nobody_expects_it(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, TP2, ONE("D"), NULL);
+    s.held.request.way = s.wanted.request.way = KVF_WAY_PACKED;
+    s.held.request.bytes_per_second = 20000;
+    world_introduce(&s.w.p, s.w.p.agents[1]); /* the consumer meets the engine by this one */
+    s.w.p.contact.endpoint = kvf_agent_endpoint(s.w.p.agents[1]);
+    letters_rule(LETTERS_LOSE, s.w.p.agents[0], KVF_MESSAGE_WELCOME, 0);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 50 * MS);
+    const kvf_source *sources = kvf_asker_of(s.d->tickets)->sources;
+    assert_true(sources[0].until == 0 && sources[1].until > 0);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    world_fill(&s.w, &s.w.d, &s.wanted, 7);
+    world_run_for(&s.w, 5 * SECOND);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    for (uint32_t r = 0; r < 2; r++) {
+        (void)kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]);
+        (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
+    }
+    lease_close(&s);
+}
+
 static void neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle(void **state) {
     (void)state;
     scene s;
@@ -457,6 +486,7 @@ int main(void) {
         cmocka_unit_test(parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_written),
         cmocka_unit_test(a_producer_with_longer_leases_may_write_no_longer),
         cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
+        cmocka_unit_test(what_one_of_two_writers_sends_packed_is_not_taken_once_nobody_expects_it),
         cmocka_unit_test(neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
