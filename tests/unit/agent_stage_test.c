@@ -1,4 +1,5 @@
 /* Packed requests between agents, in virtual time. */
+#include <stdio.h>
 #include <string.h>
 
 #include "agent/hold.h"
@@ -526,6 +527,45 @@ static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(v
     lend_and_lose(false);
 }
 
+static void pull_one(world *w, world_engine *e, const char *id, uint64_t *holds, uint64_t *pulls) {
+    world_request held, wanted;
+    world_request_make(w, &w->p, id, 20, 0, 1, &held);
+    world_request_make(w, e, id, 20, 0, 1, &wanted);
+    world_hold(&w->p, &held, holds);
+    world_pull(e, &wanted, &w->p, pulls);
+}
+
+/* D sends E's card as its own. P must not take what then comes over that connection for E's. */
+static void a_client_cannot_join_with_the_card_of_another(void **state) {
+    (void)state;
+    world w;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_add(&w, ONE("E"), &options);
+    kvf_agent *p = w.p.agents[0], *d = w.d.agents[0], *e = w.e.agents[0];
+    kvf_peer *peer = NULL;
+    assert_ok(kvf_transport_connect(p->transport, e->card, e->card_bytes, &peer));
+    (void)snprintf(name, sizeof name, "%s", kvf_peer_name(peer));
+    kvf_peer_close(peer);
+
+    const kvf_agent before = *d;
+    d->card = e->card;
+    d->card_bytes = e->card_bytes;
+    pull_one(&w, &w.d, "a", holds, pulls);
+    (void)world_failed(&w, d, pulls[0], KVF_E_UNSUPPORTED);
+    assert_null(kvf_stage_peer_named(p->stage, name));
+    d->card = before.card;
+    d->card_bytes = before.card_bytes;
+    assert_ok(kvf_agent_cancel(p, holds[0]));
+
+    pull_one(&w, &w.e, "b", holds, pulls); /* the control */
+    (void)world_done(&w, e, pulls[0]);
+    assert_non_null(kvf_stage_peer_named(p->stage, name));
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_devices_that_peers_are_shown_has_no_stage),
@@ -539,6 +579,7 @@ int main(void) {
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
+        cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
