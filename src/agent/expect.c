@@ -94,11 +94,11 @@ static kvf_status check_way(const kvf_asker *expect) {
 /* Ends the flows of its writers, so that their pending data does not reach the blocks. */
 static void end_flows(const kvf_asker *expect) {
     /* Before a writer was told our number there is no flow, and perhaps we lack the work. */
-    bool told = false;
     for (uint32_t i = 0; i < expect->source_count; i++)
-        told = told || expect->sources[i].until > 0;
-    if (told)
-        kvf_stage_revoke(expect->base.agent->stage, kvf_expect_generation(expect));
+        if (expect->sources[i].until) {
+            kvf_stage_revoke(expect->base.agent->stage, kvf_expect_generation(expect));
+            return;
+        }
 }
 
 static kvf_status ask(kvf_source *source) {
@@ -294,11 +294,9 @@ static void on_withdrawn(kvf_call *call, kvf_status status, const kvf_answer *an
     source->ticket->base.agent->due = 0;
 }
 
-/* The session may be gone when the card is needed. */
+/* Keeps what is needed to shut the writer out: the session may be gone by then. */
 static void keep_card(kvf_source *source) {
     const kvf_session *session = source->session;
-    if (source->settled || !source->until || !session || source->card)
-        return;
     source->gone = session->gone;
     source->card = kvf_copy(session->card, session->card_bytes, 1);
     source->card_bytes = session->card_bytes;
@@ -311,11 +309,12 @@ static void withdraw(kvf_source *source) {
     source->call = NULL;
     if (source->settled || !source->session || !source->until)
         return;
+    keep_card(source);
     kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .earlier = earlier};
-    (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until + WRITER_MARGIN, false,
-                         on_withdrawn, source, &source->call);
+    (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until, false, on_withdrawn,
+                         source, &source->call);
 }
 
 /*
@@ -376,10 +375,8 @@ static void expect_fail(kvf_ticket *ticket, kvf_status status, const char *detai
     kvf_ticket_record_failure(&expect->base, status, detail, session);
     answer_written(expect);
     if (expect->base.state != KVF_TICKET_MEETING)
-        for (uint32_t i = 0; i < expect->source_count; i++) {
-            keep_card(&expect->sources[i]);
+        for (uint32_t i = 0; i < expect->source_count; i++)
             withdraw(&expect->sources[i]);
-        }
     kvf_ticket_tell(&expect->base, all_settled(expect, kvf_agent_now(expect->base.agent)));
 }
 

@@ -54,7 +54,7 @@ void kvf_say_bytes(kvf_text *text, uint64_t bytes) {
     }
     double value = (double)bytes / 1024;
     size_t unit = 0;
-    for (; value >= 1023.95 && unit + 1 < sizeof units / sizeof *units; unit++)
+    for (; value >= 1023.95; unit++) /* no number of bytes is more than 16 EiB */
         value /= 1024;
     kvf_text_add(text, "%.1f %s", value, units[unit]);
 }

@@ -226,9 +226,11 @@ static kvf_status faulty_notify(void *at, const void *data, size_t bytes) {
     return kvf_transport_notify(link->inner, data, bytes);
 }
 
-/* The inner transport decides. */
+/* The inner transport decides, unless the schedule does. Without this fault a fence draws no number. */
 static kvf_status faulty_fence(void *self, const void *card, size_t bytes) {
-    return kvf_transport_fence(((faulty_endpoint *)self)->inner, card, bytes);
+    kvf_status status = kvf_transport_fence(((faulty_endpoint *)self)->inner, card, bytes);
+    bool inside = schedule.options.per_mille[FAULTY_STILL_INSIDE] > 0 && happens(FAULTY_STILL_INSIDE);
+    return inside ? kvf_fail(KVF_E_AGAIN, "%s", SCHEDULE) : status;
 }
 
 static kvf_status faulty_admit(void *self, const void *card, size_t bytes) {

@@ -100,6 +100,22 @@ static void a_late_written_does_not_end_the_next_expectation_of_its_name(void **
     lease_close(&s);
 }
 
+static void a_lost_word_that_nothing_is_wanted_is_said_again(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    world_request_empty(&s.wanted);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_EXPECT);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    assert_int_equal(letters_met(), 1);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_DONE), 0);
+    letters_no_rules();
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    lease_close(&s);
+}
+
 static void lost_repeated_and_late_messages_change_nothing(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
@@ -172,6 +188,7 @@ int main(void) {
         cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),
         cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
+        cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
     };

@@ -46,6 +46,45 @@ static void a_withdrawal_that_was_lost_is_said_again(void **state) {
     lease_close(&s);
 }
 
+/* How many WITHDRAWs are sent if one of both sides cancels. */
+static uint32_t withdrawals(bool by_the_writer) {
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    lease_meet(&s);
+    const uint32_t met = letters_met();
+    letters_no_rules();
+    letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+    assert_ok(by_the_writer ? kvf_agent_cancel(s.p, s.theirs[0]) : kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    world_run_for(&s.w, 50 * MS);
+    const uint32_t sent = letters_met() - met;
+    lease_close(&s);
+    return sent;
+}
+
+static void a_writer_that_said_that_it_stopped_is_not_told_to(void **state) {
+    (void)state;
+    assert_int_equal(withdrawals(true), 0);
+    assert_int_equal(withdrawals(false), 1);
+}
+
+/* The consumer has no stage, and finds that out before it asks. */
+static void what_a_writer_was_not_asked_for_is_not_withdrawn(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_options options = *LEASE(20 * SECOND);
+    options.way = KVF_WAY_DIRECT;
+    lease_open(&s, ONE("P"), ONE("D"), &options);
+    s.wanted.request.way = KVF_WAY_PACKED;
+    letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_UNSUPPORTED)->blocks_free);
+    world_run_for(&s.w, 50 * MS);
+    assert_int_equal(letters_met(), 0);
+    lease_close(&s);
+}
+
 /* Writes begin late, and ignore cancels. */
 static void a_withdrawal_is_answered_when_nothing_is_written_any_more(void **state) {
     (void)state;
@@ -135,6 +174,73 @@ static void a_withdrawal_leaves_alone_what_else_the_writer_writes(void **state) 
     world_all_done(&s.w, &s.w.p, s.theirs);
     assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
     lease_close(&s);
+}
+
+static bool may_connect(const kvf_agent *from, const kvf_agent *to) {
+    kvf_peer *peer = NULL;
+    const kvf_status status = kvf_transport_connect(from->transport, to->card, to->card_bytes, &peer);
+    kvf_peer_close(peer);
+    return status == KVF_OK;
+}
+
+/* Its process has ended, as the transport has it, and the kernel has not yet cleared it away. */
+static void a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over(void **state) {
+    (void)state;
+    scene s;
+    faulty_install(&(faulty_options){.seed = 1});
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    lease_meet(&s);
+    assert_true(may_connect(s.p, s.d));
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = 1000}});
+    s.d->all_sessions->peer_lost = true;
+    kvf_sessions_due(s.d, 0);
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST)->blocks_free);
+    world_run_for(&s.w, SECOND);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    assert_false(may_connect(s.p, s.d));
+    faulty_install(&(faulty_options){.seed = 1});
+    const uint64_t over = world_now();
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(world_now() - over <= 5 * MS);
+    assert_true(may_connect(s.p, s.d));
+    (void)kvf_agent_cancel(s.p, s.theirs[0]);
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    lease_close(&s);
+    faulty_remove();
+}
+
+static void count_line(void *context, const kvf_log_line *line) {
+    *(uint32_t *)context += strstr(line->text, "the schedule says so") != NULL;
+}
+
+/* It was stopped in the middle of a write. */
+static void a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over(void **state) {
+    (void)state;
+    scene s;
+    uint32_t lines = 0;
+    kvf_agent_options options = *LEASE(500 * MS);
+    options.log = count_line;
+    options.log_context = &lines;
+    faulty_install(&(faulty_options){.seed = 1});
+    lease_open(&s, ONE("P"), ONE("D"), &options);
+    lease_meet(&s);
+    kvf_agent *stopped = lease_stop(&s.w.p.agents[0]);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = 1000}});
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    world_run_for(&s.w, 3 * SECOND);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    assert_false(may_connect(s.p, s.d));
+    assert_int_equal(lines, 1); /* said once, however often the transport was asked */
+    faulty_install(&(faulty_options){.seed = 1});
+    const uint64_t over = world_now();
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(world_now() - over <= 250 * MS);
+    assert_true(may_connect(s.p, s.d));
+    s.w.p.agents[0] = stopped;
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    lease_close(&s);
+    faulty_remove();
 }
 
 static void without_a_word_from_the_writer_doubt_ends_with_its_time(void **state) {
@@ -313,6 +419,35 @@ static void nobody_is_asked_to_write_before_its_clock_is_known(void **state) {
     lease_close(&s);
 }
 
+/* The other one was not asked yet. The withdrawal does not arrive either. */
+static void what_one_of_two_writers_sends_packed_is_not_taken_once_nobody_expects_it(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, TP2, ONE("D"), NULL);
+    s.held.request.way = s.wanted.request.way = KVF_WAY_PACKED;
+    s.held.request.bytes_per_second = 20000;
+    world_introduce(&s.w.p, s.w.p.agents[1]); /* the consumer meets the engine by this one */
+    s.w.p.contact.endpoint = kvf_agent_endpoint(s.w.p.agents[1]);
+    letters_rule(LETTERS_LOSE, s.w.p.agents[0], KVF_MESSAGE_WELCOME, 0);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 50 * MS);
+    const kvf_source *sources = kvf_asker_of(s.d->tickets)->sources;
+    assert_true(sources[0].until == 0 && sources[1].until > 0);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    world_fill(&s.w, &s.w.d, &s.wanted, 7);
+    world_run_for(&s.w, 5 * SECOND);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    for (uint32_t r = 0; r < 2; r++) {
+        (void)kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]);
+        (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
+    }
+    lease_close(&s);
+}
+
 static void neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle(void **state) {
     (void)state;
     scene s;
@@ -336,10 +471,14 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped),
         cmocka_unit_test(a_withdrawal_that_was_lost_is_said_again),
+        cmocka_unit_test(a_writer_that_said_that_it_stopped_is_not_told_to),
+        cmocka_unit_test(what_a_writer_was_not_asked_for_is_not_withdrawn),
         cmocka_unit_test(a_withdrawal_is_answered_when_nothing_is_written_any_more),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_a_withdrawal),
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
+        cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
+        cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
         cmocka_unit_test(a_writer_that_was_stopped_writes_nothing_when_it_wakes),
@@ -347,6 +486,7 @@ int main(void) {
         cmocka_unit_test(parts_that_are_ready_a_lease_after_the_last_heartbeat_are_not_written),
         cmocka_unit_test(a_producer_with_longer_leases_may_write_no_longer),
         cmocka_unit_test(nobody_is_asked_to_write_before_its_clock_is_known),
+        cmocka_unit_test(what_one_of_two_writers_sends_packed_is_not_taken_once_nobody_expects_it),
         cmocka_unit_test(neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

@@ -65,6 +65,27 @@ static void durations_have_their_limits(void **state) {
     tear_down(&s);
 }
 
+static void what_is_left_out_is_as_the_header_says(void **state) {
+    (void)state;
+    scene s = set_up();
+    kvf_agent *agent = NULL;
+    assert_ok(kvf_agent_open_in(&net_surroundings, s.engine, 0, NULL, &agent));
+    const kvf_agent_options *o = &agent->options;
+    assert_int_equal(o->lease_ns, 30 * SECOND);
+    assert_int_equal(o->heartbeat_ns, 5 * SECOND + 1); /* at least 1, whatever the lease */
+    assert_int_equal(o->peer_timeout_ns, 2 * SECOND);
+    assert_int_equal(o->idle_ns, 600 * SECOND);
+    assert_int_equal(o->longest_ns, 3600 * SECOND);
+    assert_int_equal(o->max_peers, 65536);
+    assert_int_equal(o->max_requests_per_peer, 16384);
+    assert_int_equal(o->max_peers_per_key, 8192);
+    assert_int_equal(o->max_connections, 16384);
+    assert_int_equal(o->max_bytes_for_peers, 256u << 20);
+    assert_int_equal(o->max_bytes_per_key, 128u << 20);
+    kvf_agent_close(agent);
+    tear_down(&s);
+}
+
 static void words_are_those_that_there_are(void **state) {
     (void)state;
     scene s = set_up();
@@ -139,6 +160,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_those_of_the_engine),
         cmocka_unit_test(durations_have_their_limits),
+        cmocka_unit_test(what_is_left_out_is_as_the_header_says),
         cmocka_unit_test(words_are_those_that_there_are),
         cmocka_unit_test(conversion_is_of_types_and_groups_that_there_are),
         cmocka_unit_test(a_grant_is_a_range_of_ranks_of_a_named_engine),

@@ -258,18 +258,30 @@ static void a_capped_pull_outlives_its_lease_and_can_be_cancelled(void **state) 
     tear_down(&s);
 }
 
+static void work_until_idle(const scene *s) {
+    for (bool busy = true; busy;)
+        assert_ok(kvf_agent_progress(s->d, &busy));
+}
+
+/* The cap allows a byte in 2441.4 ns, so that this is the first nanosecond in which the last byte is saved. */
 static void the_timeout_says_when_the_next_bytes_may_move(void **state) {
     (void)state;
     scene s;
     set_up(&s, 4, 32, 600, BIG("P"), BIG("D"));
-    s.wanted[0].request.bytes_per_second = s.bytes / 3;
+    s.wanted[0].request.bytes_per_second = s.bytes / 3 + 1;
     world_hold(&s.w.p, &s.given[0], s.theirs[0]);
     world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
     world_run_for(&s.w, 100 * MS);
-    for (bool busy = true; busy;)
-        assert_ok(kvf_agent_progress(s.d, &busy));
+    work_until_idle(&s);
     uint64_t left = kvf_agent_timeout(s.d);
     assert_true(left > 0 && left <= 10 * MS + 1000);
+    const uint32_t before = submitted_count;
+    net_advance(s.d->pace_due - 1 - net_now());
+    work_until_idle(&s);
+    assert_int_equal(submitted_count, before);
+    net_advance(1);
+    work_until_idle(&s);
+    assert_true(submitted_count > before);
     world_all_done(&s.w, &s.w.d, s.ours[0]);
     world_all_done(&s.w, &s.w.p, s.theirs[0]);
     tear_down(&s);

@@ -1,11 +1,15 @@
 /* Packed requests between agents, in virtual time. */
+#include <stdio.h>
 #include <string.h>
 
 #include "agent/hold.h"
 #include "agent/permit.h"
 #include "agent/stage.h"
+#include "agent_letters.h"
 #include "agent_net.h"
 #include "agent_world.h"
+#include "faulty_fabric.h"
+#include "stage/ways.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
 #define TP4                                                                                                  \
@@ -128,6 +132,7 @@ static void a_push_goes_packed_where_that_is_wanted(void **state) {
         uint64_t written = world_stats(w.p.agents[0]).bytes_written;
         assert_true(written > 0);
         assert_int_equal(all_packed(&w.p), ways[i] == KVF_WAY_PACKED ? written : 0);
+        assert_int_equal(w.d.agents[0]->all_sessions->takes_flows, ways[i] == KVF_WAY_PACKED);
         world_quiet(&w);
         world_close(&w);
     }
@@ -270,6 +275,8 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     (void)state;
     stopped_scene s;
     stop_a_writer(&s, KVF_WAY_PACKED, 2); /* its flow is open, and has slots */
+    letters_begin();
+    letters_rule(LETTERS_LOSE, s.w.d.agents[0], KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
     assert_ok(kvf_agent_cancel(s.w.d.agents[0], s.expects[0]));
     assert_true(world_failed(&s.w, s.w.d.agents[0], s.expects[0], KVF_E_CANCELLED)->blocks_free);
     assert_int_equal(world_block(s.w.d.agents[0], 0, 8), KVF_BLOCK_FREE);
@@ -277,6 +284,7 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     wake_the_writer(&s);
     world_run_for(&s.w, 100 * MS);
     assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    letters_end();
     world_pull_everything(&s.w, "next", 100, 3); /* the slots can be used again */
     world_quiet(&s.w);
     world_close(&s.w);
@@ -482,6 +490,82 @@ static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state)
     world_close(&w);
 }
 
+/* P has lent slots to D when P loses the connection between them. The transport knows, or does not (`inside`), that D has
+ * nothing under way any more: only then are the slots free. Either way D may connect again. */
+static void lend_and_lose(bool inside) {
+    world w;
+    world_request wanted, more;
+    uint64_t pulls[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    faulty_install(&(faulty_options){.seed = 1});
+    open_both_ways(&w, &options, &wanted, pulls);
+    world_run_for(&w, SECOND);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = inside ? 1000 : 0}});
+    kvf_agent *p = w.p.agents[0];
+    assert_false(kvf_stage_is_idle(p->stage));
+    outgoing_of(&w.p)->peer_lost = true;
+    kvf_sessions_due(p, 0);
+    world_run_for(&w, 10 * MS);
+    assert_int_equal(faulty_count(FAULTY_STILL_INSIDE) > 0, inside);
+    assert_int_equal(kvf_stage_is_idle(p->stage), !inside);
+    faulty_install(&(faulty_options){.seed = 1});
+    (void)kvf_agent_cancel(w.d.agents[0], pulls[0]);
+    (void)world_next(&w, w.d.agents[0], pulls[0]);
+
+    world_request_make(&w, &w.d, "more", 20, 50, 1, &more);
+    world_hold(&w.d, &more, others);
+    world_request_make(&w, &w.p, "more", 20, 50, 1, &more);
+    world_pull(&w.p, &more, &w.d, others);
+    world_all_done(&w, &w.p, others);
+    world_close(&w);
+    faulty_remove();
+}
+
+static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(void **state) {
+    (void)state;
+    lend_and_lose(true);
+    lend_and_lose(false);
+}
+
+static void pull_one(world *w, world_engine *e, const char *id, uint64_t *holds, uint64_t *pulls) {
+    world_request held, wanted;
+    world_request_make(w, &w->p, id, 20, 0, 1, &held);
+    world_request_make(w, e, id, 20, 0, 1, &wanted);
+    world_hold(&w->p, &held, holds);
+    world_pull(e, &wanted, &w->p, pulls);
+}
+
+/* D sends E's card as its own. P must not take what then comes over that connection for E's. */
+static void a_client_cannot_join_with_the_card_of_another(void **state) {
+    (void)state;
+    world w;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_add(&w, ONE("E"), &options);
+    kvf_agent *p = w.p.agents[0], *d = w.d.agents[0], *e = w.e.agents[0];
+    kvf_peer *peer = NULL;
+    assert_ok(kvf_transport_connect(p->transport, e->card, e->card_bytes, &peer));
+    (void)snprintf(name, sizeof name, "%s", kvf_peer_name(peer));
+    kvf_peer_close(peer);
+
+    const kvf_agent before = *d;
+    d->card = e->card;
+    d->card_bytes = e->card_bytes;
+    pull_one(&w, &w.d, "a", holds, pulls);
+    (void)world_failed(&w, d, pulls[0], KVF_E_UNSUPPORTED);
+    assert_null(kvf_stage_peer_named(p->stage, name));
+    d->card = before.card;
+    d->card_bytes = before.card_bytes;
+    assert_ok(kvf_agent_cancel(p, holds[0]));
+
+    pull_one(&w, &w.e, "b", holds, pulls); /* the control */
+    (void)world_done(&w, e, pulls[0]);
+    assert_non_null(kvf_stage_peer_named(p->stage, name));
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_devices_that_peers_are_shown_has_no_stage),
@@ -495,6 +579,8 @@ int main(void) {
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
+        cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
+        cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),

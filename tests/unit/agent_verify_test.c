@@ -54,6 +54,9 @@ static void checksums_do_not_depend_on_the_shape(void **state) {
                      .state = {.order = "L|BTNPH"}));
     goes_well(latent(3), ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .all = {.block_count = 64}),
               ENGINE(.name = "D", .all = {.tokens_per_block = 32, .block_count = 64}));
+    goes_well(latent(3),
+              ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .dcp_width = 3, .all = {.block_count = 64}),
+              ENGINE(.name = "D", .tp_size = 2, .dcp_size = 2, .dcp_width = 2, .all = {.block_count = 64}));
     goes_well(latent_of(3, (kvf_group_desc){.name = "swa", .window_tokens = 20}),
               ENGINE(.name = "P", .all = {.block_count = 64}),
               ENGINE(.name = "D", .pp_size = 3, .all = {.block_count = 64}));
@@ -95,6 +98,31 @@ static void the_first_wrong_cell_is_named(void **state) {
         for (uint32_t r = 0; r < 2; r++) {
             if (!push) /* the hold remains for another pull */
                 assert_ok(kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]));
+            (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
+        }
+        letters_end();
+        world_quiet(&s.w);
+        world_close(&s.w);
+    }
+}
+
+/* Two tokens in turn are kept by each rank. */
+static void a_wrong_cell_is_found_at_the_rank_that_keeps_its_token(void **state) {
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        scene s;
+        set_up(&s, latent(3),
+               ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .dcp_width = 2, .all = {.block_count = 64}),
+               ENGINE(.name = "D", .all = {.block_count = 64}));
+        stop_before_checking(&s, false);
+        flip(&s, rank, 0, 1, 0, 5, 0, 0); /* the sixth that the rank keeps */
+        letters_deliver();
+        const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_MISMATCH);
+        if (!strstr(failed->detail, rank == 0 ? ", token 9, " : ", token 11, ") ||
+            !strstr(failed->detail, rank == 0 ? "of rank 0" : "of rank 1"))
+            fail_msg("%s", failed->detail);
+        for (uint32_t r = 0; r < 2; r++) {
+            assert_ok(kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]));
             (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
         }
         letters_end();
@@ -161,6 +189,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(checksums_do_not_depend_on_the_shape),
         cmocka_unit_test(the_first_wrong_cell_is_named),
+        cmocka_unit_test(a_wrong_cell_is_found_at_the_rank_that_keeps_its_token),
         cmocka_unit_test(a_wrong_state_is_named),
         cmocka_unit_test(cells_that_are_not_wanted_are_not_checked),
         cmocka_unit_test(questions_that_get_lost_are_asked_again),

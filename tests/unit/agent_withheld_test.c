@@ -43,18 +43,21 @@ static void free_memory(const world_engine *engine) {
             free(engine->memory[r][i]);
 }
 
-/* All bytes that the mover has moved must have gone packed. */
-static void tear_down(scene *s, uint64_t moved, uint64_t packed) {
-    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 1), 0);
-    assert_true(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 2) > 0);
-    assert_true(moved > 0);
-    assert_int_equal(packed, moved);
+static void tear_down(scene *s) {
     world_quiet(&s->w);
     world_engine p = s->w.p, d = s->w.d;
     world_close(&s->w);
     world_place_memory(NULL);
     free_memory(&p);
     free_memory(&d);
+}
+
+/* All bytes that the mover has moved must have gone packed. */
+static void require_packed(scene *s, uint64_t moved, uint64_t packed) {
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 1), 0);
+    assert_true(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 2) > 0);
+    assert_true(moved > 0);
+    assert_int_equal(packed, moved);
 }
 
 /* Meets the engine first: the agent then decides in the request's call, not in a round, before there is a connection to
@@ -75,7 +78,8 @@ static void pull(const char *kind, const char *who, bool met) {
     world_all_done(&s.w, &s.w.d, s.ours);
     world_all_done(&s.w, &s.w.p, s.theirs);
     const kvf_agent_stats stats = world_stats(s.w.d.agents[0]);
-    tear_down(&s, stats.bytes_read, stats.bytes_packed);
+    require_packed(&s, stats.bytes_read, stats.bytes_packed);
+    tear_down(&s);
 }
 
 static void push(const char *kind, const char *who, bool met) {
@@ -89,7 +93,8 @@ static void push(const char *kind, const char *who, bool met) {
     world_all_done(&s.w, &s.w.d, s.ours);
     world_all_done(&s.w, &s.w.p, s.theirs);
     const kvf_agent_stats stats = world_stats(s.w.p.agents[0]);
-    tear_down(&s, stats.bytes_written, stats.bytes_packed);
+    require_packed(&s, stats.bytes_written, stats.bytes_packed);
+    tear_down(&s);
 }
 
 static void withheld_memory_of_a_producer_is_pulled_packed(void **state) {
@@ -112,6 +117,21 @@ static void into_what_a_consumer_withholds_is_pushed_packed(void **state) {
     push(*state, "D", true);
 }
 
+/* It fails rather than go packed. */
+static void what_a_consumer_wants_directly_is_not_pushed_packed(void **state) {
+    scene s;
+    set_up(&s, *state, "P");
+    s.wanted.request.way = KVF_WAY_DIRECT;
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_UNSUPPORTED);
+    if (!strstr(failed->detail, "D rank 0 accepts no flows"))
+        fail_msg("%s", failed->detail);
+    (void)world_failed(&s.w, s.w.p.agents[0], s.theirs[0], KVF_E_UNSUPPORTED);
+    tear_down(&s);
+}
+
 int main(void) {
     static char shm[] = "shm", messages[] = "messages";
     const struct CMUnitTest tests[] = {
@@ -123,6 +143,8 @@ int main(void) {
          withheld_memory_of_a_producer_is_pushed_packed, NULL, NULL, shm},
         {"into_what_a_consumer_withholds_is_pushed_packed (shm)",
          into_what_a_consumer_withholds_is_pushed_packed, NULL, NULL, shm},
+        {"what_a_consumer_wants_directly_is_not_pushed_packed (shm)",
+         what_a_consumer_wants_directly_is_not_pushed_packed, NULL, NULL, shm},
         {"withheld_memory_of_a_producer_is_pulled_packed (messages)",
          withheld_memory_of_a_producer_is_pulled_packed, NULL, NULL, messages},
         {"withheld_memory_of_a_producer_is_pushed_packed (messages)",
