@@ -78,8 +78,8 @@ static const char *lists_families(const options *asked) {
 }
 
 static const char *moves_nothing(const options *asked) {
-    const bool drains = asked->operand_count > 1 && strcmp(asked->operands[1], "drain") == 0;
-    return drains ? "an engine that drains hands nothing over" : NULL;
+    const bool hands_over = asked->operand_count < 2 || strcmp(asked->operands[1], "hand-over") == 0;
+    return hands_over ? NULL : "only hand-over is about another engine";
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -179,8 +179,9 @@ static const option_row rows[] = {
      COMMAND_EXPLAIN | COMMAND_PING | COMMAND_ASK, NUMBER(timeout_s, 86400)},
     {"deadline", "SECONDS", "how long an engine may take to do as it was asked", "60", COMMAND_ASK,
      NUMBER(deadline_s, 86400)},
-    {"to", "ENDPOINT[,KEY]", "the engine that the request is handed to", NULL, COMMAND_ASK, TEXT(to),
-     .idle = moves_nothing},
+    {"to", "ENDPOINT[,KEY]",
+     "the engine that takes the request over (none: what one needs for it is printed)", NULL, COMMAND_ASK,
+     TEXT(to), .idle = moves_nothing},
     {"timeout", "SECONDS", "how long meeting the engine, and each request, may take", "60", COMMAND_FETCH,
      NUMBER(timeout_s, 86400)},
     {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
