@@ -56,6 +56,14 @@ static const char *needs_no_leave(const options *asked) {
     return is_on_loopback(asked->listen) ? "--listen is on loopback, where no keys are needed" : NULL;
 }
 
+static const char *has_operators(const options *asked) {
+    return asked->key_file ? "with --key-file commands come from the holders of a --command-key" : NULL;
+}
+
+static const char *has_no_keys(const options *asked) {
+    return asked->key_file ? NULL : "without --key-file nobody has a key; --local-commands needs none";
+}
+
 static const char *is_alone(const options *asked) {
     if (asked->command == COMMAND_EXPLAIN && asked->operand_count < 2 && !asked->prefill && !asked->decode)
         return "one engine is explained and nothing is planned: give a second endpoint, or --prefill or "
@@ -187,7 +195,11 @@ static const option_row rows[] = {
     {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
      TEXT(key_file), .file = true},
     {"allow", "KEY", "a public key that may connect; may be given several times (everyone)", NULL,
-     COMMAND_SERVE, .take = take_key, .many = true},
+     COMMAND_SERVE, .take = take_key, GOES_TO(allowed), .many = true},
+    {"local-commands", NULL, "take commands (kvferry ask) from programs of this machine", NULL, COMMAND_SERVE,
+     FLAG(local_commands), .idle = has_operators},
+    {"command-key", "KEY", "a public key that may give commands; may be given several times (none)", NULL,
+     COMMAND_SERVE, .take = take_key, GOES_TO(operators), .many = true, .idle = has_no_keys},
     {"insecure", NULL, "listen beyond loopback without keys", NULL, COMMAND_SERVE | COMMAND_FETCH,
      FLAG(insecure), .idle = needs_no_leave},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables", "1", MOVING | COMMAND_SERVE,
