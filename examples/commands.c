@@ -4,7 +4,8 @@
  *
  *   commands prefill &          commands decode &              each prints its endpoint
  *   kvferry ask ENDPOINT hand-over prompt --to ENDPOINT        the request moves from the first to the second
- *   kvferry ask ENDPOINT drain                                 the engine takes nothing new
+ *   kvferry ask ENDPOINT drain                                 the engine takes nothing new,
+ *   kvferry ask ENDPOINT resume                                and serves again
  *
  * The engine "prefill" keeps the cache of one request, "prompt". Any other engine keeps nothing; it takes a request
  * over by pulling it, compares every element, and then keeps it, too. The two lay out their caches differently.
@@ -44,7 +45,8 @@ typedef struct engine {
     uint64_t pull;          /* the ticket of a request that is being taken over; 0: none */
     uint64_t pulled_for;    /* the command that asked for it */
     char pulled[MAX_NAME];
-    uint64_t drained_for; /* the command that asked to drain */
+    bool drains;
+    uint64_t drained_for; /* the command that asked to drain, and waits; 0: none */
     bool ends;
 } engine;
 
@@ -133,15 +135,22 @@ static kvf_agent_request request_of(const engine *e, const kvf_command *command,
                                .deadline_ns = command->deadline_ns};
 }
 
+/* KVF_E_AGAIN: it has replied. */
 static kvf_status hand_over(const engine *e, const kvf_command *command, const char **detail) {
     kvf_group_steps steps;
     const kvf_agent_request request = request_of(e, command, &steps);
+    char tokens[16]; /* for engines that do not know the length */
+    (void)snprintf(tokens, sizeof tokens, "%u", TOKENS);
+    const kvf_record length = {.name = "tokens", .end = TOKENS, .data = tokens, .size = strlen(tokens)};
     *detail = "this engine keeps no such request";
     if (!keeps(e, &command->request))
         return KVF_E_NOT_FOUND;
     kvf_status status = kvf_agent_hold(e->agent, &request, NULL);
-    *detail = status ? kvf_error_detail() : "";
-    return status;
+    *detail = kvf_error_detail();
+    if (status)
+        return status;
+    (void)kvf_agent_reply(e->agent, command->number, KVF_OK, NULL, &length, 1);
+    return KVF_E_AGAIN;
 }
 
 /* KVF_E_AGAIN: the reply comes when the pull has ended. */
@@ -164,15 +173,30 @@ static kvf_status take_over(engine *e, const kvf_command *command, const char **
 
 static kvf_status drain(engine *e, const kvf_command *command, const char **detail) {
     *detail = "this engine drains already";
-    if (e->drained_for)
+    if (e->drains)
         return KVF_E_EXISTS;
+    e->drains = true;
     e->drained_for = command->number;
     TRY(kvf_agent_drain(e->agent, command->deadline_ns));
     return KVF_E_AGAIN;
 }
 
+static void reply_drained(engine *e, kvf_status status, const char *detail) {
+    if (e->drained_for)
+        (void)kvf_agent_reply(e->agent, e->drained_for, status, detail, NULL, 0);
+    e->drained_for = 0;
+}
+
+static kvf_status resume(engine *e, const char **detail) {
+    *detail = "";
+    TRY(kvf_agent_resume(e->agent));
+    reply_drained(e, KVF_E_CANCELLED, "this engine was resumed");
+    e->drains = false;
+    return KVF_OK;
+}
+
 static void heed(engine *e, const kvf_command *command) {
-    const char *detail = "this engine knows drain, hand over and take over";
+    const char *detail = "this engine knows drain, resume, hand over and take over";
     kvf_status status = KVF_E_UNSUPPORTED;
     if (strcmp(command->verb, KVF_COMMAND_HAND_OVER) == 0)
         status = hand_over(e, command, &detail);
@@ -180,6 +204,8 @@ static void heed(engine *e, const kvf_command *command) {
         status = take_over(e, command, &detail);
     else if (strcmp(command->verb, KVF_COMMAND_DRAIN) == 0)
         status = drain(e, command, &detail);
+    else if (strcmp(command->verb, KVF_COMMAND_RESUME) == 0)
+        status = resume(e, &detail);
     if (status == KVF_E_LIMIT)
         status = KVF_E_EXISTS; /* final: nobody is asked to try again */
     if (status != KVF_E_AGAIN)
@@ -206,8 +232,8 @@ static void pulled(engine *e, const kvf_event *event) {
 static void take_event(engine *e, const kvf_event *event) {
     if (event->kind == KVF_EVENT_COMMAND)
         heed(e, event->command);
-    else if (event->kind == KVF_EVENT_DRAINED)
-        (void)kvf_agent_reply(e->agent, e->drained_for, event->status, event->detail, NULL, 0);
+    else if (event->kind == KVF_EVENT_DRAINED && event->status != KVF_E_CANCELLED)
+        reply_drained(e, event->status, event->detail);
     else if (e->pull && event->ticket == e->pull && event->kind != KVF_EVENT_BLOCKS_FREE)
         pulled(e, event);
 }
@@ -312,6 +338,8 @@ static int operate(void) {
     start(&decode, "decode");
     give(&prefill, KVF_COMMAND_HAND_OVER, &decode);
     give(&decode, KVF_COMMAND_TAKE_OVER, &prefill); /* checks every element before it replies */
+    give(&prefill, KVF_COMMAND_DRAIN, NULL);
+    give(&prefill, KVF_COMMAND_RESUME, NULL);
     give(&prefill, KVF_COMMAND_DRAIN, NULL);
     give(&decode, KVF_COMMAND_DRAIN, NULL);
     stop(&decode); /* started last, it holds the other's standard input open */

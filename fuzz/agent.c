@@ -205,6 +205,10 @@ static void cancel(fuzz_agent *a, const uint8_t *s) {
         FUZZ_MUST(!kvf_agent_drain(a->agent, FUZZ_SECOND * s[7]));
         return;
     }
+    if (s[3] == UINT8_MAX - 2) {
+        FUZZ_MUST(!kvf_agent_resume(a->agent));
+        return;
+    }
     if (s[3] == UINT8_MAX - 1) {
         reply(a, s);
         return;

@@ -531,7 +531,7 @@ KVF_API kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t ticket);
  * KVF_EVENT_DRAINED follows, once, after the last event of every request, when the peers know of all ends. Then the
  * agent can be closed, and no peer loses anything by it. A request that has not ended when the time is over is
  * cancelled as by kvf_agent_cancel(), and has its own events; the event then follows when all blocks are free. A second
- * call sets the time anew. There is no way back: to serve again, open another agent.
+ * call sets the time anew. kvf_agent_resume() takes the drain back.
  *
  * @param deadline_ns  how long requests may take to end, from now on; 0: they are cancelled at once; UINT64_MAX: no
  *                     limit
@@ -539,6 +539,19 @@ KVF_API kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t ticket);
  *         KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_drain(kvf_agent *agent, uint64_t deadline_ns);
+
+/**
+ * Takes a drain back, whether it is under way or has ended: from this call on the agent accepts new requests, of its
+ * engine and of peers. Requests under way go on without the drain's deadline. What was refused or cancelled meanwhile
+ * stays so: it must be asked for again.
+ *
+ * Every drain has its one KVF_EVENT_DRAINED. If the engine has not taken it before this call, its status becomes
+ * KVF_E_CANCELLED. So an event of another status that is taken after this call is that of a later drain.
+ *
+ * @return KVF_OK, also where the agent does not drain, and nothing changes; KVF_E_INVALID (a directory: it has no
+ *         requests)
+ */
+KVF_API kvf_status kvf_agent_resume(kvf_agent *agent);
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
@@ -552,7 +565,7 @@ typedef enum kvf_event_kind {
      * reason, however often it happens. Nothing else has changed. */
     KVF_EVENT_PEER_REFUSED = 6,
     /** After kvf_agent_drain(): nothing is under way any more. `status` is KVF_E_TIMEOUT where requests were cancelled,
-     * and `detail` says how many. */
+     * and `detail` says how many; KVF_E_CANCELLED where kvf_agent_resume() came first: the agent serves again. */
     KVF_EVENT_DRAINED = 7,
     /** An operator's program asks the engine for something: see kvf_command, and kvf_agent_reply(). Comes only where
      * the agent's options or grants allow commands. */
@@ -583,8 +596,11 @@ typedef struct kvf_block_list {
 
 /** To take nothing new, and to reply when all that is under way has ended: see kvf_agent_drain(). No request. */
 #define KVF_COMMAND_DRAIN "drain"
-/** To hold a request, or whatever the engine keeps under that name, for the engine `peer`; the reply says that it is
- * held, and its records are what `peer` needs to know beyond the request's id. */
+/** To take new requests again, after a drain or in the middle of one: see kvf_agent_resume(). No request. */
+#define KVF_COMMAND_RESUME "resume"
+/** To hold a request, or whatever the engine keeps under that name, for the engine `peer`, or for whichever engine takes
+ * it over if there is no peer; the reply says that it is held, and its records are what that engine needs to know beyond
+ * the request's id. */
 #define KVF_COMMAND_HAND_OVER "hand over"
 /** To pull that request from the engine `peer`, which holds it; `records` are those of its reply. The reply says that
  * everything is there. */
@@ -615,7 +631,7 @@ typedef struct kvf_event {
     kvf_request_kind request_kind;
     uint64_t ticket; /**< 0: the event is about no request */
     kvf_request_id id;
-    kvf_status status;  /**< KVF_OK unless FAILED, or DRAINED late */
+    kvf_status status;  /**< KVF_OK unless FAILED, or DRAINED late or never */
     const char *detail; /**< a sentence; "" when there is nothing to say */
     const char *engine; /**< the peer's; "" when the event is about no peer */
     uint32_t rank;      /**< the peer's; UINT32_MAX: all of the engine's, or none */

@@ -285,14 +285,25 @@ class Requests:
         """Accepts nothing new, for an engine that is to end, and lets what is under way end.
 
         From here on hold(), pull(), expect(), push() and connect() raise CancelledError. What is held can still
-        be read, and pushes still take chunks; peers that ask for anything else are refused at once. There is no
-        way back. A second call sets the deadline anew.
+        be read, and pushes still take chunks; peers that ask for anything else are refused at once. resume()
+        takes it back. A second call sets the deadline anew.
 
         Args:
             deadline: seconds after which requests that have not ended are cancelled; None: no limit
 
         Event: DRAINED, once, when nothing is under way any more and the agent may be closed. Its status is
-        TIMEOUT if requests were cancelled. Raises InvalidError (a directory).
+        TIMEOUT if requests were cancelled, and CANCELLED if resume() came first. Raises InvalidError (a
+        directory).
         """
         with self._session.using() as pointer:
             call(lib.kvf_agent_drain, pointer, NO_LIMIT if deadline is None else nanoseconds(deadline))
+
+    def resume(self) -> None:
+        """Takes a drain back, whether it is under way or has ended: new requests are accepted again.
+
+        Requests under way go on; what was refused or cancelled meanwhile must be asked for again. An event
+        DRAINED that has not been taken yet has the status CANCELLED from here on. Does nothing if the agent
+        does not drain. Raises InvalidError (a directory).
+        """
+        with self._session.using() as pointer:
+            call(lib.kvf_agent_resume, pointer)

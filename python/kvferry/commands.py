@@ -12,10 +12,11 @@ from kvferry.contact import Contact, KeyPair, contact_fields
 from kvferry.errors import KvferryError, Status, error_of
 from kvferry.records import Record, records_in, records_out
 
-__all__ = ["DRAIN", "HAND_OVER", "TAKE_OVER", "Command", "Reply", "ask", "read_command"]
+__all__ = ["DRAIN", "HAND_OVER", "RESUME", "TAKE_OVER", "Command", "Reply", "ask", "read_command"]
 
 # Verbs that have a meaning in kvferry/agent.h; engines may agree on others.
 DRAIN = "drain"
+RESUME = "resume"
 HAND_OVER = "hand over"
 TAKE_OVER = "take over"
 
@@ -25,7 +26,7 @@ class Command:
     """A command as the engine gets it, in an event of the kind COMMAND. Agent.reply() replies to it.
 
     Attributes:
-        verb: what is asked: DRAIN, HAND_OVER, TAKE_OVER, or what engines have agreed on
+        verb: what is asked: DRAIN, RESUME, HAND_OVER, TAKE_OVER, or what engines have agreed on
         request: what it is about: the name of a request, or of what else the engine keeps; b"": nothing
         peer: another engine that it is about; its `engine` is "" if the asker did not say
         deadline: seconds that the engine has, from when the agent got the command

@@ -615,6 +615,22 @@ def test_requests_that_a_draining_agent_cannot_hand_over_are_cancelled(pair: Pai
     ]
 
 
+def test_an_agent_that_has_drained_can_be_resumed(pair: Pair) -> None:
+    pair.producer.drain()
+    event = pair.producer.wait_event(30)
+    assert event and (event.kind, event.status) == (EventKind.DRAINED, Status.OK), event
+    pair.producer.resume()
+    held = pair.producer.hold("held", HELD)
+    pair.producer.drain()
+    pair.producer.resume()
+    event = pair.producer.wait_event(30)
+    assert event and (event.kind, event.status) == (EventKind.DRAINED, Status.CANCELLED), event
+    done(pair.consumer, pair.consumer.pull("held", pair.producer.contact, WANTED))
+    assert pair.wrong() == []
+    event = pair.producer.wait_event(30)
+    assert event and (event.kind, event.ticket) == (EventKind.DONE, held), event
+
+
 def test_failures_are_logged_as_json() -> None:
     lines: list[LogLine] = []
     pair = Pair(log=lines.append)

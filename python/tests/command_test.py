@@ -23,10 +23,12 @@ from coordinates import (
 )
 from kvferry import (
     Agent,
+    CancelledError,
     Command,
     Contact,
     DeadlineError,
     Engine,
+    Event,
     EventKind,
     GroupSteps,
     InvalidError,
@@ -40,7 +42,7 @@ from kvferry import (
     ask,
     make_keys,
 )
-from kvferry.commands import DRAIN, HAND_OVER, TAKE_OVER
+from kvferry.commands import DRAIN, HAND_OVER, RESUME, TAKE_OVER
 
 HELD = [GroupSteps(PREFILL_TABLE, 0, TOKENS)]
 WANTED = [GroupSteps(DECODE_TABLE, 0, TOKENS)]
@@ -50,8 +52,10 @@ Heed = Callable[[Agent, Command], None]
 
 
 @contextmanager
-def heeding(agent: Agent, heed: Heed) -> Iterator[list[Command]]:
-    """Lets a thread give the agent's commands to `heed`."""
+def heeding(
+    agent: Agent, heed: Heed, note: Callable[[Agent, Event], None] = lambda agent, event: None
+) -> Iterator[list[Command]]:
+    """Lets a thread give the agent's commands to `heed`, and its other events to `note`."""
     seen: list[Command] = []
     over = threading.Event()
 
@@ -62,6 +66,8 @@ def heeding(agent: Agent, heed: Heed) -> Iterator[list[Command]]:
                 assert event.command is not None
                 seen.append(event.command)
                 heed(agent, event.command)
+            elif event is not None:
+                note(agent, event)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -126,6 +132,31 @@ def test_a_request_moves_by_two_commands() -> None:
         assert [command.verb for command in first + second] == [HAND_OVER, TAKE_OVER]
         assert first[0].request == b"prompt" and first[0].peer == consumer.contact
         assert 0 < first[0].deadline <= 60 and first[0].asker == ""
+
+
+def test_a_drained_engine_is_resumed_by_a_command() -> None:
+    waiting: list[Command] = []
+
+    def heed(agent: Agent, command: Command) -> None:
+        if command.verb == DRAIN:
+            agent.drain(command.deadline)
+            waiting.append(command)
+        else:
+            assert command.verb == RESUME
+            agent.resume()
+            agent.reply(command)
+
+    def drained(agent: Agent, event: Event) -> None:
+        if event.kind is EventKind.DRAINED:
+            agent.reply(waiting.pop(), event.status, event.detail)
+
+    with opened(prefill(), local_commands=True) as (agent, _), heeding(agent, heed, drained):
+        for _ in range(2):
+            assert only(ask(agent.contact, DRAIN, timeout=PATIENCE)).error is None
+            with pytest.raises(CancelledError, match="drains"):
+                agent.hold("r", HELD)
+            assert only(ask(agent.contact, RESUME, timeout=PATIENCE)).error is None
+            agent.cancel(agent.hold("r", HELD))
 
 
 def test_commands_are_refused_by_agents_that_do_not_allow_them() -> None:

@@ -316,6 +316,8 @@ void kvf_event_peer(kvf_agent *agent, kvf_event_kind kind, const char *engine, u
 bool kvf_event_reserve_drained(kvf_agent *agent);
 /** Tells the engine that nothing is under way any more. */
 void kvf_event_drained(kvf_agent *agent);
+/** Tells the engine that the drain was taken back, unless it has taken the event that it had ended. */
+void kvf_event_resumed(kvf_agent *agent);
 /** Tells the engine of a command; everything is copied. KVF_E_NOMEM. */
 kvf_status kvf_event_command(kvf_agent *agent, const kvf_command *command);
 bool kvf_event_take(kvf_agent *agent, kvf_event *out);

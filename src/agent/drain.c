@@ -1,5 +1,5 @@
 /*
- * Draining an agent, before its engine ends.
+ * Draining an agent, before its engine ends or while it is out of service, and taking that back.
  */
 #include "agent/drain.h"
 #include "agent/session.h"
@@ -59,4 +59,22 @@ kvf_status kvf_agent_drain(kvf_agent *agent, uint64_t deadline_ns) {
     status = begin(agent, deadline_ns);
     kvf_agent_unlock(agent);
     return status;
+}
+
+static void resume(kvf_agent *agent) {
+    if (agent->drains)
+        kvf_event_resumed(agent);
+    agent->drains = agent->drain_is_late = false;
+    agent->drain_cancelled = 0;
+}
+
+kvf_status kvf_agent_resume(kvf_agent *agent) {
+    kvf_status status = kvf_agent_needs_memory(agent);
+    if (!status)
+        status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    resume(agent);
+    kvf_agent_unlock(agent);
+    return KVF_OK;
 }

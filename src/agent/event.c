@@ -8,7 +8,7 @@
 #include "agent/peers.h"
 #include "agent/trace.h"
 
-#define DRAINED_BYTES 80u /* of the sentence about requests that were cancelled */
+#define DRAINED_BYTES 112u /* of the sentence about a drain */
 
 struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */
@@ -88,21 +88,41 @@ bool kvf_event_reserve_drained(kvf_agent *agent) {
     return true;
 }
 
-void kvf_event_drained(kvf_agent *agent) {
-    kvf_event_node *node = agent->drained;
-    char *detail = node->storage;
+static void write_drained(const kvf_agent *agent, kvf_event_node *node, bool resumed) {
     const uint32_t cancelled = agent->drain_cancelled;
-    detail[0] = '\0';
+    const char *first = resumed ? "the agent was resumed" : "";
+    char *detail = node->storage;
+    (void)snprintf(detail, DRAINED_BYTES, "%s", first);
     if (cancelled)
-        (void)snprintf(detail, DRAINED_BYTES, "%u requests were cancelled: they had not ended in time",
-                       cancelled);
+        (void)snprintf(detail, DRAINED_BYTES, "%s%s%u requests were cancelled: they had not ended in time",
+                       first, resumed ? "; " : "", cancelled);
     node->event = (kvf_event){.kind = KVF_EVENT_DRAINED,
-                              .status = cancelled ? KVF_E_TIMEOUT : KVF_OK,
+                              .status = resumed     ? KVF_E_CANCELLED
+                                        : cancelled ? KVF_E_TIMEOUT
+                                                    : KVF_OK,
                               .rank = KVF_NO_RANK,
                               .detail = detail,
                               .engine = ""};
+}
+
+static void tell_drained(kvf_agent *agent, bool resumed) {
+    write_drained(agent, agent->drained, resumed);
+    append(agent, agent->drained);
     agent->drained = NULL;
-    append(agent, node);
+}
+
+void kvf_event_drained(kvf_agent *agent) {
+    tell_drained(agent, false);
+}
+
+void kvf_event_resumed(kvf_agent *agent) {
+    kvf_event_node *node;
+    if (agent->drained)
+        tell_drained(agent, true);
+    DL_FOREACH(agent->events, node) {
+        if (node->event.kind == KVF_EVENT_DRAINED && node->event.status != KVF_E_CANCELLED)
+            write_drained(agent, node, true);
+    }
 }
 
 kvf_status kvf_event_command(kvf_agent *agent, const kvf_command *command) {

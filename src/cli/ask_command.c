@@ -1,6 +1,6 @@
 /*
  * kvferry ask: gives commands to running engines. A request moves by two: one engine is asked to hand it over, the
- * other to take it over.
+ * other to take it over. Where the other takes no commands, the user is told what it needs to know.
  */
 #include <stdio.h>
 #include <string.h>
@@ -25,6 +25,14 @@ static kvf_asked_rank reply_of(const kvf_asked *asked, uint32_t rank) {
     return reply;
 }
 
+static bool is_text(const kvf_record *record) {
+    const unsigned char *bytes = record->data;
+    bool is = record->size > 0;
+    for (size_t i = 0; i < record->size && is; i++)
+        is = bytes[i] >= ' ' && bytes[i] <= '~';
+    return is;
+}
+
 static struct json_object *json_records(const kvf_asked_rank *reply) {
     struct json_object *out = json_object_new_array();
     for (uint32_t i = 0; i < reply->record_count; i++) {
@@ -33,6 +41,10 @@ static struct json_object *json_records(const kvf_asked_rank *reply) {
         json_count(record, "begin", reply->records[i].begin);
         json_count(record, "end", reply->records[i].end);
         json_count(record, "bytes", reply->records[i].size);
+        if (is_text(&reply->records[i]))
+            json_object_object_add(
+                record, "text",
+                json_object_new_string_len(reply->records[i].data, (int)reply->records[i].size));
         json_object_array_add(out, record);
     }
     return out;
@@ -82,15 +94,24 @@ static int give(asking *self, const meeting_place *place, kvf_command what, kvf_
 
 /* ---- verbs ----------------------------------------------------------------------------------- */
 
-static int drain(asking *self) {
+/* Gives a command that is about no request; `done` says what the engine has done then. */
+static int tell(asking *self, const char *verb, const char *done) {
     kvf_asked *asked = NULL;
-    int result = give(self, &self->place, (kvf_command){.verb = KVF_COMMAND_DRAIN}, &asked);
+    int result = give(self, &self->place, (kvf_command){.verb = verb}, &asked);
     if (!result && options_want_text(&self->asked)) {
         const uint32_t ranks = kvf_asked_rank_count(asked);
-        printf("%s has drained: %u rank%s\n", kvf_asked_engine(asked), ranks, ranks == 1 ? "" : "s");
+        printf("%s %s: %u rank%s\n", kvf_asked_engine(asked), done, ranks, ranks == 1 ? "" : "s");
     }
     kvf_asked_free(asked);
     return result;
+}
+
+static int drain(asking *self) {
+    return tell(self, KVF_COMMAND_DRAIN, "has drained");
+}
+
+static int resume(asking *self) {
+    return tell(self, KVF_COMMAND_RESUME, "serves again");
 }
 
 /* What the engine that takes the request over gets: the records of the first rank that has any. */
@@ -103,6 +124,16 @@ static kvf_asked_rank passed_on(const kvf_asked *asked) {
     return (kvf_asked_rank){0};
 }
 
+static void print_records(const kvf_asked_rank *reply) {
+    for (uint32_t i = 0; i < reply->record_count; i++) {
+        const kvf_record *record = &reply->records[i];
+        if (is_text(record))
+            printf("%s %.*s\n", record->name, (int)record->size, (const char *)record->data);
+        else
+            printf("%s: %zu bytes\n", record->name, record->size);
+    }
+}
+
 static int hand_over(asking *self) {
     const char *request = self->asked.operands[2];
     kvf_asked *from = NULL, *to = NULL;
@@ -110,7 +141,12 @@ static int hand_over(asking *self) {
                         .request = {request, strlen(request)},
                         .peer = {.endpoint = self->to.endpoint, .public_key = self->to.key}};
     int result = give(self, &self->place, what, &from);
-    if (!result) {
+    if (!result && !self->asked.to && options_want_text(&self->asked)) {
+        const kvf_asked_rank with = passed_on(from);
+        printf("%s holds %s\n", kvf_asked_engine(from), request);
+        print_records(&with);
+    }
+    if (!result && self->asked.to) {
         const kvf_asked_rank with = passed_on(from);
         what.verb = KVF_COMMAND_TAKE_OVER;
         what.peer = (kvf_contact){.engine = kvf_asked_engine(from),
@@ -120,35 +156,50 @@ static int hand_over(asking *self) {
         what.record_count = with.record_count;
         result = give(self, &self->to, what, &to);
     }
-    if (!result && options_want_text(&self->asked))
+    if (!result && self->asked.to && options_want_text(&self->asked))
         printf("%s handed %s over to %s\n", kvf_asked_engine(from), request, kvf_asked_engine(to));
     kvf_asked_free(from);
     kvf_asked_free(to);
     return result;
 }
 
-static int check(const options *asked) {
+typedef struct ask_verb {
+    const char *name;
+    bool has_request;
+    int (*run)(asking *self);
+} ask_verb;
+
+static const ask_verb verbs[] = {
+    {"drain", false, drain}, {"resume", false, resume}, {"hand-over", true, hand_over}};
+
+static const ask_verb *find_verb(const char *name) {
+    for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
+        if (strcmp(verbs[i].name, name) == 0)
+            return &verbs[i];
+    return NULL;
+}
+
+static int check(const options *asked, const ask_verb **out) {
     if (asked->operand_count < 2)
-        return usage_error(
-            "ask needs the endpoint of an engine and what to ask it for: drain, or hand-over REQUEST");
-    const char *verb = asked->operands[1];
-    const bool drains = strcmp(verb, "drain") == 0;
-    if (!drains && strcmp(verb, "hand-over") != 0)
-        return usage_error("an engine cannot be asked to \"%s\"; allowed: drain, hand-over", verb);
-    if (drains && asked->operand_count > 2)
-        return usage_error("\"%s\" is not expected after drain", asked->operands[2]);
-    if (!drains && (asked->operand_count < 3 || !asked->operands[2][0]))
+        return usage_error("ask needs the endpoint of an engine and what to ask it for: drain, resume, or "
+                           "hand-over REQUEST");
+    const ask_verb *verb = *out = find_verb(asked->operands[1]);
+    if (!verb)
+        return usage_error("an engine cannot be asked to \"%s\"; allowed: drain, resume, hand-over",
+                           asked->operands[1]);
+    if (!verb->has_request && asked->operand_count > 2)
+        return usage_error("\"%s\" is not expected after %s", asked->operands[2], verb->name);
+    if (verb->has_request && (asked->operand_count < 3 || !asked->operands[2][0]))
         return usage_error("hand-over needs the name of a request");
-    if (!drains && !asked->to)
-        return usage_error("hand-over needs --to: the endpoint of the engine that takes the request over");
     return EXIT_DONE;
 }
 
 int run_ask(int argc, char **argv) {
     asking self = {.steps = NULL};
+    const ask_verb *verb = NULL;
     int result = options_parse(argc, argv, COMMAND_ASK, &self.asked);
     if (!result)
-        result = check(&self.asked);
+        result = check(&self.asked, &verb);
     if (!result)
         result = keys_read(self.asked.key_file, &self.keys);
     if (!result)
@@ -158,7 +209,7 @@ int run_ask(int argc, char **argv) {
     if (!result && self.asked.json)
         self.steps = json_object_new_array();
     if (!result)
-        result = self.asked.to ? hand_over(&self) : drain(&self);
+        result = verb->run(&self);
     if (self.steps) { /* of what was asked, also if it was not done */
         struct json_object *out = json_object_new_object();
         json_object_object_add(out, "asked", self.steps);

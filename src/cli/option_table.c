@@ -56,6 +56,14 @@ static const char *needs_no_leave(const options *asked) {
     return is_on_loopback(asked->listen) ? "--listen is on loopback, where no keys are needed" : NULL;
 }
 
+static const char *has_operators(const options *asked) {
+    return asked->key_file ? "with --key-file commands come from the holders of a --command-key" : NULL;
+}
+
+static const char *has_no_keys(const options *asked) {
+    return asked->key_file ? NULL : "without --key-file nobody has a key; --local-commands needs none";
+}
+
 static const char *is_alone(const options *asked) {
     if (asked->command == COMMAND_EXPLAIN && asked->operand_count < 2 && !asked->prefill && !asked->decode)
         return "one engine is explained and nothing is planned: give a second endpoint, or --prefill or "
@@ -78,8 +86,8 @@ static const char *lists_families(const options *asked) {
 }
 
 static const char *moves_nothing(const options *asked) {
-    const bool drains = asked->operand_count > 1 && strcmp(asked->operands[1], "drain") == 0;
-    return drains ? "an engine that drains hands nothing over" : NULL;
+    const bool hands_over = asked->operand_count < 2 || strcmp(asked->operands[1], "hand-over") == 0;
+    return hands_over ? NULL : "only hand-over is about another engine";
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -179,14 +187,19 @@ static const option_row rows[] = {
      COMMAND_EXPLAIN | COMMAND_PING | COMMAND_ASK, NUMBER(timeout_s, 86400)},
     {"deadline", "SECONDS", "how long an engine may take to do as it was asked", "60", COMMAND_ASK,
      NUMBER(deadline_s, 86400)},
-    {"to", "ENDPOINT[,KEY]", "the engine that the request is handed to", NULL, COMMAND_ASK, TEXT(to),
-     .idle = moves_nothing},
+    {"to", "ENDPOINT[,KEY]",
+     "the engine that takes the request over (none: what one needs for it is printed)", NULL, COMMAND_ASK,
+     TEXT(to), .idle = moves_nothing},
     {"timeout", "SECONDS", "how long meeting the engine, and each request, may take", "60", COMMAND_FETCH,
      NUMBER(timeout_s, 86400)},
     {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
      TEXT(key_file), .file = true},
     {"allow", "KEY", "a public key that may connect; may be given several times (everyone)", NULL,
-     COMMAND_SERVE, .take = take_key, .many = true},
+     COMMAND_SERVE, .take = take_key, GOES_TO(allowed), .many = true},
+    {"local-commands", NULL, "take commands (kvferry ask) from programs of this machine", NULL, COMMAND_SERVE,
+     FLAG(local_commands), .idle = has_operators},
+    {"command-key", "KEY", "a public key that may give commands; may be given several times (none)", NULL,
+     COMMAND_SERVE, .take = take_key, GOES_TO(operators), .many = true, .idle = has_no_keys},
     {"insecure", NULL, "listen beyond loopback without keys", NULL, COMMAND_SERVE | COMMAND_FETCH,
      FLAG(insecure), .idle = needs_no_leave},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables", "1", MOVING | COMMAND_SERVE,

@@ -130,9 +130,10 @@ int take_hang(const option_row *row, const char *written, options *out) {
 }
 
 int take_key(const option_row *row, const char *written, options *out) {
-    if (out->allowed_key_count == OPTIONS_MAX_KEYS)
+    option_keys *keys = field_of(row, out);
+    if (keys->count == OPTIONS_MAX_KEYS)
         return usage_error("--%s is given more than %d times", row->name, OPTIONS_MAX_KEYS);
-    out->allowed_keys[out->allowed_key_count++] = written;
+    keys->all[keys->count++] = written;
     return EXIT_DONE;
 }
 

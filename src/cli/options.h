@@ -19,6 +19,12 @@ typedef enum fault_kind {
 /** The largest numbers of a command's operands, of allowed keys, and of rows of the table of options. */
 enum { OPTIONS_MAX_OPERANDS = 3, OPTIONS_MAX_KEYS = 64, OPTIONS_MAX_ROWS = 128 };
 
+/** Public keys. */
+typedef struct option_keys {
+    const char *all[OPTIONS_MAX_KEYS];
+    uint32_t count;
+} option_keys;
+
 /** The options that the user gave. Texts belong to argv. Commands that speak with running engines have no default
  * shapes or model. */
 typedef struct options {
@@ -56,8 +62,9 @@ typedef struct options {
     const char *fault_rank; /* such as "decode:1" */
     const char *key_file;
     const char *listen;
-    const char *allowed_keys[OPTIONS_MAX_KEYS]; /* public keys that may connect */
-    uint32_t allowed_key_count;                 /* 0: every key may connect */
+    option_keys allowed;   /* may connect; none: every key may */
+    option_keys operators; /* may give commands, see kvf_ask() */
+    bool local_commands;   /* programs of this machine may */
     bool insecure;
     uint32_t count;      /* of greetings */
     const char *to;      /* the place of an engine that takes a request over; NULL: none */

@@ -47,6 +47,12 @@ if [ "$code" -eq 0 ] && is_json "$output" && [ "$(grep -c '"KVF_OK"' "$output")"
 else
     fail "and again by the one that took it, told as JSON" "exit code $code"
 fi
+run ask "$(at second)" hand-over prompt
+if [ "$code" -eq 0 ] && [ "$(cat "$output")" = $'decode holds prompt\ntokens 40' ]; then
+    pass "held for whoever comes, with what one needs to know"
+else
+    fail "held for whoever comes, with what one needs to know" "exit code $code"
+fi
 refuses "an engine that keeps a request takes no other" 1 'ask: other, rank 0: KVF_E_EXISTS: .*no room' \
     ask "$(at first)" hand-over prompt --to "$(at third)" --deadline 600 # it stays held
 refuses "what is not kept is not handed over" 1 'ask: prefill, rank 0: KVF_E_NOT_FOUND: .*keeps no such request' \
@@ -55,8 +61,17 @@ refuses "what is not kept is not handed over" 1 'ask: prefill, rank 0: KVF_E_NOT
 start fourth fourth
 refuses "a wrong element is noticed" 1 'ask: fourth, rank 0: KVF_E_MISMATCH: 1 elements are wrong' \
     ask "$(at spoiled)" hand-over prompt --to "$(at fourth)"
+run ask "$(at spoiled)" hand-over prompt --json
+if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"text": *"40"' "$output"; then
+    pass "JSON has what one needs to know, too"
+else
+    fail "JSON has what one needs to know, too" "exit code $code"
+fi
 succeeds "an engine drains" '^other has drained: 1 rank$' ask "$(at third)" drain
 refuses "and then holds nothing more" 1 'ask: other, rank 0: KVF_E_CANCELLED' \
+    ask "$(at third)" hand-over prompt --to "$(at fourth)"
+succeeds "it can be resumed" '^other serves again: 1 rank$' ask "$(at third)" resume
+succeeds "and then hands over again" '^other handed prompt over to fourth$' \
     ask "$(at third)" hand-over prompt --to "$(at fourth)"
 refuses "what was not read in time is cancelled" 1 'ask: prefill, rank 0: KVF_E_TIMEOUT: 1 requests were cancelled' \
     ask "$(at first)" drain --deadline 1
@@ -72,11 +87,12 @@ refuses "an engine takes commands only if it says so" 1 'KVF_E_PERMISSION: takes
 refuses "nobody there to ask" 1 'ask: .*no answer within 1.0 s' ask tcp://127.0.0.1:1 drain --timeout 1
 
 refuses "nothing to ask for" 2 'ask needs the endpoint of an engine and what to ask it for' ask tcp://127.0.0.1:1
-refuses "what no engine is asked" 2 '"dance"; allowed: drain, hand-over' ask tcp://127.0.0.1:1 dance
+refuses "what no engine is asked" 2 '"dance"; allowed: drain, resume, hand-over' ask tcp://127.0.0.1:1 dance
 refuses "no request" 2 'hand-over needs the name' ask tcp://127.0.0.1:1 hand-over --to tcp://127.0.0.1:2
-refuses "nobody to hand it to" 2 'hand-over needs --to' ask tcp://127.0.0.1:1 hand-over prompt
-refuses "one request too many" 2 'not expected after drain' ask tcp://127.0.0.1:1 drain prompt
-refuses "somebody to drain to" 2 '--to has no effect: an engine that drains hands nothing over' \
-    ask tcp://127.0.0.1:1 drain --to tcp://127.0.0.1:2
+for verb in drain resume; do
+    refuses "one request too many for $verb" 2 "not expected after $verb" ask tcp://127.0.0.1:1 "$verb" prompt
+    refuses "somebody to $verb to" 2 '--to has no effect: only hand-over is about another engine' \
+        ask tcp://127.0.0.1:1 "$verb" --to tcp://127.0.0.1:2
+done
 
 finish

@@ -1,4 +1,5 @@
-/* Draining: nothing new is accepted, what is under way ends, and what does not is cancelled in the end. */
+/* Draining: nothing new is accepted, what is under way ends, and what does not is cancelled in the end. Resuming takes
+ * that back. */
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -248,8 +249,144 @@ static void a_directory_has_nothing_to_drain(void **state) {
     kvf_agent *agent;
     assert_ok(kvf_agent_open(NULL, 0, NULL, &agent));
     assert_fails(kvf_agent_drain(agent, 0), KVF_E_INVALID, "directory", "no memory");
+    assert_fails(kvf_agent_resume(agent), KVF_E_INVALID, "directory", "no memory");
     kvf_agent_close(agent);
     assert_fails(kvf_agent_drain(NULL, 0), KVF_E_INVALID, "agent", "NULL");
+    assert_fails(kvf_agent_resume(NULL), KVF_E_INVALID, "agent", "NULL");
+}
+
+/* ---- resuming ---------------------------------------------------------------------------------- */
+
+/* The DRAINED that came last, of `count`. */
+static const world_outcome *last_drained(scene *s, uint32_t count) {
+    world_until(&s->w, world_count(&s->w, s->p, KVF_EVENT_DRAINED) == count);
+    const world_outcome *last = NULL;
+    for (uint32_t i = 0; i < s->w.outcome_count; i++)
+        if (s->w.outcomes[i].agent == s->p && s->w.outcomes[i].kind == KVF_EVENT_DRAINED)
+            last = &s->w.outcomes[i];
+    assert_non_null(last);
+    return last;
+}
+
+/* The request is held, read, and arrives whole. */
+static void serves(scene *s) {
+    world_hold(&s->w.p, &s->held, s->theirs);
+    scene_pull(s);
+    world_all_done(&s->w, &s->w.p, s->theirs);
+}
+
+static void an_agent_that_has_drained_serves_again(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    assert_ok(kvf_agent_drain(s.p, LONG));
+    drained(&s, s.p, KVF_OK);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    refused(&s, s.ours[0]);
+    assert_ok(kvf_agent_resume(s.p));
+    serves(&s);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_DRAINED),
+                     1); /* it was taken before, and stays as it is */
+    assert_int_equal(last_drained(&s, 1)->status, KVF_OK);
+    scene_close(&s);
+}
+
+static void to_resume_an_agent_that_does_not_drain_does_nothing(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    assert_ok(kvf_agent_resume(s.p));
+    serves(&s);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_DRAINED), 0);
+    scene_close(&s);
+}
+
+static void a_drain_that_is_taken_back_ends_as_cancelled_and_its_requests_go_on(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    assert_ok(kvf_agent_drain(s.p, SECOND));
+    world_run_for(&s.w, SECOND / 2);
+    assert_ok(kvf_agent_resume(s.p));
+    const world_outcome *end = last_drained(&s, 1);
+    assert_int_equal(end->status, KVF_E_CANCELLED);
+    assert_string_equal(end->detail, "the agent was resumed");
+    world_run_for(&s.w, 5 * SECOND); /* the time to drain is over, and cancels nothing */
+    assert_int_equal(s.w.outcome_count, 1);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_DRAINED), 1);
+    scene_close(&s);
+}
+
+static void a_consumer_that_was_not_refused_yet_goes_on_waiting(void **state) {
+    (void)state;
+    scene s;
+    world_request second;
+    uint64_t expected[WORLD_MAX_RANKS];
+    set_up(&s);
+    wait_in_vain(&s, &second, expected);
+    assert_ok(kvf_agent_drain(s.p, LONG));
+    assert_ok(kvf_agent_resume(s.p)); /* before the agent has worked */
+    world_run_for(&s.w, 5 * SECOND);
+    assert_int_equal(last_drained(&s, 1)->status, KVF_E_CANCELLED);
+    assert_int_equal(s.w.outcome_count, 1);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    assert_ok(kvf_agent_cancel(s.d, expected[0]));
+    (void)world_failed(&s.w, s.d, expected[0], KVF_E_CANCELLED);
+    scene_close(&s);
+}
+
+static void what_the_drain_has_cancelled_stays_cancelled(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    s.held.request.deadline_ns = LONG;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    assert_ok(kvf_agent_drain(s.p, 0));
+    assert_ok(kvf_agent_progress(s.p, NULL)); /* the request is cancelled, and has not gone yet */
+    assert_ok(kvf_agent_resume(s.p));
+    const world_outcome *end = last_drained(&s, 1);
+    assert_int_equal(end->status, KVF_E_CANCELLED);
+    assert_string_equal(end->detail,
+                        "the agent was resumed; 1 requests were cancelled: they had not ended in time");
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+    scene_close(&s);
+}
+
+static void an_event_that_nobody_has_taken_says_that_the_agent_was_resumed(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    assert_ok(kvf_agent_drain(s.p, LONG));
+    assert_ok(kvf_agent_progress(s.p, NULL)); /* it has drained, and the event waits */
+    assert_ok(kvf_agent_resume(s.p));
+    assert_int_equal(last_drained(&s, 1)->status, KVF_E_CANCELLED);
+    serves(&s);
+    scene_close(&s);
+}
+
+static void a_resumed_agent_can_be_drained_again(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    for (uint32_t i = 1; i <= 3; i++) {
+        s.held.request.deadline_ns = LONG;
+        world_hold(&s.w.p, &s.held, s.theirs);
+        assert_ok(kvf_agent_drain(s.p, 0));
+        const world_outcome *end = last_drained(&s, i);
+        assert_int_equal(end->status, KVF_E_TIMEOUT);
+        assert_string_equal(end->detail,
+                            "1 requests were cancelled: they had not ended in time"); /* counted anew */
+        assert_ok(kvf_agent_resume(s.p));
+    }
+    serves(&s);
+    assert_ok(kvf_agent_drain(s.p, LONG)); /* late as the drains before were, this one is not */
+    assert_int_equal(last_drained(&s, 4)->status, KVF_OK);
+    scene_close(&s);
 }
 
 int main(void) {
@@ -267,6 +404,13 @@ int main(void) {
         cmocka_unit_test(a_second_call_sets_the_time_anew),
         cmocka_unit_test(an_agent_that_is_closed_while_it_drains),
         cmocka_unit_test(a_directory_has_nothing_to_drain),
+        cmocka_unit_test(an_agent_that_has_drained_serves_again),
+        cmocka_unit_test(to_resume_an_agent_that_does_not_drain_does_nothing),
+        cmocka_unit_test(a_drain_that_is_taken_back_ends_as_cancelled_and_its_requests_go_on),
+        cmocka_unit_test(a_consumer_that_was_not_refused_yet_goes_on_waiting),
+        cmocka_unit_test(what_the_drain_has_cancelled_stays_cancelled),
+        cmocka_unit_test(an_event_that_nobody_has_taken_says_that_the_agent_was_resumed),
+        cmocka_unit_test(a_resumed_agent_can_be_drained_again),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

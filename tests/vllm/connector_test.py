@@ -198,6 +198,15 @@ class Keys(Pairs):
         self.assertEqual(decode.invalid, set(HERE))
         self.assertFalse(any(tensor.any() for tensor in decode.layers.values()))
 
+    def test_who_may_give_commands_is_said_one_way(self) -> None:
+        file, key = self.keys("engine")
+        for extra, text in (
+            ({"local_commands": True}, "local_commands is set together with key_file; .* command_keys"),
+            ({"command_keys": [key]}, "command_keys is given without allowed_keys: "),
+        ):
+            with self.subTest(text), self.assertRaisesRegex(InvalidError, text):
+                Half("engine", 16, key_file=file, **extra)
+
 
 class Failing(Pairs):
     def test_blocks_that_failed_are_named_where_their_ids_are_unique(self) -> None:
@@ -438,6 +447,10 @@ class BadInput(Pairs):
             ({"key_file": "no such file"}, "key_file no such file"),
             ({"allowed_keys": "x"}, "allowed_keys is 'x'"),
             ({"allowed_keys": ["x"]}, "key_file"),
+            ({"local_commands": "yes"}, "local_commands is 'yes'; allowed: true, false"),
+            ({"local_commands": True, "insecure": True}, "local_commands is set together with insecure"),
+            ({"command_keys": "x"}, "command_keys is 'x'; allowed: a list of public keys"),
+            ({"command_keys": ["x"]}, "command_keys is given without key_file: .* see local_commands"),
         ):
             with self.subTest(text), self.assertRaisesRegex(InvalidError, text):
                 Half("engine", 16, **extra)

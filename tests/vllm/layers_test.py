@@ -22,6 +22,9 @@ from halves import Layers
 from layouts import Layout, Specs, lay_out
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from kvferry.commands import HAND_OVER, ask
+from kvferry.contact import Contact
+from kvferry.errors import Status
 from kvferry.plan import CostModel
 from kvferry.vllm.connector import KvferryConnector
 from kvferry.vllm.marks import DeviceMarks
@@ -503,6 +506,20 @@ class Devices(Pairs):
             if 0 < i < LAYERS:
                 layer = names(prefill)[i - 1]
                 self.arrives(prefill, decode, layer, range(TOKENS))
+        self.end(prefill, decode)
+
+
+class Commanded(Pairs):
+    def test_what_is_written_while_it_is_computed_is_not_handed_over(self) -> None:
+        prefill, decode = self.pair(local_commands=True)
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.step({"r": 64})
+        directory = prefill.scheduling._directory
+        assert directory is not None
+        (reply,) = ask(Contact("prefill", directory.endpoint), HAND_OVER, "r", timeout=WAIT_SECONDS)
+        self.assertEqual(reply.status, Status.NOT_FOUND)
+        self.assertIn("request r is still being computed", reply.detail)
+        prefill.step({"r": TOKENS - 64})
         self.end(prefill, decode)
 
 

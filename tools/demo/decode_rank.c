@@ -224,7 +224,7 @@ static bool obey(void *rank, const message *order) {
 int run_decode_rank(rank_seat *seat) {
     decode_rank self = {.round = 0};
     if (rank_open(&self.base, seat, PATTERN_UNUSED_DECODE) && make_plan(&self))
-        rank_serve(&self, obey, heed);
+        rank_serve(&self, obey, heed, NULL);
     rank_close(&self.base);
     free(self.groups);
     kvf_request_free(self.request);

@@ -1,7 +1,9 @@
 /*
  * A prefill rank: fills its caches, then, round by round, holds each request until the decode engine has read it, or
- * pushes it. For `kvferry serve` it holds all requests again and again, for any consumer.
+ * pushes it. For `kvferry serve` it holds all requests again and again, for any consumer, and heeds an operator's
+ * commands.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +11,7 @@
 #include "pattern.h"
 #include "rank.h"
 
+#define LOOK_MS 100
 #define STANDING_NS (UINT64_C(86400) * 365 * 1000000000) /* one year: practically for ever */
 
 typedef struct prefill_rank {
@@ -21,6 +24,9 @@ typedef struct prefill_rank {
     broken_request broken;
     uint32_t unwritten;   /* requests of this round */
     move_figures figures; /* of this round, if it pushes */
+    uint64_t *standing; /* the ticket of each request that is held for any consumer; 0: it is not held now */
+    bool drains, drained;
+    uint64_t drained_for; /* the command that asked to drain, and waits; 0: none */
 } prefill_rank;
 
 static bool write_cell(void *context, const logical_cell *at) {
@@ -100,19 +106,110 @@ static bool hold_round(prefill_rank *self) {
     return all;
 }
 
+/* ---- requests for any consumer, and commands -------------------------------------------------- */
+
+static size_t standing_count(const demo_job *job) {
+    return (size_t)STANDING_ROUNDS * job->work.request_count;
+}
+
+static bool stand(prefill_rank *self, size_t place) {
+    const uint32_t requests = self->base.job->work.request_count;
+    char id[24];
+    if (self->drains || self->standing[place])
+        return true;
+    rank_request_id(self->base.job, (uint32_t)(place / requests), (uint32_t)(place % requests), id);
+    return lend(self, id, (uint32_t)(place % requests), &self->standing[place]);
+}
+
 static bool hold_standing(prefill_rank *self) {
     bool all = true;
-    for (uint32_t round = 0; round < STANDING_ROUNDS && all; round++)
-        all = hold_round(self);
+    for (size_t i = 0; i < standing_count(self->base.job) && all; i++)
+        all = stand(self, i);
     return all;
 }
 
 /* Holds a request again, for the next consumer, after one consumer has fetched it or given it up. */
 static bool hold_again(prefill_rank *self, const kvf_event *event) {
     uint32_t round, number;
-    bool ended = event->request_kind == KVF_REQUEST_HOLD && event->blocks_free &&
-                 rank_read_request_id(&event->id, &round, &number);
-    return !ended || hold(self, round, number);
+    if (event->request_kind != KVF_REQUEST_HOLD || !event->blocks_free ||
+        !rank_read_request_id(&event->id, &round, &number))
+        return true;
+    const size_t place = (size_t)round * self->base.job->work.request_count + number;
+    self->standing[place] = 0;
+    return stand(self, place);
+}
+
+static void reply(const prefill_rank *self, uint64_t number, kvf_status status, const char *detail) {
+    (void)kvf_agent_reply(self->base.agent, number, status, detail, NULL, 0); /* or its time is over */
+}
+
+static void reply_drained(prefill_rank *self, kvf_status status, const char *detail) {
+    if (self->drained_for)
+        reply(self, self->drained_for, status, detail);
+    self->drained_for = 0;
+}
+
+/* Replies when it has drained, or at once if it will not. */
+static void drain(prefill_rank *self, const kvf_command *asked) {
+    if (self->drains) {
+        reply(self, asked->number, self->drained ? KVF_OK : KVF_E_EXISTS,
+              self->drained ? "it had drained before" : "it drains already");
+        return;
+    }
+    kvf_status status = kvf_agent_drain(self->base.agent, asked->deadline_ns);
+    self->drains = status == KVF_OK;
+    self->drained_for = status ? 0 : asked->number;
+    if (status)
+        reply(self, asked->number, status, kvf_error_detail());
+}
+
+static bool resume(prefill_rank *self, const kvf_command *asked) {
+    kvf_status status = kvf_agent_resume(self->base.agent);
+    if (status)
+        return rank_fail_status(&self->base, status, "resuming");
+    self->drains = self->drained = false;
+    reply_drained(self, KVF_E_CANCELLED, "it was resumed");
+    if (!hold_standing(self))
+        return false;
+    reply(self, asked->number, KVF_OK, "");
+    return true;
+}
+
+static bool heed_command(prefill_rank *self, const kvf_command *asked) {
+    char detail[160];
+    if (strcmp(asked->verb, KVF_COMMAND_RESUME) == 0)
+        return resume(self, asked);
+    if (strcmp(asked->verb, KVF_COMMAND_DRAIN) == 0) {
+        drain(self, asked);
+        return true;
+    }
+    (void)snprintf(detail, sizeof detail, "kvferry serve does not %s; it takes %s and %s", asked->verb,
+                   KVF_COMMAND_DRAIN, KVF_COMMAND_RESUME);
+    reply(self, asked->number, KVF_E_UNSUPPORTED, detail);
+    return true;
+}
+
+static bool heed_standing(prefill_rank *self, const kvf_event *event) {
+    if (event->kind == KVF_EVENT_COMMAND)
+        return heed_command(self, event->command);
+    if (event->kind == KVF_EVENT_DRAINED && event->status != KVF_E_CANCELLED) {
+        self->drained = true;
+        reply_drained(self, event->status, event->detail);
+    }
+    return hold_again(self, event);
+}
+
+/* While it drains: what nobody reads is held for nobody, and given up. */
+static int look(void *rank) {
+    prefill_rank *self = rank;
+    kvf_agent_stats stats = {.struct_size = sizeof stats};
+    if (!self->drains || self->drained)
+        return -1;
+    if (kvf_agent_get_stats(self->base.agent, &stats) == KVF_OK && stats.leases_now == 0)
+        for (size_t i = 0; i < standing_count(self->base.job); i++)
+            if (self->standing[i])
+                (void)kvf_agent_cancel(self->base.agent, self->standing[i]); /* or it has just ended */
+    return LOOK_MS;
 }
 
 /* The decode engine has read everything, but its notices may still be on their way: waits for all of them. */
@@ -140,7 +237,7 @@ static bool take_written(prefill_rank *self, const kvf_event *event) {
 static bool heed(void *rank, const kvf_event *event) {
     prefill_rank *self = rank;
     if (self->base.job->standing)
-        return hold_again(self, event);
+        return heed_standing(self, event);
     if (broken_heed(&self->base, &self->broken, event))
         return true;
     if (event->kind == KVF_EVENT_FAILED)
@@ -192,15 +289,17 @@ static bool obey(void *rank, const message *order) {
 }
 
 int run_prefill_rank(rank_seat *seat) {
-    prefill_rank self = {.groups = calloc(seat->job->work.group_count, sizeof *self.groups)};
+    prefill_rank self = {.groups = calloc(seat->job->work.group_count, sizeof *self.groups),
+                         .standing = calloc(standing_count(seat->job), sizeof *self.standing)};
     if (rank_open(&self.base, seat, PATTERN_UNUSED_PREFILL)) {
         fill_caches(&self);
-        if (!self.groups)
+        if (!self.groups || !self.standing)
             (void)rank_fail(&self.base, "not enough memory");
         else if (send_introduction(&self))
-            rank_serve(&self, obey, heed);
+            rank_serve(&self, obey, heed, look);
     }
     rank_close(&self.base);
     free(self.groups);
+    free(self.standing);
     return EXIT_DONE;
 }

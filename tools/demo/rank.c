@@ -194,13 +194,15 @@ bool rank_take_events(void *rank, rank_heed heed) {
     return true;
 }
 
-void rank_serve(void *rank, rank_obey obey, rank_heed heed) {
+void rank_serve(void *rank, rank_obey obey, rank_heed heed, rank_look look) {
     const live_rank *of = rank;
     bool message_waits;
-    while (rank_wait(of, -1, &message_waits) && rank_take_events(rank, heed)) {
+    int timeout_ms = -1;
+    while (rank_wait(of, timeout_ms, &message_waits) && rank_take_events(rank, heed)) {
         message order;
         if (message_waits && (!channel_receive(&of->seat->coordinator, &order) || !obey(rank, &order)))
             return;
+        timeout_ms = look ? look(rank) : -1;
     }
 }
 

@@ -54,8 +54,12 @@ typedef bool (*rank_obey)(void *rank, const message *order);
 /** Takes an event of the agent. Returns false if the rank must end. */
 typedef bool (*rank_heed)(void *rank, const kvf_event *event);
 
-/** Takes orders and events until one of them ends the rank. `rank` begins with its live_rank. */
-void rank_serve(void *rank, rank_obey obey, rank_heed heed);
+/** Does what follows from time alone. Returns in how many milliseconds to look again, at the latest; -1: after the next
+ * order or event. */
+typedef int (*rank_look)(void *rank);
+
+/** Takes orders and events until one of them ends the rank. `rank` begins with its live_rank; `look` may be NULL. */
+void rank_serve(void *rank, rank_obey obey, rank_heed heed, rank_look look);
 
 /** Gives all events that have arrived to `heed`. */
 bool rank_take_events(void *rank, rank_heed heed);

@@ -1,5 +1,6 @@
 /*
- * kvferry serve: a prefill engine whose ranks hold a pattern for any consumer, until the user stops it.
+ * kvferry serve: a prefill engine whose ranks hold a pattern for any consumer, until the user stops it. An operator may
+ * drain and resume it, if the user allows commands.
  */
 #include <errno.h>
 #include <signal.h>
@@ -26,6 +27,7 @@ typedef struct service {
     key_pair keys;
     char ranks_listen[300];
     char facts[160];
+    kvf_key_grant operators[OPTIONS_MAX_KEYS];
     uint16_t port; /* 0: any */
     stream_server stream;
     crew all;
@@ -63,13 +65,19 @@ static int check_listen(service *self) {
 static void describe_agents(service *self) {
     const options *asked = &self->asked;
     bool keyed = self->keys.public_key[0] != '\0';
+    for (uint32_t i = 0; i < asked->operators.count; i++)
+        self->operators[i] = (kvf_key_grant){
+            .struct_size = sizeof(kvf_key_grant), .public_key = asked->operators.all[i], .commands = true};
     self->job.agents = (kvf_agent_options){.struct_size = sizeof self->job.agents,
                                            .listen = self->ranks_listen,
                                            .insecure = asked->insecure,
                                            .public_key = keyed ? self->keys.public_key : NULL,
                                            .secret_key = keyed ? self->keys.secret_key : NULL,
-                                           .allowed_keys = asked->allowed_keys,
-                                           .allowed_key_count = asked->allowed_key_count};
+                                           .allowed_keys = asked->allowed.all,
+                                           .allowed_key_count = asked->allowed.count,
+                                           .grants = self->operators,
+                                           .grant_count = asked->operators.count,
+                                           .local_commands = asked->local_commands};
 }
 
 static int open_directory(service *self) {
@@ -81,6 +89,15 @@ static int open_directory(service *self) {
     if (status == KVF_E_INVALID || status == KVF_E_PERMISSION || status == KVF_E_RANGE)
         return library_error(status, "serve");
     return status ? library_failure(status, "serve") : EXIT_DONE;
+}
+
+/* A list of keys keeps everybody else out, so that operators alone would leave nobody to fetch. */
+static int check_operators(const service *self) {
+    if (self->asked.operators.count > 0 && self->asked.allowed.count == 0)
+        return usage_error(
+            "--command-key needs --allow: with a list of keys only those on it may connect, and a "
+            "--command-key may not fetch");
+    return EXIT_DONE;
 }
 
 /* Errors in the address or the keys are reported before anything is started. */
@@ -111,6 +128,8 @@ static int prepare(service *self) {
         result = corruption_parse(self->asked.corrupt, &job->all, &job->work, &job->corrupt);
     if (!result)
         result = check_listen(self);
+    if (!result)
+        result = check_operators(self);
     if (!result) {
         describe_agents(self);
         result = try_directory(self);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvferry.request import BlockTable
 from kvferry.scheduler import Instruction
@@ -53,6 +54,7 @@ class KvferryStep(KVConnectorMetadata):
         ended: such requests that have finished or were aborted: reported as sent when their push is over
         lost: such requests whose blocks vLLM has taken away; their push is cancelled, and not reported
         idle: no request runs in this step: vLLM only asks whether transfers have ended
+        params: of requests that are kept from here on, for an operator who has them handed over
     """
 
     instructions: list[Instruction] = field(default_factory=list)
@@ -61,3 +63,4 @@ class KvferryStep(KVConnectorMetadata):
     ended: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     idle: bool = False
+    params: dict[str, dict[str, Any]] = field(default_factory=dict)

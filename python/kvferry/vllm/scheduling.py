@@ -54,6 +54,7 @@ class Scheduling:
         self._loading: set[str] = set()
         self._matched: dict[str, int] = {}  # tokens in the prefix cache at the last match()
         self._void: list[str] = []
+        self._params: dict[str, dict[str, Any]] = {}  # of requests that have finished since the last step
         self._generation = 0  # how often the caches have come back
         self._weights = ""  # identity of ours
         self._draft = ""  # digest of what our draft model caches
@@ -76,7 +77,7 @@ class Scheduling:
         self._directory = Agent.directory(
             listen=self._settings.meeting,
             keys=self._settings.keys,
-            allowed_keys=self._settings.allowed_keys,
+            allowed_keys=self._settings.grants,
             insecure=self._settings.insecure,
             **log_options(logger),
         )
@@ -223,7 +224,10 @@ class Scheduling:
             return False, None
         if end.params is None:
             return end.keep, None
-        return end.keep, self._params_out(request, end.params, block_ids, is_turn)
+        params = self._params_out(request, end.params, block_ids, is_turn)
+        if end.keep and self._settings.takes_commands:
+            self._params[request.request_id] = {**params, "remote_block_ids": []}  # which may be many
+        return end.keep, params
 
     # ---- steps
 
@@ -241,9 +245,11 @@ class Scheduling:
             if self._early is not None:
                 self._early.preempted(request)
         void, self._void = self._void, []
+        params, self._params = self._params, {}
+        idle = output.total_num_scheduled_tokens == 0
         early, blocks = self._early, self._blocks
         if early is None or blocks is None:
-            return KvferryStep(self._take(), void, idle=output.total_num_scheduled_tokens == 0)
+            return KvferryStep(self._take(), void, idle=idle, params=params)
         early.open(output)
         instructions = self._take()
         return KvferryStep(
@@ -252,7 +258,8 @@ class Scheduling:
             early.chunks(output, instructions, blocks),
             early.take_ended(),
             early.take_lost(self._keys),
-            idle=output.total_num_scheduled_tokens == 0,
+            idle,
+            params,
         )
 
     def _take(self) -> list[Instruction]:

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvferry.agent import KeyPair
+from kvferry.contact import KeyGrant, KeyPair
 from kvferry.errors import InvalidError
 from kvferry.events import Way
 
@@ -49,6 +49,8 @@ class Settings:
         turn: seconds for which an answer is kept
         keys: own keys; None: no encryption
         allowed_keys: public keys of peers that may connect; none: every peer that knows ours
+        local_commands: programs of this machine may give commands, as there are no keys
+        command_keys: public keys whose holders may give commands
     """
 
     host: str
@@ -68,6 +70,18 @@ class Settings:
     turn: float
     keys: KeyPair | None
     allowed_keys: tuple[str, ...]
+    local_commands: bool
+    command_keys: tuple[str, ...]
+
+    @property
+    def takes_commands(self) -> bool:
+        """Whether anybody may give commands."""
+        return self.local_commands or bool(self.command_keys)
+
+    @property
+    def grants(self) -> list[str | KeyGrant]:
+        """All keys that may connect, with their rights; none: every peer that knows our key."""
+        return [*self.allowed_keys, *(KeyGrant(key, commands=True) for key in self.command_keys)]
 
     @property
     def listen(self) -> str:
@@ -111,6 +125,12 @@ class _Extra:
             raise InvalidError(f"{name} is {value!r}; allowed: up to {LONGEST_NAME} printable characters")
         return value
 
+    def public_keys(self, name: str) -> tuple[str, ...]:
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
+            raise InvalidError(f"{name} is {value!r}; allowed: a list of public keys")
+        return tuple(value)
+
     def refuse_others(self) -> None:
         """Raises InvalidError if something was given that nobody asked for."""
         for name in sorted(self._given.keys() - set(self._names)):
@@ -138,11 +158,23 @@ def read_settings(config: VllmConfig) -> Settings:
         port += config.parallel_config.data_parallel_index
     insecure = extra.switch("insecure")
     keys = _keys(extra.get("key_file", os.environ.get("KVFERRY_KEY_FILE")))
-    allowed = extra.get("allowed_keys", [])
-    if not isinstance(allowed, list) or not all(isinstance(key, str) for key in allowed):
-        raise InvalidError(f"allowed_keys is {allowed!r}; allowed: a list of public keys")
+    allowed = extra.public_keys("allowed_keys")
     if allowed and keys is None:
         raise InvalidError("allowed_keys is given without key_file: only encrypted peers have keys")
+    local = extra.switch("local_commands")
+    if local and (insecure or keys is not None):
+        raise InvalidError(
+            f"local_commands is set together with {'insecure' if insecure else 'key_file'}; allowed: without "
+            "keys, on loopback; with keys, command_keys says who may give commands"
+        )
+    operators = extra.public_keys("command_keys")
+    if operators and keys is None:
+        raise InvalidError("command_keys is given without key_file: without keys, see local_commands")
+    if operators and not allowed:
+        raise InvalidError(
+            "command_keys is given without allowed_keys: with a list of keys only those on it may connect, and "
+            "the holders of command_keys may only give commands"
+        )
     if host not in LOOPBACK and keys is None and not insecure:
         raise InvalidError(
             f"side_channel_host is {host}, which other machines may reach; give a key_file in "
@@ -165,7 +197,9 @@ def read_settings(config: VllmConfig) -> Settings:
         turns=extra.switch("bidirectional_kv_xfer"),
         turn=extra.seconds("decoder_kv_blocks_ttl") or TURN,
         keys=keys,
-        allowed_keys=tuple(allowed),
+        allowed_keys=allowed,
+        local_commands=local,
+        command_keys=operators,
     )
     extra.refuse_others()
     return settings

@@ -15,7 +15,7 @@ import torch
 from kvferry.agent import Agent
 from kvferry.errors import AgainError
 from kvferry.events import Event
-from kvferry.vllm.tickets import WAIT_SECONDS, cancel, work
+from kvferry.vllm.tickets import WAIT_SECONDS, EventSource, cancel, work
 
 # A request that was cancelled ends when its readers' leases, or its writers' time, have run out. Messages about
 # it get this much longer.
@@ -26,6 +26,7 @@ class Caches:
     """The memory of a rank's caches, registered with its agent.
 
     Args:
+        source: of the agent's events
         under_way: tickets of the requests that use it; `note` removes those that have ended
         note: called with every event
     """
@@ -33,12 +34,13 @@ class Caches:
     def __init__(
         self,
         agent: Agent,
+        source: EventSource,
         memory: Sequence[torch.Tensor],
         under_way: Mapping[int, object],
         note: Callable[[Event], None],
     ) -> None:
         agent.register(memory)
-        self._agent, self._under_way, self._note = agent, under_way, note
+        self._agent, self._source, self._under_way, self._note = agent, source, under_way, note
         self._memory = list(memory)
         self._here = set(range(len(memory)))
 
@@ -86,4 +88,4 @@ class Caches:
             self._work(WAIT_SECONDS, lambda: False)
 
     def _work(self, seconds: float, until: Callable[[], bool]) -> None:
-        work(self._agent, self._note, seconds, until)
+        work(self._source, self._note, seconds, until)

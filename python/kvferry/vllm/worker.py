@@ -15,6 +15,7 @@ from kvferry.events import Event, EventKind
 from kvferry.model import Dtype, GroupKind
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
+from kvferry.vllm.commands import Commands, Kept, how_ended
 from kvferry.vllm.compat import (
     KVCacheConfig,
     KVConnectorTransferResults,
@@ -35,7 +36,7 @@ from kvferry.vllm.settings import read_settings
 from kvferry.vllm.sleeping import Caches
 from kvferry.vllm.statistics import SPREADS, KvferryStats, counted
 from kvferry.vllm.tensors import describe
-from kvferry.vllm.tickets import cancel, drain
+from kvferry.vllm.tickets import EventSource, cancel, drain
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -57,6 +58,9 @@ REMEMBERED_SECONDS = 600.0
 # The agent's lease where the settings name none.
 LEASE_SECONDS = 30.0
 
+# Requests that were sent, of which it is remembered how they ended.
+MOST_GONE = 1024
+
 SENDS = (InstructionKind.HOLD, InstructionKind.PUSH)
 LOADS = (InstructionKind.PULL, InstructionKind.EXPECT)
 
@@ -68,8 +72,10 @@ class _Job:
     kind: InstructionKind
     request: str
     failed: bool = False
+    why: str = ""  # it has failed
     named: bool = False  # its failed blocks were reported one by one
     lost: bool = False  # its blocks are vLLM's already: vLLM does not wait for its end
+    params: dict[str, Any] | None = None  # by which a peer finds it; None: it has not finished, or is no send
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -138,6 +144,8 @@ class Worker:
         self._layers: LayerPushes | None = None
         self._begun: KvferryStep | None = None  # the step whose pushes are open
         self._early: dict[str, bool] = {}  # requests that are pushed and not ended; whether the push is over
+        self._commands: Commands | None = None  # None: nobody may give any
+        self._gone: dict[str, str] = {}  # sends that have ended, and how; only if commands are taken
 
     def register(self, caches: dict[str, Any]) -> None:
         """The caches are there: the rank can be met from here on. Every rank calls this at the same time.
@@ -164,7 +172,8 @@ class Worker:
             geometry.rank,
             listen=self._settings.listen,
             keys=self._settings.keys,
-            allowed_keys=self._settings.allowed_keys,
+            allowed_keys=self._settings.grants,
+            local_commands=self._settings.local_commands,
             transport=self._settings.transport,
             way=self._settings.move,
             lease=self._settings.lease,
@@ -175,7 +184,9 @@ class Worker:
             facts={"weights": self._weights} if self._weights else None,
             **log_options(logger),
         )
-        self._caches = Caches(self._agent, memory, self._jobs, self._note)
+        if self._settings.takes_commands:
+            self._commands = Commands(self._agent, self._find)
+        self._caches = Caches(self._agent, self._source, memory, self._jobs, self._note)
         self._geometry = geometry
         if self._settings.push:
             device = memory[0].device.type
@@ -205,6 +216,12 @@ class Worker:
         if self._caches is not None and not self._caches.are_here:
             self._caches.come(memory)
             logger.info("the caches are registered anew: this rank of kvferry is awake")
+
+    @property
+    def _source(self) -> EventSource:
+        """Where events come from."""
+        assert self._agent is not None
+        return self._agent if self._commands is None else self._commands
 
     def _cache_names(self) -> list[str]:
         """The layers of all groups that are transferred."""
@@ -267,6 +284,10 @@ class Worker:
         for instruction in step.instructions:
             if instruction.kind != InstructionKind.PUSH or instruction.request.id.decode() not in early:
                 self._try(instruction)
+        for name, params in step.params.items():
+            for kind in SENDS:
+                if (kind, name) in self._tickets:
+                    self._jobs[self._tickets[kind, name]].params = params
         for name in step.ended:
             if self._early.pop(name, False):
                 self._results.finished_sending.add(name)
@@ -277,7 +298,7 @@ class Worker:
             self._do(instruction, request)
         except KvferryError as error:
             logger.error("request %s: %s: %s", request, instruction.kind.name, error)
-            self._refused(instruction.kind, request)
+            self._refused(instruction.kind, request, str(error))
 
     def _do(self, item: Instruction, request: str) -> None:
         assert self._agent is not None
@@ -323,9 +344,10 @@ class Worker:
             return ticket
         return agent.pull(item.transfer_id, contact, groups, deadline=deadline, patience=patience)
 
-    def _refused(self, kind: InstructionKind, request: str) -> None:
+    def _refused(self, kind: InstructionKind, request: str, why: str) -> None:
         """Reports a refused request here, because without a ticket no event will report it."""
         if kind in SENDS:
+            self._went(request, why)
             self._sent(request)
         elif kind in LOADS:
             self._results.finished_recving.add(request)
@@ -342,8 +364,8 @@ class Worker:
         """The transfers that have ended since the last call."""
         if self._agent is not None:
             if self._idle and self._jobs and not self._results.finished_recving:
-                self._agent.wait(IDLE_SECONDS)
-            for event in self._agent.events():
+                self._source.wait(IDLE_SECONDS)
+            for event in self._source.events():
                 self._note(event)
         results, self._results = self._results, KVConnectorTransferResults()
         return results
@@ -392,7 +414,7 @@ class Worker:
         if event.kind == EventKind.FAILED:
             self._ended["failed_loads"] += job.kind in LOADS
             self._ended["failed_handovers"] += job.kind in SENDS
-            job.failed = True
+            job.failed, job.why = True, how_ended(event)
             logger.warning("request %s: %s", job.request, event.detail)
             if job.kind in LOADS and self._names_blocks and any(event.invalid):
                 job.named = True
@@ -400,6 +422,8 @@ class Worker:
                     self._invalid.update(blocks)
         if not event.blocks_free:
             return
+        if job.kind in SENDS:
+            self._went(job.request, job.why or how_ended(event))
         del self._jobs[event.ticket]
         if self._tickets.get((job.kind, job.request)) == event.ticket:
             del self._tickets[job.kind, job.request]
@@ -411,6 +435,41 @@ class Worker:
             self._results.finished_recving.add(job.request)
             if job.failed and not job.named:
                 self._results.failed_recving.add(job.request)
+
+    # ---- an operator's commands
+
+    def _went(self, request: str, how: str) -> None:
+        """Remembers how a send has ended, for an operator who asks for it."""
+        if self._commands is None:
+            return
+        self._gone.pop(request, None)
+        self._gone[request] = how
+        if len(self._gone) > MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    def _find(self, request: str) -> Kept:
+        """A request that is kept for peers. Other threads may call it: it only looks up."""
+        for kind in (*SENDS, *LOADS):
+            ticket = self._tickets.get((kind, request))
+            job = None if ticket is None else self._jobs.get(ticket)
+            if ticket is None or job is None:
+                continue
+            if kind in LOADS:
+                raise NotFoundError(f"request {request} is being loaded here; it is kept where it comes from")
+            if job.failed:
+                raise NotFoundError(f"request {request} is not kept any more: {job.why}")
+            if job.params is None:
+                raise NotFoundError(
+                    f"request {request} is still being computed, and written to the server that was asked for "
+                    "it at the same time"
+                )
+            return Kept(ticket, job.params)
+        how = self._gone.get(request)
+        if how is not None:
+            raise NotFoundError(f"request {request} is not kept any more: {how}")
+        raise NotFoundError(
+            f"no request {request} is kept here; its name is remote_request_id in its kv_transfer_params"
+        )
 
     def close(self) -> None:
         """The engine ends. What it keeps for peers is handed over first, as long as the settings allow."""
@@ -427,6 +486,12 @@ class Worker:
     def _drain(self) -> None:
         if self._agent is None:
             return
+        if self._commands is not None:
+            self._commands.close()
+        for event in self._source.events():
+            self._note(event)
+        if self._commands is not None and self._commands.has_drained:
+            return
         for ticket, job in self._jobs.items():
             if job.kind in LOADS or job.kind == InstructionKind.RESERVE:  # nothing will use what they load
                 cancel(self._agent, ticket)
@@ -434,4 +499,4 @@ class Worker:
         if sends:
             seconds = self._settings.drain
             logger.info("the engine ends: peers have %g s for the %d requests kept for them", seconds, sends)
-        drain(self._agent, self._note, self._settings.drain)
+        drain(self._agent, self._source, self._note, self._settings.drain)

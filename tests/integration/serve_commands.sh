@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# kvferry serve: an operator drains and resumes it by kvferry ask, if that is allowed.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+
+folder=$(mktemp -d)
+LIMIT=60
+served=()
+stop() {
+    for pid in "${served[@]}"; do
+        kill "$pid" 2>/dev/null || true
+    done
+    wait
+    rm -rf "$output" "$errors" "$folder"
+}
+trap stop EXIT
+
+# serve NAME ARGUMENTS...: serves until the script ends; sets `met` to the endpoint and `pid` to the process.
+serve() {
+    local name=$1
+    shift
+    : >"$folder/$name" # it is there to read, however late the program begins
+    "$KVFERRY" serve --tokens 40 --requests 3 "$@" >"$folder/$name" 2>&1 &
+    pid=$!
+    served+=("$pid")
+    for _ in $(seq 300); do
+        met=$(sed -n 's/^met at  *//p' "$folder/$name")
+        [ -z "$met" ] || return 0
+        sleep 0.1
+    done
+    cat "$folder/$name"
+    return 1
+}
+
+serve plain
+refuses "an engine takes commands only if it is told to" 1 'KVF_E_PERMISSION: takes no commands without keys' \
+    ask "$met" drain
+
+serve local --local-commands
+local=$met
+local_pid=$pid
+refuses "what it cannot do is refused, with what it can" 1 \
+    'ask: prefill, rank 0: KVF_E_UNSUPPORTED: kvferry serve does not hand over; it takes drain and resume$' \
+    ask "$local" hand-over 0.0 --to "$local"
+succeeds "what it holds for nobody is no reason to wait" '^prefill has drained: 4 ranks$' ask "$local" drain
+refuses "a drained engine gives nothing out" 1 'the engine drains: it takes no new requests' \
+    fetch "$local" --rounds 1 --timeout 20
+succeeds "it has drained, whoever asks again" '^prefill has drained: 4 ranks$' ask "$local" drain
+succeeds "it can be resumed" '^prefill serves again: 4 ranks$' ask "$local" resume
+succeeds "and is fetched from again" '^Verified after each round: all ' fetch "$local"
+succeeds "an engine that serves may be resumed, too" '^prefill serves again: 4 ranks$' ask "$local" resume
+
+"$KVFERRY" fetch "$local" --rounds 1000 >"$folder/fetched" 2>&1 &
+fetching=$!
+sleep 1
+succeeds "it drains while it is fetched from" '^prefill has drained: 4 ranks$' ask "$local" drain --deadline 30
+code=0
+wait "$fetching" || code=$?
+if [ "$code" -eq 1 ] && grep -q 'the engine drains' "$folder/fetched"; then
+    pass "and the one that fetches is told why"
+else
+    fail "and the one that fetches is told why" "exit code $code: $(cat "$folder/fetched")"
+fi
+succeeds "resumed after that, it serves" '^prefill serves again: 4 ranks$' ask "$local" resume
+succeeds "everything that it held before" '^Verified after each round: all ' fetch "$local"
+succeeds "and drains once more" '^prefill has drained: 4 ranks$' ask "$local" drain
+kill "$local_pid"
+code=0
+wait "$local_pid" || code=$?
+if [ "$code" -eq 0 ]; then pass "a drained engine ends well"; else fail "a drained engine ends well" "exit code $code"; fi
+
+# ---- keys
+
+for name in server client operator stranger; do
+    "$KVFERRY" keys >"$folder/$name.json"
+done
+public_of() { sed -n 's/.*"public_key": *"\(.*\)".*/\1/p' "$folder/$1.json" | sed 's|\\/|/|g'; }
+serve keyed --key-file "$folder/server.json" --allow "$(public_of client)" --command-key "$(public_of operator)"
+keyed=$met
+refuses "a key that may fetch may not command" 1 'KVF_E_PERMISSION: does not allow this key to give commands' \
+    ask "$keyed" drain --key-file "$folder/client.json"
+refuses "nor may a stranger" 1 'does not allow this end.s key' \
+    ask "$keyed" drain --key-file "$folder/stranger.json" --timeout 3
+succeeds "a key that may command drains it" '^prefill has drained: 4 ranks$' \
+    ask "$keyed" drain --key-file "$folder/operator.json"
+succeeds "and resumes it" '^prefill serves again: 4 ranks$' ask "$keyed" resume --key-file "$folder/operator.json"
+refuses "but may not fetch" 1 'does not allow this key to speak' \
+    fetch "$keyed" --key-file "$folder/operator.json" --timeout 10
+succeeds "the other key may" '^Verified' fetch "$keyed" --key-file "$folder/client.json"
+
+# ---- what cannot be
+
+refuses "operators without keys" 2 '--command-key has no effect: without --key-file nobody has a key' \
+    serve --command-key "$(public_of operator)"
+refuses "operators, and nobody who may fetch" 2 '--command-key needs --allow' \
+    serve --key-file "$folder/server.json" --command-key "$(public_of operator)"
+refuses "programs of this machine, where keys decide" 2 '--local-commands has no effect: with --key-file' \
+    serve --key-file "$folder/server.json" --local-commands
+refuses "programs of this machine, where others come too" 2 'local_commands is set together with insecure' \
+    serve --insecure --listen 'tcp://10.255.255.1:*' --local-commands
+refuses "an operator's key that is none" 2 'key has 8 characters; a Z85 key has 40' serve --key-file "$folder/server.json" \
+    --allow "$(public_of client)" --command-key nonsense
+
+finish
