@@ -598,9 +598,9 @@ typedef struct kvf_block_list {
 #define KVF_COMMAND_DRAIN "drain"
 /** To take new requests again, after a drain or in the middle of one: see kvf_agent_resume(). No request. */
 #define KVF_COMMAND_RESUME "resume"
-/** To hold a request, or whatever the engine keeps under that name, for the engine `peer`, or for whichever engine takes
- * it over if there is no peer; the reply says that it is held, and its records are what that engine needs to know beyond
- * the request's id. */
+/** To hold a request, or whatever the engine keeps under that name, for the engine `peer`, or for whichever engine
+ * takes it over if there is no peer; the reply says that it is held, and its records are what that engine needs to know
+ * beyond the request's id. */
 #define KVF_COMMAND_HAND_OVER "hand over"
 /** To pull that request from the engine `peer`, which holds it; `records` are those of its reply. The reply says that
  * everything is there. */

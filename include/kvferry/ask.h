@@ -1,6 +1,6 @@
 /*
- * Giving commands to a running engine from outside, as an operator's program does: to drain it, to resume it, or to have
- * it hand a request to another engine.
+ * Giving commands to a running engine from outside, as an operator's program does: to drain it, to resume it, or to
+ * have it hand a request to another engine.
  *
  * The program is not an engine. It visits the engine (see visit.h), asks every rank, and waits for their replies:
  *

@@ -490,8 +490,8 @@ static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state)
     world_close(&w);
 }
 
-/* P has lent slots to D when P loses the connection between them. The transport knows, or does not (`inside`), that D has
- * nothing under way any more: only then are the slots free. Either way D may connect again. */
+/* P has lent slots to D when P loses the connection between them. The transport knows, or does not (`inside`), that D
+ * has nothing under way any more: only then are the slots free. Either way D may connect again. */
 static void lend_and_lose(bool inside) {
     world w;
     world_request wanted, more;
