@@ -208,7 +208,7 @@ int run_ask(int argc, char **argv) {
         result = place_read(self.asked.to, &self.to);
     if (!result && self.asked.json)
         self.steps = json_object_new_array();
-    if (!result)
+    if (!result && verb)
         result = verb->run(&self);
     if (self.steps) { /* of what was asked, also if it was not done */
         struct json_object *out = json_object_new_object();
