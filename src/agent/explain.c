@@ -47,7 +47,7 @@ static void say_told(kvf_text *text, const kvf_remote *remote) {
     }
     if (told == 1)
         kvf_text_add(text, "  rank %u is not read, but is told when it may free its blocks\n", first);
-    else if (told > 1)
+    else if (told)
         kvf_text_add(text, "  %u more ranks are not read, but are told when they may free their blocks\n",
                      told);
 }
