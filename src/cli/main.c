@@ -31,7 +31,7 @@ static const command commands[] = {
     {"ping", " ENDPOINT[,KEY]", "show whether an engine answers, which one it is, and the round-trip time",
      COMMAND_PING, WITH_AGENT(run_ping)},
     {"ask", " ENDPOINT[,KEY] drain|resume|hand-over [REQUEST]",
-     "ask a running engine to drain, to resume, or to hand a request to another engine", COMMAND_ASK,
+     "ask a running engine to drain, to resume, or to hand a request to another", COMMAND_ASK,
      WITH_AGENT(run_ask)},
     {"keys", "", "make a pair of keys for --key-file", COMMAND_KEYS, WITH_AGENT(run_keys)},
     {"bench", "", "measure planning, run generation and transfer", COMMAND_BENCH, WITH_AGENT(run_bench)},
