@@ -510,6 +510,24 @@ class Sorting(unittest.TestCase):
         self.assertLess(time.monotonic() - begun, PATIENCE / 2)
         self.assertEqual([event.ticket for event in commands.events()], [1])
 
+    def test_a_worker_goes_on_without_the_thread(self) -> None:
+        def fail(name: str) -> Any:
+            raise AttributeError(name)
+
+        agent: Any = FakeAgent()
+        commands = Commands(agent, fail)
+        self.addCleanup(commands.close)
+        command = SimpleNamespace(verb=HAND_OVER, number=1, request=b"r")
+        with self.assertLogs(LOGGER, logging.ERROR) as log:
+            agent.put(SimpleNamespace(command=command, kind=EventKind.COMMAND, ticket=0))
+            commands._thread.join(PATIENCE)
+        self.assertIn("commands are refused from here on", log.output[0])
+        agent.put(SimpleNamespace(command=command, kind=EventKind.COMMAND, ticket=0))
+        agent.put(SimpleNamespace(command=None, kind=EventKind.DONE, ticket=1))
+        self.assertTrue(commands.wait(PATIENCE))
+        self.assertEqual([event.ticket for event in commands.events()], [1])
+        self.assertEqual([status for _, status in agent.replies], [Status.CANCELLED])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -29,6 +29,9 @@ from kvferry.errors import (
 )
 from kvferry.events import Event, EventKind
 from kvferry.records import Record
+from kvferry.vllm.compat import init_logger
+
+logger = init_logger("vllm.kvferry")
 
 #: The record of a reply to HAND_OVER: the parameters as JSON.
 PARAMS = "kv_transfer_params"
@@ -59,7 +62,7 @@ class Commands:
         self._waiting: deque[Event] = deque()
         self._change = threading.Condition()
         self._drains: list[Command] = []  # that have not been replied to
-        self._ends = False
+        self._ends = False  # the thread ends, and the worker takes the events itself
         self.has_drained = False  # by a command that was not taken back
         self._stop = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="kvferry commands", daemon=True)
@@ -90,12 +93,13 @@ class Commands:
 
         From here on commands are refused, and events come only when the worker takes them.
         """
-        if self._ends:
+        if self._stop < 0:
             return
         self._ends = True
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._stop)
+        self._stop = -1
 
     # ---- events
 
@@ -103,10 +107,15 @@ class Commands:
         ready = select.poll()
         ready.register(self._agent.fileno(), select.POLLIN)
         ready.register(self._stop, select.POLLIN)
-        with contextlib.suppress(ClosedError):  # the interpreter ends
+        try:
             while not self._ends:
                 ready.poll()
                 self._sort()
+        except ClosedError:  # the interpreter ends
+            pass
+        except Exception:
+            logger.exception("commands are refused from here on")
+        self._ends = True
 
     def _sort(self) -> None:
         for event in self._agent.events():
