@@ -20,7 +20,7 @@ class What(enum.Enum):
     TURNS = "a conversation, with prefix caches: answers go back to the prefill server"
     PROXY_TURNS = "a conversation through the proxy, which says where the answer before is"
     BESIDE = "another connector beside kvferry's, and vLLM's events"
-    ENDING = "the prefill server sleeps, wakes, and ends, each time while it keeps a request"
+    ENDING = "the prefill server is given commands, sleeps, wakes and ends, while it keeps a request"
     REFUSED = "what vLLM's CPU build cannot run ends at its start"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
 

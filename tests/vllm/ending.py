@@ -1,4 +1,4 @@
-"""A prefill server that sleeps and wakes, and then ends, each time while it keeps a request for the other."""
+"""A prefill server that is given commands, sleeps, wakes and ends, while it keeps a request for the other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,41 @@ from typing import Any
 from faults import Asking
 from pair import DRAIN_SECONDS
 
+from kvferry.commands import DRAIN, HAND_OVER, RESUME, ask
+from kvferry.contact import Contact
+
 LONG = 120.0
 
 
 class Ending(Asking):
-    """Puts the prefill server to sleep, wakes it, and ends it."""
+    """Gives the prefill server commands, puts it to sleep, wakes it, and ends it."""
 
     def run(self) -> None:
         """Does it."""
         self.handed_over("before")
+        self._heeds()
         for level in (1, 2):
             self._sleeps(level)
         self._ends()
+
+    def _heeds(self) -> None:
+        """An operator gives commands to the idle server."""
+        prompt = self.prompt()
+        params = self._pair.params(prompt)
+        place = Contact(params["remote_engine_id"], f"tcp://{params['remote_host']}:{params['remote_port']}")
+        (reply,) = ask(place, HAND_OVER, params["remote_request_id"], timeout=LONG)
+        found = json.loads(reply.records[0].data) if reply.records else {}
+        wanted = {**params, "remote_block_ids": []}
+        wanted.pop("remote_prefill_cached_tokens", None)  # vLLM's own word to a proxy
+        self.judge("told to hand over: the parameters", found == wanted, f"{reply.error}: {found}")
+        self.same("handed over by a command", prompt, found, loads=True)
+        (reply,) = ask(place, DRAIN, timeout=LONG)
+        self.judge("told to drain: it has drained", reply.error is None, str(reply))
+        prompt = self.prompt()
+        self.same("asked for when it has drained", prompt, self._pair.params(prompt), loads=False)
+        (reply,) = ask(place, RESUME, timeout=LONG)
+        self.judge("told to resume: it does", reply.error is None, str(reply))
+        self.handed_over("resumed")
 
     def _sleeps(self, level: int) -> None:
         """vLLM falls asleep when peers have what the server keeps for them. On the CPU the memory stays."""

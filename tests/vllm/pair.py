@@ -82,7 +82,11 @@ class Pair:
         if self.case.prefill_dtype:
             self._settings = {"convert": True}
         if self.case.what is What.ENDING:
-            self._settings = {"kv_drain_duration": DRAIN_SECONDS, "kv_load_patience": 10}
+            self._settings = {
+                "kv_drain_duration": DRAIN_SECONDS,
+                "kv_load_patience": 10,
+                "local_commands": True,
+            }
         self.prefill = self.server(
             roles[0], self.case.prefill, self.port, dtype=self.case.prefill_dtype or self.case.dtype
         )
