@@ -3,35 +3,8 @@
 set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
-
-folder=$(mktemp -d)
-LIMIT=60
-served=()
-stop() {
-    for pid in "${served[@]}"; do
-        kill "$pid" 2>/dev/null || true
-    done
-    wait
-    rm -rf "$output" "$errors" "$folder"
-}
-trap stop EXIT
-
-# serve NAME ARGUMENTS...: serves until the script ends; sets `met` to the endpoint and `pid` to the process.
-serve() {
-    local name=$1
-    shift
-    : >"$folder/$name" # it is there to read, however late the program begins
-    "$KVFERRY" serve --tokens 40 --requests 3 "$@" >"$folder/$name" 2>&1 &
-    pid=$!
-    served+=("$pid")
-    for _ in $(seq 300); do
-        met=$(sed -n 's/^met at  *//p' "$folder/$name")
-        [ -z "$met" ] || return 0
-        sleep 0.1
-    done
-    cat "$folder/$name"
-    return 1
-}
+# shellcheck source=serving.bash
+. "$(dirname "$0")/serving.bash"
 
 serve plain
 refuses "an engine takes commands only if it is told to" 1 'KVF_E_PERMISSION: takes no commands without keys' \
