@@ -15,19 +15,22 @@ static void set_up(scene *s) {
     scene_open(s, attention(2, 4, 8), ONE("P"), ONE("D"), NULL);
 }
 
+/* The DRAINED of an agent that came last, of `count`. */
+static const world_outcome *last_drained(scene *s, const kvf_agent *agent, uint32_t count) {
+    world_until(&s->w, world_count(&s->w, agent, KVF_EVENT_DRAINED) == count);
+    const world_outcome *last = NULL;
+    for (uint32_t i = 0; i < s->w.outcome_count; i++)
+        if (s->w.outcomes[i].agent == agent && s->w.outcomes[i].kind == KVF_EVENT_DRAINED)
+            last = &s->w.outcomes[i];
+    assert_non_null(last);
+    return last;
+}
+
 static const world_outcome *drained(scene *s, kvf_agent *agent, kvf_status status) {
-    world_until(&s->w, world_count(&s->w, agent, KVF_EVENT_DRAINED) > 0);
-    assert_int_equal(world_count(&s->w, agent, KVF_EVENT_DRAINED), 1);
-    for (uint32_t i = 0; i < s->w.outcome_count; i++) {
-        const world_outcome *o = &s->w.outcomes[i];
-        if (o->agent == agent && o->kind == KVF_EVENT_DRAINED) {
-            assert_int_equal(o->status, status);
-            assert_int_equal(world_stats(agent).leases_now, 0);
-            return o;
-        }
-    }
-    fail();
-    return NULL;
+    const world_outcome *end = last_drained(s, agent, 1);
+    assert_int_equal(end->status, status);
+    assert_int_equal(world_stats(agent).leases_now, 0);
+    return end;
 }
 
 static void refused(scene *s, uint64_t ticket) {
@@ -257,17 +260,6 @@ static void a_directory_has_nothing_to_drain(void **state) {
 
 /* ---- resuming ---------------------------------------------------------------------------------- */
 
-/* The DRAINED that came last, of `count`. */
-static const world_outcome *last_drained(scene *s, uint32_t count) {
-    world_until(&s->w, world_count(&s->w, s->p, KVF_EVENT_DRAINED) == count);
-    const world_outcome *last = NULL;
-    for (uint32_t i = 0; i < s->w.outcome_count; i++)
-        if (s->w.outcomes[i].agent == s->p && s->w.outcomes[i].kind == KVF_EVENT_DRAINED)
-            last = &s->w.outcomes[i];
-    assert_non_null(last);
-    return last;
-}
-
 /* The request is held, read, and arrives whole. */
 static void serves(scene *s) {
     world_hold(&s->w.p, &s->held, s->theirs);
@@ -287,7 +279,7 @@ static void an_agent_that_has_drained_serves_again(void **state) {
     serves(&s);
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_DRAINED),
                      1); /* it was taken before, and stays as it is */
-    assert_int_equal(last_drained(&s, 1)->status, KVF_OK);
+    assert_int_equal(last_drained(&s, s.p, 1)->status, KVF_OK);
     scene_close(&s);
 }
 
@@ -309,7 +301,7 @@ static void a_drain_that_is_taken_back_ends_as_cancelled_and_its_requests_go_on(
     assert_ok(kvf_agent_drain(s.p, SECOND));
     world_run_for(&s.w, SECOND / 2);
     assert_ok(kvf_agent_resume(s.p));
-    const world_outcome *end = last_drained(&s, 1);
+    const world_outcome *end = last_drained(&s, s.p, 1);
     assert_int_equal(end->status, KVF_E_CANCELLED);
     assert_string_equal(end->detail, "the agent was resumed");
     world_run_for(&s.w, 5 * SECOND); /* the time to drain is over, and cancels nothing */
@@ -330,7 +322,7 @@ static void a_consumer_that_was_not_refused_yet_goes_on_waiting(void **state) {
     assert_ok(kvf_agent_drain(s.p, LONG));
     assert_ok(kvf_agent_resume(s.p)); /* before the agent has worked */
     world_run_for(&s.w, 5 * SECOND);
-    assert_int_equal(last_drained(&s, 1)->status, KVF_E_CANCELLED);
+    assert_int_equal(last_drained(&s, s.p, 1)->status, KVF_E_CANCELLED);
     assert_int_equal(s.w.outcome_count, 1);
     world_hold(&s.w.p, &s.held, s.theirs);
     world_all_done(&s.w, &s.w.d, s.ours);
@@ -349,7 +341,7 @@ static void what_the_drain_has_cancelled_stays_cancelled(void **state) {
     assert_ok(kvf_agent_drain(s.p, 0));
     assert_ok(kvf_agent_progress(s.p, NULL)); /* the request is cancelled, and has not gone yet */
     assert_ok(kvf_agent_resume(s.p));
-    const world_outcome *end = last_drained(&s, 1);
+    const world_outcome *end = last_drained(&s, s.p, 1);
     assert_int_equal(end->status, KVF_E_CANCELLED);
     assert_string_equal(end->detail,
                         "the agent was resumed; 1 requests were cancelled: they had not ended in time");
@@ -364,7 +356,7 @@ static void an_event_that_nobody_has_taken_says_that_the_agent_was_resumed(void 
     assert_ok(kvf_agent_drain(s.p, LONG));
     assert_ok(kvf_agent_progress(s.p, NULL)); /* it has drained, and the event waits */
     assert_ok(kvf_agent_resume(s.p));
-    assert_int_equal(last_drained(&s, 1)->status, KVF_E_CANCELLED);
+    assert_int_equal(last_drained(&s, s.p, 1)->status, KVF_E_CANCELLED);
     serves(&s);
     scene_close(&s);
 }
@@ -377,7 +369,7 @@ static void a_resumed_agent_can_be_drained_again(void **state) {
         s.held.request.deadline_ns = LONG;
         world_hold(&s.w.p, &s.held, s.theirs);
         assert_ok(kvf_agent_drain(s.p, 0));
-        const world_outcome *end = last_drained(&s, i);
+        const world_outcome *end = last_drained(&s, s.p, i);
         assert_int_equal(end->status, KVF_E_TIMEOUT);
         assert_string_equal(end->detail,
                             "1 requests were cancelled: they had not ended in time"); /* counted anew */
@@ -385,7 +377,7 @@ static void a_resumed_agent_can_be_drained_again(void **state) {
     }
     serves(&s);
     assert_ok(kvf_agent_drain(s.p, LONG)); /* late as the drains before were, this one is not */
-    assert_int_equal(last_drained(&s, 4)->status, KVF_OK);
+    assert_int_equal(last_drained(&s, s.p, 4)->status, KVF_OK);
     scene_close(&s);
 }
 

@@ -75,7 +75,7 @@ class _Job:
     why: str = ""  # it has failed
     named: bool = False  # its failed blocks were reported one by one
     lost: bool = False  # its blocks are vLLM's already: vLLM does not wait for its end
-    params: dict[str, Any] | None = None  # by which a peer finds it; None: it has not finished, or is no send
+    params: dict[str, Any] | None = None  # a peer finds it by them; None: vLLM computes or loads it
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -414,7 +414,7 @@ class Worker:
         if event.kind == EventKind.FAILED:
             self._ended["failed_loads"] += job.kind in LOADS
             self._ended["failed_handovers"] += job.kind in SENDS
-            job.failed, job.why = True, how_ended(event)
+            job.failed, job.why = True, event.detail
             logger.warning("request %s: %s", job.request, event.detail)
             if job.kind in LOADS and self._names_blocks and any(event.invalid):
                 job.named = True
