@@ -248,20 +248,13 @@ static void open_stranger(stranger *s, const world *w) {
     assert_ok(kvf_link_connect(s->link, kvf_agent_endpoint(w->p.agents[0]), NULL, &s->route));
 }
 
-static void work_with(world *w, stranger *s) {
-    bool more;
-    /* world_work() alone would let time jump to when an agent has something to do */
-    world_run_for(w, MS / 4);
-    kvf_link_progress(s->link, &more);
-}
-
 #define until_with(w, s, condition)                                                                          \
     do {                                                                                                     \
         uint64_t end_ = world_now() + WORLD_PATIENCE_S * SECOND;                                             \
         while (!(condition)) {                                                                               \
             if (world_now() > end_)                                                                          \
                 fail_msg("never: %s", #condition);                                                           \
-            work_with((w), (s));                                                                             \
+            world_work_beside((w), (s)->link, MS / 4);                                                       \
         }                                                                                                    \
     } while (0)
 

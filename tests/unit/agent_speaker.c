@@ -80,23 +80,22 @@ void speaker_send(speaker *s, const kvf_message *message) {
 }
 
 void speaker_work(world *w, speaker *s) {
-    bool more;
-    /* world_work() alone would let time jump to when an agent has something to do */
-    world_run_for(w, MS / 4);
-    kvf_link_progress(s->link, &more);
+    world_work_beside(w, s->link, MS / 4); /* fabrics take time that is not virtual */
 }
 
 void speaker_run_for(world *w, speaker *s, uint64_t ns) {
-    for (uint64_t end = world_now() + ns; world_now() < end;) {
-        speaker_work(w, s);
-    }
+    for (uint64_t end = world_now() + ns; world_now() < end;)
+        world_work_beside(w, s->link, end - world_now());
 }
 
+/* What the agent itself calls meanwhile is no answer. */
 static bool wait_for_letter(world *w, speaker *s, uint32_t before) {
-    for (uint64_t end = world_now() + 200 * MS; world_now() < end && s->letters == before;) {
+    for (uint64_t end = world_now() + 200 * MS; s->letters == before || s->kind == KVF_MESSAGE_CALL;) {
+        if (world_now() >= end)
+            return false;
         speaker_work(w, s);
     }
-    return s->letters > before;
+    return true;
 }
 
 void speaker_greet(world *w, speaker *s) {

@@ -9,6 +9,7 @@
 #include "agent_letters.h"
 #include "agent_net.h"
 #include "faulty_fabric.h"
+#include "link/link.h"
 
 static const kvf_surroundings real;
 static const kvf_surroundings *around = &real;
@@ -445,8 +446,15 @@ static kvf_agent *agent_of(world *w, uint32_t i) {
 }
 
 static uint64_t most_passes = UINT64_MAX; /* time does not jump beyond this */
+static const kvf_link *beside;            /* the test's own, which world_work_beside() serves */
 
-/* Lets time pass until the first agent has something to do. */
+static uint64_t until(uint64_t due) {
+    if (due == UINT64_MAX)
+        return due;
+    return due > net_now() ? due - net_now() : 0;
+}
+
+/* Lets time pass until the first agent, or the link beside them, has something to do. */
 static void let_time_pass(world *w) {
     uint64_t left = UINT64_MAX;
     for (uint32_t i = 0; i < 3 * WORLD_MAX_RANKS; i++) {
@@ -458,10 +466,10 @@ static void let_time_pass(world *w) {
             return; /* its transport has something to do */
         left = kvf_min_u64(left, kvf_agent_timeout(agent));
     }
-    left = kvf_min_u64(left == UINT64_MAX ? MS : left, longest_step);
-    if (most_passes != UINT64_MAX)
-        left = kvf_min_u64(left, most_passes > net_now() ? most_passes - net_now() : 0);
-    net_advance(left);
+    if (beside)
+        left = kvf_min_u64(left, until(kvf_link_due(beside)));
+    left = kvf_min_u64(left, until(most_passes));
+    net_advance(kvf_min_u64(left == UINT64_MAX ? MS : left, longest_step));
 }
 
 void world_work(world *w) {
@@ -488,6 +496,16 @@ void world_run_for(world *w, uint64_t ns) {
     while (world_now() < most_passes)
         world_work(w);
     most_passes = UINT64_MAX;
+}
+
+void world_work_beside(world *w, kvf_link *link, uint64_t ns) {
+    bool more;
+    most_passes = world_now() + ns;
+    beside = link;
+    world_work(w);
+    beside = NULL;
+    most_passes = UINT64_MAX;
+    kvf_link_progress(link, &more);
 }
 
 static world_outcome *find(world *w, const kvf_agent *agent, uint64_t ticket) {

@@ -155,6 +155,9 @@ uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_req
 
 uint64_t world_now(void);
 void world_work(world *w); /**< one round of all agents; if they had nothing to do, time passes */
+struct kvf_link;
+/** The same with a link of the test's own: time passes to what the agents or the link have to do, by at most `ns`. */
+void world_work_beside(world *w, struct kvf_link *link, uint64_t ns);
 void world_run_for(world *w, uint64_t ns);
 
 /** The next event of a ticket that was not taken yet; all agents work meanwhile. The result stays valid. */
