@@ -158,6 +158,9 @@ endif()
 kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)
 foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})
+  if(KVF_SANITIZE)
+    set_property(TEST property.${name} APPEND PROPERTY ENVIRONMENT "KVF_CASES=600")
+  endif()
 endforeach()
 
 # One program from all files. Its argument is the folder of the cases, which are recorded answers of a connector.

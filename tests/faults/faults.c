@@ -21,6 +21,7 @@
 
 #include <kvferry/agent.h>
 
+#include "sanitized.h"
 #include "traffic.h"
 #include "vandal.h"
 #include "worker_devices.h"
@@ -31,12 +32,6 @@
 #define MOST_MEMORY (16u << 20)
 #define MOST_GROWTH (64u << 20)
 #define MOST_DESCRIPTORS 400u
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#else
-#define SANITIZED 0
-#endif
 
 /* A connection that ends in the middle of a ZeroMQ handshake costs libzmq some bytes in its own thread. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void); /* NOLINT */

@@ -6,13 +6,10 @@
 #include "agent_letters.h"
 #include "agent_net.h"
 #include "agent_speaker.h"
+#include "sanitized.h"
 
 /* One block each, and no two blocks are neighbours. Sanitizers need a minute for a million; fewer make two parts, too. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TOKENS (1u << 18)
-#else
-#define TOKENS (1u << 20)
-#endif
+#define TOKENS OFTEN(1u << 20)
 #define ENGINE_OF(engine_name, tp)                                                                           \
     ENGINE(.name = (engine_name), .tp_size = (tp), .all = {.block_count = TOKENS, .tokens_per_block = 1})
 #define LEASE (10 * SECOND)

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "connector/postprocess.h"
+#include "sanitized.h"
 
 /* ---- a world to permute in ------------------------------------------------------------------- */
 
@@ -146,7 +147,7 @@ static uint64_t blocks_of_page(const kvf_received_shape *shape) {
 
 static void any_form_becomes_any_other_cell_by_cell(void **state) {
     (void)state;
-    for (int round = 0; round < 3000; round++) {
+    for (int round = 0; round < OFTEN(3000); round++) {
         /* Given blocks in one form, in a region with gaps, at any address */
         kvf_received_shape shape = any_shape();
         uint64_t pages = draw(4), step = blocks_of_page(&shape);
@@ -186,7 +187,7 @@ static void every_set_of_loops_permutes_both_ways(void **state) {
     const kvf_permute_kernels *set;
     for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++) {
         print_message("loops: %s\n", set->name);
-        for (int round = 0; round < 4000; round++) {
+        for (int round = 0; round < OFTEN(4000); round++) {
             kvf_received_shape shape = any_shape();
             uint64_t step = blocks_of_page(&shape);
             world w = world_of(shape, step + 1, 1, draw(4) ? draw(70) : 0);
@@ -231,8 +232,8 @@ static void small_cells_are_transposed_for_every_number_of_heads_and_tokens(void
     const kvf_permute_kernels *set;
     for (uint32_t i = 0; (set = kvf_kernel_permute_set(i)) != NULL; i++)
         for (uint64_t cell = 1; cell <= 16; cell *= 2)
-            for (uint64_t heads = 1; heads <= 35; heads += 1 + heads / 20)
-                for (uint64_t tokens = 1; tokens <= 150; tokens += 1 + tokens / 12)
+            for (uint64_t heads = 1; heads <= 35; heads += 1 + heads / OFTEN(20))
+                for (uint64_t tokens = 1; tokens <= 150; tokens += 1 + tokens / OFTEN(12))
                     for (int order = 0; order < 2; order++) {
                         world w = world_of(shape_of(heads, cell, (kvf_page_order)order, tokens,
                                                     (kvf_page_order)!order, tokens),
@@ -247,7 +248,7 @@ static void small_cells_are_transposed_for_every_number_of_heads_and_tokens(void
 
 static void the_reverse_change_of_form_gives_back_what_was_there(void **state) {
     (void)state;
-    for (int round = 0; round < 300; round++) {
+    for (int round = 0; round < OFTEN(300); round++) {
         kvf_received_shape shape = any_shape(), reverse = shape;
         shape.wanted.tokens = shape.received.tokens; /* the same blocks both ways */
         reverse = shape_of(shape.heads, shape.cell_bytes, shape.wanted.order, shape.wanted.tokens,
@@ -295,7 +296,7 @@ static void without_blocks_or_regions_nothing_happens(void **state) {
 
 static void tokens_past_the_covered_ones_become_zero(void **state) {
     (void)state;
-    for (int round = 0; round < 1500; round++) {
+    for (int round = 0; round < OFTEN(1500); round++) {
         kvf_received_shape shape = any_shape();
         uint64_t pages = draw(4), step = blocks_of_page(&shape);
         world w = world_of(shape, pages * step + 1, 1 + draw(2), draw(5));
@@ -328,7 +329,7 @@ static void each_request_has_its_own_cover(void **state) {
 
 static void scratch_of_exactly_the_size_asked_for_is_enough(void **state) {
     (void)state;
-    for (int round = 0; round < 500; round++) {
+    for (int round = 0; round < OFTEN(500); round++) {
         kvf_received_shape shape = any_shape();
         uint64_t pages = draw(4), step = blocks_of_page(&shape);
         world w = world_of(shape, pages * step + 1, 1, 0);

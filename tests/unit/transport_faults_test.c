@@ -6,6 +6,7 @@
 
 #include "cell_ends.h"
 #include "faulty_fabric.h"
+#include "sanitized.h"
 #include "transport_ways.h"
 
 #define TOKENS 400u
@@ -178,7 +179,7 @@ static void reset(const world *w) {
 
 static void every_transfer_ends_well_or_with_an_error(void **state) {
     uint32_t well = 0, badly = 0, cancelled = 0;
-    uint32_t seeds = strcmp(*state, "ucx") == 0 ? 12 : 40; /* opening UCX takes long */
+    uint32_t seeds = strcmp(*state, "ucx") == 0 || SANITIZED ? 12 : 40; /* opening UCX takes long */
     uint64_t faults[FAULTY_FAULTS] = {0};
     for (uint32_t seed = 0; seed < seeds; seed++) {
         faulty_install(&(faulty_options){.seed = seed, .turns = 5});
