@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hosts import Host, Lacking, Network, Process, missing
+from hosts import Host, Lacking, Network, Process, missing, without_netem
+from wires import choose
 
 
 @dataclass(frozen=True)
@@ -329,12 +330,18 @@ def wrong_byte(self: Case) -> None:
 # ---- long and lossy links ---------------------------------------------------------------------
 
 
-def shaped(**settings: float | str) -> Callable[[Case], None]:
+def shaped(delay: float = 0, loss: float = 0, **more: float | str) -> Callable[[Case], None]:
     def check(self: Case) -> None:
         a, b, wire = self.network.wire(self.programs.wire)
-        wire.tell(**settings)
-        self.move(a, b)
-        self.notes.append(wire.count())
+        wire.tell(delay=delay, loss=loss, **more)
+        figures = self.move(a, b)
+        counts = wire.count()
+        self.notes.append(str(counts))
+        least_ns = 0 if "reorder" in more else 2e6 * delay  # a packet may skip the delay
+        assert figures["round_trip_ns"] >= least_ns, "a round trip is shorter than the delay of the link"
+        assert counts.lost >= counts.carried * loss / 200, "the link lost less than half of what it should"
+        if "jitter" in more or "reorder" in more:
+            assert a.came_out_of_order() + b.came_out_of_order() > 0, "no packet has overtaken another"
 
     return check
 
@@ -584,13 +591,13 @@ def consumer_vanishes(self: Case) -> None:
 
 
 def run_case(
-    programs: Programs, fabric: str, name: str, check: Callable[[Case], None], short: bool
+    programs: Programs, fabric: str, name: str, check: Callable[[Case], None], short: bool, netem: bool
 ) -> bool | None:
     """Whether the case passed; None: this machine cannot run it."""
     begun = time.monotonic()
     title = f"{name}, over {fabric}"
     try:
-        with Network() as network:
+        with Network(netem) as network:
             self = Case(programs, FABRICS[fabric], network, short)
             check(self)
     except Lacking as lacking:
@@ -612,12 +619,23 @@ def main() -> int:
     parser.add_argument("build", type=Path)
     parser.add_argument("--short", action="store_true", help="two fabrics, and less than two minutes")
     parser.add_argument("--fabric", choices=FABRICS, action="append")
+    parser.add_argument(
+        "--links",
+        choices=("auto", "netem", "wire"),
+        default="auto",
+        help="what shapes links: the kernel's netem, or wire.c; auto: netem if the kernel has it",
+    )
     parser.add_argument("names", nargs="*", help="parts of the names of cases")
     asked = parser.parse_intermixed_args()
     lacking = missing()
     if lacking:
         print(f"[  SKIPPED ] 1 test(s), listed below:\n[  SKIPPED ] network: {lacking}")
         return 0
+    try:
+        netem, said = choose(asked.links, without_netem())
+    except ValueError as refused:
+        parser.error(str(refused))
+    print(said, flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that namespaces and programs are removed
     programs = Programs(asked.build)
     passed = failed = 0
@@ -625,7 +643,7 @@ def main() -> int:
         for name, short, check in CASES:
             if (asked.short and not short) or (asked.names and not any(part in name for part in asked.names)):
                 continue
-            good = run_case(programs, fabric, name, check, asked.short)
+            good = run_case(programs, fabric, name, check, asked.short, netem)
             passed, failed = passed + (good is True), failed + (good is False)
             sys.stdout.flush()
     print(f"{passed} passed, {failed} failed")
