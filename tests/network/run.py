@@ -330,11 +330,11 @@ def wrong_byte(self: Case) -> None:
 # ---- long and lossy links ---------------------------------------------------------------------
 
 
-def shaped(delay: float = 0, loss: float = 0, **more: float | str) -> Callable[[Case], None]:
+def shaped(delay: float = 0, loss: float = 0, tokens: int = 64, **more: float | str) -> Callable[[Case], None]:
     def check(self: Case) -> None:
         a, b, wire = self.network.wire(self.programs.wire)
         wire.tell(delay=delay, loss=loss, **more)
-        figures = self.move(a, b)
+        figures = self.move(a, b, tokens=tokens)
         counts = wire.count()
         self.notes.append(str(counts))
         least_ns = 0 if "reorder" in more else 2e6 * delay  # a packet may skip the delay
@@ -353,7 +353,8 @@ case("a delay of 50 ms")(shaped(rate=1000, delay=50))
 case("a loss of 0.1 %")(shaped(rate=1000, segments="off", loss=0.1))
 case("a loss of 1 %", short=True)(shaped(rate=1000, segments="off", loss=1))
 case("a loss of 5 %")(shaped(rate=1000, segments="off", loss=5))
-case("a loss of 1 % at 10 ms")(shaped(rate=1000, segments="off", loss=1, delay=10))
+# Where TCP's congestion control is CUBIC, one connection has 0.9 MB/s here.
+case("a loss of 1 % at 10 ms")(shaped(rate=1000, segments="off", loss=1, delay=10, tokens=8))
 
 
 @case("a loss of 0.1 % at 10 Gbit/s")
