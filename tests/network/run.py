@@ -9,6 +9,7 @@ as skipped, under the name "network".
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import signal
 import socket
@@ -46,6 +47,7 @@ FABRICS = {
     "ucx": Fabric("ucx", environment={"UCX_TLS": "tcp"}, only_eth0=("--ucx-devices", "eth0"), short=True),
 }
 
+SAID_LINES = 150  # of the engines of a case that failed, the last of which are shown
 TCP_RTO_MAX_MS = 44
 # Until the next request must be done, once the link is back; and where the machine may stand still for
 # seconds, as in the short form, which runs with other tests and is about whether it is done at all.
@@ -76,6 +78,7 @@ class Case:
         self.fabric = fabric
         self.network = network
         self.notes: list[str] = []
+        self.engines: list[Engine] = []
         self.often = tries_often()
         self.environment = dict(fabric.environment)
         self.how = ["--transport", fabric.kind, "--move", fabric.way]
@@ -134,15 +137,18 @@ class Engine:
             case.programs.host, kind, f"tcp://{host.address}:{port}", case.fabric.kind, case.fabric.way,
             str(lease_ms), *peer, **case.environment, **keys,
         )  # fmt: skip
-        self.endpoint = self.process.line(20)
-        assert self.endpoint.startswith("tcp://"), self.endpoint
+        self.endpoint = self.process.line_with("endpoint tcp://", 20).split()[1]
         self.ended: dict[tuple[str, int], tuple[float, list[str]]] = {}
+        self.said: collections.deque[tuple[float, str]] = collections.deque(maxlen=SAID_LINES)
         self.changed = threading.Condition()
+        self.kind = kind
+        case.engines.append(self)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         while True:
             when, line = self.process.lines.get()
+            self.said.append((when, f"{self.kind}: {line}"))
             words = line.split(" ", 5)
             if words[0] not in ("done", "failed"):
                 continue
@@ -455,7 +461,8 @@ def bytes_under_way(seconds: float, lease_ms: int, direction: str = "both") -> C
                 assert words[0] == "done" and words[4] == "0", " ".join(words)
                 last = max(last, when)
             self.notes.append(f"{len(cut)} by {kind} were done {last - healed:.2f} s after the link was back")
-            waits = 0.0 if seconds > lease_ms / 1000 else seconds / 2 if self.often else seconds
+            # TCP sends again once in a second, or after about as long again as the link was down.
+            waits = 0.0 if seconds > lease_ms / 1000 else 1.0 if self.often else seconds
             assert last - healed <= waits + self.recovery_s, self.notes[-1]
             wire.tell(rate=1)
 
@@ -597,6 +604,7 @@ def run_case(
     """Whether the case passed; None: this machine cannot run it."""
     begun = time.monotonic()
     title = f"{name}, over {fabric}"
+    self = None
     try:
         with Network(netem) as network:
             self = Case(programs, FABRICS[fabric], network, short)
@@ -606,6 +614,9 @@ def run_case(
         return None
     except Exception as failed:  # a failing case must not stop the others
         print(f"[  FAILED  ] {title}: {failed}")
+        said = sorted(line for engine in self.engines for line in engine.said) if self else []
+        for when, line in said[-SAID_LINES:]:
+            print(f"             {when - begun:.3f} s {line}")
         if not isinstance(failed, AssertionError):
             traceback.print_exc(file=sys.stdout)
         return False
