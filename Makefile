@@ -78,7 +78,7 @@ check-hostile:
 	@scripts/check-hostile $(ARGS)
 
 check-network:
-	@scripts/setup build check
+	@scripts/setup build check network
 	@scripts/build release -DKVF_BUILD_TESTS=ON --target network kvferry_command
 	@scripts/check-network $(ARGS)
 check-ucx:

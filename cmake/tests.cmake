@@ -210,6 +210,10 @@ if(TARGET network AND TARGET kvferry_command AND NOT KVF_SANITIZE)
   kvf_add_test(network network 300 ${PROJECT_SOURCE_DIR}/scripts/check-network ${PROJECT_BINARY_DIR} --short)
   set_tests_properties(network PROPERTIES RUN_SERIAL ON)
 endif()
+find_program(python3_program python3)
+if(TARGET network AND python3_program AND NOT KVF_SANITIZE)
+  kvf_add_test(network_wires network 60 ${python3_program} ${PROJECT_SOURCE_DIR}/tests/network/wires_test.py)
+endif()
 
 # Tests of the source tree and of the installed library. A sanitized library is not installed.
 kvf_add_test(rooms_include_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/rooms.sh

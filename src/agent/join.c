@@ -6,6 +6,7 @@
 
 #include "agent/budget.h"
 #include "agent/claim.h"
+#include "agent/hold.h"
 #include "agent/push.h"
 #include "agent/push_shape.h"
 #include "model/model.h"
@@ -78,11 +79,13 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
 
 /*
  * A client that sends us its card again in a new call had lost us, unless it says otherwise (KVF_JOIN_ADDS_STAGE): it
- * has dropped its earlier expectations. Writes that still move to it are stuck in a connection that may hang for any
- * time. If it has none, perhaps it had only not used us for long; then flows of other sessions go on by this connection.
+ * has dropped its earlier expectations and pulls. What still moves for them is stuck in a connection that may hang for
+ * any time, and so may be the last operations of flows that have ended. If nothing else moves, the client gets a new
+ * connection. Otherwise perhaps it had only not used us for long, and flows of other sessions go on by this one.
  */
 static void begin_anew(kvf_session *session) {
     kvf_flow *flow;
+    const kvf_reader *reader;
     bool writes = false;
     if (session->peer && !session->joins_again) {
         DL_FOREACH2(session->flows, flow, session_next) {
@@ -91,7 +94,10 @@ static void begin_anew(kvf_session *session) {
             kvf_flow_stop(flow, KVF_E_PEER_LOST, "the consumer has met this rank again");
             writes = true;
         }
-        if (writes || !kvf_session_carries(session))
+        DL_FOREACH2(session->readers, reader, session_next) {
+            kvf_stage_revoke(session->agent->stage, reader->generation);
+        }
+        if (writes || !kvf_session_goes_on(session))
             kvf_session_disconnect(session);
     }
     session->joins_again = false;

@@ -180,6 +180,9 @@ bool kvf_session_takes_flows(const kvf_session *session);
 /** Whether flows use its connection; the flows may be those of another session with the same endpoint. */
 bool kvf_session_carries(const kvf_session *session);
 
+/** Whether flows that have not ended do, likewise. The last operations of those that have ended may hang in it. */
+bool kvf_session_goes_on(const kvf_session *session);
+
 /** Ends the transport's connection, if there is one, and with it every transfer that uses it. */
 void kvf_session_disconnect(kvf_session *session);
 

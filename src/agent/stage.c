@@ -218,6 +218,11 @@ bool kvf_session_carries(const kvf_session *session) {
            kvf_stage_peer_moves(session->agent->stage, session->peer);
 }
 
+bool kvf_session_goes_on(const kvf_session *session) {
+    return session->agent->stage && session->peer &&
+           kvf_stage_peer_goes_on(session->agent->stage, session->peer);
+}
+
 bool kvf_session_takes_flows(const kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
     name_of(session, name);

@@ -324,6 +324,14 @@ bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer) {
     return false;
 }
 
+bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer) {
+    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
+    for (const kvf_stage_flow *flow = joined ? stage->first : NULL; flow; flow = flow->following)
+        if (flow->peer == joined && !flow->ended)
+            return true;
+    return false;
+}
+
 bool kvf_stage_is_idle(const kvf_stage *stage) {
     return !stage->first;
 }

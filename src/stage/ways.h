@@ -20,6 +20,10 @@ kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name);
  * forgotten it may never send that. */
 bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer);
 
+/** Whether any flow with this peer goes on. One that has ended does not, though its last operations may hang in the
+ * connection. */
+bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer);
+
 /** Whether the stage has no flow: then no timeout is pending. */
 bool kvf_stage_is_idle(const kvf_stage *stage);
 

@@ -3,17 +3,19 @@
  * host produce|consume LISTEN FABRIC WAY LEASE_MS [ENDPOINT of the producer]
  *
  * WAY is auto or packed. With the variables KVF_PUBLIC_KEY and KVF_SECRET_KEY both engines have these keys. It prints
- * its endpoint, then reads commands from standard input; N is the number of a request, and its bytes follow from N:
+ * "endpoint" and its endpoint, then reads commands from standard input; N is the number of a request, and its bytes
+ * follow from N:
  *
  *   hold N, push N        the producer lends, or writes
  *   pull N MS, expect N MS  the consumer reads, or expects a push; the deadline is MS milliseconds away
  *   spoil                 the next request's bytes are wrong at the last token of its first group
  *
- * It prints the results, with the milliseconds since the command:
+ * It prints the results, with the milliseconds since the command, and its log:
  *
  *   done KIND N MS WRONG      the consumer has checked every byte; WRONG cells are wrong
  *   failed KIND N MS STATUS DETAIL
  *   lost DETAIL               a peer was lost
+ *   log MS LEVEL TEXT         a line of the agent's log, MS milliseconds since the start
  */
 #include <poll.h>
 #include <stdio.h>
@@ -172,6 +174,14 @@ static void take(host *h, const kvf_event *event) {
 
 /* ---- commands ------------------------------------------------------------------------------- */
 
+static void write_log(void *context, const kvf_log_line *line) {
+    static uint64_t begun;
+    (void)context;
+    begun = begun ? begun : now_ns();
+    (void)printf("log %.1f %d %s\n", (double)(now_ns() - begun) / 1e6, (int)line->level, line->text);
+    (void)fflush(stdout);
+}
+
 /* Returns false at the end of the input. */
 static bool take_commands(host *h) {
     static char text[4096];
@@ -219,7 +229,9 @@ int main(int argc, char **argv) {
                                        .insecure = !public_key,
                                        .transport = argv[3],
                                        .way = strcmp(argv[4], "packed") == 0 ? KVF_WAY_PACKED : KVF_WAY_AUTO,
-                                       .lease_ns = strtoull(argv[5], NULL, 10) * MILLISECOND};
+                                       .lease_ns = strtoull(argv[5], NULL, 10) * MILLISECOND,
+                                       .log = write_log,
+                                       .log_level = KVF_LOG_DEBUG};
     h.produces = strcmp(argv[1], "produce") == 0;
     h.peer =
         (kvf_contact){.engine = "prefill", .endpoint = argc > 6 ? argv[6] : NULL, .public_key = public_key};
@@ -227,7 +239,7 @@ int main(int argc, char **argv) {
     open_engine(&h, model);
     TRY(kvf_agent_open(h.engine, 0, &options, &h.agent));
     open_memory(&h);
-    (void)printf("%s\n", kvf_agent_endpoint(h.agent));
+    (void)printf("endpoint %s\n", kvf_agent_endpoint(h.agent));
     (void)fflush(stdout);
     run(&h);
     kvf_agent_close(h.agent);

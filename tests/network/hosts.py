@@ -1,4 +1,4 @@
-"""Hosts as network namespaces, and the links between them: a switch of veth pairs, or a shaped wire.
+"""Hosts as network namespaces, and the links between them: a switch of veth pairs, or a wire (wires.py).
 
 The names of everything made here contain this process's id; closing the Network removes all of it.
 """
@@ -12,6 +12,8 @@ import subprocess
 import threading
 import time
 from typing import Any
+
+from wires import DEVICE, End, NetemWire, OwnWire, Wire
 
 PREFIX = f"kvf{os.getpid()}"
 
@@ -48,6 +50,17 @@ def missing() -> str | None:
     finally:
         run("ip", "netns", "del", name, check=False)
     return None
+
+
+def without_netem() -> str | None:
+    """Why netem cannot shape links here, in the words of tc; None: it can."""
+    name = f"{PREFIX}netem"
+    run("ip", "netns", "add", name)
+    try:
+        done = run("tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms", check=False)
+    finally:
+        run("ip", "netns", "del", name, check=False)
+    return None if done.returncode == 0 else " ".join(done.stderr.split())
 
 
 class Lacking(Exception):
@@ -133,8 +146,14 @@ class Host:
     def ip(self, *arguments: str) -> None:
         run("ip", "-n", self.space, *arguments)
 
-    def tc(self, *arguments: str) -> None:
-        run("tc", "-n", self.space, *arguments)
+    def tc(self, *arguments: str) -> str:
+        return run("tc", "-n", self.space, *arguments).stdout
+
+    def came_out_of_order(self) -> int:
+        """Packets of TCP that arrived here before others that were sent earlier, or are missing."""
+        lines = run(*self.command("cat", "/proc/net/netstat")).stdout.splitlines()
+        names, numbers = (line.split() for line in lines if line.startswith("TcpExt:"))
+        return int(numbers[names.index("TCPOFOQueue")])
 
     def lose(self, percent: float) -> None:
         """Drops incoming packets at random, by nftables."""
@@ -164,7 +183,14 @@ class Host:
 
 
 class Network:
-    def __init__(self) -> None:
+    """Some hosts.
+
+    Args:
+        netem: whether netem shapes wires; otherwise wire.c does
+    """
+
+    def __init__(self, netem: bool = False) -> None:
+        self.netem = netem
         self.processes: list[Process] = []
         self.hosts: list[Host] = []
         self.switches: list[Host] = []
@@ -214,34 +240,36 @@ class Network:
         return hosts
 
     def wire(self, program: str, mtu: int = 1500) -> tuple[Host, Host, Wire]:
+        """Connects two new hosts by a link that can be shaped.
+
+        Args:
+            program: wire.c's
+        """
         a, b = self.host("a"), self.host("b")
+        wire = self._veth(a, b, mtu) if self.netem else self._tun(program, a, b, mtu)
+        for host, own in ((a, 1), (b, 2)):
+            host.ip("addr", "add", f"10.78.0.{own}/24", "dev", DEVICE)
+            host.address = f"10.78.0.{own}"
+        return a, b, wire
+
+    def _tun(self, program: str, a: Host, b: Host, mtu: int) -> Wire:
         process = Process([program, a.space, b.space, str(mtu)], {})
         self.processes.append(process)
         process.line_with("ready", 5)
-        for host, own in ((a, 1), (b, 2)):
-            host.ip("addr", "add", f"10.78.0.{own}/24", "dev", "wire")
-            host.address = f"10.78.0.{own}"
-        return a, b, Wire(process)
 
+        def ask(command: str) -> str:
+            process.say(command)
+            return process.line(5)
 
-class Wire:
-    """A running wire; wire.c lists its commands."""
+        return OwnWire(ask)
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
-
-    def tell(self, **settings: float | str) -> None:
-        for name, value in settings.items():
-            self.process.say(f"{name} {value}")
-            answer = self.process.line(5)
-            assert answer == "ok", answer
-
-    def cut(self, direction: str = "both") -> None:
-        self.tell(cut=direction)
-
-    def heal(self) -> None:
-        self.tell(heal="")
-
-    def count(self) -> str:
-        self.process.say("count")
-        return self.process.line(5)
+    @staticmethod
+    def _veth(a: Host, b: Host, mtu: int) -> Wire:
+        run("ip", "link", "add", DEVICE, "netns", a.space, "type", "veth", "peer", "name", DEVICE,
+            "netns", b.space)  # fmt: skip
+        for host, own, other in ((a, 1, 2), (b, 2, 1)):
+            host.ip("link", "set", DEVICE, "address", f"02:00:00:00:00:0{own}", "mtu", str(mtu), "up")
+            # A host that is out of reach stays known, as it is behind a router.
+            host.ip("neigh", "add", f"10.78.0.{other}", "lladdr", f"02:00:00:00:00:0{other}", "dev", DEVICE,
+                    "nud", "permanent")  # fmt: skip
+        return NetemWire((End(a.tc, a.ip), End(b.tc, b.ip)), mtu)

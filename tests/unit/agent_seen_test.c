@@ -235,6 +235,31 @@ static void meetings_and_ways_have_lines_with_level_and_time(void **state) {
     scene_close(&s);
 }
 
+static bool is_of_this_build(const char *kind) {
+    const char *name;
+    for (uint32_t i = 0; (name = kvf_transport_kind_name(i)) != NULL; i++)
+        if (strcmp(name, kind) == 0)
+            return true;
+    return false;
+}
+
+/* What users need if bytes move slower than expected: which library was loaded, or why none was. */
+static void libraries_that_were_looked_for_in_vain_have_a_line(void **state) {
+    (void)state;
+    static book log;
+    scene s;
+    memset(&log, 0, sizeof log);
+    if (!is_of_this_build("ucx"))
+        skip();
+    const kvf_setting nowhere = {"ucx.library", "/no/such/libucp.so.0"};
+    open_it(&s, ONE("P"), ONE("D"),
+            WRITTEN_DOWN(&log, .transport = "auto", .settings = &nowhere, .setting_count = 1));
+    has(log.text, "20 transport ucx does not work here: ");
+    has(log.text, "/no/such/libucp.so.0: ");
+    assert_null(strstr(log.text, "transport ucx: "));
+    scene_close(&s);
+}
+
 /* Opens both engines' agents again, with memory that the transport did not allocate. */
 static void bring_memory(scene *s, const kvf_agent_options *options) {
     world_engine *engines[] = {&s->w.p, &s->w.d};
@@ -318,6 +343,7 @@ int main(void) {
         cmocka_unit_test(a_failure_is_kept_with_its_peer),
         cmocka_unit_test(a_peer_that_is_lost_is_remembered_until_it_is_back),
         cmocka_unit_test(meetings_and_ways_have_lines_with_level_and_time),
+        cmocka_unit_test(libraries_that_were_looked_for_in_vain_have_a_line),
         cmocka_unit_test(a_way_that_is_no_more_than_a_fallback_says_why),
         cmocka_unit_test(memory_that_nobody_can_map_goes_packed_on_one_host),
     };

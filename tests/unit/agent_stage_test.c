@@ -490,6 +490,64 @@ static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state)
     world_close(&w);
 }
 
+/* Agents that cannot send a notification are always busy, so time does not pass by itself. */
+static void work_while_busy(world *w) {
+    for (int i = 0; i < 500; i++) {
+        world_work(w);
+        net_advance(NET_LATENCY_NS);
+    }
+}
+
+/*
+ * D has lost P while bytes moved between them, and meets it again. The connection from P to D may hang for any time: P
+ * no longer uses it, whether the flow has ended without its END being sent (a push that P has given up), or goes on
+ * under a lease that D has forgotten (a pull). That P connects anew shows in a connection that is refused.
+ */
+static void join_over_a_connection_that_hangs(bool pushes) {
+    world w;
+    world_request given, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    faulty_install(&(faulty_options){.seed = 1});
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
+    world_request_make(&w, &w.d, "slow", 200, 20, 1, &wanted);
+    (pushes ? &given : &wanted)->request.bytes_per_second = 8192;
+    if (pushes) {
+        world_expect(&w.d, &wanted, &w.p, ours);
+        world_push(&w.p, &given, theirs);
+        world_ready(&w.p, theirs);
+    } else {
+        world_hold(&w.p, &given, theirs);
+        world_pull(&w.d, &wanted, &w.p, ours);
+    }
+    world_run_for(&w, SECOND);
+    const kvf_stage *stage = w.p.agents[0]->stage;
+    assert_false(kvf_stage_is_idle(stage));
+    faulty_install(&(faulty_options){
+        .seed = 1, .per_mille = {[FAULTY_NOT_NOTIFIED] = 1000, [FAULTY_NOT_CONNECTED] = 1000}});
+    if (pushes) {
+        (void)kvf_agent_cancel(w.p.agents[0], theirs[0]);
+        work_while_busy(&w);
+        assert_false(kvf_stage_is_idle(stage)); /* its END cannot be sent */
+    }
+    assert_int_equal(faulty_count(FAULTY_NOT_CONNECTED), 0);
+    kvf_session *session = outgoing_of(&w.d);
+    session->joined = session->join_staged = false; /* as in a new session */
+    world_request_make(&w, &w.d, "more", 20, 50, 1, &wanted);
+    world_expect(&w.d, &wanted, &w.p, ours + 1);
+    work_while_busy(&w);
+    assert_true(faulty_count(FAULTY_NOT_CONNECTED) > 0);
+    faulty_remove();
+    world_close(&w);
+}
+
+static void a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs(void **state) {
+    (void)state;
+    join_over_a_connection_that_hangs(true);
+    join_over_a_connection_that_hangs(false);
+}
+
 /* P has lent slots to D when P loses the connection between them. The transport knows, or does not (`inside`), that D
  * has nothing under way any more: only then are the slots free. Either way D may connect again. */
 static void lend_and_lose(bool inside) {
@@ -579,6 +637,7 @@ int main(void) {
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
+        cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),

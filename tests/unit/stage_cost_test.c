@@ -2,6 +2,7 @@
  * The costs of the two ways, slots, and what a stage refuses.
  */
 #include <math.h>
+#include <time.h>
 
 #include "channel_wise.h"
 #include "stage_world.h"
@@ -206,6 +207,28 @@ static void memory_of_a_device_goes_packed(void **state) {
                  "remote memory kind is -1");
     kvf_plan_free(plan);
     free_pair(&engines);
+}
+
+static uint64_t processor_ns(void) {
+    struct timespec used;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return (uint64_t)used.tv_sec * UINT64_C(1000000000) + (uint64_t)used.tv_nsec;
+}
+
+/* A process measures once: before this test the costs are those assumed. Where other programs leave it no time, the
+ * later measurements are not begun. */
+static void costs_are_measured_once_in_less_than_50_ms(void **state) {
+    (void)state;
+    kvf_cost_model assumed, measured;
+    (void)kvf_cost_assumed("shm", &assumed);
+    const uint64_t begin = processor_ns(), took_ns = kvf_cost_calibrate(), used_ns = processor_ns() - begin;
+    assert_true(took_ns > 0 && used_ns < 50000000);
+    (void)kvf_cost_assumed("shm", &measured);
+    assert_true(measured.ns_per_run > 0 && measured.ns_per_byte > 0);
+    if (took_ns < 30000000)
+        assert_true(measured.ns_per_byte != assumed.ns_per_byte && measured.ns_per_run != assumed.ns_per_run);
+    assert_int_equal(kvf_cost_calibrate(), took_ns);
+    assert_true(processor_ns() - begin < used_ns + 1000000);
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */
@@ -504,6 +527,7 @@ int main(void) {
         cmocka_unit_test(costs_that_cannot_be_measured_stay_as_they_were),
         cmocka_unit_test(peers_of_one_machine_share_what_was_seen),
         cmocka_unit_test(memory_of_a_device_goes_packed),
+        cmocka_unit_test(costs_are_measured_once_in_less_than_50_ms),
         cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer),
         cmocka_unit_test(short_runs_of_memory_that_nobody_can_map_are_packed_on_one_host),
         cmocka_unit_test(memory_that_is_mapped_is_copied_from_directly),
