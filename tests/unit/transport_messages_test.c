@@ -655,14 +655,13 @@ static void connections_that_come_too_fast_are_let_in_later(void **state) {
     (void)state;
     test_side there;
     side_open(&there, &plain, 2);
-    kvf_door *door = &inside_to_change(&there)->door;
+    kvf_gate_account *all = &inside_to_change(&there)->door.gate.all;
     raw_end end = raw_open(&there);
     raw_greet(&end, &there, 0);
     assert_served(&there, &end);
-    const uint64_t now = kvf_now(&kvf_monotonic);
-    door->room_ns = now + 2 * KVF_DOOR_AT_ONCE * KVF_DOOR_EACH_NS; /* as after twice as many */
+    all->paid_ns = kvf_now(&kvf_monotonic) + 2 * KVF_GATE_AT_ONCE_NS; /* as after twice as many */
     int fds[2] = {knock(&there), -1};
-    while (!door->is_shut)
+    while (!all->is_shut)
         assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
     fds[1] = start_to_knock(&there);
     assert_served(&there, &end);
@@ -670,7 +669,7 @@ static void connections_that_come_too_fast_are_let_in_later(void **state) {
     assert_int_equal(poll(&waits, 1, 0), 0);
     while (poll(&waits, 1, 10) == 0)
         assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
-    assert_false(door->is_shut);
+    assert_false(all->is_shut);
     assert_int_equal(waits.revents & (POLLERR | POLLHUP), 0);
     (void)close(fds[0]);
     (void)close(fds[1]);
