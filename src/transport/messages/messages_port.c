@@ -180,6 +180,7 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     limits.longest_strange = MESSAGES_STRANGE_BYTES + MESSAGES_SEALED_BYTES;
     limits.context = endpoint;
     endpoint->door.gate.narrow = MESSAGES_STRANGE_SEGMENT;
+    endpoint->door.gate.is_sealed = endpoint->card.encrypted;
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
     if (!status)
         status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
