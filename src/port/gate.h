@@ -11,10 +11,9 @@
 
 #include "base/base.h"
 
-/** What a connection costs; with keys, where shaking hands takes ZeroMQ's thread a third of a millisecond and more. So
- * much may be spent at once. */
+/** What a connection costs; and where it is dear. So much may be spent at once. */
 #define KVF_GATE_EACH_NS UINT64_C(1000000)
-#define KVF_GATE_SEALED_NS (4 * KVF_GATE_EACH_NS)
+#define KVF_GATE_DEAR_NS (4 * KVF_GATE_EACH_NS)
 #define KVF_GATE_AT_ONCE_NS (1024 * KVF_GATE_EACH_NS)
 /** What one that was cut off costs besides: it has taken as much time as so many, and comes back. */
 #define KVF_GATE_CUT_OFF_NS (256 * KVF_GATE_EACH_NS)
@@ -38,7 +37,9 @@ typedef struct kvf_gate_address {
 typedef struct kvf_gate {
     int listener_fd; /* where we listen, of ZeroMQ; -1: nothing is dropped */
     uint32_t narrow; /* bytes of a TCP segment that are received from strangers, with its header; 0: all */
-    bool is_sealed;  /* connections have keys */
+    /* Connections are dear: with keys, where shaking hands takes ZeroMQ's thread a third of a millisecond and more; and
+     * while others wait for that thread. */
+    bool is_dear;
     kvf_gate_account all;
     kvf_gate_address addresses[KVF_GATE_ADDRESSES];
 } kvf_gate;

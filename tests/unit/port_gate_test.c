@@ -126,11 +126,11 @@ static void connections_that_come_one_after_the_other_never_shut_it(void **state
     close_gate(&s);
 }
 
-static void connections_with_keys_count_fourfold(void **state) {
+static void where_connections_are_dear_a_quarter_as_many_may_come(void **state) {
     (void)state;
     scene s;
     open_gate(&s, false);
-    s.gate.is_sealed = true;
+    s.gate.is_dear = true;
     for (uint64_t i = 0; i < 256; i++)
         kvf_gate_count(&s.gate, SECOND);
     assert_true(gets_in_from(&s, "127.0.0.1"));
@@ -237,7 +237,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(connections_that_come_too_fast_shut_it_until_there_is_room_for_a_batch),
         cmocka_unit_test(connections_that_come_one_after_the_other_never_shut_it),
-        cmocka_unit_test(connections_with_keys_count_fourfold),
+        cmocka_unit_test(where_connections_are_dear_a_quarter_as_many_may_come),
         cmocka_unit_test(an_address_whose_connections_are_cut_off_is_shut_out_and_no_other),
         cmocka_unit_test(of_ipv6_the_network_is_shut_out),
         cmocka_unit_test(connections_that_are_there_go_on_while_their_address_is_shut_out),
