@@ -177,7 +177,8 @@ format:
 	@scripts/lint --fix-format
 
 mutate:
-	@scripts/setup build check
+	@scripts/setup build check device
+	@scripts/device-compiler
 	@scripts/mutate $(or $(ARGS),src/agent)
 
 abi-record:

@@ -15,7 +15,8 @@ kvf_status kvf_looks_open(kvf_looks *looks) {
 
 /* Setting or stopping a timer also clears its expiry. */
 void kvf_looks_set(kvf_looks *looks, bool waiting, bool changed) {
-    looks->pause_ns = waiting && !changed ? kvf_min_u64(2 * looks->pause_ns, PAUSE_MOST_NS) : PAUSE_LEAST_NS;
+    const uint64_t longer = kvf_min_u64(2 * looks->pause_ns, PAUSE_MOST_NS);
+    looks->pause_ns = waiting && !changed ? kvf_max_u64(longer, PAUSE_LEAST_NS) : PAUSE_LEAST_NS;
     const struct itimerspec once = {.it_value.tv_nsec = waiting ? (long)looks->pause_ns : 0};
     (void)timerfd_settime(looks->fd, 0, &once, NULL);
 }

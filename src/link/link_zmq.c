@@ -36,6 +36,7 @@ static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *opti
     if (link->guard && zmq_setsockopt(link->listener, ZMQ_ZAP_DOMAIN, "kvferry", strlen("kvferry")))
         return kvf_zmq_fail("ZMQ_ZAP_DOMAIN");
     const kvf_guests limits = limits_of(options);
+    link->door.gate.is_dear = link->encrypted;
     status = kvf_door_open(&link->door, link->zmq, link->listener, &limits);
     if (!status)
         status = kvf_link_bind(link, endpoint);

@@ -32,9 +32,6 @@
 #define DROPS 512u
 #define WEIGHED_AT_ONCE 256u
 #define WEIGH_EVERY_NS UINT64_C(10000000)
-#define BATCH (KVF_DOOR_AT_ONCE / 16)
-#define TCP_FLAGS_AT 13u
-#define TCP_SYN_FLAG 2u
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
@@ -131,56 +128,21 @@ static bool mute(void *owner, const kvf_guest *guest) {
     return muted;
 }
 
-/* ---- who comes in --------------------------------------------------------------------------- */
+/* ---- strangers ------------------------------------------------------------------------------- */
 
-/*
- * Gives the listening socket a filter, which its connections inherit. Of each segment the kernel receives only the
- * beginning, and the other end sends the rest again, ever more rarely. So a stranger that floods us costs ZeroMQ's
- * thread little, and a greeting, which is short, is not delayed. While the door is shut, the kernel drops attempts to
- * connect, and TCP repeats them after a second.
- */
-static void guard(const kvf_door *door) {
-    const uint32_t segment = door->narrow ? door->narrow : UINT32_MAX;
-    struct sock_filter open[] = {BPF_STMT(BPF_RET | BPF_K, segment)};
-    struct sock_filter shut[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, TCP_FLAGS_AT),
-                                 BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, TCP_SYN_FLAG, 0, 1),
-                                 BPF_STMT(BPF_RET | BPF_K, 0), BPF_STMT(BPF_RET | BPF_K, segment)};
-    const struct sock_fprog filter = {door->is_shut ? sizeof shut / sizeof *shut : 1,
-                                      door->is_shut ? shut : open};
-    if (door->listener_fd >= 0 && door->port && (door->narrow || door->is_shut))
-        (void)setsockopt(door->listener_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
-}
-
-static void shut(kvf_door *door, bool is_shut) {
-    const int none = 0;
-    if (door->is_shut == is_shut || !door->port)
-        return;
-    door->is_shut = is_shut;
-    if (!is_shut && !door->narrow)
-        (void)setsockopt(door->listener_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
-    guard(door);
-}
-
-/* So many more connections have come. */
-static void count_in(kvf_door *door, uint64_t count, uint64_t now) {
-    door->room_ns = kvf_max_u64(door->room_ns, now) + count * KVF_DOOR_EACH_NS;
-    if (door->room_ns - now > KVF_DOOR_AT_ONCE * KVF_DOOR_EACH_NS)
-        shut(door, true);
-}
-
-/* The door opens once there is room for a batch, so that it is not opened for each. */
-static uint64_t opens_ns(const kvf_door *door) {
-    const uint64_t most = KVF_DOOR_AT_ONCE * KVF_DOOR_EACH_NS;
-    return door->room_ns - kvf_min_u64(door->room_ns, most - BATCH * KVF_DOOR_EACH_NS);
+static void charge(void *owner, const char *host) {
+    kvf_door *door = owner;
+    if (door->port)
+        kvf_gate_charge(&door->gate, host, door->weighed_ns);
 }
 
 /* A peer that was refused needs only to read why. */
 static void narrow(void *owner, const kvf_guest *guest) {
     const kvf_door *door = owner;
-    struct sock_filter beginning = BPF_STMT(BPF_RET | BPF_K, door->narrow);
+    struct sock_filter beginning = BPF_STMT(BPF_RET | BPF_K, door->gate.narrow);
     const struct sock_fprog filter = {1, &beginning};
     uint64_t file;
-    if (!door->narrow)
+    if (!door->gate.narrow)
         return;
     if (look_at(door, (int)guest->id, &file) && file == guest->mark)
         (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
@@ -190,7 +152,7 @@ static void narrow(void *owner, const kvf_guest *guest) {
 void kvf_door_widen(kvf_door *door, zmq_msg_t *message) {
     const int none = 0;
     uint64_t file;
-    if (!door->narrow)
+    if (!door->gate.narrow)
         return;
     if (look_at(door, zmq_msg_get(message, ZMQ_SRCFD), &file))
         (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
@@ -207,6 +169,13 @@ void kvf_door_widen(kvf_door *door, zmq_msg_t *message) {
 static void listen_to(const kvf_door *door, uint64_t id, bool again) {
     if (is_by_tcp(door))
         (void)kvf_watch_once(door->brought_fd, door->spare_fd, again, (void *)(uintptr_t)id);
+}
+
+/* Something may have come already, and ZeroMQ may have read it. */
+static void begin_to_weigh(kvf_door *door, uint64_t id) {
+    listen_to(door, id, false);
+    if (is_by_tcp(door))
+        kvf_guests_stir(&door->guests, id);
 }
 
 static void listen_again(const kvf_door *door, const kvf_guest *guest) {
@@ -233,11 +202,10 @@ static void weigh(kvf_door *door, kvf_guest *guest) {
 
 void kvf_door_weigh(kvf_door *door, uint64_t now) {
     note_stirred(door);
-    if (door->is_shut && now >= opens_ns(door))
-        shut(door, false);
+    kvf_gate_tick(&door->gate, now);
     if (now < door->weigh_ns)
         return;
-    const uint64_t cut_off = door->guests.cut_off;
+    door->weighed_ns = now;
     const kvf_guest *last = door->guests.moving ? door->guests.moving->moving_prev : NULL;
     for (uint32_t i = 0; i < WEIGHED_AT_ONCE && last; i++) {
         kvf_guest *guest = kvf_guests_next_moving(&door->guests);
@@ -245,15 +213,12 @@ void kvf_door_weigh(kvf_door *door, uint64_t now) {
             last = NULL;
         weigh(door, guest);
     }
-    if (door->guests.cut_off > cut_off)
-        count_in(door, (door->guests.cut_off - cut_off) * KVF_DOOR_CUT_OFF, now);
     door->weigh_ns = now + WEIGH_EVERY_NS;
 }
 
 uint64_t kvf_door_due(const kvf_door *door) {
-    uint64_t due = door->calls ? UINT64_MAX : kvf_guests_due(&door->guests);
-    if (door->is_shut)
-        due = kvf_min_u64(due, opens_ns(door));
+    const uint64_t gate = kvf_gate_due(&door->gate);
+    const uint64_t due = door->calls ? gate : kvf_min_u64(gate, kvf_guests_due(&door->guests));
     return door->guests.moving ? kvf_min_u64(due, door->weigh_ns) : due;
 }
 
@@ -270,7 +235,7 @@ static bool arrived(kvf_door *door, int fd, uint64_t now) {
             kvf_tcp_try_often(door->spare_fd);
         status = kvf_guests_arrive(&door->guests, (uint64_t)fd, file, name, now);
         if (!status)
-            listen_to(door, (uint64_t)fd, false);
+            begin_to_weigh(door, (uint64_t)fd);
     }
     look_away(door);
     return status == KVF_OK;
@@ -287,14 +252,12 @@ bool kvf_door_take_events(kvf_door *door, uint64_t now) {
             return false;
         door->waits = event == ZMQ_EVENT_ACCEPTED;
         door->waiting = (int)value;
-        if (event == ZMQ_EVENT_LISTENING) {
-            door->listener_fd = (int)value;
-            guard(door);
-        } else if (door->waits) {
-            count_in(door, 1, now);
-        } else {
+        if (door->waits && door->port)
+            kvf_gate_count(&door->gate, now);
+        else if (event == ZMQ_EVENT_LISTENING && door->port)
+            kvf_gate_open(&door->gate, (int)value);
+        else if (event == ZMQ_EVENT_DISCONNECTED)
             kvf_guests_leave(&door->guests, value);
-        }
     }
     return true;
 }
@@ -334,7 +297,7 @@ uint64_t kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t now) {
         call = name_call(door, fd);
         if (kvf_guests_arrive(&door->guests, call, file, host, now) == KVF_OK) {
             kvf_guests_name(&door->guests, call, call, now);
-            listen_to(door, call, false);
+            begin_to_weigh(door, call);
         } else {
             call = 0;
         }
@@ -364,12 +327,13 @@ uint32_t kvf_door_most(uint32_t wanted, uint32_t sixteenths) {
 }
 
 static kvf_status open_door(kvf_door *door, const kvf_guests *limits) {
-    door->listener_fd = -1;
+    door->gate.listener_fd = -1;
     door->guests = *limits;
     door->guests.owner = door;
     door->guests.hang_up = hang_up;
     door->guests.mute = mute;
     door->guests.narrow = narrow;
+    door->guests.on_cut_off = charge;
     door->empty_fd = eventfd(0, EFD_CLOEXEC);
     door->spare_fd = door->empty_fd < 0 ? -1 : fcntl(door->empty_fd, F_DUPFD_CLOEXEC, 0);
     if (door->spare_fd < 0)

@@ -8,14 +8,9 @@
 
 #include <sys/un.h>
 
+#include "port/gate.h"
 #include "port/guests.h"
 #include "port/sockets.h"
-
-/** Connections that are accepted: each this long after the one before, but so many may come at once. */
-#define KVF_DOOR_EACH_NS UINT64_C(1000000)
-#define KVF_DOOR_AT_ONCE 1024u
-/** One that was cut off counts as so many: it has cost as much, and comes back. */
-#define KVF_DOOR_CUT_OFF 256u
 
 /** All zero, except for the descriptors, which are -1, means closed: nothing is connected. */
 typedef struct kvf_door {
@@ -30,16 +25,14 @@ typedef struct kvf_door {
     int empty_fd, spare_fd;                                  /* see door.c */
     int brought_fd;                                          /* an epoll of guests that have been silent */
     uint64_t weigh_ns;                                       /* when guests that move are weighed next */
-    uint32_t narrow;  /* bytes of a TCP segment that are received from strangers, with its header; 0: all */
-    int listener_fd;  /* where we listen by TCP, of ZeroMQ; -1: it is not known */
-    bool is_shut;     /* the kernel drops who wants to connect, for connections come too fast */
-    uint64_t room_ns; /* by then, at KVF_DOOR_EACH_NS each, those that came are paid for */
+    uint64_t weighed_ns;                                     /* when they were weighed last */
+    kvf_gate gate; /* its owner may set `narrow` before the door is opened, and `is_dear` */
 } kvf_door;
 
 /**
  * Begins to watch a listener that is not bound yet.
  *
- * @param limits  the owner's settings for its guests; the door sets hang_up and mute
+ * @param limits  the owner's settings for its guests; the door sets hang_up, mute, narrow and on_cut_off
  * @return KVF_OK, KVF_E_IO, KVF_E_NOMEM
  */
 kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_guests *limits);
@@ -47,7 +40,7 @@ kvf_status kvf_door_open(kvf_door *door, void *zmq, void *listener, const kvf_gu
 /** Where the listener was bound, as ZeroMQ says it: "tcp://127.0.0.1:4711", "ipc://PATH". */
 void kvf_door_bound(kvf_door *door, const char *endpoint);
 
-/** Receives whole segments from the sender of a message, who is no stranger any more; see `narrow`. */
+/** Receives whole segments from the sender of a message, who is no stranger any more; see `narrow` in gate.h. */
 void kvf_door_widen(kvf_door *door, zmq_msg_t *message);
 
 /** Reads a bounded number of events of connections that came and went, and closes some if there are too many; returns

@@ -362,7 +362,8 @@ static void cut_off(kvf_guests *guests, kvf_guest *guest) {
                    "over budget: a connection of %s brought %llu bytes of a message without an end",
                    name_of(guest->host->address), (unsigned long long)(guest->brought - guest->whole));
     guests->refused++;
-    guests->cut_off++;
+    if (guests->on_cut_off)
+        guests->on_cut_off(guests->owner, guest->host->address);
     if (guest->known || guests->part_bytes > KVF_GUESTS_PART_BYTES)
         dismiss(guests, guest);
     else

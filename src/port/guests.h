@@ -69,6 +69,8 @@ typedef struct kvf_guests {
     bool (*mute)(void *owner, const kvf_guest *guest);
     /** Receives only the beginnings of what comes over a guest's connection. May be NULL. */
     void (*narrow)(void *owner, const kvf_guest *guest);
+    /** A connection of an address is about to be cut off. May be NULL. */
+    void (*on_cut_off)(void *owner, const char *address);
     /** A connection over which something was heard has ended. May be NULL. */
     void (*on_left)(void *context, uint64_t route);
     /** A connection was closed for lack of room, or cut off; `detail` names it. May be NULL. */
@@ -88,7 +90,6 @@ typedef struct kvf_guests {
     uint32_t taken;      /* messages, in this turn */
     uint64_t closed;     /* how many were closed */
     uint64_t refused;    /* closed for want of room, or cut off */
-    uint64_t cut_off;    /* of these, those that were cut off */
 } kvf_guests;
 
 /** A connection was made. KVF_OK, even if it is closed at once; KVF_E_NOMEM: it is not listed, try again. */

@@ -9,13 +9,16 @@ import os
 import queue
 import shutil
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from wires import DEVICE, End, NetemWire, OwnWire, Wire
 
 PREFIX = f"kvf{os.getpid()}"
+OFFLOAD = Path(__file__).with_name("offload.py")
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -167,6 +170,25 @@ class Host:
             if not works(*self.command("nft", line)):
                 raise Lacking("this kernel's nftables has no numgen")
 
+    def read(self, *files: str) -> list[list[str]]:
+        """The words of each line of the host's own files."""
+        return [line.split() for line in run(*self.command("cat", *files)).stdout.splitlines()]
+
+    def devices(self) -> list[list[str]]:
+        """What "ip -details link" says of each device, as words."""
+        shown = run("ip", "-n", self.space, "-details", "-oneline", "link").stdout
+        return [line.split() for line in shown.splitlines()]
+
+    def listens(self) -> set[int]:
+        """The TCP ports that it listens on."""
+        lines = self.read("/proc/net/tcp", "/proc/net/tcp6")
+        return {int(words[1].rpartition(":")[2], 16) for words in lines if words[3] == "0A"}
+
+    def bad_checksums(self) -> int:
+        """TCP segments that it has dropped because their checksum was wrong."""
+        names, values = (words for words in self.read("/proc/net/snmp") if words[0] == "Tcp:")
+        return int(values[names.index("InCsumErrors")])
+
     def start(self, *arguments: str, **environment: str) -> Process:
         process = Process(self.command(*arguments), environment)
         self.network.processes.append(process)
@@ -238,6 +260,12 @@ class Network:
                 host.tc("qdisc", "add", "dev", device, "root", "tbf", "rate", f"{mbits}mbit",
                         "burst", "512kb", "latency", "20ms")  # fmt: skip
         return hosts
+
+    def without_offload(self) -> None:
+        """Checksums are computed and checked by the kernel, on all hosts and switches."""
+        for host in self.hosts + self.switches:
+            devices = [words[1].partition("@")[0].rstrip(":") for words in host.devices() if "veth" in words]
+            run(*host.command(sys.executable, str(OFFLOAD), *devices))
 
     def wire(self, program: str, mtu: int = 1500) -> tuple[Host, Host, Wire]:
         """Connects two new hosts by a link that can be shaped.

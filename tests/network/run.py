@@ -48,6 +48,7 @@ FABRICS = {
 }
 
 SAID_LINES = 150  # of the engines of a case that failed, the last of which are shown
+STRANGER = Path(__file__).with_name("stranger.py")
 TCP_RTO_MAX_MS = 44
 # Until the next request must be done, once the link is back; and where the machine may stand still for
 # seconds, as in the short form, which runs with other tests and is about whether it is done at all.
@@ -215,12 +216,16 @@ class Traffic(threading.Thread):
         assert not self.is_alive(), "a request hangs"
 
 
-CASES: list[tuple[str, bool, Callable[[Case], None]]] = []
+CASES: list[tuple[str, bool, str, Callable[[Case], None]]] = []
 
 
-def case(name: str, short: bool = False) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+def case(
+    name: str, short: bool = False, only: str = ""
+) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+    """`only`: the kind of fabric that it is about."""
+
     def note(function: Callable[[Case], None]) -> Callable[[Case], None]:
-        CASES.append((name, short, function))
+        CASES.append((name, short, only, function))
         return function
 
     return note
@@ -373,6 +378,27 @@ def loss_at_speed(self: Case) -> None:
 
 case("jitter of 5 ms")(shaped(rate=1000, segments="off", delay=5, jitter=5))
 case("reordering of 5 %")(shaped(rate=1000, segments="off", delay=2, reorder=5))
+
+
+@case("a link without checksum offload, and a stranger", short=True, only="messages")
+def without_offload(self: Case) -> None:
+    """Of long segments of strangers the kernel keeps the beginning, and checks the sum afterwards: so it drops
+    them whole. Who is let in has sent only short ones until then, and is not delayed."""
+    a, b = self.network.switch("ab", mbits=1000)
+    self.network.without_offload()
+    endpoint = self.serve(a, LONG[0])
+    stranger = None
+    before = a.bad_checksums()
+    if not self.fabric.keys:  # else it could not shake hands
+        ports = a.listens() - {int(endpoint.rpartition(":")[2])}
+        stranger = b.start(sys.executable, str(STRANGER), a.address, "5", *map(str, sorted(ports)))
+        assert stranger.line(20) == "begun"
+    figures = self.fetch(b, endpoint, LONG[1], "--rounds", "3")
+    self.notes.append(f"{figures['gb_per_s']:.3f} GB/s")
+    if stranger:
+        received, dropped = int(stranger.line(20)), a.bad_checksums() - before
+        self.notes[-1] += f"; of the stranger {received} bytes came, {dropped} segments were dropped"
+        assert dropped > 0 and received < 1024, self.notes[-1]
 
 
 # ---- links that are cut --------------------------------------------------------------------------
@@ -652,8 +678,10 @@ def main() -> int:
     programs = Programs(asked.build)
     passed = failed = 0
     for fabric in asked.fabric or [name for name, fabric in FABRICS.items() if fabric.short or not asked.short]:
-        for name, short, check in CASES:
+        for name, short, only, check in CASES:
             if (asked.short and not short) or (asked.names and not any(part in name for part in asked.names)):
+                continue
+            if only and only != FABRICS[fabric].kind:
                 continue
             good = run_case(programs, fabric, name, check, asked.short, netem)
             passed, failed = passed + (good is True), failed + (good is False)

@@ -2,6 +2,7 @@
  * Agents whose caches are in device memory, of the stand-in for the CUDA driver: pulls and pushes go packed, over any
  * transport, or directly over "cuda", and are compared cell by cell.
  */
+#include <poll.h>
 #include <stdio.h>
 
 #include "agent_letters.h"
@@ -396,6 +397,43 @@ static void an_error_of_the_device_ends_what_waits_for_its_event(void **state) {
     close_all(&w);
 }
 
+/* Makes progress while the descriptor of an agent is readable, also after some milliseconds. */
+static void assert_falls_silent(kvf_agent *agent) {
+    struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
+    kvf_event event = {.struct_size = sizeof event};
+    for (uint32_t rounds = 0; poll(&fd, 1, 10) > 0; rounds++) {
+        assert_true(rounds < 10000);
+        assert_ok(kvf_agent_progress(agent, NULL));
+        while (kvf_agent_next_event(agent, &event) == KVF_OK) {
+        }
+    }
+}
+
+static void an_agent_looks_at_a_stream_that_a_hold_waits_for_and_then_falls_silent(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "shm"};
+    world w;
+    world_request held, wanted;
+    work_on_stream work;
+    uint64_t holds[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    open_behind_work(&w, &options, &work, &held, &wanted);
+    world_hold(&w.p, &held, holds);
+    struct pollfd fd = {kvf_agent_event_fd(w.p.agents[0]), POLLIN, 0};
+    for (uint32_t i = 0; i < 20; i++) { /* meanwhile it looks again and again */
+        assert_int_equal(poll(&fd, 1, 10000), 1);
+        assert_ok(kvf_agent_progress(w.p.agents[0], NULL));
+    }
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        assert_falls_silent(w.p.agents[r]);
+    devices_hasten();
+    event_drop(&work);
+    work_end(&work);
+    close_all(&w);
+}
+
 /* The hold ends with its lease, and says why; other requests go on meanwhile. */
 static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **state) {
     (void)state;
@@ -593,6 +631,7 @@ int main(void) {
         {"a_push_does_not_begin_before_an_event_of_a_stream (cuda)",
          a_push_does_not_begin_before_an_event_of_a_stream, SIMULATED, cuda},
         cmocka_unit_test(an_error_of_the_device_ends_what_waits_for_its_event),
+        cmocka_unit_test(an_agent_looks_at_a_stream_that_a_hold_waits_for_and_then_falls_silent),
         {"a_hold_behind_a_stream_that_never_ends_ends_with_its_lease",
          a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},
         {"cells_of_devices_are_verified (shm)", cells_of_devices_are_verified, SIMULATED, shm},

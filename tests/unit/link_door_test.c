@@ -1,10 +1,14 @@
 /* Connections to a link by ZeroMQ: how many there may be, and what happens to connections over which nothing is
  * sent. */
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "link_ends.h"
 
 #include "endless.h"
+#include "port/gate.h"
 
 #define MOST 6u
 #define SECOND UINT64_C(1000000000)
@@ -52,16 +56,25 @@ static void open_door(end *server, const char *listen) {
                                         .on_crowded = on_crowded});
 }
 
-/* A connection over which nothing is sent. */
-static int knock(const end *server) {
+/* Connects from an address of this machine. `flags`: SOCK_NONBLOCK: the connection is perhaps not there yet. */
+static int knock_from(const end *server, const char *address, int flags) {
     const char *endpoint = kvf_link_endpoint(server->link);
     struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_port = htons((uint16_t)strtoul(strrchr(endpoint, ':') + 1, NULL, 10))};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+                             .sin_port = htons((uint16_t)strtoul(strrchr(endpoint, ':') + 1, NULL, 10))},
+                       from = {.sin_family = AF_INET};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
     assert_int_equal(inet_pton(AF_INET, "127.0.0.1", &to.sin_addr), 1);
+    assert_int_equal(inet_pton(AF_INET, address, &from.sin_addr), 1);
     assert_true(fd >= 0);
-    assert_int_equal(connect(fd, (const struct sockaddr *)&to, sizeof to), 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&from, sizeof from), 0);
+    if (connect(fd, (const struct sockaddr *)&to, sizeof to))
+        assert_true(flags && errno == EINPROGRESS);
     return fd;
+}
+
+/* A connection over which nothing is sent. */
+static int knock(const end *server) {
+    return knock_from(server, "127.0.0.1", 0);
 }
 
 static uint32_t count_over(const int *fds, uint32_t count) {
@@ -207,6 +220,65 @@ static void a_message_without_an_end_is_cut_off(void **state) {
     kvf_link_close(server.link);
 }
 
+static bool gets_in(int fd) {
+    struct pollfd waits = {.fd = fd, .events = POLLOUT};
+    return poll(&waits, 1, 50) == 1 && !(waits.revents & (POLLERR | POLLHUP));
+}
+
+/* A stranger whose whole part of a message without an end has come before the link makes progress. */
+static int bring_too_much(const end *server, const char *address) {
+    uint64_t sent = 0;
+    int unreceived = 0;
+    const int fd = knock_from(server, address, 0);
+    shake_hands(fd);
+    while (sent < 2 * FRAMES_BYTES)
+        say_more(fd, &sent);
+    while (assert_int_equal(ioctl(fd, SIOCOUTQ, &unreceived), 0), unreceived > 0)
+        (void)poll(NULL, 0, 1);
+    (void)poll(NULL, 0, 10); /* ZeroMQ reads it */
+    return fd;
+}
+
+static void open_stopped_door(end *server) {
+    passed_ns = known_route = met_route = told = 0;
+    open_end(server,
+             (kvf_link_options){.clock = &clock_stopped, .is_known = is_known, .on_crowded = on_crowded});
+}
+
+/* Nothing more comes, so that nothing says that this connection must be weighed. */
+static void what_came_before_a_connection_was_known_counts_too(void **state) {
+    (void)state;
+    end server;
+    open_stopped_door(&server);
+    const int strange = bring_too_much(&server, "127.0.0.1");
+    work_until((passed_ns += SECOND / 100, kvf_link_count(server.link).refused == 1), &server);
+    (void)close(strange);
+    kvf_link_close(server.link);
+}
+
+/* Whoever else has the address is kept out, too, and nobody with another one. */
+static void an_address_that_sends_messages_without_an_end_is_kept_out_for_a_while(void **state) {
+    (void)state;
+    enum { COUNT = KVF_GATE_AT_ONCE_NS / KVF_GATE_CUT_OFF_NS + 1 };
+    end server;
+    int strange[COUNT];
+    open_stopped_door(&server);
+    for (uint32_t i = 0; i < COUNT; i++)
+        strange[i] = bring_too_much(&server, "127.0.0.2");
+    work_until((passed_ns += SECOND / 100, kvf_link_count(server.link).refused == COUNT), &server);
+    const int again = knock_from(&server, "127.0.0.2", SOCK_NONBLOCK);
+    assert_false(gets_in(again));
+    const int other = knock_from(&server, "127.0.0.3", SOCK_NONBLOCK);
+    assert_true(gets_in(other));
+    passed_ns += 2 * SECOND;
+    work_until(gets_in(again), &server);
+    for (uint32_t i = 0; i < COUNT; i++)
+        (void)close(strange[i]);
+    (void)close(again);
+    (void)close(other);
+    kvf_link_close(server.link);
+}
+
 /* Whole messages are none, however many, and however large. */
 static void many_large_messages_are_not_without_an_end(void **state) {
     (void)state;
@@ -277,6 +349,8 @@ int main(void) {
         cmocka_unit_test(a_silent_client_is_hung_up_on),
         cmocka_unit_test(a_descriptor_that_is_somebody_elses_is_left_alone),
         cmocka_unit_test(a_message_without_an_end_is_cut_off),
+        cmocka_unit_test(what_came_before_a_connection_was_known_counts_too),
+        cmocka_unit_test(an_address_that_sends_messages_without_an_end_is_kept_out_for_a_while),
         cmocka_unit_test(many_large_messages_are_not_without_an_end),
         cmocka_unit_test(an_owner_that_sends_a_message_without_an_end_is_cut_off),
     };

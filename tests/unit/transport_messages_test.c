@@ -655,14 +655,13 @@ static void connections_that_come_too_fast_are_let_in_later(void **state) {
     (void)state;
     test_side there;
     side_open(&there, &plain, 2);
-    kvf_door *door = &inside_to_change(&there)->door;
+    kvf_gate_account *all = &inside_to_change(&there)->door.gate.all;
     raw_end end = raw_open(&there);
     raw_greet(&end, &there, 0);
     assert_served(&there, &end);
-    const uint64_t now = kvf_now(&kvf_monotonic);
-    door->room_ns = now + 2 * KVF_DOOR_AT_ONCE * KVF_DOOR_EACH_NS; /* as after twice as many */
+    all->paid_ns = kvf_now(&kvf_monotonic) + 2 * KVF_GATE_AT_ONCE_NS; /* as after twice as many */
     int fds[2] = {knock(&there), -1};
-    while (!door->is_shut)
+    while (!all->is_shut)
         assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
     fds[1] = start_to_knock(&there);
     assert_served(&there, &end);
@@ -670,12 +669,42 @@ static void connections_that_come_too_fast_are_let_in_later(void **state) {
     assert_int_equal(poll(&waits, 1, 0), 0);
     while (poll(&waits, 1, 10) == 0)
         assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
-    assert_false(door->is_shut);
+    assert_false(all->is_shut);
     assert_int_equal(waits.revents & (POLLERR | POLLHUP), 0);
     (void)close(fds[0]);
     (void)close(fds[1]);
     raw_close(&end);
     side_close(&there);
+}
+
+/* What the next connection costs: it is noticed in the last progress(). */
+static uint64_t cost_of_a_connection(const test_side *side, bool others_are_served, int *fd) {
+    const kvf_door *door = &inside(side)->door;
+    const uint32_t before = door->guests.count;
+    while (door->gate.all.paid_ns > kvf_now(&kvf_monotonic))
+        (void)poll(NULL, 0, 1);
+    *fd = knock(side);
+    while (door->guests.count == before) {
+        inside_to_change(side)->others_ns = others_are_served ? kvf_now(&kvf_monotonic) : 0;
+        assert_int_equal(kvf_transport_progress(side->transport, NULL), KVF_OK);
+    }
+    return door->gate.all.paid_ns - inside(side)->now;
+}
+
+/* Each takes ZeroMQ's thread some time, in which others are not served. */
+static void connections_are_dear_with_keys_and_while_others_are_served(void **state) {
+    (void)state;
+    test_side there;
+    int fds[3];
+    side_open(&there, &plain, 2);
+    assert_int_equal(cost_of_a_connection(&there, false, &fds[0]), KVF_GATE_EACH_NS);
+    assert_int_equal(cost_of_a_connection(&there, true, &fds[1]), KVF_GATE_DEAR_NS);
+    side_close(&there);
+    side_open(&there, &keyed, 2);
+    assert_int_equal(cost_of_a_connection(&there, false, &fds[2]), KVF_GATE_DEAR_NS);
+    side_close(&there);
+    for (int i = 0; i < 3; i++)
+        (void)close(fds[i]);
 }
 
 static void runs_outside_of_memory_are_refused_by_their_owner(void **state) {
@@ -1064,6 +1093,7 @@ int main(void) {
         cmocka_unit_test(a_client_is_received_from_whole),
         cmocka_unit_test(newcomers_get_no_more_than_their_share_beside_others),
         cmocka_unit_test(connections_that_come_too_fast_are_let_in_later),
+        cmocka_unit_test(connections_are_dear_with_keys_and_while_others_are_served),
         cmocka_unit_test(a_client_that_asks_too_often_for_missing_memory_is_cut_off),
         cmocka_unit_test(a_client_that_breaks_the_protocol_is_cut_off),
         cmocka_unit_test(a_client_that_asks_without_end_is_cut_off_and_others_are_served),

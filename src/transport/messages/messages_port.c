@@ -17,6 +17,8 @@
 /* New and ended connections are handled at most a hundred times a second: otherwise, in a flood of connections, each
  * would wake us twice. */
 #define DOOR_PAUSE_NS UINT64_C(10000000)
+/* Clients that had work done so recently are held up by new connections. */
+#define SERVED_NS KVF_SECOND
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
@@ -92,6 +94,8 @@ bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
     if (kvf_door_due(&endpoint->door) <= endpoint->now)
         kvf_door_weigh(&endpoint->door, endpoint->now);
     if (endpoint->door_stirs && endpoint->now >= endpoint->door_ns) {
+        endpoint->door.gate.is_dear =
+            endpoint->card.encrypted || endpoint->now - endpoint->others_ns < SERVED_NS;
         endpoint->door_stirs = more = kvf_door_take_events(&endpoint->door, endpoint->now);
         endpoint->door_ns = more ? 0 : endpoint->now + DOOR_PAUSE_NS;
         kvf_door_weigh(&endpoint->door, endpoint->now);
@@ -179,7 +183,7 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     limits.longest = MESSAGES_LONGEST;
     limits.longest_strange = MESSAGES_STRANGE_BYTES + MESSAGES_SEALED_BYTES;
     limits.context = endpoint;
-    endpoint->door.narrow = MESSAGES_STRANGE_SEGMENT;
+    endpoint->door.gate.narrow = MESSAGES_STRANGE_SEGMENT;
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
     if (!status)
         status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
