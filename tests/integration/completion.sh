@@ -63,6 +63,11 @@ offers "models are completed" llama-3.1-70b kvferry plan --model llama-3.1-7
 offers "keys of shapes are completed" order= kvferry plan --prefill or
 offers "also after others" tp=4,order= kvferry plan --prefill tp=4,or
 offers "shells are completed" fish kvferry completion f
+for verb in drain resume list hand-over; do
+    offers "what engines are asked is completed: $verb" "$verb" kvferry ask tcp://127.0.0.1:1 "$verb"
+    is_so "and it is: $verb" bash -c '! "$1" ask tcp://127.0.0.1:1 "$2" --timeout 1 2>&1 | grep -q "cannot be asked"' \
+        bash "$KVFERRY" "$verb"
+done
 offers "commands are completed after help" doctor kvferry help do
 cd "$folder" && touch config.json
 offers "files are completed" config.json kvferry plan --model conf
