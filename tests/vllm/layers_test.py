@@ -11,6 +11,7 @@ import threading
 import time
 import unittest
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,11 +23,12 @@ from halves import Layers
 from layouts import Layout, Specs, lay_out
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from kvferry.commands import HAND_OVER, ask
+from kvferry.commands import DRAIN, HAND_OVER, ask
 from kvferry.contact import Contact
 from kvferry.errors import Status
 from kvferry.plan import CostModel
 from kvferry.vllm.connector import KvferryConnector
+from kvferry.vllm.draining import DRAINS, REFUSED
 from kvferry.vllm.marks import DeviceMarks
 from kvferry.vllm.pushing import LayerOrder, Pieces
 
@@ -521,6 +523,28 @@ class Commanded(Pairs):
         self.assertIn("request r is still being computed", reply.detail)
         prefill.step({"r": TOKENS - 64})
         self.end(prefill, decode)
+
+    def test_what_is_written_while_it_is_computed_may_end_when_the_engine_drains(self) -> None:
+        prefill, decode = self.pair(local_commands=True)
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.step({"r": 40})
+        directory = prefill.scheduling._directory
+        assert directory is not None
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, Contact("prefill", directory.endpoint), DRAIN, timeout=WAIT_SECONDS)
+            self.wait(lambda: prefill.workers[0].report().drains, "it has no command")  # type: ignore[union-attr]
+            prefill.step()
+            late = prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
+            with self.assertLogs(LOGGER, "WARNING") as log:
+                self.assertEqual(prefill.scheduling.match(late, 0), (0, False))
+            self.assertIn(f"request s is not kept for peers: {DRAINS}", log.output[0])
+            prefill.step({"r": 60, "s": 40})
+            self.assertEqual(prefill.finish("s"), (False, {REFUSED: DRAINS}))
+            self.assertFalse(asked.done())
+            self.end(prefill, decode)
+            self.assertEqual([reply.status for reply in asked.result(WAIT_SECONDS)], [Status.OK])
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
 
 
 if __name__ == "__main__":
