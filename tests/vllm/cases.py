@@ -184,6 +184,13 @@ CASES = {
     "refused": Case("llama", Side(64), Side(64), what=What.REFUSED),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
+    "copying-push-layers": Case(
+        "llama_large",
+        Side(64, arguments=LONG),
+        Side(32, arguments=LONG),
+        what=What.COPYING,
+        **LAYER_BY_LAYER,
+    ),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),
 }
 

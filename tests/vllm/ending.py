@@ -23,6 +23,11 @@ AT_ONCE = 8
 DELAYS = (0.0, 0.03, 0.1)  # seconds from the requests to the drain
 
 
+def place_of(params: dict[str, Any]) -> Contact:
+    """Where the engine is met that has given these parameters."""
+    return Contact(params["remote_engine_id"], f"tcp://{params['remote_host']}:{params['remote_port']}")
+
+
 class Ending(Asking):
     """Gives the prefill server commands, puts it to sleep, wakes it, and ends it."""
 
@@ -38,7 +43,7 @@ class Ending(Asking):
         """An operator gives commands to the idle server."""
         prompt = self.prompt()
         params = self._pair.params(prompt)
-        place = Contact(params["remote_engine_id"], f"tcp://{params['remote_host']}:{params['remote_port']}")
+        place = place_of(params)
         (reply,) = ask(place, HAND_OVER, params["remote_request_id"], timeout=LONG)
         found = json.loads(reply.records[0].data) if reply.records else {}
         wanted = {**params, "remote_block_ids": []}
@@ -129,6 +134,7 @@ class Ending(Asking):
         """The server and its workers get a signal at the same time, as in a terminal."""
         prompt = self.prompt()
         params = self._pair.params(prompt)
+        self._wait(lambda: self._listed(place_of(params)) != [], "its worker keeps a request")
         self._prefill.signal(signal.SIGTERM)
         says = f"the engine ends: peers have {DRAIN_SECONDS} s for the 1 requests kept for them"
         self._wait(lambda: says in self._log(), says)

@@ -396,6 +396,27 @@ class Ends(Pairs):
         assert agent is not None
         return agent.wait(0)
 
+    def test_a_push_that_no_decode_engine_expects_ends_at_its_deadline(self) -> None:
+        prefill, _ = self.pair(kv_load_deadline=1)
+        prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
+        with self.layers_each(1):
+            prefill.step({"r": TOKENS})
+        self.assertTrue(prefill.finish("r")[0])
+        self.assertFalse(prefill.all_have("sent", "r"))
+        with self.assertLogs(LOGGER, "WARNING") as log:
+            steps(prefill, until=lambda: prefill.all_have("sent", "r"))
+        self.assertIn("request r: the deadline has passed: 0 of 1 consumers are served", log.output[-1])
+        self.assertEqual(prefill.workers[0]._jobs, {})
+
+    def test_blocks_into_which_no_prefill_engine_writes_are_given_up(self) -> None:
+        prefill, decode = self.pair(kv_load_deadline=1)
+        decode.want("r", TOKENS, [HERE], self.announced(prefill))
+        with self.assertLogs(LOGGER, "WARNING") as log:
+            steps(prefill, decode, until=lambda: decode.all_have("received", "r"))
+        self.assertTrue(any("request r: " in line for line in log.output), log.output)
+        self.assertEqual(decode.workers[0]._jobs, {})
+        self.assertTrue(self.untouched(decode, names(decode)[0], range(TOKENS)))
+
     def test_everything_is_cached_at_the_decode_engine(self) -> None:
         prefill, decode = self.pair()
         prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))

@@ -196,6 +196,16 @@ class Pair:
 
     def _hand_over_at_once(self, prompt: list[int], tokens: int) -> Answer:
         """The decode server announces its blocks while the prefill server computes."""
+        to_prefill, to_decode = self.announced()
+        with ThreadPoolExecutor(1) as pool:
+            there = pool.submit(self.prefill.ask, prompt, 1, to_prefill)
+            found = answer(self.decode.ask(prompt, tokens, to_decode))
+            params = there.result()["kv_transfer_params"]
+        assert params["kvferry_transfer_id"] == to_decode["kvferry_transfer_id"]
+        return found
+
+    def announced(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters for the prefill and the decode server, if both are asked at once."""
         name = secrets.token_hex(16)
         to_decode = {
             **self._engine,
@@ -204,12 +214,7 @@ class Pair:
             "remote_request_id": name,
             "kvferry_transfer_id": name,
         }
-        with ThreadPoolExecutor(1) as pool:
-            there = pool.submit(self.prefill.ask, prompt, 1, {**TO_PREFILL, "kvferry_transfer_id": name})
-            found = answer(self.decode.ask(prompt, tokens, to_decode))
-            params = there.result()["kv_transfer_params"]
-        assert params["kvferry_transfer_id"] == name
-        return found
+        return {**TO_PREFILL, "kvferry_transfer_id": name}, to_decode
 
     def through(self, prompt: list[int], tokens: int) -> Answer:
         """Like hand_over(), after deleting earlier readouts."""
