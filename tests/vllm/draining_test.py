@@ -182,6 +182,17 @@ class Computing(Scheduled):
         prefill.step()
         self.assertEqual(asked.result(PATIENCE), Reply(Status.OK, "", ()))
 
+    def test_it_need_not_wait_for_a_refused_request(self) -> None:
+        prefill, _ = self.pair()
+        request = self.schedule(prefill)
+        asked = self.drain(prefill, deadline=PATIENCE)
+        with self.assertLogs(LOGGER, logging.WARNING):
+            refused = self.schedule(prefill, "q")
+        self.finish(prefill, request, well=False)
+        prefill.step()
+        self.assertEqual(asked.result(PATIENCE / 2).status, Status.OK)
+        self.assertEqual(self.finish(prefill, refused), {REFUSED: DRAINS})
+
     def test_what_is_not_computed_in_time_is_not_kept(self) -> None:
         prefill, _ = self.pair()
         request = self.schedule(prefill)
