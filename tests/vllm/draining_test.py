@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import unittest
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
-from commands_test import HERE, LOGGER, PATIENCE, THERE, TOKENS, Engines, place, tell
+from commands_test import HERE, LOGGER, PATIENCE, THERE, TOKENS, Engines, idle, place, tell
 from halves import LAYERS, Half, a_request, blocks_of, steps
 from many_ranks import ManyRanks
 
@@ -159,6 +160,23 @@ class Computing(Scheduled):
         self.load(decode, params)
         self.assertEqual(asked.result(PATIENCE), Reply(Status.OK, "", ()))
         self.assert_loaded(decode)
+
+    def test_it_is_kept_though_the_command_comes_while_its_step_runs(self) -> None:
+        prefill, _ = self.pair()
+        request = self.schedule(prefill)
+        step = prefill.scheduling.step(idle())
+        prefill.worker.give_up(step)
+        commands = prefill.worker._commands
+        assert commands is not None
+        commands._stepped = -math.inf  # it takes long
+        asked = self.begin_drain(prefill, deadline=PATIENCE)
+        time.sleep(0.2)
+        self.assertFalse(asked.done())
+        prefill.worker.start(step)
+        self.assertNotIn(REFUSED, self.finish(prefill, request))
+        prefill.step()
+        self.assertEqual(len(prefill.worker._jobs), 1)
+        self.assertEqual(tell(prefill, RESUME).status, Status.OK)
 
     def test_a_drain_of_an_engine_that_goes_on_stepping_begins(self) -> None:
         prefill, _ = self.pair()
