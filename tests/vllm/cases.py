@@ -102,6 +102,10 @@ CASES = {
     "llama-push-packed": Case("llama", Side(64), Side(32, tp=2), mode="push", move="packed"),
     "push-layers": Case("llama", Side(64, tp=2, arguments=CHUNKS), Side(128), **LAYER_BY_LAYER),
     "gemma3-push-layers": Case("gemma3", Side(64, arguments=CHUNKS), Side(32), **LAYER_BY_LAYER),
+    "gemma4-push-layers": Case("gemma4", Side(32, arguments=CHUNKS), Side(64, tp=2), **LAYER_BY_LAYER),
+    "gptoss-push-layers": Case("gptoss", Side(64, tp=2, arguments=CHUNKS), Side(32), **LAYER_BY_LAYER),
+    "deepseek-push-layers": deepseek(2, 1, CHUNKS, **LAYER_BY_LAYER),
+    "qwen3next-push-layers": qwen3next(Side(arguments=CHUNKS), Side(), **LAYER_BY_LAYER),
     "granite-push-layers": Case("granite", Side(arguments=CHUNKS), Side(), has_state=True, **LAYER_BY_LAYER),
     # The cells are those of the prefill server, widened bit for bit. It computes in bfloat16, so the first
     # token's log-probability differs from the decode server's own, as the prefill server's does.
