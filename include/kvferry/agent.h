@@ -598,6 +598,11 @@ typedef struct kvf_block_list {
 #define KVF_COMMAND_DRAIN "drain"
 /** To take new requests again, after a drain or in the middle of one: see kvf_agent_resume(). No request. */
 #define KVF_COMMAND_RESUME "resume"
+/** To say what it keeps for other engines under names that begin with `request`, or under all. Each rank replies with a
+ * record "kept": an object of JSON with "count", the number of such requests, and "kept", those that were made first, as
+ * many as fit. Each is an object with "request" and what kvf_kept_request says: "tokens", "consumers", "served", "moves",
+ * "age_s", and "left_s" unless there is no limit. */
+#define KVF_COMMAND_LIST "list"
 /** To hold a request, or whatever the engine keeps under that name, for the engine `peer`, or for whichever engine
  * takes it over if there is no peer; the reply says that it is held, and its records are what that engine needs to know
  * beyond the request's id. */
@@ -764,6 +769,35 @@ typedef struct kvf_agent_peer {
  */
 KVF_API kvf_status kvf_agent_peers(kvf_agent *agent, kvf_agent_peer *peers, uint32_t capacity,
                                    uint32_t *count);
+
+/** A request that an agent keeps for other engines: a hold or a push that has not ended. */
+typedef struct kvf_kept_request {
+    size_t struct_size; /**< sizeof(kvf_kept_request) */
+    uint64_t ticket;
+    kvf_request_kind request_kind; /**< KVF_REQUEST_HOLD or KVF_REQUEST_PUSH */
+    bool moves;                    /**< a consumer has a lease on it, or it is being written to one */
+    uint32_t consumers;            /**< engines that will take it */
+    uint32_t served;               /**< those of them that have it, or have given it up */
+    uint64_t tokens; /**< steps that are there, or that the push will have; of the group with most */
+    uint64_t age_ns; /**< since the call that made it */
+    /** Time until it fails: unless a consumer gives a sign of life, if it is a hold. UINT64_MAX: no limit */
+    uint64_t left_ns;
+    uint32_t id_bytes;
+    char id[1024]; /**< its id, without a zero byte at its end */
+} kvf_kept_request;
+
+/**
+ * Lists the requests that the agent keeps for other engines, by rising tickets.
+ *
+ * @param after     only requests with higher tickets are listed and counted; 0: all. The last ticket of a list that did
+ *                  not have room for all begins the next one
+ * @param kept      an array of `capacity` elements; the first one's struct_size is set by the caller and is the size of
+ *                  each. NULL where capacity is 0
+ * @param count     receives how many there are, which may be more than fit
+ * @return KVF_OK, also where not all fit; KVF_E_INVALID
+ */
+KVF_API kvf_status kvf_agent_kept_requests(kvf_agent *agent, uint64_t after, kvf_kept_request *kept,
+                                           uint32_t capacity, uint32_t *count);
 
 typedef enum kvf_block_state {
     KVF_BLOCK_FREE = 0,    /**< the agent has no claim on it */

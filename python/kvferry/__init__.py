@@ -60,6 +60,7 @@ from kvferry.events import (
     RequestKind,
     Way,
 )
+from kvferry.kept import KeptRequest
 from kvferry.model import (
     Agreement,
     Dtype,
@@ -151,6 +152,7 @@ __all__ = [
     "Histogram",
     "InputOutputError",
     "InvalidError",
+    "KeptRequest",
     "KeyGrant",
     "KeyPair",
     "KvferryError",

@@ -9,8 +9,11 @@ from kvferry._native import Arena, call, string
 from kvferry._session import Session
 from kvferry.errors import Status, check
 from kvferry.events import AgentStats, BlockClaim, BlockState, ClockOffset, LogLevel, read_stats
+from kvferry.kept import KeptRequest, read_kept
 from kvferry.model import Agreement, GroupMatch
 from kvferry.peers import AgentPeer, read_peer
+
+_PART = 64  # kept requests that are read at a time
 
 
 def _read_match(match: Any) -> GroupMatch:
@@ -105,6 +108,19 @@ class Looks:
                 if count[0] <= room:
                     return [read_peer(peers[i]) for i in range(count[0])]
                 room = count[0]
+
+    def kept(self) -> list[KeptRequest]:
+        """What is kept for other engines, by rising tickets: holds and pushes that have not ended."""
+        found: list[KeptRequest] = []
+        count, part = ffi.new("uint32_t *"), ffi.new("kvf_kept_request[]", _PART)
+        while True:
+            part[0].struct_size = ffi.sizeof("kvf_kept_request")
+            with self._session.using() as pointer:
+                after = found[-1].ticket if found else 0
+                call(lib.kvf_agent_kept_requests, pointer, after, part, _PART, count)
+            found += [read_kept(part[i]) for i in range(min(count[0], _PART))]
+            if count[0] <= _PART:
+                return found
 
     @property
     def stats(self) -> AgentStats:

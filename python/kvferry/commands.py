@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, id_fields, id_out, nanoseconds, string, take
@@ -12,13 +13,34 @@ from kvferry.contact import Contact, KeyPair, contact_fields
 from kvferry.errors import KvferryError, Status, error_of
 from kvferry.records import Record, records_in, records_out
 
-__all__ = ["DRAIN", "HAND_OVER", "RESUME", "TAKE_OVER", "Command", "Reply", "ask", "read_command"]
+if TYPE_CHECKING:
+    from kvferry.kept import KeptRequest
+
+__all__ = [
+    "DRAIN",
+    "HAND_OVER",
+    "KEPT",
+    "LIST",
+    "RESUME",
+    "TAKE_OVER",
+    "Command",
+    "Reply",
+    "ask",
+    "kept_record",
+    "read_command",
+]
 
 # Verbs that have a meaning in kvferry/agent.h; engines may agree on others.
 DRAIN = "drain"
 RESUME = "resume"
+LIST = "list"
 HAND_OVER = "hand over"
 TAKE_OVER = "take over"
+
+#: The record of a reply to LIST.
+KEPT = "kept"
+# Most bytes of its JSON.
+_MOST_LIST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -26,7 +48,7 @@ class Command:
     """A command as the engine gets it, in an event of the kind COMMAND. Agent.reply() replies to it.
 
     Attributes:
-        verb: what is asked: DRAIN, RESUME, HAND_OVER, TAKE_OVER, or what engines have agreed on
+        verb: what is asked: DRAIN, RESUME, LIST, HAND_OVER, TAKE_OVER, or what engines have agreed on
         request: what it is about: the name of a request, or of what else the engine keeps; b"": nothing
         peer: another engine that it is about; its `engine` is "" if the asker did not say
         deadline: seconds that the engine has, from when the agent got the command
@@ -59,6 +81,33 @@ def read_command(command: Any) -> Command:
         number=command.number,
         asker=string(command.asker),
     )
+
+
+def kept_record(kept: Iterable[tuple[str, KeptRequest]]) -> Record:
+    """The record of a reply to LIST: all are counted, and the first are listed, as many as fit.
+
+    Args:
+        kept: requests, each with the engine's name of it
+    """
+    listed: list[str] = []
+    count = size = 0
+    for name, request in kept:
+        count += 1
+        found: dict[str, Any] = {
+            "request": name,
+            "tokens": request.tokens,
+            "consumers": request.consumers,
+            "served": request.served,
+            "moves": request.moves,
+            "age_s": round(request.age, 3),
+        }
+        if request.left is not None:
+            found["left_s"] = round(request.left, 3)
+        text = json.dumps(found)
+        size += len(text) + 2
+        if size <= _MOST_LIST_BYTES:
+            listed.append(text)
+    return Record(KEPT, f'{{"count": {count}, "kept": [{", ".join(listed)}]}}'.encode())
 
 
 @dataclass(frozen=True)

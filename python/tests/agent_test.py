@@ -604,6 +604,24 @@ def test_an_agent_that_drains_hands_over_what_it_holds_and_takes_nothing_new(pai
     assert event and event.status is Status.NOT_FOUND and "drains" in event.detail, event
 
 
+def test_what_is_kept_can_be_listed(pair: Pair) -> None:
+    tickets = [pair.producer.hold(f"r{i}", HELD, lease=300, consumers=2) for i in range(70)]
+    kept = pair.producer.kept()
+    assert [request.ticket for request in kept] == tickets
+    assert [request.id for request in kept] == [f"r{i}".encode() for i in range(70)]
+    first = kept[0]
+    assert (first.kind, first.tokens, first.consumers, first.served) == (RequestKind.HOLD, TOKENS, 2, 0)
+    assert not first.moves and 0 <= first.age < 30 and first.left is not None and 270 < first.left <= 300
+    for ticket in tickets[1:]:
+        pair.producer.cancel(ticket)
+    assert [request.ticket for request in pair.producer.kept()] == tickets[:1]
+    done(pair.consumer, pair.consumer.pull("r0", pair.producer.contact, WANTED))
+    deadline = time.monotonic() + 30
+    while pair.producer.kept()[0].served == 0:
+        assert time.monotonic() < deadline
+    assert pair.consumer.kept() == []
+
+
 def test_requests_that_a_draining_agent_cannot_hand_over_are_cancelled(pair: Pair) -> None:
     held = pair.producer.hold("held", HELD)
     pair.producer.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,17 +33,19 @@ from kvferry import (
     EventKind,
     GroupSteps,
     InvalidError,
+    KeptRequest,
     KeyGrant,
     KeyPair,
     NotFoundError,
     OutOfRangeError,
     Record,
     Reply,
+    RequestKind,
     Status,
     ask,
     make_keys,
 )
-from kvferry.commands import DRAIN, HAND_OVER, RESUME, TAKE_OVER
+from kvferry.commands import DRAIN, HAND_OVER, KEPT, LIST, RESUME, TAKE_OVER, kept_record
 
 HELD = [GroupSteps(PREFILL_TABLE, 0, TOKENS)]
 WANTED = [GroupSteps(DECODE_TABLE, 0, TOKENS)]
@@ -157,6 +160,39 @@ def test_a_drained_engine_is_resumed_by_a_command() -> None:
                 agent.hold("r", HELD)
             assert only(ask(agent.contact, RESUME, timeout=PATIENCE)).error is None
             agent.cancel(agent.hold("r", HELD))
+
+
+def test_an_engine_lists_what_it_keeps() -> None:
+    def heed(agent: Agent, command: Command) -> None:
+        assert command.verb == LIST
+        named = ((kept.id.decode(), kept) for kept in agent.kept() if kept.id.startswith(command.request))
+        agent.reply(command, records=[kept_record(named)])
+
+    with opened(prefill(), local_commands=True) as (agent, _), heeding(agent, heed):
+        for name in ("prompt-1", "prompt-2", "turn"):
+            agent.hold(name, HELD, lease=300)
+        for beginning, wanted in (("prompt", ["prompt-1", "prompt-2"]), ("", ["prompt-1", "prompt-2", "turn"])):
+            (record,) = only(ask(agent.contact, LIST, beginning, timeout=PATIENCE)).records
+            found = json.loads(record.data)
+            assert record.name == KEPT and found["count"] == len(wanted)
+            assert [one["request"] for one in found["kept"]] == wanted
+            assert all(one["tokens"] == TOKENS and 270 < one["left_s"] <= 300 for one in found["kept"])
+
+
+def test_a_list_has_as_many_requests_as_fit() -> None:
+    def named(count: int, length: int) -> dict[str, Any]:
+        kept = KeptRequest(1, RequestKind.HOLD, b"", False, 1, 0, 100, 1.0, None)
+        record = kept_record(("x" * length, kept) for _ in range(count))
+        assert len(record.data) < 66_000
+        found: dict[str, Any] = json.loads(record.data)
+        return found
+
+    assert len(named(300, 40)["kept"]) == 300
+    many = named(10_000, 40)
+    assert (many["count"], len(many["kept"])) == (10_000, 500)  # of 131 bytes each
+    assert len(named(100, 1024)["kept"]) < 60
+    assert "left_s" not in many["kept"][0]  # it has no limit
+    assert named(0, 1) == {"count": 0, "kept": []}
 
 
 def test_commands_are_refused_by_agents_that_do_not_allow_them() -> None:

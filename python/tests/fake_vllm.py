@@ -16,6 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
+from kvferry.vllm.draining import DRAINS, REFUSED
+
 WORDS = ("first", "second", "third", "fourth")
 
 
@@ -32,6 +34,7 @@ class Does(enum.Enum):
     EVENT = "a stream that begins with an error, as where a load failed and vLLM is told not to compute"
     EMPTY = "a stream without anything"
     NO_PARAMETERS = "the answer of a server without a connector"
+    DRAIN = "the answer of a prefill server whose engine drains"
 
 
 class FakeServer:
@@ -127,7 +130,9 @@ class FakeServer:
             "choices": [{"text": " ".join((self._source(params), *WORDS))}],
             "kv_transfer_params": None,
         }
-        if params.get("do_remote_decode") and does is not Does.NO_PARAMETERS:
+        if params.get("do_remote_decode") and does is Does.DRAIN:
+            answer["kv_transfer_params"] = {REFUSED: DRAINS}
+        elif params.get("do_remote_decode") and does is not Does.NO_PARAMETERS:
             answer["kv_transfer_params"] = self._parameters(params)
         elif self.keeps and params.get("do_remote_prefill"):
             answer["kv_transfer_params"] = self._kept()

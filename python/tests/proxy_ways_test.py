@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,7 @@ from aiohttp import web
 
 from fake_vllm import WORDS, Does
 from kvferry.vllm.proxy_operator import Operator
-from kvferry.vllm.proxy_servers import SETTLED_ANSWERS, Servers
+from kvferry.vllm.proxy_servers import REFUSES_SECONDS, SETTLED_ANSWERS, Servers
 from proxy_scene import Scene, in_scene, texts, until, writing
 
 # ---- both at once
@@ -117,6 +118,50 @@ def test_an_engine_that_is_left_alone_behind_its_url_is_known_again() -> None:
         assert server.engine is None
         server.learn({**one, "remote_engine_id": "p_dp1"})
     assert server.engine is not None and server.engine["remote_engine_id"] == "p_dp1"
+
+
+@in_scene(prefill=2)
+async def test_a_server_whose_engine_drains_gets_no_requests_for_a_while(scene: Scene) -> None:
+    first, other = scene.proxy.prefill.all
+    other.total = 1  # so that the first is asked first
+    scene.prefill[0].does = Does.DRAIN
+    for _ in range(3):
+        assert (await scene.ask())[1].startswith("loaded:P1")
+    assert [len(server.asked) for server in scene.prefill] == [1, 3]
+    labels = f'{{kind="prefill",server="{first.url}"}}'
+    assert await scene.metric(f"server_refuses{labels}") == 1
+    assert await scene.metric(f"server_failures_total{labels}") == 1
+    scene.prefill[0].does = Does.ANSWER
+    assert first._refuses_until - time.monotonic() < REFUSES_SECONDS
+    first._refuses_until = time.monotonic()  # the while is over
+    assert (await scene.ask())[1].startswith("loaded:P0")
+    assert await scene.metric(f"server_refuses{labels}") == 0
+
+
+@in_scene()
+async def test_where_the_only_engine_drains_prompts_are_computed(scene: Scene) -> None:
+    scene.prefill[0].does = Does.DRAIN
+    for _ in range(3):
+        assert (await scene.ask())[1].startswith("computed")
+    assert len(scene.prefill[0].asked) == 1
+    assert await scene.metric('computed_total{reason="no_prefill_server"}') == 3
+    (server,) = scene.proxy.prefill.all
+    assert server.refuses
+    scene.proxy.prefill.found(server, False)
+    scene.proxy.prefill.found(server, True)
+    assert not server.refuses  # it was started again
+
+
+@in_scene()
+async def test_an_engine_that_drains_leaves_no_decode_server_waiting(scene: Scene) -> None:
+    writing(scene)
+    await scene.ask()
+    scene.prefill[0].does = Does.DRAIN
+    scene.prefill[0].first_waits = lambda: until(lambda: len(scene.decode[0].asked) == 2)
+    assert (await scene.ask())[1].startswith("computed")
+    await until(lambda: scene.decode[0].gone == 1)
+    assert await scene.metric('computed_total{reason="no_prefill_server"}') == 1
+    assert await scene.metric('handed_over_total{way="at_once"}') == 0
 
 
 @in_scene()

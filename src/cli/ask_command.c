@@ -1,5 +1,5 @@
 /*
- * kvferry ask: gives commands to running engines. A request moves by two: one engine is asked to hand it over, the
+ * kvferry ask: gives commands to running engines, and prints what they reply. A request moves by two: one engine is asked to hand it over, the
  * other to take it over. Where the other takes no commands, the user is told what it needs to know.
  */
 #include <stdio.h>
@@ -8,6 +8,8 @@
 #include <kvferry/ask.h>
 
 #include "json.h"
+#include "table.h"
+#include "text.h"
 #include "visiting.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -114,6 +116,101 @@ static int resume(asking *self) {
     return tell(self, KVF_COMMAND_RESUME, "serves again");
 }
 
+/* ---- list ------------------------------------------------------------------------------------ */
+
+static const kvf_record *find_record(const kvf_asked_rank *reply, const char *name) {
+    for (uint32_t i = 0; i < reply->record_count; i++)
+        if (strcmp(reply->records[i].name, name) == 0)
+            return &reply->records[i];
+    return NULL;
+}
+
+/* The object that a rank has replied to "list"; NULL: it has not. The caller frees it. */
+static struct json_object *read_list(const kvf_asked_rank *reply) {
+    const kvf_record *record = find_record(reply, "kept");
+    struct json_tokener *reader = json_tokener_new();
+    struct json_object *found = NULL, *kept = NULL;
+    if (record && reader && record->size > 0 && record->size <= KVF_MAX_RECORDS_BYTES)
+        found = json_tokener_parse_ex(reader, record->data, (int)record->size);
+    json_tokener_free(reader);
+    if (json_object_object_get_ex(found, "kept", &kept) && json_object_is_type(kept, json_type_array))
+        return found;
+    json_object_put(found);
+    return NULL;
+}
+
+/* The engine chose the name: what is no plain character may not reach a terminal. */
+static void add_name(table *out, const char *name) {
+    char shown[64];
+    (void)snprintf(shown, sizeof shown, "%s", name);
+    if (strlen(name) >= sizeof shown)
+        memcpy(shown + sizeof shown - 4, "...", 4);
+    for (char *c = shown; *c; c++)
+        if (*c < ' ' || *c > '~')
+            *c = '?';
+    table_cell(out, shown);
+}
+
+static void add_seconds(table *out, struct json_object *one, const char *key) {
+    struct json_object *value;
+    const bool is = json_object_object_get_ex(one, key, &value);
+    table_cell(out, is ? text_time(1e9 * json_object_get_double(value)).text : "-");
+}
+
+static uint64_t count_of(struct json_object *one, const char *key) {
+    return json_object_get_uint64(json_object_object_get(one, key));
+}
+
+static void add_row(table *out, struct json_object *one) {
+    const char *name = json_object_get_string(json_object_object_get(one, "request"));
+    add_name(out, name ? name : "");
+    table_cell(out, text_count(count_of(one, "tokens")).text);
+    add_seconds(out, one, "age_s");
+    add_seconds(out, one, "left_s");
+    table_cell(out, text_format("%llu of %llu", (unsigned long long)count_of(one, "served"),
+                                (unsigned long long)count_of(one, "consumers"))
+                        .text);
+    table_cell(out, json_object_get_boolean(json_object_object_get(one, "moves")) ? "yes" : "no");
+}
+
+static int print_list(const kvf_asked *asked, uint32_t rank) {
+    const kvf_asked_rank reply = reply_of(asked, rank);
+    struct json_object *list = read_list(&reply);
+    if (!list)
+        return failure("ask: %s, rank %u: its reply has no list", kvf_asked_engine(asked), rank);
+    struct json_object *kept = json_object_object_get(list, "kept");
+    const size_t shown = json_object_array_length(kept);
+    const uint64_t count = count_of(list, "count");
+    printf("%s, rank %u, keeps %llu request%s\n", kvf_asked_engine(asked), rank, (unsigned long long)count,
+           count == 1 ? "" : "s");
+    table rows;
+    table_start(&rows, "request|>tokens|>since|>until|>served|moves");
+    for (size_t i = 0; i < shown; i++)
+        add_row(&rows, json_object_array_get_idx(kept, i));
+    const bool printed = shown == 0 || table_print(&rows, 2);
+    if (shown == 0)
+        table_free(&rows);
+    if (count > shown)
+        printf("  and %llu more: give the beginning of a name to list fewer\n",
+               (unsigned long long)(count - shown));
+    json_object_put(list);
+    return printed ? EXIT_DONE : failure("ask: memory ran out");
+}
+
+static int list(asking *self) {
+    const char *names = self->asked.operand_count > 2 ? self->asked.operands[2] : "";
+    kvf_asked *asked = NULL;
+    int result = give(self, &self->place,
+                      (kvf_command){.verb = KVF_COMMAND_LIST, .request = {names, strlen(names)}}, &asked);
+    if (!result && options_want_text(&self->asked))
+        for (uint32_t i = 0; i < kvf_asked_rank_count(asked) && !result; i++)
+            result = print_list(asked, i);
+    kvf_asked_free(asked);
+    return result;
+}
+
+/* ---- hand-over ------------------------------------------------------------------------------- */
+
 /* What the engine that takes the request over gets: the records of the first rank that has any. */
 static kvf_asked_rank passed_on(const kvf_asked *asked) {
     for (uint32_t i = 0; i < kvf_asked_rank_count(asked); i++) {
@@ -163,14 +260,16 @@ static int hand_over(asking *self) {
     return result;
 }
 
+/* ---- the table of verbs ---------------------------------------------------------------------- */
+
 typedef struct ask_verb {
     const char *name;
-    bool has_request;
+    size_t least, most; /* operands after the verb */
     int (*run)(asking *self);
 } ask_verb;
 
 static const ask_verb verbs[] = {
-    {"drain", false, drain}, {"resume", false, resume}, {"hand-over", true, hand_over}};
+    {"drain", 0, 0, drain}, {"resume", 0, 0, resume}, {"list", 0, 1, list}, {"hand-over", 1, 1, hand_over}};
 
 static const ask_verb *find_verb(const char *name) {
     for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
@@ -181,15 +280,16 @@ static const ask_verb *find_verb(const char *name) {
 
 static int check(const options *asked, const ask_verb **out) {
     if (asked->operand_count < 2)
-        return usage_error("ask needs the endpoint of an engine and what to ask it for: drain, resume, or "
-                           "hand-over REQUEST");
+        return usage_error(
+            "ask needs the endpoint of an engine and what to ask it for: drain, resume, list, or "
+            "hand-over REQUEST");
     const ask_verb *verb = *out = find_verb(asked->operands[1]);
     if (!verb)
-        return usage_error("an engine cannot be asked to \"%s\"; allowed: drain, resume, hand-over",
+        return usage_error("an engine cannot be asked to \"%s\"; allowed: drain, resume, list, hand-over",
                            asked->operands[1]);
-    if (!verb->has_request && asked->operand_count > 2)
-        return usage_error("\"%s\" is not expected after %s", asked->operands[2], verb->name);
-    if (verb->has_request && (asked->operand_count < 3 || !asked->operands[2][0]))
+    if (asked->operand_count > 2 + verb->most)
+        return usage_error("\"%s\" is not expected after %s", asked->operands[2 + verb->most], verb->name);
+    if (verb->least > 0 && (asked->operand_count < 3 || !asked->operands[2][0]))
         return usage_error("hand-over needs the name of a request");
     return EXIT_DONE;
 }

@@ -37,10 +37,15 @@ static void print_command_words(const char *between) {
     printf("help");
 }
 
-/* Prints the shells, which are the operands of the completion command itself. */
+/* What engines can be asked, see ask_command.c. */
+static const char *const verbs[] = {"drain", "resume", "list", "hand-over", NULL};
+
+/* Prints the words that may be operands: the shells of the completion command itself, and what engines are asked. */
 static void print_operand_words(const command *of, const char *between) {
-    for (uint32_t i = 0; of->bit == COMMAND_COMPLETION && shells[i]; i++)
-        printf("%s%s", i ? between : "", shells[i]);
+    static const char *const none[] = {NULL};
+    const char *const *all = of->bit == COMMAND_COMPLETION ? shells : of->bit == COMMAND_ASK ? verbs : none;
+    for (uint32_t i = 0; all[i]; i++)
+        printf("%s%s", i ? between : "", all[i]);
 }
 
 /* ---- bash ------------------------------------------------------------------------------------ */

@@ -55,6 +55,8 @@ else
 fi
 refuses "an engine that keeps a request takes no other" 1 'ask: other, rank 0: KVF_E_EXISTS: .*no room' \
     ask "$(at first)" hand-over prompt --to "$(at third)" --deadline 600 # it stays held
+refuses "an engine that does not list says so" 1 'KVF_E_UNSUPPORTED: this engine knows drain, resume, hand over' \
+    ask "$(at first)" list
 refuses "what is not kept is not handed over" 1 'ask: prefill, rank 0: KVF_E_NOT_FOUND: .*keeps no such request' \
     ask "$(at first)" hand-over poem --to "$(at third)"
 
@@ -87,10 +89,13 @@ refuses "an engine takes commands only if it says so" 1 'KVF_E_PERMISSION: takes
 refuses "nobody there to ask" 1 'ask: .*no answer within 1.0 s' ask tcp://127.0.0.1:1 drain --timeout 1
 
 refuses "nothing to ask for" 2 'ask needs the endpoint of an engine and what to ask it for' ask tcp://127.0.0.1:1
-refuses "what no engine is asked" 2 '"dance"; allowed: drain, resume, hand-over' ask tcp://127.0.0.1:1 dance
+refuses "what no engine is asked" 2 '"dance"; allowed: drain, resume, list, hand-over' ask tcp://127.0.0.1:1 dance
 refuses "no request" 2 'hand-over needs the name' ask tcp://127.0.0.1:1 hand-over --to tcp://127.0.0.1:2
+refuses "one name too many for list" 2 '"b" is not expected' ask tcp://127.0.0.1:1 list a b
 for verb in drain resume; do
     refuses "one request too many for $verb" 2 "not expected after $verb" ask tcp://127.0.0.1:1 "$verb" prompt
+done
+for verb in drain resume list; do
     refuses "somebody to $verb to" 2 '--to has no effect: only hand-over is about another engine' \
         ask tcp://127.0.0.1:1 "$verb" --to tcp://127.0.0.1:2
 done

@@ -63,6 +63,15 @@ offers "models are completed" llama-3.1-70b kvferry plan --model llama-3.1-7
 offers "keys of shapes are completed" order= kvferry plan --prefill or
 offers "also after others" tp=4,order= kvferry plan --prefill tp=4,or
 offers "shells are completed" fish kvferry completion f
+for verb in drain resume list hand-over; do
+    offers "what engines are asked is completed: $verb" "$verb" kvferry ask tcp://127.0.0.1:1 "$verb"
+    run ask tcp://127.0.0.1:1 "$verb" --timeout 1
+    if grep -q "cannot be asked" "$errors"; then
+        fail "and engines can be asked to $verb" "$(cat "$errors")"
+    else
+        pass "and engines can be asked to $verb"
+    fi
+done
 offers "commands are completed after help" doctor kvferry help do
 cd "$folder" && touch config.json
 offers "files are completed" config.json kvferry plan --model conf

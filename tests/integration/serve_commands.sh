@@ -14,9 +14,25 @@ serve local --local-commands
 local=$met
 local_pid=$pid
 refuses "what it cannot do is refused, with what it can" 1 \
-    'ask: prefill, rank 0: KVF_E_UNSUPPORTED: kvferry serve does not hand over; it takes drain and resume$' \
+    'ask: prefill, rank 0: KVF_E_UNSUPPORTED: kvferry serve does not hand over; it takes drain, resume and list$' \
     ask "$local" hand-over 0.0 --to "$local"
+run ask "$local" list
+if [ "$code" -eq 0 ] && [ "$(grep -c '^prefill, rank [0-3], keeps 6 requests$' "$output")" -eq 4 ] &&
+    [ "$(grep -cE '^  [01]\.[0-2] +[0-9]+ +[0-9.]+ m?s +[0-9.]+ s +0 of 1 +no$' "$output")" -eq 24 ]; then
+    pass "it lists what each rank holds"
+else
+    fail "it lists what each rank holds" "exit code $code"
+fi
+run ask "$local" list 1. --json
+if [ "$code" -eq 0 ] && is_json "$output" && [ "$(grep -c '"name": *"kept"' "$output")" -eq 4 ] &&
+    [ "$(grep -o '\\"count\\":3,' "$output" | wc -l)" -eq 4 ] && ! grep -q '\\"0\.' "$output"; then
+    pass "or only what has such a name, as JSON"
+else
+    fail "or only what has such a name, as JSON" "exit code $code"
+fi
+succeeds "or nothing" '^prefill, rank 3, keeps 0 requests$' ask "$local" list nobody
 succeeds "what it holds for nobody is no reason to wait" '^prefill has drained: 4 ranks$' ask "$local" drain
+succeeds "and holds nothing any more" '^prefill, rank 0, keeps 0 requests$' ask "$local" list
 refuses "a drained engine gives nothing out" 1 'the engine drains: it takes no new requests' \
     fetch "$local" --rounds 1 --timeout 20
 succeeds "it has drained, whoever asks again" '^prefill has drained: 4 ranks$' ask "$local" drain
@@ -55,6 +71,8 @@ refuses "a key that may fetch may not command" 1 'KVF_E_PERMISSION: does not all
     ask "$keyed" drain --key-file "$folder/client.json"
 refuses "nor may a stranger" 1 'does not allow this end.s key' \
     ask "$keyed" drain --key-file "$folder/stranger.json" --timeout 3
+refuses "or look" 1 'KVF_E_PERMISSION: does not allow this key to give commands' \
+    ask "$keyed" list --key-file "$folder/client.json"
 succeeds "a key that may command drains it" '^prefill has drained: 4 ranks$' \
     ask "$keyed" drain --key-file "$folder/operator.json"
 succeeds "and resumes it" '^prefill serves again: 4 ranks$' ask "$keyed" resume --key-file "$folder/operator.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 from servers import MTP, Side
 
@@ -53,18 +54,17 @@ class Case:
     at_once: bool = False  # both are asked at the same time, and layers are written one by one
 
 
-def qwen3next(prefill: Side, decode: Side) -> Case:
+def qwen3next(prefill: Side, decode: Side, **how: Any) -> Case:
     """A case of Qwen3-Next: the CPU kernels of gated delta nets need bfloat16."""
-    return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST)
+    return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST, **how)
 
 
-def deepseek(prefill: int, decode: int) -> Case:
+def deepseek(prefill: int, decode: int, chunks: tuple[str, ...] = (), **how: Any) -> Case:
     """A case of DeepSeek, by tensor-parallel sizes. By default vLLM uses AMX kernels if there are any; they
     refuse float32."""
     plain = ("--attention-backend", "CPU_MLA")
-    return Case(
-        "deepseek", Side(tp=prefill, arguments=plain), Side(tp=decode, arguments=plain), tokens=Tokens.NOTHING
-    )
+    there, here = Side(tp=prefill, arguments=(*plain, *chunks)), Side(tp=decode, arguments=plain)
+    return Case("deepseek", there, here, tokens=Tokens.NOTHING, **how)
 
 
 # A convolution's state with its channels outermost; by default the steps are outermost.
@@ -86,6 +86,8 @@ SLEEPS = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
 # have random weights, so that hardly a token is accepted; a model that proposes for itself shows what its cells
 # are good for.
 DRAFT, EAGLE = "llama_draft", "llama_eagle"
+# The prefill server writes each layer while it computes the others.
+LAYER_BY_LAYER: dict[str, Any] = {"mode": "push", "at_once": True}
 
 CASES = {
     "llama-64-64": Case("llama", Side(64), Side(64)),
@@ -98,11 +100,13 @@ CASES = {
     "llama-direct": Case("llama", Side(64, tp=2), Side(128), move="direct"),
     "llama-packed": Case("llama", Side(64, tp=2), Side(128), move="packed"),
     "llama-push-packed": Case("llama", Side(64), Side(32, tp=2), mode="push", move="packed"),
-    "push-layers": Case("llama", Side(64, tp=2, arguments=CHUNKS), Side(128), mode="push", at_once=True),
-    "gemma3-push-layers": Case("gemma3", Side(64, arguments=CHUNKS), Side(32), mode="push", at_once=True),
-    "granite-push-layers": Case(
-        "granite", Side(arguments=CHUNKS), Side(), has_state=True, mode="push", at_once=True
-    ),
+    "push-layers": Case("llama", Side(64, tp=2, arguments=CHUNKS), Side(128), **LAYER_BY_LAYER),
+    "gemma3-push-layers": Case("gemma3", Side(64, arguments=CHUNKS), Side(32), **LAYER_BY_LAYER),
+    "gemma4-push-layers": Case("gemma4", Side(32, arguments=CHUNKS), Side(64, tp=2), **LAYER_BY_LAYER),
+    "gptoss-push-layers": Case("gptoss", Side(64, tp=2, arguments=CHUNKS), Side(32), **LAYER_BY_LAYER),
+    "deepseek-push-layers": deepseek(2, 1, CHUNKS, **LAYER_BY_LAYER),
+    "qwen3next-push-layers": qwen3next(Side(arguments=CHUNKS), Side(), **LAYER_BY_LAYER),
+    "granite-push-layers": Case("granite", Side(arguments=CHUNKS), Side(), has_state=True, **LAYER_BY_LAYER),
     # The cells are those of the prefill server, widened bit for bit. It computes in bfloat16, so the first
     # token's log-probability differs from the decode server's own, as the prefill server's does.
     "llama-bf16-f32": Case("llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST),
@@ -112,6 +116,14 @@ CASES = {
     "draft-prefill": Case("llama", Side(64, draft=DRAFT), Side(32)),
     "draft-decode": Case("llama", Side(64, tp=2), Side(32, draft=DRAFT)),
     "mtp-64-32": Case("glm_mtp", Side(64, draft=MTP), Side(32, draft=MTP)),
+    "mtp-tp2-tp1": Case("glm_mtp", Side(64, tp=2, draft=MTP), Side(32, draft=MTP)),
+    "draft-push-layers": Case(
+        "llama", Side(64, tp=2, draft=DRAFT, arguments=CHUNKS), Side(32, draft=DRAFT), **LAYER_BY_LAYER
+    ),
+    "eagle-push": Case("llama", Side(32, draft=EAGLE), Side(64, tp=2, draft=EAGLE), mode="push"),
+    "mtp-push-layers": Case(
+        "glm_mtp", Side(64, draft=MTP, arguments=CHUNKS), Side(32, tp=2, draft=MTP), **LAYER_BY_LAYER
+    ),
     "gemma3-64-32": Case("gemma3", Side(64), Side(32)),
     "gemma3-tp2-tp1": Case("gemma3", Side(32, tp=2), Side(64)),
     "gemma3-tp1-tp2": Case("gemma3", Side(64), Side(32, tp=2)),
@@ -172,6 +184,13 @@ CASES = {
     "refused": Case("llama", Side(64), Side(64), what=What.REFUSED),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
+    "copying-push-layers": Case(
+        "llama_large",
+        Side(64, arguments=LONG),
+        Side(32, arguments=LONG),
+        what=What.COPYING,
+        **LAYER_BY_LAYER,
+    ),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),
 }
 

@@ -23,7 +23,7 @@ from halves import LAYERS, Half, steps
 from many_ranks import ManyRanks
 
 import kvferry
-from kvferry.commands import DRAIN, HAND_OVER, RESUME, TAKE_OVER, Command, Reply, ask
+from kvferry.commands import DRAIN, HAND_OVER, KEPT, LIST, RESUME, TAKE_OVER, Command, Reply, ask
 from kvferry.contact import Contact, KeyPair
 from kvferry.errors import CancelledError, Status
 from kvferry.events import EventKind
@@ -273,8 +273,71 @@ class Keeping(Engines):
         reply = tell(prefill, "dance")
         self.assertEqual(
             reply,
-            Reply(Status.UNSUPPORTED, "vLLM does not dance; this worker takes drain, resume and hand over", ()),
+            Reply(
+                Status.UNSUPPORTED,
+                "vLLM does not dance; this worker takes drain, resume, list and hand over",
+                (),
+            ),
         )
+
+
+class Listing(Engines):
+    """Listing what is kept."""
+
+    def listed(self, engine: Half, beginning: str = "", name: str = "prefill") -> dict[str, Any]:
+        reply = tell(engine, LIST, beginning, name)
+        self.assertEqual((reply.status, [record.name for record in reply.records]), (Status.OK, [KEPT]))
+        found = json.loads(reply.records[0].data)
+        assert isinstance(found, dict)
+        self.assertEqual(found["count"], len(found["kept"]))
+        return {one.pop("request"): one for one in found["kept"]}
+
+    def test_what_is_kept_is_listed_by_vllms_names(self) -> None:
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                prefill, decode = self.pair(transfer_mode=mode, kv_lease_duration=20)
+                self.assertEqual(self.listed(prefill), {})
+                self.keep(prefill, "cmpl-1")
+                prefill.serve("cmpl-2", 40, [8, 9], uses=3)
+                params = self.keep(prefill, "chat-1")
+                found = self.listed(prefill)
+                self.assertEqual(list(found), ["cmpl-1", "cmpl-2", "chat-1"])
+                self.assertEqual([one["tokens"] for one in found.values()], [TOKENS, 40, TOKENS])
+                self.assertEqual([one["consumers"] for one in found.values()], [1, 3, 1])
+                for one in found.values():
+                    self.assertEqual((one["served"], one["moves"]), (0, False))
+                    self.assertTrue(0 <= one["age_s"] < 10 < one["left_s"] <= 120, one)
+                self.assertEqual(list(self.listed(prefill, "cmpl-")), ["cmpl-1", "cmpl-2"])
+                self.assertEqual(self.listed(prefill, "mpl"), {})
+                self.load(decode, params, "chat-1")
+                self.assertEqual(list(self.listed(prefill)), ["cmpl-1", "cmpl-2"])
+                self.assertEqual(self.listed(decode, name="decode"), {})
+
+    def test_what_is_being_loaded_is_not_kept(self) -> None:
+        prefill, decode = self.pair()
+        params = self.keep(prefill)
+        decode.want("r", TOKENS, {**params, "kvferry_transfer_id": "00" * 16}, HERE)
+        decode.step()
+        self.assertEqual(self.listed(decode, name="decode"), {})
+
+    def test_the_command_prints_a_table(self) -> None:
+        prefill, _ = self.pair(kv_lease_duration=300)
+        self.keep(prefill, "cmpl-1")
+        self.keep(prefill, "cmpl-\x1b[2J\u00e9")
+        ask_for = [sys.executable, "-m", "kvferry", "ask", place(prefill).endpoint, "list"]
+
+        def run(*arguments: str) -> list[str]:
+            found = subprocess.run(
+                [*ask_for, *arguments], capture_output=True, text=True, check=True, timeout=PATIENCE
+            )
+            return found.stdout.splitlines()
+
+        head, titles, first, second = run()
+        self.assertEqual(head, "prefill, rank 0, keeps 2 requests")
+        self.assertEqual(titles.split(), ["request", "tokens", "since", "until", "served", "moves"])
+        self.assertRegex(first, r"^  cmpl-1 +100 +\S+ m?s +2[0-9]{2}\.\d+ s +0 of 1 +no$")
+        self.assertTrue(second.startswith("  cmpl-?[2J?? "), second)
+        self.assertEqual(run("cmpl-2"), ["prefill, rank 0, keeps 0 requests"])
 
 
 class Allowing(Engines):
@@ -284,7 +347,7 @@ class Allowing(Engines):
         prefill, decode = self.pair(local_commands=False)
         self.assertIsNone(prefill.worker._commands)
         params = self.keep(prefill)
-        for verb in (DRAIN, RESUME, HAND_OVER):
+        for verb in (DRAIN, RESUME, LIST, HAND_OVER):
             reply = tell(prefill, verb, "r" if verb == HAND_OVER else "")
             self.assertEqual(reply.status, Status.PERMISSION)
             self.assertIn("local_commands is not set", reply.detail)
@@ -479,7 +542,7 @@ class Sorting(unittest.TestCase):
 
     def test_other_events_come_in_their_order_and_none_is_lost(self) -> None:
         agent: Any = FakeAgent()
-        commands = Commands(agent, lambda name: self.fail(name))
+        commands = Commands(agent, self.fail, self.fail)
         found: list[int] = []
         for number in range(3000):
             is_command = number % 7 == 0
@@ -500,7 +563,7 @@ class Sorting(unittest.TestCase):
 
     def test_a_worker_that_waits_is_woken_by_an_event(self) -> None:
         agent: Any = FakeAgent()
-        commands = Commands(agent, lambda name: self.fail(name))
+        commands = Commands(agent, self.fail, self.fail)
         self.addCleanup(commands.close)
         self.assertFalse(commands.wait(0.01))
         later = threading.Timer(0.1, agent.put, [SimpleNamespace(command=None, kind=EventKind.DONE, ticket=1)])
@@ -515,7 +578,7 @@ class Sorting(unittest.TestCase):
             raise AttributeError(name)
 
         agent: Any = FakeAgent()
-        commands = Commands(agent, fail)
+        commands = Commands(agent, fail, fail)
         self.addCleanup(commands.close)
         command = SimpleNamespace(verb=HAND_OVER, number=1, request=b"r")
         with self.assertLogs(LOGGER, logging.ERROR) as log:

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from cells import Cells, join_cells
-from halves import DRAIN, STEP_SECONDS, a_request, blocks_of
+from halves import DRAIN, STEP_SECONDS, a_request, blocks_of, report_of
 from layouts import Layout, Rank
 from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -192,7 +192,10 @@ class Computing:
         failed = set.union(*(found["failed"] for found in self.results))
         self.scheduling.update(
             SimpleNamespace(
-                finished_sending=news["sent"], finished_recving=news["received"], failed_recving=failed
+                finished_sending=news["sent"],
+                finished_recving=news["received"],
+                failed_recving=failed,
+                kv_connector_worker_meta=report_of(self.workers),
             )
         )
 

@@ -1,7 +1,8 @@
 """Faults in the middle of a copy: some bytes have arrived, but not all.
 
 The model has large caches and the two servers have different block sizes, so that a copy takes long enough to
-be interrupted; interrupting.py logs how much had arrived.
+be interrupted; interrupting.py logs how much had arrived. Where both servers are asked at once, the first bytes
+arrive while the prefill server still computes the prompt.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from faults import NEW_TOKENS, Asking, Judge
@@ -33,6 +35,14 @@ class Copying(Asking):
         self.killed()
         self.restarted()
 
+    def _begin(self, pool: ThreadPoolExecutor, prompt: list[int]) -> dict[str, Any]:
+        """Asks the prefill server, which may never answer; returns the parameters for the decode server."""
+        if not self._pair.case.at_once:
+            return self._pair.params(prompt)
+        there, here = self._pair.announced()
+        pool.submit(self._prefill.ask, prompt, 1, there)
+        return here
+
     def _moments(self, log: int) -> dict[str, tuple[int, int]]:
         """For each moment in the log since `log`: how many pages had begun to arrive, and of how many."""
         found = re.findall(r"interrupting: (\w+) after (\d+) of (\d+) pages", self.log_since(log))
@@ -48,17 +58,18 @@ class Copying(Asking):
         moments: dict[str, tuple[int, int]] = {}
         for _ in range(TRIES):
             prompt = self.prompt()
-            params = self._pair.params(prompt)
             log = self.log_size()
             self._pair.interrupt.write_text("tell")
-            client = multiprocessing.Process(target=self._decode.ask, args=(prompt, NEW_TOKENS, params))
-            client.start()
-            until = time.monotonic() + WAIT_SECONDS
-            while self._pair.interrupt.exists() and time.monotonic() < until:
-                time.sleep(0.001)
-            client.kill()
-            client.join()
-            self._wait_for(log, "ended")
+            with ThreadPoolExecutor(1) as pool:
+                params = self._begin(pool, prompt)
+                client = multiprocessing.Process(target=self._decode.ask, args=(prompt, NEW_TOKENS, params))
+                client.start()
+                until = time.monotonic() + WAIT_SECONDS
+                while self._pair.interrupt.exists() and time.monotonic() < until:
+                    time.sleep(0.001)
+                client.kill()
+                client.join()
+                self._wait_for(log, "ended")
             moments = self._moments(log)
             if within(moments.get("cancelled")):
                 break
@@ -75,12 +86,13 @@ class Copying(Asking):
                 self._prefill.ready()
             prompt = self.prompt()
             want = self.alone(prompt)
-            params = self._pair.params(prompt)
             log = self.log_size()
             self._pair.interrupt.write_text(f"kill {self._prefill.group}")
-            begun = time.monotonic()
-            got: Any = answer(self._decode.ask(prompt, NEW_TOKENS, params)).tokens
-            seconds = time.monotonic() - begun
+            with ThreadPoolExecutor(1) as pool:
+                params = self._begin(pool, prompt)
+                begun = time.monotonic()
+                got: Any = answer(self._decode.ask(prompt, NEW_TOKENS, params)).tokens
+                seconds = time.monotonic() - begun
             self._prefill.stop()
             self.judge(
                 f"prefill server killed: same tokens ({seconds:.1f} s)", got == want, f"{got} not {want}"
@@ -92,7 +104,7 @@ class Copying(Asking):
         self.judge(f"it was killed in the middle of the copy: {moments}", good)
         # Either the fabric or the connection of the sessions notices it first; each has its own sentence.
         said = re.findall(
-            r'"kind":"pull".*"bytes":[1-9]\d*,.*"status":"KVF_E_PEER_LOST","detail":"([^"]+)"',
+            r'"kind":"(?:pull".*"bytes":[1-9]\d*,|expect").*"status":"KVF_E_PEER_LOST","detail":"([^"]+)"',
             self.log_since(log),
         )
         self.judge(f"the log says why the load failed: {said}", bool(said))

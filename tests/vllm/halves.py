@@ -7,12 +7,15 @@ the requests, of which the connector reads only a few fields.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kvferry.vllm import worker as worker_module
 from kvferry.vllm.messages import KvferryStep
@@ -46,6 +49,20 @@ def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: i
 def blocks_of(*groups: list[int]) -> Any:
     """Blocks of a request, as vLLM's cache manager has them."""
     return SimpleNamespace(get_block_ids=lambda: groups)
+
+
+def report_of(workers: Sequence[Worker]) -> Any:
+    """What the scheduler's half gets of the workers' reports: vLLM adds those of several up."""
+    reports = [worker.report() for worker in workers]
+    if len(reports) == 1:
+        return reports[0]
+    outputs = [
+        ModelRunnerOutput.with_kv_conn_output_only(KVConnectorOutput(kv_connector_worker_meta=report))
+        for report in reports
+    ]
+    all_ = KVOutputAggregator(len(workers)).aggregate(outputs)
+    assert all_ is not None and all_.kv_connector_output is not None
+    return all_.kv_connector_output.kv_connector_worker_meta
 
 
 class Layers(list[Any]):
@@ -140,6 +157,7 @@ class Half:
         step = self.scheduling.step(
             SimpleNamespace(preempted_req_ids=set(preempted), total_num_scheduled_tokens=0)
         )
+        self.worker.give_up(step)
         self.worker.start(step)
         results = self.worker.take_results()
         self.invalid |= self.worker.take_invalid()
@@ -151,6 +169,7 @@ class Half:
                 finished_sending=results.finished_sending,
                 finished_recving=results.finished_recving,
                 failed_recving=results.failed_recving,
+                kv_connector_worker_meta=report_of([self.worker]),
             )
         )
         return step

@@ -43,10 +43,10 @@ class InterruptingConnector(KvferryConnector):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         order = pathlib.Path(os.environ["KVFERRY_INTERRUPT"])
         instructions: list[Instruction] = self._get_connector_metadata().instructions
-        pulls = [item for item in instructions if item.kind == InstructionKind.PULL]
-        begins = bool(pulls) and order.exists()
+        loads = [item for item in instructions if item.kind in (InstructionKind.PULL, InstructionKind.EXPECT)]
+        begins = bool(loads) and order.exists()
         if begins:
-            (group,) = pulls[0].groups
+            (group,) = loads[0].groups
             assert isinstance(group.table, BlockTable)
             self._blocks = [int(block) for block in group.table.ids]
             self._fill()

@@ -11,6 +11,7 @@ import threading
 import time
 import unittest
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,11 +23,12 @@ from halves import Layers
 from layouts import Layout, Specs, lay_out
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from kvferry.commands import HAND_OVER, ask
+from kvferry.commands import DRAIN, HAND_OVER, ask
 from kvferry.contact import Contact
 from kvferry.errors import Status
 from kvferry.plan import CostModel
 from kvferry.vllm.connector import KvferryConnector
+from kvferry.vllm.draining import DRAINS, REFUSED
 from kvferry.vllm.marks import DeviceMarks
 from kvferry.vllm.pushing import LayerOrder, Pieces
 
@@ -394,6 +396,27 @@ class Ends(Pairs):
         assert agent is not None
         return agent.wait(0)
 
+    def test_a_push_that_no_decode_engine_expects_ends_at_its_deadline(self) -> None:
+        prefill, _ = self.pair(kv_load_deadline=1)
+        prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
+        with self.layers_each(1):
+            prefill.step({"r": TOKENS})
+        self.assertTrue(prefill.finish("r")[0])
+        self.assertFalse(prefill.all_have("sent", "r"))
+        with self.assertLogs(LOGGER, "WARNING") as log:
+            steps(prefill, until=lambda: prefill.all_have("sent", "r"))
+        self.assertIn("request r: the deadline has passed: 0 of 1 consumers are served", log.output[-1])
+        self.assertEqual(prefill.workers[0]._jobs, {})
+
+    def test_blocks_into_which_no_prefill_engine_writes_are_given_up(self) -> None:
+        prefill, decode = self.pair(kv_load_deadline=1)
+        decode.want("r", TOKENS, [HERE], self.announced(prefill))
+        with self.assertLogs(LOGGER, "WARNING") as log:
+            steps(prefill, decode, until=lambda: decode.all_have("received", "r"))
+        self.assertTrue(any("request r: " in line for line in log.output), log.output)
+        self.assertEqual(decode.workers[0]._jobs, {})
+        self.assertTrue(self.untouched(decode, names(decode)[0], range(TOKENS)))
+
     def test_everything_is_cached_at_the_decode_engine(self) -> None:
         prefill, decode = self.pair()
         prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
@@ -521,6 +544,28 @@ class Commanded(Pairs):
         self.assertIn("request r is still being computed", reply.detail)
         prefill.step({"r": TOKENS - 64})
         self.end(prefill, decode)
+
+    def test_what_is_written_while_it_is_computed_may_end_when_the_engine_drains(self) -> None:
+        prefill, decode = self.pair(local_commands=True)
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.step({"r": 40})
+        directory = prefill.scheduling._directory
+        assert directory is not None
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, Contact("prefill", directory.endpoint), DRAIN, timeout=WAIT_SECONDS)
+            self.wait(lambda: prefill.workers[0].report().drains, "it has no command")  # type: ignore[union-attr]
+            prefill.step()
+            late = prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
+            with self.assertLogs(LOGGER, "WARNING") as log:
+                self.assertEqual(prefill.scheduling.match(late, 0), (0, False))
+            self.assertIn(f"request s is not kept for peers: {DRAINS}", log.output[0])
+            prefill.step({"r": 60, "s": 40})
+            self.assertEqual(prefill.finish("s"), (False, {REFUSED: DRAINS}))
+            self.assertFalse(asked.done())
+            self.end(prefill, decode)
+            self.assertEqual([reply.status for reply in asked.result(WAIT_SECONDS)], [Status.OK])
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
 
 
 if __name__ == "__main__":

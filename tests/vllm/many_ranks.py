@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from halves import DRAIN, LAYERS, SIZE, a_request, blocks_of
+from halves import DRAIN, LAYERS, SIZE, a_request, blocks_of, report_of
 from vllm.distributed import parallel_state
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
@@ -258,6 +258,7 @@ class ManyRanks:
         ended: dict[str, set[str]] = {"sent": set(), "received": set()}
         failed: set[str] = set()
         for worker in self.workers:
+            worker.give_up(step)
             worker.start(step)
             results = worker.take_results()
             self.invalid |= worker.take_invalid()
@@ -270,7 +271,10 @@ class ManyRanks:
         self.failed |= failed
         self.scheduling.update(
             SimpleNamespace(
-                finished_sending=ended["sent"], finished_recving=ended["received"], failed_recving=failed
+                finished_sending=ended["sent"],
+                finished_recving=ended["received"],
+                failed_recving=failed,
+                kv_connector_worker_meta=report_of(self.workers),
             )
         )
 

@@ -138,7 +138,7 @@ class Outputs(unittest.TestCase):
                     [KVConnectorOutput(finished_recving=output.finished_recving)]
                 )
                 reported.extend(output.finished_recving)
-                output = SimpleNamespace(finished_sending=set(), finished_recving=set(), failed_recving=set())
+                output = KVConnectorOutput()
             update(output)
 
         update, decode.scheduling.update = decode.scheduling.update, note  # type: ignore[method-assign]

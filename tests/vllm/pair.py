@@ -16,6 +16,7 @@ from cases import Case, What
 from servers import Server, Side
 
 import kvferry
+from kvferry.vllm.proxy_servers import OF_REQUEST
 
 PLAIN = ("KvferryConnector", "kvferry.vllm")
 PROBING = ("ProbingConnector", "probing")
@@ -92,6 +93,7 @@ class Pair:
         )
         self.decode = self.server(roles[1], self.case.decode, self.port + 1)
         self._servers = [] if self.case.what is What.REFUSED else [self.prefill, self.decode]
+        self._engine: dict[str, Any] = {}  # what a decode server must know of the prefill server's engine
 
     def _keys(self) -> dict[str, Any]:
         """Settings with which servers of this case can talk only to each other."""
@@ -162,6 +164,8 @@ class Pair:
                 server.start()
             for server in self._servers:
                 server.ready()
+            if self.case.at_once:
+                self._learn()
         except BaseException:
             self.__exit__()
             raise
@@ -178,6 +182,12 @@ class Pair:
         found: dict[str, Any] = (prefill or self.prefill).ask(prompt, 1, dict(TO_PREFILL))["kv_transfer_params"]
         return found
 
+    def _learn(self) -> None:
+        """Learns the engine from an answer, as a proxy does. Nobody loads what is kept for it."""
+        prompt = [5, 6, 7]
+        self._engine = {name: value for name, value in self.params(prompt).items() if name not in OF_REQUEST}
+        self.prefill.ask(prompt, 1)  # a further step: all that is read out has been
+
     def hand_over(self, prompt: list[int], tokens: int) -> Answer:
         """Prefills on the prefill server and decodes on the decode server."""
         if self.case.at_once:
@@ -186,23 +196,25 @@ class Pair:
 
     def _hand_over_at_once(self, prompt: list[int], tokens: int) -> Answer:
         """The decode server announces its blocks while the prefill server computes."""
-        name = secrets.token_hex(16)
-        to_decode = {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": "kv_producer-0",
-            "remote_request_id": name,
-            "remote_host": "127.0.0.1",
-            "remote_port": self.port + 2,
-            "transfer_mode": "push",
-            "kvferry_transfer_id": name,
-        }
+        to_prefill, to_decode = self.announced()
         with ThreadPoolExecutor(1) as pool:
-            there = pool.submit(self.prefill.ask, prompt, 1, {**TO_PREFILL, "kvferry_transfer_id": name})
+            there = pool.submit(self.prefill.ask, prompt, 1, to_prefill)
             found = answer(self.decode.ask(prompt, tokens, to_decode))
             params = there.result()["kv_transfer_params"]
-        assert params["kvferry_transfer_id"] == name
+        assert params["kvferry_transfer_id"] == to_decode["kvferry_transfer_id"]
         return found
+
+    def announced(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters for the prefill and the decode server, if both are asked at once."""
+        name = secrets.token_hex(16)
+        to_decode = {
+            **self._engine,
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_request_id": name,
+            "kvferry_transfer_id": name,
+        }
+        return {**TO_PREFILL, "kvferry_transfer_id": name}, to_decode
 
     def through(self, prompt: list[int], tokens: int) -> Answer:
         """Like hand_over(), after deleting earlier readouts."""

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "broken.h"
+#include "kept_list.h"
 #include "pattern.h"
 #include "rank.h"
 
@@ -175,6 +176,16 @@ static bool resume(prefill_rank *self, const kvf_command *asked) {
     return true;
 }
 
+static void list(const prefill_rank *self, const kvf_command *asked) {
+    kvf_record kept = {.name = NULL};
+    kvf_status status = kept_list_make(self->base.agent, asked->request, &kept);
+    if (status)
+        reply(self, asked->number, status, kvf_error_detail());
+    else
+        (void)kvf_agent_reply(self->base.agent, asked->number, KVF_OK, NULL, &kept, 1);
+    kept_list_free(&kept);
+}
+
 static bool heed_command(prefill_rank *self, const kvf_command *asked) {
     char detail[160];
     if (strcmp(asked->verb, KVF_COMMAND_RESUME) == 0)
@@ -183,8 +194,12 @@ static bool heed_command(prefill_rank *self, const kvf_command *asked) {
         drain(self, asked);
         return true;
     }
-    (void)snprintf(detail, sizeof detail, "kvferry serve does not %s; it takes %s and %s", asked->verb,
-                   KVF_COMMAND_DRAIN, KVF_COMMAND_RESUME);
+    if (strcmp(asked->verb, KVF_COMMAND_LIST) == 0) {
+        list(self, asked);
+        return true;
+    }
+    (void)snprintf(detail, sizeof detail, "kvferry serve does not %s; it takes %s, %s and %s", asked->verb,
+                   KVF_COMMAND_DRAIN, KVF_COMMAND_RESUME, KVF_COMMAND_LIST);
     reply(self, asked->number, KVF_E_UNSUPPORTED, detail);
     return true;
 }

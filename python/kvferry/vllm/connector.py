@@ -19,6 +19,7 @@ from kvferry.vllm.compat import (
     KVConnectorRole,
     KVConnectorStats,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     RequestStatus,
     SupportsHMA,
     init_logger,
@@ -104,7 +105,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that can be loaded, and whether that takes time."""
+        """Tokens that can be loaded, and whether that takes time. None: vLLM asks again in the next step."""
         return self.scheduling.match(request, num_computed_tokens)
 
     def update_state_after_alloc(
@@ -166,7 +167,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.seal(self._step)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """vLLM is about to overwrite blocks that are being pushed: those pushes end here."""
+        """A step begins. vLLM may overwrite blocks that are being pushed: those pushes end here."""
         assert isinstance(kv_connector_metadata, KvferryStep)
         self.worker.give_up(kv_connector_metadata)
 
@@ -183,6 +184,10 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks of failed loads; for models with several groups, whole requests are reported instead."""
         return self.worker.take_invalid()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """The worker's report to the scheduler's half."""
+        return self.worker.report()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """The counters since the last step."""

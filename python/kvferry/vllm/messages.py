@@ -7,7 +7,11 @@ from typing import Any
 
 from kvferry.request import BlockTable
 from kvferry.scheduler import Instruction
-from kvferry.vllm.compat import KVConnectorHandshakeMetadata, KVConnectorMetadata
+from kvferry.vllm.compat import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 from kvferry.vllm.geometry import RankGeometry
 
 
@@ -55,6 +59,7 @@ class KvferryStep(KVConnectorMetadata):
         lost: such requests whose blocks vLLM has taken away; their push is cancelled, and not reported
         idle: no request runs in this step: vLLM only asks whether transfers have ended
         params: of requests that are kept from here on, for an operator who has them handed over
+        computes: requests are being computed for peers, and will be kept
     """
 
     instructions: list[Instruction] = field(default_factory=list)
@@ -64,3 +69,20 @@ class KvferryStep(KVConnectorMetadata):
     lost: list[str] = field(default_factory=list)
     idle: bool = False
     params: dict[str, dict[str, Any]] = field(default_factory=dict)
+    computes: bool = False
+
+
+@dataclass
+class KvferryReport(KVConnectorWorkerMetadata):
+    """What a worker that takes commands says of itself after each step.
+
+    Attributes:
+        drains: it takes nothing new
+    """
+
+    drains: bool
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """The engine drains if any of its ranks does."""
+        assert isinstance(other, KvferryReport)
+        return KvferryReport(self.drains or other.drains)

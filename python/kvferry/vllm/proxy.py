@@ -9,7 +9,8 @@ the proxy asks both at once: it names the transfer, and the prefill server write
 server has kept its answer to the turn before, the prefill server is told where.
 Servers are chosen by load and by how much of the prompt they have seen. A request that fails is tried on
 another server as long as the client has received nothing, and the decode server computes a prompt whose cache
-cannot be loaded. When a client disconnects, its requests are cancelled.
+cannot be loaded. A prefill server that refuses requests, because its engine drains, is left alone for a while.
+When a client disconnects, its requests are cancelled.
 
 Needs aiohttp, which vLLM brings, and not vLLM itself. `GET /health` and `GET /metrics` are the proxy's own.
 
@@ -36,6 +37,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from kvferry.vllm.draining import REFUSED
 from kvferry.vllm.proxy_answers import (
     Broken,
     ClientGone,
@@ -185,6 +187,9 @@ class Proxy:
         params = found.get("kv_transfer_params") if isinstance(found, dict) else None
         if not isinstance(params, dict) or not params:
             return None
+        if REFUSED in params:
+            server.refuse()
+            raise Failed(f"refuses: {params[REFUSED]}")
         server.learn(params)
         self.prefill.remember(server, work.prompt)
         return params

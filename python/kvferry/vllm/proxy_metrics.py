@@ -18,6 +18,7 @@ COUNTERS = {
 OF_SERVERS = (
     ("server_up", "gauge", "Whether a server answers", "up"),
     ("server_drains", "gauge", "Whether a server drains: it gets no new requests", "drains"),
+    ("server_refuses", "gauge", "Whether a server gets no requests, as its engine drains", "refuses"),
     ("server_lent", "gauge", "Caches of a server that are not loaded yet", "lent"),
     ("server_requests", "gauge", "Requests that a server is busy with", "now"),
     ("server_requests_total", "counter", "Requests sent to a server", "total"),

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
@@ -91,6 +92,8 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
 OF_TIME = frozenset({"remote_registration_generation"})
 #: After this many answers in a row from one engine, no other engine is assumed to share its URL.
 SETTLED_ANSWERS = 32
+#: Seconds for which a server that has refused a request gets no others, unless it went down meanwhile.
+REFUSES_SECONDS = 10.0
 
 
 class Server:
@@ -115,6 +118,7 @@ class Server:
         self.engine: dict[str, Any] | None = None
         self._latest: dict[str, Any] | None = None  # the engine that answered
         self._unsettled = 0  # answers still to come before only one engine is assumed
+        self._refuses_until = 0.0
 
     def learn(self, params: dict[str, Any]) -> None:
         """Learns the engine from an answer's parameters. If several take turns, the next one is not known.
@@ -133,6 +137,16 @@ class Server:
     def forget(self) -> None:
         """Forgets the engine: the server was down, and may come back with another one."""
         self.engine, self._latest, self._unsettled = None, None, 0
+        self._refuses_until = 0.0
+
+    def refuse(self) -> None:
+        """It has refused a request, because its engine drains: the next would be in vain, too."""
+        self._refuses_until = time.monotonic() + REFUSES_SECONDS
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it has refused a request lately."""
+        return time.monotonic() < self._refuses_until
 
     @property
     def is_idle(self) -> bool:
@@ -173,10 +187,10 @@ class Servers:
     def choose(self, prompt: Prompt, tried: Collection[Server] = ()) -> Server | None:
         """The server that should be done first: of those that are up, preferably one that was not tried.
 
-        None: no server is up, except draining ones. A server may be tried again, because the failure may have
-        been due to the request's parameters.
+        None: no server is up, except ones that drain or refuse. A server may be tried again, because the
+        failure may have been due to the request's parameters.
         """
-        up = [server for server in self.all if server.up and not server.drains]
+        up = [server for server in self.all if server.up and not server.drains and not server.refuses]
         seen = self._seen_of(prompt)
         return min(
             [server for server in up if server not in tried] or up,

@@ -12,16 +12,17 @@ import numpy as np
 
 from kvferry.agent import Agent
 from kvferry.aggregator import Aggregate, RequestKey
-from kvferry.errors import InvalidError, KvferryError, NotFoundError
+from kvferry.errors import CancelledError, InvalidError, KvferryError, NotFoundError
 from kvferry.model import GroupKind
 from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
 from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Instruction, InstructionKind, Schedule, TransferParams
 from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
+from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
 from kvferry.vllm.identity import VERSIONS, check_versions, check_weights, content_of
 from kvferry.vllm.log import log_options
-from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import is_push, read_settings
 
@@ -59,6 +60,8 @@ class Scheduling:
         self._weights = ""  # identity of ours
         self._draft = ""  # digest of what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
+        self._accepting = Accepting(self._settings.takes_commands)
+        self._refused: set[str] = set()  # requests whose answers say that the engine drains
         self._turns: set[str] = set()  # requests of a consumer that are kept for the next turn
         self._early: EarlyPushes | None = None
         self._blocks: KVCacheManager | None = None
@@ -145,15 +148,25 @@ class Scheduling:
                 push=push,
                 push_id=_given_id(params) if announced else None,
             )
+            if prefills:
+                self._accepting.add(request.request_id)
             if announced and self._early is not None:  # the consumer was asked at the same time
                 self._early.add(request, key)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
 
-    def match(self, request: Request, computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens can be loaded, and whether the request has to wait for them."""
+    def match(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens can be loaded, and whether the request waits for them; None: not known yet."""
         key = self._keys.get(request.request_id)
         if key is None or self._schedule is None:
+            return 0, False
+        accepted = self._accepting.decide(request.request_id)
+        if accepted is None:
+            return None, False
+        if not accepted:
+            logger.warning("request %s is not kept for peers: %s", request.request_id, DRAINS)
+            self._refused.add(request.request_id)
+            self._drop(request.request_id)
             return 0, False
         try:
             tokens = self._schedule.match(key, computed_tokens, now_ns=time.monotonic_ns())
@@ -168,6 +181,9 @@ class Scheduling:
         if key is None or self._schedule is None or request.request_id in self._loading:
             return
         try:
+            if load_tokens and self._accepting.drains and not self._accepting.has_accepted(request.request_id):
+                self._drop(request.request_id)
+                raise CancelledError(DRAINS)
             waits = self._schedule.allocated(
                 key,
                 self._tables(blocks.get_block_ids()),
@@ -187,6 +203,14 @@ class Scheduling:
             self._loading.add(request.request_id)
             self._void.append(request.request_id)
 
+    def _drop(self, request: str) -> None:
+        """Neither loads nor keeps a request: vLLM computes it, as if the connector had not been asked."""
+        assert self._schedule is not None
+        self._schedule.abort(self._keys.pop(request))
+        self._turns.discard(request)
+        if self._early is not None:
+            self._early.finished(request, kept=False)
+
     def finished(
         self, request: Request, block_ids: Sequence[Sequence[int]], ended_well: bool
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -202,9 +226,14 @@ class Scheduling:
         key = self._keys.pop(request.request_id, None)
         self._matched.pop(request.request_id, None)
         self._without_draft.discard(request.request_id)
+        self._accepting.ended(request.request_id)
         is_turn = request.request_id in self._turns
+        ended_well &= not (is_turn and self._accepting.drains)  # its next turn would be a new request
         if is_turn and not ended_well:
             self._turns.discard(request.request_id)
+        if request.request_id in self._refused:
+            self._refused.discard(request.request_id)
+            return False, {REFUSED: DRAINS}
         if key is None or self._schedule is None:
             return False, None
         try:
@@ -247,9 +276,10 @@ class Scheduling:
         void, self._void = self._void, []
         params, self._params = self._params, {}
         idle = output.total_num_scheduled_tokens == 0
+        computes = self._accepting.computes
         early, blocks = self._early, self._blocks
         if early is None or blocks is None:
-            return KvferryStep(self._take(), void, idle=idle, params=params)
+            return KvferryStep(self._take(), void, idle=idle, params=params, computes=computes)
         early.open(output)
         instructions = self._take()
         return KvferryStep(
@@ -260,6 +290,7 @@ class Scheduling:
             early.take_lost(self._keys),
             idle,
             params,
+            computes,
         )
 
     def _take(self) -> list[Instruction]:
@@ -270,6 +301,8 @@ class Scheduling:
         """Takes in the reports of all workers."""
         received = set(output.finished_recving or ())
         self._loading -= received
+        if isinstance(output.kv_connector_worker_meta, KvferryReport):
+            self._accepting.reported(output.kv_connector_worker_meta)
         if self._schedule is None:
             return
         news = Aggregate(

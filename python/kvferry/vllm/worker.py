@@ -29,7 +29,7 @@ from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
 from kvferry.vllm.identity import weights_of
 from kvferry.vllm.log import log_options
 from kvferry.vllm.marks import DeviceMarks
-from kvferry.vllm.messages import KvferryHandshake, KvferryStep
+from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
 from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.settings import read_settings
@@ -185,7 +185,7 @@ class Worker:
             **log_options(logger),
         )
         if self._settings.takes_commands:
-            self._commands = Commands(self._agent, self._find)
+            self._commands = Commands(self._agent, self._find, self._name)
         self._caches = Caches(self._agent, self._source, memory, self._jobs, self._note)
         self._geometry = geometry
         if self._settings.push:
@@ -264,7 +264,9 @@ class Worker:
             self._layers.seal()
 
     def give_up(self, step: KvferryStep) -> None:
-        """vLLM is about to write other content into blocks that are being pushed."""
+        """The step is about to begin: vLLM may write other content into blocks that are being pushed."""
+        if self._commands is not None and step.computes:  # otherwise when it has been told of what was computed
+            self._commands.computes(True)
         for name in step.lost:
             self._early.pop(name, None)
             ticket = self._tickets.get((InstructionKind.PUSH, name))
@@ -291,6 +293,8 @@ class Worker:
         for name in step.ended:
             if self._early.pop(name, False):
                 self._results.finished_sending.add(name)
+        if self._commands is not None:
+            self._commands.computes(step.computes)
 
     def _try(self, instruction: Instruction) -> None:
         request = instruction.request.id.decode()
@@ -438,6 +442,10 @@ class Worker:
 
     # ---- an operator's commands
 
+    def report(self) -> KvferryReport | None:
+        """What the scheduler's half must know after a step; None if nobody may give commands."""
+        return None if self._commands is None else KvferryReport(self._commands.report())
+
     def _went(self, request: str, how: str) -> None:
         """Remembers how a send has ended, for an operator who asks for it."""
         if self._commands is None:
@@ -446,6 +454,11 @@ class Worker:
         self._gone[request] = how
         if len(self._gone) > MOST_GONE:
             del self._gone[next(iter(self._gone))]
+
+    def _name(self, ticket: int) -> str | None:
+        """vLLM's name of a request. Other threads may call it: it only looks up."""
+        job = self._jobs.get(ticket)
+        return None if job is None else job.request
 
     def _find(self, request: str) -> Kept:
         """A request that is kept for peers. Other threads may call it: it only looks up."""
