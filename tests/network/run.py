@@ -396,9 +396,10 @@ def without_offload(self: Case) -> None:
     figures = self.fetch(b, endpoint, LONG[1], "--rounds", "3")
     self.notes.append(f"{figures['gb_per_s']:.3f} GB/s")
     if stranger:
-        received, dropped = int(stranger.line(20)), a.bad_checksums() - before
-        self.notes[-1] += f"; of the stranger {received} bytes came, {dropped} segments were dropped"
-        assert dropped > 0 and received < 1024, self.notes[-1]
+        received, dropped = stranger.line(20), a.bad_checksums() - before
+        self.notes[-1] += f"; of the stranger's messages {received} bytes came, {dropped} segments were dropped"
+        # Agents' ports receive segments whole; the transport's does not.
+        assert dropped > 0 and min(map(int, received.split())) < 1024, self.notes[-1]
 
 
 # ---- links that are cut --------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""A stranger that sends a message of a mebibyte, in segments as long as they may be, to the first of some ports
-that speaks ZMTP: stranger.py HOST SECONDS PORT...
+"""A stranger that sends a message of a mebibyte, in segments as long as they may be, to each of some ports that
+speaks ZMTP: stranger.py HOST SECONDS PORT...
 
-Prints "begun", and after so many seconds how many bytes of the message the other end's kernel has received.
+Prints "begun", and after so many seconds how many bytes of each message the other end's kernel has received.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -28,27 +29,31 @@ def shake_hands(host: str, port: int) -> socket.socket | None:
     except OSError:
         theirs = b""
     if theirs[:1] == GREETING[:1] and theirs[12:16] == b"NULL":
+        made.setblocking(False)
         return made
     made.close()
     return None
 
 
+def unread(made: socket.socket) -> int:
+    """What was sent, but not received."""
+    return int.from_bytes(fcntl.ioctl(made, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+
 def main() -> int:
     host, seconds, *ports = sys.argv[1:]
-    met = (shake_hands(host, int(port)) for port in ports)
-    made = next(filter(None, met), None)
-    if made is None:
+    met = [made for port in ports if (made := shake_hands(host, int(port)))]
+    if not met:
         print("no port speaks ZMTP without keys", flush=True)
         return 1
     print("begun", flush=True)
-    made.setblocking(False)
-    sent, end = 0, time.monotonic() + float(seconds)
+    sent, end = dict.fromkeys(met, 0), time.monotonic() + float(seconds)
     while time.monotonic() < end:
-        try:
-            sent += made.send(FRAME[sent:])
-        except BlockingIOError:
-            time.sleep(0.01)
-    print(sent - int.from_bytes(fcntl.ioctl(made, termios.TIOCOUTQ, bytes(4)), sys.byteorder), flush=True)
+        for made in met:
+            with contextlib.suppress(BlockingIOError, ConnectionError):  # who is refused is hung up on
+                sent[made] += made.send(FRAME[sent[made] :])
+        time.sleep(0.01)
+    print(*(sent[made] - unread(made) for made in met), flush=True)
     return 0
 
 
