@@ -1,6 +1,7 @@
 /*
- * kvferry ask: gives commands to running engines, and prints what they reply. A request moves by two: one engine is asked to hand it over, the
- * other to take it over. Where the other takes no commands, the user is told what it needs to know.
+ * kvferry ask: gives commands to running engines, and prints what they reply. A request moves by two: one engine is
+ * asked to hand it over, the other to take it over. Where the other takes no commands, the user is told what it needs
+ * to know.
  */
 #include <stdio.h>
 #include <string.h>
