@@ -145,13 +145,20 @@ static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
         lease_open(&s, TP2, ONE("D"), LEASE(1 * SECOND));
         world_hold(&s.w.p, &s.held, s.theirs);
         s.wanted.request.groups = NULL;
+        letters_rule(LETTERS_LOSE, s.w.p.agents[1], KVF_MESSAGE_CALL, KVF_CALL_ACQUIRE);
+        letters_rule(LETTERS_LOSE, s.w.p.agents[1], KVF_MESSAGE_ANSWER, KVF_CALL_ACQUIRE);
         world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, 50 * MS); /* so that its lease begins later than the other's */
+        letters_no_rules();
         for (uint32_t rank = 0; rank < 2; rank++)
             world_until(&s.w, world_block(s.w.p.agents[rank], 0, 0) == KVF_BLOCK_LEASED);
+        world_run_for(&s.w, 150 * MS);
         letters_rule(LETTERS_LOSE, s.w.p.agents[silent], KVF_MESSAGE_ANSWER, KVF_CALL_BEAT);
+        const uint64_t silenced = world_now();
         const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
         assert_non_null(strstr(failed->detail, "the lease ran out"));
         assert_int_equal(failed->rank, silent);
+        assert_true(world_now() - silenced <= SECOND);
         letters_no_rules();
         for (uint32_t rank = 0; rank < 2; rank++)
             (void)world_next(&s.w, s.w.p.agents[rank], s.theirs[rank]);
