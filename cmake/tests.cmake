@@ -213,6 +213,7 @@ endif()
 find_program(python3_program python3)
 if(TARGET network AND python3_program AND NOT KVF_SANITIZE)
   kvf_add_test(network_wires network 60 ${python3_program} ${PROJECT_SOURCE_DIR}/tests/network/wires_test.py)
+  kvf_add_test(hostile_judging hostile 60 ${python3_program} ${PROJECT_SOURCE_DIR}/tests/hostile/judging_test.py)
 endif()
 
 # Tests of the source tree and of the installed library. A sanitized library is not installed.

@@ -41,27 +41,31 @@ static size_t add_answer(unsigned char *out, kvf_messages_kind kind, uint32_t nu
     return sizeof head + bytes;
 }
 
+/* Nothing is asked of an owner before it has let us in, so that all answers but `too_early` begin with that. */
 static void seed_answers(void) {
     unsigned char out[256];
-    size_t length = add_answer(out, MESSAGES_TAKEN, 1, 0);
+    const size_t let_in = add_answer(out, MESSAGES_ALIVE, 0, 0);
+    size_t length = let_in + add_answer(out + let_in, MESSAGES_TAKEN, 1, 0);
     length += add_answer(out + length, MESSAGES_DATA, 1, 40);
     length += add_answer(out + length, MESSAGES_ALIVE, 0, 0);
     length += add_answer(out + length, MESSAGES_DATA, 2, 7);
     length += add_answer(out + length, MESSAGES_DONE, 3, 0);
     seed_write("answers", "all_is_well", out, length);
-    length = add_answer(out, MESSAGES_FAILED, 1, 30);
+    length = let_in + add_answer(out + let_in, MESSAGES_FAILED, 1, 30);
     length += add_answer(out + length, MESSAGES_FAILED, 2, 0);
     length += add_answer(out + length, MESSAGES_FAILED, 3, 5);
     seed_write("answers", "all_fails", out, length);
-    length = add_answer(out, MESSAGES_DATA, 1, 40);
+    length = let_in + add_answer(out + let_in, MESSAGES_DATA, 1, 40);
     length += add_answer(out + length, MESSAGES_REFUSED, MESSAGES_REFUSED_GENERATION, 8);
     seed_write("answers", "refused", out, length);
-    length = add_answer(out, MESSAGES_DATA, 1, 41);
+    length = let_in + add_answer(out + let_in, MESSAGES_DATA, 1, 41);
     seed_write("answers", "too_long", out, length);
-    length = add_answer(out, MESSAGES_DONE, 9, 0);
+    length = let_in + add_answer(out + let_in, MESSAGES_DONE, 9, 0);
     seed_write("answers", "not_asked", out, length);
-    length = add_answer(out, (kvf_messages_kind)200, 0, 3);
+    length = let_in + add_answer(out + let_in, (kvf_messages_kind)200, 0, 3);
     seed_write("answers", "three_bytes", out, length);
+    length = add_answer(out, MESSAGES_DATA, 1, 40);
+    seed_write("answers", "too_early", out, length);
 }
 
 void seed_batches(void) {

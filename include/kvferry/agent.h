@@ -125,10 +125,12 @@ typedef struct kvf_agent_options {
     bool insecure;                   /**< listen beyond loopback without keys */
     uint64_t lease_ns;               /**< how long blocks are held without a heartbeat [30 s] */
     uint64_t heartbeat_ns;           /**< between heartbeats [a sixth of the lease] */
-    uint64_t peer_timeout_ns;        /**< how long a broken connection may take to come back [2 s] */
-    uint64_t idle_ns;                /**< a peer without requests is forgotten after [10 min] */
-    uint32_t max_peers;              /**< peers that may greet us and be known at once [65536] */
-    uint32_t max_requests_per_peer;  /**< of each kind that a peer may have here at once [16384] */
+    /** How long a broken connection may take to come back [2 s]; a lease longer if the peer's host answers no attempt to
+     * connect. */
+    uint64_t peer_timeout_ns;
+    uint64_t idle_ns;               /**< a peer without requests is forgotten after [10 min] */
+    uint32_t max_peers;             /**< peers that may greet us and be known at once [65536] */
+    uint32_t max_requests_per_peer; /**< of each kind that a peer may have here at once [16384] */
     kvf_failure_policy policy;
     bool verify;     /**< compare what was read or written with checksums of the producer */
     bool own_thread; /**< make progress in a thread of the agent's own */
@@ -198,6 +200,12 @@ typedef struct kvf_agent_options {
      * with `insecure` or keys: holders of keys need a grant.
      */
     bool local_commands;
+    /**
+     * Connections by TCP that the agent lets in a second, and as many at once [1000; with keys 250]. Peers beyond that
+     * try again, up to the deadlines of their requests: with keys, the 4096 ranks of an engine take 17 s to connect to
+     * one rank. Its transport by messages lets in as many; without a number here, 250 while it serves others.
+     */
+    uint32_t max_connections_per_second;
 } kvf_agent_options;
 
 /**

@@ -85,6 +85,11 @@ typedef struct kvf_peer kvf_peer;
  *                          kvf_transport_info
  *   "messages.max_connections_per_address"  of these, from one network address [three quarters]
  *   "messages.max_strangers"  of these, without having shown its card [half]
+ *   "messages.max_connections_per_second"  that it lets in, and as many at once [1000; 250 with keys, and while it
+ *                          serves others]. For an agent: the agent's own. Peers beyond that try again
+ *   "messages.patience_ms"  how long it tries to connect to a peer whose hosts do not answer, or end the connection
+ *                          before they have let it in, [60000]; a try takes 1.5 s for each host. For an agent: its
+ *                          `longest_ns`, so that requests wait up to their deadlines
  */
 typedef struct kvf_setting {
     const char *key;

@@ -65,7 +65,7 @@ class Agent(Requests, Events, Looks):
         insecure: listen beyond loopback without keys
         lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults
         max_peers, max_requests_per_peer: 0: the library's defaults
-        max_connections, max_connections_per_address: likewise
+        max_connections, max_connections_per_address, max_connections_per_second: likewise
         policy: what the engine is asked to do about failed requests
         verify: check the bytes that were read or written against checksums of the producer
         own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless the caller
@@ -124,6 +124,7 @@ class Agent(Requests, Events, Looks):
         remember: float | None = None,
         trace_requests: int = 0,
         local_commands: bool = False,
+        max_connections_per_second: int = 0,
     ) -> None:
         session = Session(log)
         resource: Resource | None = engine._get() if engine is not None else None
@@ -166,6 +167,7 @@ class Agent(Requests, Events, Looks):
             remember_ns=nanoseconds(remember),
             trace_requests=trace_requests,
             local_commands=local_commands,
+            max_connections_per_second=max_connections_per_second,
         )
         if convert_groups is not None:
             names = [arena.text(name) for name in convert_groups]

@@ -132,6 +132,7 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                                 .insecure = o->insecure,
                                 .max_connections = o->max_connections,
                                 .max_connections_per_address = o->max_connections_per_address,
+                                .max_connections_per_second = o->max_connections_per_second,
                                 .is_known = kvf_session_has_route,
                                 .on_crowded = kvf_budget_crowded,
                                 .on_message = kvf_on_message,
@@ -152,14 +153,14 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
                   : KVF_OK;
 }
 
-#define OWN_SETTINGS 5u
+#define OWN_SETTINGS 7u
 #define MESSAGES_SIXTEENTHS                                                                                  \
     4u /* of the process's descriptors: for connections of its messages, beside the link's */
 
 /* The settings that the transport's messages share with the session's. */
 typedef struct carriage {
     char listen[KVF_ENDPOINT_BYTES], advertise[KVF_ENDPOINT_BYTES];
-    char connections[16], of_address[16];
+    char connections[16], of_address[16], of_second[16], patience[24];
     kvf_setting settings[OWN_SETTINGS];
     uint32_t count;
 } carriage;
@@ -182,7 +183,7 @@ static void add_setting(carriage *to, const char *key, const char *value) {
 
 /*
  * Messages of the transport use the settings of the session's: the same interface, the address that peers are told, the
- * same keys, and as many connections. An agent that listens nowhere, or on a path, has no interface: it uses all of
+ * same keys, as many connections, and no patience of its own: requests have deadlines. An agent that listens nowhere, or on a path, has no interface: it uses all of
  * them with keys, or if it was set to be insecure, and otherwise the loopback.
  */
 static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out) {
@@ -212,6 +213,12 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
     (void)snprintf(out->of_address, sizeof out->of_address, "%u", o->max_connections_per_address);
     if (o->max_connections_per_address)
         add_setting(out, "messages.max_connections_per_address", out->of_address);
+    (void)snprintf(out->of_second, sizeof out->of_second, "%u", o->max_connections_per_second);
+    if (o->max_connections_per_second)
+        add_setting(out, "messages.max_connections_per_second", out->of_second);
+    const uint64_t patience = kvf_max_u64(o->longest_ns / KVF_MILLISECOND, 1);
+    (void)snprintf(out->patience, sizeof out->patience, "%u", (uint32_t)kvf_min_u64(patience, UINT32_MAX));
+    add_setting(out, "messages.patience_ms", out->patience);
 }
 
 /* The caller's settings come last, so they override ours. */

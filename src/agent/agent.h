@@ -240,6 +240,7 @@ struct kvf_agent {
     kvf_wake told_wake;            /* readable while events wait, and for good once we stop */
     uint64_t due;                  /* no tick is needed before this time */
     bool again;                    /* more can be done at once */
+    uint64_t waits;                /* kvf_transport_waits(), as of the last round */
     kvf_hashing_queue *hashing;    /* checksums being computed for peers, */
     kvf_hashing_queue own_hashing; /* and for ourselves */
     bool hashed_for_peer;          /* the last slice was */

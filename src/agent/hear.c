@@ -93,6 +93,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
     session->last_heard = now;
     kvf_peer_heard(session);
     session->broken_since = 0;
+    session->unreached = KVF_OK;
     if (memcmp(message->digest, session->digest, sizeof session->digest) != 0) {
         kvf_session_lose(session, KVF_E_MISMATCH, "the peer caches other cells now");
         return;
@@ -163,6 +164,7 @@ static void heard(kvf_session *session, kvf_route route) {
     session->beat_for_life = false;
     kvf_peer_heard(session);
     session->broken_since = 0;
+    session->unreached = KVF_OK;
     session->silent = false;
     if (session->incoming)
         kvf_session_goes_by(session, route);
@@ -328,10 +330,32 @@ void kvf_on_message(void *context, const kvf_letter *letter) {
 
 /* ---- connections that break -------------------------------------------------------------------- */
 
+/* A try to connect to the contact of an engine, or to a rank, has failed: logs the reason, unless it is `known`. */
+static void say_unreached(kvf_agent *agent, const char *engine, const kvf_session *session, const char *known,
+                          const char *detail) {
+    const kvf_log_level level = session ? kvf_peer_level_unreached(session) : KVF_LOG_INFO;
+    kvf_text text = {0};
+    if (!kvf_agent_logs(agent, level) || (known && strcmp(known, detail) == 0))
+        return;
+    kvf_text_add(&text, "%s", engine);
+    if (session)
+        kvf_text_add(&text, " rank %u", session->rank);
+    kvf_text_add(&text, ": %s; trying again", detail);
+    if (!text.failed)
+        kvf_agent_log(agent, level, text.data);
+    kvf_text_free(&text);
+}
+
+static bool is_unreached(kvf_status status) {
+    return status == KVF_E_TIMEOUT || status == KVF_E_IO;
+}
+
 void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char *detail) {
     kvf_agent *agent = context;
     bool for_good = status == KVF_E_PERMISSION || status == KVF_E_PARSE;
     kvf_remote *remote = meeting_on(agent, route);
+    if (remote && is_unreached(status))
+        say_unreached(agent, remote->name, NULL, remote->detail, detail);
     if (remote && for_good)
         agent->hooks->refuse(remote, status, detail);
     else if (remote)
@@ -339,6 +363,11 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
     kvf_session *session = greeting_on(agent, route);
     if (!session)
         return;
+    if (is_unreached(status)) {
+        say_unreached(agent, session->engine, session, session->broken_detail, detail);
+        session->unreached = status;
+        kvf_sessions_due(agent, 0);
+    }
     char *words = kvf_strdup(detail);
     if (words) {
         kvf_free(session->broken_detail);

@@ -16,9 +16,11 @@
 #include "agent/early.h"
 #include "agent/hashing.h"
 #include "agent/pace.h"
+#include "agent/peers.h"
 #include "agent/pull.h"
 #include "agent/push.h"
 #include "stage/ways.h"
+#include "transport/transport.h"
 
 #define STAGE_PAUSE (250 * KVF_MILLISECOND) /* the longest time between two looks of a stage that has flows */
 
@@ -125,6 +127,10 @@ static bool move_and_hash(kvf_agent *agent) {
     kvf_turn_take(agent);
     if (hashing)
         kvf_hashing_sliced(hashing, status);
+    if (kvf_transport_waits(agent->transport) > agent->waits) {
+        agent->waits = kvf_transport_waits(agent->transport);
+        kvf_peers_waiting(agent);
+    }
     if (agent->stage && !kvf_stage_is_idle(agent->stage)) /* it notices flows that take too long */
         kvf_agent_due(agent, kvf_agent_now(agent) + STAGE_PAUSE);
     return busy || more || kvf_hashing_waits(agent);

@@ -168,6 +168,37 @@ void kvf_peer_served(kvf_session *session) {
     kvf_text_free(&way);
 }
 
+kvf_log_level kvf_peer_level_unreached(const kvf_session *session) {
+    const kvf_session *other;
+    DL_FOREACH(session->agent->all_sessions, other) {
+        if (other != session && other->unreached && strcmp(other->engine, session->engine) == 0)
+            return KVF_LOG_DEBUG;
+    }
+    return KVF_LOG_INFO;
+}
+
+const char *kvf_peer_waits_for(const kvf_session *session) {
+    return session && session->peer ? kvf_peer_waiting(session->peer) : NULL;
+}
+
+void kvf_peers_waiting(kvf_agent *agent) {
+    kvf_session *session;
+    if (!kvf_agent_logs(agent, KVF_LOG_INFO))
+        return;
+    DL_FOREACH(agent->all_sessions, session) {
+        const char *why = kvf_peer_waits_for(session);
+        kvf_text text = {0};
+        if (!why || session->waits_told)
+            continue;
+        session->waits_told = true;
+        kvf_text_add(&text, "%s rank %u: %s: %s; trying again", session->engine, session->rank,
+                     kvf_peer_kind(session->peer), why);
+        if (!text.failed)
+            kvf_agent_log(agent, KVF_LOG_INFO, text.data);
+        kvf_text_free(&text);
+    }
+}
+
 /* ---- the list -------------------------------------------------------------------------------- */
 
 static void describe(const kvf_session *session, kvf_agent_peer *out) {

@@ -196,7 +196,9 @@ static void pull_tick(kvf_ticket *ticket, uint64_t now) {
     if (now >= latest(pull)) {
         char detail[512];
         const char *unmet = kvf_ticket_unmet(&pull->asker);
+        const char *waits_for = kvf_ticket_waits_for(&pull->asker);
         const char *why = unmet                                   ? unmet
+                          : waits_for                             ? waits_for
                           : pull->base.state == KVF_TICKET_ASKING ? "no lease on the request was granted"
                           : pull->base.state == KVF_TICKET_RESERVED && pull->base.groups
                               ? "not every rank has answered whether its stage accepts this rank"

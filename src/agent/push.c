@@ -12,6 +12,7 @@
 #include "agent/after.h"
 #include "agent/early.h"
 #include "agent/past.h"
+#include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/trace.h"
 
@@ -208,12 +209,16 @@ static void push_tick(kvf_ticket *ticket, uint64_t now) {
         kvf_flow_tick(flow, now);
     }
     if (push->base.state == KVF_TICKET_MOVING && now >= push->base.deadline) {
-        char detail[256];
+        char detail[512];
+        const char *waits_for = NULL;
+        for (flow = push->flows; flow && !waits_for; flow = flow->next)
+            waits_for = kvf_peer_waits_for(flow->session);
         (void)snprintf(
             detail, sizeof detail,
-            "the deadline has passed: %u of %u consumers are served, %llu of %llu tokens were ready%s",
+            "the deadline has passed: %u of %u consumers are served, %llu of %llu tokens were ready%s%s%s",
             push->tally.done, push->tally.wanted, (unsigned long long)push->ready.tokens,
-            (unsigned long long)push->total_tokens, push->words ? "; the others wait for an event" : "");
+            (unsigned long long)push->total_tokens, push->words ? "; the others wait for an event" : "",
+            waits_for ? "; " : "", waits_for ? waits_for : "");
         push_fail(&push->base, KVF_E_TIMEOUT, detail, NULL);
     } else if (push->base.state == KVF_TICKET_MOVING) {
         kvf_agent_due(push->base.agent, push->base.deadline);

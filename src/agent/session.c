@@ -299,6 +299,8 @@ static void check_life(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
     if (session->broken_since && session->state == KVF_SESSION_OPEN) {
         uint64_t end = session->broken_since + agent->options.peer_timeout_ns;
+        if (session->unreached == KVF_E_TIMEOUT) /* it may live, and let only some connect now */
+            end += agent->options.lease_ns;
         if (now >= end) {
             kvf_session_lose(session, KVF_E_PEER_LOST,
                              session->broken_detail ? session->broken_detail : "the connection broke");

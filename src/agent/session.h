@@ -128,6 +128,8 @@ struct kvf_session {
 
     uint64_t last_heard, last_used, broken_since; /* 0: not broken */
     char *broken_detail;
+    kvf_status unreached; /* outgoing: why the latest try to connect failed; KVF_OK: it was heard since */
+    bool waits_told;      /* it was logged that its transport's connection is still to be made */
     uint64_t since_ns, failed_ns; /* wall clock: when it was made, and when it last had a failure */
     char *failure;                /* that failure */
     char *way_told;               /* the way by which it is reached, as last logged */

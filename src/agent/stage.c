@@ -184,6 +184,7 @@ void kvf_session_disconnect(kvf_session *session) {
     kvf_agent *agent = session->agent;
     kvf_peer *peer = session->peer;
     session->peer = NULL;
+    session->waits_told = false;
     if (!peer)
         return;
     KVF_ASSERT(kvf_work_is_ours(agent));

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "agent/past.h"
+#include "agent/peers.h"
 #include "agent/terms.h"
 #include "agent/trace.h"
 
@@ -428,4 +429,11 @@ const char *kvf_ticket_unmet(const kvf_asker *ticket) {
             return session->broken_detail ? session->broken_detail : "not every rank of the engine answered";
     }
     return NULL;
+}
+
+const char *kvf_ticket_waits_for(const kvf_asker *ticket) {
+    const char *why = NULL;
+    for (uint32_t i = 0; i < ticket->source_count && !why; i++)
+        why = kvf_peer_waits_for(ticket->sources[i].session);
+    return why;
 }

@@ -164,6 +164,8 @@ void kvf_ticket_free(kvf_ticket *ticket);
 
 /** Why the remote engine of a ticket, or one of the ranks it needs, has not been met; NULL: all were met. */
 const char *kvf_ticket_unmet(const kvf_asker *ticket);
+/** Why the transport is not connected yet to a rank that a ticket reads; NULL: it is, or need not be. */
+const char *kvf_ticket_waits_for(const kvf_asker *ticket);
 /** Starts a new ticket that needs a remote engine, and returns its number; on failure frees the ticket. */
 kvf_status kvf_ticket_meet(kvf_asker *ticket, const kvf_contact *contact, uint64_t *number);
 /** The remote engine of a ticket is known now. */

@@ -49,6 +49,8 @@ typedef struct kvf_link_options {
     /** Limits of connections that others may make to us, in all and from one address; 0: half of the process's
      * descriptors, and three quarters of that. port/guests.h says which connections are closed beyond them. */
     uint32_t max_connections, max_connections_per_address;
+    /** How many of them are let in a second by TCP, and as many at once; 0: as port/gate.h says, with keys fewer. */
+    uint32_t max_connections_per_second;
     /** Whether an incoming route belongs to a known peer: others are closed first. NULL: no peer is known. */
     bool (*is_known)(void *context, kvf_route route);
     /** A connection was closed, or its messages dropped, for lack of room; may be NULL. */

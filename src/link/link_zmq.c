@@ -36,7 +36,9 @@ static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *opti
     if (link->guard && zmq_setsockopt(link->listener, ZMQ_ZAP_DOMAIN, "kvferry", strlen("kvferry")))
         return kvf_zmq_fail("ZMQ_ZAP_DOMAIN");
     const kvf_guests limits = limits_of(options);
-    link->door.gate.is_dear = link->encrypted;
+    link->door.gate.rate = options->max_connections_per_second ? options->max_connections_per_second
+                           : link->encrypted                   ? KVF_GATE_DEAR_RATE
+                                                               : KVF_GATE_RATE;
     status = kvf_door_open(&link->door, link->zmq, link->listener, &limits);
     if (!status)
         status = kvf_link_bind(link, endpoint);

@@ -26,7 +26,7 @@ typedef struct kvf_door {
     int brought_fd;                                          /* an epoll of guests that have been silent */
     uint64_t weigh_ns;                                       /* when guests that move are weighed next */
     uint64_t weighed_ns;                                     /* when they were weighed last */
-    kvf_gate gate; /* its owner may set `narrow` before the door is opened, and `is_dear` */
+    kvf_gate gate; /* its owner sets `rate`, and may set `narrow`, before the door is opened */
 } kvf_door;
 
 /**

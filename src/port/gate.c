@@ -154,7 +154,7 @@ uint64_t kvf_gate_due(const kvf_gate *gate) {
 }
 
 void kvf_gate_count(kvf_gate *gate, uint64_t now) {
-    spend(gate, &gate->all, gate->is_dear ? KVF_GATE_DEAR_NS : KVF_GATE_EACH_NS, now);
+    spend(gate, &gate->all, KVF_GATE_AT_ONCE_NS / gate->rate, now);
 }
 
 /* ---- addresses ------------------------------------------------------------------------------- */

@@ -11,12 +11,14 @@
 
 #include "base/base.h"
 
-/** What a connection costs; and where it is dear. So much may be spent at once. */
-#define KVF_GATE_EACH_NS UINT64_C(1000000)
-#define KVF_GATE_DEAR_NS (4 * KVF_GATE_EACH_NS)
-#define KVF_GATE_AT_ONCE_NS (1024 * KVF_GATE_EACH_NS)
-/** What one that was cut off costs besides: it has taken as much time as so many, and comes back. */
-#define KVF_GATE_CUT_OFF_NS (256 * KVF_GATE_EACH_NS)
+/** How many connections are let in a second, if the owner has no other wish; and where they are dear: with keys, where
+ * shaking hands takes ZeroMQ's thread a third of a millisecond and more, and while others wait for that thread. */
+#define KVF_GATE_RATE 1000u
+#define KVF_GATE_DEAR_RATE 250u
+/** Each costs its share of a second. So much may be spent at once. */
+#define KVF_GATE_AT_ONCE_NS UINT64_C(1000000000)
+/** What one that was cut off costs: it has taken much time, and comes back. */
+#define KVF_GATE_CUT_OFF_NS (KVF_GATE_AT_ONCE_NS / 4)
 /** An account is overdrawn by no more, so that it is open again some time after its last connection. */
 #define KVF_GATE_LONGEST_NS UINT64_C(60000000000)
 /** Addresses that have an account at once. If there are more, the others are charged to all. */
@@ -37,14 +39,12 @@ typedef struct kvf_gate_address {
 typedef struct kvf_gate {
     int listener_fd; /* where we listen, of ZeroMQ; -1: nothing is dropped */
     uint32_t narrow; /* bytes of a TCP segment that are received from strangers, with its header; 0: all */
-    /* Connections are dear: with keys, where shaking hands takes ZeroMQ's thread a third of a millisecond and more; and
-     * while others wait for that thread. */
-    bool is_dear;
+    uint32_t rate;   /* connections that are let in a second, and as many at once; its owner may change it */
     kvf_gate_account all;
     kvf_gate_address addresses[KVF_GATE_ADDRESSES];
 } kvf_gate;
 
-/** Begins to guard a listening socket. */
+/** Begins to guard a listening socket. `rate` and `narrow` are set. */
 void kvf_gate_open(kvf_gate *gate, int listener_fd);
 
 /** A connection came in. */

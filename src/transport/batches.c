@@ -294,6 +294,11 @@ void kvf_peer_refused(kvf_peer *peer, const char *reason) {
     kvf_peer_lost(peer, reason);
 }
 
+void kvf_peer_waits(kvf_peer *peer, const char *why) {
+    (void)snprintf(peer->waits, sizeof peer->waits, "%s", why ? why : "");
+    peer->transport->waits += why != NULL;
+}
+
 bool kvf_peer_lives(const kvf_peer *peer) {
     return peer->lives;
 }

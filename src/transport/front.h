@@ -54,7 +54,8 @@ struct kvf_peer {
     bool lost;
     bool lives; /* although it is lost: it refused us */
     char lost_reason[KVF_REASON_BYTES];
-    bool lost_untold; /* on_peer_lost is due */
+    bool lost_untold;             /* on_peer_lost is due */
+    char waits[KVF_REASON_BYTES]; /* why there is no connection yet; "": there is one, or nothing was tried */
     bool closing;
     struct kvf_peer *previous, *following;
 };
@@ -108,6 +109,7 @@ struct kvf_transport {
     kvf_front_batch **buckets; /* by operation number */
     size_t bucket_count;       /* a power of two, or 0 */
     size_t open_batches;
+    uint64_t waits;         /* how often a fabric has said that a peer waits */
     kvf_front_batch *spare; /* batches to use again, linked by same_bucket */
     kvf_batch_list ended;
     kvf_buffer notices, delivering; /* each: two lengths, the sender's name with its NUL, the bytes */

@@ -433,6 +433,14 @@ const char *kvf_peer_refusal(const kvf_peer *peer) {
     return peer->fabric->refusal ? peer->fabric->refusal(peer->link) : NULL;
 }
 
+const char *kvf_peer_waiting(const kvf_peer *peer) {
+    return peer->waits[0] && !peer->lost ? peer->waits : NULL;
+}
+
+uint64_t kvf_transport_waits(const kvf_transport *transport) {
+    return transport->waits;
+}
+
 bool kvf_peer_packs(const kvf_peer *peer) {
     return peer->transport->fabrics[peer->fabric_number].packs &&
            (peer->fabric->kind.memory_kinds & 1u << KVF_MEMORY_HOST);

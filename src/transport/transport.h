@@ -245,6 +245,9 @@ void kvf_peer_lost(kvf_peer *peer, const char *reason);
 /** The same if the other side is still there and said so itself: it refuses the connection, or has ended it. */
 void kvf_peer_refused(kvf_peer *peer, const char *reason);
 
+/** There is no connection to a peer yet, and `why`; the fabric tries again. NULL: now there is one. */
+void kvf_peer_waits(kvf_peer *peer, const char *why);
+
 /** Whether a peer was lost by a refusal: then its endpoint lives, and may move bytes by its own connections. */
 bool kvf_peer_lives(const kvf_peer *peer);
 
@@ -307,6 +310,13 @@ bool kvf_peer_withholds(const kvf_peer *peer);
 /** Why a connection cannot read the peer's memory, though it was made; NULL: as far as is known, it can. Good until the
  * next call about this transport. */
 const char *kvf_peer_refusal(const kvf_peer *peer);
+
+/** Why there is no connection to a peer yet, which is tried again; NULL: there is one, as far as is known, or the peer is
+ * lost. Good until the next call about this transport. */
+const char *kvf_peer_waiting(const kvf_peer *peer);
+
+/** How often kvf_peer_waits() has said that a peer waits: when it grows, peers are worth asking. */
+uint64_t kvf_transport_waits(const kvf_transport *transport);
 
 /** Whether the fabric that serves a peer moves arenas; a fabric for memory of devices does not. */
 bool kvf_peer_packs(const kvf_peer *peer);

@@ -1,15 +1,16 @@
 """Attacks an honest pair, with one attack after the other or all at once, and judges how the pair fared.
 
 For each attack, with and without keys: the pair's requests per second during it, compared with those beside
-programs that only use the processor, with as many threads as the attack, each for as long; wrong and failed
-requests; the producer's peak memory and descriptors, and those after the attackers have gone; and the longest
-single call of progress, in CPU time. Ends with `N passed, N failed`.
+programs that only use the processor, with as many threads as the attack, each for as long, and 2 s after it
+with those before it; wrong and failed requests; the producer's peak memory and descriptors, and those after the
+attackers have gone; and the longest single call of progress, in CPU time. Ends with `N passed, N failed`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -25,10 +26,10 @@ from typing import Any, ClassVar
 
 import zmq
 from attacks import APART, ATTACKS, Attacker, Target
+from judging import LONG, RECOVERY_S, STARVED, STOOD, WINDOW_S, Speeds, judge_fairly, rate
 
 MEBI = 1 << 20
 BUDGET = 256 * MEBI
-RECOVERY_S = 2.0  # until throughput has recovered
 PATIENCE_S = 30.0  # until a pair that does nothing any more is said to stand still
 SETTLED_S, SETTLED_SLOWER_S = 13.0, 55.0  # until memory kept for peers is freed: the pair's lease and a margin
 CONNECTIONS = 256  # that the pair accepts
@@ -110,10 +111,13 @@ class Pair:
         return run_attackers(names, self.target, seconds)
 
     def rate(self, begin: float, end: float) -> float:
-        lines = [line for line in self.consumer.lines if begin <= line["time"] <= end]
-        if len(lines) < 2:
-            return 0.0
-        return (lines[-1]["done"] - lines[0]["done"]) / (lines[-1]["time"] - lines[0]["time"])
+        return rate(self.consumer.lines, begin, end)
+
+    def rate_now(self) -> float:
+        """The rate of a quiet pair."""
+        begin = time.monotonic()
+        time.sleep(WINDOW_S)
+        return self.rate(begin, time.monotonic())
 
     def serves_since(self, begin: float) -> bool:
         """Whether requests were done after a time; waits for that, because the machine may be slow just now."""
@@ -280,17 +284,19 @@ def judge(
     """
     for half in (pair.producer, pair.consumer):
         half.await_line()
+    usual = pair.rate_now()
     before = dict(pair.producer.last), dict(pair.consumer.last)
     begin, meter = time.monotonic(), Meter(pair)
     done, dear = cpu_of_a_request(pair, lambda: pair.attack(names, seconds))
     end = time.monotonic()
     shares = meter.shares(seconds)
-    time.sleep(RECOVERY_S + 2)
-    rate, after = pair.rate(begin + 0.7, end), pair.rate(end + RECOVERY_S, time.monotonic())
+    time.sleep(RECOVERY_S)
+    during_attack, after = pair.rate(begin + 0.7, end), pair.rate_now()
     goes_on = pair.serves_since(end + RECOVERY_S)
     burnt = time.monotonic()
     _, cheap = cpu_of_a_request(pair, lambda: burn_likewise(shares, min(seconds, 10.0) + 0.7))
     beside = pair.rate(burnt + 0.7, time.monotonic())
+    speeds = Speeds(usual, after, pair.rate_now())
     if left:
         pair.gives_back(before[0], *left)
     if settle:
@@ -306,9 +312,9 @@ def judge(
     figures = {
         "attack": "+".join(names) if len(names) < 4 else f"all {len(names)}",
         "done": done,
-        "requests/s": round(rate),
-        "of burning": round(rate / beside, 2) if beside else 0,
-        "after": round(after / beside, 2) if beside else 0,
+        "requests/s": round(during_attack),
+        "of burning": round(during_attack / beside, 2) if beside else 0,
+        "back": round(speeds.back(), 2),
         "ms a request": round(dear, 2),
         "burning": round(cheap, 2),
         "cores": round(sum(shares), 2),
@@ -331,15 +337,15 @@ def judge(
         "kept MiB": round(max(line.get("kept", 0) for line in during) / MEBI, 1),
         "kept left": more("kept"),
     }
-    faults = []
+    faults = speeds.faults()
     if done < 0:
         faults.append("an attacker got what it must not get")
     if malformed and UNREADABLE.isdisjoint(names):
         faults.append(f"{malformed} messages of an attack could not be read: it does not speak the protocol")
     if figures["wrong"] or figures["failed"]:
         faults.append(f"{figures['wrong']} requests are wrong and {figures['failed']} failed")
-    if rate <= 0 or not goes_on:
-        faults.append("the pair stood still")
+    if during_attack <= 0 or not goes_on:
+        faults.append(STOOD)
     sanitizer = 2 if pair.producer.last.get("slower", 1) > 1 else 1  # red zones, and freed memory in quarantine
     if most > BUDGET * sanitizer or figures["kept MiB"] * MEBI > BUDGET:
         faults.append(f"{figures['MiB more']} MiB more than before are above the budget")
@@ -360,9 +366,11 @@ def unsettled(pair: Pair, before: dict[str, Any], figures: dict[str, Any]) -> li
         if last[name] > before[name] * (1 + BACK) + slack:
             faults.append(f"{name} was {before[name]}, and is {last[name]} after it")
     if figures["of burning"] < HALF and last["slower"] == 1:  # a sanitizer makes messages ten times slower
-        faults.append(f"{figures['requests/s']} requests a second are less than half of those beside burners")
+        faults.append(
+            f"{STARVED}: {figures['requests/s']} requests a second, less than half of those beside burners"
+        )
     if figures["ms of a call"] > CALL_MS * pair.producer.last["slower"]:
-        faults.append(f"one call of progress took {figures['ms of a call']} ms")
+        faults.append(f"{LONG}: {figures['ms of a call']} ms of progress")
     return faults
 
 
@@ -392,7 +400,8 @@ def main() -> int:
             plans += [(at_once, options.together)] if at_once else []
             plans += [([name], APART_S) for name in names if name in APART and not secure]
         for attackers, seconds in plans:
-            figures, faults = judge(pair, attackers, seconds, options.settle)
+            judge_once = functools.partial(judge, pair, attackers, seconds, options.settle)
+            figures, faults = judge_fairly(judge_once, seconds)
             rows.append({"keys": secure} | figures)
             print(("ok     " if not faults else "FAILED ") + json.dumps(rows[-1]), *faults, flush=True)
             passed, failed = passed + (not faults), failed + bool(faults)

@@ -8,6 +8,7 @@ passed, N failed`.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import multiprocessing
@@ -20,8 +21,9 @@ from typing import Any
 
 import zmq
 from attacks import Target
+from judging import LONG, STARVED, judge_fairly
 from run import APART_S, CONNECTIONS, MEBI, Pair, judge, start
-from run_shm import LONG, STARVED, is_about_speed, wait_for
+from run_shm import wait_for
 from wire_attacks import APART, HOLDERS, STRANGERS, attack
 
 LEAST = 0.3  # of the requests beside programs that use the processor likewise: usually it is 0.7 and more
@@ -29,7 +31,6 @@ MORE_BYTES = 192 * MEBI
 SOCKETS = 200  # of the pair's own: it connects back to peers that join it
 LEFT_DESCRIPTORS, LEFT_BYTES = 40, 64 * MEBI
 CALL_MS = 100.0  # CPU time of one turn
-ROUNDS = 3  # at most, if the only fault was that the pair was slow: others use the machine too
 LONGEST_S = 4.0  # until slots that departed peers may still touch are free, and their connections are closed
 
 # The programs of each attack, which run at once: two that hold all the slots they can get are worse than one.
@@ -141,16 +142,6 @@ def judge_one(
     return figures, faults
 
 
-def judge_fairly(
-    program: Path, secure: bool, names: list[str], seconds: float, by_speed: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """Measures again if the only faults are about throughput."""
-    rounds = [judge_one(program, secure, names, seconds, by_speed)]
-    while len(rounds) < ROUNDS and rounds[-1][1] and all(is_about_speed(fault) for fault in rounds[-1][1]):
-        rounds.append(judge_one(program, secure, names, seconds, by_speed))
-    return rounds[-1]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="the honest one: build/release/tests/hostile/stage_honest")
@@ -185,7 +176,7 @@ def main() -> int:
     for secure, plan in itertools.product((False, True), alone + short):
         if secure and plan in apart:
             continue
-        figures, faults = judge_fairly(program, secure, *plan)
+        figures, faults = judge_fairly(functools.partial(judge_one, program, secure, *plan), plan[1])
         rows.append(figures)
         say("FAILED" if faults else "ok", json.dumps(figures), *faults)
     if options.json:

@@ -315,6 +315,8 @@ static void what_is_no_command_is_refused_before_anyone_is_asked(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        /* first: nothing else may have prepared the process for it */
+        cmocka_unit_test(what_is_no_command_is_refused_before_anyone_is_asked),
         cmocka_unit_test(every_rank_is_asked_and_replies),
         cmocka_unit_test(a_request_moves_by_two_commands),
         cmocka_unit_test(what_is_not_kept_is_not_handed_over),
@@ -322,7 +324,6 @@ int main(void) {
         cmocka_unit_test(an_engine_that_does_not_reply_is_waited_for_until_the_deadline),
         cmocka_unit_test(a_rank_from_which_nothing_is_heard_is_named),
         cmocka_unit_test(a_key_without_the_right_is_refused_by_each_rank),
-        cmocka_unit_test(what_is_no_command_is_refused_before_anyone_is_asked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,13 +145,20 @@ static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
         lease_open(&s, TP2, ONE("D"), LEASE(1 * SECOND));
         world_hold(&s.w.p, &s.held, s.theirs);
         s.wanted.request.groups = NULL;
+        letters_rule(LETTERS_LOSE, s.w.p.agents[1], KVF_MESSAGE_CALL, KVF_CALL_ACQUIRE);
+        letters_rule(LETTERS_LOSE, s.w.p.agents[1], KVF_MESSAGE_ANSWER, KVF_CALL_ACQUIRE);
         world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, 50 * MS); /* so that its lease begins later than the other's */
+        letters_no_rules();
         for (uint32_t rank = 0; rank < 2; rank++)
             world_until(&s.w, world_block(s.w.p.agents[rank], 0, 0) == KVF_BLOCK_LEASED);
+        world_run_for(&s.w, 150 * MS);
         letters_rule(LETTERS_LOSE, s.w.p.agents[silent], KVF_MESSAGE_ANSWER, KVF_CALL_BEAT);
+        const uint64_t silenced = world_now();
         const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
         assert_non_null(strstr(failed->detail, "the lease ran out"));
         assert_int_equal(failed->rank, silent);
+        assert_true(world_now() - silenced <= SECOND);
         letters_no_rules();
         for (uint32_t rank = 0; rank < 2; rank++)
             (void)world_next(&s.w, s.w.p.agents[rank], s.theirs[rank]);
@@ -270,6 +277,12 @@ static void heartbeats_come_six_times_in_a_lease_of_its_producer(void **state) {
     lease_close(&s);
 }
 
+static void tell_of_connection(const scene *s, kvf_status status, const char *detail) {
+    kvf_work_take(s->d);
+    kvf_on_broken(s->d, s->d->all_sessions->route, status, detail);
+    kvf_work_give(s->d);
+}
+
 static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts(void **state) {
     (void)state;
     scene s;
@@ -277,9 +290,7 @@ static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_last
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_run_for(&s.w, 500 * MS);
     letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_CALL, 0);
-    kvf_work_take(s.d);
-    kvf_on_broken(s.d, s.d->all_sessions->route, KVF_E_IO, "there is no route to the host");
-    kvf_work_give(s.d);
+    tell_of_connection(&s, KVF_E_IO, "there is no route to the host");
     world_run_for(&s.w, 7 * SECOND);
     letters_no_rules();
     world_hold(&s.w.p, &s.held, s.theirs);
@@ -290,9 +301,7 @@ static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_last
 }
 
 static void break_connection(const scene *s) {
-    kvf_work_take(s->d);
-    kvf_on_broken(s->d, s->d->all_sessions->route, KVF_E_PEER_LOST, "the connection broke");
-    kvf_work_give(s->d);
+    tell_of_connection(s, KVF_E_PEER_LOST, "the connection broke");
 }
 
 /* A connection that is made and breaks again and again shows no life. */
@@ -314,8 +323,39 @@ static void a_producer_is_lost_a_while_after_its_connection_first_broke(void **s
     lease_close(&s);
 }
 
+/* As when thousands of ranks come back at once, and it lets in only so many a second. */
+static void a_producer_that_answers_no_attempt_to_connect_has_the_length_of_a_lease(void **state) {
+    (void)state;
+    static const char unanswered[] = "no connection: the host did not answer";
+    for (int returns = 0; returns < 2; returns++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(10 * SECOND)); /* a peer is waited for for 100 ms */
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, 500 * MS);
+        letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_HELLO, 0);
+        letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_CALL, 0);
+        break_connection(&s);
+        tell_of_connection(&s, KVF_E_TIMEOUT, unanswered);
+        world_run_for(&s.w, 8 * SECOND);
+        assert_int_equal(world_stats(s.d).peers_lost, 0);
+        if (returns) {
+            letters_no_rules();
+            world_hold(&s.w.p, &s.held, s.theirs);
+            world_all_done(&s.w, &s.w.d, s.ours);
+            world_all_done(&s.w, &s.w.p, s.theirs);
+            assert_int_equal(s.d->all_sessions->unreached, KVF_OK);
+        } else {
+            const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
+            assert_non_null(strstr(failed->detail, "P rank 0: "));
+        }
+        assert_int_equal(world_stats(s.d).peers_lost, !returns);
+        lease_close(&s);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_producer_that_answers_no_attempt_to_connect_has_the_length_of_a_lease),
         cmocka_unit_test(blocks_nobody_asks_for_are_free_after_the_lease),
         cmocka_unit_test(heartbeats_extend_leases_while_a_consumer_waits),
         cmocka_unit_test(a_reader_that_dies_loses_its_lease),

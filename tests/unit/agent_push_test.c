@@ -129,6 +129,21 @@ static void states_are_written_with_the_last_chunk(void **state) {
     push_scene_finish(&v);
 }
 
+/* A request of states alone is one token long. */
+static void states_alone_are_one_chunk(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(
+        &v, hybrid(4),
+        ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 32}, .state = {.order = "L|BTNPH"}),
+        ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.order = "L|BTNPH"}), NULL);
+    v.given.groups[0] = v.wanted.groups[0] = (kvf_group_steps){.end = 0};
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, 1, 4);
+    push_scene_finish(&v);
+}
+
 static void latents_are_written_by_one_replica(void **state) {
     (void)state;
     push_scene v;
@@ -262,6 +277,7 @@ int main(void) {
         cmocka_unit_test(cells_computed_after_they_were_expected_are_those_that_arrive),
         cmocka_unit_test(chunks_and_layers_out_of_order_are_refused),
         cmocka_unit_test(states_are_written_with_the_last_chunk),
+        cmocka_unit_test(states_alone_are_one_chunk),
         cmocka_unit_test(latents_are_written_by_one_replica),
         cmocka_unit_test(a_consumer_that_has_everything_frees_the_producer),
         cmocka_unit_test(a_consumer_that_has_a_part_gets_the_rest),

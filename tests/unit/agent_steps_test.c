@@ -45,6 +45,27 @@ static void a_table_without_entries_adds_nothing(void **state) {
     check_merged((kvf_block_table){NULL, 0, 9}, (kvf_block_table){NULL, 0, 4}, (kvf_block_table){NULL, 0, 4});
 }
 
+/* Blocks of 16 tokens; the table begins with block 3. */
+static void the_entries_of_wanted_tokens_count_from_the_first_block_of_the_table(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 8);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.tokens_per_block = 16, .block_count = 99}));
+    const kvf_shard *shard = kvf_engine_shard(engine, 0);
+    const struct {
+        uint64_t begin, end;
+        kvf_range wanted;
+    } cases[] = {{64, 112, {1, 4}},  {65, 80, {1, 2}}, {48, 49, {0, 1}}, {16, 65, {0, 2}},
+                 {100, 900, {3, 4}}, {0, 40, {0, 0}},  {60, 60, {0, 0}}};
+    for (uint32_t i = 0; i < COUNT_OF(cases); i++) {
+        const kvf_group_steps steps = {AT(3, 30, 40, 50, 60), cases[i].begin, cases[i].end};
+        const kvf_range found = kvf_wanted_entries(shard, 0, &steps);
+        assert_int_equal(found.begin, cases[i].wanted.begin);
+        assert_int_equal(found.end, cases[i].wanted.end);
+    }
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
 static void tables_that_disagree_or_overflow_are_refused_by_name(void **state) {
     (void)state;
     kvf_group_steps *merged = NULL;
@@ -62,6 +83,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_are_joined_wherever_they_lie),
         cmocka_unit_test(a_table_without_entries_adds_nothing),
+        cmocka_unit_test(the_entries_of_wanted_tokens_count_from_the_first_block_of_the_table),
         cmocka_unit_test(tables_that_disagree_or_overflow_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -276,8 +276,28 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     world_close(&w);
 }
 
+static void a_visit_without_memory_fails(void **state) {
+    (void)state;
+    const kvf_contact contact = {.engine = "P", .endpoint = "tcp://127.0.0.1:1"};
+    kvf_visited *found = NULL;
+    memory_count memory;
+    kvf_status status = KVF_E_NOMEM;
+    count_memory(&memory);
+    for (size_t n = 1; status == KVF_E_NOMEM; n++) {
+        memory.calls = 0;
+        memory.fail_at = n;
+        status = kvf_visit(&contact, VISIT(.timeout_ns = 10 * MS), &found);
+        assert_true(n > 2 || status == KVF_E_NOMEM);
+        assert_null(found);
+        assert_int_equal(memory.live, 0);
+    }
+    assert_int_equal(status, KVF_E_TIMEOUT);
+    (void)kvf_set_allocator(NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_visit_without_memory_fails),
         cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
         cmocka_unit_test(a_visit_says_which_protocol_and_how_far),

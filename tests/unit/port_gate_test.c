@@ -14,6 +14,7 @@
 #define SECOND UINT64_C(1000000000)
 #define SOON_MS 50 /* loopback drops or answers at once */
 #define LATER_MS 30000
+#define EACH_NS (KVF_GATE_AT_ONCE_NS / KVF_GATE_RATE)
 #define CUT_OFFS_TO_SHUT (KVF_GATE_AT_ONCE_NS / KVF_GATE_CUT_OFF_NS + 1)
 
 typedef struct scene {
@@ -30,7 +31,7 @@ static void open_gate(scene *s, bool six) {
     struct sockaddr *own = six ? (struct sockaddr *)&own6 : (struct sockaddr *)&own4;
     socklen_t bytes = six ? sizeof own6 : sizeof own4;
     const int none = 0;
-    *s = (scene){.gate = {.listener_fd = -1}};
+    *s = (scene){.gate = {.listener_fd = -1, .rate = KVF_GATE_RATE}};
     s->listener = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s->listener < 0 && six)
         skip(); /* this machine has no IPv6 */
@@ -98,7 +99,7 @@ static void connections_that_come_too_fast_shut_it_until_there_is_room_for_a_bat
     (void)state;
     scene s;
     open_gate(&s, false);
-    for (uint64_t i = 0; i < KVF_GATE_AT_ONCE_NS / KVF_GATE_EACH_NS; i++)
+    for (uint64_t i = 0; i < KVF_GATE_RATE; i++)
         kvf_gate_count(&s.gate, SECOND);
     assert_true(gets_in_from(&s, "127.0.0.1"));
     assert_true(kvf_gate_due(&s.gate) == UINT64_MAX);
@@ -120,23 +121,26 @@ static void connections_that_come_one_after_the_other_never_shut_it(void **state
     scene s;
     open_gate(&s, false);
     for (uint64_t i = 0; i < 5000; i++)
-        kvf_gate_count(&s.gate, SECOND + i * KVF_GATE_EACH_NS);
+        kvf_gate_count(&s.gate, SECOND + i * EACH_NS);
     assert_true(kvf_gate_due(&s.gate) == UINT64_MAX);
     assert_true(gets_in_from(&s, "127.0.0.1"));
     close_gate(&s);
 }
 
-static void where_connections_are_dear_a_quarter_as_many_may_come(void **state) {
+static void as_many_may_come_at_once_as_in_a_second(void **state) {
     (void)state;
-    scene s;
-    open_gate(&s, false);
-    s.gate.is_dear = true;
-    for (uint64_t i = 0; i < 256; i++)
+    static const uint32_t rates[] = {KVF_GATE_DEAR_RATE, 1, 40000};
+    for (uint32_t r = 0; r < COUNT_OF(rates); r++) {
+        scene s;
+        open_gate(&s, false);
+        s.gate.rate = rates[r];
+        for (uint64_t i = 0; i < rates[r]; i++)
+            kvf_gate_count(&s.gate, SECOND);
+        assert_true(gets_in_from(&s, "127.0.0.1"));
         kvf_gate_count(&s.gate, SECOND);
-    assert_true(gets_in_from(&s, "127.0.0.1"));
-    kvf_gate_count(&s.gate, SECOND);
-    assert_false(gets_in_from(&s, "127.0.0.1"));
-    close_gate(&s);
+        assert_false(gets_in_from(&s, "127.0.0.1"));
+        close_gate(&s);
+    }
 }
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -237,7 +241,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(connections_that_come_too_fast_shut_it_until_there_is_room_for_a_batch),
         cmocka_unit_test(connections_that_come_one_after_the_other_never_shut_it),
-        cmocka_unit_test(where_connections_are_dear_a_quarter_as_many_may_come),
+        cmocka_unit_test(as_many_may_come_at_once_as_in_a_second),
         cmocka_unit_test(an_address_whose_connections_are_cut_off_is_shut_out_and_no_other),
         cmocka_unit_test(of_ipv6_the_network_is_shut_out),
         cmocka_unit_test(connections_that_are_there_go_on_while_their_address_is_shut_out),

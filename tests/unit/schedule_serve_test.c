@@ -164,6 +164,7 @@ static void a_push_may_begin_without_blocks_which_its_chunks_bring(void **state)
     fixture f = simple();
     uint64_t generation = add_serving(&f, true);
     assert_fails(kvf_schedule_push(f.s, &R, NULL, 1, 10), KVF_E_INVALID, "tables");
+    assert_fails(kvf_schedule_push(f.s, &R, NULL, 0, 0), KVF_E_RANGE, "tokens is 0");
     assert_ok(kvf_schedule_push(f.s, &R, NULL, 0, 10));
     const kvf_instruction *push = TAKE(&f, KVF_INSTRUCT_PUSH);
     assert_bytes(push->transfer_id.data, push->transfer_id.size, "r");

@@ -222,6 +222,7 @@ static void settings_that_mean_nothing_are_refused(void **state) {
         {"messages.advertise", "two words"},    {"messages.advertise", "0.0.0.0"},
         {"messages.max_connections", "many"},   {"messages.max_connections_per_address", "0"},
         {"messages.max_strangers", "-1"},       {"messages.max_strangers", "4294967296"},
+        {"messages.patience_ms", "0"},          {"messages.max_connections_per_second", "0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const kvf_setting setting = {cases[i][0], cases[i][1]};
@@ -350,6 +351,144 @@ static void an_owner_that_sends_a_message_without_an_end_is_cut_off(void **state
     (void)close(port);
     side_close(&here);
     side_close(&there);
+}
+
+/* ---- owners that do not let us in yet -------------------------------------------------------- */
+
+/* A port whose queue of connections is full, so that the kernel drops further attempts. */
+typedef struct full_port {
+    int listener, count;
+    int fds[16];
+    uint16_t port;
+} full_port;
+
+static int accept_from(int listener) {
+    struct pollfd waits = {listener, POLLIN, 0};
+    assert_int_equal(poll(&waits, 1, 60000), 1);
+    const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static full_port fill_port(void) {
+    full_port made = {.listener = -1};
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    made.listener = open_port(&made.port);
+    to.sin_port = htons(made.port);
+    assert_int_equal(listen(made.listener, 0), 0);
+    for (bool full = false; !full; made.count++) {
+        assert_true(made.count < (int)(sizeof made.fds / sizeof *made.fds));
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        assert_true(fd >= 0);
+        (void)connect(fd, (struct sockaddr *)&to, sizeof to);
+        struct pollfd made_it = {fd, POLLOUT, 0};
+        full = poll(&made_it, 1, 50) == 0;
+        made.fds[made.count] = fd;
+    }
+    return made;
+}
+
+/* Closes the connections that fill it. */
+static void empty_port(full_port *port) {
+    for (int i = 0; i < port->count; i++)
+        (void)close(port->fds[i]);
+    for (int i = 0; i + 1 < port->count; i++) /* the last one was not let in */
+        (void)close(accept_from(port->listener));
+    port->count = 0;
+}
+
+static void work_once(const test_side *side) {
+    assert_int_equal(side->lost, 0);
+    assert_int_equal(kvf_transport_progress(side->transport, NULL), KVF_OK);
+    (void)poll(NULL, 0, 1);
+}
+
+/* Works until attempts to connect have failed so often; returns why the last one did. */
+static const char *await_waiting(const test_side *side, const kvf_peer *peer, uint64_t times) {
+    while (kvf_transport_waits(side->transport) < times)
+        work_once(side);
+    assert_int_equal(kvf_transport_waits(side->transport), times);
+    return kvf_peer_waiting(peer);
+}
+
+/* Works until there is a connection, and lets it in. Returns the owner's end. */
+static int await_let_in(const test_side *side, const kvf_peer *peer, int listener) {
+    for (struct pollfd comes = {listener, POLLIN, 0}; poll(&comes, 1, 0) == 0;)
+        work_once(side);
+    const int owner = accept_from(listener);
+    shake_hands(owner);
+    assert_non_null(kvf_peer_waiting(peer));
+    assert_int_equal(send(owner, (char[]){0, 1, MESSAGES_ALIVE}, 3, MSG_NOSIGNAL), 3);
+    while (kvf_peer_waiting(peer))
+        work_once(side);
+    return owner;
+}
+
+static kvf_peer *connect_to_port(const test_side *here, uint16_t port) {
+    kvf_peer *peer = NULL;
+    kvf_messages_card part = part_of(here);
+    part.port = port;
+    part.host_count = 1;
+    (void)snprintf(part.hosts[0], sizeof part.hosts[0], "127.0.0.1");
+    assert_int_equal(connect_by(here, here, &part, &peer), KVF_OK);
+    return peer;
+}
+
+static void a_host_that_does_not_answer_is_tried_until_it_does(void **state) {
+    (void)state;
+    test_side here;
+    char expected[128];
+    side_open(&here, &plain, 1);
+    full_port port = fill_port();
+    kvf_peer *peer = connect_to_port(&here, port.port);
+    (void)snprintf(expected, sizeof expected, "tcp://127.0.0.1:%u: no connection: the host did not answer",
+                   port.port);
+    assert_string_equal(await_waiting(&here, peer, 1), expected);
+    assert_string_equal(await_waiting(&here, peer, 2), expected);
+    empty_port(&port);
+    (void)close(await_let_in(&here, peer, port.listener));
+    (void)close(port.listener);
+    side_close(&here);
+}
+
+static void a_host_that_does_not_answer_is_given_up_when_patience_ends(void **state) {
+    (void)state;
+    static const pair_kind impatient = {
+        "messages", {false, false}, "messages", {"messages.patience_ms", "1"}};
+    test_side here;
+    side_open(&here, &impatient, 1);
+    full_port port = fill_port();
+    const kvf_peer *peer = connect_to_port(&here, port.port);
+    drive(&here, NULL, &here.lost, 1);
+    assert_non_null(strstr(here.lost_detail, "the host did not answer"));
+    assert_null(kvf_peer_waiting(peer));
+    empty_port(&port);
+    (void)close(port.listener);
+    side_close(&here);
+}
+
+/* As an owner does that has no room for more strangers. */
+static void a_connection_that_ends_before_we_are_let_in_is_made_again(void **state) {
+    (void)state;
+    test_side here;
+    uint16_t number;
+    side_open(&here, &plain, 1);
+    const int port = open_port(&number);
+    kvf_peer *peer = connect_to_port(&here, number);
+    for (uint64_t times = 1; times <= 3; times++) {
+        for (struct pollfd comes = {port, POLLIN, 0}; poll(&comes, 1, 0) == 0;)
+            work_once(&here);
+        const int owner = accept_from(port);
+        shake_hands(owner);
+        (void)close(owner);
+        const char *why = await_waiting(&here, peer, times);
+        assert_non_null(strstr(why, "the connection broke before the peer had let us in"));
+    }
+    (void)close(await_let_in(&here, peer, port)); /* after that it is lost */
+    drive(&here, NULL, &here.lost, 1);
+    assert_non_null(strstr(here.lost_detail, "the peer's process has ended"));
+    (void)close(port);
+    side_close(&here);
 }
 
 /* ---- consumers that do not keep to the protocol ---------------------------------------------- */
@@ -697,14 +836,28 @@ static void connections_are_dear_with_keys_and_while_others_are_served(void **st
     test_side there;
     int fds[3];
     side_open(&there, &plain, 2);
-    assert_int_equal(cost_of_a_connection(&there, false, &fds[0]), KVF_GATE_EACH_NS);
-    assert_int_equal(cost_of_a_connection(&there, true, &fds[1]), KVF_GATE_DEAR_NS);
+    assert_int_equal(cost_of_a_connection(&there, false, &fds[0]), KVF_GATE_AT_ONCE_NS / KVF_GATE_RATE);
+    assert_int_equal(cost_of_a_connection(&there, true, &fds[1]), KVF_GATE_AT_ONCE_NS / KVF_GATE_DEAR_RATE);
     side_close(&there);
     side_open(&there, &keyed, 2);
-    assert_int_equal(cost_of_a_connection(&there, false, &fds[2]), KVF_GATE_DEAR_NS);
+    assert_int_equal(cost_of_a_connection(&there, false, &fds[2]), KVF_GATE_AT_ONCE_NS / KVF_GATE_DEAR_RATE);
     side_close(&there);
     for (int i = 0; i < 3; i++)
         (void)close(fds[i]);
+}
+
+static void a_number_of_connections_a_second_that_was_given_holds_always(void **state) {
+    (void)state;
+    static const pair_kind kind = {
+        "messages", {false, false}, "messages", {"messages.max_connections_per_second", "20"}};
+    test_side there;
+    int fds[2];
+    side_open(&there, &kind, 2);
+    for (int others = 0; others < 2; others++)
+        assert_int_equal(cost_of_a_connection(&there, others, &fds[others]), KVF_GATE_AT_ONCE_NS / 20);
+    side_close(&there);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
 }
 
 static void runs_outside_of_memory_are_refused_by_their_owner(void **state) {
@@ -1086,6 +1239,9 @@ int main(void) {
         cmocka_unit_test(a_host_name_that_is_not_known_is_told),
         cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
         cmocka_unit_test(an_owner_that_sends_a_message_without_an_end_is_cut_off),
+        cmocka_unit_test(a_host_that_does_not_answer_is_tried_until_it_does),
+        cmocka_unit_test(a_host_that_does_not_answer_is_given_up_when_patience_ends),
+        cmocka_unit_test(a_connection_that_ends_before_we_are_let_in_is_made_again),
         cmocka_unit_test(a_client_that_says_anything_but_the_secret_is_hung_up_on),
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
         cmocka_unit_test(a_stranger_that_says_too_much_is_not_heard_any_more),
@@ -1094,6 +1250,7 @@ int main(void) {
         cmocka_unit_test(newcomers_get_no_more_than_their_share_beside_others),
         cmocka_unit_test(connections_that_come_too_fast_are_let_in_later),
         cmocka_unit_test(connections_are_dear_with_keys_and_while_others_are_served),
+        cmocka_unit_test(a_number_of_connections_a_second_that_was_given_holds_always),
         cmocka_unit_test(a_client_that_asks_too_often_for_missing_memory_is_cut_off),
         cmocka_unit_test(a_client_that_breaks_the_protocol_is_cut_off),
         cmocka_unit_test(a_client_that_asks_without_end_is_cut_off_and_others_are_served),

@@ -13,8 +13,10 @@
 #define LISTEN "messages.listen"
 #define ADVERTISE "messages.advertise"
 #define SECRET_KEY "messages.secret_key"
+#define PATIENCE "messages.patience_ms"
 
 #define DEFAULT_LISTEN "tcp://*:*"
+#define DEFAULT_PATIENCE_MS 60000u
 
 /* For a context with its two threads, a socket that listens and one that watches it, and our own descriptors. */
 #define DESCRIPTORS 30
@@ -180,6 +182,8 @@ static kvf_status open_all(kvf_messages_endpoint *endpoint, const kvf_transport_
         status = take_keys(endpoint, kvf_setting_of(options, SECRET_KEY));
     if (!status)
         status = kvf_messages_take_limits(endpoint, options);
+    if (!status)
+        status = kvf_setting_number(options, PATIENCE, &endpoint->patience_ms);
     if (!status && kvf_descriptors_check("messages", DESCRIPTORS))
         status = kvf_fail_in(KVF_E_UNSUPPORTED, "too few descriptors: ");
     if (!status)
@@ -204,6 +208,7 @@ static kvf_status open_endpoint(kvf_transport *transport, const kvf_transport_op
     endpoint->calls.empty_fd = endpoint->calls.spare_fd = endpoint->calls.brought_fd = -1;
     endpoint->door_fd = endpoint->timer.fd = -1;
     endpoint->newcomers.turn_work = MESSAGES_NEWCOMERS_WORK;
+    endpoint->patience_ms = DEFAULT_PATIENCE_MS;
     endpoint->window = options->max_in_flight ? options->max_in_flight : MESSAGES_WINDOW_DEFAULT;
     if (endpoint->window > MESSAGES_WINDOW_MAX)
         endpoint->window = MESSAGES_WINDOW_MAX;
@@ -280,6 +285,7 @@ static kvf_status progress(void *self, bool *busy) {
     kvf_messages_slots_back(endpoint);
     for (kvf_messages_link *link = endpoint->links, *next; link; link = next) {
         next = link->following;
+        kvf_messages_redial(link);
         if (!link->stirs && !link->starved)
             continue;
         bool more = kvf_messages_work(link, &budget);
@@ -302,8 +308,10 @@ static int event_fd(void *self) {
 static const char *const settings[] = {LISTEN,
                                        ADVERTISE,
                                        SECRET_KEY,
+                                       PATIENCE,
                                        "messages.max_connections",
                                        "messages.max_connections_per_address",
+                                       "messages.max_connections_per_second",
                                        "messages.max_strangers",
                                        NULL};
 

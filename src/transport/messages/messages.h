@@ -135,8 +135,11 @@ typedef struct kvf_messages_endpoint {
     kvf_messages_card card;
     kvf_messages_keys keys;
     uint32_t window;
-    bool router_stirs; /* there may be messages to read */
-    kvf_door door;     /* of the router */
+    uint32_t rate;        /* connections that are let in a second; 0: it depends */
+    uint32_t patience_ms; /* how long we try to connect to a peer */
+    uint64_t hasty_ns;    /* until then no connect() waits for its peer, see messages_link.c */
+    bool router_stirs;    /* there may be messages to read */
+    kvf_door door;        /* of the router */
     int door_fd;
     bool door_stirs;  /* it may have events, ... */
     uint64_t door_ns; /* ... which are not read before this time */
@@ -299,8 +302,13 @@ struct kvf_messages_link {
     kvf_messages_endpoint *endpoint;
     kvf_peer *peer; /* NULL once it was reported lost */
     kvf_messages_card card;
-    bool same_place; /* the owner's loopback is ours */
-    uint32_t tried;  /* hosts of the card, of both rounds */
+    bool same_place;   /* the owner's loopback is ours */
+    uint32_t tried;    /* hosts of the card, of both walks of this round */
+    uint32_t hopeless; /* a bit for each host that is not tried again */
+    uint64_t until_ns; /* no round begins after this time */
+    uint64_t tried_ns; /* when the present try began */
+    uint64_t pause_ns; /* before the next round, ... */
+    uint64_t due_ns;   /* ... which begins at this time; 0: none is due */
     void *dealer, *monitor;
     int dealer_fd, monitor_fd;
     uint64_t call; /* its name in endpoint->calls; 0: it has none */
@@ -331,6 +339,9 @@ void kvf_messages_disconnect(void *self);
 kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes);
 const char *kvf_messages_way(const void *self);
 const unsigned char *kvf_messages_place(const void *self);
+
+/** Tries again to connect, if that is due. */
+void kvf_messages_redial(kvf_messages_link *link);
 
 /** Sends a message, and always takes it over. An error loses the link. */
 void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message);

@@ -1,6 +1,10 @@
 /*
  * The consumer's side: connecting to an owner by one of the hosts on its card, sending our HELLO, and handling its
  * messages. A connection that ends is lost: ZeroMQ would reconnect, but the owner would not know the new connection.
+ *
+ * An owner lets only so many connect in a second (port/gate.h), and a host that drops our attempts says nothing. So the
+ * hosts are tried in rounds until one answers, and again if the owner hangs up before it has answered our HELLO, which
+ * it may for want of room: nothing was asked of it until then. A host that refuses is not tried again.
  */
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -12,10 +16,16 @@
 /* Of a connection: two sockets, each with a descriptor, a third that ZeroMQ makes to watch it, and its own. The
  * descriptors of the context are counted once, elsewhere. */
 #define DESCRIPTORS_OF_A_LINK 6
-#define CONNECT_MS 5000     /* for each host */
-#define NEVER_MS 100000000  /* ZeroMQ must not reconnect */
-#define SAME_PLACE_MS 1000u /* on one machine a connection is made or refused within a second, ... */
-#define HANDSHAKE_MS 100u   /* ... and a handshake within this, unless the process is stopped */
+/* For each host: TCP sends two attempts in that time, and would then send ever fewer. */
+#define CONNECT_MS 1500
+#define NEVER_MS 100000000 /* ZeroMQ must not reconnect */
+#define PAUSE_NS UINT64_C(20000000)
+#define PAUSE_MAX_NS KVF_SECOND
+/* On one machine a connection is made or refused within a second, and a handshake within a tenth, unless the process is
+ * stopped, or lets nobody in now. Then connects do not wait for a while, since the caller stands still meanwhile. */
+#define SAME_PLACE_MS 1000u
+#define HANDSHAKE_MS 100u
+#define HASTY_NS (10 * KVF_SECOND)
 
 #define MONITORED                                                                                            \
     (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CLOSED |           \
@@ -48,7 +58,7 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
         *sockets[i] = NULL;
         *fds[i] = -1;
     }
-    link->greeted = link->welcome = link->connected = link->found = false;
+    link->greeted = link->welcome = link->connected = link->found = link->broken = false;
 }
 
 static kvf_status open_monitor(kvf_messages_link *link) {
@@ -89,31 +99,74 @@ static kvf_status dial(kvf_messages_link *link, const char *host) {
     kvf_messages_address(host, link->card.port, link->address, sizeof link->address);
     if (!status && zmq_connect(link->dealer, link->address))
         status = kvf_zmq_fail(link->address);
+    link->tried_ns = kvf_now(&kvf_monotonic);
     return status;
 }
 
-/* Loopback hosts come first if the owner's loopback is ours, and are skipped otherwise. NULL: all were tried. */
-static const char *next_host(kvf_messages_link *link) {
-    uint32_t count = link->card.host_count;
-    for (; link->tried < 2 * count; link->tried++) {
-        const char *host = link->card.hosts[link->tried % count];
-        if (kvf_messages_is_loopback(host) ? link->tried < count && link->same_place : link->tried >= count) {
-            link->tried++;
-            return host;
-        }
-    }
-    return NULL;
+/* The host that is tried now, by its place on the card. */
+static uint32_t host_of(const kvf_messages_link *link) {
+    return (link->tried - 1) % link->card.host_count;
 }
 
-/* Tries the next host, or loses the link; `why` the last host failed. */
-static void try_next(kvf_messages_link *link, const char *why) {
+/* A round walks over the hosts twice. Loopback hosts come first if the owner's loopback is ours, and are skipped
+ * otherwise. NULL: at this step there is none to try. */
+static const char *host_at(const kvf_messages_link *link, uint32_t step) {
+    const uint32_t count = link->card.host_count;
+    const char *host = link->card.hosts[step % count];
+    const bool is_its_turn =
+        kvf_messages_is_loopback(host) ? step < count && link->same_place : step >= count;
+    return is_its_turn && !(link->hopeless >> step % count & 1) ? host : NULL;
+}
+
+/* NULL: all were tried in this round. */
+static const char *next_host(kvf_messages_link *link) {
+    const char *host = NULL;
+    while (!host && link->tried < 2 * link->card.host_count)
+        host = host_at(link, link->tried++);
+    return host;
+}
+
+static bool has_hope(const kvf_messages_link *link) {
+    for (uint32_t step = 0; step < 2 * link->card.host_count; step++)
+        if (host_at(link, step))
+            return true;
+    return false;
+}
+
+/* Tries the next host, or the first one again after a pause, or loses the link; `why` the last host failed, and whether
+ * it may let us in later. */
+static void try_next(kvf_messages_link *link, const char *why, bool later) {
     char words[KVF_REASON_BYTES];
+    const uint64_t now = kvf_now(&kvf_monotonic);
     (void)snprintf(words, sizeof words, "%s: %s", link->address, why);
     hang_up(link, 0);
+    if (!later)
+        link->hopeless |= 1u << host_of(link);
     const char *host = next_host(link);
-    if (!host)
+    if (host && dial(link, host)) {
+        lose(link, kvf_error_detail());
+    } else if (!host && (now >= link->until_ns || !has_hope(link))) {
         lose(link, words);
-    else if (dial(link, host))
+    } else if (!host) {
+        link->due_ns = now + link->pause_ns;
+        link->pause_ns = kvf_min_u64(2 * link->pause_ns, PAUSE_MAX_NS);
+        kvf_timer_by(&link->endpoint->timer, link->due_ns);
+    }
+    if (!link->lost && later)
+        kvf_peer_waits(link->peer, words);
+}
+
+void kvf_messages_redial(kvf_messages_link *link) {
+    if (!link->due_ns || link->lost)
+        return;
+    if (link->endpoint->now < link->due_ns) {
+        kvf_timer_by(&link->endpoint->timer, link->due_ns);
+        return;
+    }
+    link->due_ns = 0;
+    link->tried = 0;
+    link->stirs = true;
+    if (dial(link, next_host(link)))
         lose(link, kvf_error_detail());
 }
 
@@ -162,15 +215,24 @@ static void say_early(kvf_messages_link *link) {
     kvf_buffer_free(&link->early);
 }
 
+/* ZeroMQ gave the try up after its time; if it did so earlier, the host, or ours, refused it. */
+static bool was_unanswered(const kvf_messages_link *link, uint32_t event) {
+    return event == ZMQ_EVENT_CONNECT_RETRIED && link->found &&
+           kvf_now(&kvf_monotonic) - link->tried_ns >=
+               CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
+}
+
 static const char *why_failed(const kvf_messages_link *link, uint32_t event, uint32_t value) {
     bool encrypted = link->card.encrypted;
-    const char *host = link->card.hosts[(link->tried - 1) % link->card.host_count];
+    const char *host = link->card.hosts[host_of(link)];
     if (event == ZMQ_EVENT_CONNECT_RETRIED && !link->found && !kvf_messages_is_address(host))
         return "no connection: the host name could not be looked up";
+    if (was_unanswered(link, event))
+        return "no connection: the host did not answer";
     if (event == ZMQ_EVENT_CONNECT_RETRIED)
         return kvf_messages_is_loopback(host)
                    ? "nobody listens there: the peer's endpoint has closed, or its process has ended"
-                   : "no connection: it was refused, the host did not answer, or there is no route to it";
+                   : "no connection: it was refused, or there is no route to the host";
     if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
         return encrypted ? "the endpoint that listens there does not encrypt"
                          : "the endpoint that listens there encrypts";
@@ -190,14 +252,17 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
     } else if (event == ZMQ_EVENT_DISCONNECTED && link->greeted) {
         link->broken = true;
     } else if (event != ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
-        try_next(link, why_failed(link, event, value));
+        try_next(link, why_failed(link, event, value), was_unanswered(link, event));
     }
 }
 
-static const char *why_broken(const kvf_messages_link *link) {
-    return kvf_door_has_cut_off(&link->endpoint->calls, link->call)
-               ? "it was closed here, because the peer sent a message without an end"
-               : "the connection broke: the peer's process has ended, or the network failed";
+static void end_broken(kvf_messages_link *link) {
+    if (kvf_door_has_cut_off(&link->endpoint->calls, link->call))
+        lose(link, "it was closed here, because the peer sent a message without an end");
+    else if (link->welcome)
+        lose(link, "the connection broke: the peer's process has ended, or the network failed");
+    else
+        try_next(link, "the connection broke before the peer had let us in", true);
 }
 
 /* One event; false: there is none. */
@@ -277,6 +342,7 @@ static bool take_message(kvf_messages_link *link, const unsigned char *data, siz
         return take_taken(link, data, bytes);
     case MESSAGES_ALIVE:
         link->welcome = true;
+        kvf_peer_waits(link->peer, NULL);
         say_early(link);
         return true;
     default:
@@ -341,8 +407,11 @@ bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
     }
     if (more || received > 0) /* what has come may be whole messages that were not read yet */
         (void)kvf_guests_read(&link->endpoint->calls.guests, link->call);
-    if (!more && link->broken)
-        lose(link, why_broken(link));
+    if (!more && link->broken) {
+        end_broken(link);
+        /* A new socket's descriptor shows nothing before the socket was read until it was empty. */
+        more = true;
+    }
     if (link->lost) {
         tell_lost(link);
         return false;
@@ -366,7 +435,7 @@ static kvf_status check_card(const kvf_messages_endpoint *endpoint, const kvf_me
 /* Within a machine it is known at once whether the owner listens. */
 static kvf_status wait_for_answer(kvf_messages_link *link) {
     uint64_t end = kvf_now(&kvf_monotonic) + SAME_PLACE_MS * UINT64_C(1000000);
-    while (!link->greeted && !link->lost && kvf_now(&kvf_monotonic) < end) {
+    while (!link->greeted && !link->lost && !link->due_ns && kvf_now(&kvf_monotonic) < end) {
         zmq_pollitem_t item = {.socket = link->monitor, .events = ZMQ_POLLIN};
         bool before = link->connected;
         (void)zmq_poll(&item, 1, 10);
@@ -375,6 +444,8 @@ static kvf_status wait_for_answer(kvf_messages_link *link) {
         if (link->connected && !before)
             end = kvf_now(&kvf_monotonic) + HANDSHAKE_MS * UINT64_C(1000000);
     }
+    if (!link->connected && !link->lost)
+        link->endpoint->hasty_ns = kvf_now(&kvf_monotonic) + HASTY_NS;
     return link->lost ? kvf_fail(KVF_E_PEER_LOST, "%s", link->why) : KVF_OK;
 }
 
@@ -389,7 +460,7 @@ static kvf_status reach(kvf_messages_link *link) {
     if (!host)
         return kvf_fail(KVF_E_UNSUPPORTED, "the peer listens on the loopback of another machine only");
     kvf_status status = dial(link, host);
-    if (!status && link->same_place)
+    if (!status && link->same_place && link->tried_ns >= link->endpoint->hasty_ns)
         status = wait_for_answer(link);
     return status;
 }
@@ -402,6 +473,8 @@ kvf_status kvf_messages_connect(void *self, const void *data, size_t bytes, kvf_
     link->endpoint = endpoint;
     link->peer = peer;
     link->dealer_fd = link->monitor_fd = -1;
+    link->pause_ns = PAUSE_NS;
+    link->until_ns = kvf_now(&kvf_monotonic) + endpoint->patience_ms * UINT64_C(1000000);
     kvf_status status = kvf_messages_card_read(data, bytes, &link->card);
     if (!status)
         status = check_card(endpoint, &link->card);

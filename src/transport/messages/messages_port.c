@@ -11,6 +11,7 @@
 #define CONNECTIONS "messages.max_connections"
 #define CONNECTIONS_OF_ADDRESS "messages.max_connections_per_address"
 #define STRANGERS "messages.max_strangers"
+#define CONNECTIONS_OF_A_SECOND "messages.max_connections_per_second"
 
 #define CONNECTIONS_DEFAULT 16384u
 #define SIXTEENTHS 8u /* of the process's descriptors, at most */
@@ -31,7 +32,17 @@ kvf_status kvf_messages_take_limits(kvf_messages_endpoint *endpoint, const kvf_t
     guests->most_strangers = guests->most - guests->most / 2;
     if (!status)
         status = kvf_setting_number(options, CONNECTIONS_OF_ADDRESS, &guests->most_of_address);
-    return status ? status : kvf_setting_number(options, STRANGERS, &guests->most_strangers);
+    if (!status)
+        status = kvf_setting_number(options, STRANGERS, &guests->most_strangers);
+    return status ? status : kvf_setting_number(options, CONNECTIONS_OF_A_SECOND, &endpoint->rate);
+}
+
+/* How many connections are let in a second now. */
+static uint32_t rate_of(const kvf_messages_endpoint *endpoint) {
+    if (endpoint->rate)
+        return endpoint->rate;
+    const bool holds_others_up = endpoint->card.encrypted || endpoint->now - endpoint->others_ns < SERVED_NS;
+    return holds_others_up ? KVF_GATE_DEAR_RATE : KVF_GATE_RATE;
 }
 
 /* ---- the door -------------------------------------------------------------------------------- */
@@ -94,8 +105,7 @@ bool kvf_messages_mind_door(kvf_messages_endpoint *endpoint) {
     if (kvf_door_due(&endpoint->door) <= endpoint->now)
         kvf_door_weigh(&endpoint->door, endpoint->now);
     if (endpoint->door_stirs && endpoint->now >= endpoint->door_ns) {
-        endpoint->door.gate.is_dear =
-            endpoint->card.encrypted || endpoint->now - endpoint->others_ns < SERVED_NS;
+        endpoint->door.gate.rate = rate_of(endpoint);
         endpoint->door_stirs = more = kvf_door_take_events(&endpoint->door, endpoint->now);
         endpoint->door_ns = more ? 0 : endpoint->now + DOOR_PAUSE_NS;
         kvf_door_weigh(&endpoint->door, endpoint->now);
@@ -184,6 +194,7 @@ static kvf_status open_door(kvf_messages_endpoint *endpoint) {
     limits.longest_strange = MESSAGES_STRANGE_BYTES + MESSAGES_SEALED_BYTES;
     limits.context = endpoint;
     endpoint->door.gate.narrow = MESSAGES_STRANGE_SEGMENT;
+    endpoint->door.gate.rate = rate_of(endpoint);
     kvf_status status = kvf_door_open(&endpoint->door, endpoint->zmq, endpoint->router, &limits);
     if (!status)
         status = kvf_messages_watch(endpoint, endpoint->door.monitor, &endpoint->door, &endpoint->door_fd);
