@@ -151,8 +151,8 @@ static void an_expectation_that_fails_between_two_writers_is_settled_by_a_round(
     uint32_t in_doubt = 0;
     s = (scene){.pushes = true};
     count_memory(&s.memory);
-    world_open_model(&s.w, attention(2, 4, 8),
-                     ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}), ONE("D"), &options);
+    world_open_model(&s.w, attention(2, 4, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
+                     ONE("D"), &options);
     start_all(&s, "a"); /* afterwards both ranks are met */
     end_all(&s);
     assert_int_equal(s.done, 1);
