@@ -32,7 +32,7 @@ help:
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
-	@echo 'make bench-hosts      the benchmark "network" between two hosts over links of 1, 2.5 and 10 Gbit/s; as root; ARGS="10000"'
+	@echo 'make bench-hosts      the benchmarks "network" and "packed" between two hosts over links of 1, 2.5 and 10 Gbit/s; as root; ARGS="10000"'
 	@echo 'make bench-vllm       hand-over between two vLLM servers, by kvferry and by the NixlConnector (6 GB); ARGS=--layers, ARGS=--load'
 	@echo 'make lint             clang-format, clang-tidy and cppcheck; make format rewrites the files'
 	@echo 'make mutate           list the changes of single operators that no test notices; ARGS="--count 50 src/agent"'
@@ -161,7 +161,7 @@ bench:
 
 bench-hosts:
 	@scripts/setup build
-	@scripts/build release -DKVF_BUILD_BENCH=ON --target bench_network
+	@scripts/build release -DKVF_BUILD_BENCH=ON --target bench_network bench_packed
 	@scripts/bench-hosts $(ARGS)
 
 bench-vllm:

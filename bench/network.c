@@ -10,15 +10,9 @@
  *
  *     bench/network [--json FILE]
  *
- * With KVF_BENCH_SPACE, a file of a network namespace, and KVF_BENCH_HOST, an address there, the owners are in that
- * namespace: scripts/bench-hosts makes two with a link of a given rate. KVF_BENCH_DEVICE names UCX's device.
+ * The owners may be on another host: see hosts.h.
  */
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +25,7 @@
 #include <kvferry/agent.h>
 #include <kvferry/transport.h>
 
+#include "hosts.h"
 #include "kernel/kernel.h"
 #include "report.h"
 
@@ -55,8 +50,6 @@ typedef struct bench_list {
 } bench_list;
 static bench_list lists[SIZES];
 static char public_key[41], secret_key[41];
-static const char *owner_host = "127.0.0.1";
-static int our_space = -1, owner_space = -1; /* network namespaces; -1: one for both */
 
 /* One way to move: the process that owns the memory, and our side. */
 typedef struct bench_way {
@@ -82,25 +75,6 @@ static unsigned char byte_at(uint64_t at) {
     return (unsigned char)((at * 0x9e3779b97f4a7c15u) >> 56);
 }
 
-/* ---- two hosts ------------------------------------------------------------------------------- */
-
-static void find_hosts(void) {
-    const char *space = getenv("KVF_BENCH_SPACE"), *host = getenv("KVF_BENCH_HOST"),
-               *device = getenv("KVF_BENCH_DEVICE");
-    (void)setenv("UCX_NET_DEVICES", device ? device : "lo", 1);
-    if (!space || !host)
-        return;
-    owner_host = host;
-    our_space = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    owner_space = open(space, O_RDONLY | O_CLOEXEC);
-    bench_require(our_space >= 0 && owner_space >= 0, "no such network namespace");
-}
-
-/* Enters a network namespace: sockets that are opened afterwards belong to it. */
-static void enter_space(int space) {
-    bench_require(space < 0 || setns(space, CLONE_NEWNET) == 0, "the network namespace cannot be entered");
-}
-
 /* ---- lists ----------------------------------------------------------------------------------- */
 
 /* Lists every block of the region once, from a random place to a random place. */
@@ -115,28 +89,6 @@ static void make_list(uint64_t bytes, bench_list *out) {
 }
 
 /* ---- a plain socket -------------------------------------------------------------------------- */
-
-static void write_all(int fd, const void *data, size_t bytes) {
-    const unsigned char *at = data;
-    while (bytes > 0) {
-        ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL);
-        bench_require(sent > 0, "the other process has ended");
-        at += sent;
-        bytes -= (size_t)sent;
-    }
-}
-
-static bool read_all(int fd, void *data, size_t bytes) {
-    unsigned char *at = data;
-    while (bytes > 0) {
-        ssize_t got = recv(fd, at, bytes, 0);
-        if (got <= 0)
-            return false;
-        at += got;
-        bytes -= (size_t)got;
-    }
-    return true;
-}
 
 /* Redirects one side of `runs` to the piece, where the runs are contiguous. */
 static void lay_out(const kvf_run *runs, size_t count, bool remote, kvf_run *out) {
@@ -159,12 +111,12 @@ static void serve_plain(int line, unsigned char *memory) {
     static kvf_run runs[PIECE_BYTES / 256];
     unsigned char *piece = map_bytes(PIECE_BYTES);
     unsigned char which;
-    while (read_all(line, &which, 1))
+    while (bench_hosts_receive(line, &which, 1))
         for (size_t i = 0, count; i < lists[which].count; i += count) {
             count = piece_runs(&lists[which], i);
             lay_out(lists[which].runs + i, count, false, runs);
             kvf_kernel_pack_runs(KVF_COPY_TO_LOCAL, (kvf_copy_bases){&piece, &memory}, runs, count);
-            write_all(line, piece, count * runs[0].bytes);
+            bench_hosts_send(line, piece, count * runs[0].bytes);
         }
 }
 
@@ -174,40 +126,21 @@ static void by_plain(bench_way *way) {
     unsigned char which = (unsigned char)(way->list - lists);
     if (!piece)
         piece = map_bytes(PIECE_BYTES);
-    write_all(way->line, &which, 1);
+    bench_hosts_send(way->line, &which, 1);
     for (size_t i = 0, count; i < way->count; i += count) {
         count = piece_runs(way->list, i);
         uint64_t bytes = count * way->list->runs[0].bytes;
         lay_out(way->list->runs + i, count, true, runs);
-        bench_require(read_all(way->line, piece, bytes), "the other process has ended");
+        bench_require(bench_hosts_receive(way->line, piece, bytes), "the other process has ended");
         kvf_kernel_copy_runs(KVF_COPY_TO_LOCAL, (kvf_copy_bases){&way->local, &piece}, runs, count, bytes);
     }
-}
-
-static void connect_pair(int out[2]) {
-    struct sockaddr_in address = {.sin_family = AF_INET};
-    socklen_t bytes = sizeof address;
-    enter_space(owner_space);
-    int one = 1, listening = socket(AF_INET, SOCK_STREAM, 0);
-    enter_space(our_space);
-    out[0] = socket(AF_INET, SOCK_STREAM, 0);
-    out[1] = -1;
-    bench_require(listening >= 0 && out[0] >= 0 && inet_pton(AF_INET, owner_host, &address.sin_addr) == 1 &&
-                      bind(listening, (struct sockaddr *)&address, bytes) == 0 && listen(listening, 1) == 0 &&
-                      getsockname(listening, (struct sockaddr *)&address, &bytes) == 0 &&
-                      connect(out[0], (struct sockaddr *)&address, bytes) == 0 &&
-                      (out[1] = accept(listening, NULL, NULL)) >= 0,
-                  "no connection to the owner's host");
-    for (int i = 0; i < 2; i++)
-        (void)setsockopt(out[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    (void)close(listening);
 }
 
 /* ---- a fabric -------------------------------------------------------------------------------- */
 
 /* NOLINTNEXTLINE(readability-non-const-parameter): it is registered, and written */
 static kvf_transport *open_fabric(int number, unsigned char *memory) {
-    const kvf_setting listen = {"messages.listen", our_space < 0 ? "tcp://127.0.0.1:*" : "tcp://*:*"};
+    const kvf_setting listen = {"messages.listen", bench_hosts_are_two() ? "tcp://*:*" : "tcp://127.0.0.1:*"};
     const kvf_setting settings[WAYS][2] = {[MESSAGES] = {listen, listen},
                                            [ENCRYPTED] = {listen, {"messages.secret_key", secret_key}},
                                            [UCX] = {{"ucx.tls", "tcp,self"}, {"ucx.tls", "tcp,self"}}};
@@ -227,8 +160,8 @@ static void serve_fabric(int number, int line, unsigned char *memory) {
     const void *card;
     size_t bytes;
     bench_require(kvf_transport_export(transport, &card, &bytes) == KVF_OK, kvf_error_detail());
-    write_all(line, &bytes, sizeof bytes);
-    write_all(line, card, bytes);
+    bench_hosts_send(line, &bytes, sizeof bytes);
+    bench_hosts_send(line, card, bytes);
     struct pollfd fds[2] = {{kvf_transport_event_fd(transport), POLLIN, 0}, {line, POLLIN, 0}};
     for (bool busy = false; !fds[1].revents; (void)poll(fds, 2, busy ? 0 : -1))
         bench_require(kvf_transport_progress(transport, &busy) == KVF_OK, kvf_error_detail());
@@ -275,7 +208,7 @@ static void start(bench_way *way, int number) {
     int lines[2];
     *way = (bench_way){.number = number};
     if (number == PLAIN)
-        connect_pair(lines);
+        bench_hosts_connect(&lines[0], &lines[1]);
     else
         bench_require(socketpair(AF_UNIX, SOCK_STREAM, 0, lines) == 0, "no socket pair");
     way->line = lines[0];
@@ -284,7 +217,7 @@ static void start(bench_way *way, int number) {
     bench_require(way->pid >= 0, "no second process");
     if (way->pid == 0) {
         (void)close(lines[0]);
-        enter_space(owner_space);
+        bench_hosts_cross();
         unsigned char *memory = map_bytes(REGION_BYTES);
         for (uint64_t at = 0; at < REGION_BYTES; at++)
             memory[at] = byte_at(at);
@@ -304,9 +237,9 @@ static void join(bench_way *way, unsigned char *local) {
     if (way->number == PLAIN)
         return;
     way->transport = open_fabric(way->number, local);
-    bench_require(read_all(way->line, &bytes, sizeof bytes), "the other process has ended");
+    bench_require(bench_hosts_receive(way->line, &bytes, sizeof bytes), "the other process has ended");
     void *card = bench_alloc(bytes, 1);
-    bench_require(read_all(way->line, card, bytes) &&
+    bench_require(bench_hosts_receive(way->line, card, bytes) &&
                       kvf_transport_connect(way->transport, card, bytes, &way->peer) == KVF_OK,
                   kvf_error_detail());
     free(card);
@@ -392,7 +325,7 @@ int main(int argc, char **argv) {
     bool there[WAYS] = {true, true, kvf_agent_make_keys(public_key, secret_key) == KVF_OK, false};
     for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
         there[UCX] = there[UCX] || strcmp(kvf_transport_kind_name(i), "ucx") == 0;
-    find_hosts();
+    bench_hosts_find();
     for (size_t size = 0; size < SIZES; size++)
         make_list(sizes[size], &lists[size]);
     for (int way = 0; way < WAYS; way++) /* before this process opens UCX, which does not survive a fork */

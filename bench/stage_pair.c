@@ -1,6 +1,5 @@
 #include "stage_pair.h"
 
-#include <arpa/inet.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,18 +9,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PLAIN_BYTES 262144u /* given to a plain socket at once */
+#include "hosts.h"
 
 /* Orders to the other process; it answers each with a word. */
-typedef enum order_kind {
+typedef enum order {
     SPOIL = 's',
     CHECK = 'c', /* 'y': every cell is right */
-    SEND = 'p',  /* through a plain socket, to a port */
-} order_kind;
-
-typedef struct order {
-    order_kind kind;
-    int port;
+    SEND = 'p',  /* all memory, through the plain connection */
 } order;
 
 bool bench_has_kind(const char *kind) {
@@ -252,32 +246,16 @@ static void spoil(const bench_end *end) {
 
 /* ---- the other process ----------------------------------------------------------------------- */
 
-static void send_plainly(const bench_end *end, int port) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    address.sin_port = htons((uint16_t)port);
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bench_require(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "no connection");
+static char obey(const bench_end *end, const bench_cells *cells, order given, int plain) {
     const kvf_shard_desc *shard = shard_of(end);
-    for (uint32_t i = 0; i < shard->region_count; i++)
-        for (uint64_t at = 0; at < shard->region_bytes[i];) {
-            const uint64_t left = shard->region_bytes[i] - at;
-            const ssize_t sent =
-                send(fd, end->memory[i] + at, left < PLAIN_BYTES ? left : PLAIN_BYTES, MSG_NOSIGNAL);
-            bench_require(sent > 0, "the socket broke");
-            at += (uint64_t)sent;
-        }
-    (void)close(fd);
-}
-
-static char obey(const bench_end *end, const bench_cells *cells, const order *given) {
-    if (given->kind == SPOIL)
+    if (given == SPOIL)
         spoil(end);
-    else if (given->kind == SEND)
-        send_plainly(end, given->port);
-    return given->kind != CHECK || cells_are(end, cells, false) ? 'y' : 'n';
+    for (uint32_t i = 0; i < shard->region_count && given == SEND; i++)
+        bench_hosts_send(plain, end->memory[i], shard->region_bytes[i]);
+    return given != CHECK || cells_are(end, cells, false) ? 'y' : 'n';
 }
 
-static _Noreturn void be_other(const bench_route *route, const bench_cells *cells, int line) {
+static _Noreturn void be_other(const bench_route *route, const bench_cells *cells, int line, int plain) {
     bench_end end = {0};
     unsigned idle = 0;
     size_t their_bytes;
@@ -296,15 +274,14 @@ static _Noreturn void be_other(const bench_route *route, const bench_cells *cell
         if (recv(line, &given, sizeof given, 0) != sizeof given)
             break;
         idle = 0;
-        word = obey(&end, cells, &given);
+        word = obey(&end, cells, given, plain);
         bench_require(send(line, &word, 1, MSG_NOSIGNAL) == 1, "the other process is gone");
     }
     close_end(&end, route->brought);
     _exit(0);
 }
 
-static void tell(const bench_pair *pair, order_kind kind, int port) {
-    const order given = {kind, port};
+static void tell(const bench_pair *pair, order given) {
     bench_require(send(pair->line, &given, sizeof given, MSG_NOSIGNAL) == sizeof given,
                   "the other process is gone");
 }
@@ -318,17 +295,20 @@ static char hear(const bench_pair *pair) {
 /* ---- this process ---------------------------------------------------------------------------- */
 
 void bench_pair_start(bench_pair *pair, const bench_route *route, const bench_cells *cells) {
-    int lines[2];
+    int lines[2], plain;
     bench_require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, lines) == 0, "no socket pair");
-    *pair = (bench_pair){.route = route, .cells = *cells};
+    *pair = (bench_pair){.route = route, .cells = *cells, .line = lines[0]};
+    bench_hosts_connect(&pair->plain, &plain);
     pair->other = fork();
     bench_require(pair->other >= 0, "no process");
     if (pair->other == 0) {
         (void)close(lines[0]);
-        be_other(route, cells, lines[1]);
+        (void)close(pair->plain);
+        bench_hosts_cross();
+        be_other(route, cells, lines[1], plain);
     }
     (void)close(lines[1]);
-    pair->line = lines[0];
+    (void)close(plain);
 }
 
 void bench_pair_open(bench_pair *pair) {
@@ -355,6 +335,7 @@ void bench_pair_close(bench_pair *pair) {
     (void)shutdown(pair->line, SHUT_RDWR);
     (void)waitpid(pair->other, NULL, 0);
     (void)close(pair->line);
+    (void)close(pair->plain);
     kvf_request_free(pair->request);
     kvf_plan_free(pair->plan);
     kvf_engine_free(pair->theirs);
@@ -423,13 +404,13 @@ void bench_pair_settle(const bench_pair *pair) {
 static bool has_arrived(const bench_pair *pair) {
     if (!pair->route->push)
         return cells_are(&pair->end, &pair->cells, false);
-    tell(pair, CHECK, 0);
+    tell(pair, CHECK);
     return hear(pair) == 'y';
 }
 
 void bench_pair_spoil(const bench_pair *pair) {
     if (pair->route->push) {
-        tell(pair, SPOIL, 0);
+        tell(pair, SPOIL);
         (void)hear(pair);
     } else {
         spoil(&pair->end);
@@ -450,35 +431,17 @@ void bench_pair_verify(bench_pair *pair, kvf_way way) {
 
 /* ---- a plain socket -------------------------------------------------------------------------- */
 
-static int listen_plainly(int *port) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bench_require(fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 && listen(fd, 1) == 0 &&
-                      getsockname(fd, (struct sockaddr *)&address, &bytes) == 0,
-                  "no socket");
-    *port = ntohs(address.sin_port);
-    return fd;
-}
-
 double bench_pair_plain(const bench_pair *pair) {
     const kvf_shard_desc *shard = shard_of(&pair->end);
-    int port;
-    const int listener = listen_plainly(&port);
-    uint64_t got = 0;
+    uint64_t bytes = 0;
     const uint64_t begin = bench_now_ns();
-    tell(pair, SEND, port);
-    const int fd = accept(listener, NULL, NULL);
-    for (uint32_t i = 0; i < shard->region_count; i++)
-        for (uint64_t at = 0; at < shard->region_bytes[i];) {
-            const ssize_t n = recv(fd, pair->end.memory[i] + at, shard->region_bytes[i] - at, 0);
-            bench_require(n > 0, "the socket broke");
-            at += (uint64_t)n;
-            got += (uint64_t)n;
-        }
+    tell(pair, SEND);
+    for (uint32_t i = 0; i < shard->region_count; i++) {
+        bench_require(bench_hosts_receive(pair->plain, pair->end.memory[i], shard->region_bytes[i]),
+                      "the socket broke");
+        bytes += shard->region_bytes[i];
+    }
     const double ns = (double)(bench_now_ns() - begin);
-    (void)close(fd);
-    (void)close(listener);
     (void)hear(pair);
-    return (double)got / ns;
+    return (double)bytes / ns;
 }

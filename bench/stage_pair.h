@@ -61,6 +61,7 @@ typedef struct bench_pair {
     bench_end end; /**< this process's end */
     pid_t other;
     int line;
+    int plain;        /**< a plain connection to it */
     const void *card; /**< the other end's */
     size_t card_bytes;
     kvf_engine *theirs;
@@ -75,7 +76,8 @@ bool bench_has_kind(const char *kind);
 /** Bytes of one token of a group, of all its layers. */
 uint64_t bench_token_bytes(const bench_cells *cells, uint32_t group);
 
-/** Starts the other process; it opens the fabric only with this one, and ends with it at the latest. */
+/** Starts the other process, on the other host if there are two (hosts.h); it opens the fabric only with this one, and
+ * ends with it at the latest. */
 void bench_pair_start(bench_pair *pair, const bench_route *route, const bench_cells *cells);
 
 /** Opens both ends, which then know each other. The request is still empty. */

@@ -7,9 +7,19 @@
 #define FIRST_PAUSE (100 * KVF_MILLISECOND)
 #define LONGEST_PAUSE (2 * KVF_SECOND)
 
+static kvf_status transmit(const kvf_call *call) {
+    const kvf_session *session = call->session;
+    return kvf_link_send(session->agent->link, session->route, call->bytes.data, call->bytes.size);
+}
+
+/* After an outage, what a connection brought before its end may be heard after the first messages of the next one: then
+ * the session goes by a connection that has ended, and the former route is the good one. */
 static void send_call(kvf_call *call, uint64_t now) {
     kvf_session *session = call->session;
-    (void)kvf_link_send(session->agent->link, session->route, call->bytes.data, call->bytes.size);
+    if (transmit(call) == KVF_E_NOT_FOUND && session->incoming && session->former_route) {
+        kvf_session_goes_by(session, session->former_route);
+        (void)transmit(call);
+    }
     session->agent->stats.messages_sent++;
     if (!session->asked_ns)
         session->asked_ns = now;

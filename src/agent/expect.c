@@ -91,14 +91,20 @@ static kvf_status check_way(const kvf_asker *expect) {
     return expect->remote->alike ? KVF_OK : kvf_way_unlike(expect->remote->name);
 }
 
-/* Ends the flows of its writers, so that their pending data does not reach the blocks. */
-static void end_flows(const kvf_asker *expect) {
-    /* Before a writer was told our number there is no flow, and perhaps we lack the work. */
-    for (uint32_t i = 0; i < expect->source_count; i++)
-        if (expect->sources[i].until) {
-            kvf_stage_revoke(expect->base.agent->stage, kvf_expect_generation(expect));
-            return;
-        }
+/* Ends the flows of its writers, so that their pending data does not reach the blocks. False: only the thread that has
+ * the work may, and this one lacks it, because it starts the expectation: a round of the loop is to do it. */
+static bool end_flows(const kvf_asker *expect) {
+    kvf_agent *agent = expect->base.agent;
+    bool told = false; /* before a writer was told our number there is no flow */
+    for (uint32_t i = 0; i < expect->source_count && !told; i++)
+        told = expect->sources[i].until > 0;
+    if (told && !kvf_work_is_ours(agent)) {
+        agent->due = 0;
+        return false;
+    }
+    if (told)
+        kvf_stage_revoke(agent->stage, kvf_expect_generation(expect));
+    return true;
 }
 
 static kvf_status ask(kvf_source *source) {
@@ -182,7 +188,7 @@ static void expect_verified(kvf_ticket *ticket) {
     kvf_agent *agent = expect->base.agent;
     uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
-    end_flows(expect);
+    (void)end_flows(expect);
     kvf_status status = kvf_ticket_gather(expect);
     if (status) {
         kvf_ticket_fail(&expect->base, status, kvf_error_detail(), NULL);
@@ -345,7 +351,8 @@ static bool has_ended(kvf_source *source) {
 
 static bool all_settled(kvf_asker *expect, uint64_t now) {
     bool all = true;
-    end_flows(expect);
+    if (!end_flows(expect))
+        return false;
     if (is_packed(expect)) /* only slots are in doubt, and they are the stage's */
         return true;
     for (uint32_t i = 0; i < expect->source_count; i++) {
@@ -401,7 +408,7 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
 }
 
 static void expect_free(kvf_ticket *ticket) {
-    end_flows(kvf_asker_of(ticket));
+    (void)end_flows(kvf_asker_of(ticket));
     kvf_verify_stop(kvf_asker_of(ticket));
 }
 

@@ -49,6 +49,7 @@ void kvf_session_goes_by(kvf_session *session, kvf_route route) {
     if (session->route == route && session->hh_route.tbl)
         return;
     forget_route(session);
+    session->former_route = session->route;
     session->route = route;
     HASH_ADD(hh_route, session->agent->by_route, route, sizeof session->route, session);
 }

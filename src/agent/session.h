@@ -69,7 +69,8 @@ struct kvf_session {
     kvf_session_state state;
     uint8_t id[KVF_WIRE_SESSION_BYTES];
     kvf_route route;
-    char *engine; /* the peer's */
+    kvf_route former_route; /* incoming: the one before; 0: none */
+    char *engine;           /* the peer's */
     uint64_t incarnation;
     uint32_t rank, rank_count;
     uint64_t hello_first, hello_sent, hello_next, hello_pause;

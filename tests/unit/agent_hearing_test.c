@@ -179,9 +179,33 @@ static void a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once(void 
     rights_close(&s);
 }
 
+/* As after an outage: X has connected anew, and then P hears what the first connection had brought before it ended. */
+static void a_peer_is_called_over_the_connection_that_it_still_has(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_wire_buffer introduction = {0};
+    assert_int_equal(
+        rights_say(&s, &s.rightful, speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction)), KVF_OK);
+    const uint64_t push = rights_push(&s, "a", 1);
+    speaker anew = s.rightful;
+    speaker_reopen(&anew, s.p);
+    assert_int_equal(rights_say(&s, &anew, (kvf_call_body){.kind = KVF_CALL_BEAT}), KVF_OK);
+    assert_int_equal(rights_say(&s, &s.rightful, (kvf_call_body){.kind = KVF_CALL_BEAT}), KVF_OK);
+    speaker_close(&s.rightful);
+    world_ready(&s.w.p, &push);
+    speaker_run_for(&s.w, &anew, 100 * MS);
+    assert_int_equal(anew.kind, KVF_MESSAGE_CALL);
+    assert_int_equal(anew.call, KVF_CALL_WRITTEN);
+    s.rightful.link = anew.link;
+    kvf_wire_buffer_free(&introduction);
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once),
+        cmocka_unit_test(a_peer_is_called_over_the_connection_that_it_still_has),
         cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
         cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),

@@ -140,12 +140,53 @@ static void a_packed_push_survives_any_allocation_that_fails(void **state) {
     any_may_be_missing(true, KVF_WAY_PACKED);
 }
 
+/* Both ranks of P write. If the expectation fails when only the first was told of it, another thread may be using the
+ * stage: a round ends the writer's flows, and until then the blocks are in doubt. */
+static void an_expectation_that_fails_between_two_writers_is_settled_by_a_round(void **state) {
+    (void)state;
+    static scene s;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .lease_ns = LEASE, .way = KVF_WAY_PACKED, .slot_bytes = 4096};
+    bool refused = true;
+    uint32_t in_doubt = 0;
+    s = (scene){.pushes = true};
+    count_memory(&s.memory);
+    world_open_model(&s.w, attention(2, 4, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
+                     ONE("D"), &options);
+    start_all(&s, "a"); /* afterwards both ranks are met */
+    end_all(&s);
+    assert_int_equal(s.done, 1);
+    world_quiet(&s.w);
+    world_request_make(&s.w, &s.w.d, "b", 40, 8, 1, &s.wanted);
+    s.wanted.request.contact = s.w.p.contact;
+    for (size_t n = 1; refused; n++) {
+        kvf_agent *d = s.w.d.agents[0];
+        s.memory.calls = 0;
+        s.memory.fail_at = n;
+        start(d, &s.wanted, kvf_agent_expect, &s.in[0]);
+        s.memory.fail_at = 0;
+        refused = s.memory.calls >= n;
+        const world_outcome *o = s.in[0] ? world_next(&s.w, d, s.in[0]) : NULL;
+        if (o && !o->blocks_free) {
+            in_doubt++;
+            assert_true(o->kind == KVF_EVENT_FAILED && o->status == KVF_E_NOMEM);
+            o = world_next(&s.w, d, s.in[0]);
+            assert_true(o->kind == KVF_EVENT_BLOCKS_FREE && o->blocks_free);
+        }
+        world_quiet(&s.w);
+    }
+    assert_true(in_doubt > 0);
+    world_close(&s.w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_pull_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(a_push_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(a_packed_pull_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(a_packed_push_survives_any_allocation_that_fails, stop_counting_memory),
+        cmocka_unit_test_teardown(an_expectation_that_fails_between_two_writers_is_settled_by_a_round,
+                                  stop_counting_memory),
     };
     return cmocka_run_group_tests_name("agent_short", tests, world_is_simulated, world_is_real);
 }
