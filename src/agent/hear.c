@@ -333,10 +333,10 @@ void kvf_on_message(void *context, const kvf_letter *letter) {
 /* A try to connect to the contact of an engine, or to a rank, has failed: logs the reason, unless it is `known`. */
 static void say_unreached(kvf_agent *agent, const char *engine, const kvf_session *session, const char *known,
                           const char *detail) {
+    if (!kvf_agent_logs(agent, KVF_LOG_INFO) || (known && strcmp(known, detail) == 0))
+        return;
     const kvf_log_level level = session ? kvf_peer_level_unreached(session) : KVF_LOG_INFO;
     kvf_text text = {0};
-    if (!kvf_agent_logs(agent, level) || (known && strcmp(known, detail) == 0))
-        return;
     kvf_text_add(&text, "%s", engine);
     if (session)
         kvf_text_add(&text, " rank %u", session->rank);
@@ -365,8 +365,9 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         return;
     if (is_unreached(status)) {
         say_unreached(agent, session->engine, session, session->broken_detail, detail);
+        if (session->broken_since && session->unreached != status)
+            kvf_sessions_due(agent, 0); /* it may have less time now */
         session->unreached = status;
-        kvf_sessions_due(agent, 0);
     }
     char *words = kvf_strdup(detail);
     if (words) {
