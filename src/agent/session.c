@@ -39,21 +39,6 @@ kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t ran
     return session;
 }
 
-static void forget_route(kvf_session *session) {
-    if (session->hh_route.tbl)
-        HASH_DELETE(hh_route, session->agent->by_route, session);
-    memset(&session->hh_route, 0, sizeof session->hh_route);
-}
-
-void kvf_session_goes_by(kvf_session *session, kvf_route route) {
-    if (session->route == route && session->hh_route.tbl)
-        return;
-    forget_route(session);
-    session->former_route = session->route;
-    session->route = route;
-    HASH_ADD(hh_route, session->agent->by_route, route, sizeof session->route, session);
-}
-
 /* Takes a session out of every table, so that nothing finds it any more. */
 static void hide(kvf_session *session, bool lost) {
     kvf_agent *agent = session->agent;
@@ -65,7 +50,7 @@ static void hide(kvf_session *session, bool lost) {
     else if (session->hh_client.tbl)
         HASH_DELETE(hh_client, agent->servers, session);
     kvf_claim_drop(session);
-    forget_route(session);
+    kvf_session_forget_route(session);
     memset(&session->hh, 0, sizeof session->hh);
     memset(&session->hh_client, 0, sizeof session->hh_client);
     agent->hooks->hide(session, lost);

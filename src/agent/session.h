@@ -207,6 +207,9 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why);
 /** Sets the route of messages to an incoming session's peer. */
 void kvf_session_goes_by(kvf_session *session, kvf_route route);
 
+/** Nothing that comes over its route finds the session any more. */
+void kvf_session_forget_route(kvf_session *session);
+
 /** Makes a session take no more calls; its peer must greet again. Its leases run out, and are not cut short, because
  * its reads cannot be stopped from here. */
 void kvf_session_retire(kvf_session *session);
