@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults import Asking
+from asking import Asking
 from servers import Side
 
 # : Model and type of the prefill server, and what the decode server's log must say.
@@ -27,7 +27,10 @@ class Mismatch(Asking):
             try:
                 other.ready()
                 prompt = self.prompt()
-                self.same(what, prompt, self._pair.params(prompt, other), loads=False, says=says)
+                want = self.alone(prompt)
+                with self._pair.begun(prompt, other) as params:
+                    self.same(what, prompt, params, loads=False, says=says, want=want)
+                self.settled(what, other, self._decode)
             finally:
                 other.stop()
         self._prefill.start()
