@@ -102,6 +102,13 @@ class Asking:
         with self._pair.begun(prompt, prefill or self._prefill) as params:
             self.same(what, prompt, params, loads=True, want=want)
 
+    def start_again(self, server: Server) -> None:
+        """Starts a server in the place of one that was killed or stopped."""
+        server.stop()
+        server.start()
+        server.ready()
+        server.ask(self.prompt(), NEW_TOKENS)  # vLLM's first step may take longer than a load may
+
     def settled(self, what: str, *servers: Server) -> None:
         """Requires that nothing is left in the servers, by default both, of the requests before: no blocks,
         leases or tickets."""

@@ -115,7 +115,7 @@ class Copying(Asking):
         moments: dict[str, tuple[int, int]] = {}
         for attempt in range(TRIES):
             if attempt:
-                self._again(self._prefill)
+                self.start_again(self._prefill)
             prompt = self.prompt()
             want = self.alone(prompt)
             log = self.log_size()
@@ -146,7 +146,7 @@ class Copying(Asking):
         moments: dict[str, tuple[int, int]] = {}
         for attempt in range(TRIES):
             if attempt:
-                self._again(self._decode)
+                self.start_again(self._decode)
             log = self.log_size()
             with self._begun(self.prompt()) as ask:
                 got = self._interrupted(f"kill {self._decode.group}", ask)
@@ -179,15 +179,9 @@ class Copying(Asking):
         self.settled("the proxy is killed in the middle of a copy")
         self.handed_over("both servers go on after that")
 
-    @staticmethod
-    def _again(server: Server) -> None:
-        server.stop()
-        server.start()
-        server.ready()
-
     def _started_again(self, name: str, server: Server) -> None:
         """Another server replaces a killed one."""
-        self._again(server)
+        self.start_again(server)
         self.handed_over(f"the {name} server was started again")
         if self._proxy is not None:
             proxy, url = self._proxy, f"http://127.0.0.1:{server.port}"

@@ -300,9 +300,7 @@ class Faults(Asking):
 
     def _started_again(self, name: str, server: Server) -> None:
         """A server with the same name and ports replaces a killed one."""
-        server.stop()
-        server.start()
-        server.ready()
+        self.start_again(server)
         self.handed_over(f"the {name} server was started again")
         self.handed_over("and once more")
         self.settled(f"the {name} server was started again")

@@ -26,6 +26,7 @@ class Mismatch(Asking):
             other.start()
             try:
                 other.ready()
+                other.ask(self.prompt(), 1)  # vLLM's first step may take longer than a load may
                 prompt = self.prompt()
                 want = self.alone(prompt)
                 with self._pair.begun(prompt, other) as params:
@@ -33,6 +34,5 @@ class Mismatch(Asking):
                 self.settled(what, other, self._decode)
             finally:
                 other.stop()
-        self._prefill.start()
-        self._prefill.ready()
+        self.start_again(self._prefill)
         self.handed_over("the same model again")

@@ -154,9 +154,7 @@ class Proxying(Asking):
         self._comes_back("decode", self._decode)
 
     def _comes_back(self, kind: str, server: Server) -> None:
-        server.stop()
-        server.start()
-        server.ready()
+        self.start_again(server)
         self._is_up(kind, server)
         self.answers(f"the {kind} server is back", stream=True)
 
