@@ -30,8 +30,8 @@ SECOND_USE_SECONDS = 5  # a server that was busy takes as long; a load that wait
 WAITS_SECONDS = 1  # after which a request waits for a stopped server
 # In a long run the prefill server is killed in each round of this number.
 KILLED_EACH = 5
-# By how much a server's memory may grow from the second round to the last; vLLM's own grows at first.
-MOST_GROWTH_MIB = 48
+# By how much a server's memory may grow from the second round to the last: vLLM's own grows at first.
+MOST_GROWTH_MIB = 16
 #: What the decode server's log says of an id that the prefill server does not know, by who moves the bytes.
 NOBODY = {"pull": "no lease on the request was granted", "push": "the deadline has passed: .* written"}
 #: What the prefill server's log says of a request that no decode server takes.

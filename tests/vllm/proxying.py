@@ -104,9 +104,10 @@ class Proxying(Asking):
         file = pathlib.Path(__file__).parent / "public_proxies.json"
         for proxy in json.loads(file.read_text()):
             prompt = self.prompt()
+            want = self.alone(prompt)  # a push does not wait for long
             found = self._ask(self._prefill.port, greedy(prompt, 1, None) | proxy["prefill"])
             params = proxy.get("only") or {**found["kv_transfer_params"], **proxy["decode"]}
-            self.same(proxy["proxy"], prompt, params, proxy["loads"], proxy.get("says"))
+            self.same(proxy["proxy"], prompt, params, proxy["loads"], proxy.get("says"), want)
 
     @staticmethod
     def _ask(port: int, body: dict[str, Any]) -> dict[str, Any]:
