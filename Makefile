@@ -19,7 +19,7 @@ help:
 	@echo 'make check-network    engines on hosts of their own over links that are slow, cut and gone; as root; ARGS=--short'
 	@echo 'make check-ucx        the UCX transport over several versions of UCX, which are downloaded into build/ucx (100 MB)'
 	@echo 'make check-vectors    the recorded cases of one folder; VECTORS=folder'
-	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets; kernels for ARM, emulated'
+	@echo 'make check-long       100000 property cases and 10000 requests with faults, invariants asserted; ASan+UBSan; UCX versions; all fuzz targets; kernels for ARM, emulated; an hour of faults with vLLM (6 GB)'
 	@echo 'make check-page       the pages of kvferry plan and sweep in a real browser, which is installed for it (100 MB)'
 	@echo 'make check-deb        install the packages of make deb into a fresh Debian, use and remove them there; as root (100 MB)'
 	@echo 'make check-container  build the image of packaging/Containerfile by a container engine, and run it; as root (400 MB)'
@@ -92,7 +92,7 @@ check-vectors:
 	build/release/tests/vectors/vectors $(VECTORS)
 
 check-long:
-	@scripts/setup build check cross fuzz
+	@scripts/setup build check cross fuzz python
 	@scripts/build faults -DKVF_BUILD_TESTS=ON
 	@KVF_CASES=$${KVF_CASES:-100000} scripts/check-property faults
 	build/faults/tests/faults/faults --requests $${KVF_REQUESTS:-10000} --round 400
@@ -104,6 +104,7 @@ check-long:
 	scripts/check-ucx faults
 	@scripts/check-neon
 	@scripts/fuzz
+	scripts/check-vllm --minutes=$${KVF_VLLM_MINUTES:-30} faults faults-push-layers
 
 fuzz:
 	@scripts/setup build fuzz

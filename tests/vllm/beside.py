@@ -13,7 +13,7 @@ import time
 
 import msgspec
 import zmq
-from faults import LOADS, NEW_TOKENS, Asking, Judge
+from asking import LOADS, NEW_TOKENS, Asking, Judge
 from pair import Pair, answer
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 

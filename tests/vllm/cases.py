@@ -13,8 +13,9 @@ class What(enum.Enum):
     """What a case does with its servers."""
 
     HAND_OVER = "prompts of all lengths"
-    FAULTS = "what a proxy passes on is wrong, clients go away, the prefill server is killed"
-    COPYING = "the prefill server is killed, and a client goes away, while bytes are being copied"
+    FAULTS = "what a proxy passes on is wrong, clients go away, servers stop for ever or are killed"
+    COPYING = "a server is killed, and a client goes away, while bytes are being copied"
+    RETRIES = "many requests at once, some aborted, some never taken, some whose parameters are used twice"
     MISMATCH = "the prefill server has another model"
     PREFIXES = "prompts that begin alike, with prefix caches"
     PROXY = "the proxy in front of both, and the requests of public ones"
@@ -52,6 +53,8 @@ class Case:
     mode: str = "pull"  # who moves the bytes: "push" is the prefill server
     move: str = "auto"  # by which way
     at_once: bool = False  # both are asked at the same time, and layers are written one by one
+    both: bool = False  # each server is a prefill and a decode server
+    proxied: bool = False  # clients ask the proxy
 
 
 def qwen3next(prefill: Side, decode: Side, **how: Any) -> Case:
@@ -157,14 +160,25 @@ CASES = {
     "qwen3next": qwen3next(Side(), Side()),
     "qwen3next-tp2-tp1": qwen3next(Side(tp=2), Side()),
     "qwen3next-tp1-tp2": qwen3next(Side(), Side(tp=2)),
-    "roles-pull": Case("llama", Side(64, arguments=ROOM), Side(32, arguments=LITTLE_ROOM), what=What.ROLES),
+    "roles-pull": Case(
+        "llama", Side(64, arguments=ROOM), Side(32, arguments=LITTLE_ROOM), what=What.ROLES, both=True
+    ),
     "roles-push": Case(
-        "llama", Side(64, arguments=ROOM), Side(32, arguments=LITTLE_ROOM), what=What.ROLES, mode="push"
+        "llama",
+        Side(64, arguments=ROOM),
+        Side(32, arguments=LITTLE_ROOM),
+        what=What.ROLES,
+        mode="push",
+        both=True,
     ),
     "proxy": Case("llama", Side(64), Side(32), what=What.PROXY),
-    "proxy-push": Case("llama", Side(64), Side(32), what=What.PROXY, mode="push"),
+    "proxy-push": Case("llama", Side(64, arguments=CHUNKS), Side(32), what=What.PROXY, **LAYER_BY_LAYER),
     "turns": Case(
-        "llama", Side(64, arguments=(*ROOM, *LONGER)), Side(32, arguments=(*ROOM, *LONGER)), what=What.TURNS
+        "llama",
+        Side(64, arguments=(*ROOM, *LONGER)),
+        Side(32, arguments=(*ROOM, *LONGER)),
+        what=What.TURNS,
+        both=True,
     ),
     "turns-push": Case(
         "llama",
@@ -172,17 +186,35 @@ CASES = {
         Side(64, arguments=(*ROOM, *LONGER)),
         what=What.TURNS,
         mode="push",
+        both=True,
     ),
     "proxy-turns": Case(
         "llama",
         Side(64, arguments=(*ROOM, *LONGER)),
         Side(32, arguments=(*ROOM, *LONGER)),
         what=What.PROXY_TURNS,
+        both=True,
     ),
     "beside": Case("llama", Side(64, arguments=ONE_GROUP), Side(32, arguments=ONE_GROUP), what=What.BESIDE),
     "ending": Case("llama", Side(64, arguments=DRAINS, environment=SLEEPS), Side(32), what=What.ENDING),
     "refused": Case("llama", Side(64), Side(64), what=What.REFUSED),
     "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
+    "faults-push": Case("llama", Side(64), Side(32), what=What.FAULTS, mode="push"),
+    "faults-push-layers": Case(
+        "llama", Side(64, arguments=CHUNKS), Side(32), what=What.FAULTS, **LAYER_BY_LAYER
+    ),
+    "faults-roles": Case(
+        "llama",
+        Side(64, arguments=CHUNKS),
+        Side(32, arguments=CHUNKS),
+        what=What.FAULTS,
+        both=True,
+        **LAYER_BY_LAYER,
+    ),
+    "retries": Case("llama", Side(64), Side(32), what=What.RETRIES),
+    "retries-push-layers": Case(
+        "llama", Side(64, arguments=CHUNKS), Side(32), what=What.RETRIES, **LAYER_BY_LAYER
+    ),
     "copying": Case("llama_large", Side(64, arguments=LONG), Side(32, arguments=LONG), what=What.COPYING),
     "copying-push-layers": Case(
         "llama_large",
@@ -191,7 +223,16 @@ CASES = {
         what=What.COPYING,
         **LAYER_BY_LAYER,
     ),
+    "copying-proxy": Case(
+        "llama_large",
+        Side(64, arguments=LONG),
+        Side(32, arguments=LONG),
+        what=What.COPYING,
+        proxied=True,
+        **LAYER_BY_LAYER,
+    ),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),
+    "mismatch-push-layers": Case("llama", Side(64), Side(64), what=What.MISMATCH, **LAYER_BY_LAYER),
 }
 
 # : Two models, two shapes: the short form.

@@ -9,10 +9,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from faults import LOADS, NEW_TOKENS, Asking
+from asking import LOADS, NEW_TOKENS, Asking
 from pair import DRAIN_SECONDS, answer
-from proxies import RunningProxy
-from servers import greedy
 
 from kvferry.commands import DRAIN, HAND_OVER, LIST, RESUME, ask
 from kvferry.contact import Contact
@@ -72,13 +70,10 @@ class Ending(Asking):
         params = self._pair.params(prompt)
         self.judge("asked for when it has drained: refused", params.get(REFUSED) == DRAINS, str(params))
         self.same("asked for when it has drained", prompt, params, loads=False)
-        pair = self._pair
-        log = pair.folder / f"{pair.name}.proxy.log"
-        with RunningProxy(pair.port + 4, [self._prefill], [self._decode], log) as proxy:
+        with self._pair.proxy() as proxy:
             prompt = self.prompt()
             want, before = self.alone(prompt), self._decode.counter(LOADS)
-            body = json.loads(proxy.ask("/v1/completions", greedy(prompt, NEW_TOKENS, None)))
-            got = body["choices"][0]["token_ids"]
+            got = proxy.tokens(prompt, NEW_TOKENS)
             self.judge("asked for by the proxy: same tokens", got == want, f"{got} not {want}")
             self.judge("asked for by the proxy: computed", self._decode.counter(LOADS) == before)
             said = 'kvferry_proxy_computed_total{reason="no_prefill_server"} 1'

@@ -4,8 +4,8 @@ KVFERRY_INTERRUPT names a file. While it exists, the connector first fills the b
 number that no cache has: an element that has changed has arrived. When the first has arrived, it obeys the
 file:
 
-    kill N    the processes of group N, which are the prefill server, are killed
-    tell      the file is removed, which tells whoever waits for that
+    kill N    the processes of group N, which are a server or the proxy, are killed
+    tell      nothing: the file is removed in any case, which tells whoever waits for that
 
 and logs how much had arrived then, when the load was cancelled, and when it ended.
 """
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.logger import init_logger
+from watching import WatchingConnector
 
 from kvferry.request import BlockTable
 from kvferry.scheduler import Instruction, InstructionKind
-from kvferry.vllm import KvferryConnector
 
 logger = init_logger("vllm.interrupting")
 
@@ -32,7 +32,7 @@ NOTHING = -98765.0
 BEGIN_SECONDS = 10
 
 
-class InterruptingConnector(KvferryConnector):
+class InterruptingConnector(WatchingConnector):
     """See above. On a prefill server it does nothing, since nothing is loaded there."""
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -84,7 +84,8 @@ class InterruptingConnector(KvferryConnector):
         until = time.monotonic() + BEGIN_SECONDS
         while not self._arrived()[0] and time.monotonic() < until:
             pass
+        order.unlink()
+        self._say("told")  # before: the group may be this process's own
         if what == "kill":
             os.killpg(int(group[0]), signal.SIGKILL)
-        order.unlink()
-        self._say("killed" if what == "kill" else "told")
+            self._say("killed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults import Asking
+from asking import Asking
 from servers import Side
 
 # : Model and type of the prefill server, and what the decode server's log must say.
@@ -26,10 +26,13 @@ class Mismatch(Asking):
             other.start()
             try:
                 other.ready()
+                other.ask(self.prompt(), 1)  # vLLM's first step may take longer than a load may
                 prompt = self.prompt()
-                self.same(what, prompt, self._pair.params(prompt, other), loads=False, says=says)
+                want = self.alone(prompt)
+                with self._pair.begun(prompt, other) as params:
+                    self.same(what, prompt, params, loads=False, says=says, want=want)
+                self.settled(what, other, self._decode)
             finally:
                 other.stop()
-        self._prefill.start()
-        self._prefill.ready()
+        self.start_again(self._prefill)
         self.handed_over("the same model again")

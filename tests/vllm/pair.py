@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cases import Case, What
-from servers import Server, Side
+from proxies import RunningProxy
+from servers import MEMORY, Server, Side
 
 import kvferry
 from kvferry.vllm.proxy_servers import OF_REQUEST
 
 PLAIN = ("KvferryConnector", "kvferry.vllm")
+WATCHING = ("WatchingConnector", "watching")
 PROBING = ("ProbingConnector", "probing")
 BESIDE = ("MultiConnector", None)
 INTERRUPTING = ("InterruptingConnector", "interrupting")
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 PROBE_SECONDS = 60
 DRAIN_SECONDS = 60  # for a prefill server that ends while a peer is still to come
+#: Seconds for which blocks are kept without a sign of life of their reader, and after which a load or a push
+#: fails.
+TIMES = (120, 20)
+# Many of these are waited for, and must be over before nothing is left of a fault.
+FAULT_TIMES = {
+    What.FAULTS: (10, 6),
+    What.MISMATCH: (10, 6),
+    What.PROXY: (10, 6),
+    What.COPYING: (20, 20),
+    What.RETRIES: (20, 40),  # above the 30 s for which a load waits for a producer that has the request
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,6 @@ class Pair:
     case: Case
     port: int  # the first of four; beside them one for the proxy, and one for events
     connector: tuple[str, str | None] = PROBING
-    deadline: float = 20  # seconds after which a load fails
 
     def __post_init__(self) -> None:
         self.readout = self.folder / f"{self.name}.readout"
@@ -73,12 +87,10 @@ class Pair:
         self.corrupt.unlink(missing_ok=True)
         self.interrupt.unlink(missing_ok=True)
         self._settings: dict[str, Any] = {}
-        roles = ("kv_producer", "kv_consumer")
+        roles = ("kv_both", "kv_both") if self.case.both else ("kv_producer", "kv_consumer")
         if self.case.what is What.ROLES:
-            roles = ("kv_both", "kv_both")
             self._settings = self._keys()
         if self.case.what in (What.TURNS, What.PROXY_TURNS):
-            roles = ("kv_both", "kv_both")
             self._settings = {"bidirectional_kv_xfer": True}
         if self.case.prefill_dtype:
             self._settings = {"convert": True}
@@ -93,7 +105,7 @@ class Pair:
         )
         self.decode = self.server(roles[1], self.case.decode, self.port + 1)
         self._servers = [] if self.case.what is What.REFUSED else [self.prefill, self.decode]
-        self._engine: dict[str, Any] = {}  # what a decode server must know of the prefill server's engine
+        self._engines: dict[int, dict[str, Any]] = {}  # by port: what a decode server must know of an engine
 
     def _keys(self) -> dict[str, Any]:
         """Settings with which servers of this case can talk only to each other."""
@@ -128,9 +140,10 @@ class Pair:
         """A server like those of the case, not started yet. Agents meet it at `port` + 2."""
         number = port - self.port
         name = ("prefill", "decode")[number % 2]
+        lease, deadline = FAULT_TIMES.get(self.case.what, TIMES)
         settings = {
-            "kv_lease_duration": 120,
-            "kv_load_deadline": self.deadline,
+            "kv_lease_duration": lease,
+            "kv_load_deadline": deadline,
             "transfer_mode": self.case.mode,
             "move": self.case.move,
             **self._settings,
@@ -165,7 +178,7 @@ class Pair:
             for server in self._servers:
                 server.ready()
             if self.case.at_once:
-                self._learn()
+                self.learn(self.prefill)
         except BaseException:
             self.__exit__()
             raise
@@ -182,39 +195,70 @@ class Pair:
         found: dict[str, Any] = (prefill or self.prefill).ask(prompt, 1, dict(TO_PREFILL))["kv_transfer_params"]
         return found
 
-    def _learn(self) -> None:
+    def learn(self, prefill: Server) -> None:
         """Learns the engine from an answer, as a proxy does. Nobody loads what is kept for it."""
         prompt = [5, 6, 7]
-        self._engine = {name: value for name, value in self.params(prompt).items() if name not in OF_REQUEST}
-        self.prefill.ask(prompt, 1)  # a further step: all that is read out has been
+        found = self.params(prompt, prefill)
+        self._engines[prefill.port] = {name: found[name] for name in found if name not in OF_REQUEST}
+        prefill.ask(prompt, 1)  # a further step: all that is read out has been
 
     def hand_over(self, prompt: list[int], tokens: int) -> Answer:
         """Prefills on the prefill server and decodes on the decode server."""
-        if self.case.at_once:
-            return self._hand_over_at_once(prompt, tokens)
-        return answer(self.decode.ask(prompt, tokens, self.params(prompt)))
+        with self.begun(prompt) as params:
+            return answer(self.decode.ask(prompt, tokens, params))
 
-    def _hand_over_at_once(self, prompt: list[int], tokens: int) -> Answer:
-        """The decode server announces its blocks while the prefill server computes."""
-        to_prefill, to_decode = self.announced()
+    @contextlib.contextmanager
+    def begun(self, prompt: list[int], prefill: Server | None = None) -> Iterator[dict[str, Any]]:
+        """Asks the prefill server; gives the parameters for the decode server, as a proxy has them.
+
+        Where both are asked at once, the prefill server computes meanwhile, and must answer before the end.
+        """
+        prefill = prefill or self.prefill
+        if not self.case.at_once:
+            yield self.params(prompt, prefill)
+            return
+        to_prefill, to_decode = self.announced(prefill)
         with ThreadPoolExecutor(1) as pool:
-            there = pool.submit(self.prefill.ask, prompt, 1, to_prefill)
-            found = answer(self.decode.ask(prompt, tokens, to_decode))
+            there = pool.submit(prefill.ask, prompt, 1, to_prefill)
+            yield to_decode
             params = there.result()["kv_transfer_params"]
         assert params["kvferry_transfer_id"] == to_decode["kvferry_transfer_id"]
-        return found
 
-    def announced(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def announced(self, prefill: Server) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters for the prefill and the decode server, if both are asked at once."""
         name = secrets.token_hex(16)
         to_decode = {
-            **self._engine,
+            **self._engines[prefill.port],
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_request_id": name,
             "kvferry_transfer_id": name,
         }
         return {**TO_PREFILL, "kvferry_transfer_id": name}, to_decode
+
+    def proxy(self, *options: str) -> RunningProxy:
+        """kvferry's proxy in front of both, not started yet."""
+        log = self.folder / f"{self.name}.proxy.log"
+        return RunningProxy(self.port + 4, [self.prefill], [self.decode], log, options)
+
+    def kept(self, server: Server) -> dict[str, int]:
+        """What the parts of a server kept in its last step, where its connector writes that out."""
+        return {
+            f"{part}: {name}": count
+            for part, said in self._said_kept(server).items()
+            for name, count in said.items()
+            if count and name != MEMORY
+        }
+
+    def agent_memory(self, server: Server) -> int:
+        """The bytes that its agents had allocated for peers then."""
+        return sum(said.get(MEMORY, 0) for said in self._said_kept(server).values())
+
+    def _said_kept(self, server: Server) -> dict[str, dict[str, int]]:
+        files = sorted(self.readout.glob(f"{server.transfer['engine_id']}.*.kept"))
+        if not files:
+            raise RuntimeError(f"the connector of {server.log.stem} does not write out what it keeps")
+        return {file.suffixes[0].removeprefix("."): json.loads(file.read_text()) for file in files}
 
     def through(self, prompt: list[int], tokens: int) -> Answer:
         """Like hand_over(), after deleting earlier readouts."""

@@ -17,15 +17,14 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from watching import WatchingConnector
 
 from kvferry.scheduler import InstructionKind
-from kvferry.vllm import KvferryConnector
-from kvferry.vllm.pushing import Pieces
 
 NULL_BLOCK = 0  # vLLM's block without content
 
 
-class ProbingConnector(KvferryConnector):
+class ProbingConnector(WatchingConnector):
     """Writes a handed-over request, as blocks of each side.
 
     KVFERRY_READOUT names a folder: `<role>.blocks.json` lists the blocks of the last request, and
@@ -34,9 +33,6 @@ class ProbingConnector(KvferryConnector):
 
     While the file that KVFERRY_CORRUPT names exists, a filled block is changed before it is written out: if the
     file says "state", the state of a sequence, otherwise a block of keys and values.
-
-    KVFERRY_LAYERS_EACH is the number of layers to send at a time, whatever that costs: otherwise the caches of
-    tiny models go as one.
     """
 
     # ---- in the scheduler
@@ -64,9 +60,6 @@ class ProbingConnector(KvferryConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._caches = kv_caches
-        each = int(os.environ.get("KVFERRY_LAYERS_EACH", "0"))
-        if each:
-            setattr(Pieces, "layers_each", lambda *_: each)  # noqa: B010
         super().register_kv_caches(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

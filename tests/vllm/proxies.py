@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from servers import ANSWER_SECONDS, Server
+from servers import ANSWER_SECONDS, Server, greedy
 
 WAIT_SECONDS = 60
 
@@ -21,18 +22,25 @@ class RunningProxy:
     """The proxy in a process of its own, as a context manager."""
 
     def __init__(
-        self, port: int, prefill: Sequence[Server], decode: Sequence[Server], log: pathlib.Path
+        self,
+        port: int,
+        prefill: Sequence[Server],
+        decode: Sequence[Server],
+        log: pathlib.Path,
+        options: Sequence[str] = (),
     ) -> None:
         self.port = port
         urls = [[f"http://127.0.0.1:{server.port}" for server in servers] for servers in (prefill, decode)]
         self._command = [sys.executable, "-m", "kvferry.vllm.proxy", "--port", str(port)]
-        self._command += ["--prefill", *urls[0], "--decode", *urls[1]]
+        self._command += ["--prefill", *urls[0], "--decode", *urls[1], *options]
         self._log = log
         self._process: subprocess.Popen[bytes]
 
     def __enter__(self) -> RunningProxy:
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            )
         if not wait_for(lambda: self._process.poll() is not None or bool(self.ask("/health"))):
             self.__exit__()
             raise RuntimeError(f"the proxy did not answer within {WAIT_SECONDS} s; see {self._log}")
@@ -43,6 +51,22 @@ class RunningProxy:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
+
+    @property
+    def group(self) -> int:
+        """The process group of its own that it has."""
+        return self._process.pid
+
+    def tokens(self, prompt: list[int], count: int, stream: bool = False) -> list[int]:
+        """Greedy tokens for a prompt; raises OSError."""
+        body = greedy(prompt, count, None)
+        if not stream:
+            return list(json.loads(self.ask("/v1/completions", body))["choices"][0]["token_ids"])
+        events = self.ask("/v1/completions", {**body, "stream": True}).decode()
+        found: list[int] = []
+        for event in re.findall(r"^data: (\{.*)$", events, re.M):
+            found += json.loads(event)["choices"][0].get("token_ids") or []
+        return found
 
     def kill(self) -> None:
         """Ends it at once; nobody who waits for it is told."""

@@ -1,25 +1,59 @@
-"""The proxy in front of two servers: right answers, streamed or not, and also when a client or a server goes
-away.
+"""The proxy in front of two servers: right answers, streamed or not, and also when a client, a server or the
+proxy goes away or a server stops for ever; nothing may be left in the servers.
 
 Public proxies are not run, but their two requests are sent, with the keys in public_proxies.json.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import pathlib
-import re
 import signal
+import sys
+import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from faults import LOADS, NEW_TOKENS, Asking
+from asking import GONE, LOADS, NEW_TOKENS, Asking
 from proxies import RunningProxy, wait_for
-from servers import ANSWER_SECONDS, greedy
+from servers import ANSWER_SECONDS, Server, greedy
 
 MANY_TOKENS = 600  # more than anybody waits for
+PATIENCE = 10  # seconds
+WAITS_SECONDS = 1  # after which a request waits for a stopped server
 RUNNING = "vllm:num_requests_running"
+
+
+class Client:
+    """A client in a process of its own, which can leave at any moment."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                ask()
+            except GONE:
+                sys.exit(1)
+
+        self._process = multiprocessing.Process(target=run)
+        self._process.start()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has got neither an answer nor an error."""
+        return self._process.is_alive()
+
+    def succeeds(self) -> bool:
+        """Waits until it has got an answer, or an error."""
+        self._process.join()
+        return self._process.exitcode == 0
+
+    def leave(self) -> None:
+        """It goes away, if it has not."""
+        self._process.kill()
+        self._process.join()
 
 
 class Proxying(Asking):
@@ -36,28 +70,20 @@ class Proxying(Asking):
             self.client_gone()
             self.answers("after that", stream=True)
             self.prefill_gone()
+            self.settled("a client and a server that went away")
+            self.prefill_stops()
+            self.client_gone_early()
+            self.decode_gone()
         with self.proxy() as self._proxy:
             self.answers("a proxy that was started anew", stream=False)
             self.proxy_gone()
-
-    # ---- the proxy
+        with self.proxy() as self._proxy:
+            self.answers("another one", stream=False)
+            self.proxy_gone_early()
 
     def proxy(self) -> RunningProxy:
-        """One in front of both."""
-        pair = self._pair
-        return RunningProxy(
-            pair.port + 4, [self._prefill], [self._decode], pair.folder / f"{pair.name}.proxy.log"
-        )
-
-    def _tokens(self, prompt: list[int], stream: bool) -> list[int]:
-        body = greedy(prompt, NEW_TOKENS, None)
-        if not stream:
-            return list(json.loads(self._proxy.ask("/v1/completions", body))["choices"][0]["token_ids"])
-        events = self._proxy.ask("/v1/completions", {**body, "stream": True}).decode()
-        found: list[int] = []
-        for event in re.findall(r"^data: (\{.*)$", events, re.M):
-            found += json.loads(event)["choices"][0].get("token_ids") or []
-        return found
+        """One in front of both, which waits for a silent server longer than a load may take."""
+        return self._pair.proxy("--patience", str(PATIENCE))
 
     # ---- what it does
 
@@ -66,7 +92,7 @@ class Proxying(Asking):
         prompt = self.prompt()
         want, before = self.alone(prompt), self._decode.counter(LOADS)
         try:
-            got: object = self._tokens(prompt, stream)
+            got: object = self._proxy.tokens(prompt, NEW_TOKENS, stream)
         except OSError as error:
             got = f"{type(error).__name__}: {error}"
         self.judge(f"{what}: same tokens", got == want, f"{got} not {want}")
@@ -78,9 +104,10 @@ class Proxying(Asking):
         file = pathlib.Path(__file__).parent / "public_proxies.json"
         for proxy in json.loads(file.read_text()):
             prompt = self.prompt()
+            want = self.alone(prompt)  # a push does not wait for long
             found = self._ask(self._prefill.port, greedy(prompt, 1, None) | proxy["prefill"])
             params = proxy.get("only") or {**found["kv_transfer_params"], **proxy["decode"]}
-            self.same(proxy["proxy"], prompt, params, proxy["loads"], proxy.get("says"))
+            self.same(proxy["proxy"], prompt, params, proxy["loads"], proxy.get("says"), want)
 
     @staticmethod
     def _ask(port: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -117,9 +144,70 @@ class Proxying(Asking):
         """The only prefill server is killed, and started again."""
         self._prefill.signal(signal.SIGKILL)
         self.answers("the prefill server is gone", stream=True, loads=False)
-        self._prefill.stop()
-        self._prefill.start()
-        self._prefill.ready()
-        up = f'kvferry_proxy_server_up{{kind="prefill",server="http://127.0.0.1:{self._prefill.port}"}} 1'
-        self.judge("it is back", wait_for(lambda: up in self._proxy.ask("/metrics").decode()))
-        self.answers("it is back", stream=True)
+        self._comes_back("prefill", self._prefill)
+
+    def decode_gone(self) -> None:
+        """The only decode server is killed while a request waits there."""
+        with self._waiting("the decode server is killed") as client:
+            self._decode.signal(signal.SIGKILL)
+            self.judge("the decode server is killed: its client is told", not client.succeeds())
+        self.settled("the decode server is killed", self._prefill)
+        self._comes_back("decode", self._decode)
+
+    def _comes_back(self, kind: str, server: Server) -> None:
+        self.start_again(server)
+        self._is_up(kind, server)
+        self.answers(f"the {kind} server is back", stream=True)
+
+    def _is_up(self, kind: str, server: Server) -> None:
+        up = f'kvferry_proxy_server_up{{kind="{kind}",server="http://127.0.0.1:{server.port}"}} 1'
+        noticed = wait_for(lambda: up in self._proxy.ask("/metrics").decode())
+        self.judge(f"the proxy notices that the {kind} server is up", noticed)
+
+    # ---- before anything has moved
+
+    @contextlib.contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """The prefill server is stopped; at the end it goes on."""
+        self._prefill.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._prefill.signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[Client]:
+        """A client's request waits for the stopped prefill server, which goes on at the end."""
+        prompt = self.prompt()
+        with self._stopped():
+            client = Client(lambda: self._proxy.tokens(prompt, NEW_TOKENS))
+            time.sleep(WAITS_SECONDS)
+            self.judge(f"{what}: a request waits for the prefill server", client.is_waiting)
+            try:
+                yield client
+            finally:
+                client.leave()
+
+    def prefill_stops(self) -> None:
+        """The prefill server stops for longer than anybody waits."""
+        with self._stopped():
+            self.answers("the prefill server stops", stream=False, loads=False)
+        self._is_up("prefill", self._prefill)
+        self.settled("the prefill server goes on")
+        self.answers("the prefill server goes on", stream=False)
+
+    def client_gone_early(self) -> None:
+        """A client goes away while its request waits for the prefill server."""
+        with self._waiting("a client goes away early") as client:
+            client.leave()
+        self._is_up("prefill", self._prefill)
+        self.settled("a client goes away early")
+        self.answers("a client has gone away early", stream=False)
+
+    def proxy_gone_early(self) -> None:
+        """The proxy is killed while a request waits for the prefill server."""
+        with self._waiting("the proxy is killed early") as client:
+            self._proxy.kill()
+            self.judge("the proxy is killed early: its client notices", not client.succeeds())
+        self.settled("the proxy is killed early")
+        self.handed_over("the proxy was killed early")

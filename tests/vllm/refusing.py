@@ -5,7 +5,7 @@ When one of these starts, what was tested without servers can become a case.
 
 from __future__ import annotations
 
-from faults import Judge
+from asking import Judge
 from pair import Pair
 from servers import Server, Side
 

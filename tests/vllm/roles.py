@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from faults import Asking, Judge
+from asking import Asking, Judge
 from pair import Pair, answer
 from servers import Server
 

@@ -1,7 +1,7 @@
 """Prefill in one vLLM server, decode in another, of one model in different shapes.
 
-Each case starts two servers; prompts.py, prefixes.py, faults.py, copying.py, ending.py, mismatch.py,
-proxying.py, X Ends with `N passed, N failed`.
+Each case starts two servers; what it does with them is in the file that RUNS names. Ends with `N passed, N
+failed`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from copying import Copying
 from ending import Ending
 from faults import Faults
 from mismatch import Mismatch
-from pair import BESIDE, INTERRUPTING, PLAIN, PROBING, Pair
+from pair import BESIDE, INTERRUPTING, PLAIN, PROBING, WATCHING, Pair
 from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
 from proxying import Proxying
 from refusing import Refusing
+from retries import Retries
 from roles import Roles
 from turns import ProxyTurns, Turns
 
 #: What a case runs, and with which connector.
 RUNS: dict[What, tuple[Callable[..., Any], tuple[str, str | None]]] = {
     What.HAND_OVER: (HandOver, PROBING),
-    What.FAULTS: (Faults, PLAIN),
+    What.FAULTS: (Faults, WATCHING),
+    What.RETRIES: (Retries, WATCHING),
     What.COPYING: (Copying, INTERRUPTING),
-    What.MISMATCH: (Mismatch, PLAIN),
+    What.MISMATCH: (Mismatch, WATCHING),
     What.PREFIXES: (Prefixes, PROBING),
-    What.PROXY: (Proxying, PLAIN),
+    What.PROXY: (Proxying, WATCHING),
     What.ENDING: (Ending, PLAIN),
     What.REFUSED: (Refusing, PLAIN),
     What.ROLES: (Roles, PLAIN),
@@ -47,9 +49,12 @@ RUNS: dict[What, tuple[Callable[..., Any], tuple[str, str | None]]] = {
 class Runner:
     """Runs cases and counts."""
 
-    def __init__(self, folder: pathlib.Path, port: int, short: bool) -> None:
+    def __init__(self, folder: pathlib.Path, port: int, short: bool, minutes: float) -> None:
         self._folder, self._port = folder, port
-        self._lengths = SHORT_LENGTHS if short else LENGTHS
+        self._more: dict[What, dict[str, Any]] = {
+            What.HAND_OVER: {"lengths": SHORT_LENGTHS if short else LENGTHS},
+            What.FAULTS: {"minutes": minutes},
+        }
         self.passed = 0
         self.failed = 0
 
@@ -63,11 +68,9 @@ class Runner:
         """Runs one case."""
         begun = time.monotonic()
         try:
-            deadline = 6 if case.what is What.FAULTS else 20  # several of these are waited for
             runs, connector = RUNS[case.what]
-            lengths = {"lengths": self._lengths} if case.what is What.HAND_OVER else {}
-            with Pair(self._folder, name, case, self._port, connector, deadline) as pair:
-                runs(self.judge, pair, **lengths).run()
+            with Pair(self._folder, name, case, self._port, connector) as pair:
+                runs(self.judge, pair, **self._more.get(case.what, {})).run()
         except Exception as error:  # one case must not end the others
             self.judge(name, "ran to its end", False, f"{type(error).__name__}: {error}")
         print(f"       {name}: {time.monotonic() - begun:.0f} s", flush=True)
@@ -78,11 +81,14 @@ def main() -> int:
     parser.add_argument("folder", type=pathlib.Path, help="where the models are, and logs go")
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; by default all")
     parser.add_argument("--short", action="store_true", help=f"fewer prompts; by default {' and '.join(SHORT)}")
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="for which the cases faults* repeat their faults"
+    )
     parser.add_argument("--port", type=int, default=8300, help="the first of eight ports")
     given = parser.parse_intermixed_args()  # options may come between the folder and the cases
     if unknown := set(given.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
-    runner = Runner(given.folder.resolve(), given.port, given.short)
+    runner = Runner(given.folder.resolve(), given.port, given.short, given.minutes)
     for name in given.cases or (SHORT if given.short else CASES):
         runner.run(name, CASES[name])
     print(f"{runner.passed} passed, {runner.failed} failed")

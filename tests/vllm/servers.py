@@ -18,6 +18,7 @@ BOOT_SECONDS = 900
 ANSWER_SECONDS = 300
 LIKELIEST = 20  # tokens whose log-probabilities a server tells, the most that vLLM tells
 MTP = "mtp"  # instead of a draft's name: the model's own layers for multi-token prediction
+MEMORY = "memory_now_bytes"  # agents' statistic of this name, in what watching.py writes out
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -160,11 +161,15 @@ class Server:
 
     def counter(self, name: str) -> int:
         """A counter of vLLM's metrics; 0 if there is none."""
+        return int(self.metric(name))
+
+    def metric(self, name: str) -> float:
+        """A value of vLLM's metrics; 0 if there is none."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith(name + "{"):
-                    return int(float(line.split()[-1]))
-        return 0
+                    return float(line.split()[-1])
+        return 0.0
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the server and its workers."""

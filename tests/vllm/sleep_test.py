@@ -145,20 +145,39 @@ class Sleeping(unittest.TestCase):
         self.assertEqual(decode.invalid, set(HERE))
 
     def test_a_peer_that_sleeps_for_ever_is_named(self) -> None:
-        prefill, decode = self.pair(kv_load_patience=1, kv_drain_duration=0.1)
+        limits = {"kv_load_patience": 1, "kv_load_deadline": 3}
+        for mode in ("pull", "push"):
+            with self.subTest(mode):
+                prefill, decode = self.pair(transfer_mode=mode, kv_drain_duration=0.1, **limits)
+                self.hand_over(prefill, decode, "before", 1)
+                params = prefill.serve("r", TOKENS, THERE)
+                prefill.step()
+                prefill.worker.sleep()
+                for name in ("q", "r"):  # the peer may notice only with the first request
+                    decode.want(name, TOKENS, params, HERE)
+                    with self.assertLogs(LOGGER, logging.WARNING) as log:
+                        steps(decode, until=lambda name=name, d=decode: name in d.received)
+                    self.assertEqual(decode.invalid, set(HERE))
+                self.assertIn("prefill has unregistered its memory", log.output[-1])
+                prefill.worker.wake()
+                decode.invalid.clear()
+                self.hand_over(prefill, decode, "after", 2)
+
+    def test_a_push_ends_though_its_peer_sleeps_for_ever(self) -> None:
+        prefill, decode = self.pair(transfer_mode="push", kv_drain_duration=0.1, kv_load_deadline=2)
         self.hand_over(prefill, decode, "before", 1)
+        decode.worker.sleep()
         params = prefill.serve("r", TOKENS, THERE)
-        prefill.step()
-        prefill.worker.sleep()
-        for name in ("q", "r"):  # the peer may notice only with the first request
-            decode.want(name, TOKENS, params, HERE)
-            with self.assertLogs(LOGGER, logging.WARNING) as log:
-                steps(decode, until=lambda name=name: name in decode.received)
-            self.assertEqual(decode.invalid, set(HERE))
-        self.assertIn("prefill has unregistered its memory", log.output[-1])
-        prefill.worker.wake()
+        with self.says("request r", "0 of 1 consumers are served"):
+            steps(prefill, until=lambda: "r" in prefill.sent)
+        decode.worker.wake()
+        with self.assertLogs(LOGGER, logging.WARNING) as log:
+            decode.want("r", TOKENS, params, HERE)
+            steps(prefill, decode, until=lambda: "r" in decode.received)
+        self.assertIn("is not kept any more", log.output[-1])
+        self.assertEqual(decode.invalid, set(HERE))
         decode.invalid.clear()
-        self.hand_over(prefill, decode, "after", 2)
+        self.hand_over(prefill, decode, "after", 2, has_moved=True)
 
     def test_a_request_that_comes_meanwhile_is_met_when_the_peer_wakes(self) -> None:
         prefill, decode = self.pair()

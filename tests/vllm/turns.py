@@ -17,7 +17,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from faults import Asking, Judge
+from asking import Asking, Judge
 from pair import TO_PREFILL, Pair, answer
 from proxies import RunningProxy
 from servers import Server, greedy
@@ -136,18 +136,11 @@ class ProxyTurns(Turns):
 
     def run(self) -> None:
         """All of it."""
-        with self.proxy() as self._proxy:
+        with self._pair.proxy() as self._proxy:
             talk, last = self.conversation()
-        with self.proxy() as self._proxy:  # which knows nothing of the turn before
+        with self._pair.proxy() as self._proxy:  # which knows nothing of the turn before
             self.forgotten(talk, last)
             self.corrupted(talk)
-
-    def proxy(self) -> RunningProxy:
-        """One in front of both."""
-        pair = self._pair
-        return RunningProxy(
-            pair.port + 4, [self._prefill], [self._decode], pair.folder / f"{pair.name}.proxy.log"
-        )
 
     def ask(self, prompt: list[int], before: dict[str, Any] | None) -> dict[str, Any]:
         """The answer of the proxy, which is told the prompt only."""
