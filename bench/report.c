@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define COLUMNS_MAX 12
+#define COLUMNS_MAX 16
 #define CELL_BYTES 40
 
 struct bench_report {

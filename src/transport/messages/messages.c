@@ -143,8 +143,8 @@ static kvf_status open_events(kvf_messages_endpoint *endpoint) {
 
 /*
  * ZeroMQ allocates every message that comes by malloc(). By default glibc returns most of what is freed to the kernel,
- * which then has to find and zero as much for the next message: a fifth of the processor time of a read. Once a block
- * of this size was freed it keeps up to twice as much, unless the program has set its thresholds.
+ * which then has to find and zero as much for the next message: 3 to 9% of the processor time of reads was that. Once a
+ * block of this size was freed it keeps up to twice as much, unless the program has set its thresholds.
  */
 static void keep_freed_memory(void) {
     void *volatile block = malloc(KEPT_BYTES); /* never touched; volatile, or the compiler leaves it out */
