@@ -195,6 +195,31 @@ static void an_unmet_producer_is_explained_by_its_link(void **state) {
     }
 }
 
+static bool is_readable(kvf_agent *agent) {
+    for (bool busy = true; busy;)
+        assert_ok(kvf_agent_progress(agent, &busy));
+    struct pollfd fd = {kvf_agent_event_fd(agent), POLLIN, 0};
+    return poll(&fd, 1, 0) == 1;
+}
+
+/* Without a thread of its own: the engine waits for work and for events on one descriptor. */
+static void the_descriptor_is_readable_while_an_event_waits(void **state) {
+    (void)state;
+    exchange x;
+    uint64_t ticket;
+    set_up(&x, NULL);
+    kvf_agent *p = x.w.p.agents[0];
+    kvf_event event = {.struct_size = sizeof event};
+    assert_ok(kvf_agent_hold(p, &x.held.request, &ticket));
+    assert_false(is_readable(p));
+    assert_ok(kvf_agent_cancel(p, ticket));
+    assert_true(is_readable(p));
+    while (kvf_agent_next_event(p, &event) == KVF_OK) {
+    }
+    assert_false(is_readable(p));
+    world_close(&x.w);
+}
+
 static void an_agent_with_a_thread_waits_for_no_call(void **state) {
     (void)state;
     exchange x;
@@ -461,6 +486,7 @@ int main(void) {
         cmocka_unit_test(a_time_that_has_come_makes_the_descriptor_readable),
         cmocka_unit_test(the_time_out_is_that_of_the_next_thing_to_do),
         cmocka_unit_test(an_unmet_producer_is_explained_by_its_link),
+        cmocka_unit_test(the_descriptor_is_readable_while_an_event_waits),
         cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
