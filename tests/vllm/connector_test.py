@@ -136,6 +136,15 @@ class Moving(Pairs):
         stats = decode.worker.take_stats()  # letting go of blocks is not a load
         self.assertEqual(stats.data["loads"] if stats else 0, 0)
 
+    def test_a_producer_that_is_gone_is_told_for_no_longer_than_a_load_may_take(self) -> None:
+        prefill, decode = self.pair(transfer_mode="push", kv_load_deadline=1)
+        params = prefill.serve("r", TOKENS, THERE)
+        prefill.close()
+        self.assertEqual(decode.want("r", TOKENS, params, HERE, computed=TOKENS), 0)
+        decode.step()
+        self.assertEqual(len(decode.worker._jobs), 1)
+        steps(decode, until=lambda: not decode.worker._jobs)
+
     def test_nothing_may_be_wanted_before_the_producer_pushes(self) -> None:
         prefill, decode = self.pair(transfer_mode="push")
         params = prefill.serve("r", TOKENS, THERE)

@@ -331,7 +331,7 @@ class Worker:
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
-        deadline, patience = item.deadline or None, self._settings.patience
+        deadline, patience = item.deadline or self._settings.deadline, self._settings.patience  # none: NOTIFY
         if item.kind == InstructionKind.RESERVE:
             return agent.pull(item.transfer_id, contact, None, deadline=deadline, patience=patience)
         groups = item.groups
