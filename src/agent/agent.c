@@ -183,8 +183,9 @@ static void add_setting(carriage *to, const char *key, const char *value) {
 
 /*
  * Messages of the transport use the settings of the session's: the same interface, the address that peers are told, the
- * same keys, as many connections, and no patience of its own: requests have deadlines. An agent that listens nowhere, or on a path, has no interface: it uses all of
- * them with keys, or if it was set to be insecure, and otherwise the loopback.
+ * same keys, as many connections, and no patience of its own: requests have deadlines. An agent that listens nowhere,
+ * or on a path, has no interface: it uses all of them with keys, or if it was set to be insecure, and otherwise the
+ * loopback.
  */
 static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out) {
     const kvf_agent_options *o = &agent->options;
