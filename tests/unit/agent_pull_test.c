@@ -356,6 +356,30 @@ static void ranks_of_a_producer_hold_the_same_blocks(void **state) {
     }
 }
 
+static void ranks_of_a_producer_hold_the_same_blocks_of_every_group(void **state) {
+    (void)state;
+    static const uint32_t another = 9; /* the state's block at rank 1 */
+    world w;
+    world_request wanted, request;
+    uint64_t pull, holds[2];
+    world_open_model(&w, hybrid(4), TP2, ONE("D"), NULL);
+    world_request_make(&w, &w.d, "a", 50, 20, 1, &wanted);
+    for (uint32_t r = 0; r < 2; r++) {
+        world_request_make(&w, &w.p, "a", 50, 0, 1, &request);
+        assert_int_equal(request.groups[1].table.count, 1);
+        if (r == 1)
+            request.groups[1].table.ids = &another;
+        assert_ok(kvf_agent_hold(w.p.agents[r], &request.request, &holds[r]));
+    }
+    world_pull(&w.d, &wanted, &w.p, &pull);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_MISMATCH);
+    assert_non_null(strstr(failed->detail, "the producer's rank holds other blocks than its siblings"));
+    for (uint32_t r = 0; r < 2; r++)
+        (void)kvf_agent_cancel(w.p.agents[r], holds[r]);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void a_failure_lists_the_wanted_blocks_of_every_group(void **state) {
     (void)state;
     world w;
@@ -451,6 +475,7 @@ int main(void) {
         cmocka_unit_test(only_what_will_be_written_is_claimed),
         cmocka_unit_test(more_than_the_producer_holds_fails_this_request_only),
         cmocka_unit_test(ranks_of_a_producer_hold_the_same_blocks),
+        cmocka_unit_test(ranks_of_a_producer_hold_the_same_blocks_of_every_group),
         cmocka_unit_test(a_failure_lists_the_wanted_blocks_of_every_group),
         cmocka_unit_test(blocks_beyond_the_cache_are_refused_at_once),
         cmocka_unit_test(a_block_has_one_use_at_a_time),

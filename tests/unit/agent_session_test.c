@@ -142,6 +142,8 @@ static void checksums_are_for_the_peer_of_the_session(void **state) {
     assert_int_equal(s.other.sums + s.stranger.sums, 0);
     assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_OK);
     assert_int_equal(s.rightful.sums, 4);
+    sums.group = 1; /* the model has one */
+    assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_NOT_FOUND);
     rights_close(&s);
 }
 
