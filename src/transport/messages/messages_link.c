@@ -103,19 +103,24 @@ static kvf_status dial(kvf_messages_link *link, const char *host) {
     return status;
 }
 
-/* The host that is tried now, by its place on the card. */
-static uint32_t host_of(const kvf_messages_link *link) {
-    return (link->tried - 1) % link->card.host_count;
+/* A round walks over the hosts of the card twice: the place of the host at one of its steps. */
+static uint32_t place_at(const kvf_messages_link *link, uint32_t step) {
+    return step < link->card.host_count ? step : step - link->card.host_count;
 }
 
-/* A round walks over the hosts twice. Loopback hosts come first if the owner's loopback is ours, and are skipped
- * otherwise. NULL: at this step there is none to try. */
+/* The place of the host that is tried now. */
+static uint32_t host_of(const kvf_messages_link *link) {
+    return place_at(link, link->tried - 1);
+}
+
+/* Loopback hosts come first if the owner's loopback is ours, and are skipped otherwise. NULL: at this step there is none
+ * to try. */
 static const char *host_at(const kvf_messages_link *link, uint32_t step) {
-    const uint32_t count = link->card.host_count;
-    const char *host = link->card.hosts[step % count];
-    const bool is_its_turn =
-        kvf_messages_is_loopback(host) ? step < count && link->same_place : step >= count;
-    return is_its_turn && !(link->hopeless >> step % count & 1) ? host : NULL;
+    const uint32_t place = place_at(link, step);
+    const bool first = step == place;
+    const char *host = link->card.hosts[place];
+    const bool is_its_turn = kvf_messages_is_loopback(host) ? first && link->same_place : !first;
+    return is_its_turn && !(link->hopeless >> place & 1) ? host : NULL;
 }
 
 /* NULL: all were tried in this round. */
