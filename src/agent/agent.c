@@ -154,15 +154,16 @@ static kvf_status open_link(kvf_agent *agent, const kvf_surroundings *around) {
 }
 
 #define OWN_SETTINGS 7u
+#define OWN_NUMBERS 4u
 #define MESSAGES_SIXTEENTHS                                                                                  \
     4u /* of the process's descriptors: for connections of its messages, beside the link's */
 
 /* The settings that the transport's messages share with the session's. */
 typedef struct carriage {
     char listen[KVF_ENDPOINT_BYTES], advertise[KVF_ENDPOINT_BYTES];
-    char connections[16], of_address[16], of_second[16], patience[24];
+    char numbers[OWN_NUMBERS][16];
     kvf_setting settings[OWN_SETTINGS];
-    uint32_t count;
+    uint32_t number_count, count;
 } carriage;
 
 /* The host of an endpoint, with its brackets if it has them; "": no host. */
@@ -179,6 +180,12 @@ static void host_of(const char *endpoint, char out[KVF_ENDPOINT_BYTES]) {
 
 static void add_setting(carriage *to, const char *key, const char *value) {
     to->settings[to->count++] = (kvf_setting){key, value};
+}
+
+static void add_number(carriage *to, const char *key, uint32_t number) {
+    char *text = to->numbers[to->number_count++];
+    (void)snprintf(text, sizeof to->numbers[0], "%u", number);
+    add_setting(to, key, text);
 }
 
 /*
@@ -208,18 +215,13 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
         add_setting(out, "messages.advertise", out->advertise);
     if (o->secret_key)
         add_setting(out, "messages.secret_key", o->secret_key);
-    (void)snprintf(out->connections, sizeof out->connections, "%u",
-                   kvf_door_most(o->max_connections, MESSAGES_SIXTEENTHS));
-    add_setting(out, "messages.max_connections", out->connections);
-    (void)snprintf(out->of_address, sizeof out->of_address, "%u", o->max_connections_per_address);
+    add_number(out, "messages.max_connections", kvf_door_most(o->max_connections, MESSAGES_SIXTEENTHS));
     if (o->max_connections_per_address)
-        add_setting(out, "messages.max_connections_per_address", out->of_address);
-    (void)snprintf(out->of_second, sizeof out->of_second, "%u", o->max_connections_per_second);
+        add_number(out, "messages.max_connections_per_address", o->max_connections_per_address);
     if (o->max_connections_per_second)
-        add_setting(out, "messages.max_connections_per_second", out->of_second);
+        add_number(out, "messages.max_connections_per_second", o->max_connections_per_second);
     const uint64_t patience = kvf_max_u64(o->longest_ns / KVF_MILLISECOND, 1);
-    (void)snprintf(out->patience, sizeof out->patience, "%u", (uint32_t)kvf_min_u64(patience, UINT32_MAX));
-    add_setting(out, "messages.patience_ms", out->patience);
+    add_number(out, "messages.patience_ms", (uint32_t)kvf_min_u64(patience, UINT32_MAX));
 }
 
 /* The caller's settings come last, so they override ours. */
