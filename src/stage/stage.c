@@ -316,20 +316,21 @@ kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name) {
     return peer ? peer->peer : NULL;
 }
 
-bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer) {
+/* Whether there is a flow with a peer that has not ended, or with `hanging` one whose last operations have not. */
+static bool has_flow(const kvf_stage *stage, const kvf_peer *peer, bool hanging) {
     const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
     for (const kvf_stage_flow *flow = joined ? stage->first : NULL; flow; flow = flow->following)
-        if (flow->peer == joined && !(flow->ended && flow->end_sent && flow->moving == 0))
+        if (flow->peer == joined && (!flow->ended || (hanging && !(flow->end_sent && flow->moving == 0))))
             return true;
     return false;
 }
 
+bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer) {
+    return has_flow(stage, peer, true);
+}
+
 bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer) {
-    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
-    for (const kvf_stage_flow *flow = joined ? stage->first : NULL; flow; flow = flow->following)
-        if (flow->peer == joined && !flow->ended)
-            return true;
-    return false;
+    return has_flow(stage, peer, false);
 }
 
 bool kvf_stage_is_idle(const kvf_stage *stage) {
