@@ -107,12 +107,16 @@ static bool end_flows(const kvf_asker *expect) {
     return true;
 }
 
+/* Other sources are only told that they need not. */
+static bool has_to_write(const kvf_source *source) {
+    return source->target->source != UINT32_MAX && !source->ticket->base.empty;
+}
+
 static kvf_status ask(kvf_source *source) {
     kvf_asker *expect = source->ticket;
     kvf_session *session = source->session;
-    bool writes = source->target->source != UINT32_MAX && !expect->base.empty;
     uint64_t until = kvf_agent_now(expect->base.agent) + expect->base.agent->options.lease_ns;
-    if (!writes) {
+    if (!has_to_write(source)) {
         kvf_call_body body = body_of(source, until);
         source->settled = source->written = true;
         return kvf_call_start(session, KVF_CALL_EXPECT, &body, until, false, NULL, NULL, NULL);
@@ -387,6 +391,29 @@ static void expect_fail(kvf_ticket *ticket, kvf_status status, const char *detai
     kvf_ticket_tell(&expect->base, all_settled(expect, kvf_agent_now(expect->base.agent)));
 }
 
+/* Names the first writer that is late: perhaps its engine never pushed. */
+static void fail_late(kvf_asker *expect) {
+    const char *unmet = kvf_ticket_unmet(expect);
+    const kvf_session *late = NULL;
+    uint32_t writers = 0, written = 0;
+    for (uint32_t i = 0; i < expect->source_count; i++) {
+        const kvf_source *source = &expect->sources[i];
+        if (!has_to_write(source))
+            continue;
+        writers++;
+        written += source->written;
+        late = late || source->written ? late : source->session;
+    }
+    char detail[512];
+    if (unmet)
+        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
+    else
+        (void)snprintf(detail, sizeof detail,
+                       "the deadline has passed: %u of %u producer ranks have written everything%s", written,
+                       writers, written < writers ? "" : ", but it is not verified yet");
+    kvf_ticket_fail(&expect->base, KVF_E_TIMEOUT, detail, unmet ? NULL : late);
+}
+
 static void expect_tick(kvf_ticket *ticket, uint64_t now) {
     kvf_asker *expect = kvf_asker_of(ticket);
     if (expect->base.state == KVF_TICKET_DOUBT) {
@@ -395,11 +422,7 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
         return;
     }
     if (now >= expect->base.deadline) {
-        char detail[512];
-        const char *unmet = kvf_ticket_unmet(expect);
-        const char *why = unmet ? unmet : "not everything was written";
-        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", why);
-        kvf_ticket_fail(&expect->base, KVF_E_TIMEOUT, detail, NULL);
+        fail_late(expect);
         return;
     }
     kvf_agent_due(expect->base.agent, expect->base.deadline);

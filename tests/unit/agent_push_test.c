@@ -262,8 +262,12 @@ static void an_expectation_that_nobody_fulfils_ends_at_its_deadline(void **state
     push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, NULL);
     v.wanted.request.deadline_ns = 300 * MS;
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
-    for (uint32_t r = 0; r < v.w.d.rank_count; r++)
-        (void)world_failed(&v.w, v.w.d.agents[r], v.expects[r], KVF_E_TIMEOUT);
+    for (uint32_t r = 0; r < v.w.d.rank_count; r++) {
+        const world_outcome *failed = world_failed(&v.w, v.w.d.agents[r], v.expects[r], KVF_E_TIMEOUT);
+        assert_non_null(strstr(failed->detail, "0 of 1 producer ranks have written everything"));
+        assert_string_equal(failed->engine, "P");
+        assert_int_equal(failed->rank, r / 2);
+    }
     world_quiet(&v.w); /* the producer tells the consumer that it will not write */
     world_close(&v.w);
 }
