@@ -33,7 +33,7 @@
 #define PIECE_BYTES (1u << 20)
 #define ROUNDS 11
 #define BATCH_RUNS 4096u
-#define BATCHES 4u
+#define BATCHES 8u
 #define SHORT_PARTS 16u /* a fabric that is slow with short runs moves only a part of the list */
 #define OF_LONG_RUNS 0.6
 #define OF_PLAIN 0.5

@@ -8,13 +8,20 @@
 #include "transport/front.h"
 #include "transport/transfer.h"
 
-#define BATCHES 3u /* of one source, submitted at once: while one ends, others keep its fabric busy */
-#define BATCH_RUNS 1024u
+#define BATCHES 3u
+#define BATCH_RUNS 1024u        /* few: the lists should stay in the caches */
+#define MESSAGE_RUNS 4096u      /* of 256 bytes: as much as a message of the fabric takes */
 #define BATCH_BYTES (16u << 20) /* a batch with this much is full; one long run may be more */
 #define PULL_RUNS 64u           /* taken before the bytes are counted again */
 #define DETAIL_BYTES 768u
 
 typedef struct transfer_source transfer_source;
+
+/* How much of a source is submitted at once: while one batch ends, others keep its fabric busy. */
+typedef struct transfer_depth {
+    uint32_t batches;
+    uint32_t runs; /* of a batch, at most */
+} transfer_depth;
 
 typedef struct transfer_batch {
     transfer_source *source;
@@ -23,7 +30,7 @@ typedef struct transfer_batch {
     size_t count;
     size_t whole; /* runs that end in it */
     uint64_t bytes;
-    kvf_run runs[BATCH_RUNS];
+    kvf_run *runs;
 } transfer_batch;
 
 struct transfer_source {
@@ -34,6 +41,7 @@ struct transfer_source {
     kvf_run ahead[PULL_RUNS]; /* of a held transfer: taken from the cursor and not submitted yet */
     size_t ahead_at, ahead_count;
     bool exhausted; /* the cursor */
+    transfer_depth depth;
     transfer_batch *batches;
 };
 
@@ -51,12 +59,15 @@ struct kvf_transfer {
     transfer_source *sources;
     uint32_t source_count;
     transfer_batch *batches; /* of all sources */
+    uint32_t batch_count;
+    kvf_run *lists, *unplaced; /* of all batches; those that no batch has yet */
 };
 
 static void free_transfer(kvf_transfer *transfer) {
     for (uint32_t i = 0; i < transfer->source_count; i++)
         if (transfer->sources[i].peer)
             KVF_LIST_REMOVE(transfer->sources[i].peer->users, &transfer->sources[i].user);
+    kvf_free(transfer->lists);
     kvf_free(transfer->batches);
     kvf_free(transfer->sources);
     kvf_free(transfer);
@@ -68,7 +79,7 @@ static void fail(kvf_transfer *transfer, kvf_status status, const char *detail) 
         return;
     transfer->failed = status;
     (void)snprintf(transfer->detail, sizeof transfer->detail, "%s", detail);
-    for (uint32_t i = 0; i < transfer->source_count * BATCHES; i++)
+    for (uint32_t i = 0; i < transfer->batch_count; i++)
         if (transfer->batches[i].submitted)
             (void)kvf_transport_cancel(transfer->transport, transfer->batches[i].operation);
 }
@@ -80,8 +91,8 @@ static void swap_sides(kvf_run *run) {
 
 /* Takes whole runs: for a transfer at full speed. */
 static void fill(transfer_source *source, transfer_batch *batch) {
-    while (batch->count < BATCH_RUNS && batch->bytes < BATCH_BYTES && !source->exhausted) {
-        size_t room = BATCH_RUNS - batch->count < PULL_RUNS ? BATCH_RUNS - batch->count : PULL_RUNS;
+    while (batch->count < source->depth.runs && batch->bytes < BATCH_BYTES && !source->exhausted) {
+        size_t room = (size_t)kvf_min_u64(source->depth.runs - batch->count, PULL_RUNS);
         size_t got = kvf_run_cursor_next(&source->cursor, batch->runs + batch->count, room);
         for (size_t i = 0; i < got; i++, batch->count++) {
             batch->bytes += batch->runs[batch->count].bytes;
@@ -108,7 +119,7 @@ static kvf_run *look_ahead(transfer_source *source) {
 /* Takes at most `most` bytes, and cuts the run in which they end. */
 static void fill_up_to(transfer_source *source, transfer_batch *batch, uint64_t most) {
     kvf_run *left;
-    while (batch->count < BATCH_RUNS && batch->bytes < most && (left = look_ahead(source))) {
+    while (batch->count < source->depth.runs && batch->bytes < most && (left = look_ahead(source))) {
         kvf_run *run = &batch->runs[batch->count++];
         *run = *left;
         run->bytes = kvf_min_u64(left->bytes, most - batch->bytes);
@@ -166,7 +177,7 @@ static bool submit(transfer_source *source, transfer_batch *batch) {
  * Returns the number of bytes it has submitted. */
 static uint64_t pump(transfer_source *source, uint64_t most) {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < BATCHES && bytes < most && !source->transfer->failed; i++) {
+    for (uint32_t i = 0; i < source->depth.batches && bytes < most && !source->transfer->failed; i++) {
         transfer_batch *batch = &source->batches[i];
         if (batch->submitted)
             continue;
@@ -239,35 +250,51 @@ static kvf_status check_peers(kvf_peer *const *peers, uint32_t count) {
     return KVF_OK;
 }
 
-static kvf_status make(uint32_t sources, kvf_transfer **out) {
+/* A fabric that sends lists over a network makes messages of them: they should be long, and fill its window, or the way
+ * there and back takes longer than the bytes. */
+static transfer_depth depth_of(const kvf_peer *peer) {
+    const kvf_transport_kind *kind = &peer->fabric->kind;
+    if (kind->lists && kind->reach == KVF_REACH_NETWORK)
+        return (transfer_depth){kind->in_flight, MESSAGE_RUNS};
+    return (transfer_depth){BATCHES, BATCH_RUNS};
+}
+
+/* Memory for the sources, which are then placed one by one. */
+static kvf_status make(kvf_peer *const *peers, uint32_t sources, kvf_transfer **out) {
     kvf_transfer *transfer = kvf_alloc0(1, sizeof *transfer);
+    size_t batches = 0, runs = 0;
     if (!transfer)
         return kvf_nomem("a transfer");
+    for (uint32_t i = 0; i < sources; i++) {
+        const transfer_depth depth = depth_of(peers[i]);
+        batches += depth.batches;
+        runs += (size_t)depth.batches * depth.runs;
+    }
     transfer->sources = kvf_alloc0(sources, sizeof *transfer->sources);
-    transfer->batches = kvf_alloc((size_t)sources * BATCHES, sizeof *transfer->batches);
-    if (!transfer->sources || !transfer->batches) {
+    transfer->batches = kvf_alloc0(batches, sizeof *transfer->batches);
+    transfer->lists = transfer->unplaced = kvf_alloc(runs, sizeof *transfer->lists);
+    if (!transfer->sources || !transfer->batches || !transfer->lists) {
         free_transfer(transfer);
         return kvf_nomem("a transfer");
     }
-    transfer->source_count = sources;
     *out = transfer;
     return KVF_OK;
 }
 
-/* Source i of the transfer is source `of_plan` of the request's plan. */
-static void place_source(kvf_transfer *transfer, uint32_t i, const kvf_request *request, uint32_t of_plan,
+/* The transfer's next source is source `of_plan` of the request's plan. */
+static void place_source(kvf_transfer *transfer, const kvf_request *request, uint32_t of_plan,
                          kvf_peer *peer) {
-    transfer_source *source = &transfer->sources[i];
+    transfer_source *source = &transfer->sources[transfer->source_count++];
     source->transfer = transfer;
     source->peer = peer;
     source->user = (kvf_front_user){.closed = on_closed, .context = source};
     KVF_LIST_ADD(peer->users, &source->user);
-    source->batches = &transfer->batches[(size_t)i * BATCHES];
     (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        source->batches[b].source = source;
-        source->batches[b].submitted = false;
-    }
+    source->depth = depth_of(peer);
+    source->batches = &transfer->batches[transfer->batch_count];
+    transfer->batch_count += source->depth.batches;
+    for (uint32_t i = 0; i < source->depth.batches; i++, transfer->unplaced += source->depth.runs)
+        source->batches[i] = (transfer_batch){.source = source, .runs = transfer->unplaced};
 }
 
 /* Starts a transfer whose sources are placed; frees it if that failed with nothing under way. */
@@ -299,14 +326,14 @@ kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction dir
     if (!status)
         status = kvf_plan_check_runs(kvf_request_plan(request));
     if (!status)
-        status = make(sources, &transfer);
+        status = make(peers, sources, &transfer);
     if (status)
         return status;
     transfer->transport = sources > 0 ? peers[0]->transport : NULL;
     transfer->direction = direction;
     transfer->held = held;
     for (uint32_t i = 0; i < sources; i++)
-        place_source(transfer, i, request, i, peers[i]);
+        place_source(transfer, request, i, peers[i]);
     return launch(transfer, out);
 }
 
@@ -329,14 +356,14 @@ static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_pee
     if (!status)
         status = kvf_plan_check_runs(kvf_request_plan(request));
     if (!status)
-        status = make(1, &transfer);
+        status = make(&peer, 1, &transfer);
     if (status)
         return status;
     transfer->transport = peer->transport;
     transfer->direction = direction;
     transfer->swapped = direction == KVF_WRITE;
     transfer->held = held;
-    place_source(transfer, 0, request, source, peer);
+    place_source(transfer, request, source, peer);
     return launch(transfer, out);
 }
 
