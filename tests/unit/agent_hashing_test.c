@@ -1,4 +1,5 @@
 /* Checksums that peers ask for: a peer that asks for many does not delay others, and all of it is counted. */
+#include "agent/hashing.h"
 #include "agent/session.h"
 #include "agent_net.h"
 #include "agent_speaker.h"
@@ -167,12 +168,52 @@ static void questions_are_within_the_budget(void **state) {
     close_scene(&s);
 }
 
+/* Hashing of our own, of one step, in a block that the cache does not have. */
+typedef struct stray {
+    kvf_hashing hashing;
+    kvf_block_table table;
+    uint32_t ended;
+    kvf_status status;
+} stray;
+
+static const kvf_block_table *table_of(kvf_hashing *hashing) {
+    return &((stray *)hashing)->table;
+}
+
+static void note_end(kvf_hashing *hashing, kvf_status status) {
+    stray *s = (stray *)hashing;
+    s->ended++;
+    s->status = status;
+}
+
+static void blocks_beyond_the_cache_are_not_read(void **state) {
+    (void)state;
+    scene s;
+    const uint32_t beyond = BLOCKS;
+    open_scene(&s, NULL);
+    stray h = {.hashing = {.agent = s.p,
+                           .layers = {0, 2},
+                           .units = {0, 4},
+                           .end = PER_BLOCK,
+                           .table = table_of,
+                           .done = note_end},
+               .table = {.ids = &beyond, .count = 1}};
+    assert_ok(kvf_hashing_start(&h.hashing));
+    for (uint32_t rounds = 0; h.ended == 0; rounds++) {
+        assert_true(rounds < 4);
+        one_round(&s);
+    }
+    assert_int_equal(h.status, KVF_E_RANGE);
+    close_scene(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_asks_for_little_is_answered_beside_one_that_asks_for_much),
         cmocka_unit_test(a_round_hashes_one_slice),
         cmocka_unit_test(a_slice_is_no_more_where_a_step_is_large),
         cmocka_unit_test(questions_are_within_the_budget),
+        cmocka_unit_test(blocks_beyond_the_cache_are_not_read),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
