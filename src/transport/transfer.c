@@ -9,8 +9,9 @@
 #include "transport/transfer.h"
 
 #define BATCHES 3u
-#define BATCH_RUNS 1024u        /* few: the lists should stay in the caches */
-#define MESSAGE_RUNS 4096u      /* of 256 bytes: as much as a message of the fabric takes */
+#define BATCH_RUNS 1024u   /* few: the lists should stay in the caches */
+#define MESSAGE_RUNS 4096u /* of 256 bytes: as much as a message of the fabric takes */
+#define MANY_BYTES (1u << 20)
 #define BATCH_BYTES (16u << 20) /* a batch with this much is full; one long run may be more */
 #define PULL_RUNS 64u           /* taken before the bytes are counted again */
 #define DETAIL_BYTES 768u
@@ -43,6 +44,7 @@ struct transfer_source {
     bool exhausted; /* the cursor */
     transfer_depth depth;
     transfer_batch *batches;
+    kvf_run *runs; /* of all of them */
 };
 
 struct kvf_transfer {
@@ -58,19 +60,24 @@ struct kvf_transfer {
     uint64_t bytes, runs;
     transfer_source *sources;
     uint32_t source_count;
-    transfer_batch *batches; /* of all sources */
-    uint32_t batch_count;
-    kvf_run *lists, *unplaced; /* of all batches; those that no batch has yet */
 };
 
 static void free_transfer(kvf_transfer *transfer) {
-    for (uint32_t i = 0; i < transfer->source_count; i++)
-        if (transfer->sources[i].peer)
-            KVF_LIST_REMOVE(transfer->sources[i].peer->users, &transfer->sources[i].user);
-    kvf_free(transfer->lists);
-    kvf_free(transfer->batches);
+    for (uint32_t i = 0; i < transfer->source_count; i++) {
+        transfer_source *source = &transfer->sources[i];
+        if (source->peer)
+            KVF_LIST_REMOVE(source->peer->users, &source->user);
+        kvf_free(source->batches);
+        kvf_free(source->runs);
+    }
     kvf_free(transfer->sources);
     kvf_free(transfer);
+}
+
+static void cancel_batches(const transfer_source *source) {
+    for (uint32_t i = 0; i < source->depth.batches; i++)
+        if (source->batches[i].submitted)
+            (void)kvf_transport_cancel(source->transfer->transport, source->batches[i].operation);
 }
 
 /* The first failure becomes the transfer's; nothing new is started, and batches under way are cancelled. */
@@ -79,9 +86,8 @@ static void fail(kvf_transfer *transfer, kvf_status status, const char *detail) 
         return;
     transfer->failed = status;
     (void)snprintf(transfer->detail, sizeof transfer->detail, "%s", detail);
-    for (uint32_t i = 0; i < transfer->batch_count; i++)
-        if (transfer->batches[i].submitted)
-            (void)kvf_transport_cancel(transfer->transport, transfer->batches[i].operation);
+    for (uint32_t i = 0; i < transfer->source_count; i++)
+        cancel_batches(&transfer->sources[i]);
 }
 
 static void swap_sides(kvf_run *run) {
@@ -250,30 +256,21 @@ static kvf_status check_peers(kvf_peer *const *peers, uint32_t count) {
     return KVF_OK;
 }
 
-/* A fabric that sends lists over a network makes messages of them: they should be long, and fill its window, or the way
- * there and back takes longer than the bytes. */
-static transfer_depth depth_of(const kvf_peer *peer) {
+/* A fabric that sends lists over a network makes messages of them. Of many bytes these should be long, and fill its
+ * window, or the way there and back takes longer than the bytes. */
+static transfer_depth depth_of(const kvf_peer *peer, const kvf_request *request, uint32_t source) {
     const kvf_transport_kind *kind = &peer->fabric->kind;
-    if (kind->lists && kind->reach == KVF_REACH_NETWORK)
+    if (kind->lists && kind->reach == KVF_REACH_NETWORK && kvf_request_bytes(request, source) >= MANY_BYTES)
         return (transfer_depth){kind->in_flight, MESSAGE_RUNS};
     return (transfer_depth){BATCHES, BATCH_RUNS};
 }
 
-/* Memory for the sources, which are then placed one by one. */
-static kvf_status make(kvf_peer *const *peers, uint32_t sources, kvf_transfer **out) {
+static kvf_status make(uint32_t sources, kvf_transfer **out) {
     kvf_transfer *transfer = kvf_alloc0(1, sizeof *transfer);
-    size_t batches = 0, runs = 0;
     if (!transfer)
         return kvf_nomem("a transfer");
-    for (uint32_t i = 0; i < sources; i++) {
-        const transfer_depth depth = depth_of(peers[i]);
-        batches += depth.batches;
-        runs += (size_t)depth.batches * depth.runs;
-    }
     transfer->sources = kvf_alloc0(sources, sizeof *transfer->sources);
-    transfer->batches = kvf_alloc0(batches, sizeof *transfer->batches);
-    transfer->lists = transfer->unplaced = kvf_alloc(runs, sizeof *transfer->lists);
-    if (!transfer->sources || !transfer->batches || !transfer->lists) {
+    if (!transfer->sources) {
         free_transfer(transfer);
         return kvf_nomem("a transfer");
     }
@@ -282,23 +279,32 @@ static kvf_status make(kvf_peer *const *peers, uint32_t sources, kvf_transfer **
 }
 
 /* The transfer's next source is source `of_plan` of the request's plan. */
-static void place_source(kvf_transfer *transfer, const kvf_request *request, uint32_t of_plan,
-                         kvf_peer *peer) {
+static kvf_status place_source(kvf_transfer *transfer, const kvf_request *request, uint32_t of_plan,
+                               kvf_peer *peer) {
     transfer_source *source = &transfer->sources[transfer->source_count++];
+    const transfer_depth depth = depth_of(peer, request, of_plan);
+    source->batches = kvf_alloc0(depth.batches, sizeof *source->batches);
+    source->runs = kvf_alloc((size_t)depth.batches * depth.runs, sizeof *source->runs);
+    if (!source->batches || !source->runs)
+        return kvf_nomem("a transfer");
+    for (uint32_t i = 0; i < depth.batches; i++)
+        source->batches[i] =
+            (transfer_batch){.source = source, .runs = source->runs + (size_t)i * depth.runs};
+    source->depth = depth;
     source->transfer = transfer;
     source->peer = peer;
     source->user = (kvf_front_user){.closed = on_closed, .context = source};
     KVF_LIST_ADD(peer->users, &source->user);
     (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */
-    source->depth = depth_of(peer);
-    source->batches = &transfer->batches[transfer->batch_count];
-    transfer->batch_count += source->depth.batches;
-    for (uint32_t i = 0; i < source->depth.batches; i++, transfer->unplaced += source->depth.runs)
-        source->batches[i] = (transfer_batch){.source = source, .runs = transfer->unplaced};
+    return KVF_OK;
 }
 
-/* Starts a transfer whose sources are placed; frees it if that failed with nothing under way. */
-static kvf_status launch(kvf_transfer *transfer, kvf_transfer **out) {
+/* Starts a transfer whose sources are placed, unless that failed; frees it if nothing is under way after a failure. */
+static kvf_status launch(kvf_transfer *transfer, kvf_status placed, kvf_transfer **out) {
+    if (placed) {
+        free_transfer(transfer);
+        return placed;
+    }
     for (uint32_t i = 0; i < transfer->source_count && !transfer->failed; i++)
         if (transfer->held)
             (void)look_ahead(&transfer->sources[i]);
@@ -326,15 +332,15 @@ kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction dir
     if (!status)
         status = kvf_plan_check_runs(kvf_request_plan(request));
     if (!status)
-        status = make(peers, sources, &transfer);
+        status = make(sources, &transfer);
     if (status)
         return status;
     transfer->transport = sources > 0 ? peers[0]->transport : NULL;
     transfer->direction = direction;
     transfer->held = held;
-    for (uint32_t i = 0; i < sources; i++)
-        place_source(transfer, request, i, peers[i]);
-    return launch(transfer, out);
+    for (uint32_t i = 0; i < sources && !status; i++)
+        status = place_source(transfer, request, i, peers[i]);
+    return launch(transfer, status, out);
 }
 
 kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction, kvf_peer *const *peers,
@@ -356,15 +362,15 @@ static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_pee
     if (!status)
         status = kvf_plan_check_runs(kvf_request_plan(request));
     if (!status)
-        status = make(&peer, 1, &transfer);
+        status = make(1, &transfer);
     if (status)
         return status;
     transfer->transport = peer->transport;
     transfer->direction = direction;
     transfer->swapped = direction == KVF_WRITE;
     transfer->held = held;
-    place_source(transfer, request, source, peer);
-    return launch(transfer, out);
+    status = place_source(transfer, request, source, peer);
+    return launch(transfer, status, out);
 }
 
 kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
