@@ -184,6 +184,8 @@ static void memory_is_registered_once_and_whole(void **state) {
         regions[i] = (kvf_memory){.struct_size = sizeof(kvf_memory),
                                   .address = s.w.p.memory[0][i],
                                   .bytes = kvf_shard_get(kvf_engine_shard(s.w.p.engine, 0))->region_bytes[i]};
+    void *other = malloc(regions[0].bytes);
+    assert_non_null(other);
     assert_fails(kvf_agent_register(s.p, regions, 2), KVF_E_EXISTS, "has its memory registered already");
     assert_ok(kvf_agent_open(s.w.p.engine, 0, NULL, &agent));
     assert_fails(kvf_agent_register(agent, regions, 1), KVF_E_INVALID, "count is 1 regions", "has 2");
@@ -196,9 +198,17 @@ static void memory_is_registered_once_and_whole(void **state) {
     uint64_t ticket;
     assert_fails(kvf_agent_introduction(agent, &bytes, &size), KVF_E_INVALID, "no memory registered");
     assert_fails(kvf_agent_connect(agent, &s.w.d.contact, 0, &ticket), KVF_E_INVALID, "no memory registered");
+    assert_ok(kvf_agent_register_region(agent, 0, &regions[0]));
+    regions[0].address = other;
+    assert_fails(kvf_agent_register(agent, regions, 2), KVF_E_EXISTS, "region 0", "as other memory");
+    regions[0].address = s.w.p.memory[0][0];
+    regions[0].bytes++;
+    assert_fails(kvf_agent_register(agent, regions, 2), KVF_E_EXISTS, "region 0", "as other memory");
+    regions[0].bytes--;
     assert_ok(kvf_agent_register(agent, regions, 2));
     assert_ok(kvf_agent_introduction(agent, &bytes, &size));
     kvf_agent_close(agent);
+    free(other);
     scene_close(&s);
 }
 
