@@ -322,12 +322,15 @@ static void more_than_the_producer_holds_fails_this_request_only(void **state) {
     world_close(&w);
 }
 
-/* The first variant is what rank 0 holds, and each of the others differs from it in one way. */
+/* What ranks 0 and 1 hold: the first two cases are alike, and in each of the others they differ in one way. */
 static void ranks_of_a_producer_hold_the_same_blocks(void **state) {
     (void)state;
-    static const uint32_t ids[] = {0, 1, 2, 3}, others[] = {0, 1, 5, 3};
-    const kvf_group_steps held[] = {{{ids, 4, 0}, 0, 64},  {{others, 4, 0}, 0, 64}, {{ids, 3, 0}, 0, 48},
-                                    {{ids, 4, 0}, 16, 64}, {{ids, 4, 1}, 16, 80},   {{ids, 4, 0}, 0, 63}};
+    static const uint32_t ids[] = {0, 1, 2, 3, 4}, others[] = {0, 1, 5, 3};
+    const kvf_group_steps held[][2] = {
+        {{{ids, 4, 0}, 0, 64}, {{ids, 4, 0}, 0, 64}},    {{{ids, 5, 0}, 16, 64}, {{ids, 5, 0}, 16, 64}},
+        {{{ids, 4, 0}, 0, 64}, {{others, 4, 0}, 0, 64}}, {{{ids, 4, 0}, 0, 64}, {{ids, 5, 0}, 0, 64}},
+        {{{ids, 4, 0}, 0, 64}, {{ids, 4, 0}, 16, 64}},   {{{ids, 5, 0}, 16, 64}, {{ids, 5, 1}, 16, 64}},
+        {{{ids, 4, 0}, 0, 64}, {{ids, 4, 0}, 0, 63}}};
     for (size_t i = 0; i < COUNT_OF(held); i++) {
         world w;
         world_request wanted, request;
@@ -338,11 +341,11 @@ static void ranks_of_a_producer_hold_the_same_blocks(void **state) {
         wanted.groups[0].end = 40;
         for (uint32_t r = 0; r < 2; r++) {
             world_request_make(&w, &w.p, "a", 64, 0, 1, &request);
-            request.groups[0] = held[r ? i : 0];
+            request.groups[0] = held[i][r];
             assert_ok(kvf_agent_hold(w.p.agents[r], &request.request, &holds[r]));
         }
         world_pull(&w.d, &wanted, &w.p, &pull);
-        if (i == 0) {
+        if (i < 2) {
             (void)world_done(&w, w.d.agents[0], pull);
         } else {
             const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_MISMATCH);

@@ -36,6 +36,9 @@ static void goes_well(kvf_model *model, const kvf_engine_spec *p, const kvf_engi
         start(&s, push);
         world_all_done(&s.w, &s.w.d, s.ours);
         world_all_done(&s.w, &s.w.p, s.theirs);
+        for (uint32_t r = 0; r < s.w.d.rank_count;
+             r++) /* what was written is answered once, when it is verified */
+            assert_int_equal(world_stats(s.w.d.agents[r]).messages_stale, 0);
         assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
         world_quiet(&s.w);
         world_close(&s.w);
