@@ -112,6 +112,29 @@ static void a_withdrawal_is_answered_when_nothing_is_written_any_more(void **sta
     assert_true(doubted > 0);
 }
 
+/* The same where the writer's own engine cancels. */
+static void a_writer_that_gives_up_says_so_when_nothing_is_written_any_more(void **state) {
+    (void)state;
+    scene s;
+    faulty_install(
+        &(faulty_options){.per_mille = {[FAULTY_LATE_START] = 1000, [FAULTY_DEAF] = 1000}, .turns = 2000});
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    lease_meet(&s);
+    world_ready(&s.w.p, s.theirs);
+    world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+    const uint64_t begun = world_now();
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    assert_int_equal(world_stats(s.p).failed[KVF_REQUEST_PUSH], 0); /* a write is still under way */
+    assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    assert_true(world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED)->blocks_free);
+    assert_true(world_now() - begun < SECOND); /* long before the lease is over */
+    world_fill(&s.w, &s.w.d, &s.wanted, 7);
+    world_run_for(&s.w, 50 * MS);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+    lease_close(&s);
+    faulty_remove();
+}
+
 /* P has written a little of a slow push when it forgets the session. */
 static void forgotten_while_written(scene *s) {
     lease_open(s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
@@ -474,6 +497,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_said_that_it_stopped_is_not_told_to),
         cmocka_unit_test(what_a_writer_was_not_asked_for_is_not_withdrawn),
         cmocka_unit_test(a_withdrawal_is_answered_when_nothing_is_written_any_more),
+        cmocka_unit_test(a_writer_that_gives_up_says_so_when_nothing_is_written_any_more),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_a_withdrawal),
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
