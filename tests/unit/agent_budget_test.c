@@ -304,9 +304,12 @@ static void where_all_sessions_are_taken_one_that_does_nothing_goes(void **state
     speaker idle;
     speaker_open(&idle, s.p, "Y", false, 2);
     speaker_greet(&s.w, &idle);
+    const uint64_t used = world_now();
     assert_int_equal(world_stats(s.p).peers_now, 2);
     assert_ok(kvf_agent_connect(s.w.d.agents[0], &s.w.p.contact, 5 * SECOND, &connect));
     (void)world_done(&s.w, s.w.d.agents[0], connect);
+    assert_true(world_now() - used >= SECOND &&
+                world_now() - used < 2 * SECOND); /* it is in use for a second */
     assert_int_equal(world_stats(s.p).peers_evicted, 1);
     assert_int_equal(world_stats(s.p).leases_now, 1);
     assert_true(speaker_call(&s.w, &idle, idle.session, beat()));
