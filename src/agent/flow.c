@@ -340,8 +340,7 @@ void kvf_flow_pump(kvf_flow *flow) {
     kvf_session *session = flow->session;
     if (flow->packed && session->agent->stage && !session->takes_flows)
         return; /* it has not said yet that it takes flows: another JOIN is on its way */
-    if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || flow->withdrawn ||
-        !session->shape)
+    if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || !session->shape)
         return;
     if (!leave_past(session))
         return; /* whose end pumps all */
@@ -414,7 +413,7 @@ void kvf_flow_poll(kvf_flow *flow) {
     (void)snprintf(why, sizeof why, "%s", status ? kvf_error_detail() : "");
     const uint64_t written = flow->bytes;
     end_part(flow);
-    if (flow->status || flow->withdrawn)
+    if (flow->status)
         tell(flow);
     else if (status && (flow->bytes > written || !begin_part_anew(flow, status, why)))
         writing_failed(flow, status, why);
