@@ -308,9 +308,7 @@ static void detach_source(kvf_source *source) {
 }
 
 void kvf_source_lost(kvf_source *source) {
-    /* A lost writer may still write until its time is over, or its process ends. */
-    if (source->ticket->base.kind != KVF_REQUEST_EXPECT)
-        source->settled = true;
+    /* A lost writer is not settled: it may still write until its time is over, or its process ends. */
     source->gone = source->session->gone;
     detach_source(source);
 }
