@@ -60,7 +60,6 @@ kvf_status kvf_agent_kept_requests(kvf_agent *agent, uint64_t after, kvf_kept_re
         status = kvf_agent_lock(agent);
     if (status)
         return status;
-    const size_t each = capacity > 0 ? kept->struct_size : 0;
     const uint64_t now = kvf_agent_now(agent);
     uint32_t found = 0;
     const kvf_ticket *ticket, *next;
@@ -69,6 +68,7 @@ kvf_status kvf_agent_kept_requests(kvf_agent *agent, uint64_t after, kvf_kept_re
             continue;
         if (found < capacity) {
             const kvf_kept_request one = describe(ticket, now);
+            const size_t each = kept->struct_size;
             unsigned char *to = (unsigned char *)kept + found * each;
             memcpy(to, &each, sizeof each);
             kvf_fill_out(to, &one, sizeof one);
