@@ -69,6 +69,9 @@ static bool heed_command(heeding *h, const kvf_command *command) {
     else if (strcmp(command->verb, "rank 1 refuses") == 0)
         assert_ok(kvf_agent_reply(h->agent, command->number, h->rank == 1 ? KVF_E_INVALID : KVF_OK,
                                   h->rank == 1 ? "rank 1 will not" : NULL, NULL, 0));
+    else if (strcmp(command->verb, "with whom?") == 0)
+        assert_ok(kvf_agent_reply(h->agent, command->number, KVF_OK,
+                                  command->peer.engine ? command->peer.engine : "NULL", NULL, 0));
     return true; /* other verbs are not replied to */
 }
 
@@ -235,13 +238,73 @@ static void a_drained_engine_says_so_and_takes_nothing_new(void **state) {
     close_scene(&s, PATIENT);
 }
 
+/* Longer than for a first sign of the ranks, as their agents reply 5 s after the deadline. How long a sign takes depends
+ * on the machine, so the test tries longer and longer times. */
 static void an_engine_that_does_not_reply_is_waited_for_until_the_deadline(void **state) {
     (void)state;
     scene s;
     open_scene(&s, LOCAL);
-    kvf_asked *asked = ask(&s.w.p.contact, COMMAND(.verb = "what is this?", .deadline_ns = 50 * MS));
-    assert_int_equal(kvf_asked_status(asked, NULL), KVF_E_TIMEOUT);
-    assert_string_equal(reply_of(asked, 1).detail, "the engine has not replied in time");
+    const kvf_command *unknown = COMMAND(.verb = "what is this?", .deadline_ns = 50 * MS);
+    bool waited = false;
+    for (uint64_t time = SECOND; time <= 4 * SECOND && !waited; time *= 2) {
+        kvf_asked *asked = NULL;
+        if (kvf_ask(&s.w.p.contact, unknown, ASK(.timeout_ns = time), &asked))
+            continue;
+        assert_int_equal(kvf_asked_status(asked, NULL), KVF_E_TIMEOUT);
+        waited = strcmp(reply_of(asked, 0).detail, "the engine has not replied in time") == 0 &&
+                 strcmp(reply_of(asked, 1).detail, "the engine has not replied in time") == 0;
+        kvf_asked_free(asked);
+    }
+    close_scene(&s, PATIENT);
+    assert_true(waited);
+}
+
+static void a_command_names_another_engine_only_with_its_endpoint(void **state) {
+    (void)state;
+    const struct {
+        kvf_contact peer;
+        const char *engine;
+    } cases[] = {{{.engine = "D", .endpoint = "tcp://127.0.0.1:1"}, "D"},
+                 {{.endpoint = "tcp://127.0.0.1:1"}, "NULL"},
+                 {{.engine = "D"}, "NULL"}};
+    scene s;
+    open_scene(&s, LOCAL);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        kvf_asked *asked = ask(
+            &s.w.d.contact, COMMAND(.verb = "with whom?", .peer = cases[i].peer, .deadline_ns = PATIENCE_NS));
+        assert_string_equal(reply_of(asked, 0).detail, cases[i].engine);
+        kvf_asked_free(asked);
+    }
+    close_scene(&s, PATIENT);
+}
+
+static void (*hears)(void *context, const kvf_letter *letter);
+
+static void hear_twice(void *context, const kvf_letter *letter) {
+    hears(context, letter);
+    hears(context, letter);
+}
+
+static kvf_status open_to_hear_twice(const kvf_link_options *options, kvf_link **out) {
+    kvf_link_options twice = *options;
+    hears = options->on_message;
+    twice.on_message = hear_twice;
+    return kvf_link_zmq.open(&twice, out);
+}
+
+static void a_rank_that_replies_twice_does_not_reply_for_another(void **state) {
+    (void)state;
+    scene s;
+    kvf_link_table twice = kvf_link_zmq;
+    kvf_asked *asked = NULL;
+    twice.open = open_to_hear_twice;
+    open_scene(&s, LOCAL);
+    assert_ok(
+        kvf_ask_over(&twice, &s.w.p.contact,
+                     COMMAND(.verb = KVF_COMMAND_HAND_OVER, .request = {"b", 1}, .deadline_ns = PATIENCE_NS),
+                     PATIENT, &asked));
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(reply_of(asked, r).status, KVF_E_NOT_FOUND);
     kvf_asked_free(asked);
     close_scene(&s, PATIENT);
 }
@@ -322,6 +385,8 @@ int main(void) {
         cmocka_unit_test(what_is_not_kept_is_not_handed_over),
         cmocka_unit_test(a_drained_engine_says_so_and_takes_nothing_new),
         cmocka_unit_test(an_engine_that_does_not_reply_is_waited_for_until_the_deadline),
+        cmocka_unit_test(a_command_names_another_engine_only_with_its_endpoint),
+        cmocka_unit_test(a_rank_that_replies_twice_does_not_reply_for_another),
         cmocka_unit_test(a_rank_from_which_nothing_is_heard_is_named),
         cmocka_unit_test(a_key_without_the_right_is_refused_by_each_rank),
     };

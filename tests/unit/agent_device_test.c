@@ -418,6 +418,7 @@ static void an_agent_looks_at_a_stream_that_a_hold_waits_for_and_then_falls_sile
     uint64_t holds[WORLD_MAX_RANKS];
     DEVICES_ARE_STAND_INS();
     open_behind_work(&w, &options, &work, &held, &wanted);
+    assert_falls_silent(w.p.agents[0]);
     world_hold(&w.p, &held, holds);
     struct pollfd fd = {kvf_agent_event_fd(w.p.agents[0]), POLLIN, 0};
     for (uint32_t i = 0; i < 20; i++) { /* meanwhile it looks again and again */

@@ -108,6 +108,26 @@ static void a_worker_that_repeats_itself_counts_once(void **state) {
     kvf_aggregator_free(a);
 }
 
+static void of_more_than_64_workers_each_counts_once_too(void **state) {
+    (void)state;
+    enum { WORKERS = 65 };
+    kvf_aggregator *a = aggregator_of(WORKERS);
+    kvf_worker_output quiet = silent(), twice = sends(KEYS(KEY("r"), KEY("r"))), once = sends(KEYS(KEY("r")));
+    const kvf_worker_output *all_but_one[WORKERS] = {&quiet}, *that_one[WORKERS] = {&once};
+    kvf_aggregate sum = {.struct_size = sizeof sum};
+    for (uint32_t w = 1; w < WORKERS; w++) {
+        all_but_one[w] = &twice;
+        that_one[w] = &quiet;
+    }
+
+    assert_int_equal(kvf_aggregator_step(a, all_but_one, WORKERS, 0, &sum), KVF_OK);
+    assert_int_equal(sum.sent_count, 0);
+    assert_int_equal(kvf_aggregator_step(a, that_one, WORKERS, 0, &sum), KVF_OK);
+
+    ASSERT_NAMES(sum.sent, "r");
+    kvf_aggregator_free(a);
+}
+
 static void reports_of_one_worker_add_up_where_reports_are_counted(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_with(
@@ -560,6 +580,7 @@ int main(void) {
         cmocka_unit_test(a_request_is_over_when_all_workers_have_said_so),
         cmocka_unit_test(sent_and_received_are_counted_apart),
         cmocka_unit_test(a_worker_that_repeats_itself_counts_once),
+        cmocka_unit_test(of_more_than_64_workers_each_counts_once_too),
         cmocka_unit_test(reports_of_one_worker_add_up_where_reports_are_counted),
         cmocka_unit_test(fewer_workers_can_be_expected_than_there_are),
         cmocka_unit_test(a_worker_changes_how_many_are_expected_for_requests_not_reported_yet),
