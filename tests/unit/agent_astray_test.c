@@ -100,6 +100,38 @@ static void a_late_written_does_not_end_the_next_expectation_of_its_name(void **
     lease_close(&s);
 }
 
+static void expect_and_push(scene *s) {
+    world_push(&s->w.p, &s->held, s->theirs);
+    world_ready(&s->w.p, s->theirs);
+    world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_all_done(&s->w, &s->w.d, s->ours);
+    world_all_done(&s->w, &s->w.p, s->theirs);
+}
+
+/* D has sent P its card, and need not do so again. */
+static void a_repeated_welcome_does_not_begin_the_session_anew(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    uint64_t ticket;
+    letters_rule(LETTERS_KEEP, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
+    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+    for (int i = 0; i < 2; i++) { /* of the engine, then of its rank */
+        world_run_for(&s.w, 10 * MS);
+        letters_deliver_copies();
+    }
+    assert_int_equal(world_next(&s.w, s.d, ticket)->kind, KVF_EVENT_PEER_READY);
+    expect_and_push(&s);
+    letters_deliver_copies();
+    letters_no_rules();
+    world_run_for(&s.w, 10 * MS);
+    const uint32_t met = letters_met();
+    letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    expect_and_push(&s);
+    assert_int_equal(letters_met(), met);
+    lease_close(&s);
+}
+
 static void a_lost_word_that_nothing_is_wanted_is_said_again(void **state) {
     (void)state;
     scene s;
@@ -188,6 +220,7 @@ int main(void) {
         cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),
         cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
+        cmocka_unit_test(a_repeated_welcome_does_not_begin_the_session_anew),
         cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),

@@ -14,7 +14,10 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     assert_null(rights_session(&s)->shape);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     assert_non_null(rights_session(&s)->shape);
+    const uint64_t work = s.p->work;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK); /* a repeated call */
+    /* P waits longer for the next turn of a peer whose shard it had to sort: 2 parts in each of 3 layers. */
+    assert_int_equal(work - s.p->work, 6 * 1024);
 
     join.card.size--; /* another card needs a higher generation */
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_E_EXISTS);

@@ -1,4 +1,5 @@
 /* Memory that comes and goes while peers know it: an engine that sleeps, wakes, and may have its cache elsewhere. */
+#include "agent/session.h"
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -131,6 +132,47 @@ static void a_region_without_blocks_of_a_request_may_go(void **state) {
     tear_down(&s);
 }
 
+/* The region has no blocks of the push. D notices with its next sign of life, and joins again for its next request, but
+ * it has not lost P. */
+static void a_push_goes_on_while_its_consumer_joins_again_because_another_region_has_changed(void **state) {
+    (void)state;
+    scene s = {.theirs = {0}};
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    const kvf_engine_spec *spec =
+        ENGINE(.name = "P", .all = {.block_count = 64, .order = "L|BPHN"}, .state = {.order = "L|BTNPH"});
+    const kvf_agent_options options = {.struct_size = sizeof options, .way = KVF_WAY_DIRECT};
+    world_open_model(&s.w, hybrid(4), spec, ONE("D"), &options);
+    s.p = s.w.p.agents[0];
+    s.d = s.w.d.agents[0];
+    world_request_make(&s.w, &s.w.p, "slow", 50, 0, 1, &s.held);
+    world_request_make(&s.w, &s.w.d, "slow", 50, 8, 1, &s.wanted);
+    s.held.groups[1] = s.wanted.groups[1] = (kvf_group_steps){.begin = 0}; /* no state */
+    s.held.request.bytes_per_second = 1000;
+    world_fill(&s.w, &s.w.p, &s.held, 1);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_run_for(&s.w, 100 * MS);
+    const uint32_t states = kvf_shard_placement(kvf_engine_shard(s.w.p.engine, 0), 1, 1, 0)->region;
+    const kvf_memory memory = s.p->regions[states];
+    assert_ok(kvf_agent_unregister_region(s.p, states));
+    assert_ok(kvf_agent_register_region(s.p, states, &memory));
+    world_until(&s.w, s.d->all_sessions->openings == 2);
+    world_request_make(&s.w, &s.w.p, "next", 50, 20, 1, &held);
+    world_request_make(&s.w, &s.w.d, "next", 50, 20, 1, &wanted);
+    world_expect(&s.w.d, &wanted, &s.w.p, ours);
+    world_push(&s.w.p, &held, theirs);
+    world_ready(&s.w.p, theirs);
+    world_all_done(&s.w, &s.w.d, ours);
+    world_all_done(&s.w, &s.w.p, theirs);
+    assert_int_equal(world_stats(s.p).done[KVF_REQUEST_PUSH], 1); /* "slow" is under way */
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    tear_down(&s);
+}
+
 static void a_region_of_one_part_stays_while_a_request_uses_it(void **state) {
     (void)state;
     scene s = {.theirs = {0}};
@@ -248,6 +290,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
+        cmocka_unit_test(a_push_goes_on_while_its_consumer_joins_again_because_another_region_has_changed),
         cmocka_unit_test(a_region_of_one_part_stays_while_a_request_uses_it),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
         cmocka_unit_test(a_consumer_that_waits_for_a_sleeping_producer_is_told_so),

@@ -45,6 +45,32 @@ static void a_pull_is_there_before_its_hold(void **state) {
     world_close(&w);
 }
 
+/* One request of an engine is kept for its next pull. The others are freed, and a pull that made none leaves it kept. */
+static void pulls_that_overlap_leave_no_memory_behind(void **state) {
+    (void)state;
+    memory_count memory;
+    world w;
+    uint64_t holds[2], pulls[3];
+    count_memory(&memory);
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
+    for (uint32_t i = 0; i < 3; i++) {
+        static const char *const ids[] = {"a", "b", "never held"};
+        world_request held, wanted;
+        world_request_make(&w, &w.p, ids[i], 50, 10 * i, 1, &held);
+        world_request_make(&w, &w.d, ids[i], 50, 10 * i, 1, &wanted);
+        if (i < 2)
+            world_hold(&w.p, &held, &holds[i]);
+        world_pull(&w.d, &wanted, &w.p, &pulls[i]);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        (void)world_done(&w, w.d.agents[0], pulls[i]);
+    assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[2]));
+    (void)world_failed(&w, w.d.agents[0], pulls[2], KVF_E_CANCELLED);
+    world_quiet(&w);
+    world_close(&w);
+    assert_int_equal(memory.live, 0);
+}
+
 static void request_ids_are_any_bytes(void **state) {
     (void)state;
     static const struct {
@@ -466,6 +492,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_brings_every_cell_and_frees_the_producer),
         cmocka_unit_test(a_pull_is_there_before_its_hold),
+        cmocka_unit_test_teardown(pulls_that_overlap_leave_no_memory_behind, stop_counting_memory),
         cmocka_unit_test(request_ids_are_any_bytes),
         cmocka_unit_test(a_full_prefix_hit_reads_nothing_and_frees_every_producer_rank),
         cmocka_unit_test(a_full_prefix_hit_that_comes_first_frees_the_hold_at_once),

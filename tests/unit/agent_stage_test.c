@@ -89,6 +89,41 @@ static void stages_know_each_other_only_where_something_goes_packed(void **state
     }
 }
 
+/* D has met P, but has no connection to its memory yet, when it expects a push of cells that are alike. Packing them
+ * would pay over a network, but not in memory that both map. */
+static void an_expectation_brings_its_stage_unless_memory_of_this_host_can_be_mapped(void **state) {
+    (void)state;
+    static const struct {
+        const char *transport, *endpoint_of_p;
+        bool brings;
+    } cases[] = {{"shm", NULL, false},
+                 {"messages", NULL, true},
+                 {"shm", "tcp://192.0.2.1:5000", true}, /* an address of no host */
+                 {"messages", "tcp://192.0.2.1:5000", true}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        world w;
+        world_request wanted;
+        uint64_t ticket, expects[WORLD_MAX_RANKS];
+        kvf_agent_options options = options_of(KVF_WAY_AUTO);
+        options.transport = cases[i].transport;
+        world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+        world_close_agents(&w.p);
+        options.listen = cases[i].endpoint_of_p;
+        world_open_agents(&w.p, &options);
+        kvf_agent *d = w.d.agents[0];
+        assert_ok(kvf_agent_connect(d, &w.p.contact, 0, &ticket));
+        assert_int_equal(world_next(&w, d, ticket)->kind, KVF_EVENT_PEER_READY);
+        world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+        world_expect(&w.d, &wanted, &w.p, expects);
+        world_until(&w, d->all_sessions->joined);
+        assert_int_equal(d->all_sessions->takes_flows, cases[i].brings);
+        assert_ok(kvf_agent_cancel(d, expects[0]));
+        (void)world_failed(&w, d, expects[0], KVF_E_CANCELLED);
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
 static void a_pull_goes_packed_where_that_is_wanted(void **state) {
     (void)state;
     static const kvf_way ways[] = {KVF_WAY_PACKED, KVF_WAY_DIRECT, KVF_WAY_AUTO};
@@ -629,6 +664,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_devices_that_peers_are_shown_has_no_stage),
         cmocka_unit_test(stages_know_each_other_only_where_something_goes_packed),
+        cmocka_unit_test(an_expectation_brings_its_stage_unless_memory_of_this_host_can_be_mapped),
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),

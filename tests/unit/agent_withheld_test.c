@@ -4,7 +4,9 @@
  */
 #include <stdlib.h>
 
+#include "agent/agent.h"
 #include "agent_world.h"
+#include "transport/front.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
 
@@ -68,17 +70,21 @@ static void meet(scene *s) {
     assert_int_equal(world_next(&s->w, s->w.d.agents[0], ticket)->kind, KVF_EVENT_PEER_READY);
 }
 
+static void pull_in(scene *s) {
+    world_hold(&s->w.p, &s->held, s->theirs);
+    world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_all_done(&s->w, &s->w.d, s->ours);
+    world_all_done(&s->w, &s->w.p, s->theirs);
+    const kvf_agent_stats stats = world_stats(s->w.d.agents[0]);
+    require_packed(s, stats.bytes_read, stats.bytes_packed);
+}
+
 static void pull(const char *kind, const char *who, bool met) {
     scene s;
     set_up(&s, kind, who);
     if (met)
         meet(&s);
-    world_hold(&s.w.p, &s.held, s.theirs);
-    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
-    world_all_done(&s.w, &s.w.d, s.ours);
-    world_all_done(&s.w, &s.w.p, s.theirs);
-    const kvf_agent_stats stats = world_stats(s.w.d.agents[0]);
-    require_packed(&s, stats.bytes_read, stats.bytes_packed);
+    pull_in(&s);
     tear_down(&s);
 }
 
@@ -100,6 +106,15 @@ static void push(const char *kind, const char *who, bool met) {
 static void withheld_memory_of_a_producer_is_pulled_packed(void **state) {
     pull(*state, "P", false);
     pull(*state, "P", true);
+}
+
+/* As if one kind of transport served the consumer's arena and another its regions, which otherwise takes a device. */
+static void what_only_the_connection_shows_to_be_withheld_is_pulled_packed(void **state) {
+    scene s;
+    set_up(&s, *state, "P");
+    s.w.d.agents[0]->transport->split = true;
+    pull_in(&s);
+    tear_down(&s);
 }
 
 static void into_what_a_consumer_withholds_is_pulled_packed(void **state) {
@@ -137,6 +152,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         {"withheld_memory_of_a_producer_is_pulled_packed (shm)",
          withheld_memory_of_a_producer_is_pulled_packed, NULL, NULL, shm},
+        {"what_only_the_connection_shows_to_be_withheld_is_pulled_packed (shm)",
+         what_only_the_connection_shows_to_be_withheld_is_pulled_packed, NULL, NULL, shm},
         {"into_what_a_consumer_withholds_is_pulled_packed (shm)",
          into_what_a_consumer_withholds_is_pulled_packed, NULL, NULL, shm},
         {"withheld_memory_of_a_producer_is_pushed_packed (shm)",
