@@ -90,10 +90,14 @@ static void another_engine_at_the_address_is_an_error(void **state) {
     world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
     kvf_contact contact = w.p.contact;
     contact.engine = "Q";
+    const kvf_contact nobody = {.engine = "R", .endpoint = "tcp://127.0.0.1:1"};
+    uint64_t other;
+    assert_ok(kvf_agent_connect(w.d.agents[0], &nobody, SECOND, &other));
     const world_outcome *failed =
         world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_MISMATCH);
     assert_non_null(strstr(failed->detail, "engine P answers"));
     pull_goes_well(&w, "b", &w.p.contact);
+    (void)world_failed(&w, w.d.agents[0], other, KVF_E_TIMEOUT); /* it goes on with its own meeting */
     world_quiet(&w);
     world_close(&w);
 }
