@@ -1,4 +1,6 @@
 /* Caps and priorities of pulls and pushes, in virtual time. */
+#include <stdio.h>
+
 #include "agent_net.h"
 #include "agent_world.h"
 #include "transport/front.h"
@@ -11,6 +13,8 @@
 
 /* While it stands, batches are accepted and kept back. */
 static bool stands;
+/* This submission, counted from 1, is refused once; 0: none is. */
+static uint32_t refused;
 static const kvf_fabric *below;
 static kvf_fabric stopping;
 
@@ -31,6 +35,10 @@ static struct { uint64_t when, bytes; } submitted[16384];
 static uint32_t submitted_count;
 
 static kvf_status stopping_submit(void *link, kvf_batch *batch) {
+    if (refused > 0 && submitted_count + 1 == refused) {
+        refused = 0;
+        return kvf_fail(KVF_E_UNSUPPORTED, "this memory is not taken");
+    }
     assert_true(submitted_count < COUNT_OF(submitted));
     submitted[submitted_count].when = net_now();
     submitted[submitted_count].bytes = 0;
@@ -215,6 +223,29 @@ static void ranks_that_a_push_writes_to_share_its_cap(void **state) {
         assert_true(arrived_at(&s, r) < s.bytes / 4 * 55 / 100);
     }
     assert_arrived(&s, 0);
+    tear_down(&s);
+}
+
+/* As if the memory turned out unlike what the peer's card says; another transport could take the whole of it. */
+static void a_push_that_is_refused_after_its_first_bytes_is_not_begun_anew(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 4, 32, 600, BIG("P"), BIG("D"));
+    s.p->transport->split = true;
+    s.given[0].request.bytes_per_second = s.bytes / 3;
+    refused = 2;
+    world_push(&s.w.p, &s.given[0], s.theirs[0]);
+    world_ready(&s.w.p, s.theirs[0]);
+    world_expect(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    const world_outcome *failed = world_failed(&s.w, s.p, s.theirs[0][0], KVF_E_UNSUPPORTED);
+    assert_int_equal(submitted_count, 1);
+    assert_true(submitted[0].bytes > 0);
+    char words[64];
+    (void)snprintf(words, sizeof words, "failed with KVF_E_UNSUPPORTED after %llu bytes: ",
+                   (unsigned long long)submitted[0].bytes);
+    if (!strstr(failed->detail, words) || !strstr(failed->detail, "this memory is not taken"))
+        fail_msg("%s", failed->detail);
+    (void)world_failed(&s.w, s.d, s.ours[0][0], KVF_E_UNSUPPORTED);
     tear_down(&s);
 }
 
@@ -425,6 +456,7 @@ int main(void) {
         cmocka_unit_test(a_cap_holds_for_all_sources_of_a_pull_together),
         cmocka_unit_test(a_cap_holds_for_all_ranks_that_a_push_writes_to),
         cmocka_unit_test(ranks_that_a_push_writes_to_share_its_cap),
+        cmocka_unit_test(a_push_that_is_refused_after_its_first_bytes_is_not_begun_anew),
         cmocka_unit_test(runs_are_cut_where_a_cap_is_smaller),
         cmocka_unit_test(a_capped_pull_outlives_its_lease_and_can_be_cancelled),
         cmocka_unit_test(the_smallest_cap_there_is_moves_bytes_too),
