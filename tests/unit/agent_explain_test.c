@@ -162,6 +162,22 @@ static void a_large_engine_takes_few_lines(void **state) {
     world_close(&w);
 }
 
+static void ranks_that_would_take_too_many_lines_are_counted(void **state) {
+    (void)state;
+    static book log;
+    memset(&log, 0, sizeof log);
+    world w;
+    world_open_model(&w, hybrid(4), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 8}),
+                     ENGINE(.name = "D", .all = {.block_count = 8}),
+                     OPTIONS(.log = write_down, .log_context = &log));
+    connect_to(&w, w.d.agents[0], &w.p.contact);
+    /* 7 lines of both engines, 3, 3, 4 and 3 of the ranks, and one of all together would be 21. */
+    has(log.text, "20   from rank 2: ");
+    has(log.text, "20   and from 1 more rank\n20   a request of 1024 tokens");
+    assert_null(strstr(log.text, "from rank 3"));
+    world_close(&w);
+}
+
 /* ---- when it is logged ---------------------------------------------------------------------- */
 
 static void pull_some(world *w, const char *id, uint32_t first) {
@@ -311,6 +327,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_are_not_read_are_told),
         cmocka_unit_test(parts_that_are_cut_unlike_have_lines_of_their_own),
         cmocka_unit_test(a_large_engine_takes_few_lines),
+        cmocka_unit_test(ranks_that_would_take_too_many_lines_are_counted),
         cmocka_unit_test(a_meeting_is_told_once_and_again_after_a_restart),
         cmocka_unit_test(only_wanted_levels_are_told),
         cmocka_unit_test(an_agent_explains_itself_and_whom_it_knows),
