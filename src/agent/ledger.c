@@ -152,12 +152,10 @@ void kvf_ledger_drop_readers(kvf_ledger *ledger, const kvf_block_table *tables, 
 
 /* ---- writers --------------------------------------------------------------------------------- */
 
-/* Frees what `ticket` has in the first `end_group` tables, and in the next one before its entry `end`. */
-static void release(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t end_group, uint32_t end,
-                    uint64_t ticket) {
-    for (uint32_t g = 0; g < end_group || (g == end_group && end > 0); g++) {
-        uint32_t count = g < end_group ? tables[g].count : end;
-        for (uint32_t i = 0; i < count; i++) {
+void kvf_ledger_drop_writer(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count,
+                            uint64_t ticket) {
+    for (uint32_t g = 0; g < group_count; g++) {
+        for (uint32_t i = 0; i < tables[g].count; i++) {
             uint64_t *word = word_at(ledger, g, &tables[g], i);
             if (!word)
                 continue;
@@ -196,7 +194,7 @@ kvf_status kvf_ledger_take_writer(kvf_ledger *ledger, const kvf_block_table *tab
             if (!word)
                 continue;
             if (state_of(*word) != FREE) {
-                release(ledger, tables, g, i, ticket);
+                kvf_ledger_drop_writer(ledger, tables, group_count, ticket);
                 return kvf_fail(KVF_E_OVERLAP,
                                 "group %u: block %u is given twice, the second time as entry %u", g,
                                 tables[g].ids[i], i);
@@ -221,11 +219,6 @@ void kvf_ledger_doubt(kvf_ledger *ledger, const kvf_block_table *tables, uint32_
             ledger->counts.in_doubt++;
         }
     }
-}
-
-void kvf_ledger_drop_writer(kvf_ledger *ledger, const kvf_block_table *tables, uint32_t group_count,
-                            uint64_t ticket) {
-    release(ledger, tables, group_count, 0, ticket);
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */

@@ -276,7 +276,7 @@ kvf_status kvf_visit_over(const kvf_link_table *link, const kvf_contact *contact
     visit *v = kvf_alloc0(1, sizeof *v);
     kvf_visited *found = kvf_alloc0(1, sizeof *found);
     status = v && found ? KVF_OK : kvf_nomem("a visit");
-    if (!status && options.greetings > 0) {
+    if (!status) {
         found->round_trips = kvf_alloc(options.greetings, sizeof *found->round_trips);
         status = found->round_trips ? KVF_OK : kvf_nomem("a visit");
     }

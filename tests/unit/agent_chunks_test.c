@@ -142,8 +142,12 @@ static void tables_that_do_not_reach_over_the_chunk_are_refused(void **state) {
     assert_int_equal(held(&s), 0);
     world_run_for(&s.w, 50 * MS);
     assert_int_equal(world_stats(s.w.p.agents[0]).bytes_written, 0);
-    table = part_of(&s, 0, 0, 7);
-    ready(&s, 0, TOKENS, LAYERS, &table);
+    table = part_of(&s, 0, 0, 3);
+    ready(&s, 0, 40, LAYERS, &table);
+    table = part_of(&s, 0, 3, 6);
+    assert_fails(say(&s, TOKENS, &table), KVF_E_RANGE, "steps [40, 100)", "[2, 7)", "[0, 6)");
+    table = part_of(&s, 0, 3, 7);
+    ready(&s, 40, TOKENS, LAYERS, &table);
     push_scene_finish(&s);
 }
 

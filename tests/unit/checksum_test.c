@@ -509,6 +509,9 @@ static void cells_that_this_rank_does_not_hold_are_refused(void **state) {
         {0, 0, {0, 2}, {2, UINT32_MAX}, 0, 9, KVF_E_RANGE, {"units is [2, ", "[2, 4)"}},
         {0, 0, {0, 2}, {2, 4}, 9, 8, KVF_E_RANGE, {"steps are [9, 8)", "inside"}},
         {0, 0, {0, 2}, {2, 4}, 9, UINT64_MAX, KVF_E_RANGE, {"steps are [9, ", "inside"}},
+        /* 2^62 - 1 is the last end. */
+        {0, 0, {0, 2}, {2, 4}, 9, 1ull << 62, KVF_E_RANGE, {"steps are [9, ", "[0, 4611686018427387903)"}},
+        {0, 0, {0, 2}, {2, 4}, 9, (1ull << 62) - 1, KVF_E_RANGE, {"block", "blocks [0, 8)"}},
         {0, 0, {0, 2}, {2, 4}, 30, 33, KVF_E_RANGE, {"step 32", "blocks [0, 8)"}},
         {0, 0, {0, 2}, {2, 4}, 1ull << 40, (1ull << 40) + 1, KVF_E_RANGE, {"block", "blocks [0, 8)"}},
     };

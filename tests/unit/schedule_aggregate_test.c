@@ -153,6 +153,18 @@ static void fewer_workers_can_be_expected_than_there_are(void **state) {
     kvf_aggregator_free(a);
 }
 
+static void all_workers_can_be_expected_by_number(void **state) {
+    (void)state;
+    kvf_aggregator *a = aggregator_with((kvf_aggregator_options){.worker_count = 2, .expected = 2});
+    kvf_worker_output quiet = silent(), once = sends(KEYS(KEY("r")));
+
+    assert_int_equal(step2(a, &once, &quiet).sent_count, 0);
+    kvf_aggregate sum = step2(a, &quiet, &once);
+
+    ASSERT_NAMES(sum.sent, "r");
+    kvf_aggregator_free(a);
+}
+
 static void a_worker_changes_how_many_are_expected_for_requests_not_reported_yet(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
@@ -394,6 +406,21 @@ static void a_request_that_is_no_more_can_be_forgotten(void **state) {
     kvf_aggregator_free(a);
 }
 
+static void a_request_with_the_longest_id_can_be_forgotten(void **state) {
+    (void)state;
+    kvf_aggregator *a = aggregator_of(2);
+    static char longest[KVF_REQUEST_ID_BYTES];
+    kvf_request_key key = {{longest, sizeof longest}, 0};
+    kvf_worker_output quiet = silent(), once = sends(&key, 1);
+    assert_int_equal(step2(a, &once, &quiet).sent_count, 0);
+    assert_int_equal(kvf_aggregator_pending(a), 1);
+
+    kvf_aggregator_forget(a, &key);
+
+    assert_int_equal(kvf_aggregator_pending(a), 0);
+    kvf_aggregator_free(a);
+}
+
 static void the_oldest_requests_are_forgotten_beyond_the_limit_and_named(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_with((kvf_aggregator_options){.worker_count = 2, .max_pending = 2});
@@ -583,6 +610,7 @@ int main(void) {
         cmocka_unit_test(of_more_than_64_workers_each_counts_once_too),
         cmocka_unit_test(reports_of_one_worker_add_up_where_reports_are_counted),
         cmocka_unit_test(fewer_workers_can_be_expected_than_there_are),
+        cmocka_unit_test(all_workers_can_be_expected_by_number),
         cmocka_unit_test(a_worker_changes_how_many_are_expected_for_requests_not_reported_yet),
         cmocka_unit_test(more_workers_than_there_are_are_not_waited_for),
         cmocka_unit_test(generations_of_an_id_are_requests_of_their_own),
@@ -598,6 +626,7 @@ int main(void) {
         cmocka_unit_test(a_missing_output_beside_a_selected_one_is_an_error_and_counts_nothing),
         cmocka_unit_test(riders_are_named_by_worker),
         cmocka_unit_test(a_request_that_is_no_more_can_be_forgotten),
+        cmocka_unit_test(a_request_with_the_longest_id_can_be_forgotten),
         cmocka_unit_test(the_oldest_requests_are_forgotten_beyond_the_limit_and_named),
         cmocka_unit_test(bad_outputs_are_refused_and_change_nothing),
         cmocka_unit_test(workers_that_do_not_exist_are_refused),
