@@ -1098,6 +1098,56 @@ static void strangers_do_not_fill_the_port(void **state) {
 
 /* ---- owners that do not keep to the protocol ------------------------------------------------- */
 
+/* A socket that listens as an owner does. */
+typedef struct raw_owner {
+    void *zmq, *router;
+    uint16_t port;
+    unsigned char name[5], heard[600]; /* the last message, and the connection that it came over */
+} raw_owner;
+
+static void raw_owner_open(raw_owner *owner) {
+    int none = 0;
+    char bound[64];
+    size_t length = sizeof bound;
+    owner->zmq = zmq_ctx_new();
+    owner->router = zmq_socket(owner->zmq, ZMQ_ROUTER);
+    assert_int_equal(zmq_setsockopt(owner->router, ZMQ_LINGER, &none, sizeof none), 0);
+    assert_int_equal(zmq_bind(owner->router, LOOPBACK), 0);
+    assert_int_equal(zmq_getsockopt(owner->router, ZMQ_LAST_ENDPOINT, bound, &length), 0);
+    owner->port = (uint16_t)strtoul(strrchr(bound, ':') + 1, NULL, 10);
+}
+
+static void raw_owner_close(const raw_owner *owner) {
+    (void)zmq_close(owner->router);
+    (void)zmq_ctx_term(owner->zmq);
+}
+
+/* `here` works until the owner has its next message, whose kind is returned. */
+static int raw_owner_hear(raw_owner *owner, const test_side *here) {
+    while (zmq_recv(owner->router, owner->name, sizeof owner->name, ZMQ_DONTWAIT) != sizeof owner->name) {
+        assert_int_equal(kvf_transport_progress(here->transport, NULL), KVF_OK);
+        (void)poll(NULL, 0, 1);
+    }
+    assert_true(zmq_recv(owner->router, owner->heard, sizeof owner->heard, 0) > 0);
+    return owner->heard[0];
+}
+
+static void raw_owner_say(const raw_owner *owner, const void *data, size_t bytes) {
+    assert_int_equal(zmq_send(owner->router, owner->name, sizeof owner->name, ZMQ_SNDMORE),
+                     sizeof owner->name);
+    assert_int_equal(zmq_send(owner->router, data, bytes, 0), (int)bytes);
+}
+
+static kvf_peer *raw_owner_connect(const raw_owner *owner, const test_side *here) {
+    kvf_messages_card part = part_of(here);
+    kvf_peer *peer;
+    part.port = owner->port;
+    assert_int_equal(connect_by(here, here, &part, &peer), KVF_OK);
+    return peer;
+}
+
+#define SAYS_ALIVE "\x15\0\0\0\0\0\0", 8
+
 /* A wrong answer of an owner to the first request. */
 typedef struct wrong_answer {
     unsigned char data[40];
@@ -1118,50 +1168,77 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
     };
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         test_side here;
-        kvf_peer *peer;
+        raw_owner owner;
         side_open(&here, &plain, 1);
-        kvf_messages_card part = part_of(&here);
-        void *zmq = zmq_ctx_new(), *router = zmq_socket(zmq, ZMQ_ROUTER);
-        int none = 0;
-        char bound[64];
-        size_t length = sizeof bound;
-        assert_int_equal(zmq_setsockopt(router, ZMQ_LINGER, &none, sizeof none), 0);
-        assert_int_equal(zmq_bind(router, LOOPBACK), 0);
-        assert_int_equal(zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, bound, &length), 0);
-        part.port = (uint16_t)strtoul(strrchr(bound, ':') + 1, NULL, 10);
-        assert_int_equal(connect_by(&here, &here, &part, &peer), KVF_OK);
+        raw_owner_open(&owner);
+        kvf_peer *peer = raw_owner_connect(&owner, &here);
         kvf_run run = {100, 0, 20, 0, 0};
         test_outcome outcome = {0};
         assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
-        unsigned char name[16], heard[600];
-        for (int message = 0; message < 2; message++) { /* HELLO, READ */
-            while (zmq_recv(router, name, sizeof name, ZMQ_DONTWAIT) != 5) {
-                assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
-                (void)poll(NULL, 0, 1);
-            }
-            assert_int_equal(zmq_recv(router, heard, sizeof heard, 0) > 0, 1);
-            if (heard[0] == MESSAGES_HELLO) {
-                for (int k = 0; k < 20; k++) { /* before its answer nothing else is sent */
-                    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
-                    (void)poll(NULL, 0, 1);
-                    assert_int_equal(zmq_recv(router, heard, sizeof heard, ZMQ_DONTWAIT), -1);
-                }
-                assert_int_equal(zmq_send(router, name, 5, ZMQ_SNDMORE), 5);
-                assert_int_equal(zmq_send(router, "\x15\0\0\0\0\0\0", 8, 0), 8);
-            }
+        assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_HELLO);
+        for (int k = 0; k < 20; k++) { /* before its answer nothing else is sent */
+            assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+            (void)poll(NULL, 0, 1);
+            assert_int_equal(zmq_recv(owner.router, owner.heard, sizeof owner.heard, ZMQ_DONTWAIT), -1);
         }
-        assert_int_equal(heard[0], MESSAGES_READ);
-        assert_int_equal(zmq_send(router, name, 5, ZMQ_SNDMORE), 5);
-        assert_int_equal(zmq_send(router, answers[i].data, answers[i].bytes, 0), (int)answers[i].bytes);
+        raw_owner_say(&owner, SAYS_ALIVE);
+        assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_READ);
+        raw_owner_say(&owner, answers[i].data, answers[i].bytes);
         drive(&here, NULL, &here.lost, 1);
         assert_int_equal(outcome.status, KVF_E_PEER_LOST);
         assert_non_null(strstr(here.lost_detail, "protocol"));
         for (uint64_t at = 100; at < 120; at++)
             assert_int_equal(side_memory(&here, 0)[at], side_byte(1, 0, at));
-        (void)zmq_close(router);
-        (void)zmq_ctx_term(zmq);
+        raw_owner_close(&owner);
         side_close(&here);
     }
+}
+
+/* Begins to read, and gives up once the owner has heard it. */
+static void read_and_give_up(raw_owner *owner, test_side *here, kvf_peer *peer) {
+    const kvf_run run = {100, 0, 20, 0, 0};
+    test_outcome outcome = {0};
+    kvf_operation operation;
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, &operation),
+                     KVF_OK);
+    assert_int_equal(raw_owner_hear(owner, here), MESSAGES_READ);
+    assert_int_equal(kvf_transport_cancel(here->transport, operation), KVF_OK);
+    drive(here, NULL, &outcome.calls, 1);
+    assert_int_equal(outcome.status, KVF_E_CANCELLED);
+}
+
+/* As after an outage that was longer than the reads' lease: their bytes would come first. */
+static void a_read_does_not_wait_for_the_bytes_of_reads_that_were_given_up_long_ago(void **state) {
+    (void)state;
+    static const unsigned char answer[8 + 20] = {MESSAGES_DATA, 0, 0, 0, 3, 0, 0, 0, 'k', 'v'};
+    test_side here;
+    raw_owner owner;
+    test_outcome outcome = {0};
+    const kvf_run run = {100, 0, 20, 0, 0};
+    side_open(&here, &plain, 1);
+    raw_owner_open(&owner);
+    kvf_peer *peer = raw_owner_connect(&owner, &here);
+    assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_HELLO);
+    raw_owner_say(&owner, SAYS_ALIVE);
+    unsigned char first[sizeof owner.name];
+    memcpy(first, owner.name, sizeof first);
+    read_and_give_up(&owner, &here, peer);
+    read_and_give_up(&owner, &here, peer); /* soon after the first: over the same connection */
+    assert_memory_equal(owner.name, first, sizeof first);
+    kvf_messages_link *link = inside_to_change(&here)->links;
+    link->given_up_ns -= KVF_SECOND;
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
+    assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_HELLO);
+    assert_memory_not_equal(owner.name, first, sizeof first);
+    raw_owner_say(&owner, SAYS_ALIVE);
+    assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_READ);
+    raw_owner_say(&owner, answer, sizeof answer);
+    drive(&here, NULL, &outcome.calls, 1);
+    assert_int_equal(outcome.status, KVF_OK);
+    assert_memory_equal(side_memory(&here, 0) + 100, answer + 8, 20);
+    assert_int_equal(here.lost, 0);
+    raw_owner_close(&owner);
+    side_close(&here);
 }
 
 /* ---- processes that die ---------------------------------------------------------------------- */
@@ -1300,6 +1377,7 @@ int main(void) {
         cmocka_unit_test(half_open_connections_do_not_disturb_others),
         cmocka_unit_test(strangers_do_not_fill_the_port),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
+        cmocka_unit_test(a_read_does_not_wait_for_the_bytes_of_reads_that_were_given_up_long_ago),
         cmocka_unit_test(a_killed_owner_is_lost),
         cmocka_unit_test(a_peer_says_by_which_address_it_is_reached),
     };
