@@ -71,7 +71,8 @@ static void whoever_is_not_let_in_at_once_is_let_in_later(void **state) {
         (void)poll(NULL, 0, 1); /* as from many hosts: not all in one moment, which the gate would miss */
     }
     /* Only the first of those who are kept out holds its caller up, for a second. */
-    assert_true(kvf_now(&kvf_monotonic) - begun < clients / 10 * SECOND);
+    const uint64_t came = kvf_now(&kvf_monotonic) - begun;
+    assert_true(came < clients / 10 * SECOND);
     for (uint32_t i = 0; i < clients; i++)
         drive(&here, NULL, &outcomes[i].calls, 1);
     const uint64_t took = kvf_now(&kvf_monotonic) - begun;
@@ -85,7 +86,9 @@ static void whoever_is_not_let_in_at_once_is_let_in_later(void **state) {
     assert_int_equal(here.lost, 0);
     assert_memory_equal(side_memory(&here, 0), side_memory(&owner.side, 0), BYTES);
     assert_true(took > LAST_COMES_AFTER_S * SECOND * 2 / 3); /* it did keep them out */
-    assert_true(kvf_transport_waits(here.transport) > clients / 4);
+    /* Let in without waiting: who came while there was room, which on a busy machine are many, and in the 2 s after. */
+    const uint64_t at_first = at_once * (came / SECOND + 4);
+    assert_true(kvf_transport_waits(here.transport) >= clients - kvf_min_u64(at_first, clients));
     for (uint32_t i = 0; i < clients; i++) {
         assert_null(kvf_peer_waiting(peers[i]));
         kvf_peer_close(peers[i]);
