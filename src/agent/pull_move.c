@@ -139,7 +139,7 @@ static bool waits_to_join(kvf_pull *pull) {
     return waits;
 }
 
-/* ---- connections that turn out not to read ---------------------------------------------------- */
+/* ---- connections that turn out not to read, or not soon ----------------------------------------- */
 
 static bool is_used(const kvf_session *session) {
     const kvf_source *source;
@@ -159,17 +159,25 @@ static bool is_to_pass_over(const kvf_pull *pull, const kvf_source *source) {
            kvf_session_pass_over(session, why);
 }
 
-/* Ends such connections, so that others are made. False: another pull still uses one. */
-static bool leave_refused(const kvf_pull *pull) {
+static bool is_behind(const kvf_source *source) {
+    const kvf_session *session = source->session;
+    return session && session->peer && source->target->source != UINT32_MAX &&
+           kvf_peer_is_behind(session->peer);
+}
+
+/* Ends such connections, so that others are made; one that is only behind, if no other pull uses it. False: another
+ * pull still uses one that cannot read. */
+static bool leave_connections(const kvf_pull *pull) {
     bool left = true;
     for (uint32_t i = 0; i < pull->asker.source_count; i++) {
         const kvf_source *source = &pull->asker.sources[i];
-        if (!is_to_pass_over(pull, source))
+        const bool refused = is_to_pass_over(pull, source);
+        if (!refused && !is_behind(source))
             continue;
-        if (is_used(source->session))
-            left = false;
-        else
+        if (!is_used(source->session))
             kvf_session_disconnect(source->session);
+        else if (refused)
+            left = false;
     }
     return left;
 }
@@ -188,7 +196,7 @@ static bool move_anew(kvf_pull *pull, kvf_status status) {
 
 void kvf_pull_move(kvf_pull *pull) {
     kvf_agent *agent = pull->base.agent;
-    pull->leaves = !pull->base.empty && !leave_refused(pull);
+    pull->leaves = !pull->base.empty && !leave_connections(pull);
     if (pull->leaves)
         kvf_agent_due(agent, kvf_agent_now(agent) + KVF_MILLISECOND);
     if (pull->leaves || (!pull->base.empty && waits_to_join(pull)))

@@ -433,6 +433,10 @@ const char *kvf_peer_refusal(const kvf_peer *peer) {
     return peer->fabric->refusal ? peer->fabric->refusal(peer->link) : NULL;
 }
 
+bool kvf_peer_is_behind(const kvf_peer *peer) {
+    return !peer->lost && peer->fabric->is_behind && peer->fabric->is_behind(peer->link);
+}
+
 const char *kvf_peer_waiting(const kvf_peer *peer) {
     return peer->waits[0] && !peer->lost ? peer->waits : NULL;
 }

@@ -156,6 +156,9 @@ typedef struct kvf_fabric {
      * NULL: there is nothing to add to the fabric's name. */
     const char *(*way)(const void *link);
 
+    /** See kvf_peer_is_behind(). NULL: never. */
+    bool (*is_behind)(const void *link);
+
     /** Whether the peer withholds some of its memory, see kvf_transport_withhold_emulated(). NULL: never. */
     bool (*withholds)(const void *link);
 
@@ -310,6 +313,10 @@ bool kvf_peer_withholds(const kvf_peer *peer);
 /** Why a connection cannot read the peer's memory, though it was made; NULL: as far as is known, it can. Good until the
  * next call about this transport. */
 const char *kvf_peer_refusal(const kvf_peer *peer);
+
+/** Whether a read by this connection would wait for the bytes of reads that were given up a second ago or longer. A
+ * new connection would not: after an outage the old one brings those bytes first, and TCP knows only its old pace. */
+bool kvf_peer_is_behind(const kvf_peer *peer);
 
 /** Why there is no connection to a peer yet, which is tried again; NULL: there is one, as far as is known, or the peer is
  * lost. Good until the next call about this transport. */

@@ -1,5 +1,7 @@
 /* Pulls: a consumer reads what a producer holds, between agents of one process. */
+#include "agent/session.h"
 #include "agent_world.h"
+#include "transport/front.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
 #define TP4                                                                                                  \
@@ -488,6 +490,56 @@ static void a_block_has_one_use_at_a_time(void **state) {
     world_close(&w);
 }
 
+static bool always(const void *link) {
+    (void)link;
+    return true;
+}
+
+/* The peer by which D reads from its only producer, as a fabric that says that it is behind. */
+static kvf_peer *let_it_be_behind(const world *w, kvf_fabric *behind) {
+    kvf_peer *peer = w->d.agents[0]->all_sessions->peer;
+    assert_non_null(peer);
+    *behind = *peer->fabric;
+    behind->is_behind = always;
+    peer->fabric = behind;
+    return peer;
+}
+
+static void a_pull_leaves_a_connection_that_is_behind_unless_another_pull_uses_it(void **state) {
+    (void)state;
+    static const char *const ids[] = {"slow", "quick"};
+    world w;
+    world_request given[2], wanted[2];
+    uint64_t holds[2], pulls[2];
+    kvf_fabric behind;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_pull_everything(&w, "first", 48, 1);
+    (void)let_it_be_behind(&w, &behind);
+    world_pull_everything(&w, "second", 48, 2);
+    const kvf_session *session = w.d.agents[0]->all_sessions;
+    assert_ptr_not_equal(session->peer->fabric, &behind);
+    kvf_peer *used = NULL;
+    for (uint32_t i = 0; i < 2; i++) {
+        world_request_make(&w, &w.p, ids[i], 48, 10 * i, 1, &given[i]);
+        world_request_make(&w, &w.d, ids[i], 48, 10 * i, 1, &wanted[i]);
+        wanted[i].request.bytes_per_second = i == 0 ? 1 << 10 : 0;
+        world_hold(&w.p, &given[i], &holds[i]);
+        world_pull(&w.d, &wanted[i], &w.p, &pulls[i]);
+        world_run_for(&w, 10 * MS);
+        used = used ? used : let_it_be_behind(&w, &behind);
+    }
+    (void)world_done(&w, w.d.agents[0], pulls[1]);
+    assert_ptr_equal(session->peer, used);
+    assert_ptr_equal(used->fabric, &behind);
+    assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[0]));
+    (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_CANCELLED);
+    (void)world_failed(&w, w.p.agents[0], holds[0], KVF_E_CANCELLED);
+    world_pull_everything(&w, "last", 48, 3);
+    assert_ptr_not_equal(session->peer->fabric, &behind);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_brings_every_cell_and_frees_the_producer),
@@ -509,6 +561,7 @@ int main(void) {
         cmocka_unit_test(a_failure_lists_the_wanted_blocks_of_every_group),
         cmocka_unit_test(blocks_beyond_the_cache_are_refused_at_once),
         cmocka_unit_test(a_block_has_one_use_at_a_time),
+        cmocka_unit_test(a_pull_leaves_a_connection_that_is_behind_unless_another_pull_uses_it),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -355,6 +355,7 @@ const kvf_fabric kvf_fabric_messages = {
     .notify = kvf_messages_notify,
     .place = kvf_messages_place,
     .way = kvf_messages_way,
+    .is_behind = kvf_messages_is_behind,
     .disconnect = kvf_messages_disconnect,
     .fence = kvf_messages_fence,
     .admit = kvf_messages_admit,

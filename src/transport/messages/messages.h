@@ -341,6 +341,7 @@ void kvf_messages_disconnect(void *self);
 kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes);
 const char *kvf_messages_way(const void *self);
 const unsigned char *kvf_messages_place(const void *self);
+bool kvf_messages_is_behind(const void *self);
 
 /** Tries again to connect, if that is due. */
 void kvf_messages_redial(kvf_messages_link *link);

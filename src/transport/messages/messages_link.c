@@ -394,31 +394,10 @@ static void tell_lost(kvf_messages_link *link) {
         (link->refused ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
 }
 
-/* Whether what is to be asked now would wait for the bytes of reads that were all given up a while ago: a link that was
- * down for longer than their lease delivers them first, and as slowly as before. Nothing else may be under way. */
-static bool is_behind(const kvf_messages_link *link) {
-    return link->welcome && !link->lost && link->slices.current && link->given_up > 0 &&
-           link->given_up == link->count && link->untaken == 0 && !link->broken &&
-           link->endpoint->now - link->given_up_ns >= BEHIND_NS;
-}
-
-/* Leaves these bytes to a connection that ends, and goes on over a new one. */
-static void connect_anew(kvf_messages_link *link) {
-    hang_up(link, 0);
-    link->count = link->given_up = 0;
-    link->tried = link->hopeless = 0;
-    link->pause_ns = PAUSE_NS;
-    link->until_ns = kvf_now(&kvf_monotonic) + link->endpoint->patience_ms * UINT64_C(1000000);
-    if (dial(link, next_host(link)))
-        lose(link, kvf_error_detail());
-}
-
 bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
     link->stirs = false;
     if (!link->peer)
         return false;
-    if (is_behind(link))
-        connect_anew(link);
     /* Events are read first, but take effect after the messages that came before them. */
     while (!link->lost && receive_event(link)) {
     }
@@ -555,6 +534,11 @@ kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
     }
     kvf_wake_set(&link->endpoint->wake, true);
     return KVF_OK;
+}
+
+bool kvf_messages_is_behind(const void *self) {
+    const kvf_messages_link *link = self;
+    return link->given_up > 0 && kvf_now(&kvf_monotonic) - link->given_up_ns >= BEHIND_NS;
 }
 
 const unsigned char *kvf_messages_place(const void *self) {
