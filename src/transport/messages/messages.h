@@ -327,8 +327,7 @@ struct kvf_messages_link {
     kvf_slices slices;
     kvf_messages_asked asked[MESSAGES_WINDOW_MAX]; /* a ring */
     uint32_t first, count;
-    uint32_t given_up;    /* among `asked`: their answers will be ignored */
-    uint64_t given_up_ns; /* when the last of them was given up */
+    uint64_t given_up_ns; /* when the last request was given up */
     uint32_t writes;      /* among `asked` */
     uint32_t number;      /* of the last request */
     uint32_t untaken;     /* notifications that the owner has not confirmed */

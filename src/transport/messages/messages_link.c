@@ -20,8 +20,8 @@
 #define CONNECT_MS 1500
 #define NEVER_MS 100000000 /* ZeroMQ must not reconnect */
 #define PAUSE_NS UINT64_C(20000000)
-#define BEHIND_NS KVF_SECOND
 #define PAUSE_MAX_NS KVF_SECOND
+#define BEHIND_NS KVF_SECOND /* unless a link was down, what was given up has come by then */
 /* On one machine a connection is made or refused within a second, and a handshake within a tenth, unless the process is
  * stopped, or lets nobody in now. Then connects do not wait for a while, since the caller stands still meanwhile. */
 #define SAME_PLACE_MS 1000u
@@ -387,7 +387,7 @@ static void tell_lost(kvf_messages_link *link) {
     hang_up(link, 0);
     kvf_buffer_free(&link->early);
     link->slices = (kvf_slices){0};
-    link->count = link->given_up = link->writes = 0;
+    link->count = link->writes = 0;
     link->starved = false;
     link->peer = NULL;
     if (peer)
@@ -538,7 +538,10 @@ kvf_status kvf_messages_notify(void *self, const void *data, size_t bytes) {
 
 bool kvf_messages_is_behind(const void *self) {
     const kvf_messages_link *link = self;
-    return link->given_up > 0 && kvf_now(&kvf_monotonic) - link->given_up_ns >= BEHIND_NS;
+    bool owes = false;
+    for (uint32_t i = 0; i < link->count; i++)
+        owes = owes || !link->asked[(link->first + i) % MESSAGES_WINDOW_MAX].batch;
+    return owes && kvf_now(&kvf_monotonic) - link->given_up_ns >= BEHIND_NS;
 }
 
 const unsigned char *kvf_messages_place(const void *self) {

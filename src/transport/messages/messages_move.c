@@ -129,7 +129,6 @@ bool kvf_messages_answered(kvf_messages_link *link, kvf_messages_kind kind, cons
     link->writes -= asked->direction == KVF_WRITE;
     link->first++;
     link->count--;
-    link->given_up -= batch == NULL;
     if (!batch)
         return true;
     batch->in_flight--;
@@ -156,7 +155,6 @@ void kvf_messages_forget(kvf_messages_link *link) {
         if (!batch || !batch->cancelled || asked->direction != KVF_READ)
             continue;
         asked->batch = NULL;
-        link->given_up++;
         link->given_up_ns = link->endpoint->now;
         kvf_slices_forget(&link->slices, batch);
     }
