@@ -585,12 +585,23 @@ static void an_endpoint_connects_to_itself(void **state) {
     pair_close(pair);
 }
 
+/* Both work off what comes; then nothing comes for 50 ms. What is still on the way, a greeting for example, comes late. */
+static void both_become_quiet(test_pair *pair) {
+    struct pollfd fds[2] = {{kvf_transport_event_fd(pair->here.transport), POLLIN, 0},
+                            {kvf_transport_event_fd(pair->there.transport), POLLIN, 0}};
+    for (int late = 0; late < 100; late++) {
+        drive_idle(&pair->here, &pair->there);
+        if (poll(fds, 2, 50) == 0)
+            return;
+    }
+    fail_msg("event descriptors became readable 100 times though there was nothing to do");
+}
+
 static void the_event_descriptor_is_quiet_when_there_is_nothing_to_do(void **state) {
     test_pair *pair = pair_open(*state);
     struct pollfd fd = {kvf_transport_event_fd(pair->here.transport), POLLIN, 0};
     bool busy = true;
-    drive_idle(&pair->here, &pair->there);
-    assert_int_equal(poll(&fd, 1, 0), 0);
+    both_become_quiet(pair);
     assert_int_equal(kvf_transport_progress(pair->here.transport, &busy), KVF_OK);
     assert_false(busy);
     kvf_run big = {0, 0, 5u << 20, 0, 0};
@@ -599,8 +610,7 @@ static void the_event_descriptor_is_quiet_when_there_is_nothing_to_do(void **sta
                      KVF_OK);
     assert_int_equal(poll(&fd, 1, 0), 1);
     drive(&pair->here, &pair->there, &outcome.calls, 1);
-    drive_idle(&pair->here, &pair->there);
-    assert_int_equal(poll(&fd, 1, 0), 0);
+    both_become_quiet(pair);
     pair_close(pair);
 }
 
