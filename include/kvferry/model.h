@@ -205,6 +205,9 @@ KVF_API uint64_t kvf_group_step_bytes(const kvf_group_desc *group);
  * The first of `end` cached tokens that a later query of this group can still read: 0 for full attention,
  * `end - window_tokens` for a sliding window (one more than the next query sees, so that the last token can
  * be computed again), the start of the last token's chunk for chunked attention. 0 for state groups.
+ *
+ * Requests leave out earlier tokens. So of the block that this token lies in, only the end may be filled: an engine that
+ * keeps blocks for later prompts must not keep this one, unless the token is the first of it.
  */
 KVF_API uint64_t kvf_group_first_needed(const kvf_group_desc *group, uint64_t end);
 

@@ -25,6 +25,7 @@ class What(enum.Enum):
     ENDING = "the prefill server is given commands, sleeps, wakes and ends, while it keeps a request"
     REFUSED = "what vLLM's CPU build cannot run ends at its start"
     ROLES = "both servers are both roles, keep prefixes, speak encrypted, and have little room"
+    REPLICAS = "each server runs two data-parallel replicas, which answer in turn"
 
 
 class Tokens(enum.Enum):
@@ -85,6 +86,8 @@ LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
 DRAINS = ("--shutdown-timeout", "180")
 SLEEPS = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "120"))
 
+REPLICATED = ("--data-parallel-size", "2")
+
 # Proposes tokens: a small model of its own, or a layer that sees the hidden states (MTP: the model's own). They
 # have random weights, so that hardly a token is accepted; a model that proposes for itself shows what its cells
 # are good for.
@@ -136,6 +139,7 @@ CASES = {
     "gemma4-push-64-32": Case("gemma4", Side(64), Side(32), mode="push"),
     "gemma4-push-tp2-tp1": Case("gemma4", Side(64, tp=2), Side(32), mode="push"),
     "gemma4-push-tp1-tp2": Case("gemma4", Side(32), Side(64, tp=2), mode="push"),
+    "prefixes": Case("llama", Side(64, arguments=ROOM), Side(32, arguments=ROOM), what=What.PREFIXES),
     "gemma4-prefixes": Case(
         "gemma4", Side(32, tp=2, arguments=ROOM), Side(64, arguments=ROOM), what=What.PREFIXES
     ),
@@ -173,6 +177,16 @@ CASES = {
     ),
     "proxy": Case("llama", Side(64), Side(32), what=What.PROXY),
     "proxy-push": Case("llama", Side(64, arguments=CHUNKS), Side(32), what=What.PROXY, **LAYER_BY_LAYER),
+    "replicas": Case(
+        "llama", Side(64, arguments=REPLICATED), Side(32, arguments=REPLICATED), what=What.REPLICAS
+    ),
+    "replicas-push": Case(
+        "llama",
+        Side(32, arguments=REPLICATED),
+        Side(64, arguments=REPLICATED),
+        what=What.REPLICAS,
+        mode="push",
+    ),
     "turns": Case(
         "llama",
         Side(64, arguments=(*ROOM, *LONGER)),

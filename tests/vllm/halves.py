@@ -155,7 +155,9 @@ class Half:
     def step(self, preempted: tuple[str, ...] = ()) -> KvferryStep:
         """Makes one step in which no request runs. Returns the step's message to the worker."""
         step = self.scheduling.step(
-            SimpleNamespace(preempted_req_ids=set(preempted), total_num_scheduled_tokens=0)
+            SimpleNamespace(
+                preempted_req_ids=set(preempted), total_num_scheduled_tokens=0, num_scheduled_tokens={}
+            )
         )
         self.worker.give_up(step)
         self.worker.start(step)

@@ -137,7 +137,7 @@ class Pair:
         return {"connectors": [first, second]}
 
     def server(self, role: str, side: Side, port: int, model: str = "", dtype: str = "") -> Server:
-        """A server like those of the case, not started yet. Agents meet it at `port` + 2."""
+        """A server like those of the case, not started yet. Agents meet it at `port` + 2, replicas at any port."""
         number = port - self.port
         name = ("prefill", "decode")[number % 2]
         lease, deadline = FAULT_TIMES.get(self.case.what, TIMES)
@@ -164,7 +164,7 @@ class Pair:
                 "KVFERRY_READOUT": str(self.readout),
                 "KVFERRY_CORRUPT": str(self.corrupt),
                 "KVFERRY_INTERRUPT": str(self.interrupt),
-                "KVFERRY_SIDE_CHANNEL_PORT": str(port + 2),
+                "KVFERRY_SIDE_CHANNEL_PORT": str(0 if self.case.what is What.REPLICAS else port + 2),
                 "KVFERRY_LAYERS_EACH": str(int(self.case.at_once)),
             },
             connector=self.connector,

@@ -24,6 +24,7 @@ from prefixes import Prefixes
 from prompts import LENGTHS, SHORT_LENGTHS, HandOver
 from proxying import Proxying
 from refusing import Refusing
+from replicas import Replicas
 from retries import Retries
 from roles import Roles
 from turns import ProxyTurns, Turns
@@ -40,6 +41,7 @@ RUNS: dict[What, tuple[Callable[..., Any], tuple[str, str | None]]] = {
     What.ENDING: (Ending, PLAIN),
     What.REFUSED: (Refusing, PLAIN),
     What.ROLES: (Roles, PLAIN),
+    What.REPLICAS: (Replicas, PLAIN),
     What.TURNS: (Turns, PROBING),
     What.PROXY_TURNS: (ProxyTurns, PROBING),
     What.BESIDE: (Beside, BESIDE),

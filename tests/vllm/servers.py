@@ -164,12 +164,10 @@ class Server:
         return int(self.metric(name))
 
     def metric(self, name: str) -> float:
-        """A value of vLLM's metrics; 0 if there is none."""
+        """A value of vLLM's metrics, the sum over the server's replicas; 0 if there is none."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.startswith(name + "{"):
-                    return float(line.split()[-1])
-        return 0.0
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the server and its workers."""

@@ -27,6 +27,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -45,6 +46,7 @@ from vllm.v1.request import RequestStatus
 from kvferry.vllm.needs import CPU_NEEDS, check
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
 __all__ = [
@@ -76,6 +78,8 @@ __all__ = [
     "get_tp_group",
     "init_logger",
     "is_conv_state_dim_first",
+    "keep_one_more",
+    "leave_uncached",
     "shorten_prompt",
     "write_cpu_page",
 ]
@@ -90,6 +94,29 @@ def shorten_prompt(request: Request, tokens: int) -> None:
     del request._all_token_ids[tokens:]
     request.num_prompt_tokens = tokens
     request.max_tokens = 1
+
+
+def keep_one_more(blocks: KVCacheManager) -> None:
+    """Has requests keep one token more before each window, so that their last token can be computed again.
+
+    A consumer computes the last token of a prompt that it loads. The window of that token begins one before that of
+    the next, for which vLLM frees blocks: at the producer when the prompt is computed, at the consumer when it makes
+    room for the load.
+    """
+    for manager in blocks.coordinator.single_type_managers:
+        if isinstance(manager, SlidingWindowManager):
+            manager.extra_retained_tokens = max(1, manager.extra_retained_tokens)
+
+
+def leave_uncached(blocks: KVCacheManager, group: int, request: str, entry: int) -> None:
+    """Has vLLM's prefix cache leave out a block of a request, and those before it, when it takes in the rest.
+
+    Args:
+        group: index of vLLM's group
+        entry: of the request's block table
+    """
+    cached = blocks.coordinator.single_type_managers[group].num_cached_block
+    cached[request] = max(cached.get(request, 0), entry + 1)
 
 
 def write_cpu_page(

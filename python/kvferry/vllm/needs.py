@@ -139,6 +139,22 @@ NEEDS = (
     Need(
         "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids", "writing requests while they are computed"
     ),
+    Need(
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.coordinator",
+        "leaving blocks that are loaded in part out of the prefix cache",
+    ),
+    Need(
+        "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.single_type_managers",
+        "leaving blocks that are loaded in part out of the prefix cache",
+    ),
+    Need(
+        "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.num_cached_block",
+        "leaving blocks that are loaded in part out of the prefix cache",
+    ),
+    Need(
+        "vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager.extra_retained_tokens",
+        "computing the last token of a prompt that was loaded",
+    ),
     Need(f"{_STEP}.total_num_scheduled_tokens", "steps in which nothing but transfers runs"),
     Need(f"{_OUTPUT}.finished_sending", "what the workers have done"),
     Need(f"{_OUTPUT}.finished_recving", "what the workers have done"),

@@ -13,11 +13,11 @@ import numpy as np
 from kvferry.agent import Agent
 from kvferry.aggregator import Aggregate, RequestKey
 from kvferry.errors import CancelledError, InvalidError, KvferryError, NotFoundError
-from kvferry.model import GroupKind
+from kvferry.model import Group, GroupKind
 from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
 from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Instruction, InstructionKind, Schedule, TransferParams
-from kvferry.vllm.compat import KVCacheConfig, init_logger, shorten_prompt
+from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave_uncached, shorten_prompt
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
 from kvferry.vllm.identity import VERSIONS, check_versions, check_weights, content_of
@@ -51,6 +51,7 @@ class Scheduling:
         self._directory: Agent | None = None
         self._schedule: Schedule | None = None
         self._groups: list[GroupGeometry] = []
+        self._described: Sequence[Group] = ()  # the same, as the model has them
         self._keys: dict[str, RequestKey] = {}
         self._loading: set[str] = set()
         self._matched: dict[str, int] = {}  # tokens in the prefix cache at the last match()
@@ -88,6 +89,7 @@ class Scheduling:
             self._directory.introduce(known[rank].introduction)
         self._groups = group_order(geometries)
         model = build_model(geometries)
+        self._described = model.groups
         self._draft = draft_cells(model)
         self._weights = known[0].weights
         self._schedule = Schedule(
@@ -106,8 +108,9 @@ class Scheduling:
         logger.info("kvferry engine %s is met at %s", transfer.engine_id, self._directory.endpoint)
 
     def bind(self, blocks: KVCacheManager) -> None:
-        """Keeps the manager, which knows the blocks of requests that are being computed."""
+        """Keeps the manager of vLLM's blocks. vLLM gives it before the first request."""
         self._blocks = blocks
+        keep_one_more(blocks)
 
     def close(self) -> None:
         """The engine ends."""
@@ -180,6 +183,7 @@ class Scheduling:
         key = self._keys.get(request.request_id)
         if key is None or self._schedule is None or request.request_id in self._loading:
             return
+        computed_tokens = self._matched.pop(request.request_id, 0)
         try:
             if load_tokens and self._accepting.drains and not self._accepting.has_accepted(request.request_id):
                 self._drop(request.request_id)
@@ -187,7 +191,7 @@ class Scheduling:
             waits = self._schedule.allocated(
                 key,
                 self._tables(blocks.get_block_ids()),
-                computed_tokens=self._matched.pop(request.request_id, 0),
+                computed_tokens=computed_tokens,
                 load_tokens=load_tokens,
                 now_ns=time.monotonic_ns(),
             )
@@ -198,10 +202,24 @@ class Scheduling:
             waits = False
         if waits:
             self._loading.add(request.request_id)
+            self._leave_halves(request.request_id, computed_tokens, load_tokens)
         elif load_tokens:
             # vLLM waits for a load that will not happen: report that it has failed.
             self._loading.add(request.request_id)
             self._void.append(request.request_id)
+
+    def _leave_halves(self, request: str, computed_tokens: int, load_tokens: int) -> None:
+        """Keeps the block in which a window begins out of the prefix cache: only its last tokens are loaded.
+
+        vLLM would take it for whole, and give it to a request that continues an earlier token and sees its first
+        ones.
+        """
+        if self._blocks is None:
+            return
+        for group, described in zip(self._groups, self._described, strict=True):
+            first = described.first_needed(computed_tokens + load_tokens)
+            if first > computed_tokens and first % group.steps_per_entry:
+                leave_uncached(self._blocks, group.source, request, first // group.steps_per_entry)
 
     def _drop(self, request: str) -> None:
         """Neither loads nor keeps a request: vLLM computes it, as if the connector had not been asked."""
