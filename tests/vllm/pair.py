@@ -137,7 +137,7 @@ class Pair:
         return {"connectors": [first, second]}
 
     def server(self, role: str, side: Side, port: int, model: str = "", dtype: str = "") -> Server:
-        """A server like those of the case, not started yet. Agents meet it at `port` + 2, replicas at any port."""
+        """A server like those of the case, not started yet. Agents meet it at `port` + 2, or any port."""
         number = port - self.port
         name = ("prefill", "decode")[number % 2]
         lease, deadline = FAULT_TIMES.get(self.case.what, TIMES)

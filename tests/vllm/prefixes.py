@@ -1,8 +1,8 @@
 """A pair with prefix caches: a prompt, a longer one that begins with it, the longer one again.
 
-Less and less is loaded, unless the model has a window: see WINDOWED. An earlier transfer has filled the blocks of the prefix, so all cells are compared each
-time, not only the loaded ones. When the decode server computes alone, the prompt has another salt, so that vLLM
-uses no block of the transfers for it.
+Less and less is loaded, unless the model has a window: see WINDOWED. An earlier transfer has filled the blocks
+of the prefix, so all cells are compared each time, not only the loaded ones. When the decode server computes
+alone, the prompt has another salt, so that vLLM uses no block of the transfers for it.
 
 Then a prefix moves before anybody needs it at the decode server: by the two requests of a proxy, for one token.
 """
@@ -17,7 +17,7 @@ from prompts import NEW_TOKENS, HandOver
 # vLLM finds whole blocks of all groups: of 128 tokens here, at most. UNEVEN does not end with one.
 SHORTER, LONGER, LONGEST, UNEVEN = 128, 384, 450, 300
 LAST_BLOCKS = 64  # tokens that are loaded again: the block that is not full
-# : Models with a window, of 64 tokens, in blocks of 128: what was loaded is found only with blocks computed behind it.
+# : Models with a window, of 64 tokens, in blocks of 128. What was only loaded is not found again.
 WINDOWED = ("gemma4",)
 FOUND = "vllm:prefix_cache_hits_total"  # tokens that a server found in its own cache
 
@@ -71,7 +71,7 @@ class Prefixes(HandOver):
 
     def _moved(self, there: int, chance: random.Random) -> None:
         """A prefix is moved by the two requests of a proxy; then the decode server continues it."""
-        prefill, decode = self._pair.prefill, self._pair.decode
+        prefill = self._pair.prefill
         prompt = [chance.randrange(3, 500) for _ in range(LONGEST)]
         want = self._alone(prompt)
         prefill.ask(prompt[:UNEVEN], 1)  # somebody else asked it

@@ -1,7 +1,7 @@
 """Each server runs two data-parallel replicas: engines of their own, which vLLM gives requests in turn.
 
-A decode replica must find the prefill replica that has the prompt, whoever answers, also after the whole server was
-killed and started again under its old name. vLLM 0.32 ends a server when one of its replicas ends.
+A decode replica must find the prefill replica that has the prompt, whoever answers, also after the whole server
+was killed and started again under its old name. vLLM 0.32 ends a server when one of its replicas ends.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Windows(unittest.TestCase):
         return half, manager
 
     def compute(self, prefill: Half, manager: KVCacheManager, name: str, prompt: list[int]) -> Tables:
-        """Computes a prompt at the prefill engine; returns its blocks, of which vLLM frees those no longer seen."""
+        """Computes a prompt at the prefill engine; returns its blocks without those that vLLM has freed."""
         request = a_request(name, prompt, prefill.block_size)
         self.assertIsNotNone(manager.allocate_slots(request, len(prompt)))
         computed = manager.get_block_ids(name)

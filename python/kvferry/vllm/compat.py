@@ -99,9 +99,9 @@ def shorten_prompt(request: Request, tokens: int) -> None:
 def keep_one_more(blocks: KVCacheManager) -> None:
     """Has requests keep one token more before each window, so that their last token can be computed again.
 
-    A consumer computes the last token of a prompt that it loads. The window of that token begins one before that of
-    the next, for which vLLM frees blocks: at the producer when the prompt is computed, at the consumer when it makes
-    room for the load.
+    A consumer computes the last token of a prompt that it loads. The window of that token begins one before
+    that of the next, for which vLLM frees blocks: at the producer when the prompt is computed, at the consumer
+    when it makes room for the load.
     """
     for manager in blocks.coordinator.single_type_managers:
         if isinstance(manager, SlidingWindowManager):

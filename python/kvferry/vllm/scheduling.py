@@ -211,8 +211,8 @@ class Scheduling:
     def _leave_halves(self, request: str, computed_tokens: int, load_tokens: int) -> None:
         """Keeps the block in which a window begins out of the prefix cache: only its last tokens are loaded.
 
-        vLLM would take it for whole, and give it to a request that continues an earlier token and sees its first
-        ones.
+        vLLM would take it for whole, and give it to a request that continues an earlier token and sees its
+        first ones.
         """
         if self._blocks is None:
             return
