@@ -51,7 +51,7 @@ class Scheduling:
         self._directory: Agent | None = None
         self._schedule: Schedule | None = None
         self._groups: list[GroupGeometry] = []
-        self._described: Sequence[Group] = ()  # the same, as the model has them
+        self._model_groups: Sequence[Group] = ()  # the same, as the model has them
         self._keys: dict[str, RequestKey] = {}
         self._loading: set[str] = set()
         self._matched: dict[str, int] = {}  # tokens in the prefix cache at the last match()
@@ -89,7 +89,7 @@ class Scheduling:
             self._directory.introduce(known[rank].introduction)
         self._groups = group_order(geometries)
         model = build_model(geometries)
-        self._described = model.groups
+        self._model_groups = model.groups
         self._draft = draft_cells(model)
         self._weights = known[0].weights
         self._schedule = Schedule(
@@ -202,13 +202,13 @@ class Scheduling:
             waits = False
         if waits:
             self._loading.add(request.request_id)
-            self._leave_halves(request.request_id, computed_tokens, load_tokens)
+            self._leave_partial(request.request_id, computed_tokens, load_tokens)
         elif load_tokens:
             # vLLM waits for a load that will not happen: report that it has failed.
             self._loading.add(request.request_id)
             self._void.append(request.request_id)
 
-    def _leave_halves(self, request: str, computed_tokens: int, load_tokens: int) -> None:
+    def _leave_partial(self, request: str, computed_tokens: int, load_tokens: int) -> None:
         """Keeps the block in which a window begins out of the prefix cache: only its last tokens are loaded.
 
         vLLM would take it for whole, and give it to a request that continues an earlier token and sees its
@@ -216,8 +216,8 @@ class Scheduling:
         """
         if self._blocks is None:
             return
-        for group, described in zip(self._groups, self._described, strict=True):
-            first = described.first_needed(computed_tokens + load_tokens)
+        for group, of_model in zip(self._groups, self._model_groups, strict=True):
+            first = of_model.first_needed(computed_tokens + load_tokens)
             if first > computed_tokens and first % group.steps_per_entry:
                 leave_uncached(self._blocks, group.source, request, first // group.steps_per_entry)
 
