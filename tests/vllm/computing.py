@@ -61,7 +61,12 @@ class Computing:
         self.workers = [self._worker(config, rank) for rank in ranks]
         found = {(0, i): worker.handshake() for i, worker in enumerate(self.workers)}
         self.scheduling.introduce({where: told for where, told in found.items() if told is not None})
-        self.scheduling.bind(SimpleNamespace(get_block_ids=lambda request: self.tables[request]))  # type: ignore[arg-type]
+        managers = [SimpleNamespace(num_cached_block={}) for _ in cache.kv_cache_groups]
+        manager: Any = SimpleNamespace(
+            get_block_ids=lambda request: self.tables[request],
+            coordinator=SimpleNamespace(single_type_managers=managers),
+        )
+        self.scheduling.bind(manager)
         self.tables: dict[str, list[list[int]]] = {}
         self.requests: dict[str, Any] = {}
         self.results = [dict[str, set[str]](sent=set(), received=set(), failed=set()) for _ in ranks]
