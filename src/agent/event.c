@@ -105,20 +105,16 @@ static void write_drained(const kvf_agent *agent, kvf_event_node *node, bool res
                               .engine = ""};
 }
 
-static void tell_drained(kvf_agent *agent, bool resumed) {
-    write_drained(agent, agent->drained, resumed);
+void kvf_event_drained(kvf_agent *agent) {
+    write_drained(agent, agent->drained, false);
     append(agent, agent->drained);
     agent->drained = NULL;
-}
-
-void kvf_event_drained(kvf_agent *agent) {
-    tell_drained(agent, false);
 }
 
 void kvf_event_resumed(kvf_agent *agent) {
     kvf_event_node *node;
     if (agent->drained)
-        tell_drained(agent, true);
+        kvf_event_drained(agent);
     DL_FOREACH(agent->events, node) {
         if (node->event.kind == KVF_EVENT_DRAINED && node->event.status != KVF_E_CANCELLED)
             write_drained(agent, node, true);
