@@ -225,6 +225,32 @@ static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void *
     rights_close(&s);
 }
 
+static kvf_message_kind greeted_as(rights *s, speaker *by, const char *engine) {
+    by->engine = engine;
+    speaker_greet(&s->w, by);
+    return by->kind;
+}
+
+static void the_name_in_the_very_first_grant_is_for_its_key_too(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    const kvf_key_grant grants[] = {
+        {.struct_size = sizeof *grants, .public_key = s.rightful.public_key, .engine = "X"},
+        {.struct_size = sizeof *grants, .public_key = s.other.public_key}};
+    world_close_agents(&s.w.p);
+    world_open_agents(&s.w.p, OPTIONS(.public_key = s.p_public, .secret_key = s.p_secret, .grants = grants,
+                                      .grant_count = 2));
+    s.p = s.w.p.agents[0];
+    speaker_close(&s.rightful);
+    speaker_close(&s.other);
+    speaker_reopen(&s.rightful, s.p);
+    speaker_reopen(&s.other, s.p);
+    assert_int_equal(greeted_as(&s, &s.other, "X"), KVF_MESSAGE_REFUSED);
+    assert_int_equal(greeted_as(&s, &s.rightful, "X"), KVF_MESSAGE_WELCOME);
+    rights_close(&s);
+}
+
 static void keys_that_are_allowed_and_keys_of_grants_may_all_connect(void **state) {
     (void)state;
     const char *const allowed[] = {"a", "b"};
@@ -239,12 +265,6 @@ static void keys_that_are_allowed_and_keys_of_grants_may_all_connect(void **stat
     for (uint32_t i = 0; i < 4; i++)
         assert_string_equal(keys[i], ((const char *[]){"a", "b", "c", "d"})[i]);
     kvf_free(keys);
-}
-
-static kvf_message_kind greeted_as(rights *s, speaker *by, const char *engine) {
-    by->engine = engine;
-    speaker_greet(&s->w, by);
-    return by->kind;
 }
 
 /* ---- reporting -------------------------------------------------------------------------------- */
@@ -307,6 +327,7 @@ int main(void) {
         cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
+        cmocka_unit_test(the_name_in_the_very_first_grant_is_for_its_key_too),
         cmocka_unit_test(a_refusal_is_told_once_in_ten_minutes),
         cmocka_unit_test(sixty_four_refusals_are_told_at_most),
         cmocka_unit_test(keys_that_are_allowed_and_keys_of_grants_may_all_connect),
