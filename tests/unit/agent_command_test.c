@@ -255,6 +255,38 @@ static void there_is_room_for_so_many_commands_of_one_asker(void **state) {
     rights_close(&s);
 }
 
+static void there_is_room_for_so_many_commands_of_all_askers(void **state) {
+    (void)state;
+    rights s;
+    speaker third;
+    rights_open(&s);
+    speaker_close(&s.rightful);
+    speaker_close(&s.other);
+    speaker_open(&third, s.w.d.agents[0], "V", true, 4);
+    speaker_close(&third);
+    const kvf_key_grant grants[] = {
+        {.struct_size = sizeof *grants, .public_key = s.rightful.public_key, .commands = true},
+        {.struct_size = sizeof *grants, .public_key = s.other.public_key, .commands = true},
+        {.struct_size = sizeof *grants, .public_key = third.public_key, .commands = true}};
+    world_close_agents(&s.w.p);
+    world_open_agents(&s.w.p, OPTIONS(.public_key = s.p_public, .secret_key = s.p_secret, .grants = grants,
+                                      .grant_count = 3));
+    s.p = s.w.p.agents[0];
+    speaker_reopen(&s.rightful, s.p);
+    speaker_reopen(&s.other, s.p);
+    speaker_reopen(&third, s.p);
+    for (uint8_t i = 0; i < 32; i++) {
+        assert_int_equal(command(&s, &s.rightful, i), KVF_E_AGAIN);
+        assert_int_equal(command(&s, &s.other, i), KVF_E_AGAIN);
+    }
+    assert_int_equal(command(&s, &third, 1), KVF_E_LIMIT);
+    assert_non_null(strstr(third.detail, "has 64 commands that its engine has not replied to"));
+    assert_ok(kvf_agent_reply(s.p, 1, KVF_OK, NULL, NULL, 0));
+    assert_int_equal(command(&s, &third, 1), KVF_E_AGAIN);
+    speaker_close(&third);
+    rights_close(&s);
+}
+
 static void of_many_replies_the_latest_are_kept(void **state) {
     (void)state;
     rights s;
@@ -311,6 +343,7 @@ int main(void) {
         cmocka_unit_test(a_command_that_is_not_replied_to_ends_by_time),
         cmocka_unit_test(the_engine_has_no_more_time_than_peers_may_ask_for),
         cmocka_unit_test(there_is_room_for_so_many_commands_of_one_asker),
+        cmocka_unit_test(there_is_room_for_so_many_commands_of_all_askers),
         cmocka_unit_test(of_many_replies_the_latest_are_kept),
         cmocka_unit_test(a_reply_is_nothing_to_an_agent),
         cmocka_unit_test(a_drained_agent_still_takes_commands),
