@@ -86,6 +86,18 @@ static void what_is_left_out_is_as_the_header_says(void **state) {
     tear_down(&s);
 }
 
+static void texts_may_be_overwritten_once_the_agent_is_open(void **state) {
+    (void)state;
+    scene s = set_up();
+    kvf_agent *agent = NULL;
+    char advertise[] = "tcp://10.0.0.1:5555";
+    assert_ok(kvf_agent_open_in(&net_surroundings, s.engine, 0, OPTIONS(.advertise = advertise), &agent));
+    memset(advertise, 'x', sizeof advertise - 1);
+    assert_string_equal(kvf_agent_endpoint(agent), "tcp://10.0.0.1:5555");
+    kvf_agent_close(agent);
+    tear_down(&s);
+}
+
 static void words_are_those_that_there_are(void **state) {
     (void)state;
     scene s = set_up();
@@ -161,6 +173,7 @@ int main(void) {
         cmocka_unit_test(ranks_are_those_of_the_engine),
         cmocka_unit_test(durations_have_their_limits),
         cmocka_unit_test(what_is_left_out_is_as_the_header_says),
+        cmocka_unit_test(texts_may_be_overwritten_once_the_agent_is_open),
         cmocka_unit_test(words_are_those_that_there_are),
         cmocka_unit_test(conversion_is_of_types_and_groups_that_there_are),
         cmocka_unit_test(a_grant_is_a_range_of_ranks_of_a_named_engine),
