@@ -1,5 +1,6 @@
 /* How much memory a peer can make an agent keep, and for how long. */
 #include "agent/agent.h"
+#include "agent/budget.h"
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent_net.h"
@@ -154,6 +155,17 @@ static void greedy_peers_leave_as_much_as_each_of_them_has(void **state) {
     close_scene(&s);
 }
 
+static void a_peer_may_have_exactly_as_much_as_it_leaves_for_others(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    kvf_session *session = s.p->all_sessions;
+    s.p->options.max_bytes_for_peers = 2 * s.p->kept_bytes + 2000;
+    assert_fails(kvf_budget_take(session, 1001), KVF_E_LIMIT, "no more than is left for the others");
+    assert_ok(kvf_budget_take(session, 1000));
+    close_scene(&s);
+}
+
 /* An EXPECT without groups expects nothing, so it cannot announce more parts. */
 static void parts_of_nothing_are_refused(void **state) {
     (void)state;
@@ -196,6 +208,23 @@ static void calls_that_wait_end_with_the_peer_that_waits(void **state) {
     assert_int_equal(kept(&s), before);
     speaker_run_for(&s.w, &s.s, LEASE + 3 * SECOND);
     assert_true(kept(&s) < 8192);
+    close_scene(&s);
+}
+
+static void a_call_that_waits_is_kept_once_until_it_is_withdrawn(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    const uint64_t before = kept(&s);
+    assert_false(speaker_call(&s.w, &s.s, s.s.session, acquire("a", 60 * SECOND)));
+    const uint64_t with_one = kept(&s);
+    assert_true(with_one > before);
+    assert_false(speaker_call(&s.w, &s.s, s.s.session, acquire("a", 60 * SECOND)));
+    assert_int_equal(kept(&s), with_one);
+    const kvf_call_body release = {
+        .kind = KVF_CALL_RELEASE, .request = {"a", 1}, .rank_count = 1, .status = KVF_E_CANCELLED};
+    assert_int_equal(say(&s, release), KVF_OK);
+    assert_int_equal(kept(&s), before);
     close_scene(&s);
 }
 
@@ -316,6 +345,36 @@ static void where_all_sessions_are_taken_one_that_does_nothing_goes(void **state
     assert_int_equal(idle.status, KVF_E_PEER_LOST);
     speaker_close(&idle);
     close_scene(&s);
+}
+
+static void the_one_that_does_nothing_is_found_among_64(void **state) {
+    (void)state;
+    enum { SPEAKERS = 8, OF_EACH = 8 };
+    static speaker crowd[SPEAKERS];
+    scene s;
+    world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.max_peers = 100));
+    s.p = s.w.p.agents[0];
+    for (uint8_t i = 0; i < SPEAKERS * OF_EACH; i++) {
+        speaker *by = &crowd[i / OF_EACH];
+        const char name[3] = {(char)('A' + i / OF_EACH), (char)('a' + i % OF_EACH)};
+        if (i % OF_EACH == 0)
+            speaker_open(by, s.p, name, false, 1);
+        memset(by->secret, 1 + i, sizeof by->secret);
+        by->incarnation = kvf_wire_incarnation(by->secret);
+        by->engine = name;
+        speaker_greet(&s.w, by);
+        assert_int_equal(by->kind, KVF_MESSAGE_WELCOME);
+    }
+    kvf_session *session;
+    DL_FOREACH(s.p->all_sessions, session) {
+        session->last_used = world_now();
+    }
+    s.p->all_sessions->prev->last_used -= SECOND; /* the last one */
+    kvf_budget_make_room(s.p);
+    assert_int_equal(world_stats(s.p).peers_evicted, 1);
+    for (uint32_t i = 0; i < SPEAKERS; i++)
+        speaker_close(&crowd[i]);
+    world_close(&s.w);
 }
 
 static void where_there_is_room_nobody_goes(void **state) {
@@ -456,13 +515,16 @@ int main(void) {
         cmocka_unit_test(expectations_take_no_more_than_the_budget),
         cmocka_unit_test(memory_that_is_kept_for_all_peers_has_a_limit_too),
         cmocka_unit_test(greedy_peers_leave_as_much_as_each_of_them_has),
+        cmocka_unit_test(a_peer_may_have_exactly_as_much_as_it_leaves_for_others),
         cmocka_unit_test(parts_of_nothing_are_refused),
         cmocka_unit_test(calls_that_wait_end_with_the_peer_that_waits),
+        cmocka_unit_test(a_call_that_waits_is_kept_once_until_it_is_withdrawn),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
+        cmocka_unit_test(the_one_that_does_nothing_is_found_among_64),
         cmocka_unit_test(where_there_is_room_nobody_goes),
         cmocka_unit_test(silent_connections_make_room_for_those_that_speak),
         cmocka_unit_test(one_address_has_its_share_of_connections),
