@@ -1,4 +1,6 @@
 /* Which peers may connect: keys, the allow-list, and listening beyond loopback. */
+#include <stdio.h>
+
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 16})
@@ -103,6 +105,54 @@ static void the_cache_goes_by_the_interface_that_the_sessions_use(void **state) 
     assert_non_null(strstr(peer.way, "messages to tcp://127.0.0.2:"));
     world_quiet(&w);
     world_close(&w);
+}
+
+/* Opens P as users do, for all interfaces, and pulls over `host`; `listen` is without its port. */
+static void pull_over(const char *listen, const char *host) {
+    world w;
+    char port[8], listens[32], advertised[32], way[48];
+    const kvf_agent_options *by_messages = OPTIONS(.transport = "messages");
+    open_with(&w, by_messages, by_messages);
+    world_close_agents(&w.p);
+    kvf_agent **p = &w.p.agents[0];
+    assert_ok(kvf_agent_open(w.p.engine, 0, NULL, p)); /* finds a free port */
+    (void)snprintf(port, sizeof port, "%s", strrchr(kvf_agent_endpoint(*p), ':'));
+    kvf_agent_close(*p);
+    (void)snprintf(listens, sizeof listens, "%s%s", listen, port);
+    (void)snprintf(advertised, sizeof advertised, "tcp://%s%s", host, port);
+    assert_ok(kvf_agent_open(
+        w.p.engine, 0,
+        OPTIONS(.listen = listens, .advertise = advertised, .insecure = true, .transport = "messages"), p));
+    world_register(&w.p, 0);
+    w.p.contact.endpoint = kvf_agent_endpoint(*p);
+    pull_well(&w);
+    kvf_agent_peer peer = {.struct_size = sizeof peer};
+    uint32_t count = 0;
+    assert_ok(kvf_agent_peers(w.d.agents[0], &peer, 1, &count));
+    (void)snprintf(way, sizeof way, "messages to tcp://%s:", host);
+    assert_non_null(strstr(peer.way, way));
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void the_cache_goes_to_the_host_that_is_advertised(void **state) {
+    (void)state;
+    pull_over("tcp://0.0.0.0", "127.0.0.1");
+    pull_over("tcp://0.0.0.0", "127.0.0.3");
+}
+
+static void the_same_over_ipv6(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 8);
+    kvf_engine *engine = engine_of(model, ONE("P"));
+    kvf_agent *agent = NULL;
+    const bool has_ipv6 = kvf_agent_open(engine, 0, OPTIONS(.listen = "tcp://[::1]:*"), &agent) == KVF_OK;
+    kvf_agent_close(agent);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+    if (!has_ipv6)
+        skip();
+    pull_over("tcp://[::]", "[::1]");
 }
 
 static void a_key_that_is_not_on_the_list_is_refused_at_once(void **state) {
@@ -275,15 +325,36 @@ static void a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed(void
     world_close(&w);
 }
 
+static void a_key_that_is_withdrawn_takes_no_right_from_another(void **state) {
+    (void)state;
+    world w;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    const char *allowed[] = {of_other.open, of_d.open};
+    p.allowed_keys = allowed;
+    p.allowed_key_count = 2;
+    open_with(&w, &p, &d);
+    /* D's key has a grant for a name of its own, beside that for any name. */
+    const kvf_key_grant grant = {.struct_size = sizeof grant, .public_key = of_d.open, .engine = "Q"};
+    assert_ok(kvf_agent_grant_key(w.p.agents[0], &grant));
+    assert_ok(kvf_agent_withdraw_key(w.p.agents[0], of_other.open));
+    pull_well(&w);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_keys_on_the_list_a_pull_goes_well),
         cmocka_unit_test(the_cache_goes_encrypted_where_the_sessions_do),
         cmocka_unit_test(the_cache_goes_by_the_interface_that_the_sessions_use),
+        cmocka_unit_test(the_cache_goes_to_the_host_that_is_advertised),
+        cmocka_unit_test(the_same_over_ipv6),
         cmocka_unit_test(a_key_that_is_not_on_the_list_is_refused_at_once),
         cmocka_unit_test(a_wrong_key_of_the_server_meets_nobody),
         cmocka_unit_test(keys_are_allowed_and_withdrawn_while_an_agent_runs),
         cmocka_unit_test(a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed),
+        cmocka_unit_test(a_key_that_is_withdrawn_takes_no_right_from_another),
         cmocka_unit_test(encryption_on_one_side_only_is_an_error),
         cmocka_unit_test(beyond_loopback_needs_keys_or_a_word),
         cmocka_unit_test(options_that_contradict_each_other_are_refused),
