@@ -3,6 +3,7 @@
  * refused, fails or is done, has one result, and right bytes if it is done; no block stays claimed, and the next
  * request goes well.
  */
+#include "agent/agent.h"
 #include "agent_world.h"
 #include "sanitized.h"
 
@@ -179,6 +180,27 @@ static void an_expectation_that_fails_between_two_writers_is_settled_by_a_round(
     world_close(&s.w);
 }
 
+/* News of a peer are for information only: without memory for one of its two parts, nothing is told. */
+static void news_of_a_peer_without_memory_are_left_out(void **state) {
+    (void)state;
+    static scene s;
+    const kvf_agent_options options = {.struct_size = sizeof options};
+    s = (scene){.pushes = false};
+    count_memory(&s.memory);
+    world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    for (size_t n = 1; n <= 3; n++) {
+        const size_t live = s.memory.live;
+        s.memory.calls = 0;
+        s.memory.fail_at = n;
+        kvf_event_peer(s.w.p.agents[0], KVF_EVENT_PEER_REFUSED, "X", 0, KVF_E_PERMISSION, "no");
+        s.memory.fail_at = 0;
+        assert_int_equal(s.memory.live, n < 3 ? live : live + 2);
+    }
+    world_run_for(&s.w, MS);
+    assert_int_equal(world_count(&s.w, s.w.p.agents[0], KVF_EVENT_PEER_REFUSED), 1);
+    world_close(&s.w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_pull_survives_any_allocation_that_fails, stop_counting_memory),
@@ -187,6 +209,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_packed_push_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(an_expectation_that_fails_between_two_writers_is_settled_by_a_round,
                                   stop_counting_memory),
+        cmocka_unit_test_teardown(news_of_a_peer_without_memory_are_left_out, stop_counting_memory),
     };
     return cmocka_run_group_tests_name("agent_short", tests, world_is_simulated, world_is_real);
 }
