@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdio.h>
 
+#include "agent/agent.h"
 #include "agent_letters.h"
 #include "agent_world.h"
 #include "cuda/device_image.h"
@@ -425,6 +426,7 @@ static void an_agent_looks_at_a_stream_that_a_hold_waits_for_and_then_falls_sile
         assert_int_equal(poll(&fd, 1, 10000), 1);
         assert_ok(kvf_agent_progress(w.p.agents[0], NULL));
     }
+    assert_int_equal(w.p.agents[0]->looks.pause_ns, MS); /* its pauses have grown as far as they may */
     for (uint32_t r = 0; r < w.p.rank_count; r++)
         assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
     for (uint32_t r = 0; r < w.p.rank_count; r++)
