@@ -10,6 +10,7 @@
 #include "agent_world.h"
 #include "faulty_fabric.h"
 #include "stage/ways.h"
+#include "transport/front.h"
 
 #define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64})
 #define TP4                                                                                                  \
@@ -90,16 +91,18 @@ static void stages_know_each_other_only_where_something_goes_packed(void **state
 }
 
 /* D has met P, but has no connection to its memory yet, when it expects a push of cells that are alike. Packing them
- * would pay over a network, but not in memory that both map. */
+ * would pay over a network, but not in memory that both map; and where several transports share the work, only the
+ * connection tells whether it maps. */
 static void an_expectation_brings_its_stage_unless_memory_of_this_host_can_be_mapped(void **state) {
     (void)state;
     static const struct {
         const char *transport, *endpoint_of_p;
-        bool brings;
-    } cases[] = {{"shm", NULL, false},
-                 {"messages", NULL, true},
-                 {"shm", "tcp://192.0.2.1:5000", true}, /* an address of no host */
-                 {"messages", "tcp://192.0.2.1:5000", true}};
+        bool split, brings;
+    } cases[] = {{"shm", NULL, false, false},
+                 {"shm", NULL, true, true},
+                 {"messages", NULL, false, true},
+                 {"shm", "tcp://192.0.2.1:5000", false, true}, /* an address of no host */
+                 {"messages", "tcp://192.0.2.1:5000", false, true}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         world w;
         world_request wanted;
@@ -111,6 +114,7 @@ static void an_expectation_brings_its_stage_unless_memory_of_this_host_can_be_ma
         options.listen = cases[i].endpoint_of_p;
         world_open_agents(&w.p, &options);
         kvf_agent *d = w.d.agents[0];
+        d->transport->split = cases[i].split;
         assert_ok(kvf_agent_connect(d, &w.p.contact, 0, &ticket));
         assert_int_equal(world_next(&w, d, ticket)->kind, KVF_EVENT_PEER_READY);
         world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
@@ -245,6 +249,31 @@ static void without_a_stage_on_both_sides_all_goes_directly(void **state) {
         world_quiet(&w);
         world_close(&w);
     }
+}
+
+/* Over a network, where the producer would pack. */
+static void what_a_consumer_without_a_stage_expects_is_pushed_directly(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    kvf_agent_options with = options_of(KVF_WAY_AUTO), without = options_of(KVF_WAY_DIRECT);
+    with.transport = without.transport = "messages";
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), &with);
+    world_close_agents(&w.d);
+    world_open_agents(&w.d, &without);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &given);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_fill(&w, &w.p, &given, 1);
+    world_push(&w.p, &given, pushes);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_ready(&w.p, pushes);
+    world_all_done(&w, &w.d, expects);
+    world_all_done(&w, &w.p, pushes);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    assert_int_equal(all_packed(&w.p), 0);
+    world_quiet(&w);
+    world_close(&w);
 }
 
 /* Registering fails, and says why; an agent that needs no arena can register the same memory. */
@@ -669,6 +698,7 @@ int main(void) {
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
+        cmocka_unit_test(what_a_consumer_without_a_stage_expects_is_pushed_directly),
         cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
