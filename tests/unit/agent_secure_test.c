@@ -1,6 +1,7 @@
 /* Which peers may connect: keys, the allow-list, and listening beyond loopback. */
 #include <stdio.h>
 
+#include "agent/agent.h"
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 16})
@@ -285,6 +286,9 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     (void)world_failed(&w, w.d.agents[0], ours, KVF_E_PERMISSION);
 
     assert_ok(allow(w.p.agents[0], of_d.open));
+    assert_int_equal(w.p.agents[0]->grant_count, 2);
+    assert_ok(allow(w.p.agents[0], of_d.open));
+    assert_int_equal(w.p.agents[0]->grant_count, 2); /* the same grant is kept once */
     world_pull(&w.d, &wanted, &w.p, &ours);
     (void)world_done(&w, w.d.agents[0], ours);
     (void)world_done(&w, w.p.agents[0], theirs);
