@@ -281,6 +281,9 @@ static void a_command_names_another_engine_only_with_its_endpoint(void **state) 
 static void (*hears)(void *context, const kvf_letter *letter);
 
 static void hear_twice(void *context, const kvf_letter *letter) {
+    kvf_letter astray = *letter;
+    astray.route = UINT64_MAX; /* of nobody who was asked */
+    hears(context, &astray);
     hears(context, letter);
     hears(context, letter);
 }
