@@ -106,7 +106,7 @@ static kvf_status prepare(kvf_ledger *ledger, const kvf_block_table *tables, uin
 /* The word of the i-th block of a table; NULL: no block, or none with a word. */
 static uint64_t *word_at(const kvf_ledger *ledger, uint32_t g, const kvf_block_table *table, uint32_t i) {
     uint32_t block = table->ids[i];
-    if (g >= ledger->group_count || !ledger->groups[g].words || block >= ledger->groups[g].block_count)
+    if (!ledger->groups[g].words || block >= ledger->groups[g].block_count)
         return NULL;
     return &ledger->groups[g].words[block];
 }

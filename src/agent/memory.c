@@ -304,7 +304,7 @@ static kvf_status unregister(kvf_agent *agent, uint32_t region) {
     close_memory(agent);
     status = kvf_transport_unregister_region(agent->transport, region);
     if (!status)
-        agent->regions[region] = (kvf_memory){0};
+        agent->regions[region] = (kvf_memory){.struct_size = sizeof(kvf_memory)};
     return status;
 }
 

@@ -108,7 +108,18 @@ static void ranks_that_are_not_read_are_told(void **state) {
     /* 2 layers of 1024 tokens of 8 bytes. */
     has(log.text, "from rank 0: 16.0 KiB in 128 runs: mla latent, layers 0-1\n");
     has(log.text, "mla: layers 0-1; latent 4 bf16; 8 blocks of 16 tokens; order L|BN\n");
-    has(log.text, "3 more ranks are not read, but are told when they may free their blocks\n");
+    has(log.text, "20   3 more ranks are not read, but are told when they may free their blocks\n");
+    world_close(&w);
+}
+
+static void a_single_rank_that_is_not_read_is_named(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, latent(2), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 8}),
+                     ENGINE(.name = "D", .all = {.block_count = 8}), NULL);
+    connect_to(&w, w.d.agents[0], &w.p.contact);
+    has(explain(w.d.agents[0], "P", KVF_LOG_INFO),
+        "  rank 1 is not read, but is told when it may free its blocks\n");
     world_close(&w);
 }
 
@@ -325,6 +336,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_meeting_says_who_reads_what_from_whom),
         cmocka_unit_test(ranks_that_are_not_read_are_told),
+        cmocka_unit_test(a_single_rank_that_is_not_read_is_named),
         cmocka_unit_test(parts_that_are_cut_unlike_have_lines_of_their_own),
         cmocka_unit_test(a_large_engine_takes_few_lines),
         cmocka_unit_test(ranks_that_would_take_too_many_lines_are_counted),

@@ -1,4 +1,5 @@
 /* A consumer listens only to the producer at the other end of the connection that it has made. */
+#include "agent/hear.h"
 #include "agent/push.h"
 #include "agent_letters.h"
 #include "agent_rights.h"
@@ -202,6 +203,47 @@ static void a_peer_is_called_over_the_connection_that_it_still_has(void **state)
     rights_close(&s);
 }
 
+/* How many messages D counts as stale when this one comes by a connection of its own, unasked. */
+static uint64_t stale_if_unasked(kvf_agent *d, const kvf_message *message) {
+    const uint64_t before = world_stats(d).messages_stale;
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(message, &bytes));
+    kvf_on_message(d, &(const kvf_letter){.called = true, .data = bytes.data, .bytes = bytes.size});
+    kvf_wire_buffer_free(&bytes);
+    return world_stats(d).messages_stale - before;
+}
+
+static void what_nobody_asked_for_is_counted_as_stale(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_message message = {.kind = KVF_MESSAGE_WELCOME,
+                           .welcome = {.engine = "P", .incarnation = 5, .rank_count = 1, .card = {"c", 1}}};
+    assert_int_equal(stale_if_unasked(s.w.d.agents[0], &message), 1);
+    message = (kvf_message){.kind = KVF_MESSAGE_REPLY, .reply = {.detail = ""}};
+    assert_int_equal(stale_if_unasked(s.w.d.agents[0], &message), 1);
+    rights_close(&s);
+}
+
+static void a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms(void **state) {
+    (void)state;
+    rights s;
+    uint64_t ticket;
+    rights_open(&s);
+    kvf_agent *d = s.w.d.agents[0];
+    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, d, ticket);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_HELLO, (kvf_call_kind)0);
+    kvf_on_broken(d, session_with_p(&s)->route, KVF_E_PEER_LOST, "the connection broke");
+    world_run_for(&s.w, 49 * MS);
+    assert_int_equal(letters_met(), 1);
+    world_run_for(&s.w, 2 * MS);
+    assert_int_equal(letters_met(), 2);
+    letters_end();
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once),
@@ -209,6 +251,8 @@ int main(void) {
         cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
         cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),
+        cmocka_unit_test(what_nobody_asked_for_is_counted_as_stale),
+        cmocka_unit_test(a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -12,6 +12,14 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 3, &introduction);
     rights_not_of_others(&s, join);
     assert_null(rights_session(&s)->shape);
+    kvf_wire_buffer before_a_restart = {0};
+    speaker former = s.rightful;
+    former.incarnation++;
+    assert_int_equal(
+        rights_say(&s, &s.rightful, speaker_join(&former, s.w.d.agents[0], 3, &before_a_restart)),
+        KVF_E_MISMATCH);
+    kvf_wire_buffer_free(&before_a_restart);
+    assert_null(rights_session(&s)->shape);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     assert_non_null(rights_session(&s)->shape);
     const uint64_t work = s.p->work;
@@ -43,10 +51,15 @@ static void a_second_join_waits_until_what_is_written_by_the_first_is_over(void 
     rights s;
     rights_open(&s);
     kvf_wire_buffer introduction = {0};
+    world_request wanted;
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
-    (void)rights_push(&s, "a", 1);
+    world_request_make(&s.w, &s.w.d, "b", 40, 0, 1, &wanted);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_expect("b", 2, &wanted)), KVF_OK);
     join.generation = 2;
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK); /* nothing is written yet */
+    (void)rights_push(&s, "a", 1);
+    join.generation = 3;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_E_AGAIN);
     kvf_call_body withdraw = {
         .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = 1 | KVF_EXPECTATION};
@@ -143,6 +156,8 @@ static void a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile(vo
     kvf_flow_withdraw(rights_session(&s),
                       &withdraw); /* virtual time stands still: a message would be too late */
     assert_false(rights_session(&s)->flows->over);
+    assert_ok(kvf_agent_cancel(s.p, push)); /* the first reason to stop counts */
+    assert_string_equal(rights_session(&s)->flows->detail, "withdrawn by the consumer");
     const uint32_t letters = s.rightful.letters;
     world_close_agents(&s.w.d);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);

@@ -1,4 +1,6 @@
 /* What an engine can look up: the requests of blocks, memory that is kept for peers, clocks. */
+#include "agent/agent.h"
+#include "agent_letters.h"
 #include "agent_scene.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -16,17 +18,19 @@ static void check_block(kvf_agent *agent, uint32_t group, uint32_t block, kvf_bl
     assert_int_equal(count, requests);
 }
 
-/* 50 tokens take four blocks of group 0, and one state takes a block of group 1. */
+/* 50 tokens take four blocks of group 0, and one state takes a block of group 1, of another number. */
 static void a_block_is_one_of_its_group(void **state) {
     (void)state;
     scene s;
     uint64_t again;
     set_up(&s);
+    s.held.ids[1][0] = 20;
     world_hold(&s.w.p, &s.held, s.theirs);
     check_block(s.p, 0, 3, KVF_BLOCK_HELD, 1);
     check_block(s.p, 0, 4, KVF_BLOCK_FREE, 0);
-    check_block(s.p, 1, 0, KVF_BLOCK_HELD, 1);
-    check_block(s.p, 1, 1, KVF_BLOCK_FREE, 0);
+    check_block(s.p, 0, 20, KVF_BLOCK_FREE, 0);
+    check_block(s.p, 1, 20, KVF_BLOCK_HELD, 1);
+    check_block(s.p, 1, 21, KVF_BLOCK_FREE, 0);
     kvf_agent_request other = s.held.request;
     other.id = (kvf_request_id){"other", 5};
     assert_ok(kvf_agent_hold(s.p, &other, &again));
@@ -94,6 +98,26 @@ static void memory_kept_for_peers_is_counted(void **state) {
     scene_close(&s);
 }
 
+static void the_card_of_a_peer_is_memory_kept_for_it(void **state) {
+    (void)state;
+    scene s;
+    uint64_t ticket;
+    set_up(&s);
+    letters_begin();
+    letters_rule(LETTERS_KEEP, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
+    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+    world_run_for(&s.w, 10 * MS);
+    letters_deliver(); /* P's introduction; next comes P's card */
+    world_run_for(&s.w, 10 * MS);
+    assert_true(letters_kept() > 0);
+    const uint64_t before = world_stats(s.d).memory_now_bytes;
+    letters_deliver();
+    (void)world_done(&s.w, s.d, ticket);
+    letters_end();
+    assert_int_equal(world_stats(s.d).memory_now_bytes, before + s.p->card_bytes);
+    scene_close(&s);
+}
+
 /* The memory kept for the old address is freed, although its ranks still have sessions. */
 static void an_engine_that_is_met_at_another_address_is_kept_once(void **state) {
     (void)state;
@@ -119,6 +143,7 @@ int main(void) {
         cmocka_unit_test(a_block_is_one_of_its_group),
         cmocka_unit_test(looking_at_a_missing_object_is_refused),
         cmocka_unit_test(memory_kept_for_peers_is_counted),
+        cmocka_unit_test(the_card_of_a_peer_is_memory_kept_for_it),
         cmocka_unit_test(an_engine_that_is_met_at_another_address_is_kept_once),
     };
     return cmocka_run_group_tests_name("agent_look", tests, world_is_simulated, world_is_real);

@@ -1,14 +1,17 @@
 /* The loop of an engine around its agents: what wakes it, several threads that run it, and its end. */
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "agent_net.h"
 #include "agent_world.h"
 
 #define OWN_THREAD (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true})
@@ -423,6 +426,31 @@ static void a_child_of_fork_cannot_use_its_parents_agent(void **state) {
     }
 }
 
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+static void an_agent_that_cannot_be_opened_closes_only_its_own_descriptors(void **state) {
+    (void)state;
+    const int zero = fcntl(STDIN_FILENO, F_GETFD) < 0 ? open("/dev/null", O_RDONLY) : STDIN_FILENO;
+    assert_int_equal(zero, 0);
+    struct rlimit whole;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &whole), 0);
+    kvf_status status = KVF_E_IO;
+    uint32_t refused = 0;
+    for (rlim_t left = 0; status; left++) {
+        kvf_agent *agent = NULL;
+        const int next = dup(0); /* all lower numbers are open */
+        (void)close(next);
+        const struct rlimit few = {(rlim_t)next + left, whole.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        status = kvf_agent_open_in(&net_surroundings, NULL, 0, NULL, &agent);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &whole), 0);
+        refused += status != KVF_OK;
+        assert_true(fcntl(0, F_GETFD) >= 0);
+        kvf_agent_close(agent);
+    }
+    assert_true(refused >= 3); /* a timer and two descriptors to wake it */
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct scarcity {
@@ -493,6 +521,7 @@ int main(void) {
         cmocka_unit_test(the_log_function_may_call_the_agent),
         cmocka_unit_test(the_error_of_a_call_is_not_overwritten_by_the_log_function),
         cmocka_unit_test(a_child_of_fork_cannot_use_its_parents_agent),
+        cmocka_unit_test(an_agent_that_cannot_be_opened_closes_only_its_own_descriptors),
         cmocka_unit_test(registering_that_failed_for_want_of_memory_may_be_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

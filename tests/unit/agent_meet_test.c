@@ -1,6 +1,7 @@
 /* How engines meet: which peers answer, which do not, and which are refused and why. */
 #include <stdio.h>
 
+#include "agent/agent.h"
 #include "agent_letters.h"
 #include "agent_net.h"
 #include "agent_world.h"
@@ -98,6 +99,33 @@ static void another_engine_at_the_address_is_an_error(void **state) {
     assert_non_null(strstr(failed->detail, "engine P answers"));
     pull_goes_well(&w, "b", &w.p.contact);
     (void)world_failed(&w, w.d.agents[0], other, KVF_E_TIMEOUT); /* it goes on with its own meeting */
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* Each of two ranks says that it is where the other one is. */
+static void another_rank_at_the_address_is_an_error(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, small_model(), TWO("P"), ONE("D"), NULL);
+    world_open_directory(&w.e);
+    world_introduce(&w.p, w.e.agents[0]);
+    for (uint32_t r = 0; r < 2; r++) {
+        kvf_introduction wrong;
+        void *storage = NULL;
+        kvf_wire_buffer bytes;
+        const kvf_wire_buffer *right = &w.p.agents[r]->introductions[r];
+        assert_ok(kvf_wire_decode_introduction((kvf_bytes){right->data, right->size}, &wrong, &storage));
+        wrong.endpoint = kvf_agent_endpoint(w.p.agents[1 - r]);
+        assert_ok(kvf_wire_encode_introduction(&wrong, &bytes));
+        assert_ok(kvf_agent_introduce(w.e.agents[0], bytes.data, bytes.size));
+        kvf_free(storage);
+        kvf_wire_buffer_free(&bytes);
+    }
+    const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(w.e.agents[0])};
+    const world_outcome *failed =
+        world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_MISMATCH);
+    assert_non_null(strstr(failed->detail, "of engine P answers where rank"));
     world_quiet(&w);
     world_close(&w);
 }
@@ -269,6 +297,7 @@ int main(void) {
          NULL, "directory"},
         cmocka_unit_test(engines_of_other_shape_do_not_differ),
         cmocka_unit_test(another_engine_at_the_address_is_an_error),
+        cmocka_unit_test(another_rank_at_the_address_is_an_error),
         cmocka_unit_test(an_engine_does_not_meet_itself),
         cmocka_unit_test(nobody_there_is_told_at_the_deadline_with_the_reason),
         cmocka_unit_test(a_producer_that_comes_up_late_is_met),

@@ -132,6 +132,31 @@ static void a_region_without_blocks_of_a_request_may_go(void **state) {
     tear_down(&s);
 }
 
+/* D compares checksums of the region that it needs, while it has taken back the one before. */
+static void a_pull_is_verified_while_another_region_is_gone(void **state) {
+    (void)state;
+    scene s = {.theirs = {0}};
+    const kvf_engine_spec *spec =
+        ENGINE(.name = "D", .all = {.block_count = 64, .order = "L|BPHN"}, .state = {.order = "L|BTNPH"});
+    const kvf_agent_options options = {.struct_size = sizeof options, .way = KVF_WAY_DIRECT, .verify = true};
+    world_open_model(&s.w, hybrid(4), ONE("P"), spec, &options);
+    s.d = s.w.d.agents[0];
+    world_request_make(&s.w, &s.w.p, "a", 50, 0, 1, &s.held);
+    world_request_make(&s.w, &s.w.d, "a", 50, 8, 1, &s.wanted);
+    s.wanted.groups[0] = (kvf_group_steps){.begin = 0}; /* only the state */
+    s.wanted.request.bytes_per_second = 1000;
+    world_fill(&s.w, &s.w.p, &s.held, 1);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(kvf_shard_placement(kvf_engine_shard(s.w.d.engine, 0), 0, 0, 0)->region, 0);
+    assert_ok(kvf_agent_unregister_region(s.d, 0));
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    tear_down(&s);
+}
+
 /* The region has no blocks of the push. D notices with its next sign of life, and joins again for its next request, but
  * it has not lost P. */
 static void a_push_goes_on_while_its_consumer_joins_again_because_another_region_has_changed(void **state) {
@@ -290,6 +315,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
+        cmocka_unit_test(a_pull_is_verified_while_another_region_is_gone),
         cmocka_unit_test(a_push_goes_on_while_its_consumer_joins_again_because_another_region_has_changed),
         cmocka_unit_test(a_region_of_one_part_stays_while_a_request_uses_it),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),

@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "agent_lease_scene.h"
+#include "agent_rights.h"
 
 #define P_OF(tp) ENGINE(.name = "P", .tp_size = (tp), .all = {.block_count = 64})
 #define D_OF(tp) ENGINE(.name = "D", .tp_size = (tp), .all = {.block_count = 64})
@@ -314,6 +315,26 @@ static void a_chunk_that_is_refused_leaves_the_records_as_they_were(void **state
     scene_close(&s);
 }
 
+static void a_push_that_fails_sends_no_records(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted, pushed;
+    uint64_t push;
+    rights_open(&s);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    world_request_make(&s.w, &s.w.p, "a", 40, 0, 1, &pushed);
+    pushed.request.records = &(const kvf_record){.name = "mark"};
+    pushed.request.record_count = 1;
+    assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", 1, &wanted)), KVF_OK);
+    world_push(&s.w.p, &pushed, &push);
+    assert_ok(kvf_agent_cancel(s.p, push));
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    assert_int_equal(s.rightful.call, KVF_CALL_WRITTEN);
+    assert_int_equal(s.rightful.status, KVF_E_CANCELLED);
+    assert_int_equal(s.rightful.records, 0);
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(readers_have_the_records_of_all_that_they_read_from),
@@ -325,6 +346,7 @@ int main(void) {
         cmocka_unit_test(of_a_producer_that_dies_half_way_nothing_is_told),
         cmocka_unit_test(where_nothing_is_read_there_are_none),
         cmocka_unit_test(records_beyond_the_limits_are_refused_by_the_call),
+        cmocka_unit_test(a_push_that_fails_sends_no_records),
         cmocka_unit_test(a_chunk_that_is_refused_leaves_the_records_as_they_were),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

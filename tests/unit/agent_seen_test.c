@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "agent/agent.h"
+#include "agent/hear.h"
 #include "agent/session.h"
 #include "agent_net.h"
 #include "agent_scene.h"
@@ -235,6 +237,48 @@ static void meetings_and_ways_have_lines_with_level_and_time(void **state) {
     scene_close(&s);
 }
 
+static void connect_to_p(scene *s, uint32_t rank) {
+    uint64_t ticket;
+    assert_ok(kvf_agent_connect(s->w.d.agents[rank], &s->w.p.contact, 0, &ticket));
+    (void)world_done(&s->w, s->w.d.agents[rank], ticket);
+}
+
+static void the_first_rank_that_greets_is_news_and_its_siblings_are_details(void **state) {
+    (void)state;
+    static book log;
+    scene s;
+    memset(&log, 0, sizeof log);
+    open_it(&s, ONE("P"), TWO("D"), WRITTEN_DOWN(&log, .log_level = KVF_LOG_DEBUG));
+    connect_to_p(&s, 0);
+    connect_to_p(&s, 1);
+    has_once(log.text, "20 D rank 0 of 2 has greeted P rank 0\n");
+    has_once(log.text, "10 D rank 1 of 2 has greeted P rank 0\n");
+    scene_close(&s);
+}
+
+static void the_first_rank_that_is_not_reached_is_news_and_its_siblings_are_details(void **state) {
+    (void)state;
+    static book log;
+    scene s;
+    uint32_t ranks[2] = {0}, count = 0;
+    char line[64];
+    memset(&log, 0, sizeof log);
+    open_it(&s, TWO("P"), ONE("D"), WRITTEN_DOWN(&log, .log_level = KVF_LOG_DEBUG));
+    connect_to_p(&s, 0);
+    const kvf_session *session;
+    DL_FOREACH(s.d->all_sessions, session) {
+        assert_true(count < 2);
+        ranks[count++] = session->rank;
+        kvf_on_broken(s.d, session->route, KVF_E_TIMEOUT, "no answer");
+    }
+    world_run_for(&s.w, MS);
+    (void)snprintf(line, sizeof line, "20 P rank %u: no answer; trying again\n", ranks[0]);
+    has_once(log.text, line);
+    (void)snprintf(line, sizeof line, "10 P rank %u: no answer; trying again\n", ranks[1]);
+    has_once(log.text, line);
+    scene_close(&s);
+}
+
 static bool is_of_this_build(const char *kind) {
     const char *name;
     for (uint32_t i = 0; (name = kvf_transport_kind_name(i)) != NULL; i++)
@@ -343,6 +387,8 @@ int main(void) {
         cmocka_unit_test(a_failure_is_kept_with_its_peer),
         cmocka_unit_test(a_peer_that_is_lost_is_remembered_until_it_is_back),
         cmocka_unit_test(meetings_and_ways_have_lines_with_level_and_time),
+        cmocka_unit_test(the_first_rank_that_greets_is_news_and_its_siblings_are_details),
+        cmocka_unit_test(the_first_rank_that_is_not_reached_is_news_and_its_siblings_are_details),
         cmocka_unit_test(libraries_that_were_looked_for_in_vain_have_a_line),
         cmocka_unit_test(a_way_that_is_no_more_than_a_fallback_says_why),
         cmocka_unit_test(memory_that_nobody_can_map_goes_packed_on_one_host),

@@ -187,6 +187,19 @@ static void a_jump_of_numbers_forces_a_new_greeting(void **state) {
     rights_close(&s);
 }
 
+static void a_jump_is_by_as_many_numbers_as_are_remembered(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_call_body beat = {.kind = KVF_CALL_BEAT, .number = 1};
+    assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_OK);
+    beat.number += 4095;
+    assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_OK);
+    beat.number += 4096;
+    assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_E_PEER_LOST);
+    rights_close(&s);
+}
+
 /* Found by fuzzing: nothing else is due at that agent, so only the end of the lease can free the session. */
 static void a_session_that_was_left_ends_with_its_last_lease(void **state) {
     (void)state;
@@ -377,6 +390,7 @@ int main(void) {
         cmocka_unit_test(checksums_are_for_the_peer_of_the_session),
         cmocka_unit_test(calls_of_a_producer_are_refused_from_a_consumer),
         cmocka_unit_test(a_jump_of_numbers_forces_a_new_greeting),
+        cmocka_unit_test(a_jump_is_by_as_many_numbers_as_are_remembered),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_lease),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
         cmocka_unit_test(every_number_counts_once),

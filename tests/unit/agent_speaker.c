@@ -32,6 +32,8 @@ static void on_letter(void *context, const kvf_letter *letter) {
         (void)snprintf(s->detail, sizeof s->detail, "%s", message.answer.detail);
     } else if (message.kind == KVF_MESSAGE_CALL) {
         s->call = message.call.kind;
+        s->status = message.call.status;
+        s->records = message.call.record_count;
     } else if (message.kind == KVF_MESSAGE_REPLY) {
         s->status = message.reply.status;
         s->replied = message.reply.id[0];

@@ -658,6 +658,25 @@ static void pull_one(world *w, world_engine *e, const char *id, uint64_t *holds,
     world_pull(e, &wanted, &w->p, pulls);
 }
 
+/* P has no room for D's card and shard. D does not ask again for each request. */
+static void a_client_whose_join_was_refused_does_not_join_again(void **state) {
+    (void)state;
+    world w;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    options.max_bytes_per_key = sizeof(kvf_session) + 1000;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    letters_begin();
+    letters_rule(LETTERS_PASS, w.d.agents[0], KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    for (uint32_t i = 0; i < 2; i++) {
+        pull_one(&w, &w.d, i ? "b" : "a", holds, pulls);
+        (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_UNSUPPORTED);
+        assert_int_equal(letters_met(), 1);
+    }
+    letters_end();
+    world_close(&w);
+}
+
 /* D sends E's card as its own. P must not take what then comes over that connection for E's. */
 static void a_client_cannot_join_with_the_card_of_another(void **state) {
     (void)state;
@@ -705,6 +724,7 @@ int main(void) {
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
         cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
+        cmocka_unit_test(a_client_whose_join_was_refused_does_not_join_again),
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
