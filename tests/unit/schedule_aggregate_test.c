@@ -371,10 +371,11 @@ static void a_missing_output_beside_a_selected_one_is_an_error_and_counts_nothin
 static void riders_are_named_by_worker(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(3);
-    kvf_worker_output none = silent(), stats = silent(), all = silent();
+    kvf_worker_output meta = silent(), stats = silent(), all = silent();
+    meta.riders = KVF_RIDER_META;
     stats.riders = KVF_RIDER_STATS;
     all.riders = KVF_RIDER_STATS | KVF_RIDER_META | KVF_RIDER_EVENTS;
-    const kvf_worker_output *outputs[] = {&stats, &none, &all};
+    const kvf_worker_output *outputs[] = {&stats, &meta, &all};
     kvf_aggregate sum = {.struct_size = sizeof sum};
 
     assert_int_equal(kvf_aggregator_step(a, outputs, 3, 2, &sum), KVF_OK);
@@ -383,8 +384,9 @@ static void riders_are_named_by_worker(void **state) {
     assert_int_equal(sum.with_stats_count, 2);
     assert_int_equal(sum.with_stats[0], 0);
     assert_int_equal(sum.with_stats[1], 2);
-    assert_int_equal(sum.with_meta_count, 1);
-    assert_int_equal(sum.with_meta[0], 2);
+    assert_int_equal(sum.with_meta_count, 2);
+    assert_int_equal(sum.with_meta[0], 1);
+    assert_int_equal(sum.with_meta[1], 2);
     assert_int_equal(sum.with_events_count, 1);
     assert_int_equal(sum.with_events[0], 2);
     kvf_aggregator_free(a);
@@ -418,6 +420,20 @@ static void a_request_with_the_longest_id_can_be_forgotten(void **state) {
     kvf_aggregator_forget(a, &key);
 
     assert_int_equal(kvf_aggregator_pending(a), 0);
+    kvf_aggregator_free(a);
+}
+
+static void to_forget_no_request_changes_nothing(void **state) {
+    (void)state;
+    kvf_aggregator *a = aggregator_of(2);
+    kvf_worker_output quiet = silent(), once = sends(KEYS(KEY("r")));
+    assert_int_equal(step2(a, &once, &quiet).sent_count, 0);
+
+    kvf_aggregator_forget(a, NULL);
+    kvf_aggregator_forget(a, &(kvf_request_key){{NULL, 1}, 0});
+    kvf_aggregator_forget(NULL, &(kvf_request_key)KEY("r"));
+
+    assert_int_equal(kvf_aggregator_pending(a), 1);
     kvf_aggregator_free(a);
 }
 
@@ -515,6 +531,20 @@ static void *counted_resize(void *context, void *memory, size_t bytes) {
 static void release(void *context, void *memory) {
     (void)context;
     free(memory);
+}
+
+static void an_aggregator_needs_memory_for_all_of_it(void **state) {
+    (void)state;
+    const kvf_allocator counted = {counted_allocate, counted_resize, release, NULL};
+    const kvf_aggregator_options options = {.struct_size = sizeof options, .worker_count = 2};
+    kvf_aggregator *a = NULL;
+    assert_int_equal(kvf_set_allocator(&counted), KVF_OK);
+    for (int limit = 0; limit < 2; limit++) {
+        allocations_left = limit;
+        assert_int_equal(kvf_aggregator_create(&options, &a), KVF_E_NOMEM);
+        assert_null(a);
+    }
+    kvf_set_allocator(NULL);
 }
 
 static void a_step_without_memory_counts_nothing_and_can_be_made_again(void **state) {
@@ -627,10 +657,12 @@ int main(void) {
         cmocka_unit_test(riders_are_named_by_worker),
         cmocka_unit_test(a_request_that_is_no_more_can_be_forgotten),
         cmocka_unit_test(a_request_with_the_longest_id_can_be_forgotten),
+        cmocka_unit_test(to_forget_no_request_changes_nothing),
         cmocka_unit_test(the_oldest_requests_are_forgotten_beyond_the_limit_and_named),
         cmocka_unit_test(bad_outputs_are_refused_and_change_nothing),
         cmocka_unit_test(workers_that_do_not_exist_are_refused),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(an_aggregator_needs_memory_for_all_of_it),
         cmocka_unit_test(a_step_without_memory_counts_nothing_and_can_be_made_again),
         cmocka_unit_test(the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id),
         cmocka_unit_test(the_tokens_that_a_state_cannot_be_stepped_back_over_are_left_to_the_consumer),
