@@ -415,6 +415,18 @@ static void there_are_not_more_requests_than_allowed(void **state) {
     done(&f);
 }
 
+static void where_no_most_is_said_65536_requests_are_allowed(void **state) {
+    (void)state;
+    fixture f = schedule_with(latent(1), (kvf_schedule_options){0});
+    kvf_schedule_request r = request();
+    uint32_t number;
+    r.id = (kvf_request_id){&number, sizeof number};
+    for (number = 0; number < 65536; number++)
+        assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_LIMIT, "65536");
+    done(&f);
+}
+
 static void unknown_requests_and_missing_arguments_are_errors(void **state) {
     (void)state;
     fixture f = simple();
@@ -586,6 +598,7 @@ int main(void) {
         cmocka_unit_test(ids_are_any_bytes_up_to_the_limit),
         cmocka_unit_test(sources_that_name_nothing_are_refused),
         cmocka_unit_test(there_are_not_more_requests_than_allowed),
+        cmocka_unit_test(where_no_most_is_said_65536_requests_are_allowed),
         cmocka_unit_test(unknown_requests_and_missing_arguments_are_errors),
         cmocka_unit_test(impossible_options_are_refused),
         cmocka_unit_test(ids_are_shown_as_text),
