@@ -452,6 +452,14 @@ static void a_name_that_is_none_is_not_sent(void **state) {
     assert_fails(try_message((kvf_message){0}), KVF_E_RANGE, "message: kind is 0");
 }
 
+static void a_verb_may_have_one_letter(void **state) {
+    (void)state;
+    kvf_message message = {.kind = KVF_MESSAGE_COMMAND, .command = {.verb = "x"}};
+    assert_ok(try_message(message));
+    message.command.verb = "";
+    assert_fails(try_message(message), KVF_E_RANGE, "verb has 0 bytes");
+}
+
 static void a_public_key_is_z85_or_empty(void **state) {
     (void)state;
     kvf_introduction introduction = {
@@ -602,6 +610,7 @@ int main(void) {
         cmocka_unit_test(numbers_out_of_their_range_are_not_sent),
         cmocka_unit_test(a_count_without_its_array_is_not_sent),
         cmocka_unit_test(a_name_that_is_none_is_not_sent),
+        cmocka_unit_test(a_verb_may_have_one_letter),
         cmocka_unit_test(a_public_key_is_z85_or_empty),
         cmocka_unit_test(a_message_above_the_size_limit_is_not_sent),
         cmocka_unit_test(a_beat_may_fill_a_message),
