@@ -54,6 +54,11 @@ static void blocks_come_with_their_chunks_and_states_with_the_last(void **state)
     assert_int_equal(held(&s), 3);
     world_run_for(&s.w, 50 * MS);
     assert_true(world_stats(s.w.p.agents[0]).bytes_written > 0);
+    kvf_push_chunk last = *CHUNK(40, TOKENS, 2);
+    last.tables = (kvf_block_table[]){part_of(&s, 0, 3, 7), {NULL, 0, 0}};
+    last.table_count = 2;
+    assert_fails(kvf_agent_push_ready(s.w.p.agents[0], s.pushes[0], &last), KVF_E_RANGE, "group ssm");
+    assert_int_equal(held(&s), 3);
     ready(&s, 40, TOKENS, 2, (kvf_block_table[]){part_of(&s, 0, 3, 7), part_of(&s, 1, 0, 1)});
     assert_int_equal(held(&s), 8);
     world_run_for(&s.w, 50 * MS);
@@ -132,6 +137,8 @@ static void tables_that_do_not_reach_over_the_chunk_are_refused(void **state) {
     assert_fails(say(&s, 40, &table), KVF_E_RANGE, "block 1 of the sequence");
     table = (kvf_block_table){gap, 1, 8};
     assert_fails(say(&s, 40, &table), KVF_E_RANGE, "group full", "first_block is 8");
+    table = (kvf_block_table){NULL, 3, 0};
+    assert_fails(say(&s, 40, &table), KVF_E_INVALID, "group full", "table.ids is NULL");
     gap[0] = 64;
     table = (kvf_block_table){gap, 1, 0};
     assert_fails(say(&s, 8, &table), KVF_E_RANGE, "group full", "block 64");
