@@ -2,7 +2,9 @@
 #include <json.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
+#include "agent_letters.h"
 #include "push_scene.h"
 
 #define FEW 2u
@@ -238,6 +240,54 @@ static void a_request_that_does_not_move_says_what_it_waits_for(void **state) {
     world_close(&v.w);
 }
 
+/* An engine may know that a request failed long before the blocks are its own again. */
+static void a_request_lasts_until_its_blocks_are_free(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), &traced);
+    kvf_agent *d = v.w.d.agents[0];
+    letters_begin();
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_run_for(&v.w, 50 * MS); /* P may write from now on */
+    letters_rule(LETTERS_KEEP, d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+    assert_ok(kvf_agent_cancel(d, v.expects[0]));
+    assert_false(world_failed(&v.w, d, v.expects[0], KVF_E_CANCELLED)->blocks_free);
+    world_run_for(&v.w, SECOND);
+    trace t = trace_of(d);
+    assert_int_equal(end_of(&t, find(&t, v.expects[0], "request", "expect")), world_now());
+    json_object_put(t.all);
+    letters_no_rules();
+    letters_deliver();
+    assert_int_equal(world_next(&v.w, d, v.expects[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    (void)kvf_agent_cancel(v.w.p.agents[0], v.pushes[0]);
+    letters_end();
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+static int64_t unix_ns(void) {
+    struct timespec now;
+    assert_int_equal(clock_gettime(CLOCK_REALTIME, &now), 0);
+    return (int64_t)now.tv_sec * (int64_t)SECOND + now.tv_nsec;
+}
+
+static void a_trace_says_at_which_time_of_the_day_it_begins(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &traced);
+    world_run_for(&v.w, 100 * SECOND); /* virtual ones: the day goes on without them */
+    int64_t before = unix_ns();
+    trace d = trace_of(v.w.d.agents[0]);
+    int64_t after = unix_ns(), age = (int64_t)world_now() - d.origin_ns;
+    assert_true(age >= (int64_t)(100 * SECOND));
+    int64_t origin = json_object_get_int64(
+        member(member(d.all, "otherData", json_type_object), "origin_unix_ns", json_type_int));
+    assert_true(before - age <= origin && origin <= after - age);
+    json_object_put(d.all);
+    world_close(&v.w);
+}
+
 static void only_the_latest_requests_are_kept(void **state) {
     (void)state;
     const kvf_agent_options few = {.struct_size = sizeof few, .trace_requests = FEW};
@@ -340,6 +390,8 @@ int main(void) {
         cmocka_unit_test(a_push_is_told_on_both_sides_and_in_order),
         cmocka_unit_test(a_moment_says_how_far_the_peers_clock_is_off),
         cmocka_unit_test(a_request_that_does_not_move_says_what_it_waits_for),
+        cmocka_unit_test(a_request_lasts_until_its_blocks_are_free),
+        cmocka_unit_test(a_trace_says_at_which_time_of_the_day_it_begins),
         cmocka_unit_test(only_the_latest_requests_are_kept),
         cmocka_unit_test(many_requests_are_all_told_once),
         cmocka_unit_test(an_agent_that_keeps_no_times_says_so),
