@@ -299,12 +299,43 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     contact.endpoint = NULL;
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "endpoint");
     assert_fails(kvf_visit(NULL, NULL, &found), KVF_E_INVALID, "contact");
+    assert_fails(kvf_visit(&w.p.contact, NULL, NULL), KVF_E_INVALID, "out is NULL");
     contact.endpoint = kvf_agent_endpoint(w.p.agents[1]);
     contact.engine = "P";
     visit_fails_late(&contact, "knows 1 of its engine's 2 ranks");
     assert_null(found);
     kvf_visited_free(NULL);
     world_close(&w);
+}
+
+static uint32_t rounds, greetings;
+
+static void count_round(kvf_link *link, bool *more) {
+    rounds++;
+    kvf_link_zmq.progress(link, more);
+}
+
+static kvf_status count_greeting(kvf_link *link, kvf_route route, const void *data, size_t bytes) {
+    greetings++;
+    return kvf_link_zmq.send(link, route, data, bytes);
+}
+
+/* It greets at once, after 50 ms, after 100 ms more, and would again 200 ms later. On a busy machine it may be late:
+ * the test tries again. */
+static void a_visitor_whom_nobody_answers_sleeps_twice_as_long_each_time(void **state) {
+    (void)state;
+    const kvf_contact contact = {.endpoint = "tcp://127.0.0.1:1"};
+    kvf_link_table counting = kvf_link_zmq;
+    counting.progress = count_round;
+    counting.send = count_greeting;
+    for (uint32_t tries = 0; tries < 10 && greetings != 3; tries++) {
+        kvf_visited *found = NULL;
+        rounds = greetings = 0;
+        assert_fails(kvf_visit_over(&counting, &contact, VISIT(.timeout_ns = 195 * MS), &found),
+                     KVF_E_TIMEOUT, "127.0.0.1:1");
+        assert_in_range(rounds, 1, 500);
+    }
+    assert_int_equal(greetings, 3);
 }
 
 static void a_visit_without_memory_fails(void **state) {
@@ -328,6 +359,7 @@ static void a_visit_without_memory_fails(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_visitor_whom_nobody_answers_sleeps_twice_as_long_each_time),
         cmocka_unit_test(a_visit_without_memory_fails),
         cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
