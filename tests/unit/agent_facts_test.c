@@ -89,6 +89,21 @@ static void a_consumer_with_a_draft_model_gets_what_both_have(void **state) {
     world_close(&w);
 }
 
+/* The last of five stages has only the draft model's layer. */
+static void a_rank_that_reads_nothing_meets_the_producer_too(void **state) {
+    (void)state;
+    world w;
+    open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_BF16),
+                ENGINE(.name = "D", .pp_size = 5, .all = {.block_count = 64}, .state = {.block_count = 64}),
+                NULL);
+    uint64_t ticket;
+    assert_ok(kvf_agent_connect(w.d.agents[4], &w.p.contact, 0, &ticket));
+    (void)world_done(&w, w.d.agents[4], ticket);
+    moves_well(&w, "pulled", DRAFT, false, 3);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void a_wrong_cell_is_named_by_the_consumers_numbers(void **state) {
     (void)state;
     world w;
@@ -301,6 +316,7 @@ static void channel_wise_keys_and_whole_heads_meet_and_move(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_consumer_with_a_draft_model_gets_what_both_have),
+        cmocka_unit_test(a_rank_that_reads_nothing_meets_the_producer_too),
         cmocka_unit_test(a_wrong_cell_is_named_by_the_consumers_numbers),
         cmocka_unit_test(a_producer_with_a_draft_model_gives_what_both_have),
         cmocka_unit_test(a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have),
