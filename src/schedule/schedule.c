@@ -300,7 +300,7 @@ kvf_status kvf_schedule_add(kvf_schedule *s, const kvf_schedule_request *request
     status = make_record(s, &q, &r);
     if (!status && is_new_name && !(n = make_name(s, q.id)))
         status = kvf_nomem("a request");
-    bool over = false;
+    bool over;
     if (!status)
         status = kvf_check_lease(s, r, now_ns, &over);
     if (!status)
