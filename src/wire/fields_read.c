@@ -186,7 +186,7 @@ static kvf_status read_list(const msgpack_object *object, const kvf_wire_field *
     const msgpack_object *elements;
     uint32_t size;
     kvf_status status = kvf_wire_field_array(object, field->key, field->least, field->most, &elements, &size);
-    if (status || size == 0)
+    if (status)
         return status;
     kvf_bytes *list = kvf_wire_keep(storage, size, sizeof *list);
     if (!list)
