@@ -144,7 +144,7 @@ void kvf_wire_fields_write(kvf_packing *packing, const kvf_body_form *form, uint
             continue;
         kvf_pack_key(packing, field->key);
         kvf_status status = write_value(packing, field, body);
-        if (status && !packing->status)
+        if (status)
             packing->status = status;
     }
 }
