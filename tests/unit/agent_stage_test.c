@@ -384,6 +384,23 @@ static void a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault(void 
     world_close(&s.w);
 }
 
+static void an_engine_whose_stage_sends_nonsense_is_told_of(void **state) {
+    (void)state;
+    static const char beginning[] = "kvfs"; /* and then nothing */
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    world w;
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_pull_everything(&w, "a", 50, 1);
+    kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
+    kvf_agent_notified(w.p.agents[0], NULL, name, beginning, sizeof beginning);
+    world_run_for(&w, 10 * MS);
+    assert_int_equal(world_stats(w.p.agents[0]).flows_refused, 1);
+    assert_int_equal(world_count(&w, w.p.agents[0], KVF_EVENT_PEER_REFUSED), 1);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- permissions ----------------------------------------------------------------------------- */
 
 static kvf_status asks(kvf_agent *agent, const kvf_agent *from, const char *engine,
@@ -728,6 +745,7 @@ int main(void) {
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
+        cmocka_unit_test(an_engine_whose_stage_sends_nonsense_is_told_of),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
     };
