@@ -453,6 +453,11 @@ static void a_table_may_begin_within_the_sequence(void **state) {
         kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 3), range(0, 2), &table, 20, 27, tail));
     assert_memory_equal(tail, all + 20, sizeof tail);
     steps_on_devices(rank, 0, 0, range(0, 3), range(0, 2), &table, 20, 27, tail);
+    table.first_block = 2003; /* further on than the steps that a device sums at once */
+    assert_ok(kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 3), range(0, 2), &table, 12020,
+                                 12027, tail));
+    steps_on_devices(rank, 0, 0, range(0, 3), range(0, 2), &table, 12020, 12027, tail);
+    table.first_block = 3;
     assert_fails(
         kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 3), range(0, 2), &table, 17, 18, tail),
         KVF_E_RANGE, "step 17", "block 2", "[3, 5)");
