@@ -99,6 +99,29 @@ static void shards_of_every_model_and_many_shapes_read_as_they_were_written(void
     }
 }
 
+static kvf_model *with_64_groups(void) {
+    enum { GROUPS = 64 };
+    static uint32_t layers[GROUPS];
+    static char names[GROUPS][4];
+    kvf_part_desc part = PART(.name = "k", .units = 2, .cell_elements = 4);
+    kvf_group_desc groups[GROUPS];
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        layers[g] = g;
+        (void)snprintf(names[g], sizeof names[g], "%u", g);
+        groups[g] = (kvf_group_desc){
+            .name = names[g], .layers = &layers[g], .layer_count = 1, .parts = &part, .part_count = 1};
+    }
+    return model_of(GROUPS, groups, GROUPS);
+}
+
+/* The types of its 64 parts fill a piece of memory to the end. */
+static void a_shard_of_many_groups_reads_as_it_was_written(void **state) {
+    (void)state;
+    kvf_model *model = with_64_groups();
+    check_engine(model, ENGINE(.all = {.block_count = 3}));
+    kvf_model_free(model);
+}
+
 /* Regions, offsets and strides without any regularity. */
 static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
     (void)state;
@@ -568,26 +591,11 @@ static kvf_status decode_again(void *subject) {
 }
 
 /* So many groups that each list of them needs memory of its own. */
-static kvf_model *with_forty_groups(void) {
-    enum { GROUPS = 40 };
-    static uint32_t layers[GROUPS];
-    static char names[GROUPS][4];
-    kvf_part_desc part = PART(.name = "k", .units = 2, .cell_elements = 4);
-    kvf_group_desc groups[GROUPS];
-    for (uint32_t g = 0; g < GROUPS; g++) {
-        layers[g] = g;
-        (void)snprintf(names[g], sizeof names[g], "%u", g);
-        groups[g] = (kvf_group_desc){
-            .name = names[g], .layers = &layers[g], .layer_count = 1, .parts = &part, .part_count = 1};
-    }
-    return model_of(GROUPS, groups, GROUPS);
-}
-
 static void nothing_leaks_where_memory_ends(void **state) {
     (void)state;
     memory_count memory;
     count_memory(&memory);
-    kvf_model *const models[] = {hybrid(2), with_forty_groups()};
+    kvf_model *const models[] = {hybrid(2), with_64_groups()};
     for (size_t i = 0; i < COUNT_OF(models); i++) {
         kvf_engine *engine = engine_of(models[i], ENGINE(.all = {.block_count = 3}));
         survive_every_refusal(&memory, decode_again, (void *)kvf_engine_shard(engine, 0));
@@ -599,6 +607,7 @@ static void nothing_leaks_where_memory_ends(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_of_every_model_and_many_shapes_read_as_they_were_written),
+        cmocka_unit_test(a_shard_of_many_groups_reads_as_it_was_written),
         cmocka_unit_test(a_shard_without_regularity_reads_as_it_was_written),
         cmocka_unit_test(other_types_are_read_where_they_may_be_converted),
         cmocka_unit_test(a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written),
