@@ -60,13 +60,14 @@ static void a_connect_without_a_deadline_waits_for_half_a_minute(void **state) {
 static void a_peer_without_requests_is_forgotten_after_ten_minutes(void **state) {
     (void)state;
     scene s;
-    set_up(&s);
+    scene_open(&s, attention(2, 4, 8), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 64}),
+               ONE("D"), NULL);
     world_hold(&s.w.p, &s.held, s.theirs);
     scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
     world_run_for(&s.w, 598 * SECOND);
     assert_int_equal(world_stats(s.p).peers_now, 1);
-    assert_int_equal(world_stats(s.d).peers_now, 1);
+    assert_int_equal(world_stats(s.d).peers_now, 4);
     world_run_for(&s.w, 5 * SECOND);
     assert_int_equal(world_stats(s.p).peers_now, 0);
     assert_int_equal(world_stats(s.d).peers_now, 0);
