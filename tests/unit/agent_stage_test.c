@@ -384,6 +384,17 @@ static void a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault(void 
     world_close(&s.w);
 }
 
+/* Over a fabric that copies for its peers, memory that is withheld cannot be reached; the arena must be. */
+static void the_arena_of_a_stage_is_not_withheld(void **state) {
+    (void)state;
+    world w;
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    assert_non_null(w.p.agents[0]->stage);
+    assert_false(kvf_transport_withholds_emulated(w.p.agents[0]->transport));
+    world_close(&w);
+}
+
 static void an_engine_whose_stage_sends_nonsense_is_told_of(void **state) {
     (void)state;
     static const char beginning[] = "kvfs"; /* and then nothing */
@@ -745,6 +756,7 @@ int main(void) {
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
+        cmocka_unit_test(the_arena_of_a_stage_is_not_withheld),
         cmocka_unit_test(an_engine_whose_stage_sends_nonsense_is_told_of),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
