@@ -105,6 +105,20 @@ static void a_peer_that_asks_for_little_is_answered_beside_one_that_asks_for_muc
     close_scene(&s);
 }
 
+/* The first takes four rounds. */
+static void no_more_than_1024_questions_of_a_peer_are_under_way(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, NULL);
+    ask(&s.greedy, s.greedy_lease, STEPS);
+    for (uint32_t i = 0; i < 1024; i++)
+        ask(&s.greedy, s.greedy_lease, PER_BLOCK);
+    net_advance(NET_LATENCY_NS);
+    one_round(&s);
+    assert_int_equal(s.of_greedy->hashing.count, 1024);
+    close_scene(&s);
+}
+
 static uint32_t rounds_until_answered(const scene *s) {
     uint32_t rounds = 0;
     net_advance(NET_LATENCY_NS);
@@ -210,6 +224,7 @@ static void blocks_beyond_the_cache_are_not_read(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_asks_for_little_is_answered_beside_one_that_asks_for_much),
+        cmocka_unit_test(no_more_than_1024_questions_of_a_peer_are_under_way),
         cmocka_unit_test(a_round_hashes_one_slice),
         cmocka_unit_test(a_slice_is_no_more_where_a_step_is_large),
         cmocka_unit_test(questions_are_within_the_budget),
