@@ -745,7 +745,6 @@ int main(void) {
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
-        cmocka_unit_test(what_a_consumer_without_a_stage_expects_is_pushed_directly),
         cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
@@ -761,5 +760,9 @@ int main(void) {
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
     };
-    return cmocka_run_group_tests(tests, world_is_simulated, world_is_real);
+    const struct CMUnitTest with_sockets[] = {
+        cmocka_unit_test(what_a_consumer_without_a_stage_expects_is_pushed_directly),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, world_is_real) +
+           cmocka_run_group_tests(with_sockets, NULL, NULL);
 }
