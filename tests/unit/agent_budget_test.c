@@ -354,7 +354,7 @@ static void the_one_that_does_nothing_is_found_among_64(void **state) {
     scene s;
     world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.max_peers = 100));
     s.p = s.w.p.agents[0];
-    for (uint8_t i = 0; i < SPEAKERS * OF_EACH; i++) {
+    for (int i = 0; i < SPEAKERS * OF_EACH; i++) {
         speaker *by = &crowd[i / OF_EACH];
         const char name[3] = {(char)('A' + i / OF_EACH), (char)('a' + i % OF_EACH)};
         if (i % OF_EACH == 0)

@@ -173,14 +173,7 @@ static void the_same_id_from_another_key_is_another_command(void **state) {
     const kvf_key_grant grants[] = {
         {.struct_size = sizeof *grants, .public_key = s.rightful.public_key, .commands = true},
         {.struct_size = sizeof *grants, .public_key = s.other.public_key, .commands = true}};
-    world_close_agents(&s.w.p);
-    world_open_agents(&s.w.p, OPTIONS(.public_key = s.p_public, .secret_key = s.p_secret, .grants = grants,
-                                      .grant_count = 2));
-    s.p = s.w.p.agents[0];
-    speaker_close(&s.rightful);
-    speaker_close(&s.other);
-    speaker_reopen(&s.rightful, s.p);
-    speaker_reopen(&s.other, s.p);
+    rights_grant(&s, grants, 2);
     assert_int_equal(command(&s, &s.rightful, 1), KVF_E_AGAIN);
     assert_ok(kvf_agent_reply(s.p, s.p->last_command, KVF_OK, "done", NULL, 0));
     assert_int_equal(command(&s, &s.rightful, 1), KVF_OK);

@@ -238,14 +238,7 @@ static void the_name_in_the_very_first_grant_is_for_its_key_too(void **state) {
     const kvf_key_grant grants[] = {
         {.struct_size = sizeof *grants, .public_key = s.rightful.public_key, .engine = "X"},
         {.struct_size = sizeof *grants, .public_key = s.other.public_key}};
-    world_close_agents(&s.w.p);
-    world_open_agents(&s.w.p, OPTIONS(.public_key = s.p_public, .secret_key = s.p_secret, .grants = grants,
-                                      .grant_count = 2));
-    s.p = s.w.p.agents[0];
-    speaker_close(&s.rightful);
-    speaker_close(&s.other);
-    speaker_reopen(&s.rightful, s.p);
-    speaker_reopen(&s.other, s.p);
+    rights_grant(&s, grants, 2);
     assert_int_equal(greeted_as(&s, &s.other, "X"), KVF_MESSAGE_REFUSED);
     assert_int_equal(greeted_as(&s, &s.rightful, "X"), KVF_MESSAGE_WELCOME);
     rights_close(&s);

@@ -29,6 +29,17 @@ void rights_close(rights *s) {
     world_close(&s->w);
 }
 
+void rights_grant(rights *s, const kvf_key_grant *grants, uint32_t count) {
+    world_close_agents(&s->w.p);
+    world_open_agents(&s->w.p, OPTIONS(.public_key = s->p_public, .secret_key = s->p_secret, .grants = grants,
+                                       .grant_count = count));
+    s->p = s->w.p.agents[0];
+    speaker_close(&s->rightful);
+    speaker_close(&s->other);
+    speaker_reopen(&s->rightful, s->p);
+    speaker_reopen(&s->other, s->p);
+}
+
 kvf_session *rights_session(const rights *s) {
     kvf_session *session;
     DL_FOREACH(s->p->all_sessions, session) {

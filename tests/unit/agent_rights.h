@@ -25,6 +25,9 @@ typedef struct rights {
 void rights_open(rights *s);
 void rights_close(rights *s);
 
+/** Opens P anew with these grants, and the rightful peer and the other, neither of which has greeted it. */
+void rights_grant(rights *s, const kvf_key_grant *grants, uint32_t count);
+
 /** The open session of the rightful peer at P; NULL: there is none. */
 kvf_session *rights_session(const rights *s);
 
