@@ -253,20 +253,13 @@ static void there_is_room_for_so_many_commands_of_all_askers(void **state) {
     rights s;
     speaker third;
     rights_open(&s);
-    speaker_close(&s.rightful);
-    speaker_close(&s.other);
     speaker_open(&third, s.w.d.agents[0], "V", true, 4);
     speaker_close(&third);
     const kvf_key_grant grants[] = {
         {.struct_size = sizeof *grants, .public_key = s.rightful.public_key, .commands = true},
         {.struct_size = sizeof *grants, .public_key = s.other.public_key, .commands = true},
         {.struct_size = sizeof *grants, .public_key = third.public_key, .commands = true}};
-    world_close_agents(&s.w.p);
-    world_open_agents(&s.w.p, OPTIONS(.public_key = s.p_public, .secret_key = s.p_secret, .grants = grants,
-                                      .grant_count = 3));
-    s.p = s.w.p.agents[0];
-    speaker_reopen(&s.rightful, s.p);
-    speaker_reopen(&s.other, s.p);
+    rights_grant(&s, grants, 3);
     speaker_reopen(&third, s.p);
     for (uint8_t i = 0; i < 32; i++) {
         assert_int_equal(command(&s, &s.rightful, i), KVF_E_AGAIN);

@@ -99,6 +99,7 @@ static void shards_of_every_model_and_many_shapes_read_as_they_were_written(void
     }
 }
 
+/* So many groups that each list of them needs memory of its own. */
 static kvf_model *with_64_groups(void) {
     enum { GROUPS = 64 };
     static uint32_t layers[GROUPS];
@@ -590,7 +591,6 @@ static kvf_status decode_again(void *subject) {
     return status;
 }
 
-/* So many groups that each list of them needs memory of its own. */
 static void nothing_leaks_where_memory_ends(void **state) {
     (void)state;
     memory_count memory;

@@ -68,6 +68,11 @@ def answer(found: dict[str, Any]) -> Answer:
     return Answer(choice["token_ids"], likely["token_logprobs"][0], likely["top_logprobs"][0])
 
 
+def engine_of(params: dict[str, Any]) -> dict[str, Any]:
+    """What a prefill server's parameters say of the engine, whatever the request."""
+    return {name: value for name, value in params.items() if name not in OF_REQUEST}
+
+
 @dataclass
 class Pair:
     """A prefill and a decode server, from before they start until they have ended."""
@@ -199,7 +204,7 @@ class Pair:
         """Learns the engine from an answer, as a proxy does. Nobody loads what is kept for it."""
         prompt = [5, 6, 7]
         found = self.params(prompt, prefill)
-        self._engines[prefill.port] = {name: found[name] for name in found if name not in OF_REQUEST}
+        self._engines[prefill.port] = engine_of(found)
         prefill.ask(prompt, 1)  # a further step: all that is read out has been
 
     def hand_over(self, prompt: list[int], tokens: int) -> Answer:

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from asking import LOADS, NEW_TOKENS, Asking
-
-from kvferry.vllm.proxy_servers import OF_REQUEST
+from pair import engine_of
 
 IN_TURN = 8
 THROUGH_PROXY, AT_ONCE = 24, 8
@@ -36,7 +35,7 @@ class Replicas(Asking):
             prompt = self.prompt()
             want, params = self.alone(prompt), self._pair.params(prompt)
             engine = params["remote_engine_id"]
-            engines[engine] = {name: value for name, value in params.items() if name not in OF_REQUEST}
+            engines[engine] = engine_of(params)
             self.same(f"{what}: prompt {number} of {engine}", prompt, params, loads=True, want=want)
         names = {f"{self._prefill.transfer['engine_id']}_dp{replica}" for replica in range(2)}
         self.judge(f"{what}: both answered", set(engines) == names, str(set(engines)))
