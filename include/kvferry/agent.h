@@ -123,8 +123,8 @@ typedef struct kvf_agent_options {
     const char *const *allowed_keys; /**< public keys that may connect; needs keys */
     uint32_t allowed_key_count;      /**< 0, and no grants: everyone who knows our public key may connect */
     bool insecure;                   /**< listen beyond loopback without keys */
-    uint64_t lease_ns;               /**< how long blocks are held without a heartbeat [30 s] */
-    uint64_t heartbeat_ns;           /**< between heartbeats [a sixth of the lease] */
+    uint64_t lease_ns;     /**< how long blocks are held without a heartbeat, 12 ms to a day [30 s] */
+    uint64_t heartbeat_ns; /**< between heartbeats [a sixth of the lease] */
     /** How long a broken connection may take to come back [2 s]; a lease longer if the peer's host answers no attempt to
      * connect. */
     uint64_t peer_timeout_ns;

@@ -86,8 +86,9 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->remember_ns > KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "remember_ns is %llu; allowed: up to a day",
                         (unsigned long long)o->remember_ns);
-    if (o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
-        return kvf_fail(KVF_E_RANGE, "lease_ns is %llu and idle_ns %llu; allowed: up to a day and a year",
+    if (o->lease_ns < KVF_SHORTEST_LEASE || o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
+        return kvf_fail(KVF_E_RANGE,
+                        "lease_ns is %llu and idle_ns %llu; allowed: 12 ms to a day, and up to a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
     if (o->heartbeat_ns > o->lease_ns / 2)
         return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed: up to half the lease, %llu",

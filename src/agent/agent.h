@@ -58,6 +58,7 @@
 #include "wire/wire.h"
 
 #define KVF_NO_RANK UINT32_MAX
+#define KVF_SHORTEST_LEASE (12 * KVF_MILLISECOND) /* a shorter one that a peer names counts as this */
 #define KVF_EXPECTATION (1ull << 63) /* set in generations of expectations, never in those of leases */
 
 typedef struct kvf_session kvf_session;

@@ -277,6 +277,19 @@ static void heartbeats_come_six_times_in_a_lease_of_its_producer(void **state) {
     lease_close(&s);
 }
 
+/* Else a peer could have all of our time. */
+static void heartbeats_pause_however_short_a_lease_its_producer_names(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(6 * SECOND));
+    s.p->options.lease_ns = 1; /* no such agent can be opened */
+    lease_meet(&s);
+    letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
+    world_run_for(&s.w, 100 * MS);
+    assert_in_range(letters_met(), 10, 51);
+    lease_close(&s);
+}
+
 static void tell_of_connection(const scene *s, kvf_status status, const char *detail) {
     kvf_work_take(s->d);
     kvf_on_broken(s->d, s->d->all_sessions->route, status, detail);
@@ -370,6 +383,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_has_read_gives_the_others_a_lease_more),
         cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),
         cmocka_unit_test(heartbeats_come_six_times_in_a_lease_of_its_producer),
+        cmocka_unit_test(heartbeats_pause_however_short_a_lease_its_producer_names),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
         cmocka_unit_test(a_producer_is_lost_a_while_after_its_connection_first_broke),
     };

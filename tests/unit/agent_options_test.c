@@ -2,7 +2,8 @@
 #include "agent_net.h"
 #include "shapes.h"
 
-#define SECOND 1000000000ull
+#define MS 1000000ull
+#define SECOND (1000 * MS)
 #define DAY (86400 * SECOND)
 #define YEAR (365 * DAY)
 #define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
@@ -61,7 +62,8 @@ static void durations_have_their_limits(void **state) {
     assert_ok(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2)));
     assert_fails(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2 + 1)), KVF_E_RANGE,
                  "heartbeat_ns is 500000001", "500000000");
-    assert_ok(try(&s, OPTIONS(.lease_ns = 2))); /* the default heartbeat is within that lease */
+    assert_ok(try(&s, OPTIONS(.lease_ns = 12 * MS)));
+    assert_fails(try(&s, OPTIONS(.lease_ns = 12 * MS - 1)), KVF_E_RANGE, "lease_ns is 11999999", "12 ms");
     tear_down(&s);
 }
 
