@@ -26,7 +26,8 @@
  * the same block.
  *
  * An agent is safe to use from several threads. With `own_thread` it makes progress by itself. Without, its engine
- * drives it, in a loop of its own:
+ * drives it, in a loop of its own (below). An agent's threads may use the processors that the thread which opens it may
+ * use: open it on a thread that is not bound to a core that computes.
  *
  *   for (;;) {
  *       poll(kvf_agent_event_fd(agent), ...);       // readable when there is work or an event; any time-out

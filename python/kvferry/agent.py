@@ -68,8 +68,9 @@ class Agent(Requests, Events, Looks):
         max_connections, max_connections_per_address, max_connections_per_second: likewise
         policy: what the engine is asked to do about failed requests
         verify: check the bytes that were read or written against checksums of the producer
-        own_thread: make progress in a thread of the agent's own; otherwise nothing happens unless the caller
-            waits in wait(), wait_event() or event(), or calls progress() when fileno() is readable
+        own_thread: make progress in a thread of the agent's own, which may use the same processors as the
+            thread that opens the agent; otherwise nothing happens unless the caller waits in wait(),
+            wait_event() or event(), or calls progress() when fileno() is readable
         log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
         log_level: level of the least important lines to receive
         way: how requests move; DIRECT: the agent has no arena

@@ -30,6 +30,7 @@ from kvferry.vllm.identity import weights_of
 from kvferry.vllm.log import log_options
 from kvferry.vllm.marks import DeviceMarks
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
+from kvferry.vllm.processors import engines_processors
 from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
 from kvferry.vllm.ranks import Ranks
 from kvferry.vllm.settings import read_settings
@@ -40,6 +41,8 @@ from kvferry.vllm.tickets import EventSource, cancel, drain
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
+
+    from kvferry.shard import Engine
 
 Gathered = TypeVar("Gathered")
 
@@ -167,23 +170,8 @@ class Worker:
         transfer = self._config.kv_transfer_config
         assert transfer is not None and transfer.engine_id is not None
         engine = build_engine(everyone, transfer.engine_id)
-        self._agent = Agent(
-            engine,
-            geometry.rank,
-            listen=self._settings.listen,
-            keys=self._settings.keys,
-            allowed_keys=self._settings.grants,
-            local_commands=self._settings.local_commands,
-            transport=self._settings.transport,
-            way=self._settings.move,
-            lease=self._settings.lease,
-            convert=CONVERTED if self._settings.convert else (),
-            verify=self._settings.verify,
-            insecure=self._settings.insecure,
-            remember=REMEMBERED_SECONDS,
-            facts={"weights": self._weights} if self._weights else None,
-            **log_options(logger),
-        )
+        with engines_processors():
+            self._agent = self._open(engine, geometry.rank)
         if self._settings.takes_commands:
             self._commands = Commands(self._agent, self._find, self._name)
         self._caches = Caches(self._agent, self._source, memory, self._jobs, self._note)
@@ -201,6 +189,25 @@ class Worker:
             said = KvferryHandshake(self._agent.introduction, geometry, self._weights)
             self._others = tuple(gather(said, ranks.pcp_size))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
+
+    def _open(self, engine: Engine, rank: int) -> Agent:
+        return Agent(
+            engine,
+            rank,
+            listen=self._settings.listen,
+            keys=self._settings.keys,
+            allowed_keys=self._settings.grants,
+            local_commands=self._settings.local_commands,
+            transport=self._settings.transport,
+            way=self._settings.move,
+            lease=self._settings.lease,
+            convert=CONVERTED if self._settings.convert else (),
+            verify=self._settings.verify,
+            insecure=self._settings.insecure,
+            remember=REMEMBERED_SECONDS,
+            facts={"weights": self._weights} if self._weights else None,
+            **log_options(logger),
+        )
 
     def sleep(self) -> None:
         """The memory of the caches goes. Peers are refused until wake(), and meet this rank anew after it.
