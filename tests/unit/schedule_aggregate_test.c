@@ -502,8 +502,12 @@ static void impossible_options_are_refused(void **state) {
     kvf_aggregator *a = NULL;
     kvf_aggregator_options o = {.struct_size = sizeof o};
     assert_int_equal(kvf_aggregator_create(&o, &a), KVF_E_RANGE);
-    o.worker_count = UINT32_MAX;
+    o.worker_count = (1 << 20) + 1;
     assert_int_equal(kvf_aggregator_create(&o, &a), KVF_E_RANGE);
+    o.worker_count = 1 << 20;
+    assert_int_equal(kvf_aggregator_create(&o, &a), KVF_OK);
+    kvf_aggregator_free(a);
+    a = NULL;
     o.worker_count = 2;
     o.expected = 3;
     assert_int_equal(kvf_aggregator_create(&o, &a), KVF_E_RANGE);
