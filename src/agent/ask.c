@@ -78,7 +78,7 @@ static void take_reply(asking *a, asked_rank *rank, const kvf_reply *reply) {
 static void on_message(void *context, const kvf_letter *letter) {
     asking *a = context;
     asked_rank *rank = rank_by(a, letter->route);
-    kvf_message message = {0};
+    kvf_message message;
     if (!rank || rank->over || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message))
         return;
     if (message.kind == KVF_MESSAGE_REPLY && !kvf_wire_read(&message) &&

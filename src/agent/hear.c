@@ -279,7 +279,7 @@ static bool is_unasked(kvf_agent *agent, const kvf_letter *letter) {
 }
 
 static void take_message(kvf_agent *agent, const kvf_letter *letter) {
-    kvf_message message = {0};
+    kvf_message message;
     if (is_too_large(agent, letter) || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)) {
         agent->stats.messages_malformed++;
         return;

@@ -179,7 +179,7 @@ static void take_welcome(visit *v, const kvf_message *message) {
 
 static void on_message(void *context, const kvf_letter *letter) {
     visit *v = context;
-    kvf_message message = {0};
+    kvf_message message;
     if (v->over || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message))
         return;
     bool welcome = message.kind == KVF_MESSAGE_WELCOME;

@@ -38,8 +38,7 @@ kvf_status kvf_schedule_heartbeats(kvf_schedule *s, uint64_t now_ns, const kvf_h
         if (!kvf_add(now_ns, s->options.heartbeat_ns, &load->next_beat_ns))
             load->next_beat_ns = UINT64_MAX;
     }
-    if (n > 1)
-        qsort(list, n, sizeof *list, compare_beats);
+    qsort(list, n, sizeof *list, compare_beats);
     *beats = list;
     *count = n;
     return KVF_OK;

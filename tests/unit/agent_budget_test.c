@@ -228,6 +228,24 @@ static void a_call_that_waits_is_kept_once_until_it_is_withdrawn(void **state) {
     close_scene(&s);
 }
 
+static void a_call_waits_no_longer_than_any_request_may_take(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.longest_ns = 2 * LEASE));
+    const uint64_t before = kept(&s);
+    assert_false(speaker_call(&s.w, &s.s, s.s.session, acquire("a", 60 * SECOND)));
+    for (int i = 0; i < 3; i++) {
+        speaker_run_for(&s.w, &s.s, 5 * SECOND);
+        assert_int_equal(say(&s, beat()), KVF_OK);
+    }
+    assert_true(kept(&s) > before);
+    speaker_run_for(&s.w, &s.s, 6 * SECOND); /* 21 s after the call, and 6 s after the last beat */
+    assert_int_equal(s.s.call, KVF_CALL_ACQUIRE);
+    assert_int_equal(s.s.status, KVF_E_TIMEOUT);
+    assert_int_equal(kept(&s), before);
+    close_scene(&s);
+}
+
 static void a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever(void **state) {
     (void)state;
     scene s;
@@ -519,6 +537,7 @@ int main(void) {
         cmocka_unit_test(parts_of_nothing_are_refused),
         cmocka_unit_test(calls_that_wait_end_with_the_peer_that_waits),
         cmocka_unit_test(a_call_that_waits_is_kept_once_until_it_is_withdrawn),
+        cmocka_unit_test(a_call_waits_no_longer_than_any_request_may_take),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),

@@ -193,6 +193,25 @@ static void blocks_of_a_window_may_be_repeated(void **state) {
     world_close(&s.w);
 }
 
+static void a_chunk_takes_memory_for_its_own_blocks_alone(void **state) {
+    (void)state;
+    push_scene s;
+    memory_count memory;
+    count_memory(&memory);
+    open_scene(&s, latent_of(LAYERS, (kvf_group_desc){.name = "window", .window_tokens = 20}), ONE("P"),
+               ONE("D"), NULL);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
+    uint32_t ids[] = {KVF_NO_BLOCK, KVF_NO_BLOCK,      KVF_NO_BLOCK,     KVF_NO_BLOCK,
+                      KVF_NO_BLOCK, s.given.ids[0][5], s.given.ids[0][6]};
+    kvf_block_table table = {ids, COUNT_OF(ids), 0};
+    memory.largest = 0;
+    ready(&s, 0, TOKENS, LAYERS, &table);
+    assert_int_equal(held(&s), 2);
+    assert_true(memory.largest >= sizeof ids);
+    assert_true(memory.largest < 4096);
+    push_scene_finish(&s);
+}
+
 static void a_block_in_use_is_refused_and_may_come_later(void **state) {
     (void)state;
     push_scene s;
@@ -276,6 +295,7 @@ int main(void) {
         cmocka_unit_test(tables_that_do_not_reach_over_the_chunk_are_refused),
         cmocka_unit_test(blocks_before_a_window_are_not_needed),
         cmocka_unit_test(blocks_of_a_window_may_be_repeated),
+        cmocka_unit_test_teardown(a_chunk_takes_memory_for_its_own_blocks_alone, stop_counting_memory),
         cmocka_unit_test(a_block_in_use_is_refused_and_may_come_later),
         cmocka_unit_test(a_chunk_for_which_there_is_no_memory_may_come_again),
         cmocka_unit_test(cancelling_frees_what_chunks_have_brought),

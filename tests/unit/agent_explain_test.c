@@ -282,6 +282,29 @@ static void an_agent_explains_itself_and_whom_it_knows(void **state) {
     world_close(&w);
 }
 
+static void a_producer_explains_how_it_writes_to_whom_it_pushes(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    world_open_model(&w, latent(2), ENGINE(.name = "P", .all = {.block_count = 8}),
+                     ENGINE(.name = "D", .all = {.block_count = 8}), OPTIONS(.transport = "inproc"));
+    kvf_agent *p = w.p.agents[0];
+    pull_some(&w, "a", 0);
+    has(explain(p, "D", KVF_LOG_INFO), "D: 1 of 1 ranks have sessions here; 0 may be written to; 0 leases\n");
+    assert_null(strstr(explain(p, "D", KVF_LOG_INFO), "written to over"));
+    world_request_make(&w, &w.p, "b", 40, 4, 1, &given);
+    world_request_make(&w, &w.d, "b", 40, 4, 1, &wanted);
+    world_push(&w.p, &given, pushes);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_ready(&w.p, pushes);
+    world_all_done(&w, &w.d, expects);
+    has(explain(p, "D", KVF_LOG_INFO),
+        "D: 1 of 1 ranks have sessions here; 1 may be written to; 0 leases\n  written to over inproc\n");
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void a_text_that_does_not_fit_is_cut(void **state) {
     (void)state;
     world w;
@@ -343,6 +366,7 @@ int main(void) {
         cmocka_unit_test(a_meeting_is_told_once_and_again_after_a_restart),
         cmocka_unit_test(only_wanted_levels_are_told),
         cmocka_unit_test(an_agent_explains_itself_and_whom_it_knows),
+        cmocka_unit_test(a_producer_explains_how_it_writes_to_whom_it_pushes),
         cmocka_unit_test(a_text_that_does_not_fit_is_cut),
         cmocka_unit_test(a_directory_explains_whom_it_introduces),
         cmocka_unit_test_teardown(an_agent_that_cannot_explain_says_that_memory_is_missing,

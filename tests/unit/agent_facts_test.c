@@ -104,6 +104,30 @@ static void a_rank_that_reads_nothing_meets_the_producer_too(void **state) {
     world_close(&w);
 }
 
+/* The other ranks are refused, as the groups of P have other numbers. */
+static void a_rank_that_reads_nothing_may_be_asked_to_read_packed(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    open_unlike(&w, plain(), ONE("P"), with_draft(KVF_DTYPE_BF16),
+                ENGINE(.name = "D", .pp_size = 5, .all = {.block_count = 64}, .state = {.block_count = 64}),
+                NULL);
+    world_request_make(&w, &w.p, "a", 40, 10, 1, &held);
+    world_request_make(&w, &w.d, "a", 40, 20, 1, &wanted);
+    leave_out(&wanted, DRAFT);
+    wanted.request.way = KVF_WAY_PACKED;
+    world_hold(&w.p, &held, theirs);
+    world_pull(&w.d, &wanted, &w.p, ours);
+    for (uint32_t r = 0; r < 4; r++)
+        (void)world_failed(&w, w.d.agents[r], ours[r], KVF_E_UNSUPPORTED);
+    (void)world_done(&w, w.d.agents[4], ours[4]);
+    assert_ok(kvf_agent_cancel(w.p.agents[0], theirs[0]));
+    (void)world_failed(&w, w.p.agents[0], theirs[0], KVF_E_CANCELLED);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void a_wrong_cell_is_named_by_the_consumers_numbers(void **state) {
     (void)state;
     world w;
@@ -317,6 +341,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_consumer_with_a_draft_model_gets_what_both_have),
         cmocka_unit_test(a_rank_that_reads_nothing_meets_the_producer_too),
+        cmocka_unit_test(a_rank_that_reads_nothing_may_be_asked_to_read_packed),
         cmocka_unit_test(a_wrong_cell_is_named_by_the_consumers_numbers),
         cmocka_unit_test(a_producer_with_a_draft_model_gives_what_both_have),
         cmocka_unit_test(a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have),

@@ -159,6 +159,15 @@ static void a_list_may_be_too_short_and_its_elements_of_another_version(void **s
     assert_int_equal(older[1].rank_count, 77);
     assert_ok(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)older, 2, &count));
     assert_int_equal(older[1].rank, 1);
+    struct newer {
+        kvf_agent_peer known;
+        uint64_t more;
+    } newer[2] = {{.known.struct_size = sizeof *newer, .more = 77}, {.more = 77}};
+    assert_ok(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)newer, 2, &count));
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(newer[i].known.rank, i);
+        assert_int_equal(newer[i].more, 0); /* the library has no such field */
+    }
     older[0].struct_size = 0;
     assert_fails(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)older, 2, &count), KVF_E_INVALID,
                  "struct_size");

@@ -490,6 +490,23 @@ static void sums_of_single_cells_add_up_to_those_of_steps(void **state) {
     kvf_model_free(model);
 }
 
+/* A device sums up to 8192 cells at once; the last two of four layers have 4000. */
+static void layers_before_the_wanted_ones_take_no_sums(void **state) {
+    (void)state;
+    kvf_model *model = attention(4, 2000, 1);
+    world w;
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
+    const cell_rank *rank = &w.ranks[0];
+    const kvf_block_table *table = &w.sequence.tables[0];
+    static uint64_t cells[4000];
+    assert_ok(
+        kvf_checksum_cells(rank->shard, rank->regions, 0, 0, range(2, 4), range(0, 2000), table, 5, cells));
+    assert_int_not_equal(cells[0], cells[2000]);
+    cells_on_devices(rank, 0, 0, range(2, 4), range(0, 2000), table, 5, cells);
+    world_close(&w);
+    kvf_model_free(model);
+}
+
 /* Calls in which one argument after the other is wrong. */
 typedef struct call {
     uint32_t group, part;
@@ -599,6 +616,7 @@ static int run_on_devices(void) {
         cmocka_unit_test(cells_that_changed_places_are_noticed),
         cmocka_unit_test(a_table_may_begin_within_the_sequence),
         cmocka_unit_test(sums_of_single_cells_add_up_to_those_of_steps),
+        cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),
     };
     if (kvf_device_image_count == 0) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
@@ -621,6 +639,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(cells_that_changed_places_are_noticed),
         cmocka_unit_test(a_table_may_begin_within_the_sequence),
         cmocka_unit_test(sums_of_single_cells_add_up_to_those_of_steps),
+        cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),
         cmocka_unit_test(cells_that_this_rank_does_not_hold_are_refused),
         cmocka_unit_test(blocks_and_memory_that_are_not_there_are_refused),
         cmocka_unit_test(nothing_asked_for_sums_to_nothing),

@@ -326,15 +326,17 @@ typedef struct memory_count {
     size_t calls;   /* calls of allocate and resize */
     size_t live;    /* allocations not yet released */
     size_t fail_at; /* which call, counted from 1, is refused; 0: none */
+    size_t largest; /* the most bytes that were asked for at once */
 } memory_count;
 
-static inline bool refuses(memory_count *m) {
+static inline bool refuses(memory_count *m, size_t bytes) {
+    m->largest = bytes > m->largest ? bytes : m->largest;
     return ++m->calls == m->fail_at;
 }
 
 static inline void *counted_allocate(void *context, size_t bytes) {
     memory_count *m = context;
-    if (refuses(m))
+    if (refuses(m, bytes))
         return NULL;
     m->live++;
     return malloc(bytes);
@@ -342,7 +344,7 @@ static inline void *counted_allocate(void *context, size_t bytes) {
 
 static inline void *counted_resize(void *context, void *memory, size_t bytes) {
     memory_count *m = context;
-    if (refuses(m))
+    if (refuses(m, bytes))
         return NULL;
     m->live += memory == NULL;
     return realloc(memory, bytes);
