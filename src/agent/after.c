@@ -76,9 +76,9 @@ static kvf_status take_moment(kvf_agent *agent, const kvf_ready_event *event, kv
 
 kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_after **out) {
     kvf_agent *agent = ticket->agent;
-    kvf_ready_event event = {0};
+    kvf_ready_event event;
     *out = NULL;
-    kvf_status status = given ? kvf_take_options(&event, sizeof event, given, "kvf_ready_event") : KVF_OK;
+    kvf_status status = kvf_take_options(&event, sizeof event, given, "kvf_ready_event");
     if (!status)
         status = check(&event);
     if (status || event.kind == KVF_READY_NOW)

@@ -131,11 +131,10 @@ static kvf_status check_aggregate(const kvf_aggregate *a) {
 }
 
 static bool make_room(kvf_schedule *s, const kvf_aggregate *a) {
-    kvf_loaded *loaded = kvf_resize(s->loaded, a->received_count + 1, sizeof *loaded);
+    kvf_loaded *loaded = kvf_resize(s->loaded, a->received_count, sizeof *loaded);
     if (loaded)
         s->loaded = loaded;
-    kvf_freed *freed =
-        loaded ? kvf_resize(s->freed, a->received_count + a->sent_count + 1, sizeof *freed) : NULL;
+    kvf_freed *freed = loaded ? kvf_resize(s->freed, a->received_count + a->sent_count, sizeof *freed) : NULL;
     if (freed)
         s->freed = freed;
     return freed != NULL;

@@ -49,8 +49,6 @@ static void add_group(kvf_text *text, const kvf_group_desc *group, uint32_t conv
 }
 
 kvf_status kvf_wire_facts(const kvf_model *model, const uint32_t *convert, const char *own, char **out) {
-    if (!model || !out)
-        return kvf_fail(KVF_E_INVALID, "%s is NULL", !model ? "model" : "out");
     kvf_text text = {0};
     kvf_text_add(&text, "layer_count: %u\n", kvf_model_layer_count(model));
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++)

@@ -4,6 +4,7 @@
  */
 #include <poll.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "agent/agent.h"
 #include "agent_letters.h"
@@ -519,6 +520,26 @@ static void cells_of_devices_are_verified(void **state) {
     }
 }
 
+/* The process has closed its standard input, whose number the first timer that is opened gets. */
+static void an_agent_opens_one_timer_for_all_checksums_also_as_descriptor_0(void **state) {
+    checked c;
+    stop_before_checking(&c, *state, false);
+    const int kept = dup(STDIN_FILENO);
+    (void)close(STDIN_FILENO);
+    letters_deliver();
+    world_all_done(&c.w, &c.w.d, c.ours);
+    world_all_done(&c.w, &c.w.p, c.theirs);
+    uint32_t found = 0;
+    for (uint32_t r = 0; r < 2; r++)
+        found += (c.w.d.agents[r]->hashing_looks.fd == 0) + (c.w.p.agents[r]->hashing_looks.fd == 0);
+    end_check(&c);
+    if (kept >= 0) {
+        assert_int_equal(dup2(kept, STDIN_FILENO), STDIN_FILENO);
+        (void)close(kept);
+    }
+    assert_int_equal(found, 1);
+}
+
 /* The control: a bit of the producer's memory, and one of the consumer's. */
 static void a_wrong_cell_of_a_device_is_named(void **state) {
     for (int push = 0; push < 2; push++)
@@ -642,6 +663,8 @@ int main(void) {
         {"cells_of_devices_are_verified (P on the host)", cells_of_devices_are_verified, SIMULATED, p_host},
         {"cells_of_devices_are_verified (D on both devices)", cells_of_devices_are_verified, SIMULATED,
          d_both},
+        {"an_agent_opens_one_timer_for_all_checksums_also_as_descriptor_0",
+         an_agent_opens_one_timer_for_all_checksums_also_as_descriptor_0, SIMULATED, shm},
         {"a_wrong_cell_of_a_device_is_named (shm)", a_wrong_cell_of_a_device_is_named, SIMULATED, shm},
         {"a_wrong_cell_of_a_device_is_named (cuda)", a_wrong_cell_of_a_device_is_named, SIMULATED, cuda},
         {"a_wrong_cell_of_a_device_is_named (P on the host)", a_wrong_cell_of_a_device_is_named, SIMULATED,

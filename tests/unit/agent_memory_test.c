@@ -96,6 +96,19 @@ static void a_consumer_whose_cache_moves_is_written_where_it_is_now(void **state
     tear_down(&s);
 }
 
+/* P has no connection to D's memory, and so has not forgotten D. */
+static void a_consumer_whose_cache_moves_greets_no_producer_again(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    hold_and_pull(&s, 1);
+    take_back(&s, &s.w.d);
+    give_anew(&s, &s.w.d);
+    hold_and_pull(&s, 2);
+    assert_int_equal(s.d->all_sessions->openings, 1);
+    tear_down(&s);
+}
+
 static void a_region_with_blocks_of_a_request_stays_and_the_request_is_named(void **state) {
     (void)state;
     scene s;
@@ -313,6 +326,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_producer_whose_cache_moves_is_met_again),
         cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
+        cmocka_unit_test(a_consumer_whose_cache_moves_greets_no_producer_again),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
         cmocka_unit_test(a_pull_is_verified_while_another_region_is_gone),

@@ -199,6 +199,27 @@ static void a_push_is_told_on_both_sides_and_in_order(void **state) {
     world_close(&v.w);
 }
 
+/* Rank 0 of P writes in two parts to each of two ranks of D. */
+static void a_push_in_several_parts_is_posted_once_to_each_rank(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &traced);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    for (uint32_t r = 0; r < v.w.p.rank_count; r++)
+        assert_ok(kvf_agent_push_ready(v.w.p.agents[r], v.pushes[r], CHUNK(0, 50, LAYERS)));
+    world_run_for(&v.w, 50 * MS);
+    world_ready(&v.w.p, v.pushes);
+    finish(&v);
+    trace p = trace_of(v.w.p.agents[0]);
+    uint32_t posted = 0;
+    for (size_t i = 0; i < event_count(&p); i++)
+        posted += is(event_at(&p, i), "cat", "peer") && is(event_at(&p, i), "name", "posted");
+    assert_int_equal(posted, 2);
+    json_object_put(p.all);
+    world_close(&v.w);
+}
+
 /* Two agents of one process have the same clock: the offset that each knows must be within its error. */
 static void a_moment_says_how_far_the_peers_clock_is_off(void **state) {
     (void)state;
@@ -388,6 +409,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_is_told_on_both_sides_and_in_order),
         cmocka_unit_test(a_push_is_told_on_both_sides_and_in_order),
+        cmocka_unit_test(a_push_in_several_parts_is_posted_once_to_each_rank),
         cmocka_unit_test(a_moment_says_how_far_the_peers_clock_is_off),
         cmocka_unit_test(a_request_that_does_not_move_says_what_it_waits_for),
         cmocka_unit_test(a_request_lasts_until_its_blocks_are_free),

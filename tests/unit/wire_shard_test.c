@@ -123,28 +123,15 @@ static void a_shard_of_many_groups_reads_as_it_was_written(void **state) {
     kvf_model_free(model);
 }
 
-/* Regions, offsets and strides without any regularity. */
-static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
-    (void)state;
-    enum { LAYERS = 40 };
-    kvf_model *model = attention(LAYERS, 2, 4);
-    uint64_t region_bytes[LAYERS], seed = 5;
-    kvf_placement placements[LAYERS][2];
-    for (uint32_t i = 0; i < LAYERS; i++) {
-        uint32_t region = (i * 7 + 3) % LAYERS;
-        region_bytes[i] = 10000 + sample_random(&seed) % 1000;
-        uint64_t row = 32 + 8 * (sample_random(&seed) % 4);
-        placements[i][0] = PLACED(region, sample_random(&seed) % 100 * 8, row * 20, row, 16);
-        placements[i][1] = placements[i][0];
-        placements[i][1].offset += 8;
-    }
+static void check_placements(uint32_t layers, const uint64_t *region_bytes, kvf_placement (*placements)[2]) {
+    kvf_model *model = attention(layers, 2, 4);
     kvf_part_share shares[2] = {{.units = {0, 2}}, {.units = {0, 2}}};
     kvf_group_shard_desc group = {
         .tokens_per_block = 16, .block_count = 5, .parts = shares, .placements = placements[0]};
     kvf_shard_desc desc = {.struct_size = sizeof desc,
-                           .layers = {0, LAYERS},
+                           .layers = {0, layers},
                            .region_bytes = region_bytes,
-                           .region_count = LAYERS,
+                           .region_count = layers,
                            .groups = &group};
     kvf_shard *shard = NULL, *read = NULL;
     assert_ok(kvf_shard_create(model, &desc, &shard));
@@ -155,6 +142,40 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
     kvf_shard_free(shard);
     kvf_wire_buffer_free(&encoded);
     kvf_model_free(model);
+}
+
+/* Regions, offsets and strides without any regularity. */
+static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
+    (void)state;
+    enum { LAYERS = 40 };
+    uint64_t region_bytes[LAYERS], seed = 5;
+    kvf_placement placements[LAYERS][2];
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        uint32_t region = (i * 7 + 3) % LAYERS;
+        region_bytes[i] = 10000 + sample_random(&seed) % 1000;
+        uint64_t row = 32 + 8 * (sample_random(&seed) % 4);
+        placements[i][0] = PLACED(region, sample_random(&seed) % 100 * 8, row * 20, row, 16);
+        placements[i][1] = placements[i][0];
+        placements[i][1].offset += 8;
+    }
+    check_placements(LAYERS, region_bytes, placements);
+}
+
+/* K of the second layer differs from that of the first in one number. */
+static void layers_that_differ_in_one_stride_read_as_they_were_written(void **state) {
+    (void)state;
+    const kvf_placement k = {0, 0, 1024, 64, 16, 8, 2}, v = {0, 16384, 1024, 64, 16, 8, 2};
+    const kvf_placement others[] = {{1, 0, 2048, 64, 16, 8, 2},
+                                    {1, 0, 1024, 48, 16, 8, 2},
+                                    {1, 0, 1024, 64, 32, 8, 2},
+                                    {1, 0, 1024, 64, 16, 12, 2},
+                                    {1, 0, 1024, 64, 16, 8, 1}};
+    const uint64_t region_bytes[2] = {32768, 32768};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        kvf_placement placements[2][2] = {{k, v}, {others[i], v}};
+        placements[1][1].region = 1;
+        check_placements(2, region_bytes, placements);
+    }
 }
 
 /* A shard of a model with other types than the reader's model, as a joining peer may send it. */
@@ -609,6 +630,7 @@ int main(void) {
         cmocka_unit_test(shards_of_every_model_and_many_shapes_read_as_they_were_written),
         cmocka_unit_test(a_shard_of_many_groups_reads_as_it_was_written),
         cmocka_unit_test(a_shard_without_regularity_reads_as_it_was_written),
+        cmocka_unit_test(layers_that_differ_in_one_stride_read_as_they_were_written),
         cmocka_unit_test(other_types_are_read_where_they_may_be_converted),
         cmocka_unit_test(a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written),
         cmocka_unit_test(a_regular_shard_is_as_small_with_many_layers_as_with_few),
