@@ -11,13 +11,15 @@ its last chunk, from the first layer's attention to the last one's.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import pathlib
 import random
 import secrets
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,12 +73,12 @@ class Layerwise:
 
     def __init__(self, folder: pathlib.Path, port: int, longest: int) -> None:
         self._times = {name: folder / f"bench-layers.{name}.times" for name in ("prefill", "decode")}
-        long = Side(64, arguments=("--max-model-len", str(longest + 64)))
+        long = ("--max-model-len", str(longest + 64))
         self._servers = {
             name: Server(
                 folder / MODEL,
                 "float32",
-                long,
+                Side(64, arguments=long, environment=(("VLLM_CPU_OMP_THREADS_BIND", core),)),
                 "kv_consumer" if name == "decode" else "kv_producer",
                 port + i,
                 folder / f"bench-layers.{name}.log",
@@ -90,7 +92,7 @@ class Layerwise:
                     },
                 },
             )
-            for i, (name, times) in enumerate(self._times.items())
+            for i, ((name, times), core) in enumerate(zip(self._times.items(), cores(), strict=False))
         }
         self._prefill, self._decode = self._servers["prefill"], self._servers["decode"]
         self._engine: dict[str, Any] = {}
@@ -172,6 +174,11 @@ class Layerwise:
             answer = stream(self._decode.port, prompt, NEW_TOKENS, REQUEST_SECONDS, announced)
             there.result()
         return answer.tokens, asked + answer.first_seconds
+
+
+def cores() -> Iterator[str]:
+    """A core for each server to compute on, as far as there are several: vLLM binds its threads by default."""
+    return itertools.cycle(map(str, sorted(os.sched_getaffinity(0))))
 
 
 def lines(file: pathlib.Path, begin: int) -> list[dict[str, Any]]:
