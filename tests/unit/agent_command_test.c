@@ -290,6 +290,30 @@ static void of_many_replies_the_latest_are_kept(void **state) {
     rights_close(&s);
 }
 
+static void replies_that_just_fit_are_all_kept(void **state) {
+    (void)state;
+    rights s;
+    open_local(&s);
+    static const uint8_t data[KVF_MAX_RECORDS_BYTES];
+    kvf_record large = {.name = "large", .data = data, .size = sizeof data - 1000};
+    for (uint8_t i = 0; i < 128; i++) {
+        assert_int_equal(command(&s, &s.stranger, i), KVF_E_AGAIN);
+        assert_ok(kvf_agent_reply(s.p, s.p->last_command, KVF_OK, NULL, &large, 1));
+    }
+    const size_t beside_data = s.p->command_bytes / 128 - large.size;
+    large.size = (16u << 20) - s.p->command_bytes - beside_data; /* what is left of 16 MiB */
+    assert_int_equal(command(&s, &s.stranger, 128), KVF_E_AGAIN);
+    assert_ok(kvf_agent_reply(s.p, s.p->last_command, KVF_OK, NULL, &large, 1));
+    assert_int_equal(s.p->command_bytes, 16u << 20);
+    assert_int_equal(s.p->command_count, 129);
+    assert_int_equal(command(&s, &s.stranger, 0), KVF_OK);
+    assert_int_equal(command(&s, &s.stranger, 129), KVF_E_AGAIN);
+    assert_ok(kvf_agent_reply(s.p, s.p->last_command, KVF_OK, NULL, NULL, 0));
+    assert_int_equal(command(&s, &s.stranger, 1), KVF_OK);
+    assert_int_equal(command(&s, &s.stranger, 0), KVF_E_AGAIN);
+    rights_close(&s);
+}
+
 /* ---- messages ------------------------------------------------------------------------------------ */
 
 static void a_reply_is_nothing_to_an_agent(void **state) {
@@ -331,6 +355,7 @@ int main(void) {
         cmocka_unit_test(there_is_room_for_so_many_commands_of_one_asker),
         cmocka_unit_test(there_is_room_for_so_many_commands_of_all_askers),
         cmocka_unit_test(of_many_replies_the_latest_are_kept),
+        cmocka_unit_test(replies_that_just_fit_are_all_kept),
         cmocka_unit_test(a_reply_is_nothing_to_an_agent),
         cmocka_unit_test(a_drained_agent_still_takes_commands),
     };
