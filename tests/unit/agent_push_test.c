@@ -163,6 +163,19 @@ static void latents_are_written_by_one_replica(void **state) {
     world_close(&v.w);
 }
 
+/* A range without steps may lie anywhere, even behind all that the producer has. */
+static void of_a_group_that_is_not_wanted_the_producer_need_not_have_anything(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, hybrid(4), ENGINE(.name = "P", .all = {.block_count = 64}), ONE("D"), NULL);
+    v.given.groups[1] = v.wanted.groups[1] = (kvf_group_steps){.begin = 0};
+    v.wanted.groups[1].begin = v.wanted.groups[1].end = TOKENS + 1;
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_ready(&v.w.p, v.pushes);
+    push_scene_finish(&v);
+}
+
 /* ---- which blocks go -------------------------------------------------------------------------- */
 
 static void a_consumer_that_has_everything_frees_the_producer(void **state) {
@@ -283,6 +296,7 @@ int main(void) {
         cmocka_unit_test(states_are_written_with_the_last_chunk),
         cmocka_unit_test(states_alone_are_one_chunk),
         cmocka_unit_test(latents_are_written_by_one_replica),
+        cmocka_unit_test(of_a_group_that_is_not_wanted_the_producer_need_not_have_anything),
         cmocka_unit_test(a_consumer_that_has_everything_frees_the_producer),
         cmocka_unit_test(a_consumer_that_has_a_part_gets_the_rest),
         cmocka_unit_test(two_engines_get_one_push),
