@@ -82,6 +82,7 @@ static size_t one_round(kvf_model *model, bool pushes, kvf_way way, size_t fail_
                                        .way = way,
                                        .log = read_line,
                                        .log_level = KVF_LOG_DEBUG,
+                                       .trace_requests = 1,
                                        .slot_bytes = 4096,
                                        .arena_bytes = 128 * 4096};
     s = (scene){.pushes = pushes};
