@@ -137,8 +137,8 @@ static void tables_that_do_not_reach_over_the_chunk_are_refused(void **state) {
     assert_fails(say(&s, 40, &table), KVF_E_RANGE, "block 1 of the sequence");
     table = (kvf_block_table){gap, 1, 8};
     assert_fails(say(&s, 40, &table), KVF_E_RANGE, "group full", "first_block is 8");
-    table = (kvf_block_table){NULL, 3, 0};
-    assert_fails(say(&s, 40, &table), KVF_E_INVALID, "group full", "table.ids is NULL");
+    table = (kvf_block_table){NULL, 1, 0};
+    assert_fails(say(&s, 16, &table), KVF_E_INVALID, "group full", "table.ids is NULL");
     gap[0] = 64;
     table = (kvf_block_table){gap, 1, 0};
     assert_fails(say(&s, 8, &table), KVF_E_RANGE, "group full", "block 64");
