@@ -336,6 +336,7 @@ static void a_connection_without_a_key_has_few_sessions(void **state) {
     assert_int_equal(s.s.status, KVF_E_LIMIT);
     assert_non_null(strstr(s.s.detail, "8 sessions for this connection"));
     assert_int_equal(world_stats(s.p).peers_now, 8);
+    assert_int_equal(world_stats(s.p).over_budget, 20 - 7); /* one session was there before */
     close_scene(&s);
 }
 
