@@ -140,11 +140,9 @@ static void run(asking *a, uint64_t patience, uint64_t deadline) {
         last = UINT64_MAX;
     while (a->open > 0) {
         kvf_link_progress(a->link, &more);
-        uint64_t now = kvf_now(&kvf_monotonic), next = last;
+        uint64_t now = kvf_now(&kvf_monotonic), next = now < first ? first : last;
         if (now >= first)
             give_up(a, patience, now >= last);
-        else
-            next = kvf_min_u64(next, first);
         send_due(a, now, &next);
         if (a->open > 0 && !more && !kvf_link_pending(a->link))
             kvf_link_sleep(a->link, now, next);
