@@ -529,15 +529,19 @@ static void an_agent_opens_one_timer_for_all_checksums_also_as_descriptor_0(void
     letters_deliver();
     world_all_done(&c.w, &c.w.d, c.ours);
     world_all_done(&c.w, &c.w.p, c.theirs);
-    uint32_t found = 0;
-    for (uint32_t r = 0; r < 2; r++)
-        found += (c.w.d.agents[r]->hashing_looks.fd == 0) + (c.w.p.agents[r]->hashing_looks.fd == 0);
+    uint32_t found = 0, set = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+        const kvf_looks *looks = &(i % 2 ? &c.w.d : &c.w.p)->agents[i / 2]->hashing_looks;
+        found += looks->fd == 0;
+        set += looks->fd == 0 && looks->pause_ns > 0;
+    }
     end_check(&c);
     if (kept >= 0) {
         assert_int_equal(dup2(kept, STDIN_FILENO), STDIN_FILENO);
         (void)close(kept);
     }
     assert_int_equal(found, 1);
+    assert_int_equal(set, 1); /* without it, nothing would wake the agent when the device has finished */
 }
 
 /* The control: a bit of the producer's memory, and one of the consumer's. */

@@ -305,27 +305,33 @@ static void a_producer_explains_how_it_writes_to_whom_it_pushes(void **state) {
     world_close(&w);
 }
 
-static void a_producer_explains_how_many_leases_an_engine_has(void **state) {
+static void a_producer_counts_the_sessions_and_leases_of_each_engine(void **state) {
     (void)state;
     world w;
-    world_request held, wanted;
-    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_request held[2], wanted[2];
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
     world_open_model(&w, latent(2), ENGINE(.name = "P", .all = {.block_count = 8}),
-                     ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 8}), NULL);
+                     ENGINE(.name = "D", .all = {.block_count = 8}), NULL);
     kvf_agent *p = w.p.agents[0];
-    world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
-    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
-    const kvf_group_steps *groups = wanted.request.groups;
-    wanted.request.groups = NULL; /* where to is not known yet */
-    world_hold(&w.p, &held, holds);
-    world_pull(&w.d, &wanted, &w.p, pulls);
+    for (uint32_t i = 0; i < 2; i++) {
+        const char *id = i ? "b" : "a";
+        world_request_make(&w, &w.p, id, 40, 4 * i, 1, &held[i]);
+        world_request_make(&w, &w.d, id, 40, 4 * i, 1, &wanted[i]);
+        wanted[i].request.groups = NULL; /* reserved, and not read */
+        wanted[i].request.group_count = 0;
+        world_hold(&w.p, &held[i], theirs);
+        world_pull(&w.d, &wanted[i], &w.p, ours);
+    }
     world_until(&w, world_stats(p).leases_now == 2);
-    has(explain(p, "D", KVF_LOG_INFO), "D: 2 of 2 ranks have sessions here; 0 may be written to; 2 leases\n");
-    for (uint32_t r = 0; r < 2; r++)
-        assert_ok(kvf_agent_pull_into(w.d.agents[r], pulls[r], groups, wanted.group_count));
-    world_all_done(&w, &w.d, pulls);
-    world_all_done(&w, &w.p, holds);
-    world_quiet(&w);
+    world_add(&w, ENGINE(.name = "E", .all = {.block_count = 8}), NULL);
+    connect_to(&w, w.e.agents[0], &w.p.contact);
+    has(explain(p, "D", KVF_LOG_DEBUG),
+        "D: 1 of 1 ranks have sessions here; 0 may be written to; 2 leases\n");
+    assert_int_equal(count(explain(p, "D", KVF_LOG_DEBUG), ", incarnation "), 1);
+    has(explain(p, "D", KVF_LOG_DEBUG), ": 2 leases, 0 expectations\n");
+    has(explain(p, "E", KVF_LOG_DEBUG),
+        "E: 1 of 1 ranks have sessions here; 0 may be written to; 0 leases\n");
+    assert_int_equal(count(explain(p, "E", KVF_LOG_DEBUG), ", incarnation "), 1);
     world_close(&w);
 }
 
@@ -391,7 +397,7 @@ int main(void) {
         cmocka_unit_test(only_wanted_levels_are_told),
         cmocka_unit_test(an_agent_explains_itself_and_whom_it_knows),
         cmocka_unit_test(a_producer_explains_how_it_writes_to_whom_it_pushes),
-        cmocka_unit_test(a_producer_explains_how_many_leases_an_engine_has),
+        cmocka_unit_test(a_producer_counts_the_sessions_and_leases_of_each_engine),
         cmocka_unit_test(a_text_that_does_not_fit_is_cut),
         cmocka_unit_test(a_directory_explains_whom_it_introduces),
         cmocka_unit_test_teardown(an_agent_that_cannot_explain_says_that_memory_is_missing,

@@ -13,6 +13,7 @@
 #include "agent/agent.h"
 #include "agent_net.h"
 #include "agent_world.h"
+#include "transport/transport.h"
 
 #define OWN_THREAD (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .own_thread = true})
 #define LONG_MS (WORLD_PATIENCE_S * 1000) /* a poll that times out was woken too late */
@@ -275,6 +276,36 @@ static void closing_ends_the_waits_of_other_threads(void **state) {
     }
 }
 
+static void *one_round(void *agent) {
+    return kvf_agent_progress(agent, NULL) ? agent : NULL;
+}
+
+/* A transport that is hurried ends a long move early. */
+static void only_a_thread_that_waits_for_the_work_hurries_the_transport(void **state) {
+    (void)state;
+    exchange x;
+    pthread_t thread;
+    void *failed;
+    set_up(&x, NULL);
+    kvf_agent *d = x.w.d.agents[0];
+    assert_ok(kvf_agent_lock(d));
+    kvf_work_take(d);
+    assert_false(kvf_transport_hurried(d->transport));
+    assert_int_equal(pthread_create(&thread, NULL, one_round, d), 0);
+    while (d->work_asked - d->work_given < 2) {
+        (void)pthread_mutex_unlock(&d->lock);
+        (void)sched_yield();
+        (void)pthread_mutex_lock(&d->lock);
+    }
+    assert_true(kvf_transport_hurried(d->transport));
+    kvf_work_give(d);
+    kvf_agent_unlock(d);
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    assert_null(failed);
+    assert_false(kvf_transport_hurried(d->transport));
+    world_close(&x.w);
+}
+
 #define REQUESTS 48u
 
 typedef struct crowd {
@@ -517,6 +548,7 @@ int main(void) {
         cmocka_unit_test(the_descriptor_is_readable_while_an_event_waits),
         cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
+        cmocka_unit_test(only_a_thread_that_waits_for_the_work_hurries_the_transport),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
         cmocka_unit_test(the_log_function_may_call_the_agent),
         cmocka_unit_test(the_error_of_a_call_is_not_overwritten_by_the_log_function),

@@ -176,6 +176,21 @@ static void of_a_group_that_is_not_wanted_the_producer_need_not_have_anything(vo
     push_scene_finish(&v);
 }
 
+/* Of 6 layers, keys and values, 8 heads of 8 elements of 2 bytes and 100 tokens, each rank of two has half. */
+static void both_sides_tell_how_many_bytes_were_written(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, ONE("D"), NULL);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_ready(&v.w.p, v.pushes);
+    assert_int_equal(world_done(&v.w, v.w.d.agents[0], v.expects[0])->bytes, 153600);
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(world_done(&v.w, v.w.p.agents[r], v.pushes[r])->bytes, 76800);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
 /* ---- which blocks go -------------------------------------------------------------------------- */
 
 static void a_consumer_that_has_everything_frees_the_producer(void **state) {
@@ -297,6 +312,7 @@ int main(void) {
         cmocka_unit_test(states_alone_are_one_chunk),
         cmocka_unit_test(latents_are_written_by_one_replica),
         cmocka_unit_test(of_a_group_that_is_not_wanted_the_producer_need_not_have_anything),
+        cmocka_unit_test(both_sides_tell_how_many_bytes_were_written),
         cmocka_unit_test(a_consumer_that_has_everything_frees_the_producer),
         cmocka_unit_test(a_consumer_that_has_a_part_gets_the_rest),
         cmocka_unit_test(two_engines_get_one_push),

@@ -212,6 +212,21 @@ static void a_request_that_was_not_pushed_before_is_pushed_when_it_has_finished(
     done(&f);
 }
 
+static void a_push_has_the_name_that_its_consumers_gave_as_it_is(void **state) {
+    (void)state;
+    fixture f = simple();
+    kvf_schedule_request r = request();
+    r.push_id = (kvf_request_id){"proxy-deadbeef", 14};
+    r.serves = r.push = true;
+    assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
+
+    assert_true(finish(&f, 10).keep);
+
+    const kvf_instruction *push = TAKE(&f, KVF_INSTRUCT_PUSH);
+    assert_bytes(push->transfer_id.data, push->transfer_id.size, "proxy-deadbeef");
+    done(&f);
+}
+
 static void preempted_while_pushing_the_blocks_are_kept_and_it_is_pushed_no_more(void **state) {
     (void)state;
     fixture f = simple();
@@ -588,6 +603,7 @@ int main(void) {
         cmocka_unit_test(a_push_may_begin_without_blocks_which_its_chunks_bring),
         cmocka_unit_test(a_push_under_way_keeps_the_blocks_of_a_finished_request),
         cmocka_unit_test(a_request_that_was_not_pushed_before_is_pushed_when_it_has_finished),
+        cmocka_unit_test(a_push_has_the_name_that_its_consumers_gave_as_it_is),
         cmocka_unit_test(preempted_while_pushing_the_blocks_are_kept_and_it_is_pushed_no_more),
         cmocka_unit_test(preempted_before_a_push_is_known_it_is_pushed_later),
         cmocka_unit_test(a_request_is_not_pushed_before_it_is_loaded),
