@@ -460,6 +460,21 @@ static void a_verb_may_have_one_letter(void **state) {
     assert_fails(try_message(message), KVF_E_RANGE, "verb has 0 bytes");
 }
 
+static void an_introduction_has_an_engine_and_a_shard(void **state) {
+    (void)state;
+    const kvf_introduction whole = {
+        .engine = "p", .rank_count = 1, .shard = {"s", 1}, .public_key = "", .facts = ""};
+    kvf_introduction introduction = whole;
+    kvf_wire_buffer out = {0};
+    assert_ok(kvf_wire_encode_introduction(&introduction, &out));
+    kvf_wire_buffer_free(&out);
+    introduction.shard.size = 0;
+    assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE, "shard has 0 bytes");
+    introduction = whole;
+    introduction.engine = "";
+    assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE, "engine has 0 bytes");
+}
+
 static void a_public_key_is_z85_or_empty(void **state) {
     (void)state;
     kvf_introduction introduction = {
@@ -611,6 +626,7 @@ int main(void) {
         cmocka_unit_test(a_count_without_its_array_is_not_sent),
         cmocka_unit_test(a_name_that_is_none_is_not_sent),
         cmocka_unit_test(a_verb_may_have_one_letter),
+        cmocka_unit_test(an_introduction_has_an_engine_and_a_shard),
         cmocka_unit_test(a_public_key_is_z85_or_empty),
         cmocka_unit_test(a_message_above_the_size_limit_is_not_sent),
         cmocka_unit_test(a_beat_may_fill_a_message),
