@@ -33,6 +33,22 @@ static void pull_goes_well(world *w, const char *id) {
     assert_int_equal(world_wrong_cells(w, &w->d, &wanted, 3), 0);
 }
 
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void what_one_side_sends_the_other_receives(void **state) {
+    (void)state;
+    world w;
+    open_small(&w, ONE("P"), ONE("D"), OPTIONS(.way = KVF_WAY_DIRECT));
+    pull_goes_well(&w, "a");
+    world_run_for(&w, MS); /* until all have arrived */
+    const kvf_agent_stats p = world_stats(w.p.agents[0]), d = world_stats(w.d.agents[0]);
+    assert_int_equal(d.messages_sent, 4); /* HELLO to the engine and to its rank, ACQUIRE, RELEASE */
+    assert_int_equal(p.messages_received, d.messages_sent);
+    assert_int_equal(d.messages_received, p.messages_sent);
+    assert_int_equal(p.messages_sent, 4); /* the answers */
+    world_close(&w);
+}
+
 /* ---- restarts -------------------------------------------------------------------------------- */
 
 static void a_producer_restarted_under_its_name_is_another(void **state) {
@@ -385,6 +401,7 @@ static void bytes_that_are_no_protocol_at_all_change_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_one_side_sends_the_other_receives),
         cmocka_unit_test(a_producer_restarted_under_its_name_is_another),
         cmocka_unit_test(a_producer_restarted_at_its_address_is_noticed),
         cmocka_unit_test(a_lost_producer_fails_its_requests_and_no_others),
