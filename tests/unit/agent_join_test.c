@@ -231,6 +231,40 @@ static void a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory(voi
     assert_true(put_off > 5);
 }
 
+/* D has met P when it expects a packed push: its card is sent in a round. */
+static void a_join_without_memory_is_tried_again_after_a_pause(void **state) {
+    (void)state;
+    world w;
+    memory_count memory;
+    world_request wanted;
+    uint64_t ticket;
+    count_memory(&memory);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"),
+                     OPTIONS(.way = KVF_WAY_PACKED, .slot_bytes = 4096));
+    kvf_agent *d = w.d.agents[0];
+    assert_ok(kvf_agent_connect(d, &w.p.contact, 0, &ticket));
+    assert_int_equal(world_next(&w, d, ticket)->kind, KVF_EVENT_PEER_READY);
+    world_run_for(&w, MS);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    world_expect(&w.d, &wanted, &w.p, &ticket);
+    const kvf_session *session = d->all_sessions;
+    assert_true(session->join_wanted);
+    memory.calls = 0;
+    memory.fail_at = 1;
+    assert_ok(kvf_agent_progress(d, NULL));
+    assert_true(session->join_wanted && !session->joining);
+    memory.fail_at = 0;
+    world_run_for(&w, 99 * MS);
+    assert_true(session->join_wanted);
+    world_run_for(&w, 2 * MS);
+    assert_true(session->joined);
+    assert_true(session->takes_flows);
+    assert_ok(kvf_agent_cancel(d, ticket));
+    (void)world_failed(&w, d, ticket, KVF_E_CANCELLED);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
@@ -241,6 +275,7 @@ int main(void) {
         cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
                                   stop_counting_memory),
+        cmocka_unit_test_teardown(a_join_without_memory_is_tried_again_after_a_pause, stop_counting_memory),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -426,6 +426,27 @@ static void a_higher_priority_that_has_used_up_its_cap_lets_others_go(void **sta
     tear_down(&s);
 }
 
+/* Nothing that was submitted ends meanwhile, which would let the other go, too. */
+static void a_lower_priority_goes_whenever_the_higher_has_used_up_its_cap(void **state) {
+    (void)state;
+    scene s;
+    set_up_two(&s, 9, 0);
+    for (uint32_t i = 0; i < 2; i++)
+        s.wanted[i].request.bytes_per_second = 4 * MIB;
+    for (uint32_t i = 0; i < 2; i++) {
+        world_hold(&s.w.p, &s.given[i], s.theirs[i]);
+        world_pull(&s.w.d, &s.wanted[i], &s.w.p, s.ours[i]);
+    }
+    world_run_for(&s.w, 105 * MS);
+    const uint32_t before = submitted_count;
+    stands = true;
+    world_run_for(&s.w, 20 * MS); /* both have bytes every 10 ms */
+    assert_int_equal(submitted_count, before + 4);
+    for (uint32_t i = before; i < submitted_count; i += 2)
+        assert_int_equal(submitted[i].when, submitted[i + 1].when);
+    finish_two(&s);
+}
+
 /* Eight bytes, one per second. */
 static void the_smallest_cap_there_is_moves_bytes_too(void **state) {
     (void)state;
@@ -466,6 +487,7 @@ int main(void) {
         cmocka_unit_test(equal_and_higher_priorities_do_not_wait),
         cmocka_unit_test(the_lower_one_goes_on_when_the_higher_has_ended),
         cmocka_unit_test(a_higher_priority_that_has_used_up_its_cap_lets_others_go),
+        cmocka_unit_test(a_lower_priority_goes_whenever_the_higher_has_used_up_its_cap),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -33,6 +33,22 @@ static void pull_goes_well(world *w, const char *id) {
     assert_int_equal(world_wrong_cells(w, &w->d, &wanted, 3), 0);
 }
 
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void what_one_side_sends_the_other_receives(void **state) {
+    (void)state;
+    world w;
+    open_small(&w, ONE("P"), ONE("D"), OPTIONS(.way = KVF_WAY_DIRECT));
+    pull_goes_well(&w, "a");
+    world_run_for(&w, MS); /* until all have arrived */
+    const kvf_agent_stats p = world_stats(w.p.agents[0]), d = world_stats(w.d.agents[0]);
+    assert_int_equal(d.messages_sent, 4); /* HELLO to the engine and to its rank, ACQUIRE, RELEASE */
+    assert_int_equal(p.messages_received, d.messages_sent);
+    assert_int_equal(d.messages_received, p.messages_sent);
+    assert_int_equal(p.messages_sent, 4); /* the answers */
+    world_close(&w);
+}
+
 /* ---- restarts -------------------------------------------------------------------------------- */
 
 static void a_producer_restarted_under_its_name_is_another(void **state) {
@@ -124,6 +140,27 @@ static void idle_peers_are_forgotten_and_may_come_back(void **state) {
     assert_int_equal(world_stats(w.p.agents[0]).memory_now_bytes, 0);
     pull_goes_well(&w, "b");
     assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST), 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* The session with one rank is in use for longer, because an answer does not come. */
+static void an_engine_is_not_met_again_while_one_of_its_ranks_is_in_use(void **state) {
+    (void)state;
+    world w;
+    open_small(&w, TWO("P"), ONE("D"), OPTIONS(.idle_ns = SECOND));
+    kvf_agent *d = w.d.agents[0];
+    letters_begin();
+    letters_rule(LETTERS_LOSE, w.p.agents[1], KVF_MESSAGE_ANSWER, KVF_CALL_RELEASE);
+    pull_goes_well(&w, "a");
+    world_run_for(&w, 1500 * MS);
+    assert_int_equal(world_stats(d).peers_evicted, 1);
+    assert_int_equal(world_stats(d).peers_now, 1);
+    assert_int_equal(world_stats(d).plans_now, 1);
+    letters_end();
+    pull_goes_well(&w, "b");
+    assert_int_equal(world_stats(d).plans_built, 1);
+    assert_int_equal(world_stats(d).peers_now, 2);
     world_quiet(&w);
     world_close(&w);
 }
@@ -385,10 +422,12 @@ static void bytes_that_are_no_protocol_at_all_change_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_one_side_sends_the_other_receives),
         cmocka_unit_test(a_producer_restarted_under_its_name_is_another),
         cmocka_unit_test(a_producer_restarted_at_its_address_is_noticed),
         cmocka_unit_test(a_lost_producer_fails_its_requests_and_no_others),
         cmocka_unit_test(idle_peers_are_forgotten_and_may_come_back),
+        cmocka_unit_test(an_engine_is_not_met_again_while_one_of_its_ranks_is_in_use),
         cmocka_unit_test(more_peers_than_allowed_wait_until_there_is_room),
         cmocka_unit_test(more_requests_of_a_peer_than_allowed_are_refused),
         cmocka_unit_test(more_expectations_of_a_peer_than_allowed_are_refused),

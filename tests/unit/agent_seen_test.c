@@ -364,24 +364,33 @@ static void a_way_that_is_no_more_than_a_fallback_says_why(void **state) {
     close_with_brought_memory(&s);
 }
 
-/* Runs of 16 bytes on one host go packed, unless the way is direct. */
+/* Runs of 16 bytes on one host go packed, unless the way is direct, or the pull has a cap, to which runs keep more
+ * exactly. */
 static void memory_that_nobody_can_map_goes_packed_on_one_host(void **state) {
     (void)state;
-    static const kvf_way ways[] = {KVF_WAY_AUTO, KVF_WAY_DIRECT};
+    static const struct {
+        kvf_way way;
+        uint64_t cap;
+        bool packed;
+    } cases[] = {{KVF_WAY_AUTO, 0, true},
+                 {KVF_WAY_DIRECT, 0, false},
+                 {KVF_WAY_AUTO, 10000000, false},
+                 {KVF_WAY_PACKED, 10000000, true}};
     const kvf_engine_spec *by_token = ENGINE(.name = "P", .all = {.block_count = 64, .order = "L|BPNH"});
     const kvf_engine_spec *by_head = ENGINE(.name = "D", .all = {.block_count = 64, .order = "L|BPHN"});
-    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         scene s;
-        const kvf_agent_options *options =
-            &(const kvf_agent_options){.struct_size = sizeof *options, .transport = "shm", .way = ways[i]};
+        const kvf_agent_options *options = &(const kvf_agent_options){
+            .struct_size = sizeof *options, .transport = "shm", .way = cases[i].way};
         scene_open(&s, attention(4, 8, 8), by_token, by_head, options);
         bring_memory(&s, options);
+        s.wanted.request.bytes_per_second = cases[i].cap;
         world_hold(&s.w.p, &s.held, s.theirs);
         scene_pull(&s);
         assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
         kvf_agent_stats stats = world_stats(s.d);
         assert_true(stats.bytes_read > 0);
-        assert_int_equal(stats.bytes_packed, ways[i] == KVF_WAY_AUTO ? stats.bytes_read : 0);
+        assert_int_equal(stats.bytes_packed, cases[i].packed ? stats.bytes_read : 0);
         close_with_brought_memory(&s);
     }
 }
