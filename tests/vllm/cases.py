@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from servers import MTP, Side
@@ -69,6 +69,15 @@ def deepseek(prefill: int, decode: int, chunks: tuple[str, ...] = (), **how: Any
     plain = ("--attention-backend", "CPU_MLA")
     there, here = Side(tp=prefill, arguments=(*plain, *chunks)), Side(tp=decode, arguments=plain)
     return Case("deepseek", there, here, tokens=Tokens.NOTHING, **how)
+
+
+def faults(prefill: Side, decode: Side, **how: Any) -> Case:
+    """A case of faults, in which the memory of servers that live through all of them may be judged: the heap
+    gives back what is free at its end, so that resident memory follows what is allocated."""
+    there, here = (
+        replace(side, environment=(("MALLOC_TRIM_THRESHOLD_", "131072"),)) for side in (prefill, decode)
+    )
+    return Case("llama", there, here, what=What.FAULTS, **how)
 
 
 # A convolution's state with its channels outermost; by default the steps are outermost.
@@ -212,19 +221,10 @@ CASES = {
     "beside": Case("llama", Side(64, arguments=ONE_GROUP), Side(32, arguments=ONE_GROUP), what=What.BESIDE),
     "ending": Case("llama", Side(64, arguments=DRAINS, environment=SLEEPS), Side(32), what=What.ENDING),
     "refused": Case("llama", Side(64), Side(64), what=What.REFUSED),
-    "faults": Case("llama", Side(64), Side(32), what=What.FAULTS),
-    "faults-push": Case("llama", Side(64), Side(32), what=What.FAULTS, mode="push"),
-    "faults-push-layers": Case(
-        "llama", Side(64, arguments=CHUNKS), Side(32), what=What.FAULTS, **LAYER_BY_LAYER
-    ),
-    "faults-roles": Case(
-        "llama",
-        Side(64, arguments=CHUNKS),
-        Side(32, arguments=CHUNKS),
-        what=What.FAULTS,
-        both=True,
-        **LAYER_BY_LAYER,
-    ),
+    "faults": faults(Side(64), Side(32)),
+    "faults-push": faults(Side(64), Side(32), mode="push"),
+    "faults-push-layers": faults(Side(64, arguments=CHUNKS), Side(32), **LAYER_BY_LAYER),
+    "faults-roles": faults(Side(64, arguments=CHUNKS), Side(32, arguments=CHUNKS), both=True, **LAYER_BY_LAYER),
     "retries": Case("llama", Side(64), Side(32), what=What.RETRIES),
     "retries-push-layers": Case(
         "llama", Side(64, arguments=CHUNKS), Side(32), what=What.RETRIES, **LAYER_BY_LAYER
