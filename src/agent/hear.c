@@ -60,7 +60,6 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     session->openings++;
     kvf_peer_met(session);
     session->joined = session->join_failed = session->join_staged = false;
-    session->hello_pause = 0;
     session->heartbeat_ns = agent->options.heartbeat_ns;
     if (welcome->lease_ns > 0) /* the peer keeps our leases for so long without a sign of life */
         session->heartbeat_ns =

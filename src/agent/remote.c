@@ -53,8 +53,6 @@ void kvf_remote_stale(kvf_remote *remote) {
 }
 
 static void hello(kvf_remote *remote, uint64_t now) {
-    if (!remote->hello_first)
-        remote->hello_first = now;
     remote->hello_pause =
         remote->hello_pause ? kvf_min_u64(2 * remote->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     remote->hello_next = now + remote->hello_pause;

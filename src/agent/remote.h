@@ -22,7 +22,7 @@ struct kvf_remote {
     bool ready;
     bool stale;      /* not for new requests: another took its name, or a rank of it was lost */
     kvf_route route; /* to the contact; 0 when ready */
-    uint64_t hello_first, hello_next, hello_pause;
+    uint64_t hello_next, hello_pause;
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* of its facts */
     kvf_match *match;             /* what its model and ours have in common; NULL: they are the same */
     bool alike;                   /* its groups, layers and parts have the same numbers as ours */

@@ -2,6 +2,7 @@
 #include "agent/hear.h"
 #include "agent/push.h"
 #include "agent_letters.h"
+#include "agent_net.h"
 #include "agent_rights.h"
 
 /* ---- what a consumer hears --------------------------------------------------------------------- */
@@ -244,6 +245,93 @@ static void a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms
     rights_close(&s);
 }
 
+static uint64_t clock_error(const rights *s) {
+    int64_t offset;
+    uint64_t error;
+    assert_ok(kvf_agent_clock_offset(s->w.d.agents[0], "P", 0, &offset, &error));
+    return error;
+}
+
+/* P has forgotten the session. */
+static void forget_session(kvf_agent *d, const kvf_session *session) {
+    kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
+                          .answer = {.number = 1, .kind = KVF_CALL_BEAT, .status = KVF_E_PEER_LOST}};
+    kvf_wire_buffer bytes;
+    memcpy(answer.answer.session, session->id, sizeof answer.answer.session);
+    assert_ok(kvf_wire_encode(&answer, &bytes));
+    kvf_on_message(d, &(const kvf_letter){
+                          .route = session->route, .called = true, .data = bytes.data, .bytes = bytes.size});
+    kvf_wire_buffer_free(&bytes);
+}
+
+/* D greets after 0, 50, 150 and 350 ms, and does not know which HELLO is answered: P's clock is off by at most half of
+ * the time since the first. The next greeting begins anew, and its first HELLO is lost. In an open session, the last
+ * HELLO is the one that is answered. */
+static void the_time_of_a_greeting_counts_from_its_first_hello(void **state) {
+    (void)state;
+    for (int forgets = 0; forgets < 2; forgets++) {
+        rights s;
+        uint64_t ticket;
+        rights_open(&s);
+        kvf_agent *d = s.w.d.agents[0];
+        const kvf_memory memory = {.struct_size = sizeof memory,
+                                   .address = s.w.p.memory[0][0],
+                                   .bytes = kvf_shard_get(s.p->shard)->region_bytes[0]};
+        assert_ok(kvf_agent_unregister_region(s.p, 0)); /* P has no card for now */
+        assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
+        world_run_for(&s.w, 200 * MS);
+        assert_ok(kvf_agent_register_region(s.p, 0, &memory));
+        (void)world_done(&s.w, d, ticket);
+        assert_int_equal(clock_error(&s), 175 * MS + NET_LATENCY_NS + 1);
+        const kvf_session *session = session_with_p(&s);
+        letters_begin();
+        letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_HELLO, (kvf_call_kind)0);
+        if (forgets)
+            forget_session(d, session);
+        else
+            kvf_on_broken(d, session->route, KVF_E_PEER_LOST, "the connection broke");
+        world_run_for(&s.w, 10 * MS);
+        letters_end();
+        world_run_for(&s.w, 50 * MS);
+        assert_int_equal(session->state, KVF_SESSION_OPEN);
+        assert_int_equal(clock_error(&s), (forgets ? 25 * MS : 0) + NET_LATENCY_NS + 1);
+        rights_close(&s);
+    }
+}
+
+/* D has said HELLO, and says it again at these moments, also if it has looked in between whether it is time. */
+static void says_hello_at_growing_pauses(rights *s, uint64_t begun) {
+    static const uint64_t at_ms[] = {50, 150, 350, 750, 1550, 2550, 3550};
+    for (uint32_t i = 0; i < COUNT_OF(at_ms); i++) {
+        world_run_for(&s->w, begun + at_ms[i] * MS - MS - world_now());
+        assert_int_equal(letters_met(), i + 1);
+        kvf_agent_due(s->w.d.agents[0], 0);
+        kvf_sessions_due(s->w.d.agents[0], 0);
+        world_run_for(&s->w, 2 * MS);
+        assert_int_equal(letters_met(), i + 2);
+    }
+}
+
+static void nobody_is_greeted_less_often_than_once_in_a_second(void **state) {
+    (void)state;
+    rights s;
+    uint64_t ticket;
+    rights_open(&s);
+    kvf_agent *d = s.w.d.agents[0];
+    letters_begin();
+    letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_HELLO, (kvf_call_kind)0);
+    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket)); /* asks the contact */
+    says_hello_at_growing_pauses(&s, world_now());
+    letters_end();
+    (void)world_done(&s.w, d, ticket);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_HELLO, (kvf_call_kind)0);
+    forget_session(d, session_with_p(&s)); /* asks the rank */
+    says_hello_at_growing_pauses(&s, world_now());
+    letters_end();
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once),
@@ -253,6 +341,8 @@ int main(void) {
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),
         cmocka_unit_test(what_nobody_asked_for_is_counted_as_stale),
         cmocka_unit_test(a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms),
+        cmocka_unit_test(the_time_of_a_greeting_counts_from_its_first_hello),
+        cmocka_unit_test(nobody_is_greeted_less_often_than_once_in_a_second),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 
+#include "agent/summing.h"
 #include "cells.h"
 #include "cuda/device_image.h"
 #include "devices.h"
@@ -507,6 +508,49 @@ static void layers_before_the_wanted_ones_take_no_sums(void **state) {
     kvf_model_free(model);
 }
 
+/* Two layers of 4096 cells, on one device that works only when it is told to. */
+static void as_many_layers_as_a_device_sums_at_once_are_one_job(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    kvf_model *model = attention(2, 4096, 1);
+    world w;
+    kvf_memory regions[REGIONS_MAX];
+    static uint64_t sums[8192], expected[8192];
+    kvf_summing *summing;
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
+    const cell_rank *rank = &w.ranks[0];
+    const kvf_block_table *table = &w.sequence.tables[0];
+    assert_ok(kvf_checksum_cells(rank->shard, rank->regions, 0, 0, range(0, 2), range(0, 4096), table, 5,
+                                 expected));
+    for (uint32_t r = 0; r < rank->region_count; r++) {
+        void *seen;
+        regions[r] = device_memory(0, rank->regions[r].bytes, &seen);
+        memcpy(seen, rank->regions[r].address, rank->regions[r].bytes);
+    }
+    kvf_area area = {.shard = rank->shard,
+                     .regions = regions,
+                     .layers = range(0, 2),
+                     .units = range(0, 4096),
+                     .table = table,
+                     .begin = 5,
+                     .end = 6};
+    assert_ok(kvf_area_check(&area));
+    assert_ok(kvf_summing_make(&summing));
+    devices_delay(3600ull * 1000000000);
+    assert_int_equal(kvf_summing_start(summing, &area, &(kvf_sum_places){sums, .layer = 4096, .unit = 1}),
+                     KVF_IN_PROGRESS);
+    devices_hasten();
+    const kvf_status status = kvf_summing_poll(summing);
+    devices_delay(0);
+    devices_hasten();
+    kvf_summing_free(summing);
+    devices_free();
+    assert_int_equal(status, KVF_OK);
+    assert_memory_equal(sums, expected, sizeof sums);
+    world_close(&w);
+    kvf_model_free(model);
+}
+
 /* Calls in which one argument after the other is wrong. */
 typedef struct call {
     uint32_t group, part;
@@ -617,6 +661,7 @@ static int run_on_devices(void) {
         cmocka_unit_test(a_table_may_begin_within_the_sequence),
         cmocka_unit_test(sums_of_single_cells_add_up_to_those_of_steps),
         cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),
+        cmocka_unit_test(as_many_layers_as_a_device_sums_at_once_are_one_job),
     };
     if (kvf_device_image_count == 0) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
