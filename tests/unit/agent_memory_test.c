@@ -96,11 +96,15 @@ static void a_consumer_whose_cache_moves_is_written_where_it_is_now(void **state
     tear_down(&s);
 }
 
-/* P has no connection to D's memory, and so has not forgotten D. */
+/* P has no connection to D's memory, because D reads, and so has not forgotten D. */
 static void a_consumer_whose_cache_moves_greets_no_producer_again(void **state) {
     (void)state;
     scene s;
     set_up(&s);
+    world_close_agents(&s.w.d);
+    world_open_agents(
+        &s.w.d, &(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .way = KVF_WAY_DIRECT});
+    s.d = s.w.d.agents[0];
     hold_and_pull(&s, 1);
     take_back(&s, &s.w.d);
     give_anew(&s, &s.w.d);
