@@ -65,6 +65,13 @@ def report_of(workers: Sequence[Worker]) -> Any:
     return all_.kv_connector_output.kv_connector_worker_meta
 
 
+def register_alone(worker: Worker, caches: dict[str, Any]) -> None:
+    """Registers the caches of a worker that is the only rank of its engine."""
+    alone = SimpleNamespace(rank_in_group=0, world_size=1)
+    with mock.patch.multiple(worker_module, get_tp_group=lambda: alone, get_pp_group=lambda: alone):
+        worker.register(caches)
+
+
 class Layers(list[Any]):
     """The layers of a model, as in vLLM's configuration."""
 
@@ -129,13 +136,7 @@ class Half:
 
     def register(self) -> None:
         """Registers the caches, as vLLM does with all of its parts: for the first time, or again."""
-        alone = SimpleNamespace(rank_in_group=0, world_size=1)
-        with mock.patch.multiple(
-            worker_module,
-            get_tp_group=lambda: alone,
-            get_pp_group=lambda: alone,
-        ):
-            self.worker.register(self.layers)
+        register_alone(self.worker, self.layers)
         introduction = self.worker.handshake()
         assert introduction is not None
         self.scheduling.introduce({(0, 0): introduction})

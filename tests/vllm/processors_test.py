@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import unittest
-from types import SimpleNamespace
 from unittest import mock
 
-from halves import Half
+from halves import Half, register_alone
 
-from kvferry.vllm import worker as worker_module
 from kvferry.vllm.worker import Worker
 
 THREADS = pathlib.Path("/proc/self/task")
@@ -26,15 +24,11 @@ class Processors(unittest.TestCase):
     def of_new_threads(self, environment: dict[str, str]) -> list[set[int]]:
         """Registers caches on a thread that is bound to one processor: where the agent's threads may run."""
         before, own = set(THREADS.iterdir()), os.sched_getaffinity(0)
-        alone = SimpleNamespace(rank_in_group=0, world_size=1)
         worker = Worker(self.half.config, self.half.cache)
         os.sched_setaffinity(0, self.one)
         try:
-            with (
-                mock.patch.multiple(worker_module, get_tp_group=lambda: alone, get_pp_group=lambda: alone),
-                mock.patch.dict(os.environ, environment),
-            ):
-                worker.register(self.half.layers)
+            with mock.patch.dict(os.environ, environment):
+                register_alone(worker, self.half.layers)
             self.assertEqual(os.sched_getaffinity(0), self.one, "the caller's own")
             new = [os.sched_getaffinity(int(path.name)) for path in set(THREADS.iterdir()) - before]
         finally:
