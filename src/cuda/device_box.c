@@ -4,6 +4,7 @@
 
 #define NUMBERS (1u << 31) /* divisors divide numbers below this */
 #define VECTOR_BYTES 16u
+#define NEIGHBOURS 64u /* bytes */
 
 /*
  * With 2^bits >= by > 2^(bits - 1), factor = floor(2^(31 + bits) / by) + 1 exceeds the true ratio by at most by / by.
@@ -100,6 +101,33 @@ static kvf_status check_alignment(uint64_t from_steps, uint64_t from_element, ui
     return KVF_OK;
 }
 
+/* How the vectors of a cell are given to threads: see kernel_move.h. */
+typedef struct division {
+    uint64_t segment_vectors, segments, strips, lanes;
+} division;
+
+/* The vectors of a cell that are contiguous on one side. */
+static uint64_t piece_vectors(const kvf_device_side *side, uint64_t cell_vectors, uint64_t vector_bytes) {
+    return side->pages && side->pages->pieces > 1 ? side->pages->piece_bytes / vector_bytes : cell_vectors;
+}
+
+static uint64_t rounds(uint64_t count, uint64_t each) {
+    return (count + each - 1) / each;
+}
+
+/* As few strips as possible, of about the same length. Neighbouring threads get NEIGHBOURS bytes in a row where there
+ * are so many, because shorter ones make packets of their own on the way to the host. */
+static division division_of(uint64_t cell_vectors, uint64_t from_piece, uint64_t to_piece,
+                            uint64_t vector_bytes) {
+    division made = {.segment_vectors = kvf_gcd(from_piece, to_piece)};
+    const uint64_t least = kvf_min_u64(NEIGHBOURS / vector_bytes, KVF_STRIP_LANES);
+    made.segments = cell_vectors / made.segment_vectors;
+    made.strips = rounds(made.segment_vectors, KVF_STRIP_LANES * KVF_STRIP_VECTORS);
+    made.lanes = kvf_max_u64(rounds(made.segment_vectors, made.strips * KVF_STRIP_VECTORS),
+                             kvf_min_u64(least, made.segment_vectors));
+    return made;
+}
+
 kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *to, uint64_t rows,
                             uint64_t units, uint64_t cell_elements, kvf_cuda_box *out, uint32_t room,
                             uint32_t *count, uint32_t *tile) {
@@ -116,14 +144,18 @@ kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *
     const uint64_t from_steps = steps_of(from, from_cell), to_steps = steps_of(to, to_cell);
     if ((status = check_alignment(from_steps, from_element, to_steps, to_element)))
         return status;
-    const uint32_t bytes = convert ? 0 : alignment(from_steps | to_steps);
-    const uint64_t cell_vectors = convert ? cell_elements : from_cell / bytes,
-                   row_vectors = cell_vectors * units;
+    const uint32_t bytes = alignment(from_steps | to_steps);
+    const uint64_t from_bytes = convert ? from_element : bytes, to_bytes = convert ? to_element : bytes,
+                   cell_vectors = from_cell / from_bytes;
+    const division by =
+        division_of(cell_vectors, piece_vectors(from, cell_vectors, from_bytes),
+                    piece_vectors(to, cell_vectors, to_bytes), kvf_min_u64(from_bytes, to_bytes));
+    const uint64_t row_items = units * by.segments * by.strips * by.lanes;
     const uint64_t first = kvf_max_u64(rows_before(from), rows_before(to));
-    if (first >= NUMBERS / 2 || row_vectors >= NUMBERS / 2)
-        return kvf_fail(KVF_E_LIMIT, "%llu rows of a block, %llu vectors of a row; devices number up to 2^30",
-                        (unsigned long long)first, (unsigned long long)row_vectors);
-    const uint64_t most = kvf_min_u64(NUMBERS / 2 / row_vectors, NUMBERS / 2);
+    if (first >= NUMBERS / 2 || row_items >= NUMBERS / 2)
+        return kvf_fail(KVF_E_LIMIT, "%llu rows of a block, %llu lanes of a row; devices number up to 2^30",
+                        (unsigned long long)first, (unsigned long long)row_items);
+    const uint64_t most = NUMBERS / 2 / row_items;
     for (uint64_t row = 0; row < rows; row += most) {
         const uint64_t now = kvf_min_u64(most, rows - row);
         if (*count == room)
@@ -131,14 +163,17 @@ kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *
         out[(*count)++] = (kvf_cuda_box){.from = side_of(from, row, units, from_cell),
                                          .to = side_of(to, row, units, to_cell),
                                          .units = kvf_divisor_of((uint32_t)units),
-                                         .cell_vectors = kvf_divisor_of((uint32_t)cell_vectors),
-                                         .vectors = (uint32_t)(now * row_vectors),
+                                         .segments = kvf_divisor_of((uint32_t)by.segments),
+                                         .strips = kvf_divisor_of((uint32_t)by.strips),
+                                         .lanes = kvf_divisor_of((uint32_t)by.lanes),
+                                         .segment_vectors = (uint32_t)by.segment_vectors,
+                                         .items = (uint32_t)(now * row_items),
                                          .first_tile = *tile,
-                                         .from_bytes = (uint16_t)(convert ? from_element : bytes),
-                                         .to_bytes = (uint16_t)(convert ? to_element : bytes),
+                                         .from_bytes = (uint16_t)from_bytes,
+                                         .to_bytes = (uint16_t)to_bytes,
                                          .from_type = convert ? device_type(from->type) : KVF_CUDA_BYTES,
                                          .to_type = convert ? device_type(to->type) : KVF_CUDA_BYTES};
-        *tile += (uint32_t)((now * row_vectors + KVF_TILE_VECTORS - 1) / KVF_TILE_VECTORS);
+        *tile += (uint32_t)rounds(now * row_items, KVF_TILE_THREADS);
     }
     return KVF_OK;
 }
@@ -192,12 +227,12 @@ kvf_status kvf_device_hash_boxes(const kvf_device_side *from, kvf_dtype to, cons
         out[(*count)++] = (kvf_cuda_box){.from = side_of(from, row, units, from_cell),
                                          .sums = sums_of(sums, row, to_cell),
                                          .units = kvf_divisor_of((uint32_t)units),
-                                         .vectors = (uint32_t)(now * units),
+                                         .items = (uint32_t)(now * units),
                                          .first_tile = *tile,
                                          .to_bytes = (uint16_t)granule,
                                          .from_type = convert ? device_type(from->type) : KVF_CUDA_BYTES,
                                          .to_type = convert ? device_type(to) : KVF_CUDA_BYTES};
-        *tile += (uint32_t)((now * units + KVF_TILE_THREADS - 1) / KVF_TILE_THREADS);
+        *tile += (uint32_t)rounds(now * units, KVF_TILE_THREADS);
     }
     return KVF_OK;
 }

@@ -29,7 +29,7 @@ typedef struct kvf_device_side {
  * @param units  of a row
  * @param cell_elements  of a unit's cell, in elements of the sides' types; in bytes if these are the same
  * @param out    receives up to `room` boxes; first_tile counts from `tile`
- * @param count  receives how many: more than one if the move has more than 2^30 vectors
+ * @param count  receives how many: more than one if the move has more than 2^30 lanes
  * @param tile   the first tile; receives the one after the last
  * @return KVF_OK, KVF_E_LIMIT (more boxes than there is room for, or too large cells, rows or blocks),
  *         KVF_E_UNSUPPORTED (types that cannot be converted, or misaligned elements to be converted)

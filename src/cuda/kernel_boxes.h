@@ -13,9 +13,11 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
-#define KVF_TILE_THREADS 256u  /* in a block of threads */
-#define KVF_TILE_ROUNDS 4u     /* vectors of a thread in a tile */
-#define KVF_TILE_VECTORS 1024u /* the product of the two */
+#define KVF_TILE_THREADS 256u   /* that work on one tile */
+#define KVF_BLOCK_TILES 4u      /* that a block of threads works on at once */
+#define KVF_BLOCK_THREADS 1024u /* the product of the two, the most that a block may have */
+#define KVF_STRIP_VECTORS 4u    /* that a thread moves of a strip */
+#define KVF_STRIP_LANES 32u     /* threads that share a strip, at the most */
 
 /** Division by multiplication: (number * factor) >> shift is number / by, for numbers below 2^31. */
 typedef struct kvf_divisor {
@@ -53,17 +55,25 @@ typedef struct kvf_cuda_sums {
     uint32_t cell_bytes;                     /**< as they are hashed */
 } kvf_cuda_sums;
 
-/** Cells on two sides, in one order: row, unit, byte; or cells on one side that are hashed. */
+/**
+ * Cells on two sides, in one order: row, unit, byte; or cells on one side that are hashed.
+ *
+ * Cells that are moved consist of segments, which are contiguous on both sides, and these of strips, as kernel_move.h
+ * describes. Divisors and `segment_vectors` are not read where cells are hashed, except `units`.
+ */
 typedef struct kvf_cuda_box {
     kvf_cuda_side from;
     union {
         kvf_cuda_side to;
         kvf_cuda_sums sums;
     };
-    kvf_divisor units;        /**< in a row */
-    kvf_divisor cell_vectors; /**< in a cell; not read where cells are hashed */
-    uint32_t vectors;         /**< in the box; below 2^31. Where cells are hashed: cells */
-    uint32_t first_tile;      /**< of the box among those of the launch; ascending */
+    kvf_divisor units;    /**< in a row */
+    kvf_divisor segments; /**< in a cell */
+    kvf_divisor strips;   /**< in a segment */
+    kvf_divisor lanes;    /**< in a strip */
+    uint32_t segment_vectors;
+    uint32_t items;      /**< lanes in the box, or cells to be hashed; below 2^31 */
+    uint32_t first_tile; /**< of the box among those of the launch; ascending */
     uint16_t from_bytes,
         to_bytes; /**< of a vector: 1, 2, 4, 8 or 16. Where cells are hashed: of a granule, up to 8 */
     uint16_t from_type, to_type; /**< see above */

@@ -43,13 +43,13 @@ KVF_DEVICE uint64_t kvf_hash_granule(const kvf_hashed_cell *cell, uint32_t at, u
     }
     switch (bytes) {
     case 8:
-        return kvf_load(address, 8).v8;
+        return *(const uint64_t *)KVF_REACH(address);
     case 4:
-        return kvf_load(address, 4).v4[0];
+        return *(const uint32_t *)KVF_REACH(address);
     case 2:
-        return kvf_load(address, 2).v2[0];
+        return *(const uint16_t *)KVF_REACH(address);
     default:
-        return kvf_load(address, 1).v1;
+        return *(const uint8_t *)KVF_REACH(address);
     }
 }
 
@@ -240,13 +240,13 @@ KVF_DEVICE void kvf_hash_one(const kvf_cuda_box *box, uint32_t index) {
                 kvf_hash_cell(&cell, seed));
 }
 
-/* All work of one thread: a tile is as many cells as a block has threads. */
+/* All work of one thread of `blocks` times 256: a tile is 256 cells. */
 KVF_DEVICE void kvf_hash_thread(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, uint32_t block,
                                 uint32_t blocks, uint32_t thread) {
     for (uint32_t tile = block; tile < tiles; tile += blocks) {
         const kvf_cuda_box *box = &boxes[kvf_box_of_tile(boxes, count, tile)];
         const uint32_t index = (tile - box->first_tile) * KVF_TILE_THREADS + thread;
-        if (index < box->vectors)
+        if (index < box->items)
             kvf_hash_one(box, index);
     }
 }

@@ -5,18 +5,20 @@
  * table names, or contiguous in a packed stream. So the same code gathers, scatters, copies from one cache into another
  * of different order, and converts on the way; the host gives it rules and block tables, never a list of runs.
  *
- *   vector    what one thread moves at a time: up to 16 bytes of a cell, contiguous on both sides
- *   tile      KVF_TILE_VECTORS of one box, moved by one block of threads; a block of threads takes every grid-th tile
+ *   vector    what one load or store moves: up to 16 bytes, or one element to be converted
+ *   segment   vectors of a cell that are contiguous on both sides: the cell, or a piece of it
+ *   strip     up to 128 vectors of a segment, moved by up to 32 threads, its *lanes*; each takes every lanes-th vector
+ *   tile      256 neighbouring lanes of one box, moved by as many threads; four tiles by one block of threads at once
  *
- *   tile 0            tile 1            tile 2 (end of box 0)   tile 3 (box 1) ..
- *   | 4 rounds of 256 vectors |  ..
+ *   a segment of 16 vectors:  0 1 2 3 | 4 5 6 7 | 8 9 ..  lane 0 moves 0, 4, 8, 12; lane 1 moves 1, 5, 9, 13; ..
  *
- * Neighbouring threads move neighbouring vectors, in four rounds. All loads come before the stores, so that enough of
- * them are under way. Addresses are found by multiplying with prepared reciprocals (kvf_divisor).
+ * So a thread finds its addresses once for four vectors, neighbouring threads move neighbouring vectors, and all loads
+ * of a thread come before its stores. Addresses are found by multiplying with prepared reciprocals (kvf_divisor).
  *
  * This header is compiled twice: for devices, and for the host, where tests run it thread by thread. The including file
- * defines KVF_DEVICE (prefix of a function), KVF_REACH(address) (a pointer for an address of a device) and KVF_UNROLL
- * (prefix of a loop of constant length).
+ * defines KVF_DEVICE (prefix of a function), KVF_REACH(address) (a pointer for an address of a device), KVF_UNROLL
+ * (prefix of a loop of constant length), and KVF_LOAD(type, address) and KVF_STORE(type, address, value), for bytes
+ * that are touched once.
  */
 #ifndef KVF_CUDA_KERNEL_MOVE_H
 #define KVF_CUDA_KERNEL_MOVE_H
@@ -24,9 +26,13 @@
 #include "cuda/kernel_boxes.h"
 #include "kernel/convert_bits.h"
 
+#ifdef __CUDACC_RTC__
+typedef uint4 kvf_vector16;
+#else
 typedef struct kvf_vector16 {
     uint32_t words[4];
 } __attribute__((aligned(16))) kvf_vector16;
+#endif
 
 /* A vector that a thread holds between load and store. */
 typedef union kvf_held {
@@ -59,33 +65,24 @@ KVF_DEVICE uint64_t kvf_address(const kvf_cuda_side *side, uint32_t row, uint32_
            (byte - piece * side->piece_bytes.by);
 }
 
-/* The addresses of vector `index` of a box on both sides. */
-KVF_DEVICE void kvf_place(const kvf_cuda_box *box, uint32_t index, uint64_t *from, uint64_t *to) {
-    const uint32_t cell = kvf_quotient(index, box->cell_vectors);
-    const uint32_t vector = index - cell * box->cell_vectors.by;
-    const uint32_t row = kvf_quotient(cell, box->units), unit = cell - row * box->units.by;
-    *from = kvf_address(&box->from, row, unit, vector * box->from_bytes);
-    *to = kvf_address(&box->to, row, unit, vector * box->to_bytes);
-}
-
 /* Callers pass a constant as `bytes`, so that no switch is left in the loops. */
 KVF_DEVICE kvf_held kvf_load(uint64_t address, uint32_t bytes) {
     kvf_held held;
     switch (bytes) {
     case 16:
-        held.v16 = *(const kvf_vector16 *)KVF_REACH(address);
+        held.v16 = KVF_LOAD(kvf_vector16, address);
         break;
     case 8:
-        held.v8 = *(const uint64_t *)KVF_REACH(address);
+        held.v8 = KVF_LOAD(uint64_t, address);
         break;
     case 4:
-        held.v4[0] = *(const uint32_t *)KVF_REACH(address);
+        held.v4[0] = KVF_LOAD(uint32_t, address);
         break;
     case 2:
-        held.v2[0] = *(const uint16_t *)KVF_REACH(address);
+        held.v2[0] = KVF_LOAD(uint16_t, address);
         break;
     default:
-        held.v1 = *(const unsigned char *)KVF_REACH(address);
+        held.v1 = KVF_LOAD(uint8_t, address);
     }
     return held;
 }
@@ -93,58 +90,76 @@ KVF_DEVICE kvf_held kvf_load(uint64_t address, uint32_t bytes) {
 KVF_DEVICE void kvf_store(uint64_t address, uint32_t bytes, kvf_held held) {
     switch (bytes) {
     case 16:
-        *(kvf_vector16 *)KVF_REACH(address) = held.v16;
+        KVF_STORE(kvf_vector16, address, held.v16);
         break;
     case 8:
-        *(uint64_t *)KVF_REACH(address) = held.v8;
+        KVF_STORE(uint64_t, address, held.v8);
         break;
     case 4:
-        *(uint32_t *)KVF_REACH(address) = held.v4[0];
+        KVF_STORE(uint32_t, address, held.v4[0]);
         break;
     case 2:
-        *(uint16_t *)KVF_REACH(address) = held.v2[0];
+        KVF_STORE(uint16_t, address, held.v2[0]);
         break;
     default:
-        *(unsigned char *)KVF_REACH(address) = held.v1;
+        KVF_STORE(uint8_t, address, held.v1);
     }
 }
 
-/* Moves a thread's part of one tile, from its vector `first` on. */
-KVF_DEVICE void kvf_copy_vectors(const kvf_cuda_box *box, uint32_t first, uint32_t bytes) {
-    kvf_held held[KVF_TILE_ROUNDS];
-    uint64_t to[KVF_TILE_ROUNDS];
-    KVF_UNROLL
-    for (uint32_t i = 0; i < KVF_TILE_ROUNDS; i++) {
-        const uint32_t index = first + i * KVF_TILE_THREADS;
-        uint64_t from;
-        if (index < box->vectors) {
-            kvf_place(box, index, &from, &to[i]);
-            held[i] = kvf_load(from, bytes);
-        }
-    }
-    KVF_UNROLL
-    for (uint32_t i = 0; i < KVF_TILE_ROUNDS; i++)
-        if (first + i * KVF_TILE_THREADS < box->vectors)
-            kvf_store(to[i], bytes, held[i]);
+/* ---- strips ------------------------------------------------------------------------------------- */
+
+/* A thread's part of a strip: vectors that are `lanes` apart. */
+typedef struct kvf_lane {
+    uint64_t from, to; /* of the first vector */
+    uint32_t left;     /* vectors of the segment from there on; 0: the lane has none */
+} kvf_lane;
+
+KVF_DEVICE kvf_lane kvf_lane_of(const kvf_cuda_box *box, uint32_t item) {
+    const uint32_t strips = kvf_quotient(item, box->lanes), lane = item - strips * box->lanes.by;
+    const uint32_t segments = kvf_quotient(strips, box->strips), strip = strips - segments * box->strips.by;
+    const uint32_t cells = kvf_quotient(segments, box->segments);
+    const uint32_t segment = (segments - cells * box->segments.by) * box->segment_vectors;
+    const uint32_t row = kvf_quotient(cells, box->units), unit = cells - row * box->units.by;
+    const uint32_t first = strip * box->lanes.by * KVF_STRIP_VECTORS + lane;
+    kvf_lane found;
+    found.from =
+        kvf_address(&box->from, row, unit, segment * box->from_bytes) + (uint64_t)first * box->from_bytes;
+    found.to = kvf_address(&box->to, row, unit, segment * box->to_bytes) + (uint64_t)first * box->to_bytes;
+    found.left = first < box->segment_vectors ? box->segment_vectors - first : 0;
+    return found;
 }
 
-KVF_DEVICE void kvf_copy_tile(const kvf_cuda_box *box, uint32_t tile, uint32_t thread) {
-    const uint32_t first = (tile - box->first_tile) * KVF_TILE_VECTORS + thread;
+KVF_DEVICE void kvf_copy_lane(kvf_lane lane, uint32_t lanes, uint32_t bytes) {
+    const uint32_t apart = lanes * bytes;
+    kvf_held held[KVF_STRIP_VECTORS];
+    KVF_UNROLL
+    for (uint32_t i = 0; i < KVF_STRIP_VECTORS; i++)
+        if (i * lanes < lane.left)
+            held[i] = kvf_load(lane.from + i * apart, bytes);
+    KVF_UNROLL
+    for (uint32_t i = 0; i < KVF_STRIP_VECTORS; i++)
+        if (i * lanes < lane.left)
+            kvf_store(lane.to + i * apart, bytes, held[i]);
+}
+
+KVF_DEVICE void kvf_copy_item(const kvf_cuda_box *box, uint32_t item) {
+    const kvf_lane lane = kvf_lane_of(box, item);
+    const uint32_t lanes = box->lanes.by;
     switch (box->from_bytes) {
     case 16:
-        kvf_copy_vectors(box, first, 16);
+        kvf_copy_lane(lane, lanes, 16);
         break;
     case 8:
-        kvf_copy_vectors(box, first, 8);
+        kvf_copy_lane(lane, lanes, 8);
         break;
     case 4:
-        kvf_copy_vectors(box, first, 4);
+        kvf_copy_lane(lane, lanes, 4);
         break;
     case 2:
-        kvf_copy_vectors(box, first, 2);
+        kvf_copy_lane(lane, lanes, 2);
         break;
     default:
-        kvf_copy_vectors(box, first, 1);
+        kvf_copy_lane(lane, lanes, 1);
     }
 }
 
@@ -168,24 +183,18 @@ KVF_DEVICE void kvf_store_f32(uint64_t address, uint32_t type, uint32_t bits) {
     }
 }
 
-/* A vector is one element: neighbouring threads take neighbouring elements. */
-KVF_DEVICE void kvf_convert_tile(const kvf_cuda_box *box, uint32_t tile, uint32_t thread) {
-    const uint32_t first = (tile - box->first_tile) * KVF_TILE_VECTORS + thread;
-    uint32_t bits[KVF_TILE_ROUNDS];
-    uint64_t to[KVF_TILE_ROUNDS];
+KVF_DEVICE void kvf_convert_item(const kvf_cuda_box *box, uint32_t item) {
+    const kvf_lane lane = kvf_lane_of(box, item);
+    const uint32_t lanes = box->lanes.by;
+    uint32_t bits[KVF_STRIP_VECTORS];
     KVF_UNROLL
-    for (uint32_t i = 0; i < KVF_TILE_ROUNDS; i++) {
-        const uint32_t index = first + i * KVF_TILE_THREADS;
-        uint64_t from;
-        if (index < box->vectors) {
-            kvf_place(box, index, &from, &to[i]);
-            bits[i] = kvf_load_f32(from, box->from_type);
-        }
-    }
+    for (uint32_t i = 0; i < KVF_STRIP_VECTORS; i++)
+        bits[i] =
+            i * lanes < lane.left ? kvf_load_f32(lane.from + i * lanes * box->from_bytes, box->from_type) : 0;
     KVF_UNROLL
-    for (uint32_t i = 0; i < KVF_TILE_ROUNDS; i++)
-        if (first + i * KVF_TILE_THREADS < box->vectors)
-            kvf_store_f32(to[i], box->to_type, bits[i]);
+    for (uint32_t i = 0; i < KVF_STRIP_VECTORS; i++)
+        if (i * lanes < lane.left)
+            kvf_store_f32(lane.to + i * lanes * box->to_bytes, box->to_type, bits[i]);
 }
 
 /* ---- a launch ----------------------------------------------------------------------------------- */
@@ -203,15 +212,18 @@ KVF_DEVICE uint32_t kvf_box_of_tile(const kvf_cuda_box *boxes, uint32_t count, u
     return low;
 }
 
-/* All work of one thread. A launch converts all of its boxes, or none. */
+/* All work of one thread of `blocks` times 256. A launch converts all of its boxes, or none. */
 KVF_DEVICE void kvf_move_thread(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert,
                                 uint32_t block, uint32_t blocks, uint32_t thread) {
     for (uint32_t tile = block; tile < tiles; tile += blocks) {
         const kvf_cuda_box *box = &boxes[kvf_box_of_tile(boxes, count, tile)];
+        const uint32_t item = (tile - box->first_tile) * KVF_TILE_THREADS + thread;
+        if (item >= box->items)
+            continue;
         if (convert)
-            kvf_convert_tile(box, tile, thread);
+            kvf_convert_item(box, item);
         else
-            kvf_copy_tile(box, tile, thread);
+            kvf_copy_item(box, item);
     }
 }
 

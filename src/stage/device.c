@@ -7,6 +7,9 @@
 #include "cuda/looks.h"
 
 #define PAUSE_NS 20000 /* between two polls while a call waits */
+/* Blocks of threads: so many move what PCIe carries to and from an arena of the host. More would wait for it, too, on
+ * multiprocessors that the engine needs. */
+#define ARENA_BLOCKS 4u
 
 struct kvf_stage_device {
     kvf_copier *copier;
@@ -24,8 +27,9 @@ kvf_status kvf_stage_device_open(uint32_t number, kvf_stage_device **out) {
     kvf_stage_device *device = kvf_alloc0(1, sizeof *device);
     if (!device)
         return kvf_nomem("the device of a stage");
+    const kvf_copier_options options = {.blocks = ARENA_BLOCKS};
     device->looks = (kvf_looks){-1, 0};
-    kvf_status status = kvf_copier_open(number, NULL, &device->copier);
+    kvf_status status = kvf_copier_open(number, &options, &device->copier);
     if (!status)
         status = kvf_looks_open(&device->looks);
     if (status)

@@ -43,6 +43,8 @@ static struct CUstream_st *streams;
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
 #define KVF_REACH(address) fake_reach(address, 1)
+#define KVF_LOAD(type, address) *(const type *)KVF_REACH(address)
+#define KVF_STORE(type, address, value) *(type *)KVF_REACH(address) = (value)
 #define KVF_CONSTANT static const
 #define KVF_ADD_SUM(address, hash) *(uint64_t *)fake_reach(address, sizeof(uint64_t)) += (hash)
 #include "cuda/kernel_hash.h"
@@ -323,7 +325,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         CUstream stream, void **arguments, void **extra) {
     BEGIN;
     (void)shared_bytes;
-    if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_TILE_THREADS || block_y != 1 ||
+    if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_BLOCK_THREADS || block_y != 1 ||
         block_z != 1 || extra)
         return INVALID_VALUE;
     return put(stream, (action){.kind = LAUNCH,
@@ -331,7 +333,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                                 .from = *(uint64_t *)arguments[0],
                                 .count = *(uint32_t *)arguments[1],
                                 .tiles = *(uint32_t *)arguments[2],
-                                .blocks = grid_x});
+                                .blocks = grid_x * KVF_BLOCK_TILES});
 }
 
 /* ---- events ------------------------------------------------------------------------------------- */

@@ -21,6 +21,8 @@
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
 #define KVF_REACH(address) ((void *)(uintptr_t)(address))
+#define KVF_LOAD(type, address) *(const type *)KVF_REACH(address)
+#define KVF_STORE(type, address, value) *(type *)KVF_REACH(address) = (value)
 #define KVF_CONSTANT static const
 #define KVF_ADD_SUM(address, hash) *(uint64_t *)KVF_REACH(address) += (hash)
 #include "cuda/kernel_hash.h"
@@ -214,7 +216,7 @@ static void move_and_compare(uint64_t seed, bool convert) {
     unsigned char *expected[4];
     kvf_copy_job *job = begin_job();
     for (uint32_t m = 0; m < moves; m++) {
-        shapes[m] = (test_shape){between(1, 40), between(1, 5), between(1, 8) << below(6)};
+        shapes[m] = (test_shape){between(1, 40), between(1, 5), between(1, 8) << below(9)};
         const uint32_t from_bytes = kvf_dtype_bits(from_type) / 8, to_bytes = kvf_dtype_bits(to_type) / 8;
         const uint32_t way = below(3);
         from[m] = way == 0 ? make_packed(shapes[m], from_bytes) : make_pages(shapes[m], from_bytes);
@@ -463,8 +465,8 @@ static void moves_that_devices_cannot_make_are_refused(void **unused) {
     assert_int_equal(kvf_device_boxes(&bf16, &i8, 1, 1, 4, &box, 1, &count, &tile), KVF_E_UNSUPPORTED);
     assert_int_equal(kvf_device_boxes(&odd, &f32, 1, 1, 4, &box, 1, &count, &tile), KVF_E_UNSUPPORTED);
     assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1, 1, 1u << 31, &box, 1, &count, &tile), KVF_E_LIMIT);
-    /* 2^32 vectors are more than fit in one box. */
-    assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1u << 24, 16, 256, &box, 1, &count, &tile), KVF_E_LIMIT);
+    /* 2^32 lanes are more than fit in one box. */
+    assert_int_equal(kvf_device_boxes(&bf16, &bf16, 1u << 26, 16, 256, &box, 1, &count, &tile), KVF_E_LIMIT);
 }
 
 static void a_move_of_nothing_is_no_box(void **unused) {
@@ -484,15 +486,15 @@ static void a_long_move_is_several_boxes(void **unused) {
     const kvf_device_side to = {.packed = 1ull << 50, .type = KVF_DTYPE_BF16};
     kvf_cuda_box boxes[8];
     uint32_t count = 0, tile = 5;
-    /* 2^24 rows of 16 units of 16 vectors are 2^32 vectors: four boxes of 2^30. */
-    assert_int_equal(kvf_device_boxes(&from, &to, 1u << 24, 16, 256, boxes, 8, &count, &tile), KVF_OK);
+    /* 2^26 rows of 16 units of 16 vectors, which are 4 lanes: 2^32 lanes, four boxes of 2^30. */
+    assert_int_equal(kvf_device_boxes(&from, &to, 1u << 26, 16, 256, boxes, 8, &count, &tile), KVF_OK);
     assert_int_equal(count, 4);
-    assert_int_equal(tile, 5 + (1u << 22));
+    assert_int_equal(tile, 5 + (1u << 24));
     for (uint32_t i = 0; i < 4; i++) {
-        assert_int_equal(boxes[i].vectors, 1u << 30);
-        assert_int_equal(boxes[i].first_tile, 5 + (i << 20));
-        assert_true(boxes[i].from.memory == (1ull << 40) + ((uint64_t)i << 34));
-        assert_true(boxes[i].to.memory == (1ull << 50) + ((uint64_t)i << 34));
+        assert_int_equal(boxes[i].items, 1u << 30);
+        assert_int_equal(boxes[i].first_tile, 5 + (i << 22));
+        assert_true(boxes[i].from.memory == (1ull << 40) + ((uint64_t)i << 36));
+        assert_true(boxes[i].to.memory == (1ull << 50) + ((uint64_t)i << 36));
     }
 }
 
