@@ -1,6 +1,6 @@
 /*
- * Agents whose caches are in device memory, of the stand-in for the CUDA driver: pulls and pushes go packed, over any
- * transport, or directly over "cuda", and are compared cell by cell.
+ * Agents whose caches are in device memory, of the stand-in for the CUDA driver or of a real one (scripts/check-cuda):
+ * pulls and pushes go packed, over any transport, or directly over "cuda", and are compared cell by cell.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -259,6 +259,7 @@ static void an_agent_whose_way_is_packed_shows_no_memory_of_devices(void **state
 static void a_shard_on_two_devices_is_read_into_directly(void **state) {
     (void)state;
     world w;
+    DEVICES_ARE_SEVERAL();
     shown = d_on_both = true;
     world_open_model(&w, attention(4, 8, 8), TP2, TP2_D, NULL);
     world_pull_everything(&w, "a request", 100, 1);
@@ -468,9 +469,12 @@ static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **st
 
 /* Which memory a test uses: "shm" and "cuda" are those transports. */
 static void choose_memory(const char *name, kvf_agent_options *options) {
+    const bool both = strcmp(name, "D on both devices") == 0;
+    if (both)
+        DEVICES_ARE_SEVERAL();
+    d_on_both = both;
     shown = strcmp(name, "shm") != 0;
     p_on_host = strcmp(name, "P on the host") == 0;
-    d_on_both = strcmp(name, "D on both devices") == 0;
     *options = (kvf_agent_options){.struct_size = sizeof *options, .verify = true};
     options->transport = strcmp(name, "shm") == 0 ? "shm" : strcmp(name, "cuda") == 0 ? "cuda" : "auto";
 }
@@ -611,6 +615,7 @@ int main(void) {
     }
     devices_open();
     world_place_memory(place);
+    world_copies_memory(devices_get, devices_put);
     static char shm[] = "shm", messages[] = "messages", cuda[] = "cuda", automatic[] = "auto", p[] = "p",
                 d[] = "d", p_host[] = "P on the host", d_both[] = "D on both devices", none[] = "",
                 only_p[] = "P", only_d[] = "D", both[] = "PD";

@@ -21,13 +21,27 @@ static struct {
     size_t (*left)(void);
     void (*stick)(int result);
     void (*pooled)(int pooled);
-    int (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                  unsigned long long flags);
 } fake;
 
-/* Found in a real driver only; the stand-in has no such function. */
-static CUresult (*allocate_managed)(CUdeviceptr *address, size_t bytes, unsigned flags);
-#define ATTACH_GLOBAL 1u
+/* The driver's own, which only tests call. */
+static struct {
+    int (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                  unsigned long long flags);
+    /* These are found in a real driver only. */
+    int (*granularity)(size_t *bytes, const CUmemAllocationProp *properties, int which);
+    int (*wait)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
+} own;
+
+/* What a test has allocated on a device. A test cannot look at the memory of a real one: it has a copy. */
+typedef struct device_block {
+    CUdeviceptr address;
+    uint64_t bytes;
+    uint32_t device;
+    unsigned char *copy; /* NULL with the stand-in */
+} device_block;
+
+static device_block blocks[2 * MOST];
+static size_t block_count;
 
 static CUdeviceptr allocated[MOST];
 static size_t allocated_count;
@@ -47,13 +61,18 @@ static bool find_all(void) {
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
            find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
            find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "cuMemCreate", &fake.create);
+           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "cuMemCreate", &own.create);
+}
+
+static bool find_real(void *library) {
+    return find(library, "cuMemCreate", &own.create) &&
+           find(library, "cuMemGetAllocationGranularity", &own.granularity);
 }
 
 void devices_open(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     const bool real = library && !look_up(library, "fake_cuda_look");
-    if (real ? find(library, "cuMemAllocManaged", &allocate_managed) : find_all())
+    if (real ? find_real(library) : find_all())
         return;
     (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
     exit(1);
@@ -64,7 +83,7 @@ bool devices_present(void) {
 }
 
 bool devices_are_real(void) {
-    return allocate_managed != NULL;
+    return own.granularity != NULL;
 }
 
 uint32_t devices_number(uint32_t wanted) {
@@ -73,21 +92,78 @@ uint32_t devices_number(uint32_t wanted) {
     return wanted % cuda->device_count;
 }
 
+/* ---- memory, and copies of it ------------------------------------------------------------------------ */
+
+/* Finds the memory whose copy is at `seen`; NULL: there is none, so the host sees the memory itself. */
+static const device_block *block_at(const void *seen) {
+    for (size_t i = 0; i < block_count; i++)
+        if (blocks[i].copy && (uintptr_t)seen - (uintptr_t)blocks[i].copy < blocks[i].bytes)
+            return &blocks[i];
+    return NULL;
+}
+
+/* Copies on a stream of its own, which waits for no other. */
+static void carry(const void *seen, bool to_device) {
+    const device_block *block = block_at(seen);
+    const kvf_cuda *cuda;
+    CUstream stream = NULL;
+    if (!block)
+        return;
+    assert_int_equal(kvf_cuda_enter(block->device, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), 0);
+    if (to_device)
+        assert_int_equal(cuda->cuMemcpyHtoDAsync_v2(block->address, block->copy, block->bytes, stream), 0);
+    else
+        assert_int_equal(cuda->cuMemcpyDtoHAsync_v2(block->copy, block->address, block->bytes, stream), 0);
+    assert_int_equal(cuda->cuStreamSynchronize(stream), 0);
+    assert_int_equal(cuda->cuStreamDestroy_v2(stream), 0);
+    kvf_cuda_leave(cuda);
+}
+
+void devices_get(const void *seen) {
+    carry(seen, false);
+}
+
+void devices_put(const void *seen) {
+    carry(seen, true);
+}
+
+static void add_block(uint32_t device, CUdeviceptr address, uint64_t bytes) {
+    device_block made = {.address = address, .bytes = bytes, .device = device};
+    assert_true(block_count < sizeof blocks / sizeof *blocks);
+    if (devices_are_real()) {
+        made.copy = malloc(bytes + 1); /* also of 0 bytes, which no device gives */
+        assert_non_null(made.copy);
+    }
+    blocks[block_count++] = made;
+    void *seen = devices_look(address);
+    memset(seen, 0, bytes);
+    devices_put(seen);
+}
+
+static void remove_block(CUdeviceptr address) {
+    size_t i = 0;
+    while (i < block_count && blocks[i].address != address)
+        i++;
+    assert_true(i < block_count);
+    free(blocks[i].copy);
+    blocks[i] = blocks[--block_count];
+}
+
 CUdeviceptr device_room(uint32_t device, uint64_t bytes) {
+    const uint32_t number = devices_number(device);
     const kvf_cuda *cuda;
     CUdeviceptr made = 0;
-    assert_int_equal(kvf_cuda_enter(devices_number(device), &cuda), KVF_OK);
-    if (allocate_managed)
-        assert_int_equal(allocate_managed(&made, bytes, ATTACH_GLOBAL), 0);
-    else
-        assert_int_equal(cuda->cuMemAlloc_v2(&made, bytes), 0);
+    assert_int_equal(kvf_cuda_enter(number, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemAlloc_v2(&made, bytes), 0);
     kvf_cuda_leave(cuda);
-    memset(devices_look(made), 0, bytes);
+    add_block(number, made, bytes);
     return made;
 }
 
 void device_room_free(CUdeviceptr address) {
     const kvf_cuda *cuda;
+    remove_block(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemFree_v2(address), 0);
     kvf_cuda_leave(cuda);
@@ -97,8 +173,24 @@ void device_room_free(CUdeviceptr address) {
 
 _Static_assert(SEGMENT == FAKE_SEGMENT, "the stand-in maps such segments");
 
+static CUmemAllocationProp properties_of(uint32_t device, int types) {
+    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .requestedHandleTypes = types,
+                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device}};
+}
+
+uint64_t devices_segment(void) {
+    const CUmemAllocationProp properties = properties_of(0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const kvf_cuda *cuda;
+    size_t bytes = SEGMENT;
+    assert_int_equal(kvf_cuda_find(&cuda), KVF_OK);
+    if (own.granularity)
+        assert_int_equal(own.granularity(&bytes, &properties, 0), 0);
+    return bytes;
+}
+
 static uint64_t segment_bytes(uint32_t i) {
-    return (uint64_t)(i % 3 + 1) * SEGMENT;
+    return (uint64_t)(i % 3 + 1) * devices_segment();
 }
 
 static uint64_t all_segments(uint64_t bytes) {
@@ -109,29 +201,30 @@ static uint64_t all_segments(uint64_t bytes) {
 }
 
 CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types) {
-    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                            .requestedHandleTypes = types,
-                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device}};
+    const uint32_t number = devices_number(device);
+    const CUmemAllocationProp properties = properties_of(number, types);
     const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     const uint64_t all = all_segments(bytes);
     const kvf_cuda *cuda;
     CUdeviceptr made = 0;
-    assert_int_equal(kvf_cuda_enter(device, &cuda), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(number, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemAddressReserve(&made, all, 0, 0, 0), 0);
     uint64_t at = 0;
     for (uint32_t i = 0; at < all; at += segment_bytes(i++)) {
         CUmemGenericAllocationHandle handle = 0;
-        assert_int_equal(fake.create(&handle, segment_bytes(i), &properties, 0), 0);
+        assert_int_equal(own.create(&handle, segment_bytes(i), &properties, 0), 0);
         assert_int_equal(cuda->cuMemMap(made + at, segment_bytes(i), 0, handle, 0), 0);
         assert_int_equal(cuda->cuMemRelease(handle), 0);
     }
     assert_int_equal(cuda->cuMemSetAccess(made, all, &access, 1), 0);
     kvf_cuda_leave(cuda);
+    add_block(number, made, all);
     return made;
 }
 
 void device_segments_free(CUdeviceptr address, uint64_t bytes) {
     const kvf_cuda *cuda;
+    remove_block(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemUnmap(address, all_segments(bytes)), 0);
     assert_int_equal(cuda->cuMemAddressFree(address, all_segments(bytes)), 0);
@@ -181,7 +274,12 @@ void devices_stick(int result) {
 }
 
 void *devices_look(uint64_t address) {
-    return fake.look ? fake.look(address) : (void *)(uintptr_t)address;
+    if (fake.look)
+        return fake.look(address);
+    for (size_t i = 0; i < block_count; i++)
+        if (address - blocks[i].address < blocks[i].bytes)
+            return blocks[i].copy + (address - blocks[i].address);
+    return NULL;
 }
 
 void devices_pooled(bool pooled) {

@@ -1,6 +1,7 @@
 /*
- * Packed requests of ranks whose memory is on a device, over every fabric and the stand-in for the CUDA driver: only
- * the device touches that memory, and the result is compared with a copy made cell by cell.
+ * Packed requests of ranks whose memory is on a device, over every fabric and the stand-in for the CUDA driver, or a
+ * real one (scripts/check-cuda): only the device touches that memory, and the result is compared with a copy made cell
+ * by cell.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -213,8 +214,7 @@ static void a_device_that_fails_ends_its_moves_with_its_words(void **state) {
 }
 
 static void shards_in_two_places_are_refused(void **state) {
-    if (devices_number(1) == 0)
-        skip();
+    DEVICES_ARE_SEVERAL();
     kvf_transport *transport;
     kvf_stage *stage = NULL;
     pair engines = pair_of(attention(2, 1, 8), &d_spec, &p_spec); /* a region for each layer */
@@ -240,6 +240,7 @@ int main(void) {
         return 77;
     }
     devices_open();
+    stage_world_copies_memory(devices_get, devices_put);
     static const way_test tests[] = {
         NAMED(heads_go_from_device_to_device),
         NAMED(heads_go_from_device_to_host),
