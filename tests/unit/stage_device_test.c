@@ -105,6 +105,7 @@ static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
 }
 
 static void a_device_that_is_slow_is_waited_for(void **state) {
+    DEVICES_ARE_STAND_INS(); /* a real device cannot be made slow */
     devices_delay(MS / 2);
     move_all(*state, heads(100), on_second, on_first);
     devices_delay(0);
@@ -182,6 +183,7 @@ static bool is_quiet(const stage_world *w) {
 
 /* On a slow machine each copy may be over when the test looks; then it begins another move. */
 static void nobody_is_busy_while_only_the_device_works(void **state) {
+    DEVICES_ARE_STAND_INS(); /* a real device may finish every copy before the test looks */
     const size_t before = devices_left();
     stage_world *w = open_pair(*state);
     one_move move;
