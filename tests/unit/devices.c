@@ -66,12 +66,23 @@ static bool find_all(void) {
 
 static bool find_real(void *library) {
     return find(library, "cuMemCreate", &own.create) &&
-           find(library, "cuMemGetAllocationGranularity", &own.granularity);
+           find(library, "cuMemGetAllocationGranularity", &own.granularity) &&
+           find(library, "cuStreamWaitValue32_v2", &own.wait);
+}
+
+/* For devices_hold_up(). By default a driver puts streams on 8 queues, so a stream that is held up may hold up others,
+ * and it loads kernels when they are first launched, for which it may wait until the device has no other work. A
+ * driver reads this when it starts. */
+static void set_up_real(void) {
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 }
 
 void devices_open(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     const bool real = library && !look_up(library, "fake_cuda_look");
+    if (real)
+        set_up_real();
     if (real ? find_real(library) : find_all())
         return;
     (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
@@ -102,21 +113,23 @@ static const device_block *block_at(const void *seen) {
     return NULL;
 }
 
-/* Copies on a stream of its own, which waits for no other. */
+/* Copies on a stream of the device for that alone, which waits for no other, and is kept. */
 static void carry(const void *seen, bool to_device) {
+    static CUstream streams[KVF_CUDA_DEVICES_MAX];
     const device_block *block = block_at(seen);
     const kvf_cuda *cuda;
-    CUstream stream = NULL;
     if (!block)
         return;
     assert_int_equal(kvf_cuda_enter(block->device, &cuda), KVF_OK);
-    assert_int_equal(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), 0);
+    if (!streams[block->device])
+        assert_int_equal(cuda->cuStreamCreateWithPriority(&streams[block->device], CU_STREAM_NON_BLOCKING, 0),
+                         0);
+    CUstream stream = streams[block->device];
     if (to_device)
         assert_int_equal(cuda->cuMemcpyHtoDAsync_v2(block->address, block->copy, block->bytes, stream), 0);
     else
         assert_int_equal(cuda->cuMemcpyDtoHAsync_v2(block->copy, block->address, block->bytes, stream), 0);
     assert_int_equal(cuda->cuStreamSynchronize(stream), 0);
-    assert_int_equal(cuda->cuStreamDestroy_v2(stream), 0);
     kvf_cuda_leave(cuda);
 }
 
@@ -258,9 +271,35 @@ void devices_delay(uint64_t ns) {
         fake.delay(ns);
 }
 
+/* A real stream is held up until the number at `gate`, in memory of the host, has reached one of its own. */
+static uint32_t *gate;
+static uint32_t last_wanted;
+
+static void wait_at_gate(const kvf_cuda *cuda, CUstream stream) {
+    enum { AT_LEAST = 0 };
+    if (!gate) {
+        void *made = NULL;
+        assert_int_equal(
+            cuda->cuMemHostAlloc(&made, sizeof *gate, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP), 0);
+        gate = made;
+        *gate = 0;
+    }
+    assert_int_equal(own.wait(stream, (CUdeviceptr)(uintptr_t)gate, ++last_wanted, AT_LEAST), 0);
+}
+
+#define HOUR_NS 3600000000000ull
+
+void devices_hold_up(const kvf_cuda *cuda, CUstream stream) {
+    devices_delay(HOUR_NS);
+    if (own.wait)
+        wait_at_gate(cuda, stream);
+}
+
 void devices_hasten(void) {
     if (fake.hasten)
         fake.hasten();
+    if (gate)
+        __atomic_store_n(gate, last_wanted, __ATOMIC_RELEASE);
 }
 
 void devices_fail(const char *function, int result, unsigned times) {

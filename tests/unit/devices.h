@@ -3,8 +3,8 @@
  * are named in cmake/tests.cmake, so that the loader finds the stand-in.
  *
  * If the loader finds a real driver instead (scripts/check-cuda), the host cannot look at the memory: tests look at a
- * copy, which devices_get() and devices_put() bring from the device and back. There are no delays, and tests that need
- * more of the stand-in say so (DEVICES_ARE_STAND_INS).
+ * copy, which devices_get() and devices_put() bring from the device and back. Streams are late only by
+ * devices_hold_up(), and tests that need more of the stand-in say so (DEVICES_ARE_STAND_INS).
  */
 #ifndef DEVICES_H
 #define DEVICES_H
@@ -70,7 +70,13 @@ void devices_free(void);
 /** How many of the driver's objects were made and not freed; 0 with a real driver. */
 size_t devices_left(void);
 
-/** See fake_cuda.h. With a real driver only devices_look() does anything, for memory of these functions. */
+/** Holds up what is put on a stream from now on, until devices_hasten(); with the stand-in, what is put on any stream,
+ * until devices_delay(0). The stream's device must be entered. Meanwhile nothing may be freed on a real device: the
+ * driver would wait for the stream. */
+void devices_hold_up(const kvf_cuda *cuda, CUstream stream);
+
+/** See fake_cuda.h. With a real driver only two do anything: devices_hasten(), after devices_hold_up(), and
+ * devices_look(), for memory of the functions above. */
 void devices_delay(uint64_t ns);
 void devices_hasten(void);
 void devices_fail(const char *function, int result, unsigned times);
