@@ -385,10 +385,26 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
     return wrong;
 }
 
+static world_carry memory_get, memory_put;
+
+void world_copies_memory(world_carry get, world_carry put) {
+    memory_get = get;
+    memory_put = put;
+}
+
+static void carry(world_carry how, const world_engine *e, uint32_t rank) {
+    const uint32_t count = kvf_shard_get(kvf_engine_shard(e->engine, rank))->region_count;
+    for (uint32_t i = 0; how && i < count; i++)
+        how(e->memory[rank][i]);
+}
+
 void world_fill(const world *w, world_engine *engine, const world_request *request, uint32_t seed) {
     (void)w;
-    for (uint32_t r = 0; r < engine->rank_count; r++)
+    for (uint32_t r = 0; r < engine->rank_count; r++) {
+        carry(memory_get, engine, r);
         (void)visit_rank(engine, r, request, seed, true);
+        carry(memory_put, engine, r);
+    }
 }
 
 void world_flip(world_engine *e, const world_request *request, world_cell at) {
@@ -399,15 +415,19 @@ void world_flip(world_engine *e, const world_request *request, world_cell at) {
     assert_ok(kvf_shard_locate(shard, at.group, at.layer, at.part,
                                request->ids[at.group][at.step / per_block],
                                (uint32_t)(at.step % per_block) * rows + at.row, at.unit, &cell));
+    carry(memory_get, e, at.rank);
     ((uint8_t *)e->memory[at.rank][cell.region])[cell.offset + cell.bytes - 1] ^= 0x10;
+    carry(memory_put, e, at.rank);
 }
 
 uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request,
                            uint32_t seed) {
     uint64_t wrong = 0;
     (void)w;
-    for (uint32_t r = 0; r < engine->rank_count; r++)
+    for (uint32_t r = 0; r < engine->rank_count; r++) {
+        carry(memory_get, engine, r);
         wrong += visit_rank(engine, r, request, seed, false);
+    }
     return wrong;
 }
 

@@ -91,6 +91,10 @@ void world_open_agent(world_engine *engine, uint32_t rank, const kvf_agent_optio
 typedef kvf_memory (*world_place)(const char *engine, uint64_t bytes, void **seen);
 /** Sets where memory that is registered from now on comes from; NULL: from the agents. */
 void world_place_memory(world_place place);
+/** The host cannot look at the memory that is provided, only at copies: `get` and `put` bring all memory that is seen at
+ * a place from where it is to its copy, and back. The world then calls them wherever it reads and writes cells. */
+typedef void (*world_carry)(const void *seen);
+void world_copies_memory(world_carry get, world_carry put);
 /** Registers the memory of an agent that the test has opened itself. */
 void world_register(world_engine *engine, uint32_t rank);
 /** Opens a directory as the engine's only agent. */

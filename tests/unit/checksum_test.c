@@ -68,6 +68,7 @@ static void copy_to_devices(const cell_rank *rank, kvf_memory *out) {
             continue;
         out[r] = device_memory(r % 3, rank->regions[r].bytes, &seen);
         memcpy(seen, rank->regions[r].address, rank->regions[r].bytes);
+        devices_put(seen);
     }
 }
 

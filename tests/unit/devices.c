@@ -21,13 +21,27 @@ static struct {
     size_t (*left)(void);
     void (*stick)(int result);
     void (*pooled)(int pooled);
-    int (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                  unsigned long long flags);
 } fake;
 
-/* Found in a real driver only; the stand-in has no such function. */
-static CUresult (*allocate_managed)(CUdeviceptr *address, size_t bytes, unsigned flags);
-#define ATTACH_GLOBAL 1u
+/* The driver's own, which only tests call. */
+static struct {
+    int (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                  unsigned long long flags);
+    /* These are found in a real driver only. */
+    int (*granularity)(size_t *bytes, const CUmemAllocationProp *properties, int which);
+    int (*wait)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
+} own;
+
+/* What a test has allocated on a device. A test cannot look at the memory of a real one: it has a copy. */
+typedef struct device_block {
+    CUdeviceptr address;
+    uint64_t bytes;
+    uint32_t device;
+    unsigned char *copy; /* NULL with the stand-in */
+} device_block;
+
+static device_block blocks[2 * MOST];
+static size_t block_count;
 
 static CUdeviceptr allocated[MOST];
 static size_t allocated_count;
@@ -47,13 +61,29 @@ static bool find_all(void) {
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
            find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
            find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "cuMemCreate", &fake.create);
+           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "cuMemCreate", &own.create);
+}
+
+static bool find_real(void *library) {
+    return find(library, "cuMemCreate", &own.create) &&
+           find(library, "cuMemGetAllocationGranularity", &own.granularity) &&
+           find(library, "cuStreamWaitValue32_v2", &own.wait);
+}
+
+/* For devices_hold_up(). By default a driver puts streams on 8 queues, so a stream that is held up may hold up others,
+ * and it loads kernels when they are first launched, for which it may wait until the device has no other work. A
+ * driver reads this when it starts. */
+static void set_up_real(void) {
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 }
 
 void devices_open(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     const bool real = library && !look_up(library, "fake_cuda_look");
-    if (real ? find(library, "cuMemAllocManaged", &allocate_managed) : find_all())
+    if (real)
+        set_up_real();
+    if (real ? find_real(library) : find_all())
         return;
     (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
     exit(1);
@@ -64,7 +94,7 @@ bool devices_present(void) {
 }
 
 bool devices_are_real(void) {
-    return allocate_managed != NULL;
+    return own.granularity != NULL;
 }
 
 uint32_t devices_number(uint32_t wanted) {
@@ -73,21 +103,80 @@ uint32_t devices_number(uint32_t wanted) {
     return wanted % cuda->device_count;
 }
 
+/* ---- memory, and copies of it ------------------------------------------------------------------------ */
+
+/* Finds the memory whose copy is at `seen`; NULL: there is none, so the host sees the memory itself. */
+static const device_block *block_at(const void *seen) {
+    for (size_t i = 0; i < block_count; i++)
+        if (blocks[i].copy && (uintptr_t)seen - (uintptr_t)blocks[i].copy < blocks[i].bytes)
+            return &blocks[i];
+    return NULL;
+}
+
+/* Copies on a stream of the device for that alone, which waits for no other, and is kept. */
+static void carry(const void *seen, bool to_device) {
+    static CUstream streams[KVF_CUDA_DEVICES_MAX];
+    const device_block *block = block_at(seen);
+    const kvf_cuda *cuda;
+    if (!block)
+        return;
+    assert_int_equal(kvf_cuda_enter(block->device, &cuda), KVF_OK);
+    if (!streams[block->device])
+        assert_int_equal(cuda->cuStreamCreateWithPriority(&streams[block->device], CU_STREAM_NON_BLOCKING, 0),
+                         0);
+    CUstream stream = streams[block->device];
+    if (to_device)
+        assert_int_equal(cuda->cuMemcpyHtoDAsync_v2(block->address, block->copy, block->bytes, stream), 0);
+    else
+        assert_int_equal(cuda->cuMemcpyDtoHAsync_v2(block->copy, block->address, block->bytes, stream), 0);
+    assert_int_equal(cuda->cuStreamSynchronize(stream), 0);
+    kvf_cuda_leave(cuda);
+}
+
+void devices_get(const void *seen) {
+    carry(seen, false);
+}
+
+void devices_put(const void *seen) {
+    carry(seen, true);
+}
+
+static void add_block(uint32_t device, CUdeviceptr address, uint64_t bytes) {
+    device_block made = {.address = address, .bytes = bytes, .device = device};
+    assert_true(block_count < sizeof blocks / sizeof *blocks);
+    if (devices_are_real()) {
+        made.copy = malloc(bytes + 1); /* also of 0 bytes, which no device gives */
+        assert_non_null(made.copy);
+    }
+    blocks[block_count++] = made;
+    void *seen = devices_look(address);
+    memset(seen, 0, bytes);
+    devices_put(seen);
+}
+
+static void remove_block(CUdeviceptr address) {
+    size_t i = 0;
+    while (i < block_count && blocks[i].address != address)
+        i++;
+    assert_true(i < block_count);
+    free(blocks[i].copy);
+    blocks[i] = blocks[--block_count];
+}
+
 CUdeviceptr device_room(uint32_t device, uint64_t bytes) {
+    const uint32_t number = devices_number(device);
     const kvf_cuda *cuda;
     CUdeviceptr made = 0;
-    assert_int_equal(kvf_cuda_enter(devices_number(device), &cuda), KVF_OK);
-    if (allocate_managed)
-        assert_int_equal(allocate_managed(&made, bytes, ATTACH_GLOBAL), 0);
-    else
-        assert_int_equal(cuda->cuMemAlloc_v2(&made, bytes), 0);
+    assert_int_equal(kvf_cuda_enter(number, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuMemAlloc_v2(&made, bytes), 0);
     kvf_cuda_leave(cuda);
-    memset(devices_look(made), 0, bytes);
+    add_block(number, made, bytes);
     return made;
 }
 
 void device_room_free(CUdeviceptr address) {
     const kvf_cuda *cuda;
+    remove_block(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemFree_v2(address), 0);
     kvf_cuda_leave(cuda);
@@ -97,8 +186,24 @@ void device_room_free(CUdeviceptr address) {
 
 _Static_assert(SEGMENT == FAKE_SEGMENT, "the stand-in maps such segments");
 
+static CUmemAllocationProp properties_of(uint32_t device, int types) {
+    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .requestedHandleTypes = types,
+                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device}};
+}
+
+uint64_t devices_segment(void) {
+    const CUmemAllocationProp properties = properties_of(0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const kvf_cuda *cuda;
+    size_t bytes = SEGMENT;
+    assert_int_equal(kvf_cuda_find(&cuda), KVF_OK);
+    if (own.granularity)
+        assert_int_equal(own.granularity(&bytes, &properties, 0), 0);
+    return bytes;
+}
+
 static uint64_t segment_bytes(uint32_t i) {
-    return (uint64_t)(i % 3 + 1) * SEGMENT;
+    return (uint64_t)(i % 3 + 1) * devices_segment();
 }
 
 static uint64_t all_segments(uint64_t bytes) {
@@ -109,29 +214,30 @@ static uint64_t all_segments(uint64_t bytes) {
 }
 
 CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types) {
-    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                            .requestedHandleTypes = types,
-                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device}};
+    const uint32_t number = devices_number(device);
+    const CUmemAllocationProp properties = properties_of(number, types);
     const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     const uint64_t all = all_segments(bytes);
     const kvf_cuda *cuda;
     CUdeviceptr made = 0;
-    assert_int_equal(kvf_cuda_enter(device, &cuda), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(number, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemAddressReserve(&made, all, 0, 0, 0), 0);
     uint64_t at = 0;
     for (uint32_t i = 0; at < all; at += segment_bytes(i++)) {
         CUmemGenericAllocationHandle handle = 0;
-        assert_int_equal(fake.create(&handle, segment_bytes(i), &properties, 0), 0);
+        assert_int_equal(own.create(&handle, segment_bytes(i), &properties, 0), 0);
         assert_int_equal(cuda->cuMemMap(made + at, segment_bytes(i), 0, handle, 0), 0);
         assert_int_equal(cuda->cuMemRelease(handle), 0);
     }
     assert_int_equal(cuda->cuMemSetAccess(made, all, &access, 1), 0);
     kvf_cuda_leave(cuda);
+    add_block(number, made, all);
     return made;
 }
 
 void device_segments_free(CUdeviceptr address, uint64_t bytes) {
     const kvf_cuda *cuda;
+    remove_block(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemUnmap(address, all_segments(bytes)), 0);
     assert_int_equal(cuda->cuMemAddressFree(address, all_segments(bytes)), 0);
@@ -165,9 +271,35 @@ void devices_delay(uint64_t ns) {
         fake.delay(ns);
 }
 
+/* A real stream is held up until the number at `gate`, in memory of the host, has reached one of its own. */
+static uint32_t *gate;
+static uint32_t last_wanted;
+
+static void wait_at_gate(const kvf_cuda *cuda, CUstream stream) {
+    enum { AT_LEAST = 0 };
+    if (!gate) {
+        void *made = NULL;
+        assert_int_equal(
+            cuda->cuMemHostAlloc(&made, sizeof *gate, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP), 0);
+        gate = made;
+        *gate = 0;
+    }
+    assert_int_equal(own.wait(stream, (CUdeviceptr)(uintptr_t)gate, ++last_wanted, AT_LEAST), 0);
+}
+
+#define HOUR_NS 3600000000000ull
+
+void devices_hold_up(const kvf_cuda *cuda, CUstream stream) {
+    devices_delay(HOUR_NS);
+    if (own.wait)
+        wait_at_gate(cuda, stream);
+}
+
 void devices_hasten(void) {
     if (fake.hasten)
         fake.hasten();
+    if (gate)
+        __atomic_store_n(gate, last_wanted, __ATOMIC_RELEASE);
 }
 
 void devices_fail(const char *function, int result, unsigned times) {
@@ -181,7 +313,12 @@ void devices_stick(int result) {
 }
 
 void *devices_look(uint64_t address) {
-    return fake.look ? fake.look(address) : (void *)(uintptr_t)address;
+    if (fake.look)
+        return fake.look(address);
+    for (size_t i = 0; i < block_count; i++)
+        if (address - blocks[i].address < blocks[i].bytes)
+            return blocks[i].copy + (address - blocks[i].address);
+    return NULL;
 }
 
 void devices_pooled(bool pooled) {

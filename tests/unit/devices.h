@@ -2,9 +2,9 @@
  * Devices of the stand-in for the CUDA driver (tests/fakes/fake_cuda.c), and memory on them. Programs that use them
  * are named in cmake/tests.cmake, so that the loader finds the stand-in.
  *
- * If the loader finds a real driver instead (scripts/check-cuda), memory is managed memory, so that tests may look at
- * it as at the stand-in's; there are no delays, and tests that need more of the stand-in say so
- * (DEVICES_ARE_STAND_INS).
+ * If the loader finds a real driver instead (scripts/check-cuda), the host cannot look at the memory: tests look at a
+ * copy, which devices_get() and devices_put() bring from the device and back. Streams are late only by
+ * devices_hold_up(), and tests that need more of the stand-in say so (DEVICES_ARE_STAND_INS).
  */
 #ifndef DEVICES_H
 #define DEVICES_H
@@ -29,13 +29,29 @@ bool devices_are_real(void);
 /** The device with this number, or another if there are fewer devices. */
 uint32_t devices_number(uint32_t wanted);
 
-/** Memory of a device, which the caller frees; the host reads and writes it through devices_look(). */
+/** Skips a test that would be like others on a machine with one device; stands at the test's beginning. */
+#define DEVICES_ARE_SEVERAL()                                                                                \
+    do {                                                                                                     \
+        if (devices_number(1) == 0)                                                                          \
+            skip();                                                                                          \
+    } while (0)
+
+/** Memory of a device, zeroed, which the caller frees; the host reads and writes it through devices_look(). */
 CUdeviceptr device_room(uint32_t device, uint64_t bytes);
 void device_room_free(CUdeviceptr address);
 
+/** Brings the allocation that is seen at `seen`, all of it, from the device to the copy, or back; waits for no stream.
+ * Does nothing with the stand-in, where the host sees the memory itself, nor with other memory of the host. Nobody else
+ * may write meanwhile what this writes. */
+void devices_get(const void *seen);
+void devices_put(const void *seen);
+
 #define SEGMENT 65536u /* of the stand-in's memory in segments, the smallest */
 
-/** Memory of a device of the stand-in in segments (cuda/segments.h) of 1, 2, 3, 1, 2 ... times SEGMENT, which the
+/** How many bytes the smallest segment of the devices here has: SEGMENT, or more of real ones. */
+uint64_t devices_segment(void);
+
+/** Memory of a device in segments (cuda/segments.h) of 1, 2, 3, 1, 2 ... times devices_segment(), zeroed, which the
  * caller frees. devices_look() finds all of it behind each other. `types`: the handle types that it is created with.
  * */
 CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types);
@@ -44,8 +60,8 @@ void device_segments_free(CUdeviceptr address, uint64_t bytes);
 /** Finds the stand-in if it is there. False: it is not there, or this build has no device code. */
 bool devices_present(void);
 
-/** Memory of a device that peers may not use; the test reads and writes it at `seen`. It lasts until devices_free().
- * */
+/** Memory of a device that peers may not use, zeroed; the test reads and writes it at `seen`. It lasts until
+ * devices_free(). */
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen);
 
 /** Frees all memory of device_memory(). */
@@ -54,7 +70,13 @@ void devices_free(void);
 /** How many of the driver's objects were made and not freed; 0 with a real driver. */
 size_t devices_left(void);
 
-/** See fake_cuda.h. With a real driver only devices_look() does anything. */
+/** Holds up what is put on a stream from now on, until devices_hasten(); with the stand-in, what is put on any stream,
+ * until devices_delay(0). The stream's device must be entered. Meanwhile nothing may be freed on a real device: the
+ * driver would wait for the stream. */
+void devices_hold_up(const kvf_cuda *cuda, CUstream stream);
+
+/** See fake_cuda.h. With a real driver only two do anything: devices_hasten(), after devices_hold_up(), and
+ * devices_look(), for memory of the functions above. */
 void devices_delay(uint64_t ns);
 void devices_hasten(void);
 void devices_fail(const char *function, int result, unsigned times);

@@ -1,6 +1,7 @@
 /*
- * Packed requests of ranks whose memory is on a device, over every fabric and the stand-in for the CUDA driver: only
- * the device touches that memory, and the result is compared with a copy made cell by cell.
+ * Packed requests of ranks whose memory is on a device, over every fabric and the stand-in for the CUDA driver, or a
+ * real one (scripts/check-cuda): only the device touches that memory, and the result is compared with a copy made cell
+ * by cell.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -104,6 +105,7 @@ static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
 }
 
 static void a_device_that_is_slow_is_waited_for(void **state) {
+    DEVICES_ARE_STAND_INS(); /* a real device cannot be made slow */
     devices_delay(MS / 2);
     move_all(*state, heads(100), on_second, on_first);
     devices_delay(0);
@@ -181,6 +183,7 @@ static bool is_quiet(const stage_world *w) {
 
 /* On a slow machine each copy may be over when the test looks; then it begins another move. */
 static void nobody_is_busy_while_only_the_device_works(void **state) {
+    DEVICES_ARE_STAND_INS(); /* a real device may finish every copy before the test looks */
     const size_t before = devices_left();
     stage_world *w = open_pair(*state);
     one_move move;
@@ -213,8 +216,7 @@ static void a_device_that_fails_ends_its_moves_with_its_words(void **state) {
 }
 
 static void shards_in_two_places_are_refused(void **state) {
-    if (devices_number(1) == 0)
-        skip();
+    DEVICES_ARE_SEVERAL();
     kvf_transport *transport;
     kvf_stage *stage = NULL;
     pair engines = pair_of(attention(2, 1, 8), &d_spec, &p_spec); /* a region for each layer */
@@ -240,6 +242,7 @@ int main(void) {
         return 77;
     }
     devices_open();
+    stage_world_copies_memory(devices_get, devices_put);
     static const way_test tests[] = {
         NAMED(heads_go_from_device_to_device),
         NAMED(heads_go_from_device_to_host),

@@ -170,13 +170,28 @@ void stage_world_close(stage_world *w) {
     free(w);
 }
 
+static stage_carry memory_get, memory_put;
+
+void stage_world_copies_memory(stage_carry get, stage_carry put) {
+    memory_get = get;
+    memory_put = put;
+}
+
+static void carry(stage_carry how, const stage_end *end) {
+    for (uint32_t i = 0; how && i < end->cells.region_count; i++)
+        how(end->cells.regions[i].address);
+}
+
 void stage_world_refill(stage_world *w, uint32_t seed) {
     for (uint32_t i = 0; i < w->p_count; i++) {
         rank_scribble(&w->p[i].cells, 100 + seed);
         rank_fill(&w->p[i].cells, all_layers(w->p[i].cells.shard), seed);
+        carry(memory_put, &w->p[i]);
     }
-    for (uint32_t i = 0; i < w->d_count; i++)
+    for (uint32_t i = 0; i < w->d_count; i++) {
         rank_scribble(&w->d[i].cells, 200 + seed);
+        carry(memory_put, &w->d[i]);
+    }
 }
 
 /* ---- working --------------------------------------------------------------------------------- */
@@ -264,6 +279,7 @@ uint64_t stage_world_wrong_bytes(const stage_end *d, const cell_rank *before, ui
     uint64_t wrong = 0;
     rank_copy(&wanted, before);
     rank_fill(&wanted, all_layers(wanted.shard), seed);
+    carry(memory_get, d);
     for (uint32_t i = 0; i < wanted.region_count; i++) {
         const unsigned char *a = d->cells.regions[i].address, *b = wanted.regions[i].address;
         for (uint64_t at = 0; at < wanted.regions[i].bytes; at++)
@@ -289,6 +305,7 @@ void stage_world_pull_all(stage_world *w, kvf_way way, uint32_t seed) {
         kvf_peer *peers[WORLD_RANKS];
         plans[i] = plan_of(&w->engines, i);
         requests[i] = request_of(plans[i]);
+        carry(memory_get, &w->d[i]);
         rank_copy(&before[i], &w->d[i].cells);
         set_sequences(requests[i], &w->d_sequence, &w->p_sequence);
         stage_world_sources(w, &w->d[i], plans[i], peers);
@@ -314,6 +331,7 @@ void stage_world_push_all(stage_world *w, kvf_way way, uint32_t seed) {
     for (uint32_t i = 0; i < w->d_count; i++) {
         plans[i] = plan_of(&w->engines, i);
         requests[i] = request_of(plans[i]);
+        carry(memory_get, &w->d[i]);
         rank_copy(&before[i], &w->d[i].cells);
         set_sequences(requests[i], &w->d_sequence, &w->p_sequence);
         for (uint32_t s = 0; s < kvf_plan_source_count(plans[i]); s++) {

@@ -45,6 +45,11 @@ typedef struct stage_world {
  * to the source. */
 typedef kvf_memory (*stage_place)(uint64_t bytes, void **seen);
 
+/** The host cannot look at the memory that sources give, only at copies: `get` and `put` bring all memory that is seen
+ * at a place from where it is to its copy, and back. */
+typedef void (*stage_carry)(const void *seen);
+void stage_world_copies_memory(stage_carry get, stage_carry put);
+
 /** The shapes of both engines, and the length of the one sequence in their caches. */
 typedef struct stage_pair {
     kvf_model *model; /**< the world will own it */

@@ -1,0 +1,86 @@
+"""Caches that are torch tensors on a CUDA device, moved from process to process: see torch_process.py.
+
+Both processes use the machine's own driver, whatever KVF_CUDA_LIBRARY names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinates import HEAD_SIZE, HEADS, LAYERS, TOKENS
+
+pytest.importorskip("torch")
+
+CELLS = LAYERS * 2 * TOKENS * HEADS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device() -> None:
+    # Asked in a process of its own: this one may have loaded a stand-in for the driver.
+    ask = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
+    asked = subprocess.run([sys.executable, "-c", ask], check=False)
+    if asked.returncode == 3:
+        pytest.skip("torch finds no CUDA device")
+    assert asked.returncode == 0
+
+
+class Process:
+    """A running torch_process.py."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def hear(self) -> Any:
+        """What it prints next."""
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        assert line, "the process has ended"
+        return json.loads(line)
+
+    def go_on(self) -> None:
+        assert self._process.stdin
+        print(file=self._process.stdin, flush=True)
+
+
+@contextmanager
+def started(allocator: str, *arguments: str) -> Iterator[Process]:
+    """Runs a process whose tensors are allocated in this way; it must end well."""
+    command = [sys.executable, str(Path(__file__).with_name("torch_process.py")), *arguments]
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": allocator}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            yield Process(process)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("withheld", ["shown", "withheld"])
+@pytest.mark.parametrize("allocator", ["expandable_segments:False", "expandable_segments:True"])
+def test_tensors_of_another_process_are_pulled(allocator: str, withheld: str) -> None:
+    with started(allocator, "produce", withheld) as prefill:
+        endpoint = prefill.hear()
+        with started(allocator, "consume", withheld, endpoint) as decode:
+            assert decode.hear() == CELLS
+            for wrong in (0, CELLS // 2):  # a changed layer proves that wrong bytes are found
+                prefill.go_on()
+                assert prefill.hear() == "holds"
+                decode.go_on()
+                got = decode.hear()
+                assert (got["event"], got["detail"], got["wrong"]) == ("DONE", "", wrong)
+                assert got["bytes"] == CELLS * HEAD_SIZE * 4
+                assert got["packed"] == (got["bytes"] if withheld == "withheld" else 0)
+                ((fabric, passed_over),) = got["peers"]
+                assert (fabric == "cuda") == (withheld == "shown"), passed_over
+                assert prefill.hear() == "DONE"
