@@ -1,5 +1,6 @@
 /*
- * The driver's copies of many places in one call: the gather of the copy engine, given run by run.
+ * The driver's copies of many places in one call: the gather of the copy engine, given run by run, or as one box of
+ * rows for each head of a block.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -12,7 +13,7 @@
 
 /* ---- as the driver declares it from CUDA 12.8 on; later versions have others beside it --------------- */
 
-enum { IN_ORDER_OF_STREAM = 1 };
+enum { IN_ORDER_OF_STREAM = 1, AN_ADDRESS = 1 };
 
 typedef struct batch_attributes {
     int source_order;
@@ -23,7 +24,23 @@ typedef CUresult (*copy_runs_call)(CUdeviceptr *to, CUdeviceptr *from, size_t *b
                                    batch_attributes *attributes, size_t *attribute_begins,
                                    size_t attribute_count, size_t *failed, CUstream stream);
 
-_Static_assert(sizeof(batch_attributes) == 24, "the size of the driver's struct");
+typedef struct batch_side {
+    int kind;
+    CUdeviceptr address;
+    size_t row_step, layer_rows; /* 0: nothing between two of them */
+    CUmemLocation where;
+} batch_side;
+
+typedef struct batch_box {
+    batch_side from, to;
+    size_t row_bytes, rows, layers;
+    int source_order;
+    unsigned flags;
+} batch_box;
+_Static_assert(sizeof(batch_attributes) == 24 && sizeof(batch_side) == 40 && sizeof(batch_box) == 112,
+               "the sizes of the driver's structs");
+typedef CUresult (*copy_boxes_call)(size_t count, batch_box *boxes, size_t *failed, unsigned long long flags,
+                                    CUstream stream);
 
 /* ---- lists for the driver ---------------------------------------------------------------------------- */
 
@@ -31,6 +48,7 @@ typedef struct batch {
     size_t count;
     CUdeviceptr *from, *to; /* runs */
     size_t *bytes;
+    batch_box *boxes;
 } batch;
 
 static batch runs_of(const bench_shape *s) {
@@ -47,10 +65,31 @@ static batch runs_of(const bench_shape *s) {
     return made;
 }
 
+static batch boxes_of(const bench_shape *s) {
+    batch made = {.count = (size_t)s->blocks * HEADS};
+    made.boxes = bench_alloc(made.count, sizeof *made.boxes);
+    for (size_t i = 0; i < made.count; i++) {
+        const uint32_t token = (uint32_t)(i / HEADS * ROWS), head = (uint32_t)(i % HEADS);
+        made.boxes[i] = (batch_box){
+            .from = {.kind = AN_ADDRESS,
+                     .address = bench_gpu.memory[HEADS_FIRST] + bench_place_of(s, HEADS_FIRST, token, head),
+                     .row_step = s->run},
+            .to = {.kind = AN_ADDRESS,
+                   .address = bench_gpu.memory[PACKED] + bench_place_of(s, PACKED, token, head),
+                   .row_step = HEADS * s->run},
+            .row_bytes = s->run,
+            .rows = kvf_min_u64(ROWS, s->tokens - token),
+            .layers = 1,
+            .source_order = IN_ORDER_OF_STREAM};
+    }
+    return made;
+}
+
 static void drop(batch *of) {
     free(of->from);
     free(of->to);
     free(of->bytes);
+    free(of->boxes);
 }
 
 /* ---- copying ----------------------------------------------------------------------------------------- */
@@ -69,9 +108,18 @@ static CUresult copy_runs(void *call, const batch *of) {
     return copy(of->to, of->from, of->bytes, of->count, &attributes, &begin, 1, &failed, bench_gpu.stream);
 }
 
+static CUresult copy_boxes(void *call, const batch *of) {
+    size_t failed = 0;
+    copy_boxes_call copy;
+    memcpy(&copy, &call, sizeof copy);
+    return copy(of->count, of->boxes, &failed, 0, bench_gpu.stream);
+}
+
 static const batch_way ways[] = {
     {"Gather within the device by the driver's batched copy, a run each", "cuMemcpyBatchAsync", "runs",
      runs_of, copy_runs},
+    {"Gather within the device by the driver's batched 3D copy, the rows of a head each",
+     "cuMemcpy3DBatchAsync", "boxes", boxes_of, copy_boxes},
 };
 
 /* A driver may have the call and refuse it. */
