@@ -6,6 +6,7 @@
  *   batches     the same gather by the driver's copies of many places in one call
  *   checksums   a device's checksums of a cache
  *   submitting  the host's time for submitting
+ *   beside      how much a product of matrices is slowed down by the copy engine beside it
  *
  * Rates are compared with the driver's copy of the same bytes, in turns in one run. The destination of each case is
  * checked by token and head; before the case it is cleared, and the check must fail. KVF_BENCH_BYTES and
@@ -278,19 +279,22 @@ static void submitting(bench_report *report) {
 
 /* ---- parts ---------------------------------------------------------------------------------------- */
 
-#define PARTS 4u
+#define PARTS 5u
 
 static const struct {
     const char *name;
     void (*measure)(bench_report *report);
-} parts[PARTS] = {
-    {"moves", moves}, {"batches", bench_batches}, {"checksums", checksums}, {"submitting", submitting}};
+} parts[PARTS] = {{"moves", moves},
+                  {"batches", bench_batches},
+                  {"checksums", checksums},
+                  {"submitting", submitting},
+                  {"beside", bench_beside}};
 
 static size_t part_named(const char *name, size_t length) {
     size_t i = 0;
     while (i < PARTS && (strlen(parts[i].name) != length || strncmp(parts[i].name, name, length) != 0))
         i++;
-    bench_require(i < PARTS, "KVF_BENCH_PARTS are some of moves, batches, checksums, submitting, "
+    bench_require(i < PARTS, "KVF_BENCH_PARTS are some of moves, batches, checksums, submitting, beside, "
                              "with commas between");
     return i;
 }

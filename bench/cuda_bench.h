@@ -94,5 +94,7 @@ double bench_copy_ns(const bench_shape *s, bench_form from, bench_form to);
 
 /** The driver's copies of many places in one call: cuda_batches.c. */
 void bench_batches(bench_report *report);
+/** A product of matrices beside the copy engine: cuda_beside.c. */
+void bench_beside(bench_report *report);
 
 #endif
