@@ -7,6 +7,7 @@
  *   checksums   a device's checksums of a cache
  *   submitting  the host's time for submitting
  *   beside      how much a product of matrices is slowed down by the copy engine beside it
+ *   peers       reading and writing the memory of another process, by the transport "cuda"
  *
  * Rates are compared with the driver's copy of the same bytes, in turns in one run. The destination of each case is
  * checked by token and head; before the case it is cleared, and the check must fail. KVF_BENCH_BYTES and
@@ -279,23 +280,21 @@ static void submitting(bench_report *report) {
 
 /* ---- parts ---------------------------------------------------------------------------------------- */
 
-#define PARTS 5u
+enum { PEERS = 5, PARTS };
 
 static const struct {
     const char *name;
     void (*measure)(bench_report *report);
-} parts[PARTS] = {{"moves", moves},
-                  {"batches", bench_batches},
-                  {"checksums", checksums},
-                  {"submitting", submitting},
-                  {"beside", bench_beside}};
+} parts[PARTS] = {{"moves", moves},           {"batches", bench_batches}, {"checksums", checksums},
+                  {"submitting", submitting}, {"beside", bench_beside},   [PEERS] = {"peers", bench_peers}};
 
 static size_t part_named(const char *name, size_t length) {
     size_t i = 0;
     while (i < PARTS && (strlen(parts[i].name) != length || strncmp(parts[i].name, name, length) != 0))
         i++;
-    bench_require(i < PARTS, "KVF_BENCH_PARTS are some of moves, batches, checksums, submitting, beside, "
-                             "with commas between");
+    bench_require(i < PARTS,
+                  "KVF_BENCH_PARTS are some of moves, batches, checksums, submitting, beside, peers, "
+                  "with commas between");
     return i;
 }
 
@@ -315,6 +314,8 @@ int main(int argc, char **argv) {
     bool chosen[PARTS];
     choose_parts(chosen);
     bench_gpu_settings();
+    if (chosen[PEERS])
+        bench_peers_start();
     if (kvf_cuda_find(&cuda)) {
         (void)printf("skipped: no GPU (%s)\n", kvf_error_detail());
         return SKIPPED;

@@ -96,5 +96,9 @@ double bench_copy_ns(const bench_shape *s, bench_form from, bench_form to);
 void bench_batches(bench_report *report);
 /** A product of matrices beside the copy engine: cuda_beside.c. */
 void bench_beside(bench_report *report);
+/** Two processes: cuda_peers.c. */
+void bench_peers(bench_report *report);
+/** Starts the second process of bench_peers(), before anything starts the driver, which does not outlive a fork. */
+void bench_peers_start(void);
 
 #endif
