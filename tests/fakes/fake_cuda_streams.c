@@ -318,6 +318,48 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, s
     }
     return 0;
 }
+
+/* As the driver lays it out, for addresses of one layer. */
+typedef struct box_side {
+    int kind; /* 1: an address */
+    CUdeviceptr address;
+    size_t row_step, layer_rows;
+    CUmemLocation where;
+} box_side;
+typedef struct copied_box {
+    box_side from, to;
+    size_t row_bytes, rows, layers;
+    int source_order;
+    unsigned flags;
+} copied_box;
+
+__attribute__((visibility("default"))) CUresult cuMemcpy3DBatchAsync(size_t count, copied_box *boxes,
+                                                                     size_t *failed, unsigned long long flags,
+                                                                     CUstream stream);
+
+CUresult cuMemcpy3DBatchAsync(size_t count, copied_box *boxes, size_t *failed, unsigned long long flags,
+                              CUstream stream) {
+    BEGIN;
+    if (count == 0 || flags || !stream)
+        return INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        const copied_box *box = &boxes[i];
+        CUresult result = 0;
+        *failed = i;
+        if (box->from.kind != 1 || box->to.kind != 1 || box->source_order != 1 || box->row_bytes == 0 ||
+            box->rows == 0 || box->layers != 1 || box->from.row_step < box->row_bytes ||
+            box->to.row_step < box->row_bytes)
+            return INVALID_VALUE;
+        for (size_t row = 0; !result && row < box->rows; row++)
+            result = put(stream, (action){.kind = COPY,
+                                          .to = box->to.address + row * box->to.row_step,
+                                          .from = box->from.address + row * box->from.row_step,
+                                          .bytes = box->row_bytes});
+        if (result)
+            return result;
+    }
+    return 0;
+}
 /* NOLINTEND(readability-non-const-parameter) */
 
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
