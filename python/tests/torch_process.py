@@ -28,7 +28,7 @@ from coordinates import (
     small_model,
     wrong_cells,
 )
-from kvferry import Agent, Contact, GroupSteps, Shard
+from kvferry import Agent, Contact, GroupSteps, LogLine, Shard
 
 REQUESTS = ("right", "changed")
 
@@ -71,11 +71,16 @@ def say(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
+def log(line: LogLine) -> None:
+    """Shown with a test that fails."""
+    print(line.text, file=sys.stderr)
+
+
 def produce(withheld: bool) -> None:
     engine = prefill_engine(small_model(), tp_size=1)
     cache = Cache(engine.shard(0))
     cache.fill(PREFILL_TABLE)
-    with Agent(engine, own_thread=True) as agent:
+    with Agent(engine, own_thread=True, log=log) as agent:
         agent.register(cache.tensors, withheld=withheld)
         say(agent.endpoint)
         for name in REQUESTS:
@@ -86,12 +91,13 @@ def produce(withheld: bool) -> None:
             say("holds")
             event = agent.wait_event(60)
             say(event.kind.name if event else "nothing")
+        sys.stdin.readline()  # until the other side has looked at its peers
 
 
 def consume(withheld: bool, endpoint: str) -> None:
     engine = decode_engine(small_model())
     cache = Cache(engine.shard(0))
-    with Agent(engine, own_thread=True) as agent:
+    with Agent(engine, own_thread=True, log=log) as agent:
         agent.register(cache.tensors, withheld=withheld)
         say(cache.wrong(DECODE_TABLE))
         for name in REQUESTS:
@@ -106,7 +112,7 @@ def consume(withheld: bool, endpoint: str) -> None:
                     "bytes": event.bytes,
                     "packed": event.bytes_packed,
                     "wrong": cache.wrong(DECODE_TABLE),
-                    "peers": [(peer.fabric, peer.passed_over) for peer in agent.peers()],
+                    "peers": [(peer.fabric, peer.passed_over, peer.failure) for peer in agent.peers()],
                 }
             )
 
