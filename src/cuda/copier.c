@@ -17,6 +17,9 @@ struct kvf_copy_job {
     kvf_copier *copier;
     kvf_cuda_box *boxes;  /* in pinned host memory: `room` copies, then `room` conversions */
     CUdeviceptr uploaded; /* the same on the device */
+    uint32_t *ids;        /* of tables of its own, in pinned host memory */
+    CUdeviceptr uploaded_ids;
+    uint32_t id_count;
     launch launches[LAUNCHES];
     CUevent over;
     bool started;
@@ -25,12 +28,12 @@ struct kvf_copy_job {
 };
 
 struct kvf_copier {
-    uint32_t device, blocks, job_count, room;
+    uint32_t device, blocks, job_count, room, id_room;
     CUstream stream;
     CUmodule module;
     CUfunction kernels[LAUNCHES];
-    kvf_cuda_box *boxes;  /* of all jobs */
-    CUdeviceptr uploaded; /* likewise */
+    void *boxes;          /* of all jobs, and behind them their ids */
+    CUdeviceptr uploaded; /* the same on the device */
     kvf_copy_job *jobs, *free;
     uint32_t started; /* jobs started and not over */
 };
@@ -53,22 +56,23 @@ static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
 }
 
 static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
-    const size_t boxes = (size_t)copier->job_count * LAUNCHES * copier->room,
-                 bytes = boxes * sizeof(kvf_cuda_box);
-    void *host = NULL;
+    const size_t job_boxes = (size_t)LAUNCHES * copier->room * sizeof(kvf_cuda_box),
+                 job_ids = (size_t)copier->id_room * sizeof(uint32_t), boxes = copier->job_count * job_boxes,
+                 bytes = boxes + copier->job_count * job_ids;
     copier->jobs = kvf_alloc0(copier->job_count, sizeof *copier->jobs);
     if (!copier->jobs)
         return kvf_nomem("jobs of a device");
-    CUresult result = cuda->cuMemHostAlloc(&host, bytes, CU_MEMHOST_PORTABLE);
-    copier->boxes = host;
+    CUresult result = cuda->cuMemHostAlloc(&copier->boxes, bytes, CU_MEMHOST_PORTABLE);
     if (!result)
         result = cuda->cuMemAlloc_v2(&copier->uploaded, bytes);
     for (uint32_t i = 0; !result && i < copier->job_count; i++) {
         kvf_copy_job *job = &copier->jobs[i];
-        const size_t before = (size_t)i * LAUNCHES * copier->room;
+        unsigned char *host = copier->boxes;
         job->copier = copier;
-        job->boxes = copier->boxes + before;
-        job->uploaded = copier->uploaded + before * sizeof(kvf_cuda_box);
+        job->boxes = (kvf_cuda_box *)(void *)(host + i * job_boxes);
+        job->uploaded = copier->uploaded + i * job_boxes;
+        job->ids = (uint32_t *)(void *)(host + boxes + i * job_ids);
+        job->uploaded_ids = copier->uploaded + boxes + i * job_ids;
         job->next_free = copier->free;
         copier->free = job;
         result = cuda->cuEventCreate(&job->over, CU_EVENT_DISABLE_TIMING);
@@ -110,6 +114,7 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
         copier->blocks = cuda->devices[device].multiprocessors;
     copier->job_count = given->jobs ? given->jobs : JOBS_DEFAULT;
     copier->room = given->boxes ? given->boxes : BOXES_DEFAULT;
+    copier->id_room = given->ids;
     status = load(copier, cuda);
     if (!status)
         status = make_stream(copier, cuda);
@@ -200,6 +205,7 @@ kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out) {
                         copier->job_count, copier->device);
     copier->free = job->next_free;
     memset(job->launches, 0, sizeof job->launches);
+    job->id_count = 0;
     job->failed = 0;
     *out = job;
     return KVF_OK;
@@ -209,6 +215,15 @@ void kvf_copy_job_drop(kvf_copy_job *job) {
     KVF_ASSERT(!job->started);
     job->next_free = job->copier->free;
     job->copier->free = job;
+}
+
+uint32_t *kvf_copy_job_table(kvf_copy_job *job, uint64_t count, uint64_t *address) {
+    if (count > job->copier->id_room - job->id_count)
+        return NULL;
+    uint32_t *table = job->ids + job->id_count;
+    *address = job->uploaded_ids + job->id_count * sizeof *table;
+    job->id_count += (uint32_t)count;
+    return table;
 }
 
 kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, const kvf_device_side *to,
@@ -223,6 +238,16 @@ kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, cons
     if (!status)
         *add = (launch){.count = add->count + made, .tiles = tiles};
     return status;
+}
+
+/* Uploads the job's own tables; sets `any` once something is on the stream. */
+static CUresult upload_ids(const kvf_copy_job *job, const kvf_cuda *cuda, bool *any) {
+    if (job->id_count == 0)
+        return 0;
+    const CUresult result = cuda->cuMemcpyHtoDAsync_v2(job->uploaded_ids, job->ids,
+                                                       job->id_count * sizeof *job->ids, job->copier->stream);
+    *any = !result;
+    return result;
 }
 
 /* Uploads and launches one kind of boxes; sets `any` once something is on the stream. */
@@ -251,6 +276,8 @@ static CUresult put(kvf_copy_job *job, const kvf_cuda *cuda, CUevent after) {
     kvf_copier *copier = job->copier;
     bool any = false;
     CUresult result = after ? cuda->cuStreamWaitEvent(copier->stream, after, 0) : 0;
+    if (!result)
+        result = upload_ids(job, cuda, &any);
     for (int i = 0; !result && i < LAUNCHES; i++)
         result = run(job, cuda, i, &any);
     if (result && !any)

@@ -30,6 +30,7 @@ typedef struct kvf_copier_options {
         blocks;     /**< of threads that run at once; 0: 16. Never more than the device has multiprocessors */
     uint32_t jobs;  /**< jobs under way at once; 0: 32 */
     uint32_t boxes; /**< boxes of a job; 0: 256 */
+    uint32_t ids;   /**< block ids in tables of a job's own */
 } kvf_copier_options;
 
 /**
@@ -84,6 +85,15 @@ void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table);
  * @return KVF_OK, KVF_E_AGAIN (the most jobs are under way: poll one)
  */
 kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out);
+
+/**
+ * Makes room for a table of the job's own, which goes to the device with the job. The caller writes it before the job
+ * starts.
+ *
+ * @param address  receives the device's address of the table
+ * @return the table; NULL: the job has no room for so many ids
+ */
+uint32_t *kvf_copy_job_table(kvf_copy_job *job, uint64_t count, uint64_t *address);
 
 /**
  * Adds cells to a job, as in kvf_device_boxes().

@@ -38,6 +38,39 @@ struct kvf_request {
 /** What a request was set to, one for each group of the model; owned by the request. */
 const kvf_group_request *kvf_request_groups(const kvf_request *request);
 
+/**
+ * Gives the next *nests* of a cursor: the runs of one piece of a rule, in two loops, as one entry. Its offsets are those
+ * of the first run, and its bytes those of all. For fabrics that take many runs at even distances at once. A cursor
+ * gives either nests or runs; nests are not merged where they touch.
+ *
+ * @param nests     receives nests of one shape, as many as there are one after the other, up to `capacity`
+ * @param shape     receives the shape, unless there is no nest
+ * @return how many; 0 at the end
+ */
+size_t kvf_run_cursor_next_nests(kvf_run_cursor *cursor, kvf_run *nests, size_t capacity,
+                                 kvf_run_shape *shape);
+
+/** The shape of the same nests as the other side sees them. */
+static inline kvf_run_shape kvf_run_shape_swapped(const kvf_run_shape *s) {
+    return (kvf_run_shape){.bytes = s->bytes,
+                           .outer_count = s->outer_count,
+                           .outer_local = s->outer_remote,
+                           .outer_remote = s->outer_local,
+                           .inner_count = s->inner_count,
+                           .inner_local = s->inner_remote,
+                           .inner_remote = s->inner_local};
+}
+
+/** What a nest occupies. */
+typedef struct kvf_nest_size {
+    uint64_t bytes; /* of all runs */
+    uint64_t local,
+        remote; /* from the first byte of the first run to the last byte of the last, on each side */
+} kvf_nest_size;
+
+/** Measures nests of a shape, which may come from a peer. False: a number is 0 or too large. */
+bool kvf_nest_measure(const kvf_run_shape *shape, kvf_nest_size *out);
+
 /** One side of a group of a request: its table and the sizes its blocks have there. */
 typedef struct kvf_table_side {
     const char *name; /* for messages */

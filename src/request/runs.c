@@ -215,3 +215,71 @@ size_t kvf_run_cursor_next(kvf_run_cursor *cursor, kvf_run *runs, size_t capacit
     memcpy(cursor, &at, sizeof at);
     return out.count;
 }
+
+/* ---- nests ------------------------------------------------------------------------------------ */
+
+static bool span_of(const kvf_run_shape *s, uint64_t outer_step, uint64_t inner_step, uint64_t *out) {
+    uint64_t outer;
+    return kvf_mul_add(s->outer_count - 1, outer_step, s->bytes, &outer) &&
+           kvf_mul_add(s->inner_count - 1, inner_step, outer, out);
+}
+
+bool kvf_nest_measure(const kvf_run_shape *shape, kvf_nest_size *out) {
+    uint64_t runs;
+    return shape->bytes > 0 && shape->outer_count > 0 && shape->inner_count > 0 &&
+           kvf_mul(shape->outer_count, shape->inner_count, &runs) &&
+           kvf_mul(runs, shape->bytes, &out->bytes) &&
+           span_of(shape, shape->outer_local, shape->inner_local, &out->local) &&
+           span_of(shape, shape->outer_remote, shape->inner_remote, &out->remote);
+}
+
+/* The array that receives nests of one shape. */
+typedef struct nest_emitter {
+    kvf_run *nests;
+    size_t count, capacity;
+    kvf_run_shape *shape; /* of those that are there */
+} nest_emitter;
+
+/* Adds the nests of one rule, from the cursor's place on. False if one is full, or of another shape. */
+static bool emit_nests(place *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk, nest_emitter *out) {
+    kvf_run_shape shape = {0};
+    uint64_t shape_rows = 0;
+    for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0)
+        for (; c->piece < walk->count; c->piece++, c->lane_in_page = 0) {
+            const kvf_piece *piece = &walk->pieces[c->piece];
+            const uint64_t rows = (uint64_t)piece->steps * rule->rows_per_step;
+            if (rows != shape_rows)
+                shape = kvf_rule_shape(rule, rows);
+            shape_rows = rows;
+            if (out->count == 0)
+                *out->shape = shape;
+            if (memcmp(&shape, out->shape, sizeof shape) != 0)
+                return false;
+            for (; c->lane_in_page < rule->lanes_per_page; c->lane_in_page++) {
+                const kvf_copy_lane *lane = &rule->lanes[c->lane + c->lane_in_page];
+                if (out->count == out->capacity)
+                    return false;
+                out->nests[out->count++] = (kvf_run){
+                    first_byte(lane->local_offset, piece->local_block, piece->local_step, &rule->local, rule),
+                    first_byte(lane->remote_offset, piece->remote_block, piece->remote_step, &rule->remote,
+                               rule),
+                    shape.bytes * shape.outer_count * shape.inner_count, lane->local_region,
+                    lane->remote_region};
+            }
+        }
+    return true;
+}
+
+size_t kvf_run_cursor_next_nests(kvf_run_cursor *cursor, kvf_run *nests, size_t capacity,
+                                 kvf_run_shape *shape) {
+    place at;
+    memcpy(&at, cursor, sizeof at);
+    const kvf_plan *plan = at.request->plan;
+    nest_emitter out = {.nests = nests, .capacity = capacity, .shape = shape};
+    KVF_ASSERT(at.run == 0 && capacity > 0);
+    for (; at.rule < at.rule_end; at.rule++, at.lane = 0)
+        if (!emit_nests(&at, &plan->rules[at.rule], &at.request->walks[plan->rule_walks[at.rule]], &out))
+            break;
+    memcpy(cursor, &at, sizeof at);
+    return out.count;
+}

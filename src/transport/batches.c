@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "request/request.h"
 #include "transport/front.h"
 #include "transport/notices.h"
 
@@ -110,8 +111,11 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
                     (unsigned long long)region_bytes);
 }
 
-/* Every run must lie inside a registered region on both sides. All code after this uses plain arithmetic. */
-static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count, uint64_t *bytes) {
+/* Every run must lie inside a registered region on both sides. All code after this uses plain arithmetic.
+ *
+ * @param nest  what each of `runs` occupies; NULL: they are single runs */
+static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count,
+                             const kvf_nest_size *nest, uint64_t *bytes) {
     const kvf_memory *local = peer->transport->fabrics[peer->fabric_number].served;
     const kvf_memory *own = peer->transport->regions;
     const uint64_t *remote = peer->region_bytes;
@@ -122,10 +126,11 @@ static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t c
         *bytes += run->bytes;
         uint64_t here = run->local_region < local_count ? local[run->local_region].bytes : 0;
         uint64_t there = run->remote_region < remote_count ? remote[run->remote_region] : 0;
-        if (!kvf_lies_inside(run->local_offset, run->bytes, here))
+        KVF_ASSERT(!nest || run->bytes == nest->bytes);
+        if (!kvf_lies_inside(run->local_offset, nest ? nest->local : run->bytes, here))
             return refuse(run, i, "local", run->local_region, run->local_offset, here,
                           run->local_region < local_count && own[run->local_region].bytes > 0, local_count);
-        if (!kvf_lies_inside(run->remote_offset, run->bytes, there))
+        if (!kvf_lies_inside(run->remote_offset, nest ? nest->remote : run->bytes, there))
             return refuse(run, i, "remote", run->remote_region, run->remote_offset, there,
                           run->remote_region < remote_count && peer->region_withheld[run->remote_region],
                           remote_count);
@@ -146,7 +151,7 @@ kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
 }
 
 static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
-                               size_t count, kvf_done done, uint64_t *bytes) {
+                               size_t count, const kvf_nest_size *nest, kvf_done done, uint64_t *bytes) {
     if (!peer || !done || (!runs && count > 0))
         return kvf_fail(KVF_E_INVALID, "submit: %s is NULL", !peer ? "peer" : !done ? "done" : "runs");
     if (direction != KVF_READ && direction != KVF_WRITE)
@@ -156,13 +161,16 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
         return kvf_fail(KVF_E_UNSUPPORTED, "submit: %s does not %s", peer->fabric->kind.name,
                         direction == KVF_READ ? "read" : "write");
     kvf_status status = kvf_front_check_peer(peer, "submit");
-    return status ? status : check_runs(peer, runs, count, bytes);
+    return status ? status : check_runs(peer, runs, count, nest, bytes);
 }
 
-kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
-                                kvf_done done, void *context, kvf_operation *out) {
+static kvf_status submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
+                         const kvf_run_shape *shape, kvf_done done, void *context, kvf_operation *out) {
     uint64_t bytes = 0;
-    kvf_status status = check_submit(peer, direction, runs, count, done, &bytes);
+    kvf_nest_size nest;
+    if (shape && !kvf_nest_measure(shape, &nest))
+        return kvf_fail(KVF_E_INVALID, "submit: a nest whose numbers are 0 or too large");
+    kvf_status status = check_submit(peer, direction, runs, count, shape ? &nest : NULL, done, &bytes);
     if (status)
         return status;
     kvf_transport *transport = peer->transport;
@@ -175,6 +183,7 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
     batch->direction = direction;
     batch->runs = runs;
     batch->count = count;
+    batch->shape = shape;
     batch->bytes = bytes;
     batch->done = done;
     batch->context = context;
@@ -192,6 +201,22 @@ kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const k
         *out = batch->operation;
     kvf_front_update_wake(transport);
     return KVF_OK;
+}
+
+kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
+                                kvf_done done, void *context, kvf_operation *out) {
+    return submit(peer, direction, runs, count, NULL, done, context, out);
+}
+
+bool kvf_peer_takes_nests(const kvf_peer *peer) {
+    return peer->fabric->nests;
+}
+
+kvf_status kvf_transport_submit_nests(kvf_peer *peer, kvf_direction direction, const kvf_run *nests,
+                                      size_t count, const kvf_run_shape *shape, kvf_done done, void *context,
+                                      kvf_operation *out) {
+    KVF_ASSERT(kvf_peer_takes_nests(peer));
+    return submit(peer, direction, nests, count, shape, done, context, out);
 }
 
 kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation operation) {

@@ -61,6 +61,11 @@ void kvf_slices_peek(const kvf_slices *slices, uint64_t budget, size_t runs, kvf
     out->runs = first;
     out->count = 0;
     out->bytes = 0;
+    if (batch->shape && first->bytes > budget) {
+        out->count = 1;
+        out->bytes = first->bytes;
+        return;
+    }
     if (slices->offset > 0 || first->bytes > budget) {
         out->part = *first;
         out->part.local_offset += slices->offset;

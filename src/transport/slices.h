@@ -61,7 +61,8 @@ void kvf_slices_forget(const kvf_slices *slices, kvf_batch *batch);
 /** Ends cancelled batches of which nothing is in flight; other cancelled batches only stop. */
 void kvf_slices_reap(kvf_slices *slices);
 
-/** Finds the next slice: at most `runs` whole runs and `budget` bytes. Needs a current batch. */
+/** Finds the next slice: at most `runs` whole runs and `budget` bytes. Needs a current batch. A nest is never cut: one
+ * that is longer is a slice. */
 void kvf_slices_peek(const kvf_slices *slices, uint64_t budget, size_t runs, kvf_slice *out);
 
 /**

@@ -1,10 +1,12 @@
 /*
  * Moving a whole request: for each source a cursor over its runs, and a few batches that are filled from it,
  * submitted, and filled again. Everything is allocated at the start.
+ *
+ * A fabric that takes nests gets these instead of runs: a nest is an entry of a batch like a run, but never cut.
  */
 #include <stdio.h>
 
-#include "plan/plan.h"
+#include "request/request.h"
 #include "transport/front.h"
 #include "transport/transfer.h"
 
@@ -32,6 +34,7 @@ typedef struct transfer_batch {
     size_t whole; /* runs that end in it */
     uint64_t bytes;
     kvf_run *runs;
+    kvf_run_shape shape; /* of nests */
 } transfer_batch;
 
 struct transfer_source {
@@ -39,9 +42,12 @@ struct transfer_source {
     kvf_transfer *transfer;
     kvf_peer *peer; /* NULL: its connection was closed */
     kvf_run_cursor cursor;
-    kvf_run ahead[PULL_RUNS]; /* of a held transfer: taken from the cursor and not submitted yet */
+    bool nests;
+    kvf_run
+        ahead[PULL_RUNS]; /* nests, or runs of a held transfer: taken from the cursor and not submitted yet */
     size_t ahead_at, ahead_count;
-    bool exhausted; /* the cursor */
+    kvf_run_shape ahead_shape; /* of nests */
+    bool exhausted;            /* the cursor */
     transfer_depth depth;
     transfer_batch *batches;
     kvf_run *runs; /* of all of them */
@@ -110,14 +116,18 @@ static void fill(transfer_source *source, transfer_batch *batch) {
     batch->whole = batch->count;
 }
 
-/* The next run, or the rest of it; NULL: there is none. */
+/* The next run or nest, or the rest of a run; NULL: there is none. */
 static kvf_run *look_ahead(transfer_source *source) {
     if (source->ahead_at == source->ahead_count && !source->exhausted) {
         source->ahead_at = 0;
-        source->ahead_count = kvf_run_cursor_next(&source->cursor, source->ahead, PULL_RUNS);
+        source->ahead_count = source->nests ? kvf_run_cursor_next_nests(&source->cursor, source->ahead,
+                                                                        PULL_RUNS, &source->ahead_shape)
+                                            : kvf_run_cursor_next(&source->cursor, source->ahead, PULL_RUNS);
         source->exhausted = source->ahead_count == 0;
         for (size_t i = 0; i < source->ahead_count && source->transfer->swapped; i++)
             swap_sides(&source->ahead[i]);
+        if (source->nests && source->transfer->swapped)
+            source->ahead_shape = kvf_run_shape_swapped(&source->ahead_shape);
     }
     return source->ahead_at < source->ahead_count ? &source->ahead[source->ahead_at] : NULL;
 }
@@ -137,6 +147,22 @@ static void fill_up_to(transfer_source *source, transfer_batch *batch, uint64_t 
             batch->whole++;
             source->ahead_at++;
         }
+    }
+}
+
+/* Takes nests of one shape until they have `most` bytes. */
+static void fill_with_nests(transfer_source *source, transfer_batch *batch, uint64_t most) {
+    const kvf_run *nest;
+    while (batch->count < source->depth.runs && batch->bytes < most && (nest = look_ahead(source))) {
+        const kvf_run_shape *shape = &source->ahead_shape;
+        if (batch->count == 0)
+            batch->shape = *shape;
+        else if (memcmp(shape, &batch->shape, sizeof *shape) != 0)
+            break;
+        batch->runs[batch->count++] = *nest;
+        batch->bytes += nest->bytes;
+        batch->whole += shape->outer_count * shape->inner_count;
+        source->ahead_at++;
     }
 }
 
@@ -168,8 +194,11 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
 
 static bool submit(transfer_source *source, transfer_batch *batch) {
     kvf_transfer *transfer = source->transfer;
-    kvf_status status = kvf_transport_submit(source->peer, transfer->direction, batch->runs, batch->count,
-                                             on_done, batch, &batch->operation);
+    kvf_status status = source->nests ? kvf_transport_submit_nests(source->peer, transfer->direction,
+                                                                   batch->runs, batch->count, &batch->shape,
+                                                                   on_done, batch, &batch->operation)
+                                      : kvf_transport_submit(source->peer, transfer->direction, batch->runs,
+                                                             batch->count, on_done, batch, &batch->operation);
     if (status) {
         fail(transfer, status, kvf_error_detail());
         return false;
@@ -189,7 +218,9 @@ static uint64_t pump(transfer_source *source, uint64_t most) {
             continue;
         batch->count = batch->whole = 0;
         batch->bytes = 0;
-        if (most == UINT64_MAX && source->ahead_at == source->ahead_count)
+        if (source->nests)
+            fill_with_nests(source, batch, kvf_min_u64(most - bytes, BATCH_BYTES));
+        else if (most == UINT64_MAX && source->ahead_at == source->ahead_count)
             fill(source, batch);
         else
             fill_up_to(source, batch, kvf_min_u64(most - bytes, BATCH_BYTES));
@@ -293,6 +324,7 @@ static kvf_status place_source(kvf_transfer *transfer, const kvf_request *reques
     source->depth = depth;
     source->transfer = transfer;
     source->peer = peer;
+    source->nests = kvf_peer_takes_nests(peer);
     source->user = (kvf_front_user){.closed = on_closed, .context = source};
     KVF_LIST_ADD(peer->users, &source->user);
     (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */

@@ -17,6 +17,7 @@
 #include "base/base.h"
 #include "base/list.h"
 #include "kernel/yardstick.h"
+#include "plan/plan.h"
 
 #define KVF_HOST_ID_BYTES 16
 #define KVF_PLACE_BYTES (KVF_HOST_ID_BYTES + 8)
@@ -37,6 +38,8 @@ typedef struct kvf_batch {
     kvf_direction direction;
     const kvf_run *runs; /**< all inside registered memory on both sides */
     size_t count;
+    const kvf_run_shape
+        *shape;     /**< each of `runs` is a nest of this shape, see request/request.h; NULL: a run */
     uint64_t bytes; /**< of all runs */
     kvf_done done;
     void *context;
@@ -104,6 +107,9 @@ typedef struct kvf_fabric {
      * older than the peer's kvf_transport_oldest().
      */
     kvf_status (*connect)(void *endpoint, const void *card, size_t bytes, kvf_peer *peer, void **link);
+
+    /** Whether batches may have nests. */
+    bool nests;
 
     /** Accepts a batch. Fails only as a whole, before anything has moved. */
     kvf_status (*submit)(void *link, kvf_batch *batch);
@@ -324,6 +330,19 @@ const char *kvf_peer_waiting(const kvf_peer *peer);
 
 /** How often kvf_peer_waits() has said that a peer waits: when it grows, peers are worth asking. */
 uint64_t kvf_transport_waits(const kvf_transport *transport);
+
+/** Whether the fabric that serves a peer takes nests. */
+bool kvf_peer_takes_nests(const kvf_peer *peer);
+
+/**
+ * As kvf_transport_submit(), for nests of one shape, see request/request.h.
+ *
+ * @param peer   takes nests
+ * @param shape  must stay like `nests`, until `done`
+ */
+kvf_status kvf_transport_submit_nests(kvf_peer *peer, kvf_direction direction, const kvf_run *nests,
+                                      size_t count, const kvf_run_shape *shape, kvf_done done, void *context,
+                                      kvf_operation *out);
 
 /** Whether the fabric that serves a peer moves arenas; a fabric for memory of devices does not. */
 bool kvf_peer_packs(const kvf_peer *peer);

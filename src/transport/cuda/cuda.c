@@ -288,7 +288,7 @@ static kvf_status listen_for_readers(kvf_cuda_endpoint *endpoint) {
 
 static kvf_status cuda_register(void *self, uint32_t region, const kvf_memory *memory) {
     kvf_cuda_endpoint *endpoint = self;
-    const kvf_copier_options options = {.jobs = CUDA_JOBS, .boxes = CUDA_BOXES};
+    const kvf_copier_options options = {.jobs = CUDA_JOBS, .boxes = CUDA_BOXES, .ids = CUDA_IDS};
     kvf_cuda_region described;
     kvf_status status = describe(memory, &described);
     if (!status && !endpoint->copiers[memory->device])
@@ -423,6 +423,7 @@ const kvf_fabric kvf_fabric_cuda = {
     .unregister_region = cuda_unregister,
     .card = cuda_card,
     .connect = kvf_cuda_link_connect,
+    .nests = true,
     .submit = kvf_cuda_copy_submit,
     .cancel = kvf_cuda_copy_cancel,
     .notify = kvf_cuda_link_notify,

@@ -30,9 +30,10 @@
 #include "transport/fences.h"
 #include "transport/slices.h"
 
-#define CUDA_COPIES 2u   /* of one link, under way at once: while one runs, the next is ready */
-#define CUDA_JOBS 16u    /* of one device, of all links */
-#define CUDA_BOXES 2048u /* of one copy */
+#define CUDA_COPIES 2u                 /* of one link, under way at once: while one runs, the next is ready */
+#define CUDA_JOBS 16u                  /* of one device, of all links */
+#define CUDA_BOXES 2048u               /* of one copy */
+#define CUDA_IDS (2u * KVF_SLICE_RUNS) /* of one copy: of a slice of nests, on both sides */
 #define CUDA_COPY_BYTES (64u << 20)
 
 /** What an epoll event points to. */

@@ -26,7 +26,7 @@
 #include "transport/neighbour.h"
 #include "transport/transport.h"
 
-#define CUDA_WIRE_VERSION 3u
+#define CUDA_WIRE_VERSION 4u
 #define CUDA_ID_BYTES 16
 #define CUDA_NAME_BYTES 256
 #define CUDA_NOTICE_MAX 4096u
@@ -128,10 +128,11 @@ typedef struct kvf_cuda_memory {
     kvf_cuda_region regions[CUDA_MEMORY_PART]; /**< only header.count are sent */
 } kvf_cuda_memory;
 
-/** Runs that the owner must copy to its own memory; local is the sender's side, remote the owner's. */
+/** Runs, or nests, that the owner must copy to its own memory; local is the sender's side, remote the owner's. */
 typedef struct kvf_cuda_write {
     kvf_cuda_header header;
-    uint64_t number; /**< repeated in the answer */
+    uint64_t number;     /**< repeated in the answer */
+    kvf_run_shape shape; /**< of the nests; all zero: they are runs */
     kvf_run runs[CUDA_WRITE_RUNS];
 } kvf_cuda_write;
 

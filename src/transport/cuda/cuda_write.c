@@ -9,6 +9,8 @@
 
 #include <stdio.h>
 
+#include "request/request.h"
+
 _Static_assert(CUDA_WRITES >= CUDA_COPIES, "an owner takes all that one link may have under way");
 
 /* ---- the writer -------------------------------------------------------------------------------- */
@@ -61,6 +63,8 @@ static kvf_status ask(const kvf_cuda_link *link, const kvf_cuda_copy *copy) {
     size_t count;
     const kvf_run *runs = kvf_slice_runs(&copy->slice, &count);
     kvf_cuda_write write = {.header = {CUDA_WRITE, (uint32_t)count}, .number = copy->number};
+    if (copy->batch->shape)
+        write.shape = *copy->batch->shape;
     memcpy(write.runs, runs, count * sizeof *runs);
     return kvf_cuda_wire_send(link->fd, &write, offsetof(kvf_cuda_write, runs) + count * sizeof *runs);
 }
@@ -179,17 +183,35 @@ bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet)
 typedef struct asked_batch {
     kvf_batch batch; /* first, so that the two can be cast */
     uint64_t number;
+    kvf_run_shape shape; /* of nests */
     kvf_run runs[];
 } asked_batch;
+
+/* Swaps the sides of the nests' shape, if there are any. False: it is invalid. */
+static bool take_shape(const kvf_run_shape *shape, asked_batch *asked, kvf_nest_size *nest) {
+    static const kvf_run_shape none = {0};
+    if (memcmp(shape, &none, sizeof none) == 0)
+        return true;
+    asked->shape = kvf_run_shape_swapped(shape);
+    asked->batch.shape = &asked->shape;
+    return kvf_nest_measure(shape, nest);
+}
 
 /* Swaps the sides of the runs: local becomes ours. False: a run is outside of the regions that this fabric has. */
 static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write, asked_batch *asked) {
     const kvf_cuda_endpoint *own = client->endpoint;
+    kvf_nest_size nest;
+    if (!take_shape(&write->shape, asked, &nest))
+        return false;
     for (uint32_t i = 0; i < write->header.count; i++) {
         const kvf_run *run = &write->runs[i];
-        if (run->remote_region >= own->region_count || run->local_region >= client->told_count ||
-            !kvf_lies_inside(run->remote_offset, run->bytes, own->regions[run->remote_region].bytes) ||
-            !kvf_lies_inside(run->local_offset, run->bytes, client->told[run->local_region].bytes))
+        const bool nests = asked->batch.shape != NULL;
+        if ((nests && run->bytes != nest.bytes) || run->remote_region >= own->region_count ||
+            run->local_region >= client->told_count ||
+            !kvf_lies_inside(run->remote_offset, nests ? nest.remote : run->bytes,
+                             own->regions[run->remote_region].bytes) ||
+            !kvf_lies_inside(run->local_offset, nests ? nest.local : run->bytes,
+                             client->told[run->local_region].bytes))
             return false;
         asked->runs[i] = (kvf_run){.local_offset = run->remote_offset,
                                    .remote_offset = run->local_offset,
