@@ -15,9 +15,11 @@
 #include <kvferry/transport.h>
 
 #include "cuda_bench.h"
+#include "transport/transport.h"
 
 /* As in transfers of the library. */
 #define BATCH_RUNS 1024u
+#define BATCH_BYTES (16u << 20)
 #define BATCHES 3u
 #define SMALL_BYTES 4096u /* of the single run */
 #define SMALL_TIMES 201u
@@ -152,8 +154,8 @@ typedef struct reader {
     kvf_direction direction;
     const kvf_run *runs;
     size_t count, next;
-    size_t batch_runs;
-    uint32_t under_way; /* batches */
+    const kvf_run_shape *shape; /* the runs are nests of this shape; NULL: they are runs */
+    uint32_t under_way;         /* batches */
     bool failed;
     char why[512];
 } reader;
@@ -175,11 +177,18 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
     submit_next(r);
 }
 
+static size_t batch_count(const reader *r) {
+    const uint64_t most = kvf_max_u64(BATCH_BYTES / r->runs[0].bytes, 1);
+    return kvf_min_u64(r->count - r->next, kvf_min_u64(BATCH_RUNS, most));
+}
+
 static void submit_next(reader *r) {
-    const size_t here = kvf_min_u64(r->count - r->next, r->batch_runs);
+    const size_t here = batch_count(r);
+    const kvf_run *runs = r->runs + r->next;
     if (here == 0 || r->failed)
         return;
-    if (kvf_transport_submit(r->peer, r->direction, r->runs + r->next, here, on_done, r, NULL)) {
+    if (r->shape ? kvf_transport_submit_nests(r->peer, r->direction, runs, here, r->shape, on_done, r, NULL)
+                 : kvf_transport_submit(r->peer, r->direction, runs, here, on_done, r, NULL)) {
         fail(r, kvf_error_detail());
         return;
     }
@@ -187,10 +196,9 @@ static void submit_next(reader *r) {
     r->under_way++;
 }
 
-static double transfer_ns(reader *r, kvf_direction direction, size_t batch_runs) {
+static double transfer_ns(reader *r, kvf_direction direction) {
     const uint64_t begun = bench_now_ns();
     r->direction = direction;
-    r->batch_runs = batch_runs;
     r->next = 0;
     for (uint32_t i = 0; i < BATCHES; i++)
         submit_next(r);
@@ -219,7 +227,7 @@ static kvf_status open_reader(reader *r) {
     return status;
 }
 
-/* A head of a block after the other: its tokens lie at even distances on both sides. */
+/* All cells, as single runs: a head of a block after the other, so that tokens lie at even distances on both sides. */
 static kvf_run *runs_of(const bench_shape *ours, const bench_shape *theirs) {
     kvf_run *runs = bench_alloc((size_t)ours->tokens * HEADS, sizeof *runs);
     size_t made = 0;
@@ -232,24 +240,41 @@ static kvf_run *runs_of(const bench_shape *ours, const bench_shape *theirs) {
     return runs;
 }
 
+/* All cells, as a nest for each block. */
+static kvf_run *nests_of(const bench_shape *ours, const bench_shape *theirs, kvf_run_shape *shape) {
+    kvf_run *nests = bench_alloc(ours->blocks, sizeof *nests);
+    *shape = (kvf_run_shape){.bytes = ours->run,
+                             .outer_count = ROWS,
+                             .outer_local = HEADS * ours->run,
+                             .outer_remote = ours->run,
+                             .inner_count = HEADS,
+                             .inner_local = ours->run,
+                             .inner_remote = ROWS * ours->run};
+    for (uint32_t block = 0; block < ours->blocks; block++)
+        nests[block] =
+            (kvf_run){.local_offset = bench_place_of(ours, TOKENS_FIRST, block * (uint32_t)ROWS, 0),
+                      .remote_offset = bench_place_of(theirs, HEADS_FIRST, block * (uint32_t)ROWS, 0),
+                      .bytes = ROWS * HEADS * ours->run};
+    return nests;
+}
+
 /* ---- all cells, by run length ------------------------------------------------------------------------- */
 
-enum { READS, LONG_READS, WRITES, WAYS };
+enum { READS, RUN_READS, WRITES, WAYS };
 
 typedef struct way {
     kvf_direction direction;
-    size_t batch_runs;
+    bool nests;
 } way;
 
-static const way ways[WAYS] = {[READS] = {KVF_READ, BATCH_RUNS},
-                               [LONG_READS] = {KVF_READ, SIZE_MAX},
-                               [WRITES] = {KVF_WRITE, BATCH_RUNS}};
+static const way ways[WAYS] = {
+    [READS] = {KVF_READ, true}, [RUN_READS] = {KVF_READ, false}, [WRITES] = {KVF_WRITE, true}};
 
 static void measure(reader *r, const bench_shape *s, way by, double copies[], bench_spread *share) {
     double ratios[ROUNDS_MAX];
     for (uint32_t round = 0; round < bench_gpu.rounds; round++) {
         copies[round] = bench_copy_ns(s, HEADS_FIRST, PACKED);
-        ratios[round] = copies[round] / transfer_ns(r, by.direction, by.batch_runs);
+        ratios[round] = copies[round] / transfer_ns(r, by.direction);
     }
     *share = bench_spread_of(ratios, bench_gpu.rounds);
 }
@@ -260,14 +285,14 @@ static void verify(reader *r, const bench_shape *s, way by) {
     if (by.direction == KVF_READ) {
         tell_owner(FILL);
         bench_cells_control(s, TOKENS_FIRST);
-        (void)transfer_ns(r, by.direction, by.batch_runs);
+        (void)transfer_ns(r, by.direction);
         wrong = bench_cells_wrong(s, TOKENS_FIRST);
     } else {
         bench_cells_fill(s, TOKENS_FIRST);
         tell_owner(CLEAR);
         tell_owner(COUNT_WRONG);
         bench_require(owner.board->wrong > 0, "the control: cleared memory is taken for right cells");
-        (void)transfer_ns(r, by.direction, by.batch_runs);
+        (void)transfer_ns(r, by.direction);
         tell_owner(COUNT_WRONG);
         wrong = owner.board->wrong;
     }
@@ -277,21 +302,24 @@ static void verify(reader *r, const bench_shape *s, way by) {
 static void add_row(bench_report *report, reader *r, uint64_t run) {
     double copies[WAYS * ROUNDS_MAX];
     bench_spread shares[WAYS];
-    bench_shape s = bench_shape_of(run, bench_gpu.bytes);
+    bench_shape s = bench_shape_of(run, bench_gpu.bytes / (ROWS * HEADS * run) * (ROWS * HEADS * run));
+    kvf_run_shape shape;
     give_owner(&s);
-    kvf_run *runs = runs_of(&s, &owner.board->shape);
-    r->runs = runs;
-    r->count = (size_t)s.tokens * HEADS;
+    kvf_run *runs = runs_of(&s, &owner.board->shape), *nests = nests_of(&s, &owner.board->shape, &shape);
     for (size_t i = 0; i < WAYS; i++) {
+        r->runs = ways[i].nests ? nests : runs;
+        r->count = ways[i].nests ? s.blocks : (size_t)s.tokens * HEADS;
+        r->shape = ways[i].nests ? &shape : NULL;
         verify(r, &s, ways[i]);
         measure(r, &s, ways[i], copies + i * bench_gpu.rounds, &shares[i]);
     }
     free(runs);
+    free(nests);
     free(s.ids);
     if (r->failed)
         return;
     bench_text(report, bench_bytes(run));
-    bench_number(report, 0, (double)r->count);
+    bench_number(report, 0, (double)s.tokens * HEADS);
     bench_number(report, 1,
                  (double)bench_shape_bytes(&s) /
                      bench_spread_of(copies, (size_t)WAYS * bench_gpu.rounds).median);
@@ -307,9 +335,9 @@ static void add_small(bench_report *report, reader *r, const char *name, bool by
     const kvf_run run = {.bytes = SMALL_BYTES};
     r->runs = &run;
     r->count = 1;
+    r->shape = NULL;
     for (size_t i = 0; i < SMALL_TIMES; i++)
-        taken[i] = by_driver ? bench_copy_ns(&one, HEADS_FIRST, PACKED)
-                             : transfer_ns(r, by.direction, by.batch_runs);
+        taken[i] = by_driver ? bench_copy_ns(&one, HEADS_FIRST, PACKED) : transfer_ns(r, by.direction);
     if (r->failed)
         return;
     const bench_spread spread = bench_spread_of(taken, SMALL_TIMES);
@@ -323,10 +351,12 @@ static void add_small(bench_report *report, reader *r, const char *name, bool by
 
 static void add_tables(bench_report *report, reader *r) {
     bench_table(report, "Two processes on one device, by the transport \"cuda\": shares of the driver's copy",
-                (const char *[]){"run", "runs", "copy GB/s", "read", "read, one batch", "write", NULL});
+                (const char *[]){"run", "runs", "copy GB/s", "read", "read by runs", "write", NULL});
     for (uint64_t run = SHORTEST; run <= LONGEST && !r->failed; run *= 4)
         add_row(report, r, run);
-    bench_note(report, "\"read\" and \"write\": in batches of 1024 runs, as the library's transfers do.");
+    bench_note(report,
+               "\"read\" and \"write\": block by block, as the library's transfers do. \"read by runs\": as "
+               "lists of runs that a user submits.");
     if (r->failed)
         return;
     bench_table(report, "One run of 4 KiB between the two processes",
