@@ -351,7 +351,7 @@ static void a_nest_is_as_long_as_its_runs_and_reaches_to_the_end_of_the_last(voi
     assert_int_equal(size.remote, 8);
 }
 
-static void nests_whose_numbers_are_0_or_too_large_are_not_measured(void **state) {
+static void nests_that_cannot_be_are_not_measured(void **state) {
     (void)state;
     const uint64_t half = UINT64_C(1) << 63, root = UINT64_C(1) << 32;
     const kvf_run_shape wrong[] = {
@@ -370,6 +370,9 @@ static void nests_whose_numbers_are_0_or_too_large_are_not_measured(void **state
         {8, 1, 0, 0, 2, 8, UINT64_MAX - 7}, /* a loop and the last run */
         {8, 2, half, 8, 2, half, 8},
         {8, 2, 8, half, 2, 8, half}, /* both loops */
+        {8, 3, 7, 8, 1, 0, 0},
+        {8, 3, 8, 7, 1, 0, 0},
+        {8, 2, 16, 8, 2, 8, 8}, /* runs on each other */
     };
     kvf_nest_size size;
     for (size_t i = 0; i < COUNT_OF(wrong); i++)
@@ -505,7 +508,7 @@ int main(void) {
         cmocka_unit_test(a_head_slice_into_a_head_major_cache_is_a_run_a_block),
         cmocka_unit_test(the_heads_of_a_page_are_a_nest_and_pages_of_one_length_come_together),
         cmocka_unit_test(a_nest_is_as_long_as_its_runs_and_reaches_to_the_end_of_the_last),
-        cmocka_unit_test(nests_whose_numbers_are_0_or_too_large_are_not_measured),
+        cmocka_unit_test(nests_that_cannot_be_are_not_measured),
         cmocka_unit_test(runs_are_the_same_however_many_fit_at_a_time),
         cmocka_unit_test(states_are_the_same_however_many_runs_fit_at_a_time),
         cmocka_unit_test(a_copied_cursor_goes_on_from_the_same_place),

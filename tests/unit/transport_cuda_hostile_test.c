@@ -457,6 +457,9 @@ static void nests_that_are_asked_wrongly_are_refused(void **state) {
     refused_shape((kvf_run_shape){64, 2, 1024, UINT64_MAX - 63, 1, 0, 0});
     refused_shape((kvf_run_shape){64, 1, 0, 0, 2, UINT64_MAX - 63, 256});
     refused_shape((kvf_run_shape){64, 1, 0, 0, 2, 128, UINT64_MAX - 63});
+    /* Runs that lie on each other: a small region would keep a kernel busy for hours. */
+    refused_shape((kvf_run_shape){64, 1u << 20, 0, 0, 1, 0, 0});
+    refused_shape((kvf_run_shape){64, 1, 0, 0, 1u << 20, 0, 0});
     refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES - 1});
     refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES + 1});
     refused_nest(nest_shape, (kvf_run){.bytes = 64});
