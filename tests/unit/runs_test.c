@@ -360,16 +360,16 @@ static void nests_that_cannot_be_are_not_measured(void **state) {
         {8, 1, 8, 8, 0, 8, 8},
         {1, root, 1, 1, root, 1, 1}, /* the number of runs */
         {root, root, 1, 1, 1, 0, 0}, /* their bytes */
-        {8, 3, half, 8, 1, 0, 0},
-        {8, 3, 8, half, 1, 0, 0},
-        {8, 1, 0, 0, 3, half, 8},
-        {8, 1, 0, 0, 3, 8, half}, /* a loop */
+        {8, 3, half + 8, 8, 1, 0, 0},
+        {8, 3, 8, half + 8, 1, 0, 0},
+        {8, 1, 0, 0, 3, half + 8, 8},
+        {8, 1, 0, 0, 3, 8, half + 8}, /* a loop; modulo 2^64 it would fit */
         {8, 2, UINT64_MAX - 7, 8, 1, 0, 0},
         {8, 2, 8, UINT64_MAX - 7, 1, 0, 0},
         {8, 1, 0, 0, 2, UINT64_MAX - 7, 8},
         {8, 1, 0, 0, 2, 8, UINT64_MAX - 7}, /* a loop and the last run */
-        {8, 2, half, 8, 2, half, 8},
-        {8, 2, 8, half, 2, 8, half}, /* both loops */
+        {8, 2, half, 8, 2, half + 24, 16},
+        {8, 2, 8, half, 2, 16, half + 24}, /* both loops, likewise */
         {8, 3, 7, 8, 1, 0, 0},
         {8, 3, 8, 7, 1, 0, 0},
         {8, 2, 16, 8, 2, 8, 8}, /* runs on each other */
