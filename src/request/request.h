@@ -68,7 +68,8 @@ typedef struct kvf_nest_size {
         remote; /* from the first byte of the first run to the last byte of the last, on each side */
 } kvf_nest_size;
 
-/** Measures nests of a shape, which may come from a peer. False: a number is 0 or too large. */
+/** Measures nests of a shape, which may come from a peer. False: a number is 0 or too large, or runs lie on each other so
+ * that the nest has more bytes than it occupies: a peer could otherwise ask for any work in a small region. */
 bool kvf_nest_measure(const kvf_run_shape *shape, kvf_nest_size *out);
 
 /** One side of a group of a request: its table and the sizes its blocks have there. */

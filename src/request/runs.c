@@ -230,7 +230,8 @@ bool kvf_nest_measure(const kvf_run_shape *shape, kvf_nest_size *out) {
            kvf_mul(shape->outer_count, shape->inner_count, &runs) &&
            kvf_mul(runs, shape->bytes, &out->bytes) &&
            span_of(shape, shape->outer_local, shape->inner_local, &out->local) &&
-           span_of(shape, shape->outer_remote, shape->inner_remote, &out->remote);
+           span_of(shape, shape->outer_remote, shape->inner_remote, &out->remote) &&
+           out->bytes <= out->local && out->bytes <= out->remote;
 }
 
 /* The array that receives nests of one shape. */

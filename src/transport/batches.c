@@ -169,7 +169,8 @@ static kvf_status submit(kvf_peer *peer, kvf_direction direction, const kvf_run 
     uint64_t bytes = 0;
     kvf_nest_size nest;
     if (shape && !kvf_nest_measure(shape, &nest))
-        return kvf_fail(KVF_E_INVALID, "submit: a nest whose numbers are 0 or too large");
+        return kvf_fail(KVF_E_INVALID,
+                        "submit: a nest whose numbers are 0 or too large, or whose runs lie on each other");
     kvf_status status = check_submit(peer, direction, runs, count, shape ? &nest : NULL, done, &bytes);
     if (status)
         return status;

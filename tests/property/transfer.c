@@ -191,6 +191,77 @@ static bool copy_run(transfer *t, source_runs *s, const kvf_run *run) {
     return true;
 }
 
+/* The runs that a source's nests stand for, compared with those of a cursor. */
+typedef struct nest_runs {
+    kvf_run_cursor cursor; /* gives the runs one by one */
+    kvf_run merged;        /* not compared yet; empty at the beginning */
+} nest_runs;
+
+static bool is_next_run(nest_runs *n) {
+    kvf_run run;
+    return n->merged.bytes == 0 ||
+           (kvf_run_cursor_next(&n->cursor, &run, 1) == 1 && memcmp(&run, &n->merged, sizeof run) == 0);
+}
+
+/* Only the first run of a nest can continue the run before it, as in src/request/runs.c. */
+static bool expand_nest(nest_runs *n, const kvf_run *nest, const kvf_run_shape *shape) {
+    for (uint64_t i = 0; i < shape->outer_count * shape->inner_count; i++) {
+        const uint64_t outer = i / shape->inner_count, inner = i % shape->inner_count;
+        const kvf_run run = {nest->local_offset + outer * shape->outer_local + inner * shape->inner_local,
+                             nest->remote_offset + outer * shape->outer_remote + inner * shape->inner_remote,
+                             shape->bytes, nest->local_region, nest->remote_region};
+        kvf_run *last = &n->merged;
+        if (i == 0 && last->local_region == run.local_region && last->remote_region == run.remote_region &&
+            last->local_offset + last->bytes == run.local_offset &&
+            last->remote_offset + last->bytes == run.remote_offset) {
+            last->bytes += run.bytes;
+            continue;
+        }
+        if (!is_next_run(n))
+            return false;
+        *last = run;
+    }
+    return true;
+}
+
+/* Nests that were given together must be the next runs, and have the size that their shape has. */
+static bool expand_nests(nest_runs *n, const kvf_run *nests, size_t count, const kvf_run_shape *shape) {
+    kvf_nest_size size;
+    if (!kvf_nest_measure(shape, &size))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (nests[i].bytes != size.bytes || !expand_nest(n, &nests[i], shape) ||
+            n->merged.local_offset + n->merged.bytes != nests[i].local_offset + size.local ||
+            n->merged.remote_offset + n->merged.bytes != nests[i].remote_offset + size.remote)
+            return false;
+    return true;
+}
+
+/* The nests of a source must be its runs, and those of one shape come together. */
+static bool check_nests(const kvf_request *request, const source_runs *s, rng *random) {
+    kvf_run nests[MOST_RUNS_AT_ONCE];
+    kvf_run_cursor cursor;
+    kvf_run_shape shape, last = {0};
+    nest_runs n = {.merged = {0}};
+    kvf_run_cursor_start(&cursor, request, s->source);
+    kvf_run_cursor_start(&n.cursor, request, s->source);
+    for (bool last_was_full = false;;) {
+        const uint32_t capacity = rng_between(random, 1, rng_chance(random, 50) ? 6 : MOST_RUNS_AT_ONCE);
+        const size_t count = kvf_run_cursor_next_nests(&cursor, nests, capacity, &shape);
+        if (count == 0)
+            break;
+        if (count > capacity || !expand_nests(&n, nests, count, &shape))
+            return wrong("source %u: nests stand for other runs", s->source);
+        if (!last_was_full && memcmp(&shape, &last, sizeof shape) == 0)
+            return wrong("source %u: nests of one shape do not come together", s->source);
+        last = shape;
+        last_was_full = count == capacity;
+    }
+    if (!is_next_run(&n) || kvf_run_cursor_next(&n.cursor, &n.merged, 1) != 0)
+        return wrong("source %u: nests end before its runs", s->source);
+    return true;
+}
+
 static bool copy_source(transfer *t, const kvf_request *request, source_runs *s, rng *random) {
     kvf_run runs[MOST_RUNS_AT_ONCE], again[MOST_RUNS_AT_ONCE];
     kvf_run_cursor cursor;
@@ -219,7 +290,7 @@ static bool copy_source(transfer *t, const kvf_request *request, source_runs *s,
         return wrong("source %u: kvf_request_bytes() is %llu, the runs have %llu, %llu are wanted", s->source,
                      (unsigned long long)bytes, (unsigned long long)s->bytes,
                      (unsigned long long)t->wanted_bytes[s->rank]);
-    return true;
+    return check_nests(request, s, random);
 }
 
 /* Whether blocks are scattered, all groups begin at the first step, and there is one state. */

@@ -313,6 +313,69 @@ static void more_boxes_than_a_job_has_room_for_are_refused(void **unused) {
     close_scene(&scene);
 }
 
+/* A side of pages, whose table is the job's own. */
+static kvf_device_side side_with_own_table(kvf_copy_job *job, kvf_box *box) {
+    uint64_t address;
+    uint32_t *table = kvf_copy_job_table(job, 5, &address);
+    assert_non_null(table);
+    memcpy(table, ids, sizeof ids);
+    box->blocks = table;
+    return (kvf_device_side){.pages = box, .table = address, .table_on_host = table};
+}
+
+static void add_by_own_tables(const test_scene *scene, kvf_copy_job *job) {
+    kvf_box one = pages_of(scene->one), other = pages_of(scene->other);
+    uint64_t address;
+    *kvf_copy_job_table(job, 1, &address) = 0; /* the pages' tables are not the first in the job */
+    const kvf_device_side from = side_with_own_table(job, &one), to = side_with_own_table(job, &other);
+    assert_int_equal(kvf_copy_job_add(job, &from, &to, TOKENS, HEADS, CELL), KVF_OK);
+}
+
+static void pages_are_found_by_tables_of_the_job(void **unused) {
+    (void)unused;
+    test_scene scene = open_scene(&(kvf_copier_options){.jobs = 2, .ids = 11});
+    unsigned char *cells = devices_look(scene.other.memory);
+    for (int i = 0; i < 3; i++) { /* a job that is over has left its room */
+        kvf_copy_job *job, *other;
+        uint64_t address;
+        memset(cells, 0, BLOCKS * PAGE);
+        devices_put(cells);
+        assert_int_equal(kvf_copier_begin(scene.copier, &job), KVF_OK);
+        assert_int_equal(kvf_copier_begin(scene.copier, &other), KVF_OK);
+        add_by_own_tables(&scene, job);
+        uint32_t *unlike = kvf_copy_job_table(other, 11, &address);
+        assert_non_null(unlike);
+        memset(unlike, 0xff, 11 * sizeof *unlike);
+        assert_int_equal(kvf_copy_job_start(other, NULL), KVF_OK);
+        assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+        finish(other);
+        finish(job);
+        assert_same_cells(&scene);
+    }
+    close_scene(&scene);
+}
+
+static void a_job_has_room_for_as_many_ids_as_were_asked_for(void **unused) {
+    (void)unused;
+    uint64_t address;
+    kvf_copy_job *job;
+    test_scene scene = open_scene(&(kvf_copier_options){.ids = 10});
+    assert_int_equal(kvf_copier_begin(scene.copier, &job), KVF_OK);
+    assert_null(kvf_copy_job_table(job, 11, &address));
+    assert_null(kvf_copy_job_table(job, UINT64_MAX, &address));
+    assert_non_null(kvf_copy_job_table(job, 4, &address));
+    assert_null(kvf_copy_job_table(job, 7, &address));
+    assert_non_null(kvf_copy_job_table(job, 6, &address));
+    assert_null(kvf_copy_job_table(job, 1, &address));
+    kvf_copy_job_drop(job);
+    close_scene(&scene);
+    scene = open_scene(NULL); /* none */
+    assert_int_equal(kvf_copier_begin(scene.copier, &job), KVF_OK);
+    assert_null(kvf_copy_job_table(job, 1, &address));
+    kvf_copy_job_drop(job);
+    close_scene(&scene);
+}
+
 /* ---- failures ----------------------------------------------------------------------------------- */
 
 static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
@@ -408,6 +471,8 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_job_that_is_late_is_in_progress_and_its_boxes_stay),
         cmocka_unit_test(a_job_waits_for_an_event_of_the_engines),
         cmocka_unit_test(more_boxes_than_a_job_has_room_for_are_refused),
+        cmocka_unit_test(pages_are_found_by_tables_of_the_job),
+        cmocka_unit_test(a_job_has_room_for_as_many_ids_as_were_asked_for),
         cmocka_unit_test(an_engine_that_cannot_be_made_leaves_nothing),
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),

@@ -1,8 +1,10 @@
 /*
- * Runs and cursors: which runs merge and which do not, in which order runs come, and that cursors may stop anywhere.
+ * Runs and cursors: which runs merge and which do not, in which order runs come, that cursors may stop anywhere, and
+ * the runs of a piece as one nest.
  */
 #include <pthread.h>
 
+#include "request/request.h"
 #include "shapes.h"
 
 /* Unless a test says otherwise: 8 bytes a cell, blocks of 4 tokens, 16 blocks in either cache. */
@@ -304,6 +306,83 @@ static void a_head_slice_into_a_head_major_cache_is_a_run_a_block(void **state) 
     free_asked(&m);
 }
 
+/* ---- nests ----------------------------------------------------------------------------------- */
+
+static void assert_nests(kvf_run_cursor *cursor, size_t capacity, kvf_run_shape shape, const kvf_run *wanted,
+                         size_t count) {
+    kvf_run got[8];
+    kvf_run_shape got_shape;
+    assert_int_equal(kvf_run_cursor_next_nests(cursor, got, capacity, &got_shape), count);
+    assert_memory_equal(&got_shape, &shape, sizeof shape);
+    assert_true(same_runs(got, wanted, count));
+}
+
+static void the_heads_of_a_page_are_a_nest_and_pages_of_one_length_come_together(void **state) {
+    (void)state;
+    /* Tokens 3 to 12: the last of block 0, and blocks 2 and 1 whole. Local: head before token, 32 bytes a head.
+     * Remote: token before head, 16 bytes a token. K and V are nests of their own, page by page. */
+    asked_request m = move_between(attention(1, 2, 4), "L|BPHN", "L|BPNH");
+    kvf_run_shape shape;
+    kvf_run_cursor cursor;
+    set(&m, TABLE(0, 2, 1), TABLE(5, 3, 4), 3, 12);
+    kvf_run_cursor_start(&cursor, m.request, 0);
+
+    assert_nests(&cursor, 8, (kvf_run_shape){8, 1, 8, 16, 2, 32, 8},
+                 (kvf_run[]){{24, 688, 16, 0, 0}, {88, 752, 16, 0, 0}}, 2);
+    assert_nests(&cursor, 3, (kvf_run_shape){8, 2, 32, 8, 4, 8, 16},
+                 (kvf_run[]){{256, 384, 64, 0, 0}, {320, 448, 64, 0, 0}, {128, 512, 64, 0, 0}}, 3);
+    assert_nests(&cursor, 8, (kvf_run_shape){8, 2, 32, 8, 4, 8, 16}, &(kvf_run){192, 576, 64, 0, 0}, 1);
+    assert_int_equal(kvf_run_cursor_next_nests(&cursor, &(kvf_run){0}, 1, &shape), 0);
+    free_asked(&m);
+}
+
+static void a_nest_is_as_long_as_its_runs_and_reaches_to_the_end_of_the_last(void **state) {
+    (void)state;
+    kvf_nest_size size;
+    /* 3 times 2 runs of 8 bytes: 2 * 100 + 1 * 16 + 8 here, 2 * 16 + 1 * 500 + 8 there. */
+    assert_true(kvf_nest_measure(&(kvf_run_shape){8, 3, 100, 16, 2, 16, 500}, &size));
+    assert_int_equal(size.bytes, 48);
+    assert_int_equal(size.local, 224);
+    assert_int_equal(size.remote, 540);
+    /* The step of a loop of one is never made. */
+    assert_true(kvf_nest_measure(&(kvf_run_shape){8, 1, UINT64_MAX, UINT64_MAX, 1, UINT64_MAX, 0}, &size));
+    assert_int_equal(size.bytes, 8);
+    assert_int_equal(size.local, 8);
+    assert_int_equal(size.remote, 8);
+}
+
+static void nests_that_cannot_be_are_not_measured(void **state) {
+    (void)state;
+    const uint64_t half = UINT64_C(1) << 63, root = UINT64_C(1) << 32;
+    const kvf_run_shape wrong[] = {
+        {0, 1, 8, 8, 1, 8, 8},
+        {8, 0, 8, 8, 1, 8, 8},
+        {8, 1, 8, 8, 0, 8, 8},
+        {1, root, 1, 1, root, 1, 1}, /* the number of runs */
+        {root, root, 1, 1, 1, 0, 0}, /* their bytes */
+        {8, 3, half + 8, 8, 1, 0, 0},
+        {8, 3, 8, half + 8, 1, 0, 0},
+        {8, 1, 0, 0, 3, half + 8, 8},
+        {8, 1, 0, 0, 3, 8, half + 8}, /* a loop; modulo 2^64 it would fit */
+        {8, 2, UINT64_MAX - 7, 8, 1, 0, 0},
+        {8, 2, 8, UINT64_MAX - 7, 1, 0, 0},
+        {8, 1, 0, 0, 2, UINT64_MAX - 7, 8},
+        {8, 1, 0, 0, 2, 8, UINT64_MAX - 7}, /* a loop and the last run */
+        {8, 2, half, 8, 2, half + 24, 16},
+        {8, 2, 8, half, 2, 16, half + 24}, /* both loops, likewise */
+        {8, 3, 7, 8, 1, 0, 0},
+        {8, 3, 8, 7, 1, 0, 0},
+        {8, 2, 16, 8, 2, 8, 8}, /* runs on each other */
+    };
+    kvf_nest_size size;
+    for (size_t i = 0; i < COUNT_OF(wrong); i++)
+        if (kvf_nest_measure(&wrong[i], &size))
+            fail_msg("shape %zu was measured", i);
+    /* The control: one byte less fits. */
+    assert_true(kvf_nest_measure(&(kvf_run_shape){8, 2, UINT64_MAX - 8, UINT64_MAX - 8, 1, 0, 0}, &size));
+    assert_true(size.local == UINT64_MAX && size.remote == UINT64_MAX);
+}
+
 /* ---- cursors --------------------------------------------------------------------------------- */
 
 /*
@@ -427,6 +506,9 @@ int main(void) {
         cmocka_unit_test(a_state_split_by_channel_is_copied_step_by_step),
         cmocka_unit_test(a_head_slice_between_token_major_caches_is_256_bytes_a_token),
         cmocka_unit_test(a_head_slice_into_a_head_major_cache_is_a_run_a_block),
+        cmocka_unit_test(the_heads_of_a_page_are_a_nest_and_pages_of_one_length_come_together),
+        cmocka_unit_test(a_nest_is_as_long_as_its_runs_and_reaches_to_the_end_of_the_last),
+        cmocka_unit_test(nests_that_cannot_be_are_not_measured),
         cmocka_unit_test(runs_are_the_same_however_many_fit_at_a_time),
         cmocka_unit_test(states_are_the_same_however_many_runs_fit_at_a_time),
         cmocka_unit_test(a_copied_cursor_goes_on_from_the_same_place),

@@ -396,13 +396,13 @@ static void writes_that_are_asked_wrongly_are_refused(void **state) {
     both_close();
 }
 
-/* The answer that a guest gets to a valid write from the memory that it has told. */
-static kvf_status answer_after(const kvf_cuda_memory *memory, char reason[CUDA_REASON_BYTES]) {
+/* The answer that a guest gets to a valid write, with number 7, from the memory that it has told. */
+static kvf_status answer_to(const kvf_cuda_write *write, const kvf_cuda_memory *memory,
+                            char reason[CUDA_REASON_BYTES]) {
     kvf_cuda_packet packet;
-    const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .number = 7, .runs = {{.bytes = 64}}};
     const int fd = open_known_guest();
     say(fd, memory, memory_bytes(memory));
-    say(fd, &write, write_bytes(&write));
+    say(fd, write, write_bytes(write));
     run_rounds();
     assert_ok(kvf_cuda_wire_receive(fd, &packet));
     assert_int_equal(packet.as.header.kind, CUDA_WRITTEN);
@@ -411,6 +411,91 @@ static kvf_status answer_after(const kvf_cuda_memory *memory, char reason[CUDA_R
     (void)close(fd);
     run_rounds();
     return (kvf_status)packet.as.header.count;
+}
+
+static kvf_status answer_after(const kvf_cuda_memory *memory, char reason[CUDA_REASON_BYTES]) {
+    const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .number = 7, .runs = {{.bytes = 64}}};
+    return answer_to(&write, memory, reason);
+}
+
+/* The writer's memory, as the writer tells it. */
+static kvf_cuda_memory true_memory(void) {
+    kvf_cuda_memory memory = good_memory();
+    kvf_cuda_region regions[2];
+    part_of(&writer, &memory.card, regions);
+    memory.card.region_count = 1;
+    memory.regions[0] = regions[0];
+    memory.generation = UINT64_MAX;
+    return memory;
+}
+
+/* 2 times 3 runs of 64 bytes: 1024 + 2 * 128 + 64 bytes of the writer, 4096 + 2 * 256 + 64 of the owner. */
+static const kvf_run_shape nest_shape = {64, 2, 1024, 4096, 3, 128, 256};
+enum { NEST_BYTES = 384, NEST_LOCAL = 1344, NEST_REMOTE = 4672 };
+
+static void refused_nest(kvf_run_shape shape, kvf_run nest) {
+    kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .shape = shape, .runs = {nest}};
+    refused_after(2, &write, write_bytes(&write));
+}
+
+/* With the bytes that such a nest would have, modulo 2^64. */
+static void refused_shape(kvf_run_shape shape) {
+    refused_nest(shape, (kvf_run){.bytes = shape.bytes * shape.outer_count * shape.inner_count});
+}
+
+static void nests_that_are_asked_wrongly_are_refused(void **state) {
+    (void)state;
+    both_open();
+    refused_shape((kvf_run_shape){.bytes = 64});
+    refused_shape((kvf_run_shape){.inner_remote = 1});
+    refused_shape((kvf_run_shape){0, 2, 1024, 4096, 3, 128, 256});
+    refused_shape((kvf_run_shape){64, 0, 0, 0, 3, 128, 256});
+    refused_shape((kvf_run_shape){64, 2, 1024, 4096, 0, 0, 0});
+    refused_shape((kvf_run_shape){64, UINT64_C(1) << 63, 0, 0, 2, 0, 0});
+    refused_shape((kvf_run_shape){64, UINT64_C(1) << 59, 0, 0, 1, 0, 0});
+    refused_shape((kvf_run_shape){64, 2, UINT64_MAX - 63, 4096, 1, 0, 0});
+    refused_shape((kvf_run_shape){64, 2, 1024, UINT64_MAX - 63, 1, 0, 0});
+    refused_shape((kvf_run_shape){64, 1, 0, 0, 2, UINT64_MAX - 63, 256});
+    refused_shape((kvf_run_shape){64, 1, 0, 0, 2, 128, UINT64_MAX - 63});
+    /* Runs that lie on each other: a small region would keep a kernel busy for hours. */
+    refused_shape((kvf_run_shape){64, 1u << 20, 0, 0, 1, 0, 0});
+    refused_shape((kvf_run_shape){64, 1, 0, 0, 1u << 20, 0, 0});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES - 1});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES + 1});
+    refused_nest(nest_shape, (kvf_run){.bytes = 64});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES, .remote_region = 1}); /* it is withheld */
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES, .remote_region = 2});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES, .local_region = 2});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES, .local_offset = TOLD_BYTES - NEST_LOCAL + 1});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES, .remote_offset = BYTES - NEST_REMOTE + 1});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES, .local_offset = UINT64_MAX - 31});
+    refused_nest(nest_shape, (kvf_run){.bytes = NEST_BYTES, .remote_offset = UINT64_MAX - 31});
+    assert_int_equal(written(0, BYTES), 0);
+    write_well();
+    both_close();
+}
+
+static void a_nest_up_to_the_end_of_both_regions_is_written_run_by_run(void **state) {
+    (void)state;
+    enum { LOCAL = BYTES - NEST_LOCAL, REMOTE = BYTES - NEST_REMOTE };
+    char reason[CUDA_REASON_BYTES];
+    static unsigned char expected[BYTES];
+    both_open();
+    const kvf_cuda_memory memory = true_memory();
+    const kvf_cuda_write write = {
+        .header = {CUDA_WRITE, 1},
+        .number = 7,
+        .shape = nest_shape,
+        .runs = {{.bytes = NEST_BYTES, .local_offset = LOCAL, .remote_offset = REMOTE}}};
+    memcpy(expected, owner.seen[0], BYTES);
+    for (uint32_t outer = 0; outer < 2; outer++)
+        for (uint32_t inner = 0; inner < 3; inner++)
+            memcpy(expected + REMOTE + outer * 4096 + inner * 256,
+                   writer.seen[0] + LOCAL + outer * 1024 + inner * 128, 64);
+    assert_int_equal(answer_to(&write, &memory, reason), KVF_OK);
+    assert_memory_equal(owner.seen[0], expected, BYTES);
+    write_well();
+    both_close();
 }
 
 static void memory_that_a_guest_cannot_have_is_not_read(void **state) {
@@ -442,10 +527,7 @@ static void memory_that_a_guest_cannot_have_is_not_read(void **state) {
     assert_int_equal(answer_after(&bad, reason), KVF_E_AGAIN);
     assert_int_equal(written(0, BYTES), 0);
     /* The control: with the writer's true data the write succeeds. */
-    part_of(&writer, &bad.card, regions);
-    bad.card.region_count = 1;
-    bad.regions[0] = regions[0];
-    bad.generation = UINT64_MAX;
+    bad = true_memory();
     assert_int_equal(answer_after(&bad, reason), KVF_OK);
     assert_int_not_equal(written(0, 64), 0);
     write_well();
@@ -477,12 +559,7 @@ static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(vo
 
 /* A guest that has told the writer's memory and has asked for `writes` writes, which wait for the device. */
 static int open_busy_guest(uint32_t writes) {
-    kvf_cuda_memory memory = good_memory();
-    kvf_cuda_region regions[2];
-    part_of(&writer, &memory.card, regions);
-    memory.card.region_count = 1;
-    memory.regions[0] = regions[0];
-    memory.generation = UINT64_MAX;
+    const kvf_cuda_memory memory = true_memory();
     const int fd = open_known_guest();
     devices_delay(HOUR_NS);
     say(fd, &memory, memory_bytes(&memory));
@@ -663,6 +740,8 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_unknown_peer_and_one_that_makes_no_sense_are_refused),
         cmocka_unit_test(memory_that_is_told_wrongly_is_refused),
         cmocka_unit_test(writes_that_are_asked_wrongly_are_refused),
+        cmocka_unit_test(nests_that_are_asked_wrongly_are_refused),
+        cmocka_unit_test(a_nest_up_to_the_end_of_both_regions_is_written_run_by_run),
         cmocka_unit_test(memory_that_a_guest_cannot_have_is_not_read),
         cmocka_unit_test(a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other),
         cmocka_unit_test(guests_ask_for_no_more_at_once_than_they_may),
