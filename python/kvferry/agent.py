@@ -7,6 +7,7 @@ and the views of its state in agent_looks.py.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -32,7 +33,7 @@ from kvferry.buffers import (
 )
 from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
 from kvferry.device import DeviceArray, device_array, place_of
-from kvferry.errors import InvalidError
+from kvferry.errors import InvalidError, UnsupportedError
 from kvferry.events import (
     FailurePolicy,
     LogLevel,
@@ -40,7 +41,7 @@ from kvferry.events import (
     Way,
 )
 from kvferry.model import DtypeLike, dtype_set
-from kvferry.region import MemoryKind
+from kvferry.region import MemoryKind, Region
 from kvferry.shard import Engine, Shard
 from kvferry.transport import settings_of
 from kvferry.ucx import with_ucx
@@ -128,6 +129,8 @@ class Agent(Requests, Events, Looks):
         max_connections_per_second: int = 0,
     ) -> None:
         session = Session(log)
+        convert = tuple(convert)
+        self._converts, self._automatic = bool(convert), transport == "auto"
         resource: Resource | None = engine._get() if engine is not None else None
         lines = "".join(f"{name}: {value}\n" for name, value in (facts or {}).items())
         arena = Arena()
@@ -286,18 +289,36 @@ class Agent(Requests, Events, Looks):
         has one object for each region, or is {layer: object}.
 
         Args:
-            withheld: no peer gets access to the memory, and it moves packed; None: true for memory of devices,
-                false for the host's
+            withheld: no peer gets access to the memory, and it moves packed; None: true for memory of devices
+                that the transport does not take as it is, or whose elements are converted, false for all other
 
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already),
         UnsupportedError.
         """
         found = regions_of(buffers, self._shard)
         regions = [self._session.allocations.at_owner(region) for region in found]
-        memory = memory_array(regions, withheld)
         with self._session.using() as pointer:
-            call(lib.kvf_agent_register, pointer, memory, len(regions))
+            self._register(
+                regions, withheld, lambda memory: call(lib.kvf_agent_register, pointer, memory, len(regions))
+            )
             self._session.regions = dict(enumerate(regions))
+
+    def _register(
+        self, regions: Sequence[Region], withheld: bool | None, register: Callable[[Any], None]
+    ) -> None:
+        """Registers regions as `withheld` says, see register()."""
+        on_devices = any(region.kind != MemoryKind.HOST for region in regions)
+        if withheld is not None or self._converts or not on_devices:
+            register(memory_array(regions, withheld))
+            return
+        try:
+            register(memory_array(regions, False))
+        except UnsupportedError as error:
+            register(memory_array(regions, True))
+            if self._automatic:
+                warnings.warn(
+                    f"memory of a device moves packed, through the host: {error}", RuntimeWarning, stacklevel=3
+                )
 
     def register_region(self, region: int, buffer: Buffer, *, withheld: bool | None = None) -> None:
         """Registers one region, at any time. Peers are served while all of the shard's regions are
@@ -313,7 +334,11 @@ class Agent(Requests, Events, Looks):
         with self._session.using() as pointer:
             others = {number: kept for number, kept in self._session.regions.items() if number != region}
             refuse_overlap(region, found, others)
-            call(lib.kvf_agent_register_region, pointer, region, memory_array([found], withheld))
+            self._register(
+                [found],
+                withheld,
+                lambda memory: call(lib.kvf_agent_register_region, pointer, region, memory),
+            )
             self._session.regions[region] = found
 
     def unregister_region(self, region: int) -> None:

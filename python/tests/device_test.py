@@ -45,7 +45,7 @@ from kvferry import (
     devices,
     transport_kinds,
 )
-from kvferry.buffers import region_of, regions_of
+from kvferry.buffers import memory_array, region_of, regions_of
 
 pytestmark = pytest.mark.skipif(
     not LIBRARY, reason="KVF_CUDA_LIBRARY names no CUDA driver, nor a stand-in for one"
@@ -278,7 +278,32 @@ def test_a_request_goes_from_device_to_device(driver: Driver, transport: str, by
             consumer.pull(name, producer.contact, [GroupSteps(DECODE_TABLE, 0, TOKENS)])
             event = consumer.wait_event(30)
             assert event is not None and event.kind is EventKind.DONE, event
+            assert event.bytes_packed == (0 if transport == "auto" else event.bytes)
             assert ours.wrong(DECODE_TABLE) == (cells // 2 if spoiled else 0)
+
+
+@pytest.mark.parametrize("choice", ["withheld", "converts", "cannot be shared"])
+def test_memory_of_devices_is_withheld_where_it_must_be(
+    driver: Driver, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = prefill_engine(small_model(), tp_size=1)
+    cache = Cache(driver, 0, prefill.shard(0))
+    asked: list[bool | None] = []
+
+    def memory_array_noted(regions: list[Any], withheld: bool | None) -> Any:
+        asked.append(withheld)
+        if choice == "cannot be shared" and withheld is False:
+            raise UnsupportedError("the driver cannot share this memory")
+        return memory_array(regions, withheld)
+
+    monkeypatch.setattr("kvferry.agent.memory_array", memory_array_noted)
+    with Agent(prefill, convert=["f16"] if choice == "converts" else ()) as agent:
+        if choice == "cannot be shared":
+            with pytest.warns(RuntimeWarning, match="moves packed, through the host: .*cannot share"):
+                agent.register(cache.arrays)
+        else:
+            agent.register(cache.arrays, withheld=True if choice == "withheld" else None)
+    assert asked == {"withheld": [True], "converts": [None], "cannot be shared": [False, True]}[choice]
 
 
 class Recorded:
