@@ -93,7 +93,7 @@ typedef struct cell_walk {
     const content_rank *rank;
     const content_table *table;
     uint32_t group;
-    void (*visit)(struct cell_walk *walk, unsigned char *bytes, uint64_t count);
+    void (*visit)(struct cell_walk *walk, const kvf_cell_location *cell, unsigned char *bytes);
     uint64_t seed, before;
     content_part wanted;
     uint32_t layer, part, step, row, unit; /* the current cell; layer: of the model */
@@ -116,7 +116,7 @@ static void walk_row(cell_walk *walk, uint32_t layer_index, kvf_range units, uin
             continue;
         unsigned char *region =
             rank->seen[cell.region] ? rank->seen[cell.region] : rank->regions[cell.region].address;
-        walk->visit(walk, region + cell.offset, cell.bytes);
+        walk->visit(walk, &cell, region + cell.offset);
     }
 }
 
@@ -143,14 +143,18 @@ static uint64_t cell_word(const cell_walk *walk, uint64_t seed, uint64_t at) {
     return chance_mix(chance_mix(seed) ^ place);
 }
 
-static void fill_cell(cell_walk *walk, unsigned char *bytes, uint64_t count) {
-    for (uint64_t at = 0; at < count; at += 8) {
+static void fill_cell(cell_walk *walk, const kvf_cell_location *cell, unsigned char *bytes) {
+    const content_rank *rank = walk->rank;
+    for (uint64_t at = 0; at < cell->bytes; at += 8) {
         uint64_t word = cell_word(walk, walk->seed, at);
-        memcpy(bytes + at, &word, count - at < 8 ? count - at : 8);
+        memcpy(bytes + at, &word, cell->bytes - at < 8 ? cell->bytes - at : 8);
     }
+    if (rank->mirror)
+        rank->mirror->put(&rank->regions[cell->region], cell->offset, bytes, cell->bytes);
 }
 
-static void check_cell(cell_walk *walk, unsigned char *bytes, uint64_t count) {
+static void check_cell(cell_walk *walk, const kvf_cell_location *cell, unsigned char *bytes) {
+    const uint64_t count = cell->bytes;
     bool wanted = walk->step >= walk->wanted.begin && walk->step < walk->wanted.end;
     uint64_t seed = wanted ? walk->seed : walk->before;
     for (uint64_t at = 0; at < count; at += 8) {
@@ -170,6 +174,14 @@ void content_fill(const content_rank *rank, uint32_t group, const content_table 
                   uint64_t seed) {
     cell_walk walk = {.rank = rank, .table = table, .group = group, .visit = fill_cell, .seed = seed};
     walk_cells(&walk, part);
+    if (rank->mirror)
+        rank->mirror->settle();
+}
+
+static void get_regions(const content_rank *rank) {
+    for (uint32_t i = 0; i < kvf_shard_get(rank->shard)->region_count; i++)
+        rank->mirror->get(&rank->regions[i], rank->seen[i]);
+    rank->mirror->settle();
 }
 
 uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_table *table, uint64_t seed,
@@ -185,6 +197,8 @@ uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_t
                       .wanted = content_wanted(rank, group, table),
                       .first = first,
                       .first_bytes = first_bytes};
+    if (rank->mirror)
+        get_regions(rank);
     walk_cells(&walk, content_all(rank, group, table));
     return walk.wrong;
 }

@@ -28,11 +28,25 @@ typedef struct content_table {
     uint32_t begin, end; /* the steps that a reader wants, or a holder has */
 } content_table;
 
+/**
+ * Moves bytes between device memory that the host cannot reach and a copy of it, at `seen`. Transfers write other
+ * requests' blocks into the same region meanwhile, so only what was filled is put back.
+ */
+typedef struct content_mirror {
+    /** Begins to bring a range of the copy to the device. It must not change until settle(). */
+    void (*put)(const kvf_memory *region, uint64_t offset, const unsigned char *seen, uint64_t bytes);
+    /** Begins to bring the whole region to the copy. */
+    void (*get)(const kvf_memory *region, unsigned char *seen);
+    /** Waits until all these bytes have moved. */
+    void (*settle)(void);
+} content_mirror;
+
 /** The memory of one rank. */
 typedef struct content_rank {
     const kvf_shard *shard;
     kvf_memory regions[CONTENT_REGIONS];
     unsigned char *seen[CONTENT_REGIONS]; /**< where this process sees device memory; NULL: at its address */
+    const content_mirror *mirror;         /**< `seen` has copies; NULL: it has the memory itself */
 } content_rank;
 
 /** Some cells of a request. */

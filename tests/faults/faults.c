@@ -11,6 +11,9 @@
  * names the right blocks; nothing is left at the end; a process that was not killed lives; and once the faults are over
  * every request succeeds. Requests come in rounds with different settings, each of which follows from the seed and the
  * number of the round: with --from, the rounds before it are left out.
+ *
+ * With --devices 1 the caches are in memory of devices: of the stand-in for the CUDA driver, or of a real driver,
+ * whichever the loader finds (worker_devices.h).
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -31,6 +34,7 @@
 #define MOST_WORDS 40u /* number of complaints that are printed */
 #define MOST_MEMORY (16u << 20)
 #define MOST_GROWTH (64u << 20)
+#define MOST_GROWTH_REAL (256u << 20) /* a real driver takes memory when it first runs something */
 #define MOST_DESCRIPTORS 400u
 
 /* A connection that ends in the middle of a ZeroMQ handshake costs libzmq some bytes in its own thread. */
@@ -44,7 +48,7 @@ typedef struct run {
     uint32_t requests, per_round, limit_s, intensity;
     bool verbose;          /* prints every failure of a request */
     bool gentle;           /* stops no process in the middle of a write */
-    bool devices;          /* the caches are in device memory, of the stand-in for the driver */
+    bool devices;          /* the caches are in device memory */
     const char *transport; /* NULL: "shm", "messages" or "auto" */
     int way;               /* -1: some rounds packed, some direct, some as it is chosen */
     chance chance;
@@ -107,7 +111,7 @@ static const char *const ways[] = {"auto", "direct", "packed"};
 
 /* Memory is read directly in some rounds, and packed over another fabric in the others. There is no verifying, since
  * the host takes checksums, and no faulty fabric, since it does not support withheld memory. Times are longer, because
- * the stand-in is slower than a device. */
+ * the stand-in is slower than a device, and processes take turns on a real one. */
 static void place_on_devices(run *r) {
     worker_setting *s = &r->crew.setting;
     s->on_devices = true;
@@ -294,6 +298,7 @@ static void check_clean(run *r) {
 }
 
 static void add_looks(run *r) {
+    const uint64_t most_growth = worker_devices_are_real() ? MOST_GROWTH_REAL : MOST_GROWTH;
     for (uint32_t e = 0; e < CONTENT_ENGINES; e++) {
         for (uint32_t i = 0; i < r->crew.engines[e].rank_count; i++) {
             const crew_member *m = &r->crew.engines[e].members[i];
@@ -315,7 +320,7 @@ static void add_looks(run *r) {
                 r->most_descriptors = m->looked.look.descriptors;
             if (m->looked.look.descriptors > MOST_DESCRIPTORS)
                 on_wrong(r, "a worker has too many descriptors open");
-            if (growth > MOST_GROWTH && m->looked.look.resident_bytes > m->first_resident_bytes && !SANITIZED)
+            if (growth > most_growth && m->looked.look.resident_bytes > m->first_resident_bytes && !SANITIZED)
                 on_wrong(r, "a worker grows");
             if (s->memory_now_bytes > MOST_MEMORY)
                 on_wrong(r, "an agent keeps too much for its peers");
@@ -349,10 +354,10 @@ static bool launch_calm(run *r) {
     return wait_until(r, is_idle, 40 * SECOND, "requests do not end though nothing is wrong");
 }
 
-/* Once the faults are over, everything must work again. */
+/* Once the faults are over, everything must work again. Leases of requests on devices are longer. */
 static void be_calm(run *r) {
     const order o = {.kind = ORDER_CALM};
-    if (!wait_until(r, is_idle, 20 * SECOND, "requests do not end"))
+    if (!wait_until(r, is_idle, (r->devices ? 40 : 20) * SECOND, "requests do not end"))
         return;
     for (uint32_t e = 0; e < CONTENT_ENGINES; e++)
         crew_send_all(&r->crew, e, &o);
@@ -534,7 +539,7 @@ int main(int argc, char **argv) {
     if (!take_options(&r, argc, argv))
         return 2;
     if (r.devices && !worker_devices_there()) {
-        (void)printf("skipped: no device code in this build, or no stand-in for a driver\n");
+        (void)printf("skipped: no device code in this build, or neither a driver nor a stand-in for one\n");
         return 77;
     }
     if (!r.limit_s)

@@ -107,6 +107,8 @@ static void open_memory(worker *w) {
     const kvf_shard_desc *desc = kvf_shard_get(w->rank.shard);
     if (desc->region_count > CONTENT_REGIONS)
         give_up("too many regions");
+    if (w->setting->on_devices)
+        w->rank.mirror = worker_devices_mirror();
     for (uint32_t i = 0; i < desc->region_count; i++) {
         if (w->setting->on_devices) {
             if (worker_devices_memory(w->place->engine % 2, desc->region_bytes[i], &w->rank.regions[i],

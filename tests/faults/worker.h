@@ -26,7 +26,7 @@ typedef struct worker_setting {
     uint32_t model;
     char transport[16];
     bool verify, encrypted, faulty_fabric, own_thread;
-    bool on_devices; /**< memory is of the stand-in's devices, which refuse calls and are late */
+    bool on_devices; /**< memory is of devices; those of the stand-in refuse calls and are late */
     bool shown;      /**< device memory is read directly; otherwise it is withheld, and moves packed */
     kvf_failure_policy policy;
     kvf_way way;
