@@ -86,6 +86,7 @@ enum {
     F(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                      \
     F(cuCtxPushCurrent_v2, (CUcontext context))                                                              \
     F(cuCtxPopCurrent_v2, (CUcontext * context))                                                             \
+    F(cuCtxSynchronize, (void))                                                                              \
     F(cuCtxGetStreamPriorityRange, (int *least, int *greatest))                                              \
     F(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags))                                               \
     F(cuPointerGetAttribute, (void *value, int attribute, CUdeviceptr address))                              \
