@@ -129,7 +129,7 @@ void devices_put(const void *seen) {
     carry(seen, true);
 }
 
-static void add_block(uint32_t device, CUdeviceptr address, uint64_t bytes) {
+void device_show(uint32_t device, CUdeviceptr address, uint64_t bytes) {
     device_block made = {.address = address, .bytes = bytes, .device = device};
     assert_true(block_count < sizeof blocks / sizeof *blocks);
     if (devices_are_real()) {
@@ -137,12 +137,16 @@ static void add_block(uint32_t device, CUdeviceptr address, uint64_t bytes) {
         assert_non_null(made.copy);
     }
     blocks[block_count++] = made;
+}
+
+static void show_zeroed(uint32_t device, CUdeviceptr address, uint64_t bytes) {
+    device_show(device, address, bytes);
     void *seen = devices_look(address);
     memset(seen, 0, bytes);
     devices_put(seen);
 }
 
-static void remove_block(CUdeviceptr address) {
+void device_hide(CUdeviceptr address) {
     size_t i = 0;
     while (i < block_count && blocks[i].address != address)
         i++;
@@ -158,13 +162,13 @@ CUdeviceptr device_room(uint32_t device, uint64_t bytes) {
     assert_int_equal(kvf_cuda_enter(number, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemAlloc_v2(&made, bytes), 0);
     kvf_cuda_leave(cuda);
-    add_block(number, made, bytes);
+    show_zeroed(number, made, bytes);
     return made;
 }
 
 void device_room_free(CUdeviceptr address) {
     const kvf_cuda *cuda;
-    remove_block(address);
+    device_hide(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemFree_v2(address), 0);
     kvf_cuda_leave(cuda);
@@ -219,13 +223,13 @@ CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types) {
     }
     assert_int_equal(cuda->cuMemSetAccess(made, all, &access, 1), 0);
     kvf_cuda_leave(cuda);
-    add_block(number, made, all);
+    show_zeroed(number, made, all);
     return made;
 }
 
 void device_segments_free(CUdeviceptr address, uint64_t bytes) {
     const kvf_cuda *cuda;
-    remove_block(address);
+    device_hide(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemUnmap(address, all_segments(bytes)), 0);
     assert_int_equal(cuda->cuMemAddressFree(address, all_segments(bytes)), 0);
