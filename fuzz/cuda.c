@@ -72,7 +72,7 @@ static void make_segments(void) {
     const kvf_cuda *cuda;
     CUmemGenericAllocationHandle made = 0;
     FUZZ_MUST(kvf_cuda_enter(0, &cuda) == KVF_OK);
-    FUZZ_MUST(cuMemCreate(&made, FAKE_SEGMENT, &properties, 0) == 0);
+    FUZZ_MUST(cuda->cuMemCreate(&made, FAKE_SEGMENT, &properties, 0) == 0);
     FUZZ_MUST(cuda->cuMemExportToShareableHandle(&good_segment, made,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == 0);
     FUZZ_MUST(cuda->cuMemRelease(made) == 0); /* the descriptor keeps it */

@@ -61,6 +61,9 @@ typedef struct kvf_peer kvf_peer;
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
  *   "cuda.patience_ms"  how long a copy may take, 30000 by default. While one takes longer, others to the same peer
  *                 fail
+ *   "cuda.allocation"  how kvf_transport_allocate() gets CUDA memory: "plain" (default): by cuMemAlloc(), shared with
+ *                 peers by CUDA IPC; "exportable": by cuMemCreate(), in multiples of what the driver asks for (2 MiB
+ *                 on current devices), shared by file descriptors, which the caller can export, too
  *   "ucx.tls"     value for UCX_TLS; default: that of the environment
  *   "ucx.library" the UCX to load: files of libucp, separated by ':'; the first usable one is loaded. The system's
  *                 loader finds a name without a slash. Default: "libucp.so.0". A process may use several, unless

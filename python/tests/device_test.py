@@ -244,8 +244,9 @@ def test_memory_of_devices_is_allocated_by_name_or_refused_by_name(driver: Drive
 @pytest.mark.skipif(
     "cuda" not in transport_kinds(), reason="no kind of transport has memory of devices to give"
 )
-def test_memory_of_devices_is_allocated_by_the_transport_that_can(driver: Driver) -> None:
-    with Transport() as transport:
+@pytest.mark.parametrize("how", ["plain", "exportable"])
+def test_memory_of_devices_is_allocated_by_the_transport_that_can(driver: Driver, how: str) -> None:
+    with Transport(settings={"cuda.allocation": how}) as transport:
         array = transport.allocate((4, 8), np.float16, device=f"cuda:{driver.number(1)}")
         assert isinstance(array, DeviceArray)
         region = region_of(array)

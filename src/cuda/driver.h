@@ -64,6 +64,7 @@ enum {
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
@@ -85,6 +86,7 @@ enum {
     F(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                      \
     F(cuCtxPushCurrent_v2, (CUcontext context))                                                              \
     F(cuCtxPopCurrent_v2, (CUcontext * context))                                                             \
+    F(cuCtxSynchronize, (void))                                                                              \
     F(cuCtxGetStreamPriorityRange, (int *least, int *greatest))                                              \
     F(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags))                                               \
     F(cuPointerGetAttribute, (void *value, int attribute, CUdeviceptr address))                              \
@@ -104,6 +106,9 @@ enum {
     F(cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr address))                                     \
     F(cuIpcOpenMemHandle_v2, (CUdeviceptr * address, CUipcMemHandle handle, unsigned flags))                 \
     F(cuIpcCloseMemHandle, (CUdeviceptr address))                                                            \
+    F(cuMemGetAllocationGranularity, (size_t * bytes, const CUmemAllocationProp *properties, int which))     \
+    F(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t bytes,                                     \
+                    const CUmemAllocationProp *properties, unsigned long long flags))                        \
     F(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address))                   \
     F(cuMemRelease, (CUmemGenericAllocationHandle handle))                                                   \
     F(cuMemGetAllocationPropertiesFromHandle,                                                                \

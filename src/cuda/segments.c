@@ -116,6 +116,78 @@ kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, ui
     return status;
 }
 
+/* Maps new memory at reserved addresses. */
+static kvf_status create_at(const kvf_cuda *cuda, CUdeviceptr at, uint64_t bytes,
+                            const CUmemAllocationProp *properties) {
+    const CUmemAccessDesc access = {properties->location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle handle = 0;
+    CUresult result = cuda->cuMemCreate(&handle, bytes, properties, 0);
+    if (result)
+        return kvf_cuda_status(cuda, result, "creating memory of a device that can be exported");
+    result = cuda->cuMemMap(at, bytes, 0, handle, 0);
+    (void)cuda->cuMemRelease(handle); /* the mapping keeps the memory */
+    if (result)
+        return kvf_cuda_status(cuda, result, "mapping memory of a device that can be exported");
+    result = cuda->cuMemSetAccess(at, bytes, &access, 1);
+    if (result)
+        (void)cuda->cuMemUnmap(at, bytes);
+    return kvf_cuda_status(cuda, result, "giving a device access to memory that can be exported");
+}
+
+/* The size of a segment for so many bytes. */
+static kvf_status round_up(const kvf_cuda *cuda, uint64_t bytes, const CUmemAllocationProp *properties,
+                           uint64_t *out) {
+    size_t multiple = 0;
+    const CUresult result =
+        cuda->cuMemGetAllocationGranularity(&multiple, properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (result)
+        return kvf_cuda_status(cuda, result, "asking which sizes memory that can be exported may have");
+    if (!kvf_add(bytes, multiple - 1, out))
+        return kvf_fail(KVF_E_NOMEM, "%llu bytes of a device are more than there can be",
+                        (unsigned long long)bytes);
+    *out -= *out % multiple;
+    return KVF_OK;
+}
+
+static kvf_status allocate(const kvf_cuda *cuda, uint32_t device, uint64_t bytes, CUdeviceptr *out,
+                           uint64_t *all_bytes) {
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device}};
+    kvf_status status = round_up(cuda, bytes, &properties, all_bytes);
+    if (!status)
+        status = kvf_cuda_status(cuda, cuda->cuMemAddressReserve(out, *all_bytes, 0, 0, 0),
+                                 "reserving addresses for memory of a device");
+    if (status)
+        return status;
+    status = create_at(cuda, *out, *all_bytes, &properties);
+    if (status)
+        (void)cuda->cuMemAddressFree(*out, *all_bytes);
+    return status;
+}
+
+kvf_status kvf_segment_allocate(uint32_t device, uint64_t bytes, CUdeviceptr *out, uint64_t *all_bytes) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    status = allocate(cuda, device, bytes, out, all_bytes);
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
+/* cuMemFree() waits for the device, but nothing says that cuMemUnmap() does. A kernel that used the memory afterwards
+ * would end the context. */
+void kvf_segment_free(uint32_t device, CUdeviceptr address, uint64_t all_bytes) {
+    const kvf_cuda *cuda;
+    if (kvf_cuda_enter(device, &cuda))
+        return;
+    (void)cuda->cuCtxSynchronize();
+    (void)cuda->cuMemUnmap(address, all_bytes);
+    (void)cuda->cuMemAddressFree(address, all_bytes);
+    kvf_cuda_leave(cuda);
+}
+
 /* ---- the reader --------------------------------------------------------------------------------- */
 
 struct kvf_mapping {

@@ -11,6 +11,8 @@
  *     kvf_mapping_allow(mapping, devices, count);          now kernels of these devices may read it
  *     kvf_mapping_close(mapping);                          once no kernel reads it
  *
+ * kvf_segment_allocate() makes such memory, in one segment.
+ *
  * Different mappings may be used by different threads.
  */
 #ifndef KVF_CUDA_SEGMENTS_H
@@ -46,6 +48,21 @@ kvf_status kvf_segments_check(uint32_t device, const kvf_cuda_place *place);
  * @return KVF_OK, KVF_E_INVALID (no segment of that size begins there any more), KVF_E_UNSUPPORTED, KVF_E_IO
  */
 kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes, int *fd);
+
+/**
+ * Allocates memory of a device in one segment that can be exported. What is in it is not known, and the device alone
+ * has access to it.
+ *
+ * @param bytes     above 0
+ * @param out       receives its address
+ * @param all_bytes receives the size of the segment: `bytes`, rounded up to what the driver allows
+ * @return KVF_OK, KVF_E_UNSUPPORTED and KVF_E_PERMISSION (the device or the system has no such memory), KVF_E_NOMEM,
+ *         KVF_E_IO, and the results of kvf_cuda_enter(); after an error nothing is allocated
+ */
+kvf_status kvf_segment_allocate(uint32_t device, uint64_t bytes, CUdeviceptr *out, uint64_t *all_bytes);
+
+/** Frees it, once all that this process has put on the device has ended. Readers keep what they have mapped. */
+void kvf_segment_free(uint32_t device, CUdeviceptr address, uint64_t all_bytes);
 
 /* ---- the reader --------------------------------------------------------------------------------- */
 

@@ -32,12 +32,8 @@ FAKE_API size_t fake_cuda_left(void);
 /** Whether memory that is allocated from now on is like that of a memory pool, which has no handles. */
 FAKE_API void fake_cuda_pooled(int pooled);
 
-/* The driver's own, which only tests call. Segments are multiples of FAKE_SEGMENT bytes: less than with devices, so
- * that small memory has several. */
+/* Segments are multiples of so many bytes: less than with devices, so that small memory has several. */
 #define FAKE_SEGMENT 65536u
-struct CUmemAllocationProp;
-FAKE_API int cuMemCreate(uint64_t *handle, size_t bytes, const struct CUmemAllocationProp *properties,
-                         unsigned long long flags);
 
 /** Writes the handle of memory that another process has as a file: a CUipcMemHandle. */
 FAKE_API void fake_cuda_handle(long process, int file, uint64_t bytes, void *handle);

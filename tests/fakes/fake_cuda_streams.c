@@ -234,6 +234,11 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     return 0;
 }
 
+static void pause_shortly(void) {
+    const struct timespec pause = {.tv_nsec = 100000};
+    (void)nanosleep(&pause, NULL);
+}
+
 CUresult cuStreamSynchronize(CUstream stream) {
     BEGIN;
     for (;;) {
@@ -243,8 +248,27 @@ CUresult cuStreamSynchronize(CUstream stream) {
         (void)pthread_mutex_unlock(&fake.lock);
         if (done)
             return fake.stuck;
-        const struct timespec pause = {.tv_nsec = 100000};
-        (void)nanosleep(&pause, NULL);
+        pause_shortly();
+    }
+}
+
+static bool is_idle(int device) {
+    for (CUstream at = streams; at; at = at->next)
+        if (at->device == device && at->first)
+            return false;
+    return true;
+}
+
+CUresult cuCtxSynchronize(void) {
+    BEGIN;
+    for (;;) {
+        (void)pthread_mutex_lock(&fake.lock);
+        fake_advance();
+        const bool done = is_idle(fake_current[fake_depth - 1]->device);
+        (void)pthread_mutex_unlock(&fake.lock);
+        if (done)
+            return fake.stuck;
+        pause_shortly();
     }
 }
 

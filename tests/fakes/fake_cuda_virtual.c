@@ -56,8 +56,32 @@ static void free_unused(allocation *of) {
     free(of);
 }
 
-int cuMemCreate(uint64_t *handle, size_t bytes, const struct CUmemAllocationProp *properties,
-                unsigned long long flags) {
+/* Like the driver's, this needs no context. */
+CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties, int which) {
+    *bytes = FAKE_SEGMENT;
+    if (which != CU_MEM_ALLOC_GRANULARITY_MINIMUM || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return INVALID_VALUE;
+    return fake_told(__func__);
+}
+
+/* A new file whose bytes are not 0, as those of new memory of a device may be; -1: there is none. */
+static int new_file(const char *name, size_t bytes) {
+    const int file = bytes <= MEMORY_OF_DEVICE ? memfd_create(name, MFD_CLOEXEC) : -1;
+    void *seen = file >= 0 && ftruncate(file, (off_t)bytes) == 0
+                     ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                     : MAP_FAILED;
+    if (seen != MAP_FAILED) {
+        memset(seen, 0xa5, bytes);
+        (void)munmap(seen, bytes);
+        return file;
+    }
+    if (file >= 0)
+        (void)close(file);
+    return -1;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                     const CUmemAllocationProp *properties, unsigned long long flags) {
     BEGIN;
     char name[64];
     if (bytes == 0 || bytes % FAKE_SEGMENT != 0 || flags ||
@@ -66,8 +90,8 @@ int cuMemCreate(uint64_t *handle, size_t bytes, const struct CUmemAllocationProp
         return INVALID_VALUE;
     (void)snprintf(name, sizeof name, NAME "-%d-%d", properties->location.id,
                    properties->requestedHandleTypes);
-    const int file = memfd_create(name, MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, (off_t)bytes) != 0)
+    const int file = new_file(name, bytes);
+    if (file < 0)
         return OUT_OF_MEMORY;
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result =

@@ -6,7 +6,7 @@
  * says so.
  *
  * And a push: the consumer may be refused what the producer writes from, though the producer could connect. Both also
- * with caches in segments (cuda/segments.h), on either side.
+ * with caches in segments (cuda/segments.h), on either side, which the test allocates, or the agents.
  *
  * Both are this program, started as `agent_device_processes_test ROLE TRANSPORT HEARS SAYS`, with the descriptors of
  * two pipes.
@@ -28,11 +28,16 @@
 #define PUSHED_REFUSED "pushed refused" /* the consumer may not map the producer's memory */
 #define SEGMENTS "segments"             /* directly, from caches in segments */
 #define PUSHED_SEGMENTS "pushed segments"
+#define EXPORTABLE_SEGMENTS "exportable segments" /* which the agents allocate */
 #define REFUSED_SEGMENTS                                                                                     \
     "refused segments" /* which the consumer's driver does not take, as it finds when it reads */
 
 static bool is_in_segments(const char *transport) {
     return strstr(transport, SEGMENTS) != NULL;
+}
+
+static bool is_by_agent(const char *transport) {
+    return strcmp(transport, EXPORTABLE_SEGMENTS) == 0;
 }
 
 static bool is_shown(const char *transport) {
@@ -53,7 +58,7 @@ typedef struct side {
     kvf_agent *agent;
     void *seen[LAYERS]; /* where this process reads and writes the device's memory */
     kvf_memory regions[LAYERS];
-    bool in_segments;
+    bool in_segments, by_agent;
     uint32_t table[BLOCKS];
     uint32_t
         first; /* of the table, for the request that is looked at: 0, or SECOND_FIRST for the second one */
@@ -92,6 +97,39 @@ static void free_segments(const kvf_memory *region) {
                          before_region() + region->bytes);
 }
 
+static kvf_memory memory_of_agent(kvf_agent *agent, uint32_t device, uint64_t bytes, void **seen) {
+    kvf_memory made = {.struct_size = sizeof made,
+                       .bytes = bytes,
+                       .kind = KVF_MEMORY_CUDA,
+                       .device = devices_number(device)};
+    kvf_cuda_place place;
+    assert_ok(kvf_agent_allocate(agent, KVF_MEMORY_CUDA, made.device, bytes, &made.address));
+    const CUdeviceptr address = (CUdeviceptr)(uintptr_t)made.address;
+    assert_ok(kvf_cuda_place_of(made.device, address, bytes, &place));
+    assert_int_equal(place.segments, 1);
+    assert_int_equal(place.bytes % devices_segment(), 0);
+    device_show(made.device, address, bytes);
+    *seen = devices_look(address);
+    devices_get(*seen);
+    for (uint64_t i = 0; i < bytes; i++)
+        assert_int_equal(((unsigned char *)*seen)[i], 0);
+    return made;
+}
+
+/* The agent is closed, and has freed it. */
+static void check_freed(const kvf_memory *region) {
+    const CUdeviceptr address = (CUdeviceptr)(uintptr_t)region->address;
+    kvf_cuda_place place;
+    device_hide(address);
+    assert_fails(kvf_cuda_place_of(region->device, address, 1, &place), KVF_E_INVALID, "or it was freed");
+}
+
+static kvf_memory region_of(side *s, uint32_t device, uint64_t bytes, void **seen) {
+    if (s->by_agent)
+        return memory_of_agent(s->agent, device, bytes, seen);
+    return (s->in_segments ? memory_in_segments : device_memory)(device, bytes, seen);
+}
+
 static void open_side(side *s, const char *name, const char *transport, uint32_t device,
                       uint32_t block_tokens, const char *order, uint32_t first_block) {
     const kvf_engine_spec spec = {
@@ -99,25 +137,28 @@ static void open_side(side *s, const char *name, const char *transport, uint32_t
         .name = name,
         .tp_size = 1,
         .all = {.tokens_per_block = block_tokens, .block_count = BLOCKS, .order = order}};
+    const kvf_setting exportable = {"cuda.allocation", "exportable"};
     const kvf_agent_options options = {.struct_size = sizeof options,
                                        .transport = is_shown(transport) ? "auto" : transport,
+                                       .settings = &exportable,
+                                       .setting_count = is_by_agent(transport),
                                        .own_thread = true,
                                        .log = keep_log};
     kvf_memory *regions = s->regions;
     s->in_segments = is_in_segments(transport);
+    s->by_agent = is_by_agent(transport);
     s->first = 0;
     s->model = attention(LAYERS, HEADS, ELEMENTS);
     assert_ok(kvf_engine_build(s->model, &spec, &s->engine));
     const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(s->engine, 0));
     assert_int_equal(shard->region_count, LAYERS);
+    assert_ok(kvf_agent_open(s->engine, 0, &options, &s->agent));
     for (uint32_t i = 0; i < LAYERS; i++)
-        regions[i] = (s->in_segments ? memory_in_segments : device_memory)(device, shard->region_bytes[i],
-                                                                           &s->seen[i]);
+        regions[i] = region_of(s, device, shard->region_bytes[i], &s->seen[i]);
     for (uint32_t i = 0; i < LAYERS; i++)
         regions[i].withheld = !is_shown(transport) && strcmp(transport, "cuda") != 0;
     for (uint32_t i = 0; i < BLOCKS; i++)
         s->table[i] = (first_block + 7 * i) % BLOCKS;
-    assert_ok(kvf_agent_open(s->engine, 0, &options, &s->agent));
     assert_ok(kvf_agent_register(s->agent, regions, LAYERS));
 }
 
@@ -126,7 +167,7 @@ static void close_side(side *s) {
     kvf_engine_free(s->engine);
     kvf_model_free(s->model);
     for (uint32_t i = 0; i < LAYERS && s->in_segments; i++)
-        free_segments(&s->regions[i]);
+        (s->by_agent ? check_freed : free_segments)(&s->regions[i]);
     devices_free();
 }
 
@@ -408,6 +449,7 @@ static void check_direct(const side *d) {
     assert_ok(kvf_agent_peers(d->agent, &peer, 1, &count));
     assert_ok(kvf_agent_get_stats(d->agent, &stats));
     assert_string_equal(peer.fabric, "cuda");
+    assert_string_equal(peer.way, "kernels, memory mapped by file descriptors");
     assert_true(stats.bytes_read > 0);
     assert_int_equal(stats.bytes_packed, 0);
 }
@@ -516,7 +558,7 @@ int main(int argument_count, char **arguments) {
     static char automatic[] = "auto", shm[] = "shm", messages[] = "messages", cuda[] = "cuda";
     static char refused[] = REFUSED, pushed[] = PUSHED, pushed_refused[] = PUSHED_REFUSED;
     static char segments[] = SEGMENTS, pushed_segments[] = PUSHED_SEGMENTS;
-    static char refused_segments[] = REFUSED_SEGMENTS;
+    static char exportable_segments[] = EXPORTABLE_SEGMENTS, refused_segments[] = REFUSED_SEGMENTS;
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_process_to_process (auto)", a_pull_goes_from_process_to_process, NULL, NULL,
          automatic},
@@ -528,6 +570,8 @@ int main(int argument_count, char **arguments) {
          refused},
         {"a_pull_goes_from_process_to_process (segments)", a_pull_goes_from_process_to_process, NULL, NULL,
          segments},
+        {"a_pull_goes_from_process_to_process (exportable segments)", a_pull_goes_from_process_to_process,
+         NULL, NULL, exportable_segments},
         {"a_pull_goes_from_process_to_process (refused segments)", a_pull_goes_from_process_to_process, NULL,
          NULL, refused_segments},
         {"a_push_goes_from_process_to_process (segments)", a_push_goes_from_process_to_process, NULL, NULL,

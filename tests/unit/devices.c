@@ -23,14 +23,8 @@ static struct {
     void (*pooled)(int pooled);
 } fake;
 
-/* The driver's own, which only tests call. */
-static struct {
-    int (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                  unsigned long long flags);
-    /* These are found in a real driver only. */
-    int (*granularity)(size_t *bytes, const CUmemAllocationProp *properties, int which);
-    int (*wait)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
-} own;
+/* The driver's own, which only tests call; it is found in a real driver only. */
+static int (*wait_for_value)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
 
 /* What a test has allocated on a device. A test cannot look at the memory of a real one: it has a copy. */
 typedef struct device_block {
@@ -61,13 +55,7 @@ static bool find_all(void) {
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
            find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
            find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "cuMemCreate", &own.create);
-}
-
-static bool find_real(void *library) {
-    return find(library, "cuMemCreate", &own.create) &&
-           find(library, "cuMemGetAllocationGranularity", &own.granularity) &&
-           find(library, "cuStreamWaitValue32_v2", &own.wait);
+           find(library, "fake_cuda_pooled", &fake.pooled);
 }
 
 /* For devices_hold_up(). By default a driver puts streams on 8 queues, so a stream that is held up may hold up others,
@@ -83,7 +71,7 @@ void devices_open(void) {
     const bool real = library && !look_up(library, "fake_cuda_look");
     if (real)
         set_up_real();
-    if (real ? find_real(library) : find_all())
+    if (real ? find(library, "cuStreamWaitValue32_v2", &wait_for_value) : find_all())
         return;
     (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
     exit(1);
@@ -94,7 +82,7 @@ bool devices_present(void) {
 }
 
 bool devices_are_real(void) {
-    return own.granularity != NULL;
+    return wait_for_value != NULL;
 }
 
 uint32_t devices_number(uint32_t wanted) {
@@ -141,7 +129,7 @@ void devices_put(const void *seen) {
     carry(seen, true);
 }
 
-static void add_block(uint32_t device, CUdeviceptr address, uint64_t bytes) {
+void device_show(uint32_t device, CUdeviceptr address, uint64_t bytes) {
     device_block made = {.address = address, .bytes = bytes, .device = device};
     assert_true(block_count < sizeof blocks / sizeof *blocks);
     if (devices_are_real()) {
@@ -149,12 +137,16 @@ static void add_block(uint32_t device, CUdeviceptr address, uint64_t bytes) {
         assert_non_null(made.copy);
     }
     blocks[block_count++] = made;
+}
+
+static void show_zeroed(uint32_t device, CUdeviceptr address, uint64_t bytes) {
+    device_show(device, address, bytes);
     void *seen = devices_look(address);
     memset(seen, 0, bytes);
     devices_put(seen);
 }
 
-static void remove_block(CUdeviceptr address) {
+void device_hide(CUdeviceptr address) {
     size_t i = 0;
     while (i < block_count && blocks[i].address != address)
         i++;
@@ -170,13 +162,13 @@ CUdeviceptr device_room(uint32_t device, uint64_t bytes) {
     assert_int_equal(kvf_cuda_enter(number, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemAlloc_v2(&made, bytes), 0);
     kvf_cuda_leave(cuda);
-    add_block(number, made, bytes);
+    show_zeroed(number, made, bytes);
     return made;
 }
 
 void device_room_free(CUdeviceptr address) {
     const kvf_cuda *cuda;
-    remove_block(address);
+    device_hide(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemFree_v2(address), 0);
     kvf_cuda_leave(cuda);
@@ -195,10 +187,10 @@ static CUmemAllocationProp properties_of(uint32_t device, int types) {
 uint64_t devices_segment(void) {
     const CUmemAllocationProp properties = properties_of(0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     const kvf_cuda *cuda;
-    size_t bytes = SEGMENT;
+    size_t bytes = 0;
     assert_int_equal(kvf_cuda_find(&cuda), KVF_OK);
-    if (own.granularity)
-        assert_int_equal(own.granularity(&bytes, &properties, 0), 0);
+    assert_int_equal(
+        cuda->cuMemGetAllocationGranularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM), 0);
     return bytes;
 }
 
@@ -225,19 +217,19 @@ CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types) {
     uint64_t at = 0;
     for (uint32_t i = 0; at < all; at += segment_bytes(i++)) {
         CUmemGenericAllocationHandle handle = 0;
-        assert_int_equal(own.create(&handle, segment_bytes(i), &properties, 0), 0);
+        assert_int_equal(cuda->cuMemCreate(&handle, segment_bytes(i), &properties, 0), 0);
         assert_int_equal(cuda->cuMemMap(made + at, segment_bytes(i), 0, handle, 0), 0);
         assert_int_equal(cuda->cuMemRelease(handle), 0);
     }
     assert_int_equal(cuda->cuMemSetAccess(made, all, &access, 1), 0);
     kvf_cuda_leave(cuda);
-    add_block(number, made, all);
+    show_zeroed(number, made, all);
     return made;
 }
 
 void device_segments_free(CUdeviceptr address, uint64_t bytes) {
     const kvf_cuda *cuda;
-    remove_block(address);
+    device_hide(address);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemUnmap(address, all_segments(bytes)), 0);
     assert_int_equal(cuda->cuMemAddressFree(address, all_segments(bytes)), 0);
@@ -284,14 +276,14 @@ static void wait_at_gate(const kvf_cuda *cuda, CUstream stream) {
         gate = made;
         *gate = 0;
     }
-    assert_int_equal(own.wait(stream, (CUdeviceptr)(uintptr_t)gate, ++last_wanted, AT_LEAST), 0);
+    assert_int_equal(wait_for_value(stream, (CUdeviceptr)(uintptr_t)gate, ++last_wanted, AT_LEAST), 0);
 }
 
 #define HOUR_NS 3600000000000ull
 
 void devices_hold_up(const kvf_cuda *cuda, CUstream stream) {
     devices_delay(HOUR_NS);
-    if (own.wait)
+    if (wait_for_value)
         wait_at_gate(cuda, stream);
 }
 

@@ -180,6 +180,121 @@ static void memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept(
     }
 }
 
+/* ---- memory that the transport allocates ------------------------------------------------------- */
+
+static kvf_status open_allocating(const char *kind, const char *how, kvf_transport **out) {
+    const kvf_setting setting = {"cuda.allocation", how};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    return kvf_transport_open(kind, &options, out);
+}
+
+/* A region lies in it at an odd place. The control: by default there is no segment, and there is a handle. */
+static void exportable_memory_of_any_size_is_one_segment_of_zeros(void **state) {
+    static const uint64_t sizes[] = {1, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 12345};
+    const size_t left = devices_left();
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int exportable = 0; exportable < 2; exportable++) {
+            kvf_transport *transport = NULL;
+            kvf_cuda_place place;
+            void *made = NULL;
+            assert_ok(open_allocating(*state, exportable ? "exportable" : "plain", &transport));
+            assert_ok(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 1, sizes[i], &made));
+            const CUdeviceptr address = (CUdeviceptr)(uintptr_t)made;
+            assert_ok(kvf_cuda_place_of(1, address, sizes[i], &place));
+            assert_int_equal(place.base, address);
+            assert_int_equal(place.segments, exportable);
+            const uint64_t whole = (sizes[i] + SEGMENT - 1) / SEGMENT * SEGMENT;
+            assert_int_equal(place.bytes, exportable ? whole : sizes[i]);
+            const unsigned char *seen = devices_look(address);
+            for (uint64_t at = 0; at < place.bytes; at++)
+                assert_int_equal(seen[at], 0);
+            const kvf_memory memory = {.struct_size = sizeof memory,
+                                       .address = (char *)made + (sizes[i] > 1),
+                                       .bytes = sizes[i] - (sizes[i] > 1),
+                                       .kind = KVF_MEMORY_CUDA,
+                                       .device = 1};
+            assert_ok(kvf_transport_register(transport, &memory, 1));
+            kvf_transport_close(transport);
+            assert_int_equal(devices_left(), left);
+            assert_fails(kvf_cuda_place_of(1, address, 1, &place), KVF_E_INVALID, "or it was freed");
+        }
+}
+
+/* The user's copy is late when the transport is closed: the memory must wait for it. */
+static void exportable_memory_is_freed_after_the_last_use(void **state) {
+    enum { LATE_NS = 20000000 };
+    (void)state;
+    const size_t left = devices_left();
+    kvf_transport *transport = NULL;
+    const kvf_cuda *cuda;
+    CUstream stream = NULL;
+    void *made = NULL;
+    assert_ok(open_allocating("cuda", "exportable", &transport));
+    assert_ok(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, SEGMENT, &made));
+    assert_ok(kvf_cuda_enter(0, &cuda));
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), 0);
+    devices_delay(LATE_NS);
+    assert_int_equal(cuda->cuMemsetD8Async((CUdeviceptr)(uintptr_t)made, 1, SEGMENT, stream), 0);
+    devices_delay(0);
+    kvf_transport_close(transport);
+    assert_int_equal(cuda->cuStreamSynchronize(stream), 0);
+    assert_int_equal(cuda->cuStreamDestroy_v2(stream), 0);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(devices_left(), left);
+}
+
+static void exportable_memory_that_the_driver_refuses_is_named_and_nothing_stays(void **state) {
+    enum { OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 };
+    static const struct {
+        const char *function;
+        int result;
+        kvf_status status;
+        const char *word;
+    } refusals[] = {
+        {"cuMemGetAllocationGranularity", OPERATING_SYSTEM, KVF_E_IO, "asking which sizes memory"},
+        {"cuMemAddressReserve", OPERATING_SYSTEM, KVF_E_IO, "reserving addresses for memory of a device"},
+        {"cuMemCreate", OUT_OF_MEMORY, KVF_E_NOMEM,
+         "creating memory of a device that can be exported: CUDA_"},
+        {"cuMemCreate", NOT_SUPPORTED, KVF_E_UNSUPPORTED, "creating memory of a device that can be exported"},
+        {"cuMemMap", OPERATING_SYSTEM, KVF_E_IO, "mapping memory of a device that can be exported"},
+        {"cuMemSetAccess", OPERATING_SYSTEM, KVF_E_IO, "giving a device access to memory"},
+        {"cuMemsetD8Async", OPERATING_SYSTEM, KVF_E_IO, "zeroing memory of a device"},
+    };
+    (void)state;
+    kvf_transport *transport = NULL;
+    void *made = NULL;
+    assert_ok(open_allocating("cuda", "exportable", &transport));
+    const size_t left = devices_left();
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        devices_fail(refusals[i].function, refusals[i].result, 1);
+        assert_fails(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &made), refusals[i].status,
+                     refusals[i].word);
+        devices_fail("", 0, 0);
+        assert_int_equal(devices_left(), left);
+    }
+    assert_fails(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, UINT64_MAX, &made), KVF_E_NOMEM,
+                 "18446744073709551615 bytes of a device are more than there can be");
+    assert_fails(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, UINT64_C(1) << 31, &made), KVF_E_NOMEM,
+                 "CUDA_ERROR_OUT_OF_MEMORY"); /* the device has half of that */
+    assert_fails(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 2, 100, &made), KVF_E_RANGE,
+                 "this process sees 2");
+    assert_int_equal(devices_left(), left);
+    assert_ok(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &made));
+    kvf_transport_close(transport);
+}
+
+static void an_unknown_kind_of_allocation_is_refused_with_the_known_ones(void **state) {
+    static const char *const wrong[] = {"", "Plain", "exportable "};
+    kvf_transport *transport = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char word[128];
+        (void)snprintf(word, sizeof word, "cuda.allocation is \"%s\"; allowed: plain, exportable", wrong[i]);
+        assert_fails(open_allocating(*state, wrong[i], &transport), KVF_E_INVALID, word);
+        assert_null(transport);
+    }
+}
+
 /* ---- ends --------------------------------------------------------------------------------------- */
 
 static void segments_stay_mapped_until_kernels_are_over_and_then_go_back(void **state) {
@@ -645,6 +760,16 @@ int main(int argument_count, char **arguments) {
          memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept, NULL, NULL, cuda},
         {"memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept (auto)",
          memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept, NULL, NULL, automatic},
+        {"exportable_memory_of_any_size_is_one_segment_of_zeros (cuda)",
+         exportable_memory_of_any_size_is_one_segment_of_zeros, NULL, NULL, cuda},
+        {"exportable_memory_of_any_size_is_one_segment_of_zeros (auto)",
+         exportable_memory_of_any_size_is_one_segment_of_zeros, NULL, NULL, automatic},
+        cmocka_unit_test(exportable_memory_is_freed_after_the_last_use),
+        cmocka_unit_test(exportable_memory_that_the_driver_refuses_is_named_and_nothing_stays),
+        {"an_unknown_kind_of_allocation_is_refused_with_the_known_ones (cuda)",
+         an_unknown_kind_of_allocation_is_refused_with_the_known_ones, NULL, NULL, cuda},
+        {"an_unknown_kind_of_allocation_is_refused_with_the_known_ones (auto)",
+         an_unknown_kind_of_allocation_is_refused_with_the_known_ones, NULL, NULL, automatic},
         cmocka_unit_test(segments_stay_mapped_until_kernels_are_over_and_then_go_back),
         cmocka_unit_test(segments_of_an_owner_that_dies_are_unmapped),
         cmocka_unit_test(a_segment_that_the_driver_refuses_is_named_and_nothing_stays),

@@ -28,6 +28,7 @@ pair_kind transport_variants[] = {
     {"toy", {false, false}, "toy", {0}},
     {"cuda", {true, true}, "cuda", {0}},
     {"cuda", {false, false}, "cuda", {0}},
+    {"cuda", {true, true}, "cuda", {"cuda.allocation", "exportable"}},
     {"messages", {false, false}, "messages", {"messages.listen", "tcp://127.0.0.1:*"}},
     {"messages", {true, false}, "messages", {"messages.secret_key", TEST_SECRET_KEY}},
     {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}},

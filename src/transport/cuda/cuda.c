@@ -11,6 +11,7 @@
 #define EVENTS 64
 #define PATIENCE "cuda.patience_ms"
 #define PATIENCE_MS 30000u
+#define ALLOCATION "cuda.allocation"
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda_endpoint *endpoints; /* of this process; guarded by the gate */
@@ -64,7 +65,12 @@ kvf_status kvf_cuda_check_ours(const kvf_cuda_card *card, const kvf_cuda_region 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
 static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport_options *options) {
+    const char *allocation = kvf_setting_of(options, ALLOCATION);
     uint32_t ms = PATIENCE_MS;
+    endpoint->exportable = allocation && strcmp(allocation, "exportable") == 0;
+    if (allocation && !endpoint->exportable && strcmp(allocation, "plain") != 0)
+        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%.40s\"; allowed: plain, exportable",
+                        ALLOCATION, allocation);
     kvf_status status = kvf_setting_number(options, PATIENCE, &ms);
     endpoint->patience_ns = ms * KVF_MILLISECOND;
     return status;
@@ -110,15 +116,21 @@ static kvf_status open_descriptors(kvf_cuda_endpoint *endpoint) {
     return status;
 }
 
-static void free_memory(kvf_cuda_endpoint *endpoint) {
+static void free_allocation(kvf_cuda_allocation *made) {
     const kvf_cuda *cuda;
+    if (made->exportable) {
+        kvf_segment_free(made->device, made->address, made->bytes);
+    } else if (kvf_cuda_enter(made->device, &cuda) == KVF_OK) {
+        (void)cuda->cuMemFree_v2(made->address);
+        kvf_cuda_leave(cuda);
+    }
+    kvf_free(made);
+}
+
+static void free_memory(kvf_cuda_endpoint *endpoint) {
     for (kvf_cuda_allocation *made = endpoint->allocations, *following; made; made = following) {
         following = made->following;
-        if (kvf_cuda_enter(made->device, &cuda) == KVF_OK) {
-            (void)cuda->cuMemFree_v2(made->address);
-            kvf_cuda_leave(cuda);
-        }
-        kvf_free(made);
+        free_allocation(made);
     }
 }
 
@@ -183,40 +195,51 @@ static void cuda_found(void *self, kvf_transport_finding *out) {
 
 /* ---- memory and card ---------------------------------------------------------------------------- */
 
-static kvf_status zero(const kvf_cuda *cuda, CUdeviceptr address, uint64_t bytes) {
+/* All of it, because readers may map all of it. */
+static kvf_status zero(const kvf_cuda_allocation *made) {
+    const kvf_cuda *cuda;
     CUstream stream = NULL;
+    kvf_status status = kvf_cuda_enter(made->device, &cuda);
+    if (status)
+        return status;
     CUresult result = cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
     if (!result)
-        result = cuda->cuMemsetD8Async(address, 0, bytes, stream);
+        result = cuda->cuMemsetD8Async(made->address, 0, made->bytes, stream);
     if (!result)
         result = cuda->cuStreamSynchronize(stream);
     if (stream)
         (void)cuda->cuStreamDestroy_v2(stream);
+    kvf_cuda_leave(cuda);
     return kvf_cuda_status(cuda, result, "zeroing memory of a device");
+}
+
+static kvf_status allocate_plain(uint32_t device, uint64_t bytes, CUdeviceptr *out) {
+    const kvf_cuda *cuda;
+    kvf_status status = kvf_cuda_enter(device, &cuda);
+    if (status)
+        return status;
+    const CUresult result = cuda->cuMemAlloc_v2(out, bytes);
+    kvf_cuda_leave(cuda);
+    return kvf_cuda_status(cuda, result, "allocating memory of a device");
 }
 
 static kvf_status cuda_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
                                 void **out) {
     kvf_cuda_endpoint *endpoint = self;
-    const kvf_cuda *cuda;
     (void)kind;
     kvf_cuda_allocation *made = kvf_alloc0(1, sizeof *made);
-    kvf_status status = made ? kvf_cuda_enter(device, &cuda) : kvf_nomem("memory of a device");
+    if (!made)
+        return kvf_nomem("memory of a device");
+    *made = (kvf_cuda_allocation){.device = device, .bytes = bytes, .exportable = endpoint->exportable};
+    kvf_status status = made->exportable ? kvf_segment_allocate(device, bytes, &made->address, &made->bytes)
+                                         : allocate_plain(device, bytes, &made->address);
     if (status) {
         kvf_free(made);
         return status;
     }
-    made->device = device;
-    status =
-        kvf_cuda_status(cuda, cuda->cuMemAlloc_v2(&made->address, bytes), "allocating memory of a device");
-    if (!status) {
-        status = zero(cuda, made->address, bytes);
-        if (status)
-            (void)cuda->cuMemFree_v2(made->address);
-    }
-    kvf_cuda_leave(cuda);
+    status = zero(made);
     if (status) {
-        kvf_free(made);
+        free_allocation(made);
         return status;
     }
     made->following = endpoint->allocations;
@@ -396,7 +419,7 @@ static kvf_status cuda_progress(void *self, bool *busy) {
     return KVF_OK;
 }
 
-static const char *const settings[] = {PATIENCE, NULL};
+static const char *const settings[] = {PATIENCE, ALLOCATION, NULL};
 
 extern const kvf_fabric kvf_fabric_cuda;
 

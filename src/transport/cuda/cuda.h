@@ -45,7 +45,9 @@ typedef struct kvf_cuda_watch {
 /** Memory from kvf_transport_allocate(). */
 typedef struct kvf_cuda_allocation {
     CUdeviceptr address;
+    uint64_t bytes; /* as many as were asked for, or more */
     uint32_t device;
+    bool exportable;
     struct kvf_cuda_allocation *following;
 } kvf_cuda_allocation;
 
@@ -91,6 +93,7 @@ typedef struct kvf_cuda_endpoint {
     uint32_t region_count;
     uint64_t version;                          /* of the regions: counts their changes */
     kvf_copier *copiers[KVF_CUDA_DEVICES_MAX]; /* of devices that we have memory of */
+    bool exportable;                           /* allocations are segments, not shared by IPC handles */
     kvf_cuda_allocation *allocations;
     kvf_cuda_client *clients;
     uint32_t client_count;
