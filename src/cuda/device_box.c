@@ -122,7 +122,7 @@ static division division_of(uint64_t cell_vectors, uint64_t from_piece, uint64_t
     division made = {.segment_vectors = kvf_gcd(from_piece, to_piece)};
     const uint64_t least = kvf_min_u64(NEIGHBOURS / vector_bytes, KVF_STRIP_LANES);
     made.segments = cell_vectors / made.segment_vectors;
-    made.strips = rounds(made.segment_vectors, KVF_STRIP_LANES * KVF_STRIP_VECTORS);
+    made.strips = rounds(made.segment_vectors, (uint64_t)KVF_STRIP_LANES * KVF_STRIP_VECTORS);
     made.lanes = kvf_max_u64(rounds(made.segment_vectors, made.strips * KVF_STRIP_VECTORS),
                              kvf_min_u64(least, made.segment_vectors));
     return made;

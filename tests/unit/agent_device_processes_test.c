@@ -419,7 +419,7 @@ static void pull_both(side *d, int hears) {
 /* Counts the wrong cells of all requests. */
 static uint32_t check(side *d, bool two, unsigned char change) {
     uint32_t wrong = 0;
-    for (int i = 0; i <= two; i++) {
+    for (int i = 0; i < (two ? 2 : 1); i++) {
         d->first = i ? SECOND_FIRST : 0;
         wrong += go_over(d, false, change);
     }

@@ -163,7 +163,7 @@ static kvf_model *with_states(void) {
     {                                                                                                        \
         .struct_size = sizeof(kvf_engine_spec), .tp_size = (ranks),                                          \
         .all = {.tokens_per_block = (tokens), .block_count = 40, .order = (axes)}, .state = {                \
-            .block_count = 40,                                                                                \
+            .block_count = 40,                                                                               \
             .order = "L|BTNPH"                                                                               \
         }                                                                                                    \
     }

@@ -200,7 +200,7 @@ static bool take_shape(const kvf_run_shape *shape, asked_batch *asked, kvf_nest_
 /* Swaps the sides of the runs: local becomes ours. False: a run is outside of the regions that this fabric has. */
 static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write, asked_batch *asked) {
     const kvf_cuda_endpoint *own = client->endpoint;
-    kvf_nest_size nest;
+    kvf_nest_size nest = {0};
     if (!take_shape(&write->shape, asked, &nest))
         return false;
     for (uint32_t i = 0; i < write->header.count; i++) {
