@@ -241,7 +241,8 @@ typedef struct nest_emitter {
     kvf_run_shape *shape; /* of those that are there */
 } nest_emitter;
 
-/* Adds the nests of one rule, from the cursor's place on. False if one is full, or of another shape. */
+/* Adds the nests of one rule, from the cursor's place on. False if the array is full, or the next nest has another
+ * shape. */
 static bool emit_nests(place *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk, nest_emitter *out) {
     kvf_run_shape shape = {0};
     uint64_t shape_rows = 0;
