@@ -111,11 +111,13 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
                     (unsigned long long)region_bytes);
 }
 
-/* Every run must lie inside a registered region on both sides. All code after this uses plain arithmetic.
+/* Every run must lie inside a registered region on both sides. All code after this uses plain arithmetic. Inlined, so
+ * that nothing is asked of nests where there are none.
  *
  * @param nest  what each of `runs` occupies; NULL: they are single runs */
-static kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs, size_t count,
-                             const kvf_nest_size *nest, uint64_t *bytes) {
+static inline __attribute__((always_inline)) kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs,
+                                                                   size_t count, const kvf_nest_size *nest,
+                                                                   uint64_t *bytes) {
     const kvf_memory *local = peer->transport->fabrics[peer->fabric_number].served;
     const kvf_memory *own = peer->transport->regions;
     const uint64_t *remote = peer->region_bytes;
@@ -161,7 +163,9 @@ static kvf_status check_submit(const kvf_peer *peer, kvf_direction direction, co
         return kvf_fail(KVF_E_UNSUPPORTED, "submit: %s does not %s", peer->fabric->kind.name,
                         direction == KVF_READ ? "read" : "write");
     kvf_status status = kvf_front_check_peer(peer, "submit");
-    return status ? status : check_runs(peer, runs, count, nest, bytes);
+    if (status)
+        return status;
+    return nest ? check_runs(peer, runs, count, nest, bytes) : check_runs(peer, runs, count, NULL, bytes);
 }
 
 static kvf_status submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs, size_t count,
