@@ -262,11 +262,9 @@ static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which, bool *an
                                                  given->count * sizeof(kvf_cuda_box), copier->stream);
     *any = *any || !result;
     void *arguments[] = {&boxes, &given->count, &given->tiles};
-    const uint32_t all = (given->tiles + KVF_BLOCK_TILES - 1) / KVF_BLOCK_TILES,
-                   blocks = all < copier->blocks ? all : copier->blocks;
     if (!result)
-        result = cuda->cuLaunchKernel(copier->kernels[which], blocks, 1, 1, KVF_BLOCK_THREADS, 1, 1, 0,
-                                      copier->stream, arguments, NULL);
+        result = cuda->cuLaunchKernel(copier->kernels[which], kvf_blocks_for(given->tiles, copier->blocks), 1,
+                                      1, KVF_BLOCK_THREADS, 1, 1, 0, copier->stream, arguments, NULL);
     return result;
 }
 

@@ -62,6 +62,12 @@ kvf_status kvf_device_hash_boxes(const kvf_device_side *from, kvf_dtype to, cons
                                  uint64_t rows, uint64_t units, uint64_t cell_elements, kvf_cuda_box *out,
                                  uint32_t room, uint32_t *count, uint32_t *tile);
 
+/** How many blocks of threads to launch for so many tiles: no more than have one, and than `most`. */
+static inline uint32_t kvf_blocks_for(uint32_t tiles, uint32_t most) {
+    const uint32_t all = (tiles + KVF_BLOCK_TILES - 1) / KVF_BLOCK_TILES;
+    return all < most ? all : most;
+}
+
 /** A divisor for numbers below 2^31; `by` is from 1 to 2^31 - 1. */
 kvf_divisor kvf_divisor_of(uint32_t by);
 

@@ -131,9 +131,8 @@ static CUresult launch(const kvf_hasher *hasher, const kvf_cuda *cuda) {
     CUdeviceptr boxes = hasher->there;
     uint32_t count = hasher->boxes, tiles = hasher->tiles;
     void *arguments[] = {&boxes, &count, &tiles};
-    const uint32_t all = (tiles + KVF_BLOCK_TILES - 1) / KVF_BLOCK_TILES;
     return tiles == 0 ? 0
-                      : cuda->cuLaunchKernel(hasher->kernel, all < BLOCKS ? all : BLOCKS, 1, 1,
+                      : cuda->cuLaunchKernel(hasher->kernel, kvf_blocks_for(tiles, BLOCKS), 1, 1,
                                              KVF_BLOCK_THREADS, 1, 1, 0, hasher->stream, arguments, NULL);
 }
 

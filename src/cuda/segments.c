@@ -134,7 +134,7 @@ static kvf_status create_at(const kvf_cuda *cuda, CUdeviceptr at, uint64_t bytes
     return kvf_cuda_status(cuda, result, "giving a device access to memory that can be exported");
 }
 
-/* The size of a segment for so many bytes. */
+/* Computes the size of the segment that holds these bytes: the driver takes only multiples of a number of its own. */
 static kvf_status round_up(const kvf_cuda *cuda, uint64_t bytes, const CUmemAllocationProp *properties,
                            uint64_t *out) {
     size_t multiple = 0;

@@ -50,6 +50,15 @@ const kvf_group_request *kvf_request_groups(const kvf_request *request);
 size_t kvf_run_cursor_next_nests(kvf_run_cursor *cursor, kvf_run *nests, size_t capacity,
                                  kvf_run_shape *shape);
 
+/** The same run, or nest, as the other side sees it. */
+static inline kvf_run kvf_run_swapped(const kvf_run *run) {
+    return (kvf_run){.local_offset = run->remote_offset,
+                     .remote_offset = run->local_offset,
+                     .bytes = run->bytes,
+                     .local_region = run->remote_region,
+                     .remote_region = run->local_region};
+}
+
 /** The shape of the same nests as the other side sees them. */
 static inline kvf_run_shape kvf_run_shape_swapped(const kvf_run_shape *s) {
     return (kvf_run_shape){.bytes = s->bytes,
@@ -61,7 +70,7 @@ static inline kvf_run_shape kvf_run_shape_swapped(const kvf_run_shape *s) {
                            .inner_remote = s->inner_local};
 }
 
-/** What a nest occupies. */
+/** The bytes that a nest has, and the stretch in which they lie on each side. */
 typedef struct kvf_nest_size {
     uint64_t bytes; /* of all runs */
     uint64_t local,

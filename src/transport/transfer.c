@@ -96,11 +96,6 @@ static void fail(kvf_transfer *transfer, kvf_status status, const char *detail) 
         cancel_batches(&transfer->sources[i]);
 }
 
-static void swap_sides(kvf_run *run) {
-    *run =
-        (kvf_run){run->remote_offset, run->local_offset, run->bytes, run->remote_region, run->local_region};
-}
-
 /* Takes whole runs: for a transfer at full speed. */
 static void fill(transfer_source *source, transfer_batch *batch) {
     while (batch->count < source->depth.runs && batch->bytes < BATCH_BYTES && !source->exhausted) {
@@ -109,7 +104,7 @@ static void fill(transfer_source *source, transfer_batch *batch) {
         for (size_t i = 0; i < got; i++, batch->count++) {
             batch->bytes += batch->runs[batch->count].bytes;
             if (source->transfer->swapped)
-                swap_sides(&batch->runs[batch->count]);
+                batch->runs[batch->count] = kvf_run_swapped(&batch->runs[batch->count]);
         }
         source->exhausted = got == 0;
     }
@@ -125,7 +120,7 @@ static kvf_run *look_ahead(transfer_source *source) {
                                             : kvf_run_cursor_next(&source->cursor, source->ahead, PULL_RUNS);
         source->exhausted = source->ahead_count == 0;
         for (size_t i = 0; i < source->ahead_count && source->transfer->swapped; i++)
-            swap_sides(&source->ahead[i]);
+            source->ahead[i] = kvf_run_swapped(&source->ahead[i]);
         if (source->nests && source->transfer->swapped)
             source->ahead_shape = kvf_run_shape_swapped(&source->ahead_shape);
     }

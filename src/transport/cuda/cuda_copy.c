@@ -81,7 +81,7 @@ static kvf_status add_runs(const kvf_cuda_link *link, const kvf_cuda_map *map, k
 
 /* ---- nests ------------------------------------------------------------------------------------- */
 
-#define COARSEST 4096u /* ids count no more than so many bytes */
+#define COARSEST 4096u /* the most bytes by which an id counts */
 
 /* Nests of the same two regions; `count` of them. */
 typedef struct nest_group {

@@ -213,11 +213,7 @@ static bool take_runs(const kvf_cuda_client *client, const kvf_cuda_write *write
             !kvf_lies_inside(run->local_offset, nests ? nest.local : run->bytes,
                              client->told[run->local_region].bytes))
             return false;
-        asked->runs[i] = (kvf_run){.local_offset = run->remote_offset,
-                                   .remote_offset = run->local_offset,
-                                   .bytes = run->bytes,
-                                   .local_region = run->remote_region,
-                                   .remote_region = run->local_region};
+        asked->runs[i] = kvf_run_swapped(run);
         asked->batch.bytes += run->bytes;
     }
     return true;
