@@ -267,13 +267,19 @@ static void a_held_transfer_moves_nest_by_nest(void **state) {
     }
 }
 
+/* Opens a scene, and moves a part of a held transfer. */
+static kvf_transfer *half_moved(test_scene *scene) {
+    kvf_transfer *transfer = NULL;
+    caches_open(scene, 3);
+    assert_ok(kvf_transfer_start_held(scene->request, KVF_READ, scene->peers, true, &transfer));
+    advance(scene, transfer, 20 * STEP_BYTES);
+    return transfer;
+}
+
 static void a_transfer_that_is_held_and_released_goes_on_where_it_was(void **state) {
     (void)state;
     test_scene scene;
-    kvf_transfer *transfer = NULL;
-    caches_open(&scene, 3);
-    assert_ok(kvf_transfer_start_held(scene.request, KVF_READ, scene.peers, true, &transfer));
-    advance(&scene, transfer, 20 * STEP_BYTES);
+    kvf_transfer *transfer = half_moved(&scene);
     assert_int_equal(kvf_transfer_status(transfer), KVF_IN_PROGRESS);
     kvf_transfer_hold(transfer, false);
     assert_ok(finish(&scene, transfer));
@@ -284,10 +290,7 @@ static void a_transfer_that_is_held_and_released_goes_on_where_it_was(void **sta
 static void a_transfer_that_is_cancelled_in_the_middle_can_be_made_again(void **state) {
     (void)state;
     test_scene scene;
-    kvf_transfer *transfer = NULL;
-    caches_open(&scene, 3);
-    assert_ok(kvf_transfer_start_held(scene.request, KVF_READ, scene.peers, true, &transfer));
-    advance(&scene, transfer, 20 * STEP_BYTES);
+    kvf_transfer *transfer = half_moved(&scene);
     assert_true(kvf_transfer_advance(transfer, 20 * STEP_BYTES) > 0); /* this is under way */
     kvf_transfer_cancel(transfer);
     assert_int_equal(finish(&scene, transfer), KVF_E_CANCELLED);
