@@ -427,6 +427,31 @@ static void operations_on_a_peer_that_is_killed_end_with_peer_lost_and_print_not
     run_both(*state, serving_target, quiet_death_actor, true);
 }
 
+/* Connects again and again, a step further each time, and leaves. */
+static void leaving_actor(process *side) {
+    static unsigned char card[65536];
+    const size_t bytes = receive_card(side, card, sizeof card);
+    kvf_setting settings[2];
+    const kvf_transport_options options = {.struct_size = sizeof options,
+                                           .settings = settings,
+                                           .setting_count =
+                                               pair_settings(&side->way->setting, side->library, settings)};
+    for (int attempt = 0; attempt < 40; attempt++) {
+        CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
+        CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
+        for (int steps = attempt % 8; steps > 0; steps--) {
+            CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+            (void)usleep(300); /* in which the target comes a step further */
+        }
+        kvf_transport_close(side->transport);
+    }
+    say(side, 'x');
+}
+
+static void a_peer_that_leaves_while_it_connects_does_no_harm(void **state) {
+    run_both(*state, serving_target, leaving_actor, false);
+}
+
 /* ---- sockets --------------------------------------------------------------------------------- */
 
 #ifndef TCP_RTO_MAX_MS /* since Linux 6.15 */
@@ -519,6 +544,7 @@ int main(void) {
         NAMED(a_peer_that_dies_before_it_answers_does_not_hold_its_reader_up),
         NAMED(a_peer_that_closes_while_its_process_lives_on_is_lost),
         NAMED(a_real_card_damaged_or_cut_off_anywhere_connects_to_nobody),
+        NAMED(a_peer_that_leaves_while_it_connects_does_no_harm),
     };
     const struct CMUnitTest more[] = {
         BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, posix),

@@ -264,6 +264,7 @@ struct kvf_ucx_link {
     uint32_t messages;                    /**< notifications UCX has not yet taken */
     bool withholds;                       /**< some target has no key, though there is memory */
     bool notified;                        /**< something may have to leave before the link is closed */
+    bool answered;                        /**< something has reached the peer: the connection is made */
     kvf_ucx_message *spare;               /**< messages to use again */
     uint32_t lingering;                   /**< flushes of disconnect() that are not complete */
     bool lost;                            /**< noticed; progress() tells the front */

@@ -28,9 +28,9 @@ static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status) {
 }
 
 static void linger_done(void *request, ucs_status_t status, void *user_data) {
-    (void)status;
     kvf_ucx_link *link = user_data;
     link->lingering--;
+    link->answered = link->answered || status == UCS_OK;
     link->ucx->ucp_request_free(request);
 }
 
@@ -42,14 +42,24 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* A forced close discards what UCX still has to send. This gives notifications a moment to leave. */
+/*
+ * UCX before 1.14 aborts its process when a connection over TCP ends while its answer to the peer that asked for the
+ * connection still waits to leave. So this side does not go before the connection is made. It cannot help a peer that
+ * closes its endpoint in that moment, nor when this process dies.
+ */
+static bool harms_the_peer(const kvf_ucx_link *link) {
+    return !link->answered && link->ucx->major == 1 && link->ucx->minor < 14;
+}
+
+/* A forced close discards what UCX still has to send. This gives notifications a moment to leave, and a connection one
+ * to be made. */
 static void linger(kvf_ucx_link *link) {
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.send = linger_done,
         .user_data = link,
     };
-    if (!link->notified || link->lost || link->in_flight > 0)
+    if ((!link->notified && !harms_the_peer(link)) || link->lost || link->in_flight > 0)
         return;
     if (!UCS_PTR_IS_PTR(link->ucx->ucp_ep_flush_nbx(link->ep, &param)))
         return;
@@ -292,12 +302,14 @@ static void recycle(kvf_ucx_message *message) {
     message->link->spare = message;
 }
 
+/* If it failed, the link is lost, and its reason says more. */
 static void sent(void *request, ucs_status_t status, void *user_data) {
-    (void)status; /* if it failed, the link is lost, and its reason says more */
     kvf_ucx_message *message = user_data;
-    message->link->messages--;
+    kvf_ucx_link *link = message->link;
+    link->messages--;
+    link->answered = link->answered || status == UCS_OK;
     recycle(message);
-    message->link->ucx->ucp_request_free(request);
+    link->ucx->ucp_request_free(request);
 }
 
 static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, size_t bytes) {

@@ -125,6 +125,7 @@ static void completed(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_job *job = user_data;
     job->link->ucx->ucp_request_free(request);
     job->link->in_flight--;
+    job->link->answered = job->link->answered || status == UCS_OK;
     if (!job->batch)
         return;
     job->batch->in_flight--;
