@@ -395,19 +395,43 @@ static void the_arena_of_a_stage_is_not_withheld(void **state) {
     world_close(&w);
 }
 
+static void pull_one(world *w, world_engine *e, const char *id, uint64_t *holds, uint64_t *pulls) {
+    world_request held, wanted;
+    world_request_make(w, &w->p, id, 20, 0, 1, &held);
+    world_request_make(w, e, id, 20, 0, 1, &wanted);
+    world_hold(&w->p, &held, holds);
+    world_pull(e, &wanted, &w->p, pulls);
+}
+
+/* P's stage gets a message that ends after its magic number, and is told that it is from this rank. */
+static void send_nonsense(world *w, const char *engine, const kvf_agent *from) {
+    static const char beginning[] = "kvfs";
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    kvf_endpoint_name(name, engine, 0, from->incarnation);
+    kvf_agent_notified(w->p.agents[0], NULL, name, beginning, sizeof beginning);
+    world_run_for(w, 10 * MS);
+}
+
 static void an_engine_whose_stage_sends_nonsense_is_told_of(void **state) {
     (void)state;
-    static const char beginning[] = "kvfs"; /* and then nothing */
-    char name[KVF_ENDPOINT_NAME_BYTES];
     world w;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
     const kvf_agent_options options = options_of(KVF_WAY_PACKED);
     world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
-    world_pull_everything(&w, "a", 50, 1);
-    kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
-    kvf_agent_notified(w.p.agents[0], NULL, name, beginning, sizeof beginning);
-    world_run_for(&w, 10 * MS);
-    assert_int_equal(world_stats(w.p.agents[0]).flows_refused, 1);
-    assert_int_equal(world_count(&w, w.p.agents[0], KVF_EVENT_PEER_REFUSED), 1);
+    world_add(&w, ONE("E"), &options);
+    world_engine *engines[] = {&w.d, &w.e};
+    const char *const names[] = {"D", "E"};
+    for (uint32_t i = 0; i < 2; i++) {
+        pull_one(&w, engines[i], names[i], holds, pulls);
+        world_all_done(&w, engines[i], pulls);
+        world_all_done(&w, &w.p, holds);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        send_nonsense(&w, names[i], engines[i]->agents[0]);
+        assert_int_equal(world_stats(w.p.agents[0]).flows_refused, i + 1);
+        assert_int_equal(world_count(&w, w.p.agents[0], KVF_EVENT_PEER_REFUSED), i + 1);
+        assert_string_equal(w.outcomes[w.outcome_count - 1].engine, names[i]);
+    }
     world_quiet(&w);
     world_close(&w);
 }
@@ -676,14 +700,6 @@ static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(v
     (void)state;
     lend_and_lose(true);
     lend_and_lose(false);
-}
-
-static void pull_one(world *w, world_engine *e, const char *id, uint64_t *holds, uint64_t *pulls) {
-    world_request held, wanted;
-    world_request_make(w, &w->p, id, 20, 0, 1, &held);
-    world_request_make(w, e, id, 20, 0, 1, &wanted);
-    world_hold(&w->p, &held, holds);
-    world_pull(e, &wanted, &w->p, pulls);
 }
 
 /* P has no room for D's card and shard. D does not ask again for each request. */
