@@ -213,6 +213,43 @@ static void a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly(void 
     world_close(&w);
 }
 
+/* P pushes blocks that are all ready, from this one on, and D expects them in this way. */
+static void push_one(world *w, const char *id, uint32_t first, kvf_way way, uint64_t *pushes,
+                     uint64_t *expects) {
+    world_request given, wanted;
+    world_request_make(w, &w->p, id, 50, first, 1, &given);
+    world_request_make(w, &w->d, id, 50, first, 1, &wanted);
+    wanted.request.way = way;
+    world_push(&w->p, &given, pushes);
+    world_ready(&w->p, pushes);
+    world_expect(&w->d, &wanted, &w->p, expects);
+}
+
+/* The consumer of a direct push adds its stage to the session for a packed one. P learns earlier that the push is
+ * expected. */
+static void a_push_that_must_go_packed_waits_for_the_stage_of_its_consumer(void **state) {
+    (void)state;
+    world w;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_AUTO);
+    world_open_model(&w, attention(2, 2, 8), ONE("P"), ONE("D"), &options);
+    push_one(&w, "direct", 0, KVF_WAY_DIRECT, pushes, expects);
+    world_all_done(&w, &w.d, expects);
+    letters_begin();
+    letters_rule(LETTERS_KEEP, w.d.agents[0], KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    push_one(&w, "packed", 20, KVF_WAY_PACKED, pushes, expects);
+    world_until(&w, letters_kept() > 0);
+    world_run_for(&w, MS);
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_DONE), 1);
+    letters_no_rules();
+    letters_deliver();
+    world_all_done(&w, &w.d, expects);
+    assert_int_equal(2 * all_packed(&w.p), world_stats(w.p.agents[0]).bytes_written);
+    letters_end();
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- refusals ------------------------------------------------------------------------------- */
 
 /* If one side has no stage, a request that need not go packed goes directly, and one that must is refused by name. */
@@ -762,6 +799,7 @@ int main(void) {
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),
+        cmocka_unit_test(a_push_that_must_go_packed_waits_for_the_stage_of_its_consumer),
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),
         cmocka_unit_test(what_a_consumer_without_a_stage_expects_is_pushed_directly),
         cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
