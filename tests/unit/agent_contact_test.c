@@ -221,6 +221,28 @@ static void a_thousand_engines_of_one_shape_cost_one_plan(void **state) {
     close_scene(&s);
 }
 
+/* The next part at once, and nothing again as long as answers come within the first pause. */
+static void each_part_of_the_introductions_is_asked_for_once(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, 1, 5000, 1);
+    other_engine e = {.contact = s.contact};
+    const kvf_contact contact = {.engine = "P", .endpoint = kvf_agent_endpoint(s.contact)};
+    const uint64_t begun = net_now();
+    uint32_t parts = 0;
+    assert_ok(kvf_remote_take(s.agent, &contact, &e.remote));
+    for (uint32_t i = 0; i < 100000 && !e.remote->gathered; i++) {
+        const uint32_t known = e.remote->gathering.count;
+        work(&s, &e, 1);
+        parts += e.remote->gathering.count > known;
+    }
+    assert_true(parts > 2);
+    assert_int_equal(stats_of(s.contact).messages_received, parts);
+    assert_true(net_now() - begun < (2 * parts + 1) * NET_LATENCY_NS);
+    kvf_remote_drop(e.remote);
+    close_scene(&s);
+}
+
 /* The first remote makes the geometry; if it is given up meanwhile, the other one starts again. */
 static void a_remote_that_waits_for_a_geometry_makes_it_where_its_maker_is_given_up(void **state) {
     (void)state;
@@ -255,6 +277,7 @@ int main(void) {
         cmocka_unit_test(twenty_thousand_ranks_are_met_in_small_steps),
         cmocka_unit_test(an_engine_of_4096_ranks_meets_one_of_4096),
         cmocka_unit_test(introductions_that_come_again_change_nothing),
+        cmocka_unit_test(each_part_of_the_introductions_is_asked_for_once),
         cmocka_unit_test(a_thousand_engines_of_one_shape_cost_one_plan),
         cmocka_unit_test(a_remote_that_waits_for_a_geometry_makes_it_where_its_maker_is_given_up),
     };

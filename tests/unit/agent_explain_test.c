@@ -123,6 +123,17 @@ static void a_single_rank_that_is_not_read_is_named(void **state) {
     world_close(&w);
 }
 
+static void details_say_by_how_many_ranks_each_rank_is_told(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, latent(2), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 8}),
+                     ENGINE(.name = "D", .tp_size = 4, .all = {.block_count = 8}), NULL);
+    connect_to(&w, w.d.agents[0], &w.p.contact);
+    has(explain(w.d.agents[0], "P", KVF_LOG_DEBUG),
+        "  rank 0 is told by 2 ranks of this engine when it may free its blocks\n");
+    world_close(&w);
+}
+
 static void parts_that_are_cut_unlike_have_lines_of_their_own(void **state) {
     (void)state;
     static book log;
@@ -390,6 +401,7 @@ int main(void) {
         cmocka_unit_test(a_meeting_says_who_reads_what_from_whom),
         cmocka_unit_test(ranks_that_are_not_read_are_told),
         cmocka_unit_test(a_single_rank_that_is_not_read_is_named),
+        cmocka_unit_test(details_say_by_how_many_ranks_each_rank_is_told),
         cmocka_unit_test(parts_that_are_cut_unlike_have_lines_of_their_own),
         cmocka_unit_test(a_large_engine_takes_few_lines),
         cmocka_unit_test(ranks_that_would_take_too_many_lines_are_counted),

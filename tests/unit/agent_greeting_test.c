@@ -3,6 +3,7 @@
  * and the keys that may speak for a name.
  */
 #include "agent/claim.h"
+#include "agent_net.h"
 #include "agent_rights.h"
 
 /* ---- greeting -------------------------------------------------------------------------------- */
@@ -85,6 +86,26 @@ static void a_name_is_the_living_process_that_has_it(void **state) {
     assert_int_equal(s.other.status, KVF_E_PERMISSION);
     assert_non_null(strstr(s.other.detail, "and that process is alive"));
     assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
+    rights_close(&s);
+}
+
+static void a_process_that_has_answered_counts_as_alive_for_the_length_of_the_timeout(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    s.other.engine = "X";
+    speaker_greet(&s.w, &s.other);
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    answer_probe(&s);
+    speaker_run_for(&s.w, &s.rightful, 10 * MS);
+    const kvf_session *holder = rights_session(&s);
+    const kvf_hello hello = {.engine = "X"};
+    net_advance(holder->alive_until - 1 - net_now());
+    assert_int_equal(kvf_claim_look(s.p, &hello), KVF_E_PERMISSION);
+    assert_null(holder->probe);
+    net_advance(1);
+    assert_int_equal(kvf_claim_look(s.p, &hello), KVF_E_AGAIN);
+    assert_non_null(holder->probe); /* it is asked again */
     rights_close(&s);
 }
 
@@ -315,6 +336,7 @@ int main(void) {
         cmocka_unit_test(an_introduction_opens_no_session),
         cmocka_unit_test(a_secret_that_was_heard_does_not_help_another_key),
         cmocka_unit_test(a_name_is_the_living_process_that_has_it),
+        cmocka_unit_test(a_process_that_has_answered_counts_as_alive_for_the_length_of_the_timeout),
         cmocka_unit_test(a_name_whose_process_says_nothing_goes_to_the_next),
         cmocka_unit_test(a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back),
         cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),

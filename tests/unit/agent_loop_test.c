@@ -306,6 +306,43 @@ static void only_a_thread_that_waits_for_the_work_hurries_the_transport(void **s
     world_close(&x.w);
 }
 
+typedef struct comer {
+    kvf_agent *agent;
+    bool had_its_turn;
+} comer;
+
+static void *take_one_turn(void *context) {
+    comer *self = context;
+    kvf_turn_take(self->agent);
+    self->had_its_turn = true;
+    (void)pthread_mutex_unlock(&self->agent->lock);
+    return NULL;
+}
+
+static void a_thread_that_gives_way_lets_those_go_first_that_have_come(void **state) {
+    (void)state;
+    exchange x;
+    pthread_t threads[3];
+    comer comers[COUNT_OF(threads)];
+    set_up(&x, NULL);
+    kvf_agent *d = x.w.d.agents[0];
+    kvf_turn_take(d);
+    const uint64_t came = atomic_load(&d->arrived);
+    for (size_t i = 0; i < COUNT_OF(threads); i++) {
+        comers[i] = (comer){.agent = d};
+        assert_int_equal(pthread_create(&threads[i], NULL, take_one_turn, &comers[i]), 0);
+    }
+    while (atomic_load(&d->arrived) < came + COUNT_OF(threads))
+        (void)sched_yield();
+    kvf_turn_give(d);
+    for (size_t i = 0; i < COUNT_OF(threads); i++)
+        assert_true(comers[i].had_its_turn);
+    (void)pthread_mutex_unlock(&d->lock);
+    for (size_t i = 0; i < COUNT_OF(threads); i++)
+        (void)pthread_join(threads[i], NULL);
+    world_close(&x.w);
+}
+
 #define REQUESTS 48u
 
 typedef struct crowd {
@@ -549,6 +586,7 @@ int main(void) {
         cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
         cmocka_unit_test(only_a_thread_that_waits_for_the_work_hurries_the_transport),
+        cmocka_unit_test(a_thread_that_gives_way_lets_those_go_first_that_have_come),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
         cmocka_unit_test(the_log_function_may_call_the_agent),
         cmocka_unit_test(the_error_of_a_call_is_not_overwritten_by_the_log_function),

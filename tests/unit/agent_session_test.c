@@ -147,6 +147,24 @@ static void checksums_are_for_the_peer_of_the_session(void **state) {
     rights_close(&s);
 }
 
+static void checksums_of_no_steps_or_more_than_8192_are_refused(void **state) {
+    (void)state;
+    static const kvf_range steps[] = {{4, 4}, {0, 8193}, {4, UINT32_MAX}};
+    rights s;
+    rights_open(&s);
+    (void)rights_hold(&s, "a");
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    kvf_call_body sums = {
+        .kind = KVF_CALL_CHECKSUM, .generation = s.rightful.generation, .layers = {0, 1}, .units = {0, 1}};
+    for (size_t i = 0; i < COUNT_OF(steps); i++) {
+        sums.begin = steps[i].begin;
+        sums.end = steps[i].end;
+        assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_RANGE);
+        assert_non_null(strstr(s.rightful.detail, "allowed: 1 to 8192 steps"));
+    }
+    rights_close(&s);
+}
+
 static void calls_of_a_producer_are_refused_from_a_consumer(void **state) {
     (void)state;
     rights s;
@@ -388,6 +406,7 @@ int main(void) {
         cmocka_unit_test(beats_are_for_the_peer_of_the_session),
         cmocka_unit_test(expect_and_withdraw_are_for_the_peer_of_the_session),
         cmocka_unit_test(checksums_are_for_the_peer_of_the_session),
+        cmocka_unit_test(checksums_of_no_steps_or_more_than_8192_are_refused),
         cmocka_unit_test(calls_of_a_producer_are_refused_from_a_consumer),
         cmocka_unit_test(a_jump_of_numbers_forces_a_new_greeting),
         cmocka_unit_test(a_jump_is_by_as_many_numbers_as_are_remembered),

@@ -3,7 +3,7 @@
  * refused, fails or is done, has one result, and right bytes if it is done; no block stays claimed, and the next
  * request goes well.
  */
-#include "agent/agent.h"
+#include "agent/session.h"
 #include "agent_world.h"
 #include "sanitized.h"
 
@@ -183,6 +183,46 @@ static void an_expectation_that_fails_between_two_writers_is_settled_by_a_round(
     assert_int_equal(s.memory.live, 0);
 }
 
+/* A lease and an expectation last until the heartbeat after the next. */
+static void a_heartbeat_without_memory_is_made_up_for_by_the_next(void **state) {
+    (void)state;
+    static scene s;
+    const kvf_agent_options options = {.struct_size = sizeof options, .lease_ns = LEASE};
+    bool refused = true;
+    s = (scene){.pushes = true};
+    count_memory(&s.memory);
+    world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    kvf_agent *d = s.w.d.agents[0];
+    world_request_make(&s.w, &s.w.p, "a", 40, 0, 1, &s.given);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &s.wanted);
+    s.wanted.request.groups = NULL; /* reserved, and not read */
+    s.wanted.request.group_count = 0;
+    s.given.request.deadline_ns = s.wanted.request.deadline_ns = 100 * LEASE;
+    world_hold(&s.w.p, &s.given, s.out);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.in);
+    world_request_make(&s.w, &s.w.d, "b", 40, 8, 1, &s.wanted);
+    s.wanted.request.deadline_ns = 100 * LEASE;
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.in + 1);
+    world_run_for(&s.w, 100 * MS);
+    for (size_t n = 1; refused; n++) {
+        d->all_sessions->next_beat = 0;
+        kvf_sessions_due(d, 0);
+        s.memory.calls = 0;
+        s.memory.fail_at = n;
+        assert_ok(kvf_agent_progress(d, NULL));
+        s.memory.fail_at = 0;
+        refused = s.memory.calls >= n;
+        world_run_for(&s.w, 2 * LEASE);
+        assert_int_equal(world_stats(s.w.p.agents[0]).leases_now, 1);
+        assert_int_equal(s.w.outcome_count, 0);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_ok(kvf_agent_cancel(d, s.in[i]));
+        (void)world_failed(&s.w, d, s.in[i], KVF_E_CANCELLED);
+    }
+    world_close(&s.w);
+}
+
 /* News of a peer are for information only: without memory for one of its two parts, nothing is told. */
 static void news_of_a_peer_without_memory_are_left_out(void **state) {
     (void)state;
@@ -211,6 +251,8 @@ int main(void) {
         cmocka_unit_test_teardown(a_packed_pull_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(a_packed_push_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(an_expectation_that_fails_between_two_writers_is_settled_by_a_round,
+                                  stop_counting_memory),
+        cmocka_unit_test_teardown(a_heartbeat_without_memory_is_made_up_for_by_the_next,
                                   stop_counting_memory),
         cmocka_unit_test_teardown(news_of_a_peer_without_memory_are_left_out, stop_counting_memory),
     };
