@@ -206,12 +206,9 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
     (void)snprintf(out->listen, sizeof out->listen, "tcp://%.*s:*", (int)(sizeof out->listen - 9), chosen);
     add_setting(out, "messages.listen", out->listen);
     host_of(o->advertise ? o->advertise : "", host);
-    size_t length = strlen(host);
-    if (length > 2 && host[0] == '[') { /* an interface is given without brackets */
-        host[length - 1] = '\0';
-        memmove(host, host + 1, length - 1);
-    }
-    memcpy(out->advertise, host, sizeof host);
+    const size_t bracket = host[0] == '[' ? 1 : 0; /* an address is advertised without brackets */
+    (void)snprintf(out->advertise, sizeof out->advertise, "%.*s", (int)(strlen(host) - 2 * bracket),
+                   host + bracket);
     if (host[0] && !strchr(host, '%')) /* an interface's name means nothing elsewhere */
         add_setting(out, "messages.advertise", out->advertise);
     if (o->secret_key)
@@ -221,8 +218,8 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
         add_number(out, "messages.max_connections_per_address", o->max_connections_per_address);
     if (o->max_connections_per_second)
         add_number(out, "messages.max_connections_per_second", o->max_connections_per_second);
-    const uint64_t patience = kvf_max_u64(o->longest_ns / KVF_MILLISECOND, 1);
-    add_number(out, "messages.patience_ms", (uint32_t)kvf_min_u64(patience, UINT32_MAX));
+    const uint64_t patience = kvf_min_u64(o->longest_ns / KVF_MILLISECOND, UINT32_MAX); /* at least 12 ms */
+    add_number(out, "messages.patience_ms", (uint32_t)patience);
 }
 
 /* The caller's settings come last, so they override ours. */

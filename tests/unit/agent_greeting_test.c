@@ -3,7 +3,6 @@
  * and the keys that may speak for a name.
  */
 #include "agent/claim.h"
-#include "agent_net.h"
 #include "agent_rights.h"
 
 /* ---- greeting -------------------------------------------------------------------------------- */
@@ -63,11 +62,14 @@ static bool greets_until(rights *s, speaker *who, kvf_message_kind kind, kvf_sta
 }
 
 /* Answers P's PROBE as the rightful peer. */
-static void answer_probe(rights *s) {
+static void answer_probe(rights *s, kvf_status status) {
     assert_int_equal(s->rightful.kind, KVF_MESSAGE_CALL);
     assert_int_equal(s->rightful.call, KVF_CALL_PROBE);
     kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
-                          .answer = {.number = rights_session(s)->probe->number, .kind = KVF_CALL_PROBE}};
+                          .answer = {.number = rights_session(s)->probe->number,
+                                     .kind = KVF_CALL_PROBE,
+                                     .status = status,
+                                     .detail = ""}};
     memcpy(answer.answer.session, s->rightful.session, sizeof answer.answer.session);
     speaker_send(&s->rightful, &answer);
 }
@@ -80,7 +82,7 @@ static void a_name_is_the_living_process_that_has_it(void **state) {
     speaker_greet(&s.w, &s.other);
     assert_int_equal(s.other.status, KVF_E_AGAIN);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
-    answer_probe(&s);
+    answer_probe(&s, KVF_OK);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
     speaker_greet(&s.w, &s.other);
     assert_int_equal(s.other.status, KVF_E_PERMISSION);
@@ -89,23 +91,37 @@ static void a_name_is_the_living_process_that_has_it(void **state) {
     rights_close(&s);
 }
 
-static void a_process_that_has_answered_counts_as_alive_for_the_length_of_the_timeout(void **state) {
+/* An answer that says that something is wrong is one, too. */
+static void a_process_that_answers_anything_lives(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
     s.other.engine = "X";
     speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_AGAIN);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
-    answer_probe(&s);
+    answer_probe(&s, KVF_E_TIMEOUT);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
-    const kvf_session *holder = rights_session(&s);
+    speaker_greet(&s.w, &s.other);
+    assert_int_equal(s.other.status, KVF_E_AGAIN); /* it is asked again */
+    rights_close(&s);
+}
+
+static void a_process_that_has_answered_is_not_asked_until_its_time_is_over(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_session *x = rights_session(&s);
     const kvf_hello hello = {.engine = "X"};
-    net_advance(holder->alive_until - 1 - net_now());
-    assert_int_equal(kvf_claim_look(s.p, &hello), KVF_E_PERMISSION);
-    assert_null(holder->probe);
-    net_advance(1);
-    assert_int_equal(kvf_claim_look(s.p, &hello), KVF_E_AGAIN);
-    assert_non_null(holder->probe); /* it is asked again */
+    x->silent = true;
+    assert_ok(kvf_claim_look(s.p, &hello));
+    x->silent = false;
+    x->alive_until = world_now() + 1;
+    assert_fails(kvf_claim_look(s.p, &hello), KVF_E_PERMISSION, "that process is alive");
+    assert_null(x->probe);
+    x->alive_until = world_now();
+    assert_fails(kvf_claim_look(s.p, &hello), KVF_E_AGAIN, "is checking whether");
+    assert_non_null(x->probe);
     rights_close(&s);
 }
 
@@ -117,6 +133,7 @@ static void a_name_whose_process_says_nothing_goes_to_the_next(void **state) {
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
     s.other.engine = "X";
     assert_true(greets_until(&s, &s.other, KVF_MESSAGE_WELCOME, KVF_OK));
+    assert_int_equal(world_stats(s.p).peers_replaced, 1);
     assert_int_equal(world_stats(s.p).leases_now, 1); /* the former process may still be reading */
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("b")), KVF_E_PEER_LOST);
     speaker_run_for(&s.w, &s.other, RIGHTS_LEASE);
@@ -152,7 +169,7 @@ static void a_name_whose_connection_comes_back_stays_with_its_process(void **sta
     speaker_greet(&s.w, &s.rightful);
     assert_int_equal(s.rightful.kind, KVF_MESSAGE_WELCOME);
     speaker_run_for(&s.w, &s.rightful, 200 * MS); /* P asks it again */
-    answer_probe(&s);
+    answer_probe(&s, KVF_OK);
     speaker_run_for(&s.w, &s.rightful, 10 * MS);
     speaker_greet(&s.w, &s.other);
     assert_int_equal(s.other.status, KVF_E_PERMISSION);
@@ -265,6 +282,107 @@ static void the_name_in_the_very_first_grant_is_for_its_key_too(void **state) {
     rights_close(&s);
 }
 
+#define GRANT(...)                                                                                           \
+    { .struct_size = sizeof(kvf_key_grant), __VA_ARGS__ }
+enum { KEYS = 7 };
+
+typedef struct key_ring {
+    char open[KEYS][41];
+    uint8_t bytes[KEYS][KVF_KEY_BYTES];
+} key_ring;
+
+static void make_key_ring(key_ring *ring) {
+    char secret[41];
+    for (int i = 0; i < KEYS; i++) {
+        assert_ok(kvf_agent_make_keys(ring->open[i], secret));
+        assert_ok(kvf_link_read_key("key", ring->open[i], ring->bytes[i]));
+    }
+}
+
+static void a_key_speaks_for_exactly_what_it_is_granted(void **state) {
+    (void)state;
+    static key_ring k;
+    make_key_ring(&k);
+    const char *const allowed[] = {k.open[4], k.open[5]};
+    const kvf_key_grant grants[] = {
+        GRANT(.public_key = k.open[0], .engine = "X", .rank_begin = 2, .rank_end = 4),
+        GRANT(.public_key = k.open[1], .engine = "X", .rank_begin = 5, .rank_end = 6),
+        GRANT(.public_key = k.open[1], .engine = "Y"),
+        GRANT(.public_key = k.open[2]),
+        GRANT(.public_key = k.open[3], .commands = true),
+        GRANT(.public_key = k.open[5], .engine = "Z")};
+    kvf_agent agent = {.options = {.allowed_keys = allowed,
+                                   .allowed_key_count = 2,
+                                   .grants = grants,
+                                   .grant_count = COUNT_OF(grants)}};
+    enum { NO_KEY = -1, UNKNOWN = 6 };
+    static const struct {
+        int key;
+        const char *engine;
+        uint32_t rank;
+        bool may;
+    } cases[] = {
+        {0, "X", 1, false},     {0, "X", 2, true},       {0, "X", 3, true},       {0, "X", 4, false},
+        {0, "Y", 2, false},     {0, "V", 2, false}, /* it has grants for X alone */
+        {1, "X", 5, true},      {1, "X", 2, false},      {1, "Y", 0, true},       {1, "Y", 99, true},
+        {2, "V", 0, true},      {2, "X", 2, false}, /* X is not for any key */
+        {3, "V", 0, false},     {4, "V", 0, true},       {4, "Z", 0, false},      {5, "V", 0, true},
+        {5, "Z", 0, true},      {5, "Y", 0, false},      {UNKNOWN, "V", 0, true}, {UNKNOWN, "Z", 0, false},
+        {NO_KEY, "V", 0, true}, {NO_KEY, "X", 2, false},
+    };
+    assert_ok(kvf_grants_take(&agent));
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        kvf_hello hello = {.engine = cases[i].engine, .rank = cases[i].rank};
+        hello.incarnation = kvf_wire_incarnation(hello.secret);
+        const uint8_t *key = cases[i].key == NO_KEY ? NULL : k.bytes[cases[i].key];
+        if (kvf_claim_check(&agent, key, &hello) != (cases[i].may ? KVF_OK : KVF_E_PERMISSION))
+            fail_msg("key %d as rank %u of %s", cases[i].key, cases[i].rank, cases[i].engine);
+    }
+    for (int i = 0; i < KEYS; i++)
+        assert_int_equal(kvf_claim_command(&agent, k.bytes[i]), i == 3 ? KVF_OK : KVF_E_PERMISSION);
+    assert_fails(kvf_claim_command(&agent, NULL), KVF_E_PERMISSION, "takes no commands without keys");
+    kvf_grants_free(&agent);
+}
+
+/* Each of these differs from the first in one thing. */
+static void a_grant_is_kept_once_and_another_beside_it(void **state) {
+    (void)state;
+    static key_ring k;
+    make_key_ring(&k);
+    const kvf_key_grant grants[] = {
+        GRANT(.public_key = k.open[0], .engine = "X", .rank_end = 4),
+        GRANT(.public_key = k.open[1], .engine = "X", .rank_end = 4),
+        GRANT(.public_key = k.open[0], .engine = "Y", .rank_end = 4),
+        GRANT(.public_key = k.open[0], .engine = "X", .rank_begin = 1, .rank_end = 4),
+        GRANT(.public_key = k.open[0], .engine = "X", .rank_end = 5),
+        GRANT(.public_key = k.open[0], .engine = "X"),
+        GRANT(.public_key = k.open[0]),
+        GRANT(.public_key = k.open[0], .commands = true)};
+    kvf_agent agent = {.options = {.grants = grants, .grant_count = COUNT_OF(grants)}};
+    for (int i = 0; i < 2; i++) {
+        assert_ok(kvf_grants_take(&agent));
+        assert_int_equal(agent.grant_count, COUNT_OF(grants));
+    }
+    kvf_grants_free(&agent);
+    assert_int_equal(agent.grant_count, 0);
+}
+
+/* The links of these tests have no list of keys. */
+static void a_grant_that_the_link_does_not_take_changes_nothing(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    const kvf_key_grant grants[] = {GRANT(.public_key = s.rightful.public_key, .engine = "X"),
+                                    GRANT(.public_key = s.other.public_key, .engine = "Y")};
+    const kvf_key_grant more = GRANT(.public_key = s.other.public_key, .engine = "Z");
+    rights_grant(&s, grants, 2);
+    assert_fails(kvf_agent_grant_key(s.p, &more), KVF_E_UNSUPPORTED, "this link has no keys");
+    assert_int_equal(s.p->grant_count, 2);
+    assert_fails(kvf_agent_grant_key(s.p, &grants[1]), KVF_E_UNSUPPORTED, "this link has no keys");
+    assert_int_equal(s.p->grant_count, 2);
+    rights_close(&s);
+}
+
 static void keys_that_are_allowed_and_keys_of_grants_may_all_connect(void **state) {
     (void)state;
     const char *const allowed[] = {"a", "b"};
@@ -330,20 +448,67 @@ static void sixty_four_refusals_are_told_at_most(void **state) {
     rights_close(&s);
 }
 
+static uint64_t time_of_day(void *context) {
+    return *(const uint64_t *)context;
+}
+
+static void a_refusal_is_told_again_when_ten_minutes_are_over(void **state) {
+    (void)state;
+    static uint64_t now = 1000000;
+    static const uint64_t later[] = {0, 600 * SECOND - 1, 1, 600 * SECOND - 1, 1};
+    static const uint32_t told[] = {1, 1, 2, 2, 3};
+    rights s;
+    rights_open(&s);
+    const kvf_clock clock = s.p->clock;
+    for (size_t i = 0; i < COUNT_OF(later); i++) {
+        now += later[i];
+        s.p->clock = (kvf_clock){.now = time_of_day, .context = &now};
+        kvf_claim_tell(s.p, "X", 0, "does not know it");
+        s.p->clock = clock;
+        world_run_for(&s.w, MS);
+        assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), told[i]);
+    }
+    rights_close(&s);
+}
+
+/* Of the longest name and a long reason, whose last letters differ. */
+static void refusals_with_other_words_are_others(void **state) {
+    (void)state;
+    char name[KVF_WIRE_MAX_NAME + 1], reason[141];
+    rights s;
+    rights_open(&s);
+    memset(name, 'n', sizeof name - 1);
+    memset(reason, 'r', sizeof reason - 1);
+    name[sizeof name - 1] = reason[sizeof reason - 1] = '\0';
+    for (int i = 0; i < 6; i++) {
+        reason[sizeof reason - 2] = (char)('a' + i % 3);
+        kvf_claim_tell(s.p, name, UINT32_MAX - 1, reason);
+    }
+    world_run_for(&s.w, MS);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 3);
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_greeting_repeated_brings_the_same_session),
         cmocka_unit_test(an_introduction_opens_no_session),
         cmocka_unit_test(a_secret_that_was_heard_does_not_help_another_key),
         cmocka_unit_test(a_name_is_the_living_process_that_has_it),
-        cmocka_unit_test(a_process_that_has_answered_counts_as_alive_for_the_length_of_the_timeout),
+        cmocka_unit_test(a_process_that_answers_anything_lives),
+        cmocka_unit_test(a_process_that_has_answered_is_not_asked_until_its_time_is_over),
         cmocka_unit_test(a_name_whose_process_says_nothing_goes_to_the_next),
         cmocka_unit_test(a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back),
         cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
         cmocka_unit_test(the_name_in_the_very_first_grant_is_for_its_key_too),
+        cmocka_unit_test(a_key_speaks_for_exactly_what_it_is_granted),
+        cmocka_unit_test(a_grant_is_kept_once_and_another_beside_it),
+        cmocka_unit_test(a_grant_that_the_link_does_not_take_changes_nothing),
         cmocka_unit_test(a_refusal_is_told_once_in_ten_minutes),
+        cmocka_unit_test(a_refusal_is_told_again_when_ten_minutes_are_over),
+        cmocka_unit_test(refusals_with_other_words_are_others),
         cmocka_unit_test(sixty_four_refusals_are_told_at_most),
         cmocka_unit_test(keys_that_are_allowed_and_keys_of_grants_may_all_connect),
     };

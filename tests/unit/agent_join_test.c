@@ -46,6 +46,81 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     rights_close(&s);
 }
 
+/* Sends a JOIN that introduces X as `engine`, rank `rank`, with a digest whose first byte has changed by `flip`. */
+static kvf_status joins_as(rights *s, const char *engine, uint32_t rank, uint8_t flip) {
+    kvf_wire_buffer own = {0}, changed = {0};
+    kvf_introduction read;
+    void *storage = NULL;
+    kvf_call_body join = speaker_join(&s->rightful, s->w.d.agents[0], 1, &own);
+    assert_ok(kvf_wire_decode_introduction(join.introduction, &read, &storage));
+    read.engine = engine;
+    read.rank = rank;
+    read.rank_count = 2;
+    read.digest[0] ^= flip;
+    assert_ok(kvf_wire_encode_introduction(&read, &changed));
+    join.introduction = (kvf_bytes){changed.data, changed.size};
+    const kvf_status status = rights_say(s, &s->rightful, join);
+    assert_int_equal(rights_session(s)->shape != NULL, status == KVF_OK);
+    kvf_free(storage);
+    kvf_wire_buffer_free(&own);
+    kvf_wire_buffer_free(&changed);
+    return status;
+}
+
+static void a_join_introduces_the_rank_that_greeted(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    assert_int_equal(joins_as(&s, "W", 0, 0), KVF_E_MISMATCH);
+    assert_non_null(strstr(s.rightful.detail, "not of the rank that greeted"));
+    assert_int_equal(joins_as(&s, "X", 1, 0), KVF_E_MISMATCH);
+    assert_non_null(strstr(s.rightful.detail, "not of the rank that greeted"));
+    assert_int_equal(joins_as(&s, "X", 0, 1), KVF_E_MISMATCH);
+    assert_non_null(strstr(s.rightful.detail, "caches other cells"));
+    kvf_wire_buffer introduction = {0};
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 0, &introduction);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_E_RANGE); /* the generation */
+    join.generation = 1;
+    join.card.size = 0;
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_E_PARSE);
+    assert_non_null(strstr(s.rightful.detail, "card is empty"));
+    assert_null(rights_session(&s)->shape);
+    kvf_wire_buffer_free(&introduction);
+    assert_int_equal(joins_as(&s, "X", 0, 0), KVF_OK);
+    rights_close(&s);
+}
+
+/* Each of two stages has some of the layers of both groups. */
+static void a_shard_uses_the_budget_by_its_groups_and_layers(void **state) {
+    (void)state;
+    static const uint32_t parts[] = {2, 4};
+    world w;
+    world_request wanted;
+    uint64_t tickets[WORLD_MAX_RANKS];
+    uint32_t joined = 0;
+    world_open_model(
+        &w, hybrid(2), ENGINE(.name = "P", .all = {.block_count = 64}, .state = {.block_count = 64}),
+        ENGINE(.name = "D", .pp_size = 2, .all = {.block_count = 64}, .state = {.block_count = 64}), NULL);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    world_expect(&w.d, &wanted, &w.p, tickets);
+    world_run_for(&w, 50 * MS);
+    const kvf_session *session;
+    DL_FOREACH(w.p.agents[0]->all_sessions, session) {
+        const kvf_shard *shard = kvf_engine_shard(w.d.engine, session->rank);
+        const kvf_shard_desc *desc = kvf_shard_get(shard);
+        uint64_t bytes = session->card_bytes + 1024 + desc->region_count * sizeof(uint64_t);
+        for (uint32_t g = 0; g < 2; g++) {
+            assert_int_equal(kvf_model_group(w.model, g)->part_count, parts[g]);
+            bytes += sizeof(kvf_group_shard_desc) + parts[g] * sizeof *desc->groups[g].parts +
+                     parts[g] * sizeof *desc->groups[g].placements; /* one layer of each group */
+        }
+        assert_int_equal(session->joined_bytes, bytes);
+        joined++;
+    }
+    assert_int_equal(joined, 2);
+    world_close(&w);
+}
+
 static void a_second_join_waits_until_what_is_written_by_the_first_is_over(void **state) {
     (void)state;
     rights s;
@@ -268,6 +343,8 @@ static void a_join_without_memory_is_tried_again_after_a_pause(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
+        cmocka_unit_test(a_join_introduces_the_rank_that_greeted),
+        cmocka_unit_test(a_shard_uses_the_budget_by_its_groups_and_layers),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
         cmocka_unit_test(flows_from_before_are_over_when_a_client_joins_anew),
         cmocka_unit_test(a_client_that_had_lost_us_and_brings_its_stage_begins_anew),

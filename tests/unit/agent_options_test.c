@@ -1,6 +1,7 @@
 /* The options of an agent: each limit itself is allowed, and nothing beyond it. */
 #include "agent_net.h"
 #include "shapes.h"
+#include "toy_fabric.h"
 
 #define MS 1000000ull
 #define SECOND (1000 * MS)
@@ -22,6 +23,30 @@ static scene set_up(void) {
 static void tear_down(scene *s) {
     kvf_engine_free(s->engine);
     kvf_model_free(s->model);
+}
+
+/* What an agent's transport is told: a value of NULL stands for nothing, a key of NULL for the end. */
+static const kvf_setting *told;
+
+static kvf_status look_at_settings(kvf_transport *transport, const kvf_transport_options *options,
+                                   void **endpoint) {
+    (void)transport, (void)endpoint;
+    for (const kvf_setting *one = told; one->key; one++) {
+        const char *value = kvf_setting_of(options, one->key);
+        if (!value != !one->value || (value && strcmp(value, one->value) != 0))
+            fail_msg("%s is %s, not %s", one->key, value ? value : "left out", one->value ? one->value : "");
+    }
+    return kvf_fail(KVF_E_IO, "seen");
+}
+
+/* Opens an agent as users do, up to its transport. */
+static void tells(const scene *s, const kvf_agent_options *options, const kvf_setting *settings) {
+    kvf_fabric fabric = toy_fabric;
+    const kvf_surroundings around = {.fabric = &fabric};
+    kvf_agent *agent = NULL;
+    fabric.open = look_at_settings;
+    told = settings;
+    assert_fails(kvf_agent_open_in(&around, s->engine, 0, options, &agent), KVF_E_IO, "seen");
 }
 
 /* Opens rank `rank` and closes it again. */
@@ -117,6 +142,15 @@ static void words_are_those_that_there_are(void **state) {
                  "grants is without struct_size");
     assert_fails(try(&s, OPTIONS(.allowed_key_count = 1)), KVF_E_INVALID, "allowed_keys is NULL");
     assert_fails(try(&s, OPTIONS(.transport = "pigeons")), KVF_E_NOT_FOUND, "pigeons");
+    assert_ok(try(&s, OPTIONS(.advertise = "")));
+    assert_fails(try(&s, OPTIONS(.advertise = "x")), KVF_E_INVALID, "advertise: endpoint \"x\"");
+    assert_ok(try(&s, OPTIONS(.trace_requests = 65536)));
+    assert_fails(try(&s, OPTIONS(.trace_requests = 65537)), KVF_E_RANGE, "trace_requests is 65537");
+    static const char key[] = "0123456789012345678901234567890123456789";
+    assert_fails(try(&s, OPTIONS(.local_commands = true, .public_key = key)), KVF_E_INVALID,
+                 "local_commands is set together with keys");
+    assert_fails(try(&s, OPTIONS(.local_commands = true, .secret_key = key)), KVF_E_INVALID,
+                 "local_commands is set together with keys");
     tear_down(&s);
 }
 
@@ -136,6 +170,13 @@ static void conversion_is_of_types_and_groups_that_there_are(void **state) {
     assert_fails(try(&s, OPTIONS(.convert = known, .way = KVF_WAY_DIRECT)), KVF_E_INVALID, "way is direct");
     assert_fails(try(&s, OPTIONS(.convert = known | KVF_DTYPE_BIT(KVF_DTYPE_I8))), KVF_E_INVALID,
                  "convert is 0x");
+    kvf_agent *agent = NULL;
+    assert_ok(kvf_agent_open_in(&net_surroundings, s.engine, 0,
+                                OPTIONS(.convert = known, .convert_groups = groups, .convert_group_count = 1),
+                                &agent));
+    assert_int_equal(agent->own_facts.convert[1], known); /* "ssm" */
+    assert_int_equal(agent->own_facts.convert[0], 0);     /* "full" */
+    kvf_agent_close(agent);
     tear_down(&s);
 }
 
@@ -172,6 +213,112 @@ static void a_grant_is_a_range_of_ranks_of_a_named_engine(void **state) {
     tear_down(&s);
 }
 
+/* ---- what the transport is told --------------------------------------------------------------- */
+
+static void the_cache_is_met_where_the_sessions_are(void **state) {
+    (void)state;
+    scene s = set_up();
+    char open[41], secret[41];
+    assert_ok(kvf_agent_make_keys(open, secret));
+    static const struct {
+        const char *listen, *advertise;
+        bool insecure, keyed;
+        const char *listens, *advertised;
+    } cases[] = {
+        {NULL, NULL, false, false, "tcp://127.0.0.1:*", NULL},
+        {"tcp://127.0.0.2:*", NULL, false, false, "tcp://127.0.0.2:*", NULL},
+        {"tcp://127.0.0.2:*", NULL, true, true, "tcp://127.0.0.2:*", NULL},
+        {"tcp://0.0.0.0:*", "tcp://h:5555", true, false, "tcp://*:*", "h"},
+        {"tcp://0.0.0.0:*", "tcp://host.test:5555", false, true, "tcp://*:*", "host.test"},
+        {"", NULL, false, false, "tcp://127.0.0.1:*", NULL}, /* it listens nowhere */
+        {"", NULL, true, false, "tcp://*:*", NULL},
+        {"", "", false, true, "tcp://*:*", NULL},
+        {"", "tcp://[::1]:5555", true, false, "tcp://*:*", "::1"},
+        {"", "tcp://[fe80::1%eth0]:5555", true, false, "tcp://*:*", NULL},
+        {"", "ipc:///run/p", true, false, "tcp://*:*", NULL},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const kvf_setting settings[] = {{"messages.listen", cases[i].listens},
+                                        {"messages.advertise", cases[i].advertised},
+                                        {"messages.secret_key", cases[i].keyed ? secret : NULL},
+                                        {NULL, NULL}};
+        tells(&s,
+              OPTIONS(.listen = cases[i].listen, .advertise = cases[i].advertise,
+                      .insecure = cases[i].insecure, .public_key = cases[i].keyed ? open : NULL,
+                      .secret_key = cases[i].keyed ? secret : NULL),
+              settings);
+    }
+    tear_down(&s);
+}
+
+static void the_same_over_ipv6(void **state) {
+    (void)state;
+    scene s = set_up();
+    kvf_agent *agent = NULL;
+    const bool has_ipv6 = kvf_agent_open(s.engine, 0, OPTIONS(.listen = "tcp://[::1]:*"), &agent) == KVF_OK;
+    kvf_agent_close(agent);
+    if (has_ipv6) {
+        tells(&s, OPTIONS(.listen = "tcp://[::1]:*"),
+              (const kvf_setting[]){{"messages.listen", "tcp://[::1]:*"}, {NULL, NULL}});
+        tells(&s, OPTIONS(.listen = "tcp://[::]:*", .advertise = "tcp://h:5555", .insecure = true),
+              (const kvf_setting[]){{"messages.listen", "tcp://*:*"}, {NULL, NULL}});
+    }
+    tear_down(&s);
+    if (!has_ipv6)
+        skip();
+}
+
+static void the_cache_has_the_limits_of_the_sessions(void **state) {
+    (void)state;
+    scene s = set_up();
+    const kvf_setting own[] = {{"messages.max_connections", "9"}, {"messages.patience_ms", "10"}};
+    tells(&s, NULL,
+          (const kvf_setting[]){{"messages.patience_ms", "3600000"},
+                                {"messages.max_connections_per_address", NULL},
+                                {"messages.max_connections_per_second", NULL},
+                                {NULL, NULL}});
+    tells(&s,
+          OPTIONS(.longest_ns = YEAR, .max_connections = 5, .max_connections_per_address = 4,
+                  .max_connections_per_second = 3),
+          (const kvf_setting[]){{"messages.patience_ms", "4294967295"}, /* the most that there is */
+                                {"messages.max_connections", "5"},
+                                {"messages.max_connections_per_address", "4"},
+                                {"messages.max_connections_per_second", "3"},
+                                {NULL, NULL}});
+    tells(&s, OPTIONS(.lease_ns = 12 * MS, .longest_ns = 12 * MS),
+          (const kvf_setting[]){{"messages.patience_ms", "12"}, {NULL, NULL}});
+    tells(&s, OPTIONS(.max_connections = 5, .settings = own, .setting_count = 2), /* the caller's count */
+          (const kvf_setting[]){{own[0].key, own[0].value}, {own[1].key, own[1].value}, {NULL, NULL}});
+    tear_down(&s);
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+/* What the agent only finds out about its machine may be missing. */
+static void an_agent_opens_whole_or_not_at_all(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    scene s = set_up();
+    const size_t live = memory.live;
+    memory.calls = 0;
+    assert_ok(try(&s, NULL));
+    const size_t calls = memory.calls;
+    for (size_t n = 1; n <= calls; n++) {
+        kvf_agent *agent = NULL;
+        memory.calls = 0;
+        memory.fail_at = n;
+        const kvf_status status = kvf_agent_open_in(&net_surroundings, s.engine, 0, NULL, &agent);
+        memory.fail_at = 0;
+        assert_true(status == (agent ? KVF_OK : KVF_E_NOMEM));
+        if (agent)
+            assert_true(agent->name && agent->introductions && agent->facts && agent->transport);
+        kvf_agent_close(agent);
+        assert_int_equal(memory.live, live);
+    }
+    tear_down(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_those_of_the_engine),
@@ -181,6 +328,10 @@ int main(void) {
         cmocka_unit_test(words_are_those_that_there_are),
         cmocka_unit_test(conversion_is_of_types_and_groups_that_there_are),
         cmocka_unit_test(a_grant_is_a_range_of_ranks_of_a_named_engine),
+        cmocka_unit_test(the_cache_is_met_where_the_sessions_are),
+        cmocka_unit_test(the_same_over_ipv6),
+        cmocka_unit_test(the_cache_has_the_limits_of_the_sessions),
+        cmocka_unit_test_teardown(an_agent_opens_whole_or_not_at_all, stop_counting_memory),
     };
     return cmocka_run_group_tests_name("agent_options", tests, NULL, NULL);
 }

@@ -238,6 +238,9 @@ static void an_introduction_is_of_a_sibling(void **state) {
     other.digest[31] ^= 1;
     assert_fails(introduce(directory, &other), KVF_E_MISMATCH,
                  "the digest of rank 1 of P does not match its facts");
+    other.facts = "x"; /* as short as facts can be */
+    assert_fails(introduce(directory, &other), KVF_E_MISMATCH, "does not match its facts");
+    other.facts = intro.facts;
     assert_ok(introduce(directory, &intro));
     assert_ok(introduce(directory, &intro)); /* the same one again */
     kvf_agent *takers[] = {directory, s.p};

@@ -300,6 +300,7 @@ static void keys_are_allowed_and_withdrawn_while_an_agent_runs(void **state) {
     (void)world_failed(&w, w.d.agents[0], ours, KVF_E_PERMISSION);
     assert_fails(kvf_agent_withdraw_key(w.p.agents[0], of_d.open), KVF_E_NOT_FOUND, of_d.open);
     assert_fails(allow(w.d.agents[0], of_p.open), KVF_E_INVALID, "everyone");
+    assert_int_equal(w.d.agents[0]->grant_count, 0);
     assert_fails(allow(w.p.agents[0], NULL), KVF_E_INVALID, "public_key");
     world_close(&w);
 }
@@ -318,6 +319,7 @@ static void a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed(void
     kvf_agent *agent = w.p.agents[0];
     kvf_key_grant grant = {.struct_size = sizeof grant, .public_key = of_d.open, .engine = "Q"};
     assert_ok(kvf_agent_withdraw_key(agent, of_d.open));
+    assert_int_equal(agent->grant_count, 1);
     assert_ok(kvf_agent_grant_key(agent, &grant));
     assert_ok(start_pull(&w, WORLD_PATIENCE_S * SECOND, &pull));
     const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_PERMISSION);
@@ -342,6 +344,7 @@ static void a_key_that_is_withdrawn_takes_no_right_from_another(void **state) {
     const kvf_key_grant grant = {.struct_size = sizeof grant, .public_key = of_d.open, .engine = "Q"};
     assert_ok(kvf_agent_grant_key(w.p.agents[0], &grant));
     assert_ok(kvf_agent_withdraw_key(w.p.agents[0], of_other.open));
+    assert_int_equal(w.p.agents[0]->grant_count, 2);
     pull_well(&w);
     world_quiet(&w);
     world_close(&w);

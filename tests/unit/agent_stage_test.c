@@ -480,7 +480,7 @@ static void an_engine_whose_stage_sends_nonsense_is_told_of(void **state) {
 static kvf_status asks(kvf_agent *agent, const kvf_agent *from, const char *engine,
                        const kvf_flow_request *by) {
     char name[KVF_ENDPOINT_NAME_BYTES];
-    kvf_endpoint_name(name, engine, 0, from->incarnation);
+    kvf_endpoint_name(name, engine, from->rank, from->incarnation);
     return kvf_permit_flow(agent, name, by);
 }
 
@@ -572,6 +572,66 @@ static void a_flow_may_write_what_is_expected_of_it(void **state) {
     assert_ok(kvf_agent_cancel(w.d.agents[0], expects[0]));
     const kvf_flow_request by = {sizeof by, KVF_WRITE, generation, 0, wanted.groups, 1};
     assert_true(asks(w.d.agents[0], w.p.agents[0], "P", &by) == KVF_E_PERMISSION);
+    (void)world_failed(&w, w.d.agents[0], expects[0], KVF_E_CANCELLED);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* The first group's table begins with the second block of the sequence. */
+static void a_flow_is_checked_in_every_group_and_until_its_lease_ends(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, hybrid(2),
+                     ENGINE(.name = "P", .all = {.block_count = 64}, .state = {.block_count = 64}),
+                     ENGINE(.name = "D", .all = {.block_count = 64}, .state = {.block_count = 64}), &options);
+    world_request_make(&w, &w.p, "a", 50, 3, 2, &held);
+    world_request_make(&w, &w.d, "a", 50, 8, 1, &wanted);
+    held.groups[0].begin = wanted.groups[0].begin = 16;
+    held.groups[0].table.first_block++;
+    held.groups[0].table.ids++;
+    held.groups[0].table.count--;
+    wanted.request.groups = NULL;
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    kvf_agent *p = w.p.agents[0], *d = w.d.agents[0];
+    world_until(&w, p->leases);
+    kvf_group_steps steps[2] = {held.groups[0], held.groups[1]};
+    kvf_flow_request by = {sizeof by, KVF_READ, p->leases->generation, 0, steps, 2};
+    assert_ok(asks(p, d, "D", &by));
+    steps[0].table.ids = (const uint32_t[]){4, 7, 9};
+    assert_fails(asks(p, d, "D", &by), KVF_E_PERMISSION, "group full: block 4, number 1 of the sequence");
+    steps[0].begin = steps[0].end = 64; /* nothing of it */
+    assert_ok(asks(p, d, "D", &by));
+    steps[1].table.ids = (const uint32_t[]){4, 4, 4, 4};
+    assert_fails(asks(p, d, "D", &by), KVF_E_PERMISSION, "group ssm: block 4");
+    steps[1] = held.groups[1];
+    p->leases->until = world_now() + 1;
+    assert_ok(asks(p, d, "D", &by));
+    p->leases->until = world_now();
+    assert_fails(asks(p, d, "D", &by), KVF_E_PERMISSION, "it has no lease number");
+    assert_ok(kvf_agent_cancel(d, pulls[0]));
+    (void)kvf_agent_cancel(p, holds[0]);
+    world_close(&w);
+}
+
+static void every_rank_that_was_asked_may_write(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t expects[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 2, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
+                     ONE("D"), &options);
+    world_request_make(&w, &w.d, "a", 50, 8, 1, &wanted);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_run_for(&w, 50 * MS);
+    const kvf_flow_request by = {sizeof by, KVF_WRITE, expects[0] | KVF_EXPECTATION, 0, wanted.groups, 1};
+    for (uint32_t r = 0; r < 2; r++)
+        assert_ok(asks(w.d.agents[0], w.p.agents[r], "P", &by));
+    assert_ok(kvf_agent_cancel(w.d.agents[0], expects[0]));
     (void)world_failed(&w, w.d.agents[0], expects[0], KVF_E_CANCELLED);
     world_quiet(&w);
     world_close(&w);
@@ -816,6 +876,8 @@ int main(void) {
         cmocka_unit_test(an_engine_whose_stage_sends_nonsense_is_told_of),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
+        cmocka_unit_test(a_flow_is_checked_in_every_group_and_until_its_lease_ends),
+        cmocka_unit_test(every_rank_that_was_asked_may_write),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
