@@ -40,7 +40,7 @@ kvf_status kvf_checksum_cells(const kvf_shard *shard, const kvf_memory *regions,
                   .units = units,
                   .table = table,
                   .begin = step,
-                  .end = step < UINT64_MAX ? step + 1 : step};
+                  .end = step + 1}; /* 0 if there is no such step, and refused */
     const uint64_t units_asked = units.end - units.begin;
     return sum_up(&a, (layers.end - layers.begin) * units_asked,
                   (kvf_sum_places){.sums = sums, .layer = units_asked, .unit = 1});

@@ -6,6 +6,7 @@
 
 #include "agent/summing.h"
 #include "cells.h"
+#include "channel_wise.h"
 #include "cuda/device_image.h"
 #include "devices.h"
 
@@ -25,15 +26,20 @@ typedef struct world {
     uint32_t count;
 } world;
 
-static void world_open(world *w, const kvf_model *model, const kvf_engine_spec *spec) {
-    w->engine = engine_of(model, spec);
+/* The world owns the engine from now on. */
+static void world_take(world *w, kvf_engine *engine, uint32_t seed) {
+    w->engine = engine;
     w->count = kvf_engine_rank_count(w->engine);
     assert_true(w->count <= RANKS_MAX);
-    sequence_open(&w->sequence, kvf_engine_shard(w->engine, 0), TOKENS, spec->tp_size);
+    sequence_open(&w->sequence, kvf_engine_shard(w->engine, 0), TOKENS, seed);
     for (uint32_t i = 0; i < w->count; i++) {
         rank_open(&w->ranks[i], kvf_engine_shard(w->engine, i), &w->sequence, NULL, NULL);
         rank_fill(&w->ranks[i], all_layers(w->ranks[i].shard), SEED);
     }
+}
+
+static void world_open(world *w, const kvf_model *model, const kvf_engine_spec *spec) {
+    world_take(w, engine_of(model, spec), spec->tp_size);
 }
 
 static void world_close(world *w) {
@@ -217,6 +223,49 @@ static void equal_content_has_equal_sums_whatever_the_shape(void **state) {
         assert_true(compared > 100);
         for (size_t i = 0; i < 4; i++)
             world_close(&worlds[i]);
+        kvf_model_free(model);
+    }
+}
+
+/* Keys that lie whole, in two pieces, and channel by channel. */
+static void cells_have_the_same_sums_however_they_are_cut(void **state) {
+    (void)state;
+    static const uint32_t pieces[] = {1, 2, CHANNELS};
+    kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
+    uint64_t sums[COUNT_OF(pieces)][TOKENS];
+    for (uint32_t i = 0; i < COUNT_OF(pieces); i++) {
+        world w;
+        world_take(&w, channel_wise(model, 1, 8, pieces[i], "channel-wise"), i);
+        sum_steps(&w.ranks[0], 0, 0, range(0, LAYERS), range(0, HEADS), sums[i]);
+        world_close(&w);
+    }
+    assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
+    assert_memory_equal(sums[0], sums[2], sizeof sums[0]);
+    assert_int_not_equal(sums[0][0], sums[0][1]);
+    kvf_model_free(model);
+}
+
+/* Cells of middling size are fetched before they are hashed, 64 of 64 bytes, and down to 4 of 1024. */
+static void each_cell_is_summed_once_whatever_its_size(void **state) {
+    (void)state;
+    static const uint32_t elements[] = {31, 32, 48, 512, 513};
+    for (size_t i = 0; i < COUNT_OF(elements); i++) {
+        kvf_model *model = attention(3, 1, elements[i]);
+        world w;
+        uint64_t sums[TOKENS], cell;
+        world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
+        const cell_rank *rank = &w.ranks[0];
+        sum_steps(rank, 0, 0, range(0, 3), range(0, 1), sums);
+        for (uint64_t step = 0; step < TOKENS; step++) {
+            for (uint32_t layer = 0; layer < 3; layer++) {
+                assert_ok(kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(layer, layer + 1),
+                                             range(0, 1), &w.sequence.tables[0], step, step + 1, &cell));
+                assert_int_not_equal(cell, 0);
+                sums[step] -= cell;
+            }
+            assert_int_equal(sums[step], 0);
+        }
+        world_close(&w);
         kvf_model_free(model);
     }
 }
@@ -492,6 +541,28 @@ static void sums_of_single_cells_add_up_to_those_of_steps(void **state) {
     kvf_model_free(model);
 }
 
+/* What was there before does not matter, and what follows stays. */
+static void each_cell_has_a_sum_of_its_own(void **state) {
+    (void)state;
+    kvf_model *model = four_heads();
+    world w;
+    world_open(&w, model, &rows[0].engines[1]);
+    const cell_rank *rank = &w.ranks[1]; /* heads 2 and 3 */
+    const kvf_block_table *table = &w.sequence.tables[0];
+    uint64_t cells[5] = {7, 7, 7, 7, 7}, steps[TOKENS];
+    assert_ok(
+        kvf_checksum_cells(rank->shard, rank->regions, 0, 1, range(1, 3), range(2, 4), table, 5, cells));
+    cells_on_devices(rank, 0, 1, range(1, 3), range(2, 4), table, 5, cells);
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t layer = 1 + i / 2, unit = 2 + i % 2;
+        sum_steps(rank, 0, 1, range(layer, layer + 1), range(unit, unit + 1), steps);
+        assert_int_equal(cells[i], steps[5]);
+    }
+    assert_int_equal(cells[4], 7);
+    world_close(&w);
+    kvf_model_free(model);
+}
+
 /* A device sums up to 8192 cells at once; the last two of four layers have 4000. */
 static void layers_before_the_wanted_ones_take_no_sums(void **state) {
     (void)state;
@@ -509,45 +580,112 @@ static void layers_before_the_wanted_ones_take_no_sums(void **state) {
     kvf_model_free(model);
 }
 
-/* Two layers of 4096 cells, on one device that works only when it is told to. */
-static void as_many_layers_as_a_device_sums_at_once_are_one_job(void **state) {
-    (void)state;
-    DEVICES_ARE_STAND_INS();
-    kvf_model *model = attention(2, 4096, 1);
-    world w;
-    kvf_memory regions[REGIONS_MAX];
-    static uint64_t sums[8192], expected[8192];
+/* How many jobs devices need for the sums of an area, whose sums are compared; they work only when they are told to. */
+static uint32_t jobs_for(kvf_area *area, const kvf_sum_places *places, const uint64_t *expected,
+                         uint64_t count) {
     kvf_summing *summing;
-    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
-    const cell_rank *rank = &w.ranks[0];
-    const kvf_block_table *table = &w.sequence.tables[0];
-    assert_ok(kvf_checksum_cells(rank->shard, rank->regions, 0, 0, range(0, 2), range(0, 4096), table, 5,
-                                 expected));
-    for (uint32_t r = 0; r < rank->region_count; r++) {
-        void *seen;
-        regions[r] = device_memory(0, rank->regions[r].bytes, &seen);
-        memcpy(seen, rank->regions[r].address, rank->regions[r].bytes);
-    }
-    kvf_area area = {.shard = rank->shard,
-                     .regions = regions,
-                     .layers = range(0, 2),
-                     .units = range(0, 4096),
-                     .table = table,
-                     .begin = 5,
-                     .end = 6};
-    assert_ok(kvf_area_check(&area));
+    uint32_t jobs = 0;
+    memset(places->sums, 0, count * sizeof *expected);
+    assert_ok(kvf_area_check(area));
     assert_ok(kvf_summing_make(&summing));
     devices_delay(3600ull * 1000000000);
-    assert_int_equal(kvf_summing_start(summing, &area, &(kvf_sum_places){sums, .layer = 4096, .unit = 1}),
-                     KVF_IN_PROGRESS);
-    devices_hasten();
-    const kvf_status status = kvf_summing_poll(summing);
+    kvf_status status = kvf_summing_start(summing, area, places);
+    for (; status == KVF_IN_PROGRESS && jobs < 9; jobs++) {
+        devices_hasten();
+        status = kvf_summing_poll(summing);
+    }
     devices_delay(0);
     devices_hasten();
     kvf_summing_free(summing);
     devices_free();
-    assert_int_equal(status, KVF_OK);
+    assert_ok(status);
+    assert_memory_equal(places->sums, expected, count * sizeof *expected);
+    return jobs;
+}
+
+/* A job has up to 8192 sums, up to 128 layers, and one device. */
+static void neighbouring_layers_are_one_job_of_a_device_if_they_fit(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    static const struct {
+        uint32_t layers, units;
+        kvf_range asked;
+        bool apart; /* each layer has a region, on the first device, the second and the host in turn */
+        uint32_t jobs;
+    } cases[] = {{2, 4096, {0, 2}, false, 1},
+                 {3, 4096, {0, 3}, false, 2},
+                 {130, 1, {0, 130}, false, 2},
+                 {130, 1, {100, 130}, false, 1},
+                 {4, 1, {0, 4}, true, 3}};
+    static uint64_t sums[3 * 4096], expected[3 * 4096];
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        kvf_model *model = attention(cases[i].layers, cases[i].units, 1);
+        world w;
+        kvf_memory regions[REGIONS_MAX];
+        const kvf_range units = {0, cases[i].units};
+        world_open(&w, model,
+                   ENGINE(.all = {.block_count = 40,
+                                  .tokens_per_block = 1,
+                                  .order = cases[i].apart ? "L|BPHN" : "BLPHN"}));
+        const cell_rank *rank = &w.ranks[0];
+        const kvf_block_table *table = &w.sequence.tables[0];
+        assert_ok(
+            kvf_checksum_cells(rank->shard, rank->regions, 0, 0, cases[i].asked, units, table, 5, expected));
+        copy_to_devices(rank, regions);
+        kvf_area area = {.shard = rank->shard,
+                         .regions = regions,
+                         .layers = cases[i].asked,
+                         .units = units,
+                         .table = table,
+                         .begin = 5,
+                         .end = 6};
+        const uint64_t count = (uint64_t)(area.layers.end - area.layers.begin) * units.end;
+        assert_int_equal(
+            jobs_for(&area, &(kvf_sum_places){sums, .layer = units.end, .unit = 1}, expected, count),
+            cases[i].jobs);
+        world_close(&w);
+        kvf_model_free(model);
+    }
+}
+
+static void a_layer_of_more_cells_than_a_device_sums_at_once_is_refused(void **state) {
+    (void)state;
+    kvf_model *model = attention(1, 8193, 1);
+    world w;
+    kvf_memory regions[REGIONS_MAX];
+    static uint64_t cells[8193];
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
+    const cell_rank *rank = &w.ranks[0];
+    const kvf_block_table *table = &w.sequence.tables[0];
+    copy_to_devices(rank, regions);
+    assert_fails(kvf_checksum_cells(rank->shard, regions, 0, 0, range(0, 1), range(0, 8193), table, 5, cells),
+                 KVF_E_LIMIT, "8193 units of a layer", "up to 8192");
+    devices_free();
+    world_close(&w);
+    kvf_model_free(model);
+}
+
+/* A device sums up to 8192 steps at once. The blocks of the table are used again and again. */
+static void steps_are_summed_in_as_many_parts_as_a_device_needs(void **state) {
+    (void)state;
+    enum { BLOCK = 16, BEGIN = 5, END = 8192 + 8192 + 40 };
+    kvf_model *model = attention(1, 1, 4);
+    world w;
+    kvf_memory regions[REGIONS_MAX];
+    static uint32_t ids[END / BLOCK + 1];
+    static uint64_t sums[END - BEGIN], expected[END - BEGIN];
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = BLOCK}));
+    const cell_rank *rank = &w.ranks[0];
+    for (uint32_t i = 0; i < COUNT_OF(ids); i++)
+        ids[i] = i % 37;
+    const kvf_block_table table = {ids, COUNT_OF(ids), 0};
+    assert_ok(kvf_checksum_steps(rank->shard, rank->regions, 0, 0, range(0, 1), range(0, 1), &table, BEGIN,
+                                 END, expected));
+    copy_to_devices(rank, regions);
+    assert_ok(
+        kvf_checksum_steps(rank->shard, regions, 0, 0, range(0, 1), range(0, 1), &table, BEGIN, END, sums));
     assert_memory_equal(sums, expected, sizeof sums);
+    devices_free();
     world_close(&w);
     kvf_model_free(model);
 }
@@ -633,6 +771,31 @@ static void blocks_and_memory_that_are_not_there_are_refused(void **state) {
     kvf_model_free(model);
 }
 
+static kvf_status sum_layers(const cell_rank *rank, const kvf_memory *regions, kvf_range layers) {
+    uint64_t sums[TOKENS];
+    return kvf_checksum_steps(rank->shard, regions, 0, 0, layers, range(0, 2), &rank->sequence->tables[0], 0,
+                              TOKENS, sums);
+}
+
+/* Each layer has a region. */
+static void the_memory_of_all_wanted_layers_is_checked_and_of_no_others(void **state) {
+    (void)state;
+    kvf_model *model = attention(3, 2, 4);
+    world w;
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 16}));
+    const cell_rank *rank = &w.ranks[0];
+    assert_int_equal(rank->region_count, 3);
+    kvf_memory regions[] = {rank->regions[0], rank->regions[1], rank->regions[2]};
+    regions[1].bytes--;
+    assert_fails(sum_layers(rank, regions, range(0, 3)), KVF_E_RANGE, "region 1");
+    assert_fails(sum_layers(rank, regions, range(0, 2)), KVF_E_RANGE, "region 1");
+    assert_fails(sum_layers(rank, regions, range(1, 3)), KVF_E_RANGE, "region 1");
+    assert_ok(sum_layers(rank, regions, range(0, 1)));
+    assert_ok(sum_layers(rank, regions, range(2, 3)));
+    world_close(&w);
+    kvf_model_free(model);
+}
+
 static void nothing_asked_for_sums_to_nothing(void **state) {
     (void)state;
     kvf_model *model = attention(4, 4, 4);
@@ -655,14 +818,19 @@ static void nothing_asked_for_sums_to_nothing(void **state) {
 static int run_on_devices(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_content_has_equal_sums_whatever_the_shape),
+        cmocka_unit_test(cells_have_the_same_sums_however_they_are_cut),
+        cmocka_unit_test(each_cell_is_summed_once_whatever_its_size),
         cmocka_unit_test(sums_of_areas_apart_add_up),
         cmocka_unit_test(the_sums_of_token_shares_add_up_to_those_of_a_rank_with_all_tokens),
         cmocka_unit_test(sums_are_the_same_in_every_version),
         cmocka_unit_test(cells_that_changed_places_are_noticed),
         cmocka_unit_test(a_table_may_begin_within_the_sequence),
         cmocka_unit_test(sums_of_single_cells_add_up_to_those_of_steps),
+        cmocka_unit_test(each_cell_has_a_sum_of_its_own),
         cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),
-        cmocka_unit_test(as_many_layers_as_a_device_sums_at_once_are_one_job),
+        cmocka_unit_test(neighbouring_layers_are_one_job_of_a_device_if_they_fit),
+        cmocka_unit_test(a_layer_of_more_cells_than_a_device_sums_at_once_is_refused),
+        cmocka_unit_test(steps_are_summed_in_as_many_parts_as_a_device_needs),
     };
     if (kvf_device_image_count == 0) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
@@ -678,6 +846,8 @@ int main(int argument_count, char **arguments) {
         return run_on_devices();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_content_has_equal_sums_whatever_the_shape),
+        cmocka_unit_test(cells_have_the_same_sums_however_they_are_cut),
+        cmocka_unit_test(each_cell_is_summed_once_whatever_its_size),
         cmocka_unit_test(sums_of_areas_apart_add_up),
         cmocka_unit_test(the_sums_of_token_shares_add_up_to_those_of_a_rank_with_all_tokens),
         cmocka_unit_test(sums_are_the_same_in_every_version),
@@ -685,9 +855,11 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(cells_that_changed_places_are_noticed),
         cmocka_unit_test(a_table_may_begin_within_the_sequence),
         cmocka_unit_test(sums_of_single_cells_add_up_to_those_of_steps),
+        cmocka_unit_test(each_cell_has_a_sum_of_its_own),
         cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),
         cmocka_unit_test(cells_that_this_rank_does_not_hold_are_refused),
         cmocka_unit_test(blocks_and_memory_that_are_not_there_are_refused),
+        cmocka_unit_test(the_memory_of_all_wanted_layers_is_checked_and_of_no_others),
         cmocka_unit_test(nothing_asked_for_sums_to_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

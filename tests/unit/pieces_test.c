@@ -6,8 +6,6 @@
 #include "cells.h"
 #include "channel_wise.h"
 
-#include <kvferry/checksum.h>
-
 #define TOKENS 37u
 
 static kvf_engine *head_wise(const kvf_model *model, uint32_t tp_size, uint32_t tokens, const char *order) {
@@ -151,28 +149,6 @@ static void unlike_cuts_cost_a_run_for_each_grain(void **state) {
     kvf_model_free(model);
 }
 
-/* ---- sums ------------------------------------------------------------------------------------ */
-
-static void cells_have_the_same_sums_however_they_are_cut(void **state) {
-    (void)state;
-    kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
-    uint64_t sums[2][TOKENS];
-    for (uint32_t i = 0; i < 2; i++) {
-        kvf_engine *engine =
-            i ? channel_wise(model, 1, 8, CHANNELS, "channel-wise") : head_wise(model, 1, 5, "L|BPNH");
-        ranks r = open_ranks(engine, 3);
-        open_memory(&r, engine);
-        rank_fill(&r.all[0], range(0, LAYERS), 9);
-        assert_ok(kvf_checksum_steps(r.all[0].shard, r.all[0].regions, 0, 0, range(0, LAYERS),
-                                     range(0, HEADS), &r.sequence.tables[0], 0, TOKENS, sums[i]));
-        close_ranks(&r);
-        kvf_engine_free(engine);
-    }
-    assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
-    assert_int_not_equal(sums[0][0], sums[0][1]);
-    kvf_model_free(model);
-}
-
 /* ---- what is refused ------------------------------------------------------------------------- */
 
 /* One layer and one head, cells of eight elements of four or sixteen bits, four tokens and one block. */
@@ -219,7 +195,6 @@ int main(void) {
         cmocka_unit_test(any_numbers_of_pieces_fill_each_other),
         cmocka_unit_test(two_engines_that_cut_alike_exchange_whole_pages),
         cmocka_unit_test(unlike_cuts_cost_a_run_for_each_grain),
-        cmocka_unit_test(cells_have_the_same_sums_however_they_are_cut),
         cmocka_unit_test(pieces_must_divide_a_cell_into_whole_bytes),
         cmocka_unit_test(pieces_must_lie_in_the_region_and_apart),
     };
