@@ -52,7 +52,7 @@ static void needed_blocks(const kvf_shard *shard, uint32_t group, const kvf_grou
     kvf_walk_side side = {held->tokens_per_block, held->tokens};
     uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, last);
     *from = *to = 0;
-    if (first >= last || begin >= end)
+    if (begin >= end)
         return;
     *from = begin / held->tokens_per_block;
     *to = (end - 1) / held->tokens_per_block + 1;
@@ -155,7 +155,7 @@ kvf_status kvf_steps_merge(const kvf_group_steps *groups, const kvf_block_table 
     kvf_status status = KVF_OK;
     for (uint32_t g = 0; g < count && !status; g++) {
         status = span(&groups[g].table, &tables[g], &begin, &end);
-        total += status ? 0 : end - begin;
+        total += end - begin;
     }
     kvf_group_steps *merged =
         status ? NULL : kvf_alloc(1, count * sizeof *merged + (size_t)total * sizeof(uint32_t));

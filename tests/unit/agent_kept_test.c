@@ -132,6 +132,43 @@ static void a_lease_may_have_no_limit(void **state) {
     scene_close(&s);
 }
 
+static void the_steps_of_the_group_with_most_count(void **state) {
+    (void)state;
+    scene s;
+    world_request states;
+    uint64_t more;
+    kvf_kept_request kept[MOST];
+    const kvf_engine_spec *spec =
+        ENGINE(.name = "P", .all = {.block_count = 64}, .state = {.block_count = 64});
+    scene_open(&s, hybrid(2), spec, ONE("D"), NULL);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_request_make(&s.w, &s.w.p, "states", 50, 10, 1, &states);
+    states.groups[0] = (kvf_group_steps){.begin = 0};
+    world_hold(&s.w.p, &states, &more);
+    assert_int_equal(list(s.p, 0, kept), 2);
+    assert_true(kept[0].tokens == 50 && kept[1].tokens == 1);
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    assert_ok(kvf_agent_cancel(s.p, more));
+    scene_close(&s);
+}
+
+/* As where the agent had no time to end it. */
+static void nothing_is_left_of_a_lease_that_is_over(void **state) {
+    (void)state;
+    scene s;
+    kvf_kept_request kept[MOST];
+    set_up(&s);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.w.p.agents[0] = NULL;
+    world_run_for(&s.w, 2 * LEASE);
+    assert_int_equal(list(s.p, 0, kept), 1);
+    assert_int_equal(kept[0].age_ns, 2 * LEASE);
+    assert_int_equal(kept[0].left_ns, 0);
+    s.w.p.agents[0] = s.p;
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+    scene_close(&s);
+}
+
 static void a_long_list_comes_in_parts(void **state) {
     (void)state;
     scene s;
@@ -190,6 +227,8 @@ int main(void) {
         cmocka_unit_test(a_push_moves_while_a_consumer_expects_it),
         cmocka_unit_test(what_was_cancelled_is_not_kept),
         cmocka_unit_test(a_lease_may_have_no_limit),
+        cmocka_unit_test(the_steps_of_the_group_with_most_count),
+        cmocka_unit_test(nothing_is_left_of_a_lease_that_is_over),
         cmocka_unit_test(a_long_list_comes_in_parts),
         cmocka_unit_test(callers_may_know_fewer_fields),
     };

@@ -277,6 +277,22 @@ static void tables_must_be_those_of_the_model_and_tickets_fit(void **state) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+static void a_group_takes_memory_once_one_of_its_blocks_is_taken(void **state) {
+    kvf_ledger *ledger = NULL;
+    memory_count memory;
+    count_memory(&memory);
+    assert_ok(kvf_ledger_create(kvf_engine_shard(((world *)*state)->engine, 0), &ledger));
+    const size_t unused = memory.live;
+    assert_ok(kvf_ledger_take_readers(ledger, TABLES(TABLE(NO), NOTHING), 2));
+    assert_int_equal(memory.live, unused);
+    for (uint32_t block = 0; block < 2; block++) {
+        assert_ok(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(block)), 2, 5));
+        assert_int_equal(memory.live, unused + 1);
+    }
+    kvf_ledger_free(ledger);
+    assert_int_equal(memory.live, 0);
+}
+
 static kvf_status create_and_take(void *subject) {
     kvf_ledger *ledger = NULL;
     const world *made = subject;
@@ -317,6 +333,7 @@ int main(void) {
         RULE(a_refused_writer_leaves_no_trace),
         RULE(a_block_beyond_the_cache_is_refused_and_leaves_no_trace),
         RULE(tables_must_be_those_of_the_model_and_tickets_fit),
+        RULE(a_group_takes_memory_once_one_of_its_blocks_is_taken),
         RULE(without_memory_nothing_is_taken_and_nothing_leaks),
     };
     return cmocka_run_group_tests_name("the ledger", tests, NULL, NULL);

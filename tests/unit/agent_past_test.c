@@ -92,6 +92,21 @@ static void the_memory_ends(void **state) {
     scene_close(&s);
 }
 
+static void what_has_ended_is_remembered_for_exactly_that_long(void **state) {
+    (void)state;
+    scene s;
+    const kvf_bytes id = {"a", 1};
+    set_up(&s, ONE("P"), ONE("D"), 10 * SECOND);
+    world_run_for(&s.w, 7 * SECOND);
+    kvf_past_note(s.p, id, KVF_OK);
+    assert_fails(kvf_past_look(s.p, id), KVF_E_EXISTS, "was handed over 0.0 s ago");
+    world_run_for(&s.w, 10 * SECOND - 1);
+    assert_fails(kvf_past_look(s.p, id), KVF_E_EXISTS, "was handed over 10.0 s ago");
+    world_run_for(&s.w, 1);
+    assert_ok(kvf_past_look(s.p, id));
+    scene_close(&s);
+}
+
 static void an_id_that_is_used_again_is_a_new_request(void **state) {
     (void)state;
     scene s;
@@ -173,6 +188,7 @@ int main(void) {
         cmocka_unit_test(a_request_that_nobody_came_for_is_refused_with_the_reason),
         cmocka_unit_test(a_request_that_was_pushed_is_refused_at_once),
         cmocka_unit_test(the_memory_ends),
+        cmocka_unit_test(what_has_ended_is_remembered_for_exactly_that_long),
         cmocka_unit_test(an_id_that_is_used_again_is_a_new_request),
         cmocka_unit_test(the_refusal_is_repeated_where_it_was_lost),
         cmocka_unit_test(the_oldest_are_forgotten_where_there_are_many),

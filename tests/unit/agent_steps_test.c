@@ -3,6 +3,7 @@
 #include "shapes.h"
 
 #define NONE KVF_NO_BLOCK
+#define NOTHING ((kvf_block_table){0})
 
 /* Merges a table into the table of the second of two groups, and compares. */
 static void check_merged(kvf_block_table first, kvf_block_table second, kvf_block_table wanted) {
@@ -34,6 +35,7 @@ static void tables_are_joined_wherever_they_lie(void **state) {
     check_merged(AT(3, 30, 40), AT(4, 40, 50), AT(3, 30, 40, 50));
     check_merged(AT(3, 30, 40, 50, 60), AT(4, 40), AT(3, 30, 40, 50, 60));
     check_merged(AT(1, 10), AT(4, 40), AT(1, 10, NONE, NONE, 40));
+    check_merged(AT(3, 30, 40), AT(2, 20), AT(2, 20, 30, 40));
     check_merged(AT(3, 30, NONE), AT(3, NONE, 40), AT(3, 30, 40));
 }
 
@@ -66,8 +68,90 @@ static void the_entries_of_wanted_tokens_count_from_the_first_block_of_the_table
     kvf_model_free(model);
 }
 
+/* Of 16 tokens each rank keeps 8. */
+static void a_rank_that_keeps_none_of_the_wanted_tokens_needs_no_block(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 1, 8);
+    kvf_engine *engine =
+        engine_of(model, ENGINE(.tp_size = 2, .dcp_size = 2, .dcp_width = 8, .all = {.block_count = 99}));
+    const kvf_group_steps steps = {AT(0, 10), 16, 24};
+    const kvf_range by_first = kvf_wanted_entries(kvf_engine_shard(engine, 0), 0, &steps);
+    const kvf_range by_second = kvf_wanted_entries(kvf_engine_shard(engine, 1), 0, &steps);
+    assert_true(by_first.begin == 0 && by_first.end == 1);
+    assert_true(by_second.begin == 0 && by_second.end == 0);
+    const kvf_group_steps bare = {NOTHING, 16, 24};
+    assert_fails(kvf_check_groups(kvf_engine_shard(engine, 0), &bare, 1, false), KVF_E_RANGE, "[0, 1)");
+    assert_ok(kvf_check_groups(kvf_engine_shard(engine, 1), &bare, 1, false));
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static void of_one_token_the_block_is_needed_and_of_none_no_block(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 8);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.tokens_per_block = 16, .block_count = 99}));
+    const kvf_shard *shard = kvf_engine_shard(engine, 0);
+    const kvf_group_steps one = {AT(0, 10), 0, 1}, bare = {NOTHING, 0, 1}, none = {AT(5, 10), 7, 7};
+    const kvf_range found = kvf_wanted_entries(shard, 0, &one);
+    assert_true(found.begin == 0 && found.end == 1);
+    assert_ok(kvf_check_groups(shard, &one, 1, false));
+    assert_fails(kvf_check_groups(shard, &bare, 1, false), KVF_E_RANGE, "steps [0, 1)", "blocks [0, 1)");
+    assert_ok(kvf_check_groups(shard, &none, 1, false));
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static void a_missing_block_is_found_wherever_the_table_begins(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 4, 8);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.tokens_per_block = 16, .block_count = 99}));
+    kvf_group_steps steps = {AT(3, 30, NONE, 50, 60, 70, 80, 90), 48, 96};
+    steps.table.count = 3;
+    assert_fails(kvf_check_groups(kvf_engine_shard(engine, 0), &steps, 1, false), KVF_E_RANGE, "group full",
+                 "block 4 of the sequence is needed");
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static void every_block_of_every_group_is_checked(void **state) {
+    (void)state;
+    kvf_model *model = hybrid(2);
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 9}, .state = {.block_count = 9}));
+    const kvf_shard *shard = kvf_engine_shard(engine, 0);
+    const char *names[] = {"group full", "group ssm"};
+    for (uint32_t g = 0; g < 2; g++) {
+        kvf_group_steps groups[2] = {{.begin = 0}};
+        kvf_block_table tables[2] = {{0}};
+        groups[g].table = tables[g] = AT(0, 1, 9);
+        assert_fails(kvf_check_groups(shard, groups, 2, true), KVF_E_RANGE, names[g], "block 9");
+        assert_fails(kvf_check_groups(shard, groups, 2, false), KVF_E_RANGE, names[g], "block 9");
+        assert_fails(kvf_check_tables(shard, groups, tables, 2), KVF_E_RANGE, names[g], "block 9");
+        tables[g] = (kvf_block_table){NULL, 0, 1};
+        assert_ok(kvf_check_tables(shard, groups, tables, 2));
+        tables[g] = AT(0, 1);
+        assert_ok(kvf_check_tables(shard, groups, tables, 2));
+        tables[g] = AT(1, 1);
+        assert_fails(kvf_check_tables(shard, groups, tables, 2), KVF_E_RANGE, names[g], "first_block is 1",
+                     "in block 0");
+        groups[g] = (kvf_group_steps){AT(0, 1), 2, 1};
+        assert_fails(kvf_check_groups(shard, groups, 2, false), KVF_E_INVALID, names[g], "begin is 2");
+    }
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+static void a_request_is_empty_if_every_group_is(void **state) {
+    (void)state;
+    kvf_group_steps groups[3] = {{NOTHING, 0, 0}, {NOTHING, 7, 7}, {NOTHING, 9, 9}};
+    assert_true(kvf_steps_empty(groups, 3));
+    groups[2].end++;
+    assert_false(kvf_steps_empty(groups, 3));
+    assert_true(kvf_steps_empty(groups, 2));
+}
+
 static void tables_that_disagree_or_overflow_are_refused_by_name(void **state) {
     (void)state;
+    check_merged(NOTHING, AT(UINT32_MAX - 1, 20), AT(UINT32_MAX - 1, 20)); /* the last place */
     kvf_group_steps *merged = NULL;
     kvf_group_steps group = {AT(3, 30, 40), 0, 9};
     kvf_block_table table = AT(4, 41);
@@ -84,6 +168,11 @@ int main(void) {
         cmocka_unit_test(tables_are_joined_wherever_they_lie),
         cmocka_unit_test(a_table_without_entries_adds_nothing),
         cmocka_unit_test(the_entries_of_wanted_tokens_count_from_the_first_block_of_the_table),
+        cmocka_unit_test(a_rank_that_keeps_none_of_the_wanted_tokens_needs_no_block),
+        cmocka_unit_test(of_one_token_the_block_is_needed_and_of_none_no_block),
+        cmocka_unit_test(a_missing_block_is_found_wherever_the_table_begins),
+        cmocka_unit_test(every_block_of_every_group_is_checked),
+        cmocka_unit_test(a_request_is_empty_if_every_group_is),
         cmocka_unit_test(tables_that_disagree_or_overflow_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
