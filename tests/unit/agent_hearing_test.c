@@ -374,6 +374,29 @@ static void forget_session(kvf_agent *d, const kvf_session *session) {
     comes_by(d, session->route, &answer);
 }
 
+static void a_peer_that_was_greeted_anew_may_go_on_with_any_number(void **state) {
+    (void)state;
+    rights s;
+    uint64_t ticket;
+    rights_open(&s);
+    kvf_agent *d = s.w.d.agents[0];
+    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, d, ticket);
+    const kvf_session *session = session_with_p(&s);
+    kvf_message probe = {.kind = KVF_MESSAGE_CALL, .call = {.kind = KVF_CALL_PROBE, .number = 1}};
+    memcpy(probe.call.session, session->id, sizeof probe.call.session);
+    assert_int_equal(stale_by(d, session->route, &probe), 0);
+    forget_session(d, session);
+    world_until(&s.w, session->state == KVF_SESSION_OPEN);
+    memcpy(probe.call.session, session->id, sizeof probe.call.session);
+    probe.call.number += KVF_WINDOW_CALLS;
+    assert_int_equal(stale_by(d, session->route, &probe), 0);
+    probe.call.number += KVF_WINDOW_CALLS; /* P must forget the session first */
+    assert_int_equal(stale_by(d, session->route, &probe), 1);
+    assert_int_equal(session->state, KVF_SESSION_GREETING);
+    rights_close(&s);
+}
+
 /* D greets after 0, 50, 150 and 350 ms, and does not know which HELLO is answered: P's clock is off by at most half of
  * the time since the first. The next greeting begins anew, and its first HELLO is lost. In an open session, the last
  * HELLO is the one that is answered. */
@@ -454,6 +477,7 @@ int main(void) {
         cmocka_unit_test(a_peer_that_answers_as_another_process_was_restarted),
         cmocka_unit_test(messages_of_another_version_are_counted_as_malformed),
         cmocka_unit_test(a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms),
+        cmocka_unit_test(a_peer_that_was_greeted_anew_may_go_on_with_any_number),
         cmocka_unit_test(the_time_of_a_greeting_counts_from_its_first_hello),
         cmocka_unit_test(nobody_is_greeted_less_often_than_once_in_a_second),
     };
