@@ -1,6 +1,7 @@
 /* How much memory a peer can make an agent keep, and for how long. */
 #include "agent/agent.h"
 #include "agent/budget.h"
+#include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent_net.h"
@@ -334,6 +335,30 @@ static void who_has_no_session_is_heard_for_64_KiB(void **state) {
     close_scene(&s);
 }
 
+/* A command is the longest message of a peer without a session. */
+static void who_has_no_session_is_heard_for_64_KiB_exactly(void **state) {
+    (void)state;
+    static const uint8_t content[KVF_WIRE_STRANGER_BYTES];
+    scene s;
+    kvf_record record = {.name = "r", .data = content, .size = sizeof content / 2};
+    const kvf_message message = {
+        .kind = KVF_MESSAGE_COMMAND,
+        .command = {.verb = "drain", .time_ns = SECOND, .records = &record, .record_count = 1}};
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    for (uint32_t longer = 0; longer < 2; longer++) {
+        kvf_wire_buffer bytes;
+        assert_ok(kvf_wire_encode(&message, &bytes));
+        record.size += KVF_WIRE_STRANGER_BYTES + longer - bytes.size;
+        kvf_wire_buffer_free(&bytes);
+        assert_ok(kvf_wire_encode(&message, &bytes));
+        assert_int_equal(bytes.size, KVF_WIRE_STRANGER_BYTES + longer);
+        kvf_on_message(s.p, &(const kvf_letter){.data = bytes.data, .bytes = bytes.size});
+        assert_int_equal(world_stats(s.p).messages_malformed, longer);
+        kvf_wire_buffer_free(&bytes);
+    }
+    close_scene(&s);
+}
+
 /* ---- sessions --------------------------------------------------------------------------------- */
 
 /* Greets under so many names. How often that was welcome. */
@@ -600,6 +625,7 @@ int main(void) {
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
+        cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB_exactly),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
         cmocka_unit_test(a_connection_whose_sessions_have_ended_may_have_as_many_again),
         cmocka_unit_test(a_session_for_which_no_memory_is_left_does_not_count),
