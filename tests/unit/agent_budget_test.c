@@ -1,6 +1,7 @@
 /* How much memory a peer can make an agent keep, and for how long. */
 #include "agent/agent.h"
 #include "agent/budget.h"
+#include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent_net.h"
@@ -160,9 +161,26 @@ static void a_peer_may_have_exactly_as_much_as_it_leaves_for_others(void **state
     scene s;
     open_scene(&s, OPTIONS(.max_peers = 10));
     kvf_session *session = s.p->all_sessions;
+    assert_int_equal(session->kept_bytes, sizeof *session + session->key_bytes);
     s.p->options.max_bytes_for_peers = 2 * s.p->kept_bytes + 2000;
     assert_fails(kvf_budget_take(session, 1001), KVF_E_LIMIT, "no more than is left for the others");
     assert_ok(kvf_budget_take(session, 1000));
+    assert_fails(kvf_budget_take(session, 1), KVF_E_LIMIT, "no more than is left for the others");
+    kvf_budget_give(session, 1000);
+    assert_ok(kvf_budget_take(session, 1000));
+    close_scene(&s);
+}
+
+static void a_peer_is_served_while_a_byte_is_left_of_what_all_may_have(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    s.p->options.max_bytes_for_peers = s.p->kept_bytes + 1;
+    assert_ok(kvf_budget_look(s.p->all_sessions));
+    assert_int_equal(world_stats(s.p).over_budget, 0);
+    s.p->options.max_bytes_for_peers = s.p->kept_bytes;
+    assert_fails(kvf_budget_look(s.p->all_sessions), KVF_E_LIMIT, "all peers use ");
+    assert_int_equal(world_stats(s.p).over_budget, 1);
     close_scene(&s);
 }
 
@@ -317,26 +335,90 @@ static void who_has_no_session_is_heard_for_64_KiB(void **state) {
     close_scene(&s);
 }
 
+/* A command is the longest message of a peer without a session. */
+static void who_has_no_session_is_heard_for_64_KiB_exactly(void **state) {
+    (void)state;
+    static const uint8_t content[KVF_WIRE_STRANGER_BYTES];
+    scene s;
+    kvf_record record = {.name = "r", .data = content, .size = sizeof content / 2};
+    const kvf_message message = {
+        .kind = KVF_MESSAGE_COMMAND,
+        .command = {.verb = "drain", .time_ns = SECOND, .records = &record, .record_count = 1}};
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    for (uint32_t longer = 0; longer < 2; longer++) {
+        kvf_wire_buffer bytes;
+        assert_ok(kvf_wire_encode(&message, &bytes));
+        record.size += KVF_WIRE_STRANGER_BYTES + longer - bytes.size;
+        kvf_wire_buffer_free(&bytes);
+        assert_ok(kvf_wire_encode(&message, &bytes));
+        assert_int_equal(bytes.size, KVF_WIRE_STRANGER_BYTES + longer);
+        kvf_on_message(s.p, &(const kvf_letter){.data = bytes.data, .bytes = bytes.size});
+        assert_int_equal(world_stats(s.p).messages_malformed, longer);
+        kvf_wire_buffer_free(&bytes);
+    }
+    close_scene(&s);
+}
+
 /* ---- sessions --------------------------------------------------------------------------------- */
+
+/* Greets under so many names. How often that was welcome. */
+static uint32_t greet_as_many(scene *s, uint8_t count) {
+    uint32_t welcome = 0;
+    for (uint8_t i = 0; i < count; i++) {
+        memset(s->s.secret, 10 + i, sizeof s->s.secret);
+        s->s.incarnation = kvf_wire_incarnation(s->s.secret);
+        char name[8] = {'N', (char)('a' + i)};
+        s->s.engine = name;
+        speaker_greet(&s->w, &s->s);
+        welcome += s->s.kind == KVF_MESSAGE_WELCOME;
+    }
+    return welcome;
+}
 
 static void a_connection_without_a_key_has_few_sessions(void **state) {
     (void)state;
     scene s;
     open_scene(&s, OPTIONS(.max_peers = 100));
-    uint32_t welcome = 1;
-    for (uint8_t i = 0; i < 20; i++) {
-        memset(s.s.secret, 10 + i, sizeof s.s.secret);
-        s.s.incarnation = kvf_wire_incarnation(s.s.secret);
-        char name[8] = {'N', (char)('a' + i)};
-        s.s.engine = name;
-        speaker_greet(&s.w, &s.s);
-        welcome += s.s.kind == KVF_MESSAGE_WELCOME;
-    }
-    assert_int_equal(welcome, 8);
+    assert_int_equal(greet_as_many(&s, 20), 7); /* one session was there before */
     assert_int_equal(s.s.status, KVF_E_LIMIT);
     assert_non_null(strstr(s.s.detail, "8 sessions for this connection"));
     assert_int_equal(world_stats(s.p).peers_now, 8);
-    assert_int_equal(world_stats(s.p).over_budget, 20 - 7); /* one session was there before */
+    assert_int_equal(world_stats(s.p).over_budget, 20 - 7);
+    close_scene(&s);
+}
+
+static void a_connection_whose_sessions_have_ended_may_have_as_many_again(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 100, .idle_ns = SECOND));
+    assert_int_equal(greet_as_many(&s, 7), 7);
+    for (uint32_t i = 0; i < 2; i++) {
+        speaker_run_for(&s.w, &s.s, 2 * SECOND);
+        assert_int_equal(world_stats(s.p).peers_now, 0);
+        assert_int_equal(s.p->kept_bytes, 0);
+        assert_null(s.p->parties);
+        assert_int_equal(greet_as_many(&s, 9), 8);
+    }
+    close_scene(&s);
+}
+
+static void a_session_for_which_no_memory_is_left_does_not_count(void **state) {
+    (void)state;
+    scene s;
+    speaker other;
+    open_scene(&s, OPTIONS(.max_peers = 100));
+    const uint64_t allowed = s.p->options.max_bytes_for_peers;
+    s.p->options.max_bytes_for_peers = s.p->kept_bytes;
+    speaker_open(&other, s.p, "Y", false, 2);
+    for (uint32_t i = 0; i < 20; i++) {
+        speaker_greet(&s.w, &other);
+        assert_int_equal(other.status, KVF_E_LIMIT);
+        assert_non_null(strstr(other.detail, "all peers use "));
+    }
+    s.p->options.max_bytes_for_peers = allowed;
+    speaker_greet(&s.w, &other);
+    assert_int_equal(other.kind, KVF_MESSAGE_WELCOME);
+    speaker_close(&other);
     close_scene(&s);
 }
 
@@ -535,6 +617,7 @@ int main(void) {
         cmocka_unit_test(memory_that_is_kept_for_all_peers_has_a_limit_too),
         cmocka_unit_test(greedy_peers_leave_as_much_as_each_of_them_has),
         cmocka_unit_test(a_peer_may_have_exactly_as_much_as_it_leaves_for_others),
+        cmocka_unit_test(a_peer_is_served_while_a_byte_is_left_of_what_all_may_have),
         cmocka_unit_test(parts_of_nothing_are_refused),
         cmocka_unit_test(calls_that_wait_end_with_the_peer_that_waits),
         cmocka_unit_test(a_call_that_waits_is_kept_once_until_it_is_withdrawn),
@@ -542,7 +625,10 @@ int main(void) {
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
+        cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB_exactly),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
+        cmocka_unit_test(a_connection_whose_sessions_have_ended_may_have_as_many_again),
+        cmocka_unit_test(a_session_for_which_no_memory_is_left_does_not_count),
         cmocka_unit_test(where_all_sessions_are_taken_one_that_does_nothing_goes),
         cmocka_unit_test(the_one_that_does_nothing_is_found_among_64),
         cmocka_unit_test(where_there_is_room_nobody_goes),

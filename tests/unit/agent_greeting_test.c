@@ -141,6 +141,28 @@ static void a_name_whose_process_says_nothing_goes_to_the_next(void **state) {
     rights_close(&s);
 }
 
+static void a_process_that_is_heard_again_after_a_silence_is_asked_again(void **state) {
+    (void)state;
+    for (int greets = 0; greets < 2; greets++) {
+        rights s;
+        rights_open(&s);
+        const kvf_session *session = rights_session(&s);
+        s.other.engine = "X";
+        speaker_greet(&s.w, &s.other);
+        assert_int_equal(s.other.status, KVF_E_AGAIN);
+        speaker_run_for(&s.w, &s.other, 3 * SECOND); /* nobody answers P's PROBE */
+        assert_true(session->silent);
+        if (greets)
+            speaker_greet(&s.w, &s.rightful);
+        else
+            assert_int_equal(rights_say(&s, &s.rightful, (kvf_call_body){.kind = KVF_CALL_BEAT}), KVF_OK);
+        speaker_greet(&s.w, &s.other);
+        assert_int_equal(s.other.status, KVF_E_AGAIN);
+        assert_ptr_equal(rights_session(&s), session);
+        rights_close(&s);
+    }
+}
+
 static void a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back(void **state) {
     (void)state;
     rights s;
@@ -498,6 +520,7 @@ int main(void) {
         cmocka_unit_test(a_process_that_answers_anything_lives),
         cmocka_unit_test(a_process_that_has_answered_is_not_asked_until_its_time_is_over),
         cmocka_unit_test(a_name_whose_process_says_nothing_goes_to_the_next),
+        cmocka_unit_test(a_process_that_is_heard_again_after_a_silence_is_asked_again),
         cmocka_unit_test(a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back),
         cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),

@@ -181,6 +181,41 @@ static void a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once(void 
     rights_close(&s);
 }
 
+/* How often P repeats a call of its own when it hears from X so long after it has asked X something. */
+static uint64_t repeated_after(rights *s, uint64_t silence_ns) {
+    const uint64_t before = world_stats(s->p).messages_repeated;
+    kvf_session *session = rights_session(s);
+    kvf_message beat = {.kind = KVF_MESSAGE_CALL,
+                        .call = {.kind = KVF_CALL_BEAT, .number = ++s->rightful.number}};
+    kvf_wire_buffer bytes;
+    memcpy(beat.call.session, session->id, sizeof beat.call.session);
+    assert_ok(kvf_wire_encode(&beat, &bytes));
+    session->asked_ns = world_now() - silence_ns;
+    kvf_on_message(s->p, &(const kvf_letter){.route = session->route,
+                                             .key = session->peer_key,
+                                             .data = bytes.data,
+                                             .bytes = bytes.size});
+    kvf_wire_buffer_free(&bytes);
+    speaker_run_for(&s->w, &s->rightful, MS);
+    return world_stats(s->p).messages_repeated - before;
+}
+
+static void a_silence_is_two_seconds_without_an_answer(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_wire_buffer introduction = {0};
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    const uint64_t push = rights_push(&s, "a", 1);
+    world_ready(&s.w.p, &push);
+    speaker_run_for(&s.w, &s.rightful, 1600 * MS); /* P has asked again after 1500 ms, and will after 3100 */
+    assert_int_equal(repeated_after(&s, 2 * SECOND - 1), 0);
+    assert_int_equal(repeated_after(&s, 2 * SECOND), 1);
+    kvf_wire_buffer_free(&introduction);
+    rights_close(&s);
+}
+
 /* As after an outage: X has connected anew, and then P hears what the first connection had brought before it ended. */
 static void a_peer_is_called_over_the_connection_that_it_still_has(void **state) {
     (void)state;
@@ -204,25 +239,104 @@ static void a_peer_is_called_over_the_connection_that_it_still_has(void **state)
     rights_close(&s);
 }
 
-/* How many messages D counts as stale when this one comes by a connection of its own, unasked. */
-static uint64_t stale_if_unasked(kvf_agent *d, const kvf_message *message) {
-    const uint64_t before = world_stats(d).messages_stale;
+/* A message comes to an agent over a connection that it made; route 0 is none of a session or a meeting. */
+static void comes_by(kvf_agent *agent, kvf_route route, const kvf_message *message) {
     kvf_wire_buffer bytes;
     assert_ok(kvf_wire_encode(message, &bytes));
-    kvf_on_message(d, &(const kvf_letter){.called = true, .data = bytes.data, .bytes = bytes.size});
+    kvf_on_message(
+        agent, &(const kvf_letter){.route = route, .called = true, .data = bytes.data, .bytes = bytes.size});
     kvf_wire_buffer_free(&bytes);
+}
+
+/* How many messages D counts as stale when this one comes by such a connection. */
+static uint64_t stale_by(kvf_agent *d, kvf_route route, const kvf_message *message) {
+    const uint64_t before = world_stats(d).messages_stale;
+    comes_by(d, route, message);
     return world_stats(d).messages_stale - before;
 }
 
 static void what_nobody_asked_for_is_counted_as_stale(void **state) {
     (void)state;
     rights s;
+    const kvf_bytes introduction = {"i", 1};
+    uint64_t ticket;
     rights_open(&s);
-    kvf_message message = {.kind = KVF_MESSAGE_WELCOME,
-                           .welcome = {.engine = "P", .incarnation = 5, .rank_count = 1, .card = {"c", 1}}};
-    assert_int_equal(stale_if_unasked(s.w.d.agents[0], &message), 1);
-    message = (kvf_message){.kind = KVF_MESSAGE_REPLY, .reply = {.detail = ""}};
-    assert_int_equal(stale_if_unasked(s.w.d.agents[0], &message), 1);
+    kvf_agent *d = s.w.d.agents[0];
+    const kvf_message ranks = {.kind = KVF_MESSAGE_WELCOME,
+                               .welcome = {.engine = "P",
+                                           .incarnation = 5,
+                                           .rank_count = 1,
+                                           .introductions = &introduction,
+                                           .introduction_count = 1}};
+    kvf_message card = {.kind = KVF_MESSAGE_WELCOME,
+                        .welcome = {.engine = "P", .incarnation = 5, .rank_count = 1, .card = {"c", 1}}};
+    const kvf_message refused = {.kind = KVF_MESSAGE_REFUSED, .refused = {KVF_E_PERMISSION, "no"}};
+    const kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
+                                .answer = {.number = 1, .kind = KVF_CALL_BEAT, .detail = ""}};
+    const kvf_message reply = {.kind = KVF_MESSAGE_REPLY, .reply = {.detail = ""}};
+    assert_int_equal(stale_by(d, 0, &ranks), 1);
+    assert_int_equal(stale_by(d, 0, &card), 1);
+    assert_int_equal(stale_by(d, 0, &refused), 1);
+    assert_int_equal(stale_by(d, 0, &answer), 1);
+    assert_int_equal(stale_by(d, 0, &reply), 1);
+    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, d, ticket);
+    const kvf_session *session = session_with_p(&s);
+    assert_int_equal(stale_by(d, session->route, &ranks), 1); /* P is met already */
+    assert_int_equal(stale_by(d, session->route, &refused), 1);
+    card.welcome.card.size = 0;
+    assert_int_equal(stale_by(d, session->route, &card), 1); /* neither introductions nor a card */
+    assert_int_equal(session->state, KVF_SESSION_OPEN);
+    rights_close(&s);
+}
+
+static void a_peer_that_answers_as_another_process_was_restarted(void **state) {
+    (void)state;
+    rights s;
+    uint64_t ticket;
+    kvf_wire_buffer bytes;
+    rights_open(&s);
+    kvf_agent *d = s.w.d.agents[0];
+    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, d, ticket);
+    kvf_message welcome = {.kind = KVF_MESSAGE_WELCOME,
+                           .welcome = {.engine = "P",
+                                       .incarnation = s.p->incarnation + 1,
+                                       .rank_count = 1,
+                                       .card = {s.p->card, s.p->card_bytes}}};
+    memcpy(welcome.digest, s.p->digest, sizeof welcome.digest);
+    assert_ok(kvf_wire_encode(&welcome, &bytes));
+    const kvf_session *client = s.p->all_sessions->prev;
+    assert_string_equal(client->engine, "D");
+    assert_ok(kvf_link_send(s.p->link, client->route, bytes.data, bytes.size));
+    kvf_wire_buffer_free(&bytes);
+    world_until(&s.w, world_count(&s.w, d, KVF_EVENT_PEER_LOST) == 1);
+    assert_int_equal(world_stats(d).peers_replaced, 1);
+    assert_int_equal(world_stats(d).peers_now, 0);
+    rights_close(&s);
+}
+
+/* Only a greeting of another version is answered: with ours. */
+static void messages_of_another_version_are_counted_as_malformed(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_agent *d = s.w.d.agents[0];
+    const kvf_message messages[] = {
+        {.kind = KVF_MESSAGE_WELCOME,
+         .welcome = {.engine = "P", .incarnation = 5, .rank_count = 1, .card = {"c", 1}}},
+        {.kind = KVF_MESSAGE_CALL, .call = {.kind = KVF_CALL_BEAT, .number = 1}},
+        {.kind = KVF_MESSAGE_ANSWER, .answer = {.kind = KVF_CALL_BEAT, .number = 1, .detail = ""}},
+        {.kind = KVF_MESSAGE_COMMAND, .command = {.id = {1}, .verb = "drain", .time_ns = SECOND}}};
+    for (uint32_t i = 0; i < COUNT_OF(messages); i++) {
+        kvf_wire_buffer bytes;
+        assert_ok(kvf_wire_encode(&messages[i], &bytes));
+        assert_int_equal(bytes.data[5], KVF_WIRE_VERSION);
+        bytes.data[5]++;
+        kvf_on_message(d, &(const kvf_letter){.called = true, .data = bytes.data, .bytes = bytes.size});
+        kvf_wire_buffer_free(&bytes);
+        assert_int_equal(world_stats(d).messages_malformed, i + 1);
+    }
     rights_close(&s);
 }
 
@@ -256,12 +370,31 @@ static uint64_t clock_error(const rights *s) {
 static void forget_session(kvf_agent *d, const kvf_session *session) {
     kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
                           .answer = {.number = 1, .kind = KVF_CALL_BEAT, .status = KVF_E_PEER_LOST}};
-    kvf_wire_buffer bytes;
     memcpy(answer.answer.session, session->id, sizeof answer.answer.session);
-    assert_ok(kvf_wire_encode(&answer, &bytes));
-    kvf_on_message(d, &(const kvf_letter){
-                          .route = session->route, .called = true, .data = bytes.data, .bytes = bytes.size});
-    kvf_wire_buffer_free(&bytes);
+    comes_by(d, session->route, &answer);
+}
+
+static void a_peer_that_was_greeted_anew_may_go_on_with_any_number(void **state) {
+    (void)state;
+    rights s;
+    uint64_t ticket;
+    rights_open(&s);
+    kvf_agent *d = s.w.d.agents[0];
+    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, d, ticket);
+    const kvf_session *session = session_with_p(&s);
+    kvf_message probe = {.kind = KVF_MESSAGE_CALL, .call = {.kind = KVF_CALL_PROBE, .number = 1}};
+    memcpy(probe.call.session, session->id, sizeof probe.call.session);
+    assert_int_equal(stale_by(d, session->route, &probe), 0);
+    forget_session(d, session);
+    world_until(&s.w, session->state == KVF_SESSION_OPEN);
+    memcpy(probe.call.session, session->id, sizeof probe.call.session);
+    probe.call.number += KVF_WINDOW_CALLS;
+    assert_int_equal(stale_by(d, session->route, &probe), 0);
+    probe.call.number += KVF_WINDOW_CALLS; /* P must forget the session first */
+    assert_int_equal(stale_by(d, session->route, &probe), 1);
+    assert_int_equal(session->state, KVF_SESSION_GREETING);
+    rights_close(&s);
 }
 
 /* D greets after 0, 50, 150 and 350 ms, and does not know which HELLO is answered: P's clock is off by at most half of
@@ -335,12 +468,16 @@ static void nobody_is_greeted_less_often_than_once_in_a_second(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once),
+        cmocka_unit_test(a_silence_is_two_seconds_without_an_answer),
         cmocka_unit_test(a_peer_is_called_over_the_connection_that_it_still_has),
         cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
         cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),
         cmocka_unit_test(what_nobody_asked_for_is_counted_as_stale),
+        cmocka_unit_test(a_peer_that_answers_as_another_process_was_restarted),
+        cmocka_unit_test(messages_of_another_version_are_counted_as_malformed),
         cmocka_unit_test(a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms),
+        cmocka_unit_test(a_peer_that_was_greeted_anew_may_go_on_with_any_number),
         cmocka_unit_test(the_time_of_a_greeting_counts_from_its_first_hello),
         cmocka_unit_test(nobody_is_greeted_less_often_than_once_in_a_second),
     };
