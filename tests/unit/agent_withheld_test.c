@@ -137,11 +137,11 @@ static void what_the_connection_shows_to_be_within_reach_is_pulled_directly(void
     tear_down(&s);
 }
 
-/* Otherwise what has a cap goes directly, as runs keep to it more exactly. */
+/* Other memory of a peer then goes directly, as runs keep to a cap more exactly. */
 static void withheld_memory_goes_packed_in_spite_of_a_cap(void **state) {
     for (int pushes = 0; pushes < 2; pushes++) {
         scene s;
-        set_up(&s, *state, "P");
+        set_up(&s, *state, pushes ? "D" : "P");
         (pushes ? &s.held : &s.wanted)->request.bytes_per_second = 1u << 20;
         (pushes ? push_in : pull_in)(&s);
         tear_down(&s);
