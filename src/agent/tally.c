@@ -68,8 +68,10 @@ static uint32_t place_of(const kvf_tally_engine *engine, uint32_t rank) {
 }
 
 static uint32_t *find_rank(const kvf_tally_engine *engine, uint32_t rank) {
-    uint32_t place = engine ? place_of(engine, rank) : 0;
-    bool is_there = engine && place < engine->said_count && rank_of(engine->said[place]) == rank;
+    if (!engine)
+        return NULL;
+    uint32_t place = place_of(engine, rank);
+    bool is_there = place < engine->said_count && rank_of(engine->said[place]) == rank;
     return is_there ? &engine->said[place] : NULL;
 }
 
@@ -164,6 +166,4 @@ void kvf_tally_free(kvf_tally *tally) {
     }
     if (tally->kept)
         *tally->kept -= tally->bytes;
-    tally->bytes = 0;
-    tally->engine_count = tally->done = 0;
 }

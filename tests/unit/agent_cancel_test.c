@@ -3,6 +3,7 @@
 
 #include <json.h>
 
+#include "agent/ticket.h"
 #include "agent_letters.h"
 #include "agent_world.h"
 
@@ -199,9 +200,12 @@ static void a_failure_is_a_line_of_json_and_is_counted(void **state) {
                                           .log_context = &all,
                                           .log_level = KVF_LOG_WARNING});
     s.wanted.request.id = (kvf_request_id){"a\"\\\n\0z", 6};
+    const uint64_t begun = world_now();
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_run_for(&s.w, 50 * MS);
     assert_int_equal(all.count, 0);
+    char age_ms[32];
+    (void)snprintf(age_ms, sizeof age_ms, "%llu", (unsigned long long)((world_now() - begun) / MS));
     cancel_all(&s.w.d, s.ours);
     assert_int_equal(all.count, 1);
 
@@ -217,14 +221,45 @@ static void a_failure_is_a_line_of_json_and_is_counted(void **state) {
     assert_string_equal(text_of(line, "peer"), "P");
     assert_string_equal(text_of(line, "status"), "KVF_E_CANCELLED");
     assert_string_equal(text_of(line, "detail"), "cancelled by its engine");
-    (void)text_of(line, "bytes");
-    (void)text_of(line, "age_ms");
+    assert_string_equal(text_of(line, "bytes"), "0");
+    assert_string_equal(text_of(line, "age_ms"), age_ms);
+    assert_false(json_object_object_get_ex(line, "peer_rank", NULL)); /* all ranks of P */
     (void)json_object_put(line);
     kvf_agent_stats stats = world_stats(s.w.d.agents[0]);
     assert_int_equal(stats.failed[KVF_REQUEST_PULL], 1);
     assert_int_equal(stats.done[KVF_REQUEST_PULL], 0);
     assert_int_equal(stats.failures_by_status[KVF_E_CANCELLED], 1);
     assert_int_equal(stats.total.count, 0);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
+static void a_failure_of_a_peer_is_a_line_that_names_its_rank(void **state) {
+    (void)state;
+    scene s;
+    static lines all;
+    memset(&all, 0, sizeof all);
+    set_up(&s, &(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options),
+                                          .log = on_line,
+                                          .log_context = &all,
+                                          .log_level = KVF_LOG_WARNING});
+    kvf_agent *d = s.w.d.agents[0];
+    assert_ok(kvf_agent_lock(d));
+    kvf_log_failure(d, "peer", NULL, "P", 1, KVF_E_PEER_LOST, "it has gone");
+    kvf_log_failure(d, "other", NULL, NULL, 1, KVF_E_IO, "no engine has to do with it");
+    kvf_agent_unlock(d);
+    assert_int_equal(all.count, 2);
+    struct json_object *line = json_tokener_parse(all.text[0]);
+    assert_string_equal(text_of(line, "failure"), "peer");
+    assert_string_equal(text_of(line, "peer"), "P");
+    assert_string_equal(text_of(line, "peer_rank"), "1");
+    assert_false(json_object_object_get_ex(line, "ticket", NULL));
+    (void)json_object_put(line);
+    line = json_tokener_parse(all.text[1]);
+    assert_string_equal(text_of(line, "detail"), "no engine has to do with it");
+    assert_false(json_object_object_get_ex(line, "peer", NULL));
+    assert_false(json_object_object_get_ex(line, "peer_rank", NULL));
+    (void)json_object_put(line);
     world_quiet(&s.w);
     world_close(&s.w);
 }
@@ -239,6 +274,7 @@ int main(void) {
         cmocka_unit_test(readers_of_a_cancelled_hold_may_finish),
         cmocka_unit_test(a_reader_that_gives_up_before_it_sees_its_lease_frees_a_cancelled_hold),
         cmocka_unit_test(a_failure_is_a_line_of_json_and_is_counted),
+        cmocka_unit_test(a_failure_of_a_peer_is_a_line_that_names_its_rank),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "agent/agent.h"
 #include "agent_letters.h"
 #include "agent_scene.h"
 
@@ -353,10 +354,12 @@ static void an_event_that_nobody_has_taken_says_that_the_agent_was_resumed(void 
     (void)state;
     scene s;
     set_up(&s);
+    kvf_event_peer(s.p, KVF_EVENT_PEER_REFUSED, "X", 0, KVF_E_PERMISSION, "no"); /* stays as it is */
     assert_ok(kvf_agent_drain(s.p, LONG));
     assert_ok(kvf_agent_progress(s.p, NULL)); /* it has drained, and the event waits */
     assert_ok(kvf_agent_resume(s.p));
     assert_int_equal(last_drained(&s, s.p, 1)->status, KVF_E_CANCELLED);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
     serves(&s);
     scene_close(&s);
 }

@@ -10,6 +10,7 @@
 #include "agent_world.h"
 #include "channel_wise.h"
 #include "faulty_fabric.h"
+#include "stage/flow.h"
 #include "stage/ways.h"
 #include "transport/front.h"
 
@@ -175,6 +176,65 @@ static void a_push_goes_packed_where_that_is_wanted(void **state) {
         assert_int_equal(done->bytes_packed, ways[i] == KVF_WAY_PACKED ? written : 0);
         assert_int_equal(w.d.agents[0]->all_sessions->takes_flows, ways[i] == KVF_WAY_PACKED);
         world_quiet(&w);
+        world_close(&w);
+    }
+}
+
+/* D keeps its keys channel by channel, so that runs are elements. Packing them pays even within a process, but runs
+ * are cut where a cap is reached, and slots are not. */
+static void cells_in_pieces_go_packed_unless_there_is_a_cap(void **state) {
+    (void)state;
+    for (uint32_t capped = 0; capped < 2; capped++) {
+        world w;
+        world_request held, wanted;
+        uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+        kvf_agent_options options = options_of(KVF_WAY_AUTO);
+        options.assumed_costs = true; /* not this machine's */
+        world_open_model(&w, attention(LAYERS, HEADS, CHANNELS), ONE("P"), ONE("D"), &options);
+        world_close_agents(&w.d);
+        kvf_engine_free(w.d.engine);
+        w.d.engine = channel_wise(w.model, 1, 16, CHANNELS, "D");
+        world_open_agents(&w.d, &options);
+        world_request_make(&w, &w.p, "a", 500, 0, 1, &held);
+        world_request_make(&w, &w.d, "a", 500, 0, 1, &wanted);
+        wanted.request.bytes_per_second = capped ? 1u << 30 : 0;
+        world_fill(&w, &w.p, &held, 1);
+        world_hold(&w.p, &held, holds);
+        world_pull(&w.d, &wanted, &w.p, pulls);
+        world_all_done(&w, &w.d, pulls);
+        assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+        assert_int_equal(all_packed(&w.d), capped ? 0 : all_read(&w.d));
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
+/* A request may have any priority; a flow has one from 0 to 255. */
+static void a_flow_has_the_priority_of_its_request_as_far_as_there_are_any(void **state) {
+    (void)state;
+    static const struct {
+        int32_t request;
+        uint32_t flow;
+    } cases[] = {{INT32_MIN, 0}, {-129, 0},  {-128, 0},  {-127, 1},
+                 {0, 128},       {127, 255}, {128, 255}, {INT32_MAX, 255}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        world w;
+        world_request held, wanted;
+        uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+        const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+        world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+        world_request_make(&w, &w.p, "a", 200, 0, 1, &held);
+        world_request_make(&w, &w.d, "a", 200, 0, 1, &wanted);
+        wanted.request.priority = cases[i].request;
+        wanted.request.bytes_per_second = 8192;
+        world_hold(&w.p, &held, holds);
+        world_pull(&w.d, &wanted, &w.p, pulls);
+        world_run_for(&w, SECOND);
+        for (int side = 0; side < 2; side++) {
+            const kvf_stage_flow *flow = (side ? &w.p : &w.d)->agents[0]->stage->first;
+            assert_non_null(flow);
+            assert_int_equal(flow->priority, cases[i].flow);
+        }
         world_close(&w);
     }
 }
@@ -858,6 +918,8 @@ int main(void) {
         cmocka_unit_test(an_expectation_brings_its_stage_unless_memory_of_this_host_can_be_mapped),
         cmocka_unit_test(a_pull_goes_packed_where_that_is_wanted),
         cmocka_unit_test(a_push_goes_packed_where_that_is_wanted),
+        cmocka_unit_test(cells_in_pieces_go_packed_unless_there_is_a_cap),
+        cmocka_unit_test(a_flow_has_the_priority_of_its_request_as_far_as_there_are_any),
         cmocka_unit_test(a_pull_that_goes_packed_leaves_a_push_alone_that_goes_directly),
         cmocka_unit_test(a_push_that_must_go_packed_waits_for_the_stage_of_its_consumer),
         cmocka_unit_test(without_a_stage_on_both_sides_all_goes_directly),

@@ -98,8 +98,27 @@ static void thousands_of_ranks_in_any_order_are_kept_apart(void **state) {
     assert_true(kvf_tally_complete(&tally));
     for (uint32_t rank = 0; rank < RANKS; rank++)
         assert_int_equal(kvf_tally_of(&tally, "d", rank), rank % 2 ? KVF_TALLY_HAS_IT : KVF_TALLY_GAVE_UP);
+    uint32_t first;
+    assert_string_equal(kvf_tally_deserter(&tally, &first), "d");
+    assert_int_equal(first, 0);
     assert_true(tally.bytes <= 2 * sizeof(uint32_t) * RANKS + 256);
     kvf_tally_free(&tally);
+}
+
+static void the_memory_of_each_engine_is_counted_as_it_grows(void **state) {
+    (void)state;
+    uint64_t kept = 0;
+    kvf_tally tally = {.wanted = 1, .kept = &kept};
+    const uint64_t one = sizeof(kvf_tally_engine) + sizeof "decode";
+    for (uint32_t rank = 0; rank < 100; rank++) {
+        assert_ok(kvf_tally_add(&tally, "decode", rank, 128, KVF_TALLY_HAS_IT));
+        assert_int_equal(kept, one + tally.engines->said_capacity * sizeof(uint32_t));
+    }
+    const uint64_t before = kept;
+    assert_ok(kvf_tally_add(&tally, "deputy", 0, 1, KVF_TALLY_HAS_IT));
+    assert_int_equal(kept - before, one + tally.engines->said_capacity * sizeof(uint32_t));
+    kvf_tally_free(&tally);
+    assert_int_equal(kept, 0);
 }
 
 static void engines_that_nobody_waits_for_are_counted_up_to_a_limit(void **state) {
@@ -122,6 +141,7 @@ int main(void) {
         cmocka_unit_test(an_engine_counts_once_however_many_ranks_repeat_themselves),
         cmocka_unit_test(siblings_must_agree_on_how_many_they_are),
         cmocka_unit_test(a_high_rank_costs_no_more_than_a_low_one),
+        cmocka_unit_test(the_memory_of_each_engine_is_counted_as_it_grows),
         cmocka_unit_test(thousands_of_ranks_in_any_order_are_kept_apart),
         cmocka_unit_test(engines_that_nobody_waits_for_are_counted_up_to_a_limit),
     };

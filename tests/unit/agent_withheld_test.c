@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "agent/agent.h"
+#include "agent/session.h"
 #include "agent_world.h"
 #include "transport/front.h"
 
@@ -88,18 +88,22 @@ static void pull(const char *kind, const char *who, bool met) {
     tear_down(&s);
 }
 
+static void push_in(scene *s) {
+    world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_push(&s->w.p, &s->held, s->theirs);
+    world_ready(&s->w.p, s->theirs);
+    world_all_done(&s->w, &s->w.d, s->ours);
+    world_all_done(&s->w, &s->w.p, s->theirs);
+    const kvf_agent_stats stats = world_stats(s->w.p.agents[0]);
+    require_packed(s, stats.bytes_written, stats.bytes_packed);
+}
+
 static void push(const char *kind, const char *who, bool met) {
     scene s;
     set_up(&s, kind, who);
     if (met)
         meet(&s);
-    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
-    world_push(&s.w.p, &s.held, s.theirs);
-    world_ready(&s.w.p, s.theirs);
-    world_all_done(&s.w, &s.w.d, s.ours);
-    world_all_done(&s.w, &s.w.p, s.theirs);
-    const kvf_agent_stats stats = world_stats(s.w.p.agents[0]);
-    require_packed(&s, stats.bytes_written, stats.bytes_packed);
+    push_in(&s);
     tear_down(&s);
 }
 
@@ -115,6 +119,33 @@ static void what_only_the_connection_shows_to_be_withheld_is_pulled_packed(void 
     s.w.d.agents[0]->transport->split = true;
     pull_in(&s);
     tear_down(&s);
+}
+
+/* The control: nobody withholds anything. */
+static void what_the_connection_shows_to_be_within_reach_is_pulled_directly(void **state) {
+    scene s;
+    set_up(&s, *state, "");
+    kvf_agent *d = s.w.d.agents[0];
+    d->transport->split = true;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    assert_int_equal(world_stats(d).bytes_packed, 0);
+    assert_false(d->all_sessions->takes_flows); /* and P was not told of the stage */
+    tear_down(&s);
+}
+
+/* Other memory of a peer then goes directly, as runs keep to a cap more exactly. */
+static void withheld_memory_goes_packed_in_spite_of_a_cap(void **state) {
+    for (int pushes = 0; pushes < 2; pushes++) {
+        scene s;
+        set_up(&s, *state, pushes ? "D" : "P");
+        (pushes ? &s.held : &s.wanted)->request.bytes_per_second = 1u << 20;
+        (pushes ? push_in : pull_in)(&s);
+        tear_down(&s);
+    }
 }
 
 static void into_what_a_consumer_withholds_is_pulled_packed(void **state) {
@@ -154,6 +185,10 @@ int main(void) {
          withheld_memory_of_a_producer_is_pulled_packed, NULL, NULL, shm},
         {"what_only_the_connection_shows_to_be_withheld_is_pulled_packed (shm)",
          what_only_the_connection_shows_to_be_withheld_is_pulled_packed, NULL, NULL, shm},
+        {"what_the_connection_shows_to_be_within_reach_is_pulled_directly (shm)",
+         what_the_connection_shows_to_be_within_reach_is_pulled_directly, NULL, NULL, shm},
+        {"withheld_memory_goes_packed_in_spite_of_a_cap (shm)", withheld_memory_goes_packed_in_spite_of_a_cap,
+         NULL, NULL, shm},
         {"into_what_a_consumer_withholds_is_pulled_packed (shm)",
          into_what_a_consumer_withholds_is_pulled_packed, NULL, NULL, shm},
         {"withheld_memory_of_a_producer_is_pushed_packed (shm)",
