@@ -223,7 +223,7 @@ static kvf_status check_outputs(const kvf_aggregator *a, const kvf_worker_output
 static bool make_room(void *list, uint64_t count, size_t element_bytes) {
     void *old, *bigger;
     memcpy(&old, list, sizeof old);
-    if (count > SIZE_MAX || !(bigger = kvf_resize(old, (size_t)count + 1, element_bytes)))
+    if (count > SIZE_MAX || !(bigger = kvf_resize(old, (size_t)count, element_bytes)))
         return false;
     memcpy(list, &bigger, sizeof bigger);
     return true;

@@ -20,7 +20,7 @@ kvf_status kvf_schedule_heartbeats(kvf_schedule *s, uint64_t now_ns, const kvf_h
     if (!s || !beats || !count)
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_heartbeats: schedule, beats or count is NULL");
     kvf_schedule_release_results(s);
-    kvf_heartbeat *list = kvf_resize(s->beats, s->record_count + 1, sizeof *list);
+    kvf_heartbeat *list = kvf_resize(s->beats, s->record_count, sizeof *list);
     if (!list)
         return kvf_nomem("heartbeats");
     s->beats = list;

@@ -2,8 +2,7 @@
 #include "schedule/schedule.h"
 
 kvf_status kvf_reserve_source(kvf_schedule *s, record *r) {
-    if (r->load.state != PART_WAITING || r->load.push || r->load.reserved || r->load.order ||
-        s->options.heartbeats)
+    if (r->load.state != PART_WAITING || r->load.push || r->load.reserved || s->options.heartbeats)
         return KVF_OK;
     order *o = kvf_make_order(s, r, KVF_INSTRUCT_RESERVE, 0, NULL);
     if (!o)

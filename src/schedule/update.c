@@ -74,7 +74,7 @@ static uint64_t valid_tokens(const kvf_schedule *s, const load_part *load) {
         bool is_state = kvf_model_group(s->model, g)->kind == KVF_GROUP_STATE;
         /* Tokens before a window, and states before the last, exist nowhere, so computing must continue after the
          * tokens that were cached before. */
-        if (is_state || (group->begin > load->computed && group->begin < group->end))
+        if (is_state || group->begin > load->computed)
             return load->computed;
         uint64_t tokens = s->options.tokens_per_block[g];
         kvf_range entries = loaded_entries(s, load, g);

@@ -1,9 +1,7 @@
 /* The aggregator, which adds up the outputs of workers, and small rules that belong to it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
+#include <kvferry/schedule.h>
 
-#include <cmocka.h>
+#include "shapes.h"
 
 #include "schedule/keys.h"
 
@@ -110,9 +108,10 @@ static void a_worker_that_repeats_itself_counts_once(void **state) {
 
 static void of_more_than_64_workers_each_counts_once_too(void **state) {
     (void)state;
-    enum { WORKERS = 65 };
+    enum { WORKERS = 66 };
     kvf_aggregator *a = aggregator_of(WORKERS);
-    kvf_worker_output quiet = silent(), twice = sends(KEYS(KEY("r"), KEY("r"))), once = sends(KEYS(KEY("r")));
+    const kvf_request_key keys[] = {{{"r", 1}, 7}, {{"r", 1}, 7}};
+    kvf_worker_output quiet = silent(), twice = sends(keys, 2), once = sends(keys, 1);
     const kvf_worker_output *all_but_one[WORKERS] = {&quiet}, *that_one[WORKERS] = {&once};
     kvf_aggregate sum = {.struct_size = sizeof sum};
     for (uint32_t w = 1; w < WORKERS; w++) {
@@ -236,6 +235,8 @@ static void ids_are_any_bytes(void **state) {
     assert_int_equal(sum.sent_count, SIZE(ids));
     for (size_t i = 1; i < sum.sent_count; i++)
         assert_true(kvf_compare_request_keys(&sum.sent[i - 1], &sum.sent[i]) < 0);
+    for (size_t i = 0; i < sum.sent_count; i++)
+        assert_int_equal(kvf_compare_request_keys(&sum.sent[i], &sum.sent[i]), 0);
     kvf_aggregator_free(a);
 }
 
@@ -244,7 +245,7 @@ static void ids_are_any_bytes(void **state) {
 static void a_failed_request_is_named_when_it_is_over_on_all_workers(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
-    kvf_worker_output quiet = silent(), good = receives(KEYS(KEY("r"), KEY("s"))), bad = good;
+    kvf_worker_output quiet = silent(), good = receives(KEYS(KEY("s"), KEY("r"))), bad = good;
     kvf_request_key failed = KEY("r");
     bad.failed = &failed;
     bad.failed_count = 1;
@@ -450,6 +451,25 @@ static void the_oldest_requests_are_forgotten_beyond_the_limit_and_named(void **
     kvf_aggregator_free(a);
 }
 
+static void where_no_most_is_said_65536_requests_are_waited_for(void **state) {
+    (void)state;
+    enum { MOST = 65536 };
+    static uint32_t numbers[MOST + 1];
+    static kvf_request_key keys[MOST + 1];
+    kvf_aggregator *a = aggregator_of(2);
+    for (uint32_t i = 0; i <= MOST; i++) {
+        numbers[i] = i;
+        keys[i] = (kvf_request_key){{&numbers[i], sizeof numbers[i]}, 0};
+    }
+    kvf_worker_output quiet = silent(), most = sends(keys, MOST), one_more = sends(keys + MOST, 1);
+
+    assert_int_equal(step2(a, &most, &quiet).forgotten_count, 0);
+    assert_int_equal(step2(a, &one_more, &quiet).forgotten_count, 1);
+
+    assert_int_equal(kvf_aggregator_pending(a), MOST);
+    kvf_aggregator_free(a);
+}
+
 static void assert_refused(kvf_aggregator *a, const kvf_worker_output *output, kvf_status status) {
     kvf_worker_output good = sends(KEYS(KEY("good")));
     const kvf_worker_output *outputs[] = {&good, output};
@@ -475,6 +495,9 @@ static void bad_outputs_are_refused_and_change_nothing(void **state) {
     output = silent();
     output.invalid_count = 1;
     assert_refused(a, &output, KVF_E_INVALID);
+    output.invalid = &(kvf_group_block){0, 7};
+    output.invalid_count = SIZE_MAX;
+    assert_refused(a, &output, KVF_E_NOMEM);
     output = silent();
     output.struct_size = 0;
     assert_refused(a, &output, KVF_E_INVALID);
@@ -516,65 +539,78 @@ static void impossible_options_are_refused(void **state) {
     assert_int_equal(kvf_aggregator_create(NULL, &a), KVF_E_INVALID);
     assert_null(a);
     kvf_aggregator_free(NULL);
+    assert_int_equal(kvf_aggregator_pending(NULL), 0);
 }
 
 /* ---- memory that runs out -------------------------------------------------------------------- */
 
-static int allocations_left;
-
-static void *counted_allocate(void *context, size_t bytes) {
-    (void)context;
-    return allocations_left-- > 0 ? malloc(bytes) : NULL;
-}
-
-static void *counted_resize(void *context, void *memory, size_t bytes) {
-    (void)context;
-    return allocations_left-- > 0 ? realloc(memory, bytes) : NULL;
-}
-
-static void release(void *context, void *memory) {
-    (void)context;
-    free(memory);
-}
-
 static void an_aggregator_needs_memory_for_all_of_it(void **state) {
     (void)state;
-    const kvf_allocator counted = {counted_allocate, counted_resize, release, NULL};
     const kvf_aggregator_options options = {.struct_size = sizeof options, .worker_count = 2};
     kvf_aggregator *a = NULL;
-    assert_int_equal(kvf_set_allocator(&counted), KVF_OK);
-    for (int limit = 0; limit < 2; limit++) {
-        allocations_left = limit;
-        assert_int_equal(kvf_aggregator_create(&options, &a), KVF_E_NOMEM);
+    memory_count memory;
+    count_memory(&memory);
+    for (memory.fail_at = 1; memory.fail_at <= 2; memory.fail_at++) {
+        memory.calls = 0;
+        assert_fails(kvf_aggregator_create(&options, &a), KVF_E_NOMEM, "an aggregator");
         assert_null(a);
+        assert_int_equal(memory.live, 0);
     }
-    kvf_set_allocator(NULL);
+}
+
+/* Makes a step with one of its allocations refused, and then again; tells whether there was such an allocation. */
+static bool step_is_refused(memory_count *memory, size_t fail_at) {
+    kvf_aggregator *a = aggregator_of(2);
+    const kvf_group_block block = {0, 7};
+    kvf_worker_output first = sends(KEYS(KEY("r"), KEY("s"))), second = receives(KEYS(KEY("r"), KEY("t")));
+    first.invalid = &block;
+    first.invalid_count = 1;
+    const kvf_worker_output *outputs[] = {&first, &second};
+    kvf_aggregate sum = {.struct_size = sizeof sum};
+    memory->calls = 0;
+    memory->fail_at = fail_at;
+    kvf_status status = kvf_aggregator_step(a, outputs, 2, 0, &sum);
+    bool refused = memory->calls >= fail_at;
+    memory->fail_at = 0;
+    assert_int_equal(status, refused ? KVF_E_NOMEM : KVF_OK);
+    if (refused) {
+        assert_int_equal(kvf_aggregator_pending(a), 0);
+        assert_ok(kvf_aggregator_step(a, outputs, 2, 0, &sum));
+    }
+    assert_int_equal(kvf_aggregator_pending(a), 4);
+    assert_int_equal(sum.invalid_count, 1);
+    kvf_aggregator_free(a);
+    assert_int_equal(memory->live, 0);
+    return refused;
 }
 
 static void a_step_without_memory_counts_nothing_and_can_be_made_again(void **state) {
     (void)state;
-    const kvf_allocator counted = {counted_allocate, counted_resize, release, NULL};
-    assert_int_equal(kvf_set_allocator(&counted), KVF_OK);
-    for (int limit = 2; limit < 40; limit++) {
-        allocations_left = 2;
-        kvf_aggregator *a = aggregator_of(2);
-        kvf_worker_output first = sends(KEYS(KEY("r"), KEY("s"))),
-                          second = receives(KEYS(KEY("r"), KEY("t")));
-        const kvf_worker_output *outputs[] = {&first, &second};
-        kvf_aggregate sum = {.struct_size = sizeof sum};
-        allocations_left = limit;
-        kvf_status status = kvf_aggregator_step(a, outputs, 2, 0, &sum);
-        if (status) {
-            assert_int_equal(status, KVF_E_NOMEM);
-            assert_int_equal(kvf_aggregator_pending(a), 0);
-            allocations_left = 1000;
-            assert_int_equal(kvf_aggregator_step(a, outputs, 2, 0, &sum), KVF_OK);
-        }
-        assert_int_equal(kvf_aggregator_pending(a), 4);
-        kvf_aggregator_free(a);
-        allocations_left = 1000;
-    }
-    kvf_set_allocator(NULL);
+    memory_count memory;
+    count_memory(&memory);
+    size_t refused = 0;
+    while (step_is_refused(&memory, refused + 1))
+        refused++;
+    assert_true(refused > 5); /* more than the lists of results */
+}
+
+static void a_request_takes_a_bit_of_memory_for_each_worker(void **state) {
+    (void)state;
+    enum { WORKERS = 8000 };
+    kvf_worker_output quiet = silent(), once = sends(KEYS(KEY("r")));
+    const kvf_worker_output *outputs[WORKERS] = {&once};
+    kvf_aggregate sum = {.struct_size = sizeof sum};
+    memory_count memory;
+    for (uint32_t w = 1; w < WORKERS; w++)
+        outputs[w] = &quiet;
+    count_memory(&memory);
+    kvf_aggregator *a = aggregator_of(WORKERS);
+    memory.largest = 0;
+
+    assert_int_equal(kvf_aggregator_step(a, outputs, WORKERS, 0, &sum), KVF_OK);
+
+    assert_in_range(memory.largest, WORKERS / 8, WORKERS / 4);
+    kvf_aggregator_free(a);
 }
 
 /* ---- rules ----------------------------------------------------------------------------------- */
@@ -582,8 +618,11 @@ static void a_step_without_memory_counts_nothing_and_can_be_made_again(void **st
 static void the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id(void **state) {
     (void)state;
     assert_int_equal(kvf_base_request_bytes((kvf_request_id){"abc-0123aBcD", 12}), 3);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"abc-09afAF9A", 12}), 3);
     assert_int_equal(kvf_base_request_bytes((kvf_request_id){"-deadbeef", 9}), 0);
     assert_int_equal(kvf_base_request_bytes((kvf_request_id){"deadbeef", 8}), 8);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){&"-deadbeef"[1], 8}), 8);
+    assert_int_equal(kvf_base_request_bytes((kvf_request_id){"deadbeefdeadbeef", 16}), 16);
     assert_int_equal(kvf_base_request_bytes((kvf_request_id){"a-deadbeeg", 10}), 10);
     assert_int_equal(kvf_base_request_bytes((kvf_request_id){"a-deadbeef\n", 11}), 11);
     assert_int_equal(kvf_base_request_bytes((kvf_request_id){"a\0-deadbeef", 11}), 2);
@@ -663,11 +702,14 @@ int main(void) {
         cmocka_unit_test(a_request_with_the_longest_id_can_be_forgotten),
         cmocka_unit_test(to_forget_no_request_changes_nothing),
         cmocka_unit_test(the_oldest_requests_are_forgotten_beyond_the_limit_and_named),
+        cmocka_unit_test(where_no_most_is_said_65536_requests_are_waited_for),
         cmocka_unit_test(bad_outputs_are_refused_and_change_nothing),
         cmocka_unit_test(workers_that_do_not_exist_are_refused),
         cmocka_unit_test(impossible_options_are_refused),
-        cmocka_unit_test(an_aggregator_needs_memory_for_all_of_it),
-        cmocka_unit_test(a_step_without_memory_counts_nothing_and_can_be_made_again),
+        cmocka_unit_test_teardown(an_aggregator_needs_memory_for_all_of_it, stop_counting_memory),
+        cmocka_unit_test_teardown(a_step_without_memory_counts_nothing_and_can_be_made_again,
+                                  stop_counting_memory),
+        cmocka_unit_test_teardown(a_request_takes_a_bit_of_memory_for_each_worker, stop_counting_memory),
         cmocka_unit_test(the_suffix_of_a_front_end_is_not_part_of_the_base_of_an_id),
         cmocka_unit_test(the_tokens_that_a_state_cannot_be_stepped_back_over_are_left_to_the_consumer),
         cmocka_unit_test(a_lease_is_judged_by_the_clock_of_its_producer),

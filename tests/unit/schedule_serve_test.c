@@ -85,6 +85,17 @@ static void a_request_that_nobody_wants_or_that_computed_nothing_is_not_held(voi
     done(&f);
 }
 
+static void a_request_of_one_token_is_held(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_serving(&f, false);
+
+    assert_true(finish(&f, 1).keep);
+
+    assert_group(TAKE(&f, KVF_INSTRUCT_HOLD), 0, 0, 1, IDS, 3);
+    done(&f);
+}
+
 static void a_finished_request_with_a_bad_table_goes_on_as_before(void **state) {
     (void)state;
     fixture f = simple();
@@ -107,7 +118,9 @@ static void aborted_while_held_blocks_come_back_with_the_report(void **state) {
 
     assert_false(aborted(&f));
 
-    assert_int_equal(TAKE(&f, KVF_INSTRUCT_CANCEL)->cancels, KVF_INSTRUCT_HOLD);
+    const kvf_instruction *cancel = TAKE(&f, KVF_INSTRUCT_CANCEL);
+    assert_int_equal(cancel->cancels, KVF_INSTRUCT_HOLD);
+    assert_int_equal(cancel->consumers, 0);
     assert_int_equal(counts(&f).stopping, 1);
     assert_int_equal(sent(&f, generation).freed_count, 1);
     assert_int_equal(counts(&f).stopping, 0);
@@ -227,6 +240,23 @@ static void a_push_has_the_name_that_its_consumers_gave_as_it_is(void **state) {
     done(&f);
 }
 
+static void names_of_transfers_have_up_to_1024_bytes(void **state) {
+    (void)state;
+    fixture f = simple();
+    static const char longest[1024];
+    kvf_schedule_request r = request();
+    kvf_transfer_params source = there();
+    r.source = &source;
+    r.serves = r.push = true;
+    source.id = r.push_id = (kvf_request_id){longest, sizeof longest};
+
+    assert_ok(kvf_schedule_add(f.s, &r, 0, NULL));
+
+    assert_int_equal(TAKE(&f, KVF_INSTRUCT_RESERVE)->transfer_id.size, sizeof longest);
+    assert_int_equal(finish(&f, 10).params->id.size, sizeof longest);
+    done(&f);
+}
+
 static void preempted_while_pushing_the_blocks_are_kept_and_it_is_pushed_no_more(void **state) {
     (void)state;
     fixture f = simple();
@@ -321,16 +351,19 @@ static void a_request_can_load_and_serve(void **state) {
     r.source = &source;
     r.serves = true;
     assert_ok(kvf_schedule_add(f.s, &r, 0, &generation));
+    TAKE(&f, KVF_INSTRUCT_RESERVE);
     assert_int_equal(match(&f, 4, 0), 4);
     assert_true(allocate(&f, 4, 4));
-    TAKE(&f, KVF_INSTRUCT_PULL);
+    assert_int_equal(TAKE(&f, KVF_INSTRUCT_PULL)->consumers, 0);
     kvf_schedule_end end = {.struct_size = sizeof end};
     assert_fails(kvf_schedule_finished(f.s, &R, &TABLE, 1, 10, 0, &end), KVF_E_INVALID, "loaded");
     assert_int_equal(received(&f, generation).loaded_count, 1);
 
     assert_true(finish(&f, 10).keep);
 
-    assert_group(TAKE(&f, KVF_INSTRUCT_HOLD), 0, 0, 10, IDS, 3);
+    const kvf_instruction *hold = TAKE(&f, KVF_INSTRUCT_HOLD);
+    assert_group(hold, 0, 0, 10, IDS, 3);
+    assert_false(hold->reserved); /* only its source was */
     assert_int_equal(sent(&f, generation).freed_count, 1);
     done(&f);
 }
@@ -381,12 +414,13 @@ static void ids_are_any_bytes_up_to_the_limit(void **state) {
     }
     assert_int_equal(counts(&f).serving, COUNT_OF(ids));
     r.id = (kvf_request_id){longest, sizeof longest};
-    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "961", "960");
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "request 0", "961", "960");
     r.id.size = 0;
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "empty");
     r.id = (kvf_request_id){NULL, 3};
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_INVALID, "NULL");
-    const kvf_request_key nobody[] = {{{NULL, 3}, 0}, {{longest, sizeof longest}, 0}, {{NULL, 0}, 0}};
+    const kvf_request_key nobody[] = {
+        {{NULL, 3}, 0}, {{NULL, 1}, 0}, {{longest, sizeof longest}, 0}, {{NULL, 0}, 0}};
     for (size_t i = 0; i < COUNT_OF(nobody); i++)
         assert_fails(kvf_schedule_abort(f.s, &nobody[i], NULL), KVF_E_NOT_FOUND, "not known");
     done(&f);
@@ -411,7 +445,9 @@ static void sources_that_name_nothing_are_refused(void **state) {
     assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_INVALID, "kvf_transfer_params");
     r = request();
     r.push_id = (kvf_request_id){huge, sizeof huge};
-    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "push_id");
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "push_id has 2000 bytes", "1024");
+    r.push_id.size = 0;
+    assert_fails(kvf_schedule_add(f.s, &r, 0, NULL), KVF_E_RANGE, "push_id has 0 bytes");
     assert_int_equal(counts(&f).requests + counts(&f).instructions, 0);
     done(&f);
 }
@@ -449,13 +485,24 @@ static void unknown_requests_and_missing_arguments_are_errors(void **state) {
     kvf_schedule_end end = {.struct_size = sizeof end};
     kvf_aggregate hollow = {.struct_size = sizeof hollow, .received_count = 1};
     kvf_schedule_news news = {.struct_size = sizeof news};
+    kvf_schedule_request r = request();
+    const kvf_instruction *list;
+    const kvf_heartbeat *beats;
+    size_t count;
     assert_fails(kvf_schedule_match(f.s, &R, 0, 0, &tokens), KVF_E_NOT_FOUND, "r", "not known");
     assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, 0, 1, 0, NULL), KVF_E_NOT_FOUND, "r");
     assert_fails(kvf_schedule_finished(f.s, &R, &TABLE, 1, 1, 0, &end), KVF_E_NOT_FOUND, "r");
     assert_fails(kvf_schedule_push(f.s, &R, &TABLE, 1, 1), KVF_E_NOT_FOUND, "r");
     assert_fails(kvf_schedule_abort(f.s, NULL, NULL), KVF_E_INVALID, "NULL");
     assert_fails(kvf_schedule_match(NULL, &R, 0, 0, &tokens), KVF_E_INVALID, "NULL");
-    assert_fails(kvf_schedule_take(f.s, NULL, NULL), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_add(NULL, &r, 0, NULL), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_add(f.s, NULL, 0, NULL), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_take(NULL, &list, &count), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_take(f.s, NULL, &count), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_take(f.s, &list, NULL), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_heartbeats(NULL, 0, &beats, &count), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_heartbeats(f.s, 0, NULL, &count), KVF_E_INVALID, "NULL");
+    assert_fails(kvf_schedule_heartbeats(f.s, 0, &beats, NULL), KVF_E_INVALID, "NULL");
     assert_fails(kvf_schedule_update(f.s, &hollow, &news), KVF_E_INVALID, "count");
     kvf_schedule_free(NULL);
     done(&f);
@@ -468,14 +515,19 @@ static void impossible_options_are_refused(void **state) {
     const uint32_t zero[] = {0};
     kvf_schedule_options o = {.struct_size = sizeof o};
     kvf_schedule_request r = request();
+    assert_fails(kvf_schedule_create(NULL, &s), KVF_E_INVALID, "options");
+    o.tokens_per_block = zero;
     assert_fails(kvf_schedule_create(&o, &s), KVF_E_INVALID, "model");
     o.model = model;
+    o.tokens_per_block = NULL;
+    assert_fails(kvf_schedule_create(&o, &s), KVF_E_INVALID, "tokens_per_block");
     o.tokens_per_block = zero;
     assert_fails(kvf_schedule_create(&o, &s), KVF_E_RANGE, "tokens_per_block[0]");
     o.tokens_per_block = FOUR_EACH;
     o.policy = (kvf_load_policy)9;
     assert_fails(kvf_schedule_create(&o, &s), KVF_E_INVALID, "policy");
     o.policy = KVF_LOAD_FAIL;
+    assert_fails(kvf_schedule_create(&o, NULL), KVF_E_INVALID, "out");
     assert_ok(kvf_schedule_create(&o, &s)); /* a schedule whose engine has no name can only load */
     r.serves = true;
     assert_fails(kvf_schedule_add(s, &r, 0, NULL), KVF_E_INVALID, "engine");
@@ -595,6 +647,7 @@ int main(void) {
         cmocka_unit_test(no_two_lives_of_an_id_are_held_under_one_name),
         cmocka_unit_test(of_windows_and_states_only_what_is_needed_is_held),
         cmocka_unit_test(a_request_that_nobody_wants_or_that_computed_nothing_is_not_held),
+        cmocka_unit_test(a_request_of_one_token_is_held),
         cmocka_unit_test(a_finished_request_with_a_bad_table_goes_on_as_before),
         cmocka_unit_test(aborted_while_held_blocks_come_back_with_the_report),
         cmocka_unit_test(aborted_before_it_is_held_blocks_are_free_at_once),
@@ -604,6 +657,7 @@ int main(void) {
         cmocka_unit_test(a_push_under_way_keeps_the_blocks_of_a_finished_request),
         cmocka_unit_test(a_request_that_was_not_pushed_before_is_pushed_when_it_has_finished),
         cmocka_unit_test(a_push_has_the_name_that_its_consumers_gave_as_it_is),
+        cmocka_unit_test(names_of_transfers_have_up_to_1024_bytes),
         cmocka_unit_test(preempted_while_pushing_the_blocks_are_kept_and_it_is_pushed_no_more),
         cmocka_unit_test(preempted_before_a_push_is_known_it_is_pushed_later),
         cmocka_unit_test(a_request_is_not_pushed_before_it_is_loaded),

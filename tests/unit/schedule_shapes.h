@@ -50,6 +50,7 @@ static inline kvf_transfer_params there(void) {
     return (kvf_transfer_params){.struct_size = sizeof(kvf_transfer_params),
                                  .engine = "there",
                                  .endpoint = "tcp://there:2",
+                                 .public_key = "its key",
                                  .id = {"x", 1},
                                  .tokens = 10};
 }

@@ -21,7 +21,7 @@ static void a_request_waits_until_its_cache_is_loaded(void **state) {
     assert_bytes(pull->transfer_id.data, pull->transfer_id.size, "x");
     assert_string_equal(pull->engine, "there");
     assert_string_equal(pull->endpoint, "tcp://there:2");
-    assert_string_equal(pull->public_key, "");
+    assert_string_equal(pull->public_key, "its key");
     assert_int_equal(pull->deadline_ns, 120 * S);
     assert_false(pull->reserved);
     assert_int_equal(pull->group_count, 1);
@@ -79,6 +79,8 @@ static void a_full_hit_only_notifies_the_producer(void **state) {
     const kvf_instruction *notify = TAKE(&f, KVF_INSTRUCT_NOTIFY);
     assert_bytes(notify->transfer_id.data, notify->transfer_id.size, "x");
     assert_null(notify->groups);
+    assert_int_equal(notify->group_count, 0);
+    assert_int_equal(notify->deadline_ns, 0);
     assert_int_equal(match(&f, 0, 0), 0);
     assert_false(allocate(&f, 10, 0));
     TAKE_NOTHING(&f);
@@ -93,12 +95,29 @@ static void a_request_in_the_queue_has_its_source_reserved_once(void **state) {
     const kvf_instruction *reserve = TAKE(&f, KVF_INSTRUCT_RESERVE);
     assert_bytes(reserve->transfer_id.data, reserve->transfer_id.size, "x");
     assert_int_equal(counts(&f).waiting, 1);
+    assert_int_equal(counts(&f).loading, 0);
     assert_int_equal(match(&f, 0, 0), 10);
     TAKE_NOTHING(&f);
     assert_true(allocate(&f, 0, 10));
+    assert_int_equal(counts(&f).loading, 1);
 
     assert_true(TAKE(&f, KVF_INSTRUCT_PULL)->reserved);
     assert_int_equal(counts(&f).loading, 1);
+    done(&f);
+}
+
+static void blocks_that_come_again_for_a_load_under_way_change_nothing(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = add_loading(&f, there());
+    assert_true(allocate(&f, 0, 10));
+
+    assert_true(allocate(&f, 0, 10)); /* planned */
+    TAKE(&f, KVF_INSTRUCT_PULL);
+    assert_true(allocate(&f, 0, 10)); /* active */
+
+    TAKE_NOTHING(&f);
+    assert_int_equal(received(&f, generation).loaded_count, 1);
     done(&f);
 }
 
@@ -150,17 +169,33 @@ static void a_window_is_loaded_from_its_first_token(void **state) {
 static void a_block_that_is_needed_must_be_in_the_table(void **state) {
     (void)state;
     fixture f = simple();
-    const uint32_t ids[] = {7, KVF_NO_BLOCK, 5};
-    const kvf_block_table hole = {ids, 3, 0}, nothing = {NULL, 3, 0};
+    const uint32_t ids[] = {7, KVF_NO_BLOCK, 5}, open[] = {7, 3, KVF_NO_BLOCK};
+    const kvf_block_table hole = {ids, 3, 0}, open_end = {open, 3, 0}, nothing = {NULL, 3, 0};
+    const kvf_block_table hole_first = {ids + 1, 2, 1};
     add_loading(&f, there());
 
     assert_fails(kvf_schedule_allocated(f.s, &R, &hole, 1, 0, 10, 0, NULL), KVF_E_RANGE, "block 1");
+    assert_fails(kvf_schedule_allocated(f.s, &R, &hole_first, 1, 4, 6, 0, NULL), KVF_E_RANGE, "block 1");
+    assert_fails(kvf_schedule_allocated(f.s, &R, &open_end, 1, 0, 10, 0, NULL), KVF_E_RANGE, "block 2");
     assert_fails(kvf_schedule_allocated(f.s, &R, &nothing, 1, 0, 10, 0, NULL), KVF_E_INVALID, "mla");
     assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 2, 0, 10, 0, NULL), KVF_E_INVALID, "2", "1");
     assert_fails(kvf_schedule_allocated(f.s, &R, NULL, 1, 0, 10, 0, NULL), KVF_E_INVALID, "tables");
     assert_fails(kvf_schedule_allocated(f.s, &R, &TABLE, 1, UINT64_MAX, 10, 0, NULL), KVF_E_RANGE, "10");
 
     assert_int_equal(match(&f, 0, 0), 10); /* the refused calls changed nothing */
+    done(&f);
+}
+
+static void a_table_may_end_with_the_last_block_that_is_needed(void **state) {
+    (void)state;
+    fixture f = simple();
+    const kvf_block_table two = {IDS, 2, 0};
+    add_loading(&f, there());
+
+    assert_fails(kvf_schedule_allocated(f.s, &R, &two, 1, 0, 9, 0, NULL), KVF_E_RANGE, "[0, 2]", "[0, 2)");
+    assert_ok(kvf_schedule_allocated(f.s, &R, &two, 1, 0, 8, 0, NULL));
+
+    assert_group(TAKE(&f, KVF_INSTRUCT_PULL), 0, 0, 8, IDS, 2);
     done(&f);
 }
 
@@ -182,6 +217,16 @@ static void with_states_the_last_token_is_left_to_the_consumer(void **state) {
     const kvf_instruction *pull = TAKE(&f, KVF_INSTRUCT_PULL);
     assert_group(pull, 0, 0, 9, IDS, 3);
     assert_group(pull, 1, 0, 1, states + 1, 1); /* the state after the last token */
+    done(&f);
+}
+
+static void with_states_alone_the_last_token_is_left_to_the_consumer_too(void **state) {
+    (void)state;
+    fixture f = schedule_of(state_model(2));
+    kvf_transfer_params source = there();
+    source.tokens = 0;
+    add_loading(&f, source);
+    assert_int_equal(match(&f, 0, 0), 9);
     done(&f);
 }
 
@@ -265,6 +310,17 @@ static void a_failed_load_names_the_blocks_of_every_group(void **state) {
 
     assert_int_equal(news.loaded[0].invalid_count, 4);
     assert_memory_equal(news.loaded[0].invalid, all, sizeof all);
+    done(&f);
+}
+
+static void a_failed_load_names_no_block_after_its_last_token(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = add_loading(&f, there());
+    assert_true(allocate(&f, 0, 8)); /* the table has a third block */
+    TAKE(&f, KVF_INSTRUCT_PULL);
+
+    assert_int_equal(failed(&f, generation, NULL, 0).loaded[0].invalid_count, 2);
     done(&f);
 }
 
@@ -431,6 +487,7 @@ static void aborted_in_flight_blocks_are_kept_until_the_workers_report(void **st
     assert_false(aborted(&f));
     const kvf_instruction *cancel = TAKE(&f, KVF_INSTRUCT_CANCEL);
     assert_int_equal(cancel->cancels, KVF_INSTRUCT_PULL);
+    assert_int_equal(cancel->deadline_ns, 0);
     assert_bytes(cancel->transfer_id.data, cancel->transfer_id.size, "x");
     assert_int_equal(counts(&f).stopping, 1);
     assert_false(aborted(&f)); /* a second abort changes nothing */
@@ -473,6 +530,18 @@ static void aborted_after_the_load_blocks_are_free(void **state) {
     done(&f);
 }
 
+static void finished_in_the_queue_the_producer_is_notified(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+
+    assert_false(finish(&f, 10).keep);
+
+    TAKE(&f, KVF_INSTRUCT_NOTIFY);
+    assert_int_equal(counts(&f).requests, 0);
+    done(&f);
+}
+
 static void finished_while_loading_is_as_aborted(void **state) {
     (void)state;
     fixture f = simple();
@@ -497,6 +566,21 @@ static void preempted_before_the_workers_know_it_can_be_loaded_again(void **stat
 
     TAKE(&f, KVF_INSTRUCT_RESERVE);
     assert_int_equal(match(&f, 0, 0), 10);
+    assert_true(allocate(&f, 0, 10));
+    assert_true(TAKE(&f, KVF_INSTRUCT_PULL)->reserved);
+    done(&f);
+}
+
+static void preempted_before_the_workers_know_its_source_stays_reserved(void **state) {
+    (void)state;
+    fixture f = simple();
+    add_loading(&f, there());
+    TAKE(&f, KVF_INSTRUCT_RESERVE);
+    assert_true(allocate(&f, 0, 10));
+
+    assert_true(preempted(&f));
+
+    TAKE_NOTHING(&f);
     assert_true(allocate(&f, 0, 10));
     assert_true(TAKE(&f, KVF_INSTRUCT_PULL)->reserved);
     done(&f);
@@ -611,39 +695,74 @@ static void a_source_that_is_kept_alive_does_not_expire(void **state) {
     done(&f);
 }
 
-static void add_named(const fixture *f, const char *id, const char *engine, const char *transfer) {
+static void add_from(const fixture *f, const char *id, kvf_transfer_params source, const char *transfer) {
     kvf_schedule_request r = request();
-    kvf_transfer_params source = there();
     r.id = (kvf_request_id){id, strlen(id)};
     r.source = &source;
-    source.engine = engine;
     source.id = (kvf_request_id){transfer, strlen(transfer)};
     source.expiry_ns = 30 * S;
     assert_ok(kvf_schedule_add(f->s, &r, 0, NULL));
 }
 
+static const kvf_heartbeat *beats_at(const fixture *f, uint64_t now, size_t expected_count) {
+    const kvf_heartbeat *beats;
+    size_t count;
+    assert_ok(kvf_schedule_heartbeats(f->s, now, &beats, &count));
+    assert_int_equal(count, expected_count);
+    return beats;
+}
+
 static void an_engine_that_sends_signs_of_life_itself_gets_the_list(void **state) {
     (void)state;
     fixture f = schedule_with(latent(1), (kvf_schedule_options){.heartbeats = true});
-    const kvf_heartbeat *beats;
-    size_t count;
-    add_named(&f, "1", "b", "x,y");
-    add_named(&f, "2", "a", "HB");
-    add_named(&f, "r", "b", "a:1");
+    kvf_transfer_params a = there(), b = a, c = a, d = a;
+    a.engine = "a";
+    b.engine = c.engine = d.engine = "b";
+    b.endpoint = "tcp://b:1";
+    c.endpoint = d.endpoint = "tcp://b:2";
+    d.public_key = "other key";
+    add_from(&f, "1", d, "1");
+    add_from(&f, "2", c, "x,y");
+    add_from(&f, "r", c, "a:1");
+    add_from(&f, "3", b, "z");
+    add_from(&f, "4", a, "zz");
     TAKE_NOTHING(&f); /* no RESERVE: the engine sends heartbeats itself */
 
-    assert_ok(kvf_schedule_heartbeats(f.s, 0, &beats, &count));
-    assert_int_equal(count, 3);
+    const kvf_heartbeat *beats = beats_at(&f, 0, 5);
+    const char *const in_order[] = {"zz", "z", "a:1", "x,y", "1"};
+    for (size_t i = 0; i < COUNT_OF(in_order); i++)
+        assert_bytes(beats[i].transfer_id.data, beats[i].transfer_id.size, in_order[i]);
     assert_string_equal(beats[0].engine, "a");
-    assert_bytes(beats[1].transfer_id.data, beats[1].transfer_id.size, "a:1");
-    assert_bytes(beats[2].transfer_id.data, beats[2].transfer_id.size, "x,y");
-    assert_ok(kvf_schedule_heartbeats(f.s, 5 * S - 1, &beats, &count));
-    assert_int_equal(count, 0);
+    assert_string_equal(beats[1].endpoint, "tcp://b:1");
+    assert_string_equal(beats[4].public_key, "other key");
+    beats_at(&f, 5 * S - 1, 0);
 
     assert_true(allocate(&f, 0, 10)); /* the agents send them for this request from now on */
-    assert_ok(kvf_schedule_heartbeats(f.s, 5 * S, &beats, &count));
-    assert_int_equal(count, 2);
+    beats_at(&f, 5 * S, 4);
     assert_int_equal(match(&f, 0, 5 * S), 0);
+    done(&f);
+}
+
+static void a_source_that_the_engine_keeps_alive_does_not_expire(void **state) {
+    (void)state;
+    fixture f = schedule_with(latent(1), (kvf_schedule_options){.heartbeats = true});
+    kvf_transfer_params source = there();
+    source.expiry_ns = 30 * S;
+    add_loading(&f, source);
+    beats_at(&f, 0, 1);
+
+    assert_int_equal(match(&f, 0, 1000 * S), 10);
+    done(&f);
+}
+
+static void signs_of_life_are_a_nanosecond_apart_however_short_the_lease_is(void **state) {
+    (void)state;
+    fixture f = schedule_with(latent(1), (kvf_schedule_options){.heartbeats = true, .lease_ns = 5});
+    add_loading(&f, there());
+
+    beats_at(&f, 1, 1);
+    beats_at(&f, 1, 0);
+    beats_at(&f, 2, 1);
     done(&f);
 }
 
@@ -654,16 +773,20 @@ int main(void) {
         cmocka_unit_test(a_table_may_begin_where_the_load_begins),
         cmocka_unit_test(a_full_hit_only_notifies_the_producer),
         cmocka_unit_test(a_request_in_the_queue_has_its_source_reserved_once),
+        cmocka_unit_test(blocks_that_come_again_for_a_load_under_way_change_nothing),
         cmocka_unit_test(a_source_that_writes_is_expected),
         cmocka_unit_test(tokens_that_the_source_lacks_are_not_offered),
         cmocka_unit_test(a_window_is_loaded_from_its_first_token),
         cmocka_unit_test(a_block_that_is_needed_must_be_in_the_table),
+        cmocka_unit_test(a_table_may_end_with_the_last_block_that_is_needed),
         cmocka_unit_test(with_states_the_last_token_is_left_to_the_consumer),
+        cmocka_unit_test(with_states_alone_the_last_token_is_left_to_the_consumer_too),
         cmocka_unit_test(a_state_after_too_many_tokens_is_of_no_use),
         cmocka_unit_test(a_state_needs_a_block),
         cmocka_unit_test(after_a_failure_with_states_nothing_of_the_load_counts),
         cmocka_unit_test(a_failed_load_goes_on_from_the_first_invalid_block),
         cmocka_unit_test(a_failed_load_names_the_blocks_of_every_group),
+        cmocka_unit_test(a_failed_load_names_no_block_after_its_last_token),
         cmocka_unit_test(tokens_that_were_cached_here_survive_a_failed_load),
         cmocka_unit_test(a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_named),
         cmocka_unit_test(a_failed_load_names_blocks_of_a_table_that_begins_where_it_begins),
@@ -677,8 +800,10 @@ int main(void) {
         cmocka_unit_test(aborted_in_flight_blocks_are_kept_until_the_workers_report),
         cmocka_unit_test(a_load_that_was_cancelled_and_failed_is_just_over),
         cmocka_unit_test(aborted_after_the_load_blocks_are_free),
+        cmocka_unit_test(finished_in_the_queue_the_producer_is_notified),
         cmocka_unit_test(finished_while_loading_is_as_aborted),
         cmocka_unit_test(preempted_before_the_workers_know_it_can_be_loaded_again),
+        cmocka_unit_test(preempted_before_the_workers_know_its_source_stays_reserved),
         cmocka_unit_test(preempted_in_flight_it_will_be_computed),
         cmocka_unit_test(an_id_that_comes_again_is_another_request),
         cmocka_unit_test(an_id_can_be_used_by_one_request_at_a_time),
@@ -687,6 +812,8 @@ int main(void) {
         cmocka_unit_test(a_lease_that_ends_between_match_and_blocks_is_told),
         cmocka_unit_test(a_source_that_is_kept_alive_does_not_expire),
         cmocka_unit_test(an_engine_that_sends_signs_of_life_itself_gets_the_list),
+        cmocka_unit_test(a_source_that_the_engine_keeps_alive_does_not_expire),
+        cmocka_unit_test(signs_of_life_are_a_nanosecond_apart_however_short_the_lease_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
