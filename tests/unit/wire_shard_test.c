@@ -123,7 +123,9 @@ static void a_shard_of_many_groups_reads_as_it_was_written(void **state) {
     kvf_model_free(model);
 }
 
-static void check_placements(uint32_t layers, const uint64_t *region_bytes, kvf_placement (*placements)[2]) {
+/* Returns the size of the encoded shard. */
+static size_t check_placements(uint32_t layers, const uint64_t *region_bytes,
+                               kvf_placement (*placements)[2]) {
     kvf_model *model = attention(layers, 2, 4);
     kvf_part_share shares[2] = {{.units = {0, 2}}, {.units = {0, 2}}};
     kvf_group_shard_desc group = {
@@ -138,10 +140,12 @@ static void check_placements(uint32_t layers, const uint64_t *region_bytes, kvf_
     kvf_wire_buffer encoded = encoded_shard(shard);
     assert_ok(kvf_wire_decode_shard(model, NULL, (kvf_bytes){encoded.data, encoded.size}, NULL, &read));
     assert_same_shard(shard, read);
+    size_t size = encoded.size;
     kvf_shard_free(read);
     kvf_shard_free(shard);
     kvf_wire_buffer_free(&encoded);
     kvf_model_free(model);
+    return size;
 }
 
 /* Regions, offsets and strides without any regularity. */
@@ -158,7 +162,7 @@ static void a_shard_without_regularity_reads_as_it_was_written(void **state) {
         placements[i][1] = placements[i][0];
         placements[i][1].offset += 8;
     }
-    check_placements(LAYERS, region_bytes, placements);
+    (void)check_placements(LAYERS, region_bytes, placements);
 }
 
 /* K of the second layer differs from that of the first in one number. */
@@ -174,8 +178,25 @@ static void layers_that_differ_in_one_stride_read_as_they_were_written(void **st
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         kvf_placement placements[2][2] = {{k, v}, {others[i], v}};
         placements[1][1].region = 1;
-        check_placements(2, region_bytes, placements);
+        (void)check_placements(2, region_bytes, placements);
     }
+}
+
+/* A step is written as an int64_t. Where the second layer is farther away, each layer is written for itself. */
+static void layers_as_far_apart_as_can_be_read_as_they_were_written(void **state) {
+    (void)state;
+    const uint64_t region_bytes[2] = {UINT64_MAX, UINT64_MAX}, distances[] = {INT64_MAX, UINT64_C(1) << 63};
+    size_t up_bytes[2], down_bytes[2];
+    for (size_t i = 0; i < COUNT_OF(distances); i++) {
+        const uint64_t far = distances[i];
+        kvf_placement up[2][2] = {{PLACED(0, 0, 512, 32, 16), PLACED(0, 8, 512, 32, 16)},
+                                  {PLACED(1, far, 512, 32, 16), PLACED(1, far + 8, 512, 32, 16)}};
+        kvf_placement down[2][2] = {{up[1][0], up[1][1]}, {up[0][0], up[0][1]}};
+        up_bytes[i] = check_placements(2, region_bytes, up);
+        down_bytes[i] = check_placements(2, region_bytes, down);
+    }
+    assert_true(up_bytes[0] < up_bytes[1]);
+    assert_true(down_bytes[0] < down_bytes[1]);
 }
 
 /* A shard of a model with other types than the reader's model, as a joining peer may send it. */
@@ -262,9 +283,10 @@ typedef struct parcel {
     uint32_t rank, model_layers, layers[2], group_layers[2], regions, run_count;
     uint64_t region_bytes;
     int64_t run[10];
-    int huge;          /* which of these is 2^64-1 instead, counted from 1; 0: none */
-    const char *skip;  /* a field to leave out */
-    const char *dtype; /* the type of its elements; NULL: not given */
+    int huge;                                 /* which of these is 2^64-1 instead, counted from 1; 0: none */
+    const char *skip;                         /* a field to leave out */
+    const char *dtype;                        /* the type of its elements; NULL: not given */
+    bool dtype_is_bin, region_bytes_are_text; /* written as another type */
     uint32_t parts;
     uint32_t group_count;
     uint32_t region_runs;                   /* each run has `regions` regions */
@@ -299,7 +321,10 @@ static void pack_part(msgpack_packer *to, const parcel *p) {
     msgpack_pack_map(to, p->dtype ? 5 : 4);
     if (p->dtype) {
         key(to, "dtype");
-        key(to, p->dtype);
+        if (p->dtype_is_bin)
+            msgpack_pack_bin_with_body(to, p->dtype, strlen(p->dtype));
+        else
+            key(to, p->dtype);
     }
     key(to, "units");
     msgpack_pack_array(to, 2);
@@ -336,7 +361,9 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
     for (uint32_t r = 0; r < p->region_runs; r++) {
         msgpack_pack_array(to, p->region_numbers);
         msgpack_pack_uint32(to, p->regions);
-        if (p->region_numbers > 1)
+        if (p->region_bytes_are_text)
+            key(to, "96");
+        else if (p->region_numbers > 1)
             msgpack_pack_uint64(to, p->region_bytes);
         if (p->region_numbers > 2)
             msgpack_pack_uint64(to, 0);
@@ -362,7 +389,8 @@ static void pack_parcel(msgpack_packer *to, const parcel *p) {
     }
 }
 
-static kvf_status try_parcel(parcel p) {
+/* Tells how many pieces of cells were compared, too. */
+static kvf_status try_counted(parcel p, uint64_t *pieces) {
     kvf_part_desc part = PART(.name = "k", .units = 2, .cell_elements = 4);
     kvf_model *model =
         one_group(p.model_layers, (kvf_group_desc){.name = "full", .parts = &part, .part_count = 1});
@@ -373,7 +401,7 @@ static kvf_status try_parcel(parcel p) {
     pack_parcel(&packer, &p);
     kvf_bytes exact = sample_exact(buffer.data, buffer.size);
     kvf_shard *shard = NULL;
-    kvf_status status = kvf_wire_decode_shard(model, NULL, exact, NULL, &shard);
+    kvf_status status = kvf_wire_decode_shard(model, NULL, exact, pieces, &shard);
     if (status)
         assert_null(shard);
     kvf_shard_free(shard);
@@ -383,9 +411,38 @@ static kvf_status try_parcel(parcel p) {
     return status;
 }
 
+static kvf_status try_parcel(parcel p) {
+    return try_counted(p, NULL);
+}
+
 static void a_shard_written_by_another_hand_is_read(void **state) {
     (void)state;
     assert_ok(try_parcel(good_parcel()));
+}
+
+/* A peer is charged for what the check of its shard costs, even if the shard is refused. */
+static void the_pieces_that_were_compared_are_counted(void **state) {
+    (void)state;
+    kvf_model *model = latent(2);
+    kvf_shard *shard = NULL;
+    uint64_t pieces = 77;
+    parcel p = good_parcel();
+    assert_ok(try_counted(p, &pieces));
+    assert_int_equal(pieces, 0); /* each layer has a region of its own */
+    p.regions = 1;
+    p.region_bytes = 192;
+    p.run[3] = 64; /* each block of the one layer is followed by a block of the other */
+    p.run[8] = 0;
+    p.run[9] = 32;
+    assert_ok(try_counted(p, &pieces));
+    assert_int_equal(pieces, 2);
+    p.run[9] = 31;
+    assert_fails(try_counted(p, &pieces), KVF_E_OVERLAP, "shard: ");
+    assert_int_equal(pieces, 2);
+    assert_fails(kvf_wire_decode_shard(model, NULL, (kvf_bytes){"\xc1", 1}, &pieces, &shard), KVF_E_PARSE,
+                 "shard: ");
+    assert_int_equal(pieces, 0);
+    kvf_model_free(model);
 }
 
 static void a_field_that_is_missing_is_named(void **state) {
@@ -501,6 +558,9 @@ static void a_huge_number_of_regions_is_refused(void **state) {
     p.region_numbers = 1;
     assert_fails(try_parcel(p), KVF_E_PARSE, "a run of regions has 1 elements");
     p.region_numbers = 2;
+    p.region_bytes_are_text = true;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "the bytes of a region is a text; it must be a number");
+    p.region_bytes_are_text = false;
     p.regions = 262144;
     assert_ok(try_parcel(p));
     p.regions = 131072;
@@ -563,6 +623,8 @@ static void held_layers_are_of_the_group(void **state) {
     p.layers[0] = p.group_layers[0] = 2;
     p.run_count = 0;
     assert_ok(try_parcel(p));
+    p.region_runs = 0; /* and no memory */
+    assert_ok(try_parcel(p));
 }
 
 static void a_type_is_said_by_its_name(void **state) {
@@ -578,6 +640,9 @@ static void a_type_is_said_by_its_name(void **state) {
         p.dtype = unknown[i];
         assert_fails(try_parcel(p), KVF_E_PARSE, "part k: dtype is unknown");
     }
+    p.dtype = "bf16";
+    p.dtype_is_bin = true;
+    assert_fails(try_parcel(p), KVF_E_PARSE, "part k: dtype is unknown");
 }
 
 static void ranks_are_below_the_most_that_there_are(void **state) {
@@ -631,11 +696,13 @@ int main(void) {
         cmocka_unit_test(a_shard_of_many_groups_reads_as_it_was_written),
         cmocka_unit_test(a_shard_without_regularity_reads_as_it_was_written),
         cmocka_unit_test(layers_that_differ_in_one_stride_read_as_they_were_written),
+        cmocka_unit_test(layers_as_far_apart_as_can_be_read_as_they_were_written),
         cmocka_unit_test(other_types_are_read_where_they_may_be_converted),
         cmocka_unit_test(a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written),
         cmocka_unit_test(a_regular_shard_is_as_small_with_many_layers_as_with_few),
         cmocka_unit_test(a_rank_of_a_large_model_fits_in_a_kilobyte),
         cmocka_unit_test(a_shard_written_by_another_hand_is_read),
+        cmocka_unit_test(the_pieces_that_were_compared_are_counted),
         cmocka_unit_test(a_field_that_is_missing_is_named),
         cmocka_unit_test(placements_that_are_not_of_the_held_layers_are_refused),
         cmocka_unit_test(steps_that_leave_the_range_of_their_numbers_are_refused),
