@@ -336,6 +336,46 @@ static void a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to(vo
     rights_close(&s);
 }
 
+static void a_message_that_is_sent_is_work_too(void **state) {
+    (void)state;
+    rights s;
+    kvf_wire_buffer bytes;
+    rights_open(&s);
+    const kvf_message message = {.kind = KVF_MESSAGE_REFUSED,
+                                 .refused = {.status = KVF_E_AGAIN, .detail = "is busy"}};
+    assert_ok(kvf_wire_encode(&message, &bytes));
+    const uint64_t work = s.p->work, sent = s.p->stats.messages_sent;
+    kvf_message_send(s.p, rights_session(&s)->route, &message);
+    assert_int_equal(s.p->work, work + bytes.size);
+    assert_int_equal(s.p->stats.messages_sent, sent + 1);
+    kvf_wire_buffer_free(&bytes);
+    rights_close(&s);
+}
+
+/* ---- cards ------------------------------------------------------------------------------------ */
+
+/* A new card ends the connection by the former one. */
+static void a_card_is_new_only_if_its_bytes_are(void **state) {
+    (void)state;
+    static kvf_agent agent;
+    static kvf_session session;
+    session.agent = &agent;
+    assert_ok(kvf_session_take_card(&session, "abcd", 4));
+    const void *first = session.card;
+    assert_ok(kvf_session_take_card(&session, "abcd", 4));
+    assert_ptr_equal(session.card, first);
+    static const struct {
+        const char *bytes;
+        size_t count;
+    } others[] = {{"abcx", 4}, {"abc", 3}, {"abcx", 4}};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        assert_ok(kvf_session_take_card(&session, others[i].bytes, others[i].count));
+        assert_int_equal(session.card_bytes, others[i].count);
+        assert_memory_equal(session.card, others[i].bytes, others[i].count);
+    }
+    kvf_free(session.card);
+}
+
 /* ---- clocks ----------------------------------------------------------------------------------- */
 
 static uint64_t time_of_day(void *context) {
@@ -399,6 +439,8 @@ int main(void) {
         cmocka_unit_test(ending_earlier_calls_cannot_use_up_numbers),
         cmocka_unit_test(the_numbers_of_leases_are_a_count_that_is_permuted),
         cmocka_unit_test(a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to),
+        cmocka_unit_test(a_message_that_is_sent_is_work_too),
+        cmocka_unit_test(a_card_is_new_only_if_its_bytes_are),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
