@@ -235,6 +235,36 @@ static void a_session_that_was_left_ends_with_its_last_expectation(void **state)
     rights_close(&s);
 }
 
+/* A lease, an expectation or an early call alone; nothing else is under way. */
+static void a_session_is_kept_while_anything_of_its_peer_is_here(void **state) {
+    (void)state;
+    for (uint32_t use = 0; use < 4; use++) {
+        rights s;
+        world_request wanted;
+        rights_open(&s);
+        s.p->options.idle_ns = SECOND;
+        kvf_sessions_due(s.p, 0); /* the session learns of that */
+        (void)rights_hold(&s, "a");
+        world_request_make(&s.w, &s.w.d, "b", 40, 0, 1, &wanted);
+        kvf_call_body expect = rights_expect("b", 1, &wanted), early = rights_acquire("c");
+        expect.time_ns = world_now() + RIGHTS_LEASE;
+        early.time_ns = RIGHTS_LEASE;
+        if (use == 1)
+            assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+        else if (use == 2)
+            assert_int_equal(rights_say(&s, &s.rightful, expect), KVF_OK);
+        else if (use == 3)
+            assert_false(speaker_call(&s.w, &s.rightful, s.rightful.session, early)); /* no answer yet */
+        speaker_run_for(&s.w, &s.rightful, 900 * MS);
+        assert_int_equal(world_stats(s.p).peers_now, 1);
+        speaker_run_for(&s.w, &s.rightful, 3 * SECOND);
+        assert_int_equal(world_stats(s.p).peers_now, use > 0);
+        speaker_run_for(&s.w, &s.rightful, 2 * RIGHTS_LEASE);
+        assert_int_equal(world_stats(s.p).peers_now, 0);
+        rights_close(&s);
+    }
+}
+
 /* Each number is fresh once: in order, with gaps, late by less than a window, and over several windows. */
 static void every_number_counts_once(void **state) {
     (void)state;
@@ -433,6 +463,7 @@ int main(void) {
         cmocka_unit_test(a_jump_is_by_as_many_numbers_as_are_remembered),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_lease),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
+        cmocka_unit_test(a_session_is_kept_while_anything_of_its_peer_is_here),
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
