@@ -22,6 +22,7 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     assert_null(rights_session(&s)->shape);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     assert_non_null(rights_session(&s)->shape);
+    assert_false(rights_session(&s)->takes_flows); /* it said nothing of a stage */
     const uint64_t work = s.p->work;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK); /* a repeated call */
     /* P waits longer for the next turn of a peer whose shard it had to sort: 2 parts in each of 3 layers. */
@@ -170,8 +171,8 @@ static void flows_from_before_are_over_when_a_client_joins_anew(void **state) {
 }
 
 /* While a slow push goes to a client that has joined without a stage, the client joins with one, in the way of
- * `stage`. */
-static kvf_status joins_while_written_to(kvf_join_stage stage) {
+ * `stage`; `told`: as it was told to. */
+static kvf_status joins_while_written_to(kvf_join_stage stage, bool told) {
     rights s;
     world_request wanted, pushed;
     uint64_t push;
@@ -188,6 +189,7 @@ static kvf_status joins_while_written_to(kvf_join_stage stage) {
     world_ready(&s.w.p, &push);
     speaker_run_for(&s.w, &s.rightful, 100 * MS);
     assert_false(rights_session(&s)->flows->over);
+    rights_session(&s)->joins_again = told;
     join.stage = stage;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     speaker_run_for(&s.w, &s.rightful, 100 * MS);
@@ -205,12 +207,17 @@ static kvf_status joins_while_written_to(kvf_join_stage stage) {
 
 static void a_client_that_had_lost_us_and_brings_its_stage_begins_anew(void **state) {
     (void)state;
-    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED), KVF_E_PEER_LOST);
+    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, false), KVF_E_PEER_LOST);
 }
 
 static void a_client_that_only_adds_its_stage_is_written_to_as_before(void **state) {
     (void)state;
-    assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE), KVF_OK);
+    assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE, false), KVF_OK);
+}
+
+static void a_client_that_was_told_to_join_again_is_written_to_as_before(void **state) {
+    (void)state;
+    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, true), KVF_OK);
 }
 
 /* Writes begin late, and ignore cancels. */
@@ -349,6 +356,7 @@ int main(void) {
         cmocka_unit_test(flows_from_before_are_over_when_a_client_joins_anew),
         cmocka_unit_test(a_client_that_had_lost_us_and_brings_its_stage_begins_anew),
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
+        cmocka_unit_test(a_client_that_was_told_to_join_again_is_written_to_as_before),
         cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
                                   stop_counting_memory),
