@@ -313,6 +313,30 @@ static void a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory(voi
     assert_true(put_off > 5);
 }
 
+/* The second push goes packed. Its flow waits at P until D has said that its stage takes flows. */
+static void what_waits_for_a_stage_is_written_when_the_client_adds_it(void **state) {
+    (void)state;
+    world w;
+    world_request wanted, pushed;
+    uint64_t push, expect;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.slot_bytes = 4096));
+    for (uint32_t i = 0; i < 2; i++) {
+        world_request_make(&w, &w.d, i ? "b" : "a", 40, 0, 1, &wanted);
+        world_request_make(&w, &w.p, i ? "b" : "a", 40, 10, 1, &pushed);
+        wanted.request.way = pushed.request.way = i ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
+        world_fill(&w, &w.p, &pushed, 5 + i);
+        world_push(&w.p, &pushed, &push);
+        world_ready(&w.p, &push);
+        world_expect(&w.d, &wanted, &w.p, &expect);
+        (void)world_done(&w, w.d.agents[0], expect);
+        (void)world_done(&w, w.p.agents[0], push);
+        assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 5 + i), 0);
+        assert_int_equal(w.d.agents[0]->all_sessions->join_staged, i == 1);
+    }
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* D has met P when it expects a packed push: its card is sent in a round. */
 static void a_join_without_memory_is_tried_again_after_a_pause(void **state) {
     (void)state;
@@ -358,6 +382,7 @@ int main(void) {
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
         cmocka_unit_test(a_client_that_was_told_to_join_again_is_written_to_as_before),
         cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
+        cmocka_unit_test(what_waits_for_a_stage_is_written_when_the_client_adds_it),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
                                   stop_counting_memory),
         cmocka_unit_test_teardown(a_join_without_memory_is_tried_again_after_a_pause, stop_counting_memory),
