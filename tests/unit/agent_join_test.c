@@ -1,6 +1,7 @@
 /* Which peer may join, when it may join again, and what happens to writes meanwhile. */
 #include "agent/push.h"
 #include "agent/stage.h"
+#include "agent_letters.h"
 #include "agent_rights.h"
 #include "faulty_fabric.h"
 
@@ -313,6 +314,27 @@ static void a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory(voi
     assert_true(put_off > 5);
 }
 
+static void a_join_that_is_lost_is_sent_again(void **state) {
+    (void)state;
+    world w;
+    world_request wanted, pushed;
+    uint64_t push, expect;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    world_request_make(&w, &w.p, "a", 40, 10, 1, &pushed);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, w.d.agents[0], KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    world_expect(&w.d, &wanted, &w.p, &expect);
+    world_until(&w, letters_met() == 1);
+    letters_end();
+    world_push(&w.p, &pushed, &push);
+    world_ready(&w.p, &push);
+    (void)world_done(&w, w.d.agents[0], expect);
+    (void)world_done(&w, w.p.agents[0], push);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* The second push goes packed. Its flow waits at P until D has said that its stage takes flows. */
 static void what_waits_for_a_stage_is_written_when_the_client_adds_it(void **state) {
     (void)state;
@@ -382,6 +404,7 @@ int main(void) {
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
         cmocka_unit_test(a_client_that_was_told_to_join_again_is_written_to_as_before),
         cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
+        cmocka_unit_test(a_join_that_is_lost_is_sent_again),
         cmocka_unit_test(what_waits_for_a_stage_is_written_when_the_client_adds_it),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
                                   stop_counting_memory),
