@@ -335,6 +335,27 @@ static void a_join_that_is_lost_is_sent_again(void **state) {
     world_close(&w);
 }
 
+static void a_join_without_an_answer_is_given_up_after_a_lease(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t expect;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.lease_ns = RIGHTS_LEASE));
+    kvf_agent *d = w.d.agents[0];
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    world_expect(&w.d, &wanted, &w.p, &expect);
+    world_until(&w, letters_met() == 1);
+    world_run_for(&w, RIGHTS_LEASE - 10 * MS);
+    assert_int_equal(world_count(&w, d, KVF_EVENT_FAILED), 0);
+    world_run_for(&w, 20 * MS);
+    assert_int_equal(world_count(&w, d, KVF_EVENT_FAILED), 1);
+    assert_non_null(strstr(world_failed(&w, d, expect, KVF_E_TIMEOUT)->detail, "JOIN"));
+    letters_end();
+    world_close(&w);
+}
+
 /* The second push goes packed. Its flow waits at P until D has said that its stage takes flows. */
 static void what_waits_for_a_stage_is_written_when_the_client_adds_it(void **state) {
     (void)state;
@@ -405,6 +426,7 @@ int main(void) {
         cmocka_unit_test(a_client_that_was_told_to_join_again_is_written_to_as_before),
         cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
         cmocka_unit_test(a_join_that_is_lost_is_sent_again),
+        cmocka_unit_test(a_join_without_an_answer_is_given_up_after_a_lease),
         cmocka_unit_test(what_waits_for_a_stage_is_written_when_the_client_adds_it),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
                                   stop_counting_memory),

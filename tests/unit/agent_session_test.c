@@ -5,6 +5,7 @@
  */
 #include <sodium.h>
 
+#include "agent/budget.h"
 #include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/push.h"
@@ -232,6 +233,23 @@ static void a_session_that_was_left_ends_with_its_last_expectation(void **state)
     speaker_run_for(&s.w, &s.rightful, 2 * RIGHTS_LEASE);
     assert_int_equal(world_stats(s.p).peers_now, 0);
     assert_int_equal(s.p->kept_bytes, 0);
+    rights_close(&s);
+}
+
+static void a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    assert_int_equal(rights_say(&s, &s.rightful, (kvf_call_body){.kind = KVF_CALL_BEAT}), KVF_OK);
+    const uint64_t end = kvf_budget_silent_at(rights_session(&s));
+    assert_in_range(end - world_now(), 11 * SECOND, 12 * SECOND); /* a lease, and two seconds more */
+    speaker_close(&s.rightful);
+    world_run_for(&s.w, end - 1 - world_now());
+    assert_non_null(rights_session(&s));
+    world_run_for(&s.w, 2);
+    assert_null(rights_session(&s));
+    assert_int_equal(world_stats(s.p).peers_evicted, 1);
+    speaker_open(&s.rightful, s.p, "X", true, 1);
     rights_close(&s);
 }
 
@@ -463,6 +481,7 @@ int main(void) {
         cmocka_unit_test(a_jump_is_by_as_many_numbers_as_are_remembered),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_lease),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
+        cmocka_unit_test(a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long),
         cmocka_unit_test(a_session_is_kept_while_anything_of_its_peer_is_here),
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
