@@ -67,7 +67,7 @@ void kvf_session_free(kvf_session *session) {
     agent->hooks->free_session(session);
     if (session->prev)
         DL_DELETE(agent->all_sessions, session);
-    if (!session->incoming && session->route)
+    if (!session->incoming)
         kvf_link_disconnect(agent->link, session->route);
     kvf_party_leave(session);
     kvf_free(session->key);

@@ -325,13 +325,14 @@ static void a_key_speaks_for_exactly_what_it_is_granted(void **state) {
     (void)state;
     static key_ring k;
     make_key_ring(&k);
-    const char *const allowed[] = {k.open[4], k.open[5]};
+    const char *const allowed[] = {k.open[4], k.open[5]}; /* with a name of their own, or any other */
     const kvf_key_grant grants[] = {
         GRANT(.public_key = k.open[0], .engine = "X", .rank_begin = 2, .rank_end = 4),
         GRANT(.public_key = k.open[1], .engine = "X", .rank_begin = 5, .rank_end = 6),
         GRANT(.public_key = k.open[1], .engine = "Y"),
         GRANT(.public_key = k.open[2]),
         GRANT(.public_key = k.open[3], .commands = true),
+        GRANT(.public_key = k.open[4], .engine = "W"),
         GRANT(.public_key = k.open[5], .engine = "Z")};
     kvf_agent agent = {.options = {.allowed_keys = allowed,
                                    .allowed_key_count = 2,

@@ -1,6 +1,7 @@
 /* Which peer may join, when it may join again, and what happens to writes meanwhile. */
 #include "agent/push.h"
 #include "agent/stage.h"
+#include "agent_letters.h"
 #include "agent_rights.h"
 #include "faulty_fabric.h"
 
@@ -22,6 +23,7 @@ static void join_is_for_the_peer_of_the_session(void **state) {
     assert_null(rights_session(&s)->shape);
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     assert_non_null(rights_session(&s)->shape);
+    assert_false(rights_session(&s)->takes_flows); /* it said nothing of a stage */
     const uint64_t work = s.p->work;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK); /* a repeated call */
     /* P waits longer for the next turn of a peer whose shard it had to sort: 2 parts in each of 3 layers. */
@@ -170,8 +172,8 @@ static void flows_from_before_are_over_when_a_client_joins_anew(void **state) {
 }
 
 /* While a slow push goes to a client that has joined without a stage, the client joins with one, in the way of
- * `stage`. */
-static kvf_status joins_while_written_to(kvf_join_stage stage) {
+ * `stage`; `told`: as it was told to. */
+static kvf_status joins_while_written_to(kvf_join_stage stage, bool told) {
     rights s;
     world_request wanted, pushed;
     uint64_t push;
@@ -188,6 +190,7 @@ static kvf_status joins_while_written_to(kvf_join_stage stage) {
     world_ready(&s.w.p, &push);
     speaker_run_for(&s.w, &s.rightful, 100 * MS);
     assert_false(rights_session(&s)->flows->over);
+    rights_session(&s)->joins_again = told;
     join.stage = stage;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     speaker_run_for(&s.w, &s.rightful, 100 * MS);
@@ -205,12 +208,17 @@ static kvf_status joins_while_written_to(kvf_join_stage stage) {
 
 static void a_client_that_had_lost_us_and_brings_its_stage_begins_anew(void **state) {
     (void)state;
-    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED), KVF_E_PEER_LOST);
+    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, false), KVF_E_PEER_LOST);
 }
 
 static void a_client_that_only_adds_its_stage_is_written_to_as_before(void **state) {
     (void)state;
-    assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE), KVF_OK);
+    assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE, false), KVF_OK);
+}
+
+static void a_client_that_was_told_to_join_again_is_written_to_as_before(void **state) {
+    (void)state;
+    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, true), KVF_OK);
 }
 
 /* Writes begin late, and ignore cancels. */
@@ -306,6 +314,72 @@ static void a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory(voi
     assert_true(put_off > 5);
 }
 
+static void a_join_that_is_lost_is_sent_again(void **state) {
+    (void)state;
+    world w;
+    world_request wanted, pushed;
+    uint64_t push, expect;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    world_request_make(&w, &w.p, "a", 40, 10, 1, &pushed);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, w.d.agents[0], KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    world_expect(&w.d, &wanted, &w.p, &expect);
+    world_until(&w, letters_met() == 1);
+    letters_end();
+    world_push(&w.p, &pushed, &push);
+    world_ready(&w.p, &push);
+    (void)world_done(&w, w.d.agents[0], expect);
+    (void)world_done(&w, w.p.agents[0], push);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_join_without_an_answer_is_given_up_after_a_lease(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t expect;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.lease_ns = RIGHTS_LEASE));
+    kvf_agent *d = w.d.agents[0];
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    world_expect(&w.d, &wanted, &w.p, &expect);
+    world_until(&w, letters_met() == 1);
+    world_run_for(&w, RIGHTS_LEASE - 10 * MS);
+    assert_int_equal(world_count(&w, d, KVF_EVENT_FAILED), 0);
+    world_run_for(&w, 20 * MS);
+    assert_int_equal(world_count(&w, d, KVF_EVENT_FAILED), 1);
+    assert_non_null(strstr(world_failed(&w, d, expect, KVF_E_TIMEOUT)->detail, "JOIN"));
+    letters_end();
+    world_close(&w);
+}
+
+/* The second push goes packed. Its flow waits at P until D has said that its stage takes flows. */
+static void what_waits_for_a_stage_is_written_when_the_client_adds_it(void **state) {
+    (void)state;
+    world w;
+    world_request wanted, pushed;
+    uint64_t push, expect;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), OPTIONS(.slot_bytes = 4096));
+    for (uint32_t i = 0; i < 2; i++) {
+        world_request_make(&w, &w.d, i ? "b" : "a", 40, 0, 1, &wanted);
+        world_request_make(&w, &w.p, i ? "b" : "a", 40, 10, 1, &pushed);
+        wanted.request.way = pushed.request.way = i ? KVF_WAY_PACKED : KVF_WAY_DIRECT;
+        world_fill(&w, &w.p, &pushed, 5 + i);
+        world_push(&w.p, &pushed, &push);
+        world_ready(&w.p, &push);
+        world_expect(&w.d, &wanted, &w.p, &expect);
+        (void)world_done(&w, w.d.agents[0], expect);
+        (void)world_done(&w, w.p.agents[0], push);
+        assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 5 + i), 0);
+        assert_int_equal(w.d.agents[0]->all_sessions->join_staged, i == 1);
+    }
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* D has met P when it expects a packed push: its card is sent in a round. */
 static void a_join_without_memory_is_tried_again_after_a_pause(void **state) {
     (void)state;
@@ -349,7 +423,11 @@ int main(void) {
         cmocka_unit_test(flows_from_before_are_over_when_a_client_joins_anew),
         cmocka_unit_test(a_client_that_had_lost_us_and_brings_its_stage_begins_anew),
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
+        cmocka_unit_test(a_client_that_was_told_to_join_again_is_written_to_as_before),
         cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
+        cmocka_unit_test(a_join_that_is_lost_is_sent_again),
+        cmocka_unit_test(a_join_without_an_answer_is_given_up_after_a_lease),
+        cmocka_unit_test(what_waits_for_a_stage_is_written_when_the_client_adds_it),
         cmocka_unit_test_teardown(a_client_that_joins_with_its_stage_is_put_off_for_want_of_memory,
                                   stop_counting_memory),
         cmocka_unit_test_teardown(a_join_without_memory_is_tried_again_after_a_pause, stop_counting_memory),

@@ -126,6 +126,7 @@ static void another_rank_at_the_address_is_an_error(void **state) {
     const world_outcome *failed =
         world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_MISMATCH);
     assert_non_null(strstr(failed->detail, "of engine P answers where rank"));
+    assert_true(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST) > 0); /* though it had not been met */
     world_quiet(&w);
     world_close(&w);
 }

@@ -138,7 +138,11 @@ static void idle_peers_are_forgotten_and_may_come_back(void **state) {
     assert_true(world_stats(w.p.agents[0]).peers_evicted > 0);
     assert_true(world_stats(w.d.agents[0]).peers_evicted > 0);
     assert_int_equal(world_stats(w.p.agents[0]).memory_now_bytes, 0);
+    assert_int_equal(world_stats(w.p.agents[0]).connections_now, 0);
+    const uint64_t last = w.d.agents[0]->last_number;
+    assert_true(last > 0);
     pull_goes_well(&w, "b");
+    assert_true(w.d.agents[0]->all_sessions->next_number > last); /* P may remember the earlier numbers */
     assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_PEER_LOST), 0);
     world_quiet(&w);
     world_close(&w);

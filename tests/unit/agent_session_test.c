@@ -5,6 +5,7 @@
  */
 #include <sodium.h>
 
+#include "agent/budget.h"
 #include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/push.h"
@@ -253,6 +254,53 @@ static void a_session_that_was_left_ends_with_its_last_expectation(void **state)
     rights_close(&s);
 }
 
+static void a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    assert_int_equal(rights_say(&s, &s.rightful, (kvf_call_body){.kind = KVF_CALL_BEAT}), KVF_OK);
+    const uint64_t end = kvf_budget_silent_at(rights_session(&s));
+    assert_in_range(end - world_now(), 11 * SECOND, 12 * SECOND); /* a lease, and two seconds more */
+    speaker_close(&s.rightful);
+    world_run_for(&s.w, end - 1 - world_now());
+    assert_non_null(rights_session(&s));
+    world_run_for(&s.w, 2);
+    assert_null(rights_session(&s));
+    assert_int_equal(world_stats(s.p).peers_evicted, 1);
+    speaker_open(&s.rightful, s.p, "X", true, 1);
+    rights_close(&s);
+}
+
+/* A lease, an expectation or an early call alone; nothing else is under way. */
+static void a_session_is_kept_while_anything_of_its_peer_is_here(void **state) {
+    (void)state;
+    for (uint32_t use = 0; use < 4; use++) {
+        rights s;
+        world_request wanted;
+        rights_open(&s);
+        s.p->options.idle_ns = SECOND;
+        kvf_sessions_due(s.p, 0); /* the session learns of that */
+        (void)rights_hold(&s, "a");
+        world_request_make(&s.w, &s.w.d, "b", 40, 0, 1, &wanted);
+        kvf_call_body expect = rights_expect("b", 1, &wanted), early = rights_acquire("c");
+        expect.time_ns = world_now() + RIGHTS_LEASE;
+        early.time_ns = RIGHTS_LEASE;
+        if (use == 1)
+            assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+        else if (use == 2)
+            assert_int_equal(rights_say(&s, &s.rightful, expect), KVF_OK);
+        else if (use == 3)
+            assert_false(speaker_call(&s.w, &s.rightful, s.rightful.session, early)); /* no answer yet */
+        speaker_run_for(&s.w, &s.rightful, 900 * MS);
+        assert_non_null(rights_session(&s));
+        speaker_run_for(&s.w, &s.rightful, 3 * SECOND);
+        assert_int_equal(rights_session(&s) != NULL, use > 0);
+        speaker_run_for(&s.w, &s.rightful, 2 * RIGHTS_LEASE);
+        assert_int_equal(world_stats(s.p).peers_now, 0);
+        rights_close(&s);
+    }
+}
+
 /* Each number is fresh once: in order, with gaps, late by less than a window, and over several windows. */
 static void every_number_counts_once(void **state) {
     (void)state;
@@ -354,6 +402,46 @@ static void a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to(vo
     rights_close(&s);
 }
 
+static void a_message_that_is_sent_is_work_too(void **state) {
+    (void)state;
+    rights s;
+    kvf_wire_buffer bytes;
+    rights_open(&s);
+    const kvf_message message = {.kind = KVF_MESSAGE_REFUSED,
+                                 .refused = {.status = KVF_E_AGAIN, .detail = "is busy"}};
+    assert_ok(kvf_wire_encode(&message, &bytes));
+    const uint64_t work = s.p->work, sent = s.p->stats.messages_sent;
+    kvf_message_send(s.p, rights_session(&s)->route, &message);
+    assert_int_equal(s.p->work, work + bytes.size);
+    assert_int_equal(s.p->stats.messages_sent, sent + 1);
+    kvf_wire_buffer_free(&bytes);
+    rights_close(&s);
+}
+
+/* ---- cards ------------------------------------------------------------------------------------ */
+
+/* A new card ends the connection by the former one. */
+static void a_card_is_new_only_if_its_bytes_are(void **state) {
+    (void)state;
+    static kvf_agent agent;
+    static kvf_session session;
+    session.agent = &agent;
+    assert_ok(kvf_session_take_card(&session, "abcd", 4));
+    const void *first = session.card;
+    assert_ok(kvf_session_take_card(&session, "abcd", 4));
+    assert_ptr_equal(session.card, first);
+    static const struct {
+        const char *bytes;
+        size_t count;
+    } others[] = {{"abcx", 4}, {"abc", 3}, {"abcx", 4}};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        assert_ok(kvf_session_take_card(&session, others[i].bytes, others[i].count));
+        assert_int_equal(session.card_bytes, others[i].count);
+        assert_memory_equal(session.card, others[i].bytes, others[i].count);
+    }
+    kvf_free(session.card);
+}
+
 /* ---- clocks ----------------------------------------------------------------------------------- */
 
 static uint64_t time_of_day(void *context) {
@@ -412,12 +500,16 @@ int main(void) {
         cmocka_unit_test(a_jump_is_by_as_many_numbers_as_are_remembered),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_lease),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
+        cmocka_unit_test(a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long),
+        cmocka_unit_test(a_session_is_kept_while_anything_of_its_peer_is_here),
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
         cmocka_unit_test(ending_earlier_calls_cannot_use_up_numbers),
         cmocka_unit_test(the_numbers_of_leases_are_a_count_that_is_permuted),
         cmocka_unit_test(a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to),
+        cmocka_unit_test(a_message_that_is_sent_is_work_too),
+        cmocka_unit_test(a_card_is_new_only_if_its_bytes_are),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
