@@ -68,6 +68,26 @@ static void a_peer_has_as_many_leases_as_are_allowed(void **state) {
     rights_close(&s);
 }
 
+/* One that has ended does not count. */
+static void a_peer_expects_as_many_requests_as_are_allowed(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    rights_open(&s);
+    s.p->options.max_requests_per_peer = 1;
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    for (uint64_t i = 1; i <= 6; i += 2) {
+        assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", i, &wanted)), KVF_OK);
+        assert_int_equal(rights_say(&s, &s.rightful, rights_expect("b", i + 1, &wanted)), KVF_E_LIMIT);
+        assert_non_null(strstr(s.rightful.detail, "this peer expects 1 requests, the most allowed"));
+        const kvf_call_body withdraw = {
+            .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = i | KVF_EXPECTATION};
+        assert_int_equal(rights_say(&s, &s.rightful, withdraw), KVF_OK);
+        speaker_run_for(&s.w, &s.rightful, MS);
+    }
+    rights_close(&s);
+}
+
 static void numbers_of_leases_cannot_be_guessed(void **state) {
     (void)state;
     rights s;
@@ -144,6 +164,11 @@ static void checksums_are_for_the_peer_of_the_session(void **state) {
     assert_int_equal(s.rightful.sums, 4);
     sums.group = 1; /* the model has one */
     assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_NOT_FOUND);
+    sums.group = 0;
+    sums.generation = 1 | KVF_EXPECTATION;
+    assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_NOT_FOUND); /* there is no such expectation, */
+    (void)rights_push(&s, "b", 1);
+    assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_NOT_FOUND); /* or it is not written yet */
     rights_close(&s);
 }
 
@@ -384,6 +409,7 @@ int main(void) {
         cmocka_unit_test(acquire_and_release_are_for_the_peer_of_the_session),
         cmocka_unit_test(a_lease_of_another_session_is_none),
         cmocka_unit_test(a_peer_has_as_many_leases_as_are_allowed),
+        cmocka_unit_test(a_peer_expects_as_many_requests_as_are_allowed),
         cmocka_unit_test(numbers_of_leases_cannot_be_guessed),
         cmocka_unit_test(beats_are_for_the_peer_of_the_session),
         cmocka_unit_test(expect_and_withdraw_are_for_the_peer_of_the_session),
