@@ -69,7 +69,7 @@ static void a_writer_that_said_that_it_stopped_is_not_told_to(void **state) {
     assert_int_equal(withdrawals(false), 1);
 }
 
-/* The consumer has no stage, and finds that out before it asks. */
+/* The consumer has no stage, and finds that out before it asks: in a round, and when the engine is met in the call. */
 static void what_a_writer_was_not_asked_for_is_not_withdrawn(void **state) {
     (void)state;
     scene s;
@@ -78,9 +78,11 @@ static void what_a_writer_was_not_asked_for_is_not_withdrawn(void **state) {
     lease_open(&s, ONE("P"), ONE("D"), &options);
     s.wanted.request.way = KVF_WAY_PACKED;
     letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
-    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
-    assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_UNSUPPORTED)->blocks_free);
-    world_run_for(&s.w, 50 * MS);
+    for (int i = 0; i < 2; i++) {
+        world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_UNSUPPORTED)->blocks_free);
+        world_run_for(&s.w, 50 * MS);
+    }
     assert_int_equal(letters_met(), 0);
     lease_close(&s);
 }
