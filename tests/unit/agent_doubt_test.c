@@ -234,6 +234,24 @@ static void a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over(voi
     faulty_remove();
 }
 
+static void a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over(void **state) {
+    (void)state;
+    scene s;
+    faulty_install(&(faulty_options){.seed = 1});
+    forgotten_while_written(&s);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = 1000}});
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    world_run_for(&s.w, SECOND);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    assert_false(may_connect(s.p, s.d));
+    faulty_install(&(faulty_options){.seed = 1});
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(may_connect(s.p, s.d));
+    nothing_is_written_any_more(&s);
+    faulty_remove();
+}
+
 static void count_line(void *context, const kvf_log_line *line) {
     *(uint32_t *)context += strstr(line->text, "the schedule says so") != NULL;
 }
@@ -504,6 +522,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
+        cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
