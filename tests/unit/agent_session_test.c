@@ -260,6 +260,28 @@ static void a_session_that_was_left_ends_with_its_last_expectation(void **state)
     rights_close(&s);
 }
 
+/* Its writes may still be on their way. */
+static void a_writer_that_has_lost_its_peer_does_not_say_that_it_has_stopped(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    rights_open(&s);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    for (uint64_t i = 1; i <= 3; i++) {
+        assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", i, &wanted)), KVF_OK);
+        if (i == 2)
+            kvf_flow_stop(rights_session(&s)->flows, KVF_E_PEER_LOST, "its endpoint is gone");
+        if (i == 3)
+            rights_session(&s)->peer_lost = true; /* the transport has just said so */
+        const kvf_call_body withdraw = {
+            .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = i | KVF_EXPECTATION};
+        assert_int_equal(rights_say(&s, &s.rightful, withdraw), i == 1 ? KVF_OK : KVF_E_PEER_LOST);
+        if (i < 3)
+            assert_int_equal(rights_session(&s)->joins_again, i == 2);
+    }
+    rights_close(&s);
+}
+
 /* Each number is fresh once: in order, with gaps, late by less than a window, and over several windows. */
 static void every_number_counts_once(void **state) {
     (void)state;
@@ -419,6 +441,7 @@ int main(void) {
         cmocka_unit_test(a_jump_is_by_as_many_numbers_as_are_remembered),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_lease),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
+        cmocka_unit_test(a_writer_that_has_lost_its_peer_does_not_say_that_it_has_stopped),
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
