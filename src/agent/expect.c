@@ -132,8 +132,6 @@ static kvf_status ask(kvf_source *source) {
     }
     if (!status) {
         source->until = until;
-        session->next_beat =
-            kvf_min_u64(session->next_beat, kvf_agent_now(expect->base.agent) + session->heartbeat_ns);
         kvf_agent_due(expect->base.agent, session->next_beat);
     }
     return status;

@@ -294,27 +294,25 @@ static void answer_withdraw(kvf_flow *flow, uint64_t number) {
     kvf_answer_status(session, &call, lost ? KVF_E_PEER_LOST : KVF_OK, "");
 }
 
-/* Nothing more will be written: tells the consumer, in the way that it waits for. */
+/* Nothing more will be written: tells the consumer, once, in the way that it waits for. */
 static void tell(kvf_flow *flow) {
     kvf_session *session = flow->session;
     flow->over = true;
     session->agent->due = 0;
     if (!flow->push)
         session->agent->flow_sweep.due = 0;
-    if (flow->withdraw_number) {
+    if (flow->withdraw_number)
         answer_withdraw(flow, flow->withdraw_number);
-        flow->withdraw_number = 0;
-    }
-    if (flow->withdrawn || flow->told || flow->heard)
+    if (flow->withdrawn)
         return;
-    if (flow->push && flow->groups)
+    if (flow->push)
         kvf_trace_reach_peer(&flow->push->base, KVF_MOMENT_WRITTEN, session);
     kvf_call_body body = {.request = {flow->id, flow->id_bytes},
                           .generation = flow->generation,
                           .status = flow->status,
                           .detail = flow->detail ? flow->detail : "",
                           .bytes = flow->bytes};
-    if (flow->push && !flow->status) {
+    if (!flow->status) { /* then there is a push */
         body.records = flow->push->base.records.all;
         body.record_count = flow->push->base.records.count;
     }
@@ -340,7 +338,7 @@ void kvf_flow_pump(kvf_flow *flow) {
     kvf_session *session = flow->session;
     if (flow->packed && session->agent->stage && !session->takes_flows)
         return; /* it has not said yet that it takes flows: another JOIN is on its way */
-    if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || flow->status || !session->shape)
+    if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || !session->shape)
         return;
     if (!leave_past(session))
         return; /* whose end pumps all */

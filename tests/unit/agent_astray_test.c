@@ -91,7 +91,8 @@ static void a_late_written_does_not_end_the_next_expectation_of_its_name(void **
     world_run_for(&s.w, 50 * MS);
     uint64_t stale = world_stats(s.d).messages_stale;
     letters_deliver();
-    world_until(&s.w, world_stats(s.d).messages_stale > stale);
+    world_run_for(&s.w, 50 * MS);
+    assert_int_equal(world_stats(s.d).messages_stale, stale + 1);
     assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_FILLING);
     world_push(&s.w.p, &s.held, s.theirs);
     world_ready(&s.w.p, s.theirs);
@@ -146,6 +147,26 @@ static void a_lost_word_that_nothing_is_wanted_is_said_again(void **state) {
     letters_no_rules();
     world_all_done(&s.w, &s.w.p, s.theirs);
     lease_close(&s);
+}
+
+/* It was written, or could not be, which remains the reason. */
+static void a_push_whose_last_word_is_never_answered_fails(void **state) {
+    (void)state;
+    for (int less = 0; less < 2; less++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(400 * MS));
+        letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_CALL, KVF_CALL_WRITTEN);
+        if (less)
+            s.held.groups[0].end = 40;
+        world_push(&s.w.p, &s.held, s.theirs);
+        world_ready(&s.w.p, s.theirs);
+        world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        const world_outcome *failed =
+            world_failed(&s.w, s.p, s.theirs[0], less ? KVF_E_RANGE : KVF_E_TIMEOUT);
+        assert_non_null(strstr(failed->detail, less ? "the producer has [0, 40)" : "did not answer"));
+        (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+        lease_close(&s);
+    }
 }
 
 static void lost_repeated_and_late_messages_change_nothing(void **state) {
@@ -222,6 +243,7 @@ int main(void) {
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
         cmocka_unit_test(a_repeated_welcome_does_not_begin_the_session_anew),
         cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
+        cmocka_unit_test(a_push_whose_last_word_is_never_answered_fails),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
     };

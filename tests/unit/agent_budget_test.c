@@ -18,12 +18,16 @@ typedef struct scene {
     speaker s;
 } scene;
 
-static void open_scene(scene *s, const kvf_agent_options *options) {
-    world_open_model(&s->w, attention(2, 4, 8), ONE("P"), ONE("D"), options);
+static void open_scene_of(scene *s, kvf_model *model, const kvf_agent_options *options) {
+    world_open_model(&s->w, model, ONE("P"), ONE("D"), options);
     s->p = s->w.p.agents[0];
     speaker_open(&s->s, s->p, "X", false, 1);
     speaker_greet(&s->w, &s->s);
     assert_int_equal(s->s.kind, KVF_MESSAGE_WELCOME);
+}
+
+static void open_scene(scene *s, const kvf_agent_options *options) {
+    open_scene_of(s, attention(2, 4, 8), options);
 }
 
 static void close_scene(scene *s) {
@@ -91,6 +95,69 @@ static void expectations_take_no_more_than_the_budget(void **state) {
     speaker_run_for(&s.w, &s.s, LEASE + 3 * SECOND);
     assert_true(kept(&s) < 8192);
     free(ids);
+    close_scene(&s);
+}
+
+static kvf_call_body withdraw(uint64_t generation) {
+    return (kvf_call_body){
+        .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = generation | KVF_EXPECTATION};
+}
+
+static void an_expectation_counts_with_its_id_and_all_its_tables(void **state) {
+    (void)state;
+    static const uint32_t ids[4000];
+    static const char id[1000];
+    const uint64_t least = sizeof(kvf_flow) + sizeof id + sizeof ids;
+    kvf_group_steps groups[] = {{{ids, 1000, 0}, 0, 16000}, {{ids, 3000, 0}, 0, 1}};
+    scene s;
+    open_scene_of(&s, hybrid(4), OPTIONS());
+    const uint64_t before = kept(&s);
+    const kvf_call_body call = {.kind = KVF_CALL_EXPECT,
+                                .request = {id, sizeof id},
+                                .generation = 1 | KVF_EXPECTATION,
+                                .time_ns = UINT64_MAX,
+                                .rank_count = 1,
+                                .groups = groups,
+                                .group_count = 2};
+    assert_int_equal(say(&s, call), KVF_OK);
+    assert_in_range(kept(&s) - before, least, least + 1024);
+    assert_int_equal(say(&s, withdraw(1)), KVF_OK);
+    speaker_run_for(&s.w, &s.s, MS);
+    assert_int_equal(kept(&s), before);
+    close_scene(&s);
+}
+
+/* Each allocation of the round in which the message is heard fails once. */
+static void an_expectation_for_which_there_is_no_memory_leaves_nothing(void **state) {
+    (void)state;
+    static const uint32_t ids[3] = {1, 2, 3};
+    kvf_group_steps group;
+    memory_count memory;
+    scene s;
+    bool busy;
+    count_memory(&memory);
+    open_scene(&s, OPTIONS());
+    const uint64_t before = kept(&s);
+    uint32_t refused = 0;
+    for (size_t n = 1; memory.calls >= n - 1; n++) {
+        kvf_call_body call = expect_run(n, &group, ids, 3);
+        memcpy(call.session, s.s.session, sizeof call.session);
+        call.request = (kvf_bytes){"a", 1};
+        call.number = ++s.s.number;
+        speaker_send(&s.s, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = call});
+        net_advance(NET_LATENCY_NS);
+        memory.calls = 0;
+        memory.fail_at = n;
+        (void)kvf_agent_progress(s.p, &busy);
+        memory.fail_at = 0;
+        speaker_run_for(&s.w, &s.s, MS);
+        assert_true(s.s.status == KVF_OK || s.s.status == KVF_E_NOMEM);
+        refused += s.s.status == KVF_E_NOMEM;
+        assert_int_equal(say(&s, withdraw(n)), KVF_OK);
+        speaker_run_for(&s.w, &s.s, MS);
+        assert_int_equal(kept(&s), before);
+    }
+    assert_true(refused >= 3);
     close_scene(&s);
 }
 
@@ -614,6 +681,9 @@ static void answers_that_nobody_asked_for_are_foreign(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(expectations_take_no_more_than_the_budget),
+        cmocka_unit_test(an_expectation_counts_with_its_id_and_all_its_tables),
+        cmocka_unit_test_teardown(an_expectation_for_which_there_is_no_memory_leaves_nothing,
+                                  stop_counting_memory),
         cmocka_unit_test(memory_that_is_kept_for_all_peers_has_a_limit_too),
         cmocka_unit_test(greedy_peers_leave_as_much_as_each_of_them_has),
         cmocka_unit_test(a_peer_may_have_exactly_as_much_as_it_leaves_for_others),

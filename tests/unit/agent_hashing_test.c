@@ -4,6 +4,8 @@
 #include "agent_net.h"
 #include "agent_speaker.h"
 
+#include <kvferry/checksum.h>
+
 #define ONE(engine_name, blocks)                                                                             \
     ENGINE(.name = (engine_name), .all = {.block_count = (blocks), .tokens_per_block = PER_BLOCK})
 #define BLOCKS 512u
@@ -144,9 +146,10 @@ static void a_slice_is_no_more_where_a_step_is_large(void **state) {
     static const struct {
         uint32_t layers, units, elements, rounds;
     } cases[] = {
-        {8, 4, 8192, 2},  /* 64 KiB a layer: four layers at a time */
-        {2, 64, 4096, 4}, /* 512 KiB a layer: half a layer at a time */
-        {2, 2, 131072, 4} /* 256 KiB a unit */
+        {8, 4, 8192, 2},   /* 64 KiB a layer: four layers at a time */
+        {2, 64, 4096, 4},  /* 512 KiB a layer: half a layer at a time */
+        {2, 2, 131072, 4}, /* 256 KiB a unit */
+        {1, 2, 262144, 2}  /* a unit is more than a slice */
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         scene s;
@@ -182,12 +185,70 @@ static void questions_are_within_the_budget(void **state) {
     close_scene(&s);
 }
 
-/* Hashing of our own, of one step, in a block that the cache does not have. */
+static void a_question_that_is_repeated_is_answered_once(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, NULL);
+    ask(&s.greedy, s.greedy_lease, STEPS);
+    ask(&s.greedy, s.greedy_lease, STEPS);
+    s.greedy.number--;
+    ask(&s.greedy, s.greedy_lease, STEPS);
+    net_advance(NET_LATENCY_NS);
+    one_round(&s);
+    assert_int_equal(s.of_greedy->hashing.count, 2);
+    speaker_run_for(&s.w, &s.greedy, 10 * MS);
+    assert_int_equal(s.greedy.letters, 2 + 2); /* to its HELLO and its ACQUIRE before */
+    close_scene(&s);
+}
+
+static void questions_about_no_steps_too_many_or_far_away_are_refused(void **state) {
+    (void)state;
+    static const uint64_t steps[][2] = {{0, 0}, {9, 9}, {0, STEPS + 1}, {1ull << 40, (1ull << 40) + 1}};
+    scene s;
+    open_scene(&s, NULL);
+    for (size_t i = 0; i < COUNT_OF(steps); i++) {
+        const kvf_call_body call = {.kind = KVF_CALL_CHECKSUM,
+                                    .generation = s.greedy_lease,
+                                    .layers = {0, 2},
+                                    .units = {0, 4},
+                                    .begin = steps[i][0],
+                                    .end = steps[i][1]};
+        assert_true(speaker_call(&s.w, &s.greedy, s.greedy.session, call));
+        assert_int_equal(s.greedy.status, KVF_E_RANGE);
+        assert_int_equal(s.greedy.sums, 0);
+    }
+    close_scene(&s);
+}
+
+/* A round answers so many whose lease has ended, and no others. */
+static void at_most_64_questions_end_in_a_round(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, NULL);
+    for (uint32_t i = 0; i < MANY; i++)
+        ask(&s.greedy, s.greedy_lease, STEPS);
+    net_advance(NET_LATENCY_NS);
+    one_round(&s);
+    assert_int_equal(s.of_greedy->hashing.count, MANY);
+    const kvf_call_body release = {
+        .kind = KVF_CALL_RELEASE, .request = {"a", 1}, .generation = s.greedy_lease, .rank_count = 1};
+    assert_true(speaker_call(&s.w, &s.greedy, s.greedy.session, release));
+    for (uint32_t left = s.of_greedy->hashing.count; left > 64; left -= 64) {
+        one_round(&s);
+        assert_int_equal(s.of_greedy->hashing.count, left - 64);
+    }
+    one_round(&s);
+    assert_int_equal(s.of_greedy->hashing.count, 0);
+    close_scene(&s);
+}
+
+/* Hashing of our own. */
 typedef struct stray {
     kvf_hashing hashing;
     kvf_block_table table;
     uint32_t ended;
     kvf_status status;
+    uint64_t sums[STEPS];
 } stray;
 
 static const kvf_block_table *table_of(kvf_hashing *hashing) {
@@ -198,6 +259,58 @@ static void note_end(kvf_hashing *hashing, kvf_status status) {
     stray *s = (stray *)hashing;
     s->ended++;
     s->status = status;
+    if (!status)
+        memcpy(s->sums, hashing->sums, (hashing->end - hashing->begin) * sizeof *s->sums);
+}
+
+static void hash_it(const scene *s, stray *h) {
+    assert_ok(kvf_hashing_start(&h->hashing));
+    for (uint32_t rounds = 0; h->ended == 0; rounds++) {
+        assert_true(rounds < 20);
+        one_round(s);
+    }
+}
+
+static void sums_do_not_depend_on_the_slices(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t layers, units, elements, blocks;
+        uint64_t begin, end;
+    } cases[] = {
+        {2, 4, 8, BLOCKS, PER_BLOCK, STEPS}, /* four slices of many steps */
+        {8, 4, 8192, 1, 1, 3},               /* four layers at a time */
+        {2, 64, 4096, 1, 1, 2},              /* half a layer at a time */
+    };
+    static uint32_t ids[BLOCKS];
+    static uint64_t expected[STEPS];
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        ids[i] = i;
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const kvf_range layers = {0, cases[i].layers}, units = {0, cases[i].units};
+        static stray h;
+        scene s;
+        open_scene_of(&s, attention(cases[i].layers, cases[i].units, cases[i].elements), cases[i].blocks,
+                      NULL);
+        for (uint32_t r = 0; r < s.p->region_count; r++)
+            for (uint64_t at = 0; at < s.p->regions[r].bytes; at += sizeof(uint32_t))
+                memcpy((unsigned char *)s.p->regions[r].address + at,
+                       &(uint32_t){(uint32_t)(at * 0x9e3779b1u + r)}, sizeof(uint32_t));
+        h = (stray){.hashing = {.agent = s.p,
+                                .layers = layers,
+                                .units = units,
+                                .begin = cases[i].begin,
+                                .end = cases[i].end,
+                                .table = table_of,
+                                .done = note_end},
+                    .table = {.ids = ids, .count = cases[i].blocks}};
+        hash_it(&s, &h);
+        assert_ok(h.status);
+        assert_ok(kvf_checksum_steps(s.p->shard, s.p->regions, 0, 0, layers, units, &h.table, cases[i].begin,
+                                     cases[i].end, expected));
+        assert_int_not_equal(expected[0], 0);
+        assert_memory_equal(h.sums, expected, (cases[i].end - cases[i].begin) * sizeof *expected);
+        close_scene(&s);
+    }
 }
 
 static void blocks_beyond_the_cache_are_not_read(void **state) {
@@ -205,18 +318,15 @@ static void blocks_beyond_the_cache_are_not_read(void **state) {
     scene s;
     const uint32_t beyond = BLOCKS;
     open_scene(&s, NULL);
-    stray h = {.hashing = {.agent = s.p,
-                           .layers = {0, 2},
-                           .units = {0, 4},
-                           .end = PER_BLOCK,
-                           .table = table_of,
-                           .done = note_end},
-               .table = {.ids = &beyond, .count = 1}};
-    assert_ok(kvf_hashing_start(&h.hashing));
-    for (uint32_t rounds = 0; h.ended == 0; rounds++) {
-        assert_true(rounds < 4);
-        one_round(&s);
-    }
+    static stray h;
+    h = (stray){.hashing = {.agent = s.p,
+                            .layers = {0, 2},
+                            .units = {0, 4},
+                            .end = PER_BLOCK,
+                            .table = table_of,
+                            .done = note_end},
+                .table = {.ids = &beyond, .count = 1}};
+    hash_it(&s, &h);
     assert_int_equal(h.status, KVF_E_RANGE);
     close_scene(&s);
 }
@@ -228,6 +338,10 @@ int main(void) {
         cmocka_unit_test(a_round_hashes_one_slice),
         cmocka_unit_test(a_slice_is_no_more_where_a_step_is_large),
         cmocka_unit_test(questions_are_within_the_budget),
+        cmocka_unit_test(a_question_that_is_repeated_is_answered_once),
+        cmocka_unit_test(questions_about_no_steps_too_many_or_far_away_are_refused),
+        cmocka_unit_test(at_most_64_questions_end_in_a_round),
+        cmocka_unit_test(sums_do_not_depend_on_the_slices),
         cmocka_unit_test(blocks_beyond_the_cache_are_not_read),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

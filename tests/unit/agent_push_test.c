@@ -185,8 +185,12 @@ static void both_sides_tell_how_many_bytes_were_written(void **state) {
     world_push(&v.w.p, &v.given, v.pushes);
     world_ready(&v.w.p, v.pushes);
     assert_int_equal(world_done(&v.w, v.w.d.agents[0], v.expects[0])->bytes, 153600);
-    for (uint32_t r = 0; r < 2; r++)
-        assert_int_equal(world_done(&v.w, v.w.p.agents[r], v.pushes[r])->bytes, 76800);
+    for (uint32_t r = 0; r < 2; r++) {
+        const world_outcome *done = world_done(&v.w, v.w.p.agents[r], v.pushes[r]);
+        assert_int_equal(done->bytes, 76800);
+        assert_in_range(done->runs, 1, 76800);
+        assert_int_equal(done->runs, world_stats(v.w.p.agents[r]).runs);
+    }
     world_quiet(&v.w);
     world_close(&v.w);
 }
@@ -300,6 +304,33 @@ static void an_expectation_that_nobody_fulfils_ends_at_its_deadline(void **state
     world_close(&v.w);
 }
 
+/* Of two writers none has written, or the first, or the second. */
+static void an_expectation_names_the_first_writer_that_is_late(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t first, end, late; /* the ranks that write; the one that is named */
+        const char *words;
+    } cases[] = {{0, 0, 0, "0 of 2 producer ranks"},
+                 {0, 1, 1, "1 of 2 producer ranks"},
+                 {1, 2, 0, "1 of 2 producer ranks"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        push_scene v;
+        push_scene_open(&v, attention(LAYERS, 8, 8), TP2, ONE("D"), NULL);
+        v.wanted.request.deadline_ns = 300 * MS;
+        world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+        for (uint32_t r = cases[i].first; r < cases[i].end; r++) {
+            assert_ok(kvf_agent_push(v.w.p.agents[r], &v.given.request, &v.pushes[r]));
+            assert_ok(kvf_agent_push_ready(v.w.p.agents[r], v.pushes[r], NULL));
+        }
+        const world_outcome *failed = world_failed(&v.w, v.w.d.agents[0], v.expects[0], KVF_E_TIMEOUT);
+        assert_non_null(strstr(failed->detail, cases[i].words));
+        assert_string_equal(failed->engine, "P");
+        assert_int_equal(failed->rank, cases[i].late);
+        world_quiet(&v.w);
+        world_close(&v.w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_is_pushed_at_once),
@@ -319,6 +350,7 @@ int main(void) {
         cmocka_unit_test(more_than_is_pushed_fails_both_and_names_the_steps),
         cmocka_unit_test(a_push_that_nobody_expects_ends_at_its_deadline),
         cmocka_unit_test(an_expectation_that_nobody_fulfils_ends_at_its_deadline),
+        cmocka_unit_test(an_expectation_names_the_first_writer_that_is_late),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -69,6 +69,26 @@ static void a_peer_has_as_many_leases_as_are_allowed(void **state) {
     rights_close(&s);
 }
 
+/* One that has ended does not count. */
+static void a_peer_expects_as_many_requests_as_are_allowed(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    rights_open(&s);
+    s.p->options.max_requests_per_peer = 1;
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    for (uint64_t i = 1; i <= 6; i += 2) {
+        assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", i, &wanted)), KVF_OK);
+        assert_int_equal(rights_say(&s, &s.rightful, rights_expect("b", i + 1, &wanted)), KVF_E_LIMIT);
+        assert_non_null(strstr(s.rightful.detail, "this peer expects 1 requests, the most allowed"));
+        const kvf_call_body withdraw = {
+            .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = i | KVF_EXPECTATION};
+        assert_int_equal(rights_say(&s, &s.rightful, withdraw), KVF_OK);
+        speaker_run_for(&s.w, &s.rightful, MS);
+    }
+    rights_close(&s);
+}
+
 static void numbers_of_leases_cannot_be_guessed(void **state) {
     (void)state;
     rights s;
@@ -145,6 +165,11 @@ static void checksums_are_for_the_peer_of_the_session(void **state) {
     assert_int_equal(s.rightful.sums, 4);
     sums.group = 1; /* the model has one */
     assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_NOT_FOUND);
+    sums.group = 0;
+    sums.generation = 1 | KVF_EXPECTATION;
+    assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_NOT_FOUND); /* there is no such expectation, */
+    (void)rights_push(&s, "b", 1);
+    assert_int_equal(rights_say(&s, &s.rightful, sums), KVF_E_NOT_FOUND); /* or it is not written yet */
     rights_close(&s);
 }
 
@@ -299,6 +324,28 @@ static void a_session_is_kept_while_anything_of_its_peer_is_here(void **state) {
         assert_int_equal(world_stats(s.p).peers_now, 0);
         rights_close(&s);
     }
+}
+
+/* Its writes may still be on their way. */
+static void a_writer_that_has_lost_its_peer_does_not_say_that_it_has_stopped(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    rights_open(&s);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    for (uint64_t i = 1; i <= 3; i++) {
+        assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", i, &wanted)), KVF_OK);
+        if (i == 2)
+            kvf_flow_stop(rights_session(&s)->flows, KVF_E_PEER_LOST, "its endpoint is gone");
+        if (i == 3)
+            rights_session(&s)->peer_lost = true; /* the transport has just said so */
+        const kvf_call_body withdraw = {
+            .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = i | KVF_EXPECTATION};
+        assert_int_equal(rights_say(&s, &s.rightful, withdraw), i == 1 ? KVF_OK : KVF_E_PEER_LOST);
+        if (i < 3)
+            assert_int_equal(rights_session(&s)->joins_again, i == 2);
+    }
+    rights_close(&s);
 }
 
 /* Each number is fresh once: in order, with gaps, late by less than a window, and over several windows. */
@@ -490,6 +537,7 @@ int main(void) {
         cmocka_unit_test(acquire_and_release_are_for_the_peer_of_the_session),
         cmocka_unit_test(a_lease_of_another_session_is_none),
         cmocka_unit_test(a_peer_has_as_many_leases_as_are_allowed),
+        cmocka_unit_test(a_peer_expects_as_many_requests_as_are_allowed),
         cmocka_unit_test(numbers_of_leases_cannot_be_guessed),
         cmocka_unit_test(beats_are_for_the_peer_of_the_session),
         cmocka_unit_test(expect_and_withdraw_are_for_the_peer_of_the_session),
@@ -502,6 +550,7 @@ int main(void) {
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
         cmocka_unit_test(a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long),
         cmocka_unit_test(a_session_is_kept_while_anything_of_its_peer_is_here),
+        cmocka_unit_test(a_writer_that_has_lost_its_peer_does_not_say_that_it_has_stopped),
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),

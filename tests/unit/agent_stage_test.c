@@ -173,6 +173,7 @@ static void a_push_goes_packed_where_that_is_wanted(void **state) {
         uint64_t written = world_stats(w.p.agents[0]).bytes_written;
         assert_true(written > 0);
         assert_int_equal(all_packed(&w.p), ways[i] == KVF_WAY_PACKED ? written : 0);
+        assert_int_equal(packed_by_peers(&w.p), all_packed(&w.p));
         assert_int_equal(done->bytes_packed, ways[i] == KVF_WAY_PACKED ? written : 0);
         assert_int_equal(w.d.agents[0]->all_sessions->takes_flows, ways[i] == KVF_WAY_PACKED);
         world_quiet(&w);

@@ -1,4 +1,6 @@
 /* Integrity: comparing with the producer's checksums finds the first wrong cell, whatever the shapes of both sides. */
+#include <stdio.h>
+
 #include "agent_letters.h"
 #include "agent_world.h"
 
@@ -11,11 +13,16 @@ typedef struct scene {
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
 } scene;
 
-static void set_up(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d) {
+static void set_up_for(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                       uint64_t tokens) {
     world_open_model(&s->w, model, p, d, OPTIONS);
-    world_request_make(&s->w, &s->w.p, "a", TOKENS, 3, 2, &s->given);
-    world_request_make(&s->w, &s->w.d, "a", TOKENS, 1, 3, &s->wanted);
+    world_request_make(&s->w, &s->w.p, "a", tokens, 3, 2, &s->given);
+    world_request_make(&s->w, &s->w.d, "a", tokens, 1, 3, &s->wanted);
     world_fill(&s->w, &s->w.p, &s->given, 1);
+}
+
+static void set_up(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d) {
+    set_up_for(s, model, p, d, TOKENS);
 }
 
 static void start(scene *s, bool push) {
@@ -85,32 +92,60 @@ static void stop_before_checking(scene *s, bool push) {
     letters_no_rules();
 }
 
+/* The consumer has found that a cell is wrong: what is left ends. */
+static void end_after_failure(scene *s, bool push) {
+    for (uint32_t r = 0; r < s->w.p.rank_count; r++) {
+        if (!push) /* the hold remains for another pull */
+            assert_ok(kvf_agent_cancel(s->w.p.agents[r], s->theirs[r]));
+        (void)world_next(&s->w, s->w.p.agents[r], s->theirs[r]);
+    }
+    letters_end();
+    world_quiet(&s->w);
+    world_close(&s->w);
+}
+
 static void the_first_wrong_cell_is_named(void **state) {
     (void)state;
-    for (int push = 0; push < 2; push++) {
+    static const uint32_t cells[][2] = {{2, 5}, {3, 6}, {1, 7}, {0, 4}}; /* layer and unit */
+    for (uint32_t i = 0; i < 2 * COUNT_OF(cells); i++) {
+        const uint32_t layer = cells[i / 2][0], unit = cells[i / 2][1];
+        const bool push = i % 2;
         scene s;
+        char words[64];
         set_up(&s, attention(4, 8, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64}),
                ENGINE(.name = "D", .all = {.tokens_per_block = 8, .block_count = 64, .order = "BLHNP"}));
         stop_before_checking(&s, push);
-        flip(&s, 1, 0, 2, 1, 37, 0, 5);
-        flip(&s, 1, 0, 3, 1, 41, 0, 7); /* and a later cell */
+        flip(&s, 1, 0, layer, 1, 37, 0, unit);
+        flip(&s, 1, 0, 3 - layer, 1, 38, 0, 11 - unit); /* and later cells */
+        flip(&s, 1, 0, 3, 1, 41, 0, 7);
         letters_deliver();
 
         const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_MISMATCH);
-        if (!strstr(failed->detail, "group full, layer 2, part v, token 37, unit 5 ") ||
-            !strstr(failed->detail, "rank 1"))
+        (void)snprintf(words, sizeof words, "group full, layer %u, part v, token 37, unit %u ", layer, unit);
+        if (!strstr(failed->detail, words) || !strstr(failed->detail, "rank 1"))
             fail_msg("%s", failed->detail);
         assert_true(failed->blocks_free);
         assert_int_equal(failed->invalid_count[0], 7);
         assert_int_equal(world_stats(s.w.d.agents[0]).checksums_wrong, 1);
-        for (uint32_t r = 0; r < 2; r++) {
-            if (!push) /* the hold remains for another pull */
-                assert_ok(kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]));
-            (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
-        }
-        letters_end();
-        world_quiet(&s.w);
-        world_close(&s.w);
+        end_after_failure(&s, push);
+    }
+}
+
+/* A question is about 8192 steps. */
+static void a_wrong_cell_far_on_is_named(void **state) {
+    (void)state;
+    for (int push = 0; push < 2; push++) {
+        scene s;
+        set_up_for(&s, attention(2, 1, 1),
+                   ENGINE(.name = "P", .all = {.tokens_per_block = 1024, .block_count = 64}),
+                   ENGINE(.name = "D", .all = {.tokens_per_block = 1024, .block_count = 64}), 8200);
+        stop_before_checking(&s, push);
+        flip(&s, 0, 0, 1, 0, 8195, 0, 0);
+        letters_deliver();
+        const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_MISMATCH);
+        if (!strstr(failed->detail, "group full, layer 1, part k, token 8195, unit 0 "))
+            fail_msg("%s", failed->detail);
+        end_after_failure(&s, push);
     }
 }
 
@@ -129,13 +164,7 @@ static void a_wrong_cell_is_found_at_the_rank_that_keeps_its_token(void **state)
         if (!strstr(failed->detail, rank == 0 ? ", token 9, " : ", token 11, ") ||
             !strstr(failed->detail, rank == 0 ? "of rank 0" : "of rank 1"))
             fail_msg("%s", failed->detail);
-        for (uint32_t r = 0; r < 2; r++) {
-            assert_ok(kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]));
-            (void)world_next(&s.w, s.w.p.agents[r], s.theirs[r]);
-        }
-        letters_end();
-        world_quiet(&s.w);
-        world_close(&s.w);
+        end_after_failure(&s, false);
     }
 }
 
@@ -152,12 +181,7 @@ static void a_wrong_state_is_named(void **state) {
         if (!strstr(failed->detail, "group ssm, layer 3, part conv.x, state 0, unit 3 "))
             fail_msg("%s", failed->detail);
         assert_int_equal(failed->invalid_count[1], 1);
-        if (!push)
-            assert_ok(kvf_agent_cancel(s.w.p.agents[0], s.theirs[0]));
-        (void)world_next(&s.w, s.w.p.agents[0], s.theirs[0]);
-        letters_end();
-        world_quiet(&s.w);
-        world_close(&s.w);
+        end_after_failure(&s, push);
     }
 }
 
@@ -197,6 +221,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(checksums_do_not_depend_on_the_shape),
         cmocka_unit_test(the_first_wrong_cell_is_named),
+        cmocka_unit_test(a_wrong_cell_far_on_is_named),
         cmocka_unit_test(a_wrong_cell_is_found_at_the_rank_that_keeps_its_token),
         cmocka_unit_test(a_wrong_state_is_named),
         cmocka_unit_test(cells_that_are_not_wanted_are_not_checked),

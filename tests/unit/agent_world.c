@@ -448,6 +448,7 @@ static void keep(world *w, const kvf_agent *agent, const kvf_event *event) {
                          .group_count = event->group_count,
                          .bytes = event->bytes,
                          .bytes_packed = event->bytes_packed,
+                         .runs = event->runs,
                          .records = copy_records(event->records, event->record_count),
                          .record_count = event->record_count};
     memcpy(o->id, event->id.data ? event->id.data : "",
