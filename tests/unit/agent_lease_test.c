@@ -172,14 +172,19 @@ static void a_hold_outlives_the_lease_of_a_reader_that_was_stopped(void **state)
     (void)state;
     scene s;
     lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+    world_request other;
+    uint64_t shorter;
+    world_request_make(&s.w, &s.w.p, "b", 50, 30, 1, &other);
+    other.request.deadline_ns = 5 * SECOND;
+    world_hold(&s.w.p, &other, &shorter);
     s.held.request.deadline_ns = 10 * SECOND;
     world_hold(&s.w.p, &s.held, s.theirs);
     s.wanted.request.groups = NULL;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
     kvf_agent *stopped = lease_stop(&s.w.d.agents[0]);
-    world_run_for(&s.w, 5 * SECOND);
-    assert_int_equal(world_stats(s.p).leases_expired, 1);
+    (void)world_failed(&s.w, s.p, shorter, KVF_E_TIMEOUT);
+    assert_int_equal(world_stats(s.p).leases_expired, 2); /* the reader's, and of the other hold */
     assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_HELD);
     s.w.d.agents[0] = stopped;
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
