@@ -3,6 +3,7 @@
 #include "agent/hold.h"
 #include "agent_lease_scene.h"
 #include "agent_net.h"
+#include "transport/transport.h"
 
 static void blocks_nobody_asks_for_are_free_after_the_lease(void **state) {
     (void)state;
@@ -112,6 +113,27 @@ static void a_pull_without_a_destination_says_so_at_its_deadline(void **state) {
                         "the deadline has passed: no destination was named");
     (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
     lease_close(&s);
+}
+
+static void a_pull_says_at_its_deadline_which_connection_it_waits_for(void **state) {
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        scene s;
+        lease_open(&s, TP2, ONE("D"), LEASE(10 * SECOND));
+        lease_others_go_on(&s, "b"); /* which connects D to both */
+        world_hold(&s.w.p, &s.held, s.theirs);
+        s.wanted.request.groups = NULL;
+        s.wanted.request.deadline_ns = 2 * SECOND;
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        for (uint32_t r = 0; r < 2; r++)
+            world_until(&s.w, world_block(s.w.p.agents[r], 0, 0) == KVF_BLOCK_LEASED);
+        kvf_peer_waits(kvf_asker_of(s.d->tickets)->sources[rank].session->peer, "no route to the host");
+        assert_string_equal(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->detail,
+                            "the deadline has passed: no route to the host");
+        for (uint32_t r = 0; r < 2; r++)
+            (void)world_failed(&s.w, s.w.p.agents[r], s.theirs[r], KVF_E_TIMEOUT);
+        lease_close(&s);
+    }
 }
 
 static void a_pull_says_at_its_deadline_that_it_waits_for_a_stage(void **state) {
@@ -539,6 +561,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_whose_heartbeats_are_lost_gives_up_before_the_producer_frees),
         cmocka_unit_test(patience_ends_before_the_blocks_are_lent_but_not_after),
         cmocka_unit_test(a_pull_without_a_destination_says_so_at_its_deadline),
+        cmocka_unit_test(a_pull_says_at_its_deadline_which_connection_it_waits_for),
         cmocka_unit_test(a_pull_says_at_its_deadline_that_it_waits_for_a_stage),
         cmocka_unit_test(a_producer_keeps_a_call_for_the_patience_of_its_caller),
         cmocka_unit_test(the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_the_new_one),
