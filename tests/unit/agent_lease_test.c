@@ -1,4 +1,6 @@
 /* Blocks that are read: whose they are, and until when. */
+#include <sodium.h>
+
 #include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent_lease_scene.h"
@@ -283,11 +285,25 @@ static void a_producer_may_refuse_with_a_timeout(void **state) {
     lease_close(&s);
 }
 
-/* Else a peer could guess those of others. The highest bit stands for expectations. */
-static void every_bit_but_one_of_the_numbers_of_leases_varies(void **state) {
+/* How many leases there were when a lease got its number: the four rounds of hold.c backwards. If they can be undone, no
+ * number comes twice. */
+static uint64_t count_of(const kvf_agent *agent, uint64_t number) {
+    for (uint32_t round = 4; round-- > 0;) {
+        const uint32_t in[2] = {round, (uint32_t)(number >> 32)};
+        uint8_t mixed[crypto_shorthash_BYTES];
+        uint32_t out;
+        (void)crypto_shorthash(mixed, (const uint8_t *)in, sizeof in, agent->lease_key);
+        memcpy(&out, mixed, sizeof out);
+        number = (uint64_t)((uint32_t)number ^ out) << 32 | number >> 32;
+    }
+    return number;
+}
+
+/* So that no peer guesses those of others. The highest bit stands for expectations. */
+static void the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies(void **state) {
     (void)state;
     scene s;
-    uint64_t holds[64], pulls[64], ones = 0, zeros = 0;
+    uint64_t holds[64], pulls[64], ones = 0, zeros = 0, last = 0;
     lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
     for (uint32_t i = 0; i < COUNT_OF(holds); i++) {
         const char id = (char)('0' + i);
@@ -301,6 +317,9 @@ static void every_bit_but_one_of_the_numbers_of_leases_varies(void **state) {
     HASH_ITER(hh, s.p->leases, reader, next) {
         ones |= reader->generation;
         zeros |= ~reader->generation;
+        const uint64_t count = count_of(s.p, reader->generation);
+        assert_true(count > last && count <= s.p->next_lease);
+        last = count;
     }
     assert_true(ones == ~KVF_EXPECTATION && zeros == UINT64_MAX);
     for (uint32_t i = 0; i < COUNT_OF(holds); i++) {
@@ -569,7 +588,7 @@ int main(void) {
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
         cmocka_unit_test(a_pull_ends_when_the_lease_of_any_rank_runs_out),
         cmocka_unit_test(a_producer_may_refuse_with_a_timeout),
-        cmocka_unit_test(every_bit_but_one_of_the_numbers_of_leases_varies),
+        cmocka_unit_test(the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies),
         cmocka_unit_test(holds_that_the_producer_gave_up_fail_at_the_next_heartbeat),
         cmocka_unit_test(a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat),
         cmocka_unit_test(a_rank_may_come_long_after_another_has_read),
