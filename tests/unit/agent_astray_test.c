@@ -1,4 +1,5 @@
 /* Messages that are late, lost or repeated: generations keep them from applying to the next request of the same id. */
+#include "agent/session.h"
 #include "agent_lease_scene.h"
 
 static void a_late_release_does_not_free_the_next_request_of_its_name(void **state) {
@@ -46,6 +47,65 @@ static void a_late_acquire_takes_no_lease_after_its_release(void **state) {
     world_all_done(&s.w, &s.w.d, s.ours);
     world_all_done(&s.w, &s.w.p, s.theirs);
     lease_close(&s);
+}
+
+/* What a producer that grants leases by hand says of its table, answer by answer, and what it was asked for. */
+typedef struct grants {
+    struct {
+        uint64_t generation;
+        uint32_t first, count; /* of the four ids */
+        bool wrong;            /* other blocks */
+    } parts[4];
+    uint32_t asked[4], count;
+} grants;
+
+static struct {
+    grants *grants;
+    const world_request *held;
+} by_hand;
+
+static void grant_by_hand(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    static const uint32_t others[] = {40, 41, 42, 43};
+    static const kvf_record record = {.name = "mark"};
+    grants *g = by_hand.grants;
+    assert_true(fresh && g->count < COUNT_OF(g->parts) && g->parts[g->count].count > 0);
+    const uint32_t first = g->parts[g->count].first, count = g->parts[g->count].count;
+    kvf_wire_group group = by_hand.held->groups[0];
+    assert_int_equal(group.table.count, 4);
+    group.table.ids = (g->parts[g->count].wrong ? others : group.table.ids) + first;
+    group.table.count = count;
+    group.table.first_block = first;
+    kvf_answer answer = {.generation = g->parts[g->count].generation,
+                         .time_ns = 20 * SECOND,
+                         .groups = &group,
+                         .group_count = 1,
+                         .first_id = first,
+                         .more = first + count < 4,
+                         .records = &record,
+                         .record_count = first == 0};
+    g->asked[g->count++] = call->first_id;
+    kvf_answer_send(session, call, &answer);
+}
+
+static void parts_of_another_lease_or_a_beginning_anew_make_a_pull_begin_anew(void **state) {
+    (void)state;
+    grants cases[] = {{.parts = {{7, 0, 1, false}, {7, 1, 3, false}}},
+                      {.parts = {{7, 0, 1, true}, {8, 1, 3, true}, {8, 0, 4, false}}},
+                      {.parts = {{7, 0, 1, true}, {7, 0, 1, true}, {7, 0, 1, false}, {7, 1, 3, false}}}};
+    const uint32_t asked[COUNT_OF(cases)][4] = {{0, 1}, {0, 1, 0}, {0, 1, 0, 1}};
+    for (uint32_t i = 0; i < COUNT_OF(cases); i++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        kvf_hooks hooks = *s.p->hooks;
+        hooks.serve[KVF_CALL_ACQUIRE] = grant_by_hand;
+        s.p->hooks = &hooks;
+        by_hand.grants = &cases[i];
+        by_hand.held = &s.held;
+        scene_pull(&s);
+        assert_memory_equal(cases[i].asked, asked[i], sizeof asked[i]);
+        assert_int_equal(s.w.outcomes[0].record_count, 1); /* which came with each beginning */
+        lease_close(&s);
+    }
 }
 
 static void a_late_expect_is_not_written_to_after_its_withdrawal(void **state) {
@@ -239,6 +299,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_late_release_does_not_free_the_next_request_of_its_name),
         cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),
+        cmocka_unit_test(parts_of_another_lease_or_a_beginning_anew_make_a_pull_begin_anew),
         cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
         cmocka_unit_test(a_repeated_welcome_does_not_begin_the_session_anew),

@@ -378,6 +378,30 @@ static void a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says(void *
     close_scene(&s);
 }
 
+/* Where all memory for peers is used. */
+static void a_release_is_taken_if_a_lease_ends_with_it(void **state) {
+    (void)state;
+    scene s;
+    world_request held;
+    uint64_t tickets[2];
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    for (uint32_t i = 0; i < 2; i++) {
+        world_request_make(&s.w, &s.w.p, i ? "b" : "a", 40, 10, 1, &held);
+        world_hold(&s.w.p, &held, &tickets[i]);
+    }
+    assert_int_equal(say(&s, acquire("a", SECOND)), KVF_OK);
+    s.p->options.max_bytes_for_peers = s.p->kept_bytes;
+    kvf_call_body read = {
+        .kind = KVF_CALL_RELEASE, .request = {"a", 1}, .generation = s.s.generation, .rank_count = 1};
+    kvf_call_body unread = {.kind = KVF_CALL_RELEASE, .request = {"b", 1}, .rank_count = 1};
+    assert_int_equal(say(&s, unread), KVF_E_LIMIT);
+    assert_int_equal(say(&s, read), KVF_OK);
+    (void)world_done(&s.w, s.p, tickets[0]);
+    assert_int_equal(say(&s, unread), KVF_OK);
+    (void)world_done(&s.w, s.p, tickets[1]);
+    close_scene(&s);
+}
+
 static void who_has_no_session_is_heard_for_64_KiB(void **state) {
     (void)state;
     scene s;
@@ -694,6 +718,7 @@ int main(void) {
         cmocka_unit_test(a_call_waits_no_longer_than_any_request_may_take),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
+        cmocka_unit_test(a_release_is_taken_if_a_lease_ends_with_it),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB_exactly),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),

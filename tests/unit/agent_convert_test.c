@@ -281,6 +281,11 @@ static void packed_requests_are_refused_where_numbers_differ_and_the_way_out_is_
     const kvf_agent_options options = options_of(CONVERT);
     for (int push = 0; push < 2; push++) {
         world w;
+        open_types(&w, hybrid_of(KVF_DTYPE_BF16, KVF_DTYPE_F32), TWO("P"), numbered_otherwise(KVF_DTYPE_F32),
+                   TWO("D"), &options, &options);
+        is_refused(&w, push, KVF_WAY_AUTO, KVF_E_MISMATCH,
+                   "have the same numbers: give both models the same numbers, or one type");
+        world_close(&w);
         open_types(&w, numbered_otherwise(KVF_DTYPE_BF16), TWO("P"), hybrid_of(KVF_DTYPE_F32, KVF_DTYPE_F32),
                    TWO("D"), &options, &options);
         is_refused(&w, push, KVF_WAY_AUTO, KVF_E_MISMATCH,

@@ -166,16 +166,15 @@ static void a_producer_with_a_draft_model_gives_what_both_have(void **state) {
     world_close(&w);
 }
 
-/* Like plain(), but with the draft model's layer in the same group as the others, as in engines that do not separate
- * it. */
-static kvf_model *with_draft_inside(void) {
-    static const uint32_t full[] = {0, 2, 4}, odd[] = {1, 3};
+/* Like plain(), with these layers in the group "full". */
+static kvf_model *with_layers(const uint32_t *full, uint32_t count) {
+    static const uint32_t odd[] = {1, 3};
     kvf_part_desc kv[] = {PART(.name = "k", .units = 2, .cell_elements = 4),
                           PART(.name = "v", .units = 2, .cell_elements = 4)};
     kvf_part_desc state[4];
     fill_state_parts(state);
     kvf_group_desc groups[] = {
-        {.name = "full", .layers = full, .layer_count = 3, .parts = kv, .part_count = 2},
+        {.name = "full", .layers = full, .layer_count = count, .parts = kv, .part_count = 2},
         {.name = "ssm",
          .kind = KVF_GROUP_STATE,
          .layers = odd,
@@ -183,6 +182,11 @@ static kvf_model *with_draft_inside(void) {
          .parts = state,
          .part_count = 4}};
     return model_of(5, groups, 2);
+}
+
+/* With the draft model's layer in the same group as the others, as in engines that do not separate it. */
+static kvf_model *with_draft_inside(void) {
+    return with_layers((const uint32_t[]){0, 2, 4}, 3);
 }
 
 static void a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have(void **state) {
@@ -212,6 +216,21 @@ static void a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_
         assert_non_null(strstr(failed->detail, "full.layers 4 are missing remotely"));
         assert_true(failed->blocks_free);
     }
+    moves_well(&w, "state", PLAIN_FULL, false, 5);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void a_producer_without_the_first_layer_is_refused_by_its_number(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t ours[WORLD_MAX_RANKS];
+    open_unlike(&w, with_layers((const uint32_t[]){2, 4}, 2), ONE("P"), with_draft_inside(), ONE("D"), NULL);
+    world_request_make(&w, &w.d, "a", 40, 20, 1, &wanted);
+    world_pull(&w.d, &wanted, &w.p, ours);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], ours[0], KVF_E_MISMATCH);
+    assert_non_null(strstr(failed->detail, "full.layers 0 are missing remotely"));
     moves_well(&w, "state", PLAIN_FULL, false, 5);
     world_quiet(&w);
     world_close(&w);
@@ -346,6 +365,7 @@ int main(void) {
         cmocka_unit_test(a_producer_with_a_draft_model_gives_what_both_have),
         cmocka_unit_test(a_producer_with_a_draft_layer_in_the_same_group_gives_what_both_have),
         cmocka_unit_test(a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_is_missing),
+        cmocka_unit_test(a_producer_without_the_first_layer_is_refused_by_its_number),
         cmocka_unit_test(a_request_that_names_what_is_missing_is_refused_by_name),
         cmocka_unit_test(a_group_of_another_type_is_refused_by_name_and_the_others_move),
         cmocka_unit_test(the_result_of_a_meeting_can_be_read),

@@ -340,6 +340,21 @@ static void messages_of_another_version_are_counted_as_malformed(void **state) {
     rights_close(&s);
 }
 
+static void a_release_of_no_lease_is_counted_as_stale_once(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    const kvf_call_body release = {
+        .kind = KVF_CALL_RELEASE, .request = {"a", 1}, .rank_count = 1, .generation = 77};
+    const uint64_t before = world_stats(s.p).messages_stale;
+    assert_int_equal(rights_say(&s, &s.rightful, release), KVF_OK);
+    assert_int_equal(world_stats(s.p).messages_stale, before + 1);
+    s.rightful.number--; /* the same call again */
+    assert_int_equal(rights_say(&s, &s.rightful, release), KVF_OK);
+    assert_int_equal(world_stats(s.p).messages_stale, before + 1);
+    rights_close(&s);
+}
+
 static void a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms(void **state) {
     (void)state;
     rights s;
@@ -476,6 +491,7 @@ int main(void) {
         cmocka_unit_test(what_nobody_asked_for_is_counted_as_stale),
         cmocka_unit_test(a_peer_that_answers_as_another_process_was_restarted),
         cmocka_unit_test(messages_of_another_version_are_counted_as_malformed),
+        cmocka_unit_test(a_release_of_no_lease_is_counted_as_stale_once),
         cmocka_unit_test(a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms),
         cmocka_unit_test(a_peer_that_was_greeted_anew_may_go_on_with_any_number),
         cmocka_unit_test(the_time_of_a_greeting_counts_from_its_first_hello),

@@ -1,6 +1,11 @@
 /* Blocks that are read: whose they are, and until when. */
+#include <sodium.h>
+
 #include "agent/hear.h"
+#include "agent/hold.h"
 #include "agent_lease_scene.h"
+#include "agent_net.h"
+#include "transport/transport.h"
 
 static void blocks_nobody_asks_for_are_free_after_the_lease(void **state) {
     (void)state;
@@ -98,6 +103,74 @@ static void patience_ends_before_the_blocks_are_lent_but_not_after(void **state)
     lease_close(&s);
 }
 
+static void a_pull_without_a_destination_says_so_at_its_deadline(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.request.groups = NULL;
+    s.wanted.request.deadline_ns = 2 * SECOND;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    assert_string_equal(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->detail,
+                        "the deadline has passed: no destination was named");
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+    lease_close(&s);
+}
+
+static void a_pull_says_at_its_deadline_which_connection_it_waits_for(void **state) {
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        scene s;
+        lease_open(&s, TP2, ONE("D"), LEASE(10 * SECOND));
+        lease_others_go_on(&s, "b"); /* which connects D to both */
+        world_hold(&s.w.p, &s.held, s.theirs);
+        s.wanted.request.groups = NULL;
+        s.wanted.request.deadline_ns = 2 * SECOND;
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        for (uint32_t r = 0; r < 2; r++)
+            world_until(&s.w, world_block(s.w.p.agents[r], 0, 0) == KVF_BLOCK_LEASED);
+        kvf_peer_waits(kvf_asker_of(s.d->tickets)->sources[rank].session->peer, "no route to the host");
+        assert_string_equal(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->detail,
+                            "the deadline has passed: no route to the host");
+        for (uint32_t r = 0; r < 2; r++)
+            (void)world_failed(&s.w, s.w.p.agents[r], s.theirs[r], KVF_E_TIMEOUT);
+        lease_close(&s);
+    }
+}
+
+static void a_pull_says_at_its_deadline_that_it_waits_for_a_stage(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(10 * SECOND));
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.request.way = KVF_WAY_PACKED;
+    s.wanted.request.deadline_ns = 2 * SECOND;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    assert_string_equal(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->detail,
+                        "the deadline has passed: not every rank has answered whether its stage accepts this "
+                        "rank");
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+    lease_close(&s);
+}
+
+/* Also of a consumer that cannot withdraw its call, which it may have repeated meanwhile. */
+static void a_producer_keeps_a_call_for_the_patience_of_its_caller(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    world_run_for(&s.w, 10 * SECOND);
+    s.wanted.request.patience_ns = SECOND;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, SECOND - MS);
+    assert_non_null(s.p->early);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_RELEASE);
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+    world_run_for(&s.w, SECOND);
+    assert_null(s.p->early);
+    lease_close(&s);
+}
+
 static void the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_the_new_one(void **state) {
     (void)state;
     scene s;
@@ -116,6 +189,32 @@ static void the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_th
     world_all_done(&s.w, &s.w.p, s.theirs); /* once no peer may read any more */
     assert_int_equal(world_stats(s.p).leases_now, 0);
     assert_int_equal(world_stats(s.p).leases_expired, 1);
+    lease_close(&s);
+}
+
+static void a_hold_outlives_the_lease_of_a_reader_that_was_stopped(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+    world_request other;
+    uint64_t shorter;
+    world_request_make(&s.w, &s.w.p, "b", 50, 30, 1, &other);
+    other.request.deadline_ns = 5 * SECOND;
+    world_hold(&s.w.p, &other, &shorter);
+    s.held.request.deadline_ns = 10 * SECOND;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    s.wanted.request.groups = NULL;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
+    kvf_agent *stopped = lease_stop(&s.w.d.agents[0]);
+    (void)world_failed(&s.w, s.p, shorter, KVF_E_TIMEOUT);
+    assert_int_equal(world_stats(s.p).leases_expired, 2); /* the reader's, and of the other hold */
+    assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_HELD);
+    s.w.d.agents[0] = stopped;
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+    s.wanted.request.groups = s.wanted.groups;
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
     lease_close(&s);
 }
 
@@ -164,6 +263,70 @@ static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
             (void)world_next(&s.w, s.w.p.agents[rank], s.theirs[rank]);
         lease_close(&s);
     }
+}
+
+static void refuse_with_a_timeout(kvf_session *session, const kvf_call_body *call, bool fresh) {
+    (void)fresh;
+    kvf_answer_status(session, call, KVF_E_TIMEOUT, "no time for this");
+}
+
+/* Unlike a timeout of the pull's own, which says what it waited for. */
+static void a_producer_may_refuse_with_a_timeout(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+    kvf_hooks hooks = *s.p->hooks;
+    hooks.serve[KVF_CALL_ACQUIRE] = refuse_with_a_timeout;
+    s.p->hooks = &hooks;
+    const uint64_t begun = world_now();
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    assert_non_null(strstr(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->detail, "no time for this"));
+    assert_true(world_now() - begun < SECOND);
+    lease_close(&s);
+}
+
+/* How many leases there were when a lease got its number: the four rounds of hold.c backwards. If they can be undone, no
+ * number comes twice. */
+static uint64_t count_of(const kvf_agent *agent, uint64_t number) {
+    for (uint32_t round = 4; round-- > 0;) {
+        const uint32_t in[2] = {round, (uint32_t)(number >> 32)};
+        uint8_t mixed[crypto_shorthash_BYTES];
+        uint32_t out;
+        (void)crypto_shorthash(mixed, (const uint8_t *)in, sizeof in, agent->lease_key);
+        memcpy(&out, mixed, sizeof out);
+        number = (uint64_t)((uint32_t)number ^ out) << 32 | number >> 32;
+    }
+    return number;
+}
+
+/* So that no peer guesses those of others. The highest bit stands for expectations. */
+static void the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies(void **state) {
+    (void)state;
+    scene s;
+    uint64_t holds[64], pulls[64], ones = 0, zeros = 0, last = 0;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+    for (uint32_t i = 0; i < COUNT_OF(holds); i++) {
+        const char id = (char)('0' + i);
+        s.held.request.id = s.wanted.request.id = (kvf_request_id){&id, 1};
+        s.wanted.request.groups = NULL;
+        world_hold(&s.w.p, &s.held, &holds[i]);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, &pulls[i]);
+    }
+    world_until(&s.w, world_stats(s.p).leases_now == COUNT_OF(holds));
+    const kvf_reader *reader, *next;
+    HASH_ITER(hh, s.p->leases, reader, next) {
+        ones |= reader->generation;
+        zeros |= ~reader->generation;
+        const uint64_t count = count_of(s.p, reader->generation);
+        assert_true(count > last && count <= s.p->next_lease);
+        last = count;
+    }
+    assert_true(ones == ~KVF_EXPECTATION && zeros == UINT64_MAX);
+    for (uint32_t i = 0; i < COUNT_OF(holds); i++) {
+        assert_ok(kvf_agent_cancel(s.d, pulls[i]));
+        (void)world_failed(&s.w, s.p, holds[i], KVF_E_CANCELLED);
+    }
+    lease_close(&s);
 }
 
 static void holds_that_the_producer_gave_up_fail_at_the_next_heartbeat(void **state) {
@@ -290,6 +453,48 @@ static void heartbeats_pause_however_short_a_lease_its_producer_names(void **sta
     lease_close(&s);
 }
 
+/* Its answer may have been under way for long, and what it says of time is as old. */
+static void a_lease_that_may_be_half_over_is_used_after_a_heartbeat(void **state) {
+    (void)state;
+    for (uint32_t late = 0; late < 2; late++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(2 * SECOND));
+        letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_ACQUIRE);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_until(&s.w, letters_met() == 1);
+        const uint64_t asked = kvf_asker_of(s.d->tickets)->sources[0].call->first_sent;
+        world_run_for(&s.w, asked + SECOND - NET_LATENCY_NS + late - world_now());
+        letters_no_rules();
+        letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
+        world_hold(&s.w.p, &s.held, s.theirs);
+        world_run_for(&s.w, 5 * MS);
+        assert_int_equal(world_count(&s.w, s.d, KVF_EVENT_DONE), 1 - late);
+        letters_no_rules();
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        lease_close(&s);
+    }
+}
+
+static void a_producer_from_which_nothing_was_wanted_for_long_is_not_lost_when_something_is(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_run_for(&s.w, 5 * SECOND);
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, 0);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 500 * MS);
+    letters_no_rules();
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_stats(s.d).peers_lost, 0);
+    lease_close(&s);
+}
+
 static void tell_of_connection(const scene *s, kvf_status status, const char *detail) {
     kvf_work_take(s->d);
     kvf_on_broken(s->d, s->d->all_sessions->route, status, detail);
@@ -374,9 +579,16 @@ int main(void) {
         cmocka_unit_test(a_reader_that_dies_loses_its_lease),
         cmocka_unit_test(a_consumer_whose_heartbeats_are_lost_gives_up_before_the_producer_frees),
         cmocka_unit_test(patience_ends_before_the_blocks_are_lent_but_not_after),
+        cmocka_unit_test(a_pull_without_a_destination_says_so_at_its_deadline),
+        cmocka_unit_test(a_pull_says_at_its_deadline_which_connection_it_waits_for),
+        cmocka_unit_test(a_pull_says_at_its_deadline_that_it_waits_for_a_stage),
+        cmocka_unit_test(a_producer_keeps_a_call_for_the_patience_of_its_caller),
         cmocka_unit_test(the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_the_new_one),
+        cmocka_unit_test(a_hold_outlives_the_lease_of_a_reader_that_was_stopped),
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
         cmocka_unit_test(a_pull_ends_when_the_lease_of_any_rank_runs_out),
+        cmocka_unit_test(a_producer_may_refuse_with_a_timeout),
+        cmocka_unit_test(the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies),
         cmocka_unit_test(holds_that_the_producer_gave_up_fail_at_the_next_heartbeat),
         cmocka_unit_test(a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat),
         cmocka_unit_test(a_rank_may_come_long_after_another_has_read),
@@ -384,6 +596,8 @@ int main(void) {
         cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),
         cmocka_unit_test(heartbeats_come_six_times_in_a_lease_of_its_producer),
         cmocka_unit_test(heartbeats_pause_however_short_a_lease_its_producer_names),
+        cmocka_unit_test(a_lease_that_may_be_half_over_is_used_after_a_heartbeat),
+        cmocka_unit_test(a_producer_from_which_nothing_was_wanted_for_long_is_not_lost_when_something_is),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
         cmocka_unit_test(a_producer_is_lost_a_while_after_its_connection_first_broke),
     };

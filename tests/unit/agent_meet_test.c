@@ -207,6 +207,26 @@ static void a_contact_that_misses_siblings_says_so(void **state) {
     world_close(&w);
 }
 
+/* The rank at the address answers. */
+static void a_sibling_that_does_not_answer_is_the_reason_at_the_deadline(void **state) {
+    (void)state;
+    for (uint32_t silent = 0; silent < 2; silent++) {
+        world w;
+        world_open_model(&w, small_model(), TWO("P"), ONE("D"), NULL);
+        world_introduce(&w.p, w.p.agents[1]);
+        kvf_contact contact = w.p.contact;
+        contact.endpoint = kvf_agent_endpoint(w.p.agents[1 - silent]);
+        letters_begin();
+        letters_rule(LETTERS_LOSE, w.p.agents[silent], KVF_MESSAGE_WELCOME, 0);
+        const world_outcome *failed =
+            world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 300 * MS), KVF_E_TIMEOUT);
+        assert_string_equal(failed->detail, "the deadline has passed: not every rank of the engine answered");
+        letters_end();
+        world_quiet(&w);
+        world_close(&w);
+    }
+}
+
 static void a_lost_greeting_is_repeated(void **state) {
     (void)state;
     world w;
@@ -303,6 +323,7 @@ int main(void) {
         cmocka_unit_test(nobody_there_is_told_at_the_deadline_with_the_reason),
         cmocka_unit_test(a_producer_that_comes_up_late_is_met),
         cmocka_unit_test(a_contact_that_misses_siblings_says_so),
+        cmocka_unit_test(a_sibling_that_does_not_answer_is_the_reason_at_the_deadline),
         cmocka_unit_test(a_lost_greeting_is_repeated),
         cmocka_unit_test(a_directory_introduces_an_engine_without_memory_of_its_own),
         cmocka_unit_test(an_engine_met_ahead_of_time_is_not_greeted_again),

@@ -282,10 +282,33 @@ static void a_capped_pull_outlives_its_lease_and_can_be_cancelled(void **state) 
     uint64_t bytes = submitted_bytes(0);
     assert_true(bytes > 6600 && bytes <= 7140);
     assert_ok(kvf_agent_cancel(s.d, s.ours[0][0]));
-    (void)world_failed(&s.w, s.d, s.ours[0][0], KVF_E_CANCELLED);
+    assert_true(world_failed(&s.w, s.d, s.ours[0][0], KVF_E_CANCELLED)->blocks_free);
     world_run_for(&s.w, SECOND);
     assert_int_equal(submitted_bytes(0), bytes);
     (void)world_failed(&s.w, s.p, s.theirs[0][0], KVF_E_CANCELLED);
+    tear_down(&s);
+}
+
+static void a_pull_that_ends_while_bytes_are_under_way_keeps_its_blocks_until_they_are_here(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, 2, 32, 100, BIG("P"), BIG("D"));
+    stands = true;
+    s.wanted[0].request.deadline_ns = 2 * SECOND;
+    world_hold(&s.w.p, &s.given[0], s.theirs[0]);
+    world_pull(&s.w.d, &s.wanted[0], &s.w.p, s.ours[0]);
+    const uint64_t ticket = s.ours[0][0];
+    const uint32_t block = s.wanted[0].ids[0][0];
+    const world_outcome *end = world_failed(&s.w, s.d, ticket, KVF_E_TIMEOUT);
+    assert_string_equal(end->detail, "the deadline has passed: the bytes had not arrived");
+    assert_false(end->blocks_free);
+    assert_int_equal(world_block(s.d, 0, block), KVF_BLOCK_IN_DOUBT);
+    assert_fails(kvf_agent_pull_into(s.d, ticket, s.wanted[0].groups, s.wanted[0].group_count),
+                 KVF_E_NOT_FOUND, "no pull has ticket");
+    stands = false;
+    assert_int_equal(world_next(&s.w, s.d, ticket)->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_int_equal(world_block(s.d, 0, block), KVF_BLOCK_FREE);
+    (void)world_failed(&s.w, s.p, s.theirs[0][0], KVF_E_TIMEOUT);
     tear_down(&s);
 }
 
@@ -481,6 +504,7 @@ int main(void) {
         cmocka_unit_test(runs_are_cut_where_a_cap_is_smaller),
         cmocka_unit_test(a_capped_pull_outlives_its_lease_and_can_be_cancelled),
         cmocka_unit_test(the_smallest_cap_there_is_moves_bytes_too),
+        cmocka_unit_test(a_pull_that_ends_while_bytes_are_under_way_keeps_its_blocks_until_they_are_here),
         cmocka_unit_test(the_timeout_says_when_the_next_bytes_may_move),
         cmocka_unit_test(a_pull_of_a_lower_priority_waits),
         cmocka_unit_test(a_push_of_a_lower_priority_waits),

@@ -174,6 +174,29 @@ static void a_rank_reads_a_request_once_at_a_time(void **state) {
     scene_close(&s);
 }
 
+/* Written one after the other, the name of the engine and the id would be the same text. */
+static void pulls_are_told_apart_by_engine_and_id(void **state) {
+    (void)state;
+    static const char *const names[][2] = {{"X", "Ya"}, {"XY", "a"}, {"Z", "Ya"}};
+    scene s;
+    uint64_t tickets[COUNT_OF(names)];
+    set_up(&s, ONE("P"), ONE("D"), 600 * SECOND);
+    for (uint32_t i = 0; i < COUNT_OF(names); i++) {
+        const kvf_agent_request request = {
+            .struct_size = sizeof request,
+            .id = {names[i][1], strlen(names[i][1])},
+            .contact = {.engine = names[i][0], .endpoint = "tcp://127.0.0.1:1"}};
+        assert_ok(kvf_agent_pull(s.d, &request, &tickets[i]));
+        assert_fails(kvf_agent_pull(s.d, &request, &tickets[i]), KVF_E_EXISTS, "reads this request of",
+                     names[i][0]);
+    }
+    for (uint32_t i = 0; i < COUNT_OF(names); i++) {
+        assert_ok(kvf_agent_cancel(s.d, tickets[i]));
+        (void)world_failed(&s.w, s.d, tickets[i], KVF_E_CANCELLED);
+    }
+    scene_close(&s);
+}
+
 static void an_agent_remembers_for_a_day_at_most(void **state) {
     (void)state;
     kvf_agent *agent;
@@ -193,6 +216,7 @@ int main(void) {
         cmocka_unit_test(the_refusal_is_repeated_where_it_was_lost),
         cmocka_unit_test(the_oldest_are_forgotten_where_there_are_many),
         cmocka_unit_test(a_rank_reads_a_request_once_at_a_time),
+        cmocka_unit_test(pulls_are_told_apart_by_engine_and_id),
         cmocka_unit_test(an_agent_remembers_for_a_day_at_most),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);

@@ -119,6 +119,20 @@ static void readers_have_the_records_of_all_that_they_read_from(void **state) {
     }
 }
 
+static void records_that_a_reader_gives_itself_are_not_among_them(void **state) {
+    (void)state;
+    scene s;
+    given own;
+    scene_open(&s, attention(2, 8, 8), P_OF(1), D_OF(1), NULL);
+    s.wanted.request.records = give(&own, 5, 0);
+    s.wanted.request.record_count = KINDS;
+    lend(&s, kvf_agent_hold, 3, 1);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    assert_records(&s, 3, (const uint32_t[]){1});
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    scene_close(&s);
+}
+
 static void consumers_that_are_written_to_have_the_records_of_all_writers(void **state) {
     (void)state;
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
@@ -338,6 +352,7 @@ static void a_push_that_fails_sends_no_records(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(readers_have_the_records_of_all_that_they_read_from),
+        cmocka_unit_test(records_that_a_reader_gives_itself_are_not_among_them),
         cmocka_unit_test(consumers_that_are_written_to_have_the_records_of_all_writers),
         cmocka_unit_test(a_push_gathers_the_records_of_its_chunks),
         cmocka_unit_test(each_of_several_consumers_has_them),

@@ -160,6 +160,30 @@ static void a_hold_whose_reader_was_cancelled_is_free_and_not_done(void **state)
     scene_close(&s);
 }
 
+static void a_hold_ends_as_the_rank_said_that_gave_it_up(void **state) {
+    (void)state;
+    scene s;
+    world_request more;
+    set_up(&s, ONE("P"), TP2("D"), NULL);
+    world_request_make(&s.w, &s.w.d, "a", 60, 20, 1, &more);
+    more.request.contact = s.w.p.contact;
+    kvf_agent_request reserved = s.wanted.request;
+    reserved.groups = NULL;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    assert_ok(kvf_agent_pull(s.d, &reserved, &s.ours[0]));
+    world_until(&s.w, world_stats(s.p).leases_now == 1);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+    kvf_agent *second = s.w.d.agents[1];
+    assert_ok(kvf_agent_pull(second, &more.request, &s.ours[1]));
+    (void)world_failed(&s.w, second, s.ours[1], KVF_E_RANGE);
+    assert_ok(kvf_agent_pull(second, &s.wanted.request, &s.ours[1]));
+    (void)world_done(&s.w, second, s.ours[1]);
+    const world_outcome *end = world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+    assert_non_null(strstr(end->detail, "D rank 0 gave the request up"));
+    scene_close(&s);
+}
+
 static void a_hold_whose_reader_failed_says_so_when_its_lease_is_over(void **state) {
     (void)state;
     scene s;
@@ -216,6 +240,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_was_cancelled_pulls_again_while_its_siblings_are_at_work),
         cmocka_unit_test(a_request_that_a_rank_has_read_is_not_lent_to_it_again),
         cmocka_unit_test(a_hold_whose_reader_was_cancelled_is_free_and_not_done),
+        cmocka_unit_test(a_hold_ends_as_the_rank_said_that_gave_it_up),
         cmocka_unit_test(a_hold_whose_reader_failed_says_so_when_its_lease_is_over),
         cmocka_unit_test(a_cancelled_hold_ends_though_its_reader_lives),
         cmocka_unit_test(a_pull_waits_for_its_hold_longer_than_a_lease),

@@ -1,4 +1,5 @@
 /* Engines of one shape share plans, for reads and for writes, and every byte is right. */
+#include "agent/remote.h"
 #include "agent_net.h"
 #include "agent_world.h"
 
@@ -61,6 +62,19 @@ static void the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first(void *
     world_close(&w);
 }
 
+static void a_pull_leaves_its_request_to_the_next(void **state) {
+    (void)state;
+    world w;
+    open_three(&w, SHAPE("P", 64), OTHER("D"), SHAPE("E", 64));
+    pull_from(&w, &w.p, "a", 10, 3);
+    const kvf_request *left = w.d.agents[0]->all_remotes->spare;
+    assert_non_null(left);
+    pull_from(&w, &w.p, "b", 30, 4);
+    assert_ptr_equal(w.d.agents[0]->all_remotes->spare, left);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* The number of blocks is part of a shape, since it limits ids. */
 static void an_engine_with_more_blocks_has_a_plan_of_its_own(void **state) {
     (void)state;
@@ -95,6 +109,7 @@ static void the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first),
+        cmocka_unit_test(a_pull_leaves_its_request_to_the_next),
         cmocka_unit_test(an_engine_with_more_blocks_has_a_plan_of_its_own),
         cmocka_unit_test(the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first),
     };
