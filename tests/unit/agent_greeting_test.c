@@ -42,12 +42,15 @@ static void a_secret_that_was_heard_does_not_help_another_key(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
-    s.other.engine = "X";
-    s.other.incarnation = s.rightful.incarnation;
-    memcpy(s.other.secret, s.rightful.secret, sizeof s.other.secret);
-    speaker_greet(&s.w, &s.other);
-    assert_int_equal(s.other.status, KVF_E_PERMISSION);
-    assert_non_null(strstr(s.other.detail, "under another key"));
+    speaker *who[] = {&s.other, &s.stranger};
+    for (int i = 0; i < 2; i++) {
+        who[i]->engine = "X";
+        who[i]->incarnation = s.rightful.incarnation;
+        memcpy(who[i]->secret, s.rightful.secret, sizeof s.rightful.secret);
+        speaker_greet(&s.w, who[i]);
+        assert_int_equal(who[i]->status, KVF_E_PERMISSION);
+        assert_non_null(strstr(who[i]->detail, "under another key"));
+    }
     rights_close(&s);
 }
 
@@ -198,6 +201,43 @@ static void anybody_may_ask_for_ranks_and_changes_nothing_by_it(void **state) {
     rights_close(&s);
 }
 
+/* Asks P for its ranks from this one on, as a client that has these facts or others. */
+static void ask_for_ranks(rights *s, uint32_t first_rank, bool of_other_facts) {
+    kvf_message hello = {
+        .kind = KVF_MESSAGE_HELLO,
+        .hello = {
+            .engine = "X", .incarnation = 1, .rank_count = 1, .wants_ranks = true, .first_rank = first_rank}};
+    memcpy(hello.digest, s->rightful.digest, sizeof hello.digest);
+    hello.digest[0] ^= of_other_facts;
+    s->rightful.introductions = 0;
+    speaker_send(&s->rightful, &hello);
+    speaker_run_for(&s->w, &s->rightful, 10 * MS);
+}
+
+static void a_client_that_asks_for_more_ranks_than_there_are_is_told_all(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    for (uint32_t first = 0; first < 3; first++) {
+        ask_for_ranks(&s, first, false);
+        assert_int_equal(s.rightful.first_rank, 0);
+        assert_int_equal(s.rightful.introductions, 1);
+    }
+    rights_close(&s);
+}
+
+static void only_a_client_with_other_facts_is_told_ours(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    ask_for_ranks(&s, 0, false);
+    assert_int_equal(s.rightful.introductions, 1);
+    assert_int_equal(s.rightful.facts_bytes, 0);
+    ask_for_ranks(&s, 0, true);
+    assert_int_equal(s.rightful.facts_bytes, strlen(s.p->facts));
+    rights_close(&s);
+}
+
 /* ---- keys for names --------------------------------------------------------------------------- */
 
 static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void **state) {
@@ -342,6 +382,8 @@ int main(void) {
         cmocka_unit_test(a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back),
         cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
+        cmocka_unit_test(a_client_that_asks_for_more_ranks_than_there_are_is_told_all),
+        cmocka_unit_test(only_a_client_with_other_facts_is_told_ours),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
         cmocka_unit_test(the_name_in_the_very_first_grant_is_for_its_key_too),
         cmocka_unit_test(a_refusal_is_told_once_in_ten_minutes),
