@@ -3,6 +3,7 @@
  * and the keys that may speak for a name.
  */
 #include "agent/claim.h"
+#include "agent/hear.h"
 #include "agent_rights.h"
 
 /* ---- greeting -------------------------------------------------------------------------------- */
@@ -238,6 +239,23 @@ static void only_a_client_with_other_facts_is_told_ours(void **state) {
     rights_close(&s);
 }
 
+static void a_greeting_that_cannot_be_read_is_counted_as_malformed(void **state) {
+    (void)state;
+    rights s;
+    kvf_wire_buffer bytes;
+    const kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
+                               .hello = {.engine = "X", .incarnation = 1, .rank = 85, .rank_count = 125}};
+    rights_open(&s);
+    assert_ok(kvf_wire_encode(&hello, &bytes));
+    uint8_t *count = memchr(bytes.data, 125, bytes.size);
+    assert_non_null(count);
+    *count = 1; /* rank 85 of 1 */
+    kvf_on_message(s.p, &(const kvf_letter){.data = bytes.data, .bytes = bytes.size});
+    assert_int_equal(world_stats(s.p).messages_malformed, 1);
+    kvf_wire_buffer_free(&bytes);
+    rights_close(&s);
+}
+
 /* ---- keys for names --------------------------------------------------------------------------- */
 
 static void a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to(void **state) {
@@ -384,6 +402,7 @@ int main(void) {
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
         cmocka_unit_test(a_client_that_asks_for_more_ranks_than_there_are_is_told_all),
         cmocka_unit_test(only_a_client_with_other_facts_is_told_ours),
+        cmocka_unit_test(a_greeting_that_cannot_be_read_is_counted_as_malformed),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
         cmocka_unit_test(the_name_in_the_very_first_grant_is_for_its_key_too),
         cmocka_unit_test(a_refusal_is_told_once_in_ten_minutes),
