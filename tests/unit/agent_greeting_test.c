@@ -3,6 +3,7 @@
  * and the keys that may speak for a name.
  */
 #include "agent/claim.h"
+#include "agent/hear.h"
 #include "agent_rights.h"
 
 /* ---- greeting -------------------------------------------------------------------------------- */
@@ -42,12 +43,15 @@ static void a_secret_that_was_heard_does_not_help_another_key(void **state) {
     (void)state;
     rights s;
     rights_open(&s);
-    s.other.engine = "X";
-    s.other.incarnation = s.rightful.incarnation;
-    memcpy(s.other.secret, s.rightful.secret, sizeof s.other.secret);
-    speaker_greet(&s.w, &s.other);
-    assert_int_equal(s.other.status, KVF_E_PERMISSION);
-    assert_non_null(strstr(s.other.detail, "under another key"));
+    speaker *who[] = {&s.other, &s.stranger};
+    for (int i = 0; i < 2; i++) {
+        who[i]->engine = "X";
+        who[i]->incarnation = s.rightful.incarnation;
+        memcpy(who[i]->secret, s.rightful.secret, sizeof s.rightful.secret);
+        speaker_greet(&s.w, who[i]);
+        assert_int_equal(who[i]->status, KVF_E_PERMISSION);
+        assert_non_null(strstr(who[i]->detail, "under another key"));
+    }
     rights_close(&s);
 }
 
@@ -233,6 +237,60 @@ static void anybody_may_ask_for_ranks_and_changes_nothing_by_it(void **state) {
     memcpy(s.rightful.session, known->id, sizeof known->id);
     (void)rights_hold(&s, "a");
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    rights_close(&s);
+}
+
+/* Asks P for its ranks from this one on, as a client that has these facts or others. */
+static void ask_for_ranks(rights *s, uint32_t first_rank, bool of_other_facts) {
+    kvf_message hello = {
+        .kind = KVF_MESSAGE_HELLO,
+        .hello = {
+            .engine = "X", .incarnation = 1, .rank_count = 1, .wants_ranks = true, .first_rank = first_rank}};
+    memcpy(hello.digest, s->rightful.digest, sizeof hello.digest);
+    hello.digest[0] ^= of_other_facts;
+    s->rightful.introductions = 0;
+    speaker_send(&s->rightful, &hello);
+    speaker_run_for(&s->w, &s->rightful, 10 * MS);
+}
+
+static void a_client_that_asks_for_more_ranks_than_there_are_is_told_all(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    for (uint32_t first = 0; first < 3; first++) {
+        ask_for_ranks(&s, first, false);
+        assert_int_equal(s.rightful.first_rank, 0);
+        assert_int_equal(s.rightful.introductions, 1);
+    }
+    rights_close(&s);
+}
+
+static void only_a_client_with_other_facts_is_told_ours(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    ask_for_ranks(&s, 0, false);
+    assert_int_equal(s.rightful.introductions, 1);
+    assert_int_equal(s.rightful.facts_bytes, 0);
+    ask_for_ranks(&s, 0, true);
+    assert_int_equal(s.rightful.facts_bytes, strlen(s.p->facts));
+    rights_close(&s);
+}
+
+static void a_greeting_that_cannot_be_read_is_counted_as_malformed(void **state) {
+    (void)state;
+    rights s;
+    kvf_wire_buffer bytes;
+    const kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
+                               .hello = {.engine = "X", .incarnation = 1, .rank = 85, .rank_count = 125}};
+    rights_open(&s);
+    assert_ok(kvf_wire_encode(&hello, &bytes));
+    uint8_t *count = memchr(bytes.data, 125, bytes.size);
+    assert_non_null(count);
+    *count = 1; /* rank 85 of 1 */
+    kvf_on_message(s.p, &(const kvf_letter){.data = bytes.data, .bytes = bytes.size});
+    assert_int_equal(world_stats(s.p).messages_malformed, 1);
+    kvf_wire_buffer_free(&bytes);
     rights_close(&s);
 }
 
@@ -525,6 +583,9 @@ int main(void) {
         cmocka_unit_test(a_name_whose_connection_has_ended_is_free_when_that_does_not_come_back),
         cmocka_unit_test(a_name_whose_connection_comes_back_stays_with_its_process),
         cmocka_unit_test(anybody_may_ask_for_ranks_and_changes_nothing_by_it),
+        cmocka_unit_test(a_client_that_asks_for_more_ranks_than_there_are_is_told_all),
+        cmocka_unit_test(only_a_client_with_other_facts_is_told_ours),
+        cmocka_unit_test(a_greeting_that_cannot_be_read_is_counted_as_malformed),
         cmocka_unit_test(a_name_that_is_granted_is_only_for_the_keys_it_was_granted_to),
         cmocka_unit_test(the_name_in_the_very_first_grant_is_for_its_key_too),
         cmocka_unit_test(a_key_speaks_for_exactly_what_it_is_granted),

@@ -431,6 +431,7 @@ static void heartbeats_come_six_times_in_a_lease_of_its_producer(void **state) {
     world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_run_for(&s.w, SECOND);
     letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
+    assert_int_equal(s.d->all_sessions->heartbeat_ns, SECOND);
     world_run_for(&s.w, 20 * SECOND);
     assert_in_range(letters_met(), 19, 21);
     world_push(&s.w.p, &s.held, s.theirs);
@@ -448,6 +449,7 @@ static void heartbeats_pause_however_short_a_lease_its_producer_names(void **sta
     s.p->options.lease_ns = 1; /* no such agent can be opened */
     lease_meet(&s);
     letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
+    assert_int_equal(s.d->all_sessions->heartbeat_ns, 2 * MS);
     world_run_for(&s.w, 100 * MS);
     assert_in_range(letters_met(), 10, 51);
     lease_close(&s);
@@ -492,6 +494,16 @@ static void a_producer_from_which_nothing_was_wanted_for_long_is_not_lost_when_s
     world_all_done(&s.w, &s.w.d, s.ours);
     world_all_done(&s.w, &s.w.p, s.theirs);
     assert_int_equal(world_stats(s.d).peers_lost, 0);
+    lease_close(&s);
+}
+
+static void heartbeats_come_as_the_options_say_where_the_producer_names_no_lease(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(6 * SECOND));
+    s.p->options.lease_ns = 0;
+    lease_meet(&s);
+    assert_int_equal(s.d->all_sessions->heartbeat_ns, s.d->options.heartbeat_ns);
     lease_close(&s);
 }
 
@@ -598,6 +610,7 @@ int main(void) {
         cmocka_unit_test(heartbeats_pause_however_short_a_lease_its_producer_names),
         cmocka_unit_test(a_lease_that_may_be_half_over_is_used_after_a_heartbeat),
         cmocka_unit_test(a_producer_from_which_nothing_was_wanted_for_long_is_not_lost_when_something_is),
+        cmocka_unit_test(heartbeats_come_as_the_options_say_where_the_producer_names_no_lease),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
         cmocka_unit_test(a_producer_is_lost_a_while_after_its_connection_first_broke),
     };

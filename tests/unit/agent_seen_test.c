@@ -280,11 +280,17 @@ static void the_first_rank_that_is_not_reached_is_news_and_its_siblings_are_deta
         ranks[count++] = session->rank;
         kvf_on_broken(s.d, session->route, KVF_E_TIMEOUT, "no answer");
     }
+    DL_FOREACH(s.d->all_sessions, session) {
+        kvf_on_broken(s.d, session->route, KVF_E_TIMEOUT, "no answer");
+    }
     world_run_for(&s.w, MS);
     (void)snprintf(line, sizeof line, "20 P rank %u: no answer; trying again\n", ranks[0]);
     has_once(log.text, line);
     (void)snprintf(line, sizeof line, "10 P rank %u: no answer; trying again\n", ranks[1]);
     has_once(log.text, line);
+    kvf_on_broken(s.d, s.d->all_sessions->route, KVF_E_TIMEOUT, "no room");
+    world_run_for(&s.w, MS);
+    has_once(log.text, ": no room; trying again\n"); /* another reason */
     scene_close(&s);
 }
 

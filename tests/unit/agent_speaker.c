@@ -16,6 +16,9 @@ static void on_letter(void *context, const kvf_letter *letter) {
     s->detail[0] = '\0';
     if (message.kind == KVF_MESSAGE_WELCOME) {
         memcpy(s->session, message.welcome.session, sizeof s->session);
+        s->first_rank = message.welcome.first_rank;
+        s->introductions = message.welcome.introduction_count;
+        s->facts_bytes = strlen(message.welcome.facts);
         assert_true(message.welcome.card.size <= sizeof s->card);
         s->card_bytes = message.welcome.card.size;
         if (s->card_bytes > 0)

@@ -27,6 +27,8 @@ typedef struct speaker {
     uint8_t replied; /* the first byte of the id of the command in a REPLY */
     uint32_t records;
     bool takes_flows; /* as in the answer to a JOIN */
+    uint32_t first_rank, introductions;
+    size_t facts_bytes;
     uint8_t card[1024];
     size_t card_bytes;
 } speaker;
