@@ -185,8 +185,12 @@ static void both_sides_tell_how_many_bytes_were_written(void **state) {
     world_push(&v.w.p, &v.given, v.pushes);
     world_ready(&v.w.p, v.pushes);
     assert_int_equal(world_done(&v.w, v.w.d.agents[0], v.expects[0])->bytes, 153600);
-    for (uint32_t r = 0; r < 2; r++)
-        assert_int_equal(world_done(&v.w, v.w.p.agents[r], v.pushes[r])->bytes, 76800);
+    for (uint32_t r = 0; r < 2; r++) {
+        const world_outcome *done = world_done(&v.w, v.w.p.agents[r], v.pushes[r]);
+        assert_int_equal(done->bytes, 76800);
+        assert_true(done->runs > 0);
+        assert_int_equal(done->runs, world_stats(v.w.p.agents[r]).runs);
+    }
     world_quiet(&v.w);
     world_close(&v.w);
 }
