@@ -104,7 +104,10 @@ static void an_event_that_has_happened_already_is_enough(void **state) {
     scene s;
     set_up(&s);
     happen(&s);
+    for (bool busy = true; busy;)
+        assert_ok(kvf_agent_progress(s.p, &busy));
     world_hold(&s.w.p, &s.given, s.theirs);
+    assert_int_equal(kvf_agent_timeout(s.p), 0); /* a round finds it out */
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     finish(&s);
 }
@@ -342,6 +345,30 @@ static void the_callers_descriptor_may_be_closed_and_none_is_kept(void **state) 
     finish(&s);
 }
 
+/* 0 is one of them, the caller's and the agent's. */
+static void descriptors_of_any_number_are_waited_for(void **state) {
+    (void)state;
+    const int nothing = openat(AT_FDCWD, "/dev/null", O_RDONLY | O_CLOEXEC);
+    for (int callers = 0; callers < 2; callers++) {
+        scene s;
+        assert_int_equal(dup2(nothing, STDIN_FILENO), STDIN_FILENO);
+        set_up(&s);
+        (void)close(STDIN_FILENO); /* the next descriptor is 0 */
+        if (callers)
+            s.event.fd = fcntl(s.fd, F_DUPFD_CLOEXEC, 0);
+        world_hold(&s.w.p, &s.given, s.theirs);
+        assert_true(fcntl(STDIN_FILENO, F_GETFD) >= 0);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, 100 * MS);
+        assert_nothing_read(&s);
+        happen(&s);
+        finish(&s);
+        assert_int_equal(fcntl(STDIN_FILENO, F_GETFD) >= 0, callers); /* the agent has closed its own */
+    }
+    assert_int_equal(dup2(nothing, STDIN_FILENO), STDIN_FILENO);
+    (void)close(nothing);
+}
+
 static void one_event_may_be_waited_for_by_many(void **state) {
     (void)state;
     scene s;
@@ -354,6 +381,7 @@ static void one_event_may_be_waited_for_by_many(void **state) {
     }
     s.given.request.id = (kvf_request_id){"r", 1};
     world_hold(&s.w.p, &s.given, s.theirs);
+    assert_true(s.p->after_room < 4 * COUNT_OF(others));
     for (uint32_t i = 0; i < COUNT_OF(others); i += 2)
         assert_ok(kvf_agent_cancel(s.p, others[i]));
     happen(&s);
@@ -454,6 +482,7 @@ int main(void) {
         cmocka_unit_test(a_push_that_waits_can_be_cancelled),
         cmocka_unit_test(the_agents_descriptor_is_readable_when_the_event_happens),
         cmocka_unit_test(the_callers_descriptor_may_be_closed_and_none_is_kept),
+        cmocka_unit_test(descriptors_of_any_number_are_waited_for),
         cmocka_unit_test(one_event_may_be_waited_for_by_many),
         cmocka_unit_test(a_pipe_that_nobody_can_write_to_any_more_fails_the_request),
         cmocka_unit_test(events_that_cannot_be_waited_for_are_refused_by_name),

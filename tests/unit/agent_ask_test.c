@@ -1,5 +1,6 @@
 /* Giving commands to engines that run, over ZeroMQ, and moving a request from one engine to another by them. */
 #include <pthread.h>
+#include <stdio.h>
 
 #include "agent/ask.h"
 #include "agent_world.h"
@@ -33,6 +34,10 @@ static void take_over(heeding *h, const kvf_command *command) {
     pull.group_count = h->request.group_count;
     pull.contact = command->peer;
     pull.deadline_ns = command->deadline_ns;
+    assert_int_equal(command->record_count, 1);
+    assert_string_equal(command->records[0].name, "tokens");
+    assert_int_equal(command->records[0].end, TOKENS);
+    assert_int_equal(command->records[0].rank, 0);
     h->pulled_for = command->number;
     kvf_status status = kvf_agent_pull(h->agent, &pull, &h->pull);
     if (status)
@@ -53,6 +58,14 @@ static void hand_over(const heeding *h, const kvf_command *command) {
     assert_ok(kvf_agent_reply(h->agent, command->number, KVF_OK, "held", &where, 1));
 }
 
+static void say_with_whom(const heeding *h, const kvf_command *command) {
+    const kvf_contact *peer = &command->peer;
+    char whom[128];
+    (void)snprintf(whom, sizeof whom, "%s, %s", peer->engine ? peer->engine : "NULL",
+                   peer->public_key ? peer->public_key : "NULL");
+    assert_ok(kvf_agent_reply(h->agent, command->number, KVF_OK, whom, NULL, 0));
+}
+
 static bool heed_command(heeding *h, const kvf_command *command) {
     h->commands++;
     if (strcmp(command->verb, "end") == 0) {
@@ -70,8 +83,7 @@ static bool heed_command(heeding *h, const kvf_command *command) {
         assert_ok(kvf_agent_reply(h->agent, command->number, h->rank == 1 ? KVF_E_INVALID : KVF_OK,
                                   h->rank == 1 ? "rank 1 will not" : NULL, NULL, 0));
     else if (strcmp(command->verb, "with whom?") == 0)
-        assert_ok(kvf_agent_reply(h->agent, command->number, KVF_OK,
-                                  command->peer.engine ? command->peer.engine : "NULL", NULL, 0));
+        say_with_whom(h, command);
     return true; /* other verbs are not replied to */
 }
 
@@ -261,18 +273,21 @@ static void an_engine_that_does_not_reply_is_waited_for_until_the_deadline(void 
 
 static void a_command_names_another_engine_only_with_its_endpoint(void **state) {
     (void)state;
+    static const char key[] = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7";
     const struct {
         kvf_contact peer;
-        const char *engine;
-    } cases[] = {{{.engine = "D", .endpoint = "tcp://127.0.0.1:1"}, "D"},
-                 {{.endpoint = "tcp://127.0.0.1:1"}, "NULL"},
-                 {{.engine = "D"}, "NULL"}};
+        const char *whom;
+    } cases[] = {{{.engine = "D", .endpoint = "tcp://127.0.0.1:1"}, "D, NULL"},
+                 {{.endpoint = "tcp://127.0.0.1:1", .public_key = key},
+                  "NULL, rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"},
+                 {{.endpoint = "tcp://127.0.0.1:1"}, "NULL, NULL"},
+                 {{.engine = "D", .public_key = key}, "NULL, NULL"}};
     scene s;
     open_scene(&s, LOCAL);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         kvf_asked *asked = ask(
             &s.w.d.contact, COMMAND(.verb = "with whom?", .peer = cases[i].peer, .deadline_ns = PATIENCE_NS));
-        assert_string_equal(reply_of(asked, 0).detail, cases[i].engine);
+        assert_string_equal(reply_of(asked, 0).detail, cases[i].whom);
         kvf_asked_free(asked);
     }
     close_scene(&s, PATIENT);

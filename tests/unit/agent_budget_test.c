@@ -265,10 +265,42 @@ static void parts_of_nothing_are_refused(void **state) {
     assert_int_equal(say(&s, call), KVF_E_MISMATCH);
     assert_non_null(strstr(s.s.detail, "EXPECT: 0 groups; the model has 1"));
     call.more = false;
-    call.first_id = 5;
+    call.first_id = 1;
     assert_int_equal(say(&s, call), KVF_E_MISMATCH);
     call.first_id = 0;
     assert_int_equal(say(&s, call), KVF_OK);
+    close_scene(&s);
+}
+
+static void an_expectation_has_all_groups_of_the_model_or_none(void **state) {
+    (void)state;
+    scene s;
+    const kvf_group_steps groups[2] = {{.end = 0}};
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    const kvf_call_body call = {.kind = KVF_CALL_EXPECT,
+                                .request = {"a", 1},
+                                .generation = 1 | KVF_EXPECTATION,
+                                .time_ns = UINT64_MAX,
+                                .rank_count = 1,
+                                .groups = groups,
+                                .group_count = 2};
+    assert_int_equal(say(&s, call), KVF_E_MISMATCH);
+    assert_non_null(strstr(s.s.detail, "EXPECT: 2 groups; the model has 1"));
+    close_scene(&s);
+}
+
+/* The moment in which it arrives is too late. */
+static void an_expectation_is_refused_from_its_deadline_on(void **state) {
+    (void)state;
+    scene s;
+    kvf_group_steps group;
+    uint32_t ids[1] = {0};
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    for (uint32_t left = 0; left < 2; left++) {
+        kvf_call_body call = expect_run(1 + left, &group, ids, 1);
+        call.time_ns = world_now() + NET_LATENCY_NS + left;
+        assert_int_equal(say(&s, call), left ? KVF_OK : KVF_E_TIMEOUT);
+    }
     close_scene(&s);
 }
 
@@ -713,6 +745,8 @@ int main(void) {
         cmocka_unit_test(a_peer_may_have_exactly_as_much_as_it_leaves_for_others),
         cmocka_unit_test(a_peer_is_served_while_a_byte_is_left_of_what_all_may_have),
         cmocka_unit_test(parts_of_nothing_are_refused),
+        cmocka_unit_test(an_expectation_has_all_groups_of_the_model_or_none),
+        cmocka_unit_test(an_expectation_is_refused_from_its_deadline_on),
         cmocka_unit_test(calls_that_wait_end_with_the_peer_that_waits),
         cmocka_unit_test(a_call_that_waits_is_kept_once_until_it_is_withdrawn),
         cmocka_unit_test(a_call_waits_no_longer_than_any_request_may_take),

@@ -149,6 +149,7 @@ static void a_command_is_told_once_and_replied_to_each_time(void **state) {
     assert_int_equal(told(&s), 1);
     const kvf_record records[] = {{.name = "where", .data = "here", .size = 4}};
     uint32_t letters = s.stranger.letters;
+    const uint64_t sent = world_stats(s.p).messages_sent;
     assert_ok(kvf_agent_reply(s.p, s.p->last_command, KVF_E_NOT_FOUND, "holds no such request", records, 1));
     while (s.stranger.letters == letters)
         speaker_work(&s.w, &s.stranger); /* the reply comes unasked */
@@ -160,6 +161,7 @@ static void a_command_is_told_once_and_replied_to_each_time(void **state) {
         s.stranger.status = KVF_OK;
         assert_int_equal(command(&s, &s.stranger, 7), KVF_E_NOT_FOUND);
     }
+    assert_int_equal(world_stats(s.p).messages_sent, sent + 4);
     assert_int_equal(told(&s), 1);
     assert_int_equal(command(&s, &s.stranger, 8), KVF_E_AGAIN);
     assert_int_equal(told(&s), 2);
@@ -290,6 +292,25 @@ static void of_many_replies_the_latest_are_kept(void **state) {
     rights_close(&s);
 }
 
+/* 1023 and one that is new. */
+static void of_many_small_replies_the_latest_are_kept(void **state) {
+    (void)state;
+    rights s;
+    open_local(&s);
+    const uint32_t others = 1021;
+    for (uint8_t i = 0; i < 3; i++) {
+        assert_int_equal(command(&s, &s.stranger, i), KVF_E_AGAIN);
+        assert_int_equal(s.p->command_count, i < 2 ? i + 1 : 1024);
+        assert_ok(kvf_agent_reply(s.p, s.p->last_command, KVF_OK, NULL, NULL, 0));
+        s.p->command_count += i == 1 ? others : 0; /* as if there were more */
+    }
+    assert_int_equal(s.p->command_count, 1023);
+    assert_int_equal(command(&s, &s.stranger, 1), KVF_OK);
+    assert_int_equal(command(&s, &s.stranger, 0), KVF_E_AGAIN);
+    s.p->command_count -= others;
+    rights_close(&s);
+}
+
 static void replies_that_just_fit_are_all_kept(void **state) {
     (void)state;
     rights s;
@@ -355,6 +376,7 @@ int main(void) {
         cmocka_unit_test(there_is_room_for_so_many_commands_of_one_asker),
         cmocka_unit_test(there_is_room_for_so_many_commands_of_all_askers),
         cmocka_unit_test(of_many_replies_the_latest_are_kept),
+        cmocka_unit_test(of_many_small_replies_the_latest_are_kept),
         cmocka_unit_test(replies_that_just_fit_are_all_kept),
         cmocka_unit_test(a_reply_is_nothing_to_an_agent),
         cmocka_unit_test(a_drained_agent_still_takes_commands),

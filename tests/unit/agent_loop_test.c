@@ -210,15 +210,21 @@ static bool is_readable(kvf_agent *agent) {
 static void the_descriptor_is_readable_while_an_event_waits(void **state) {
     (void)state;
     exchange x;
-    uint64_t ticket;
+    uint64_t tickets[2];
     set_up(&x, NULL);
     kvf_agent *p = x.w.p.agents[0];
     kvf_event event = {.struct_size = sizeof event};
-    assert_ok(kvf_agent_hold(p, &x.held.request, &ticket));
+    for (uint32_t i = 0; i < 2; i++) {
+        x.held.request.id = (kvf_request_id){&i, sizeof i};
+        assert_ok(kvf_agent_hold(p, &x.held.request, &tickets[i]));
+    }
     assert_false(is_readable(p));
-    assert_ok(kvf_agent_cancel(p, ticket));
-    assert_true(is_readable(p));
-    while (kvf_agent_next_event(p, &event) == KVF_OK) {
+    for (uint32_t i = 0; i < 2; i++)
+        assert_ok(kvf_agent_cancel(p, tickets[i]));
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_true(is_readable(p));
+        assert_ok(kvf_agent_next_event(p, &event));
+        assert_int_equal(event.ticket, tickets[i]);
     }
     assert_false(is_readable(p));
     world_close(&x.w);

@@ -291,6 +291,7 @@ static void a_part_told_again_changes_nothing(void **state) {
     assert_int_equal(say_part(&a, 1, SOME + 1, SOME, true), KVF_E_RANGE);
     assert_int_equal(kept(&a), before);
     assert_int_equal(say_part(&a, 1, SOME, 1, false), KVF_OK);
+    assert_int_equal(say_part(&a, 2, 1, SOME, false), KVF_E_NOT_FOUND); /* another, without its first id */
     kvf_flow *flow = kvf_flow_of(a.p->all_sessions, 1 | KVF_EXPECTATION);
     assert_non_null(flow);
     assert_false(flow->more);

@@ -189,6 +189,7 @@ static void both_sides_tell_how_many_bytes_were_written(void **state) {
         const world_outcome *done = world_done(&v.w, v.w.p.agents[r], v.pushes[r]);
         assert_int_equal(done->bytes, 76800);
         assert_in_range(done->runs, 1, 76800);
+        assert_true(done->runs > 0);
         assert_int_equal(done->runs, world_stats(v.w.p.agents[r]).runs);
     }
     world_quiet(&v.w);

@@ -447,6 +447,7 @@ static void keep(world *w, const kvf_agent *agent, const kvf_event *event) {
                          .recompute = event->recompute,
                          .group_count = event->group_count,
                          .bytes = event->bytes,
+                         .runs = event->runs,
                          .bytes_packed = event->bytes_packed,
                          .runs = event->runs,
                          .records = copy_records(event->records, event->record_count),
