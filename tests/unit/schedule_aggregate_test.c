@@ -108,20 +108,35 @@ static void a_worker_that_repeats_itself_counts_once(void **state) {
 
 static void of_more_than_64_workers_each_counts_once_too(void **state) {
     (void)state;
-    enum { WORKERS = 66 };
-    kvf_aggregator *a = aggregator_of(WORKERS);
+    enum { MOST = 66 };
     const kvf_request_key keys[] = {{{"r", 1}, 7}, {{"r", 1}, 7}};
     kvf_worker_output quiet = silent(), twice = sends(keys, 2), once = sends(keys, 1);
-    const kvf_worker_output *all_but_one[WORKERS] = {&quiet}, *that_one[WORKERS] = {&once};
+    const kvf_worker_output *all_but_one[MOST] = {&quiet}, *that_one[MOST] = {&once};
     kvf_aggregate sum = {.struct_size = sizeof sum};
-    for (uint32_t w = 1; w < WORKERS; w++) {
+    for (uint32_t w = 1; w < MOST; w++) {
         all_but_one[w] = &twice;
         that_one[w] = &quiet;
     }
+    for (uint32_t workers = 65; workers <= MOST; workers++) {
+        kvf_aggregator *a = aggregator_of(workers);
 
-    assert_int_equal(kvf_aggregator_step(a, all_but_one, WORKERS, 0, &sum), KVF_OK);
-    assert_int_equal(sum.sent_count, 0);
-    assert_int_equal(kvf_aggregator_step(a, that_one, WORKERS, 0, &sum), KVF_OK);
+        assert_int_equal(kvf_aggregator_step(a, all_but_one, workers, 0, &sum), KVF_OK);
+        assert_int_equal(sum.sent_count, 0);
+        assert_int_equal(kvf_aggregator_step(a, that_one, workers, 0, &sum), KVF_OK);
+
+        ASSERT_NAMES(sum.sent, "r");
+        kvf_aggregator_free(a);
+    }
+}
+
+static void one_worker_is_enough_where_there_is_one(void **state) {
+    (void)state;
+    kvf_aggregator *a = aggregator_of(1);
+    kvf_worker_output once = sends(KEYS(KEY("r")));
+    const kvf_worker_output *outputs[] = {&once};
+    kvf_aggregate sum = {.struct_size = sizeof sum};
+
+    assert_int_equal(kvf_aggregator_step(a, outputs, 1, 0, &sum), KVF_OK);
 
     ASSERT_NAMES(sum.sent, "r");
     kvf_aggregator_free(a);
@@ -681,6 +696,7 @@ int main(void) {
         cmocka_unit_test(sent_and_received_are_counted_apart),
         cmocka_unit_test(a_worker_that_repeats_itself_counts_once),
         cmocka_unit_test(of_more_than_64_workers_each_counts_once_too),
+        cmocka_unit_test(one_worker_is_enough_where_there_is_one),
         cmocka_unit_test(reports_of_one_worker_add_up_where_reports_are_counted),
         cmocka_unit_test(fewer_workers_can_be_expected_than_there_are),
         cmocka_unit_test(all_workers_can_be_expected_by_number),
