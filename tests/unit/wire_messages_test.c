@@ -8,8 +8,7 @@
 
 /* ---- there and back -------------------------------------------------------------------------- */
 
-static void every_kind_of_message_reads_as_it_was_written(void **state) {
-    (void)state;
+static void check_every_kind(void) {
     static wire_sample sample;
     for (uint32_t n = 0; n < SAMPLE_KINDS; n++) {
         for (uint64_t seed = 1; seed <= ROUNDS; seed++) {
@@ -27,6 +26,33 @@ static void every_kind_of_message_reads_as_it_was_written(void **state) {
             kvf_wire_buffer_free(&encoded);
         }
     }
+}
+
+static void every_kind_of_message_reads_as_it_was_written(void **state) {
+    (void)state;
+    check_every_kind();
+}
+
+static void *allocate_dirty(void *context, size_t bytes) {
+    (void)context;
+    void *memory = malloc(bytes);
+    return memory ? memset(memory, 0xa5, bytes) : NULL;
+}
+
+static void *resize_dirty(void *context, void *memory, size_t bytes) {
+    return memory ? realloc(memory, bytes) : allocate_dirty(context, bytes);
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+static void what_memory_held_before_is_not_read(void **state) {
+    (void)state;
+    const kvf_allocator dirty = {allocate_dirty, resize_dirty, release, NULL};
+    assert_ok(kvf_set_allocator(&dirty));
+    check_every_kind();
 }
 
 static void an_introduction_reads_as_it_was_written(void **state) {
@@ -666,6 +692,7 @@ static void names_of_kinds_are_known(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_of_message_reads_as_it_was_written),
+        cmocka_unit_test_teardown(what_memory_held_before_is_not_read, stop_counting_memory),
         cmocka_unit_test(an_introduction_reads_as_it_was_written),
         cmocka_unit_test_teardown(what_is_read_of_an_introduction_is_freed_at_once, stop_counting_memory),
         cmocka_unit_test(another_session_can_be_written_into_a_message),
