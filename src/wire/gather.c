@@ -61,7 +61,7 @@ kvf_status kvf_gather(kvf_gathering *gathering, const uint8_t *digest, const kvf
         status = begin(gathering, digest, welcome);
     else if (!same)
         kvf_gather_free(gathering); /* begin again with the first */
-    if (status || !gathering->introductions || welcome->first_rank != gathering->count)
+    if (status || welcome->first_rank != gathering->count)
         return status;
     for (uint32_t i = 0; i < welcome->introduction_count && !status; i++)
         status = add(gathering, welcome->introductions[i]);

@@ -150,14 +150,13 @@ static kvf_status take_part(reader *r) {
 static kvf_status take_converted(reader *r, uint32_t *out) {
     char *at;
     kvf_status status = take(r, "convert", &at);
-    while (!status && *at) {
-        size_t bytes = strcspn(at, ",");
-        char *rest = at[bytes] ? at + bytes + 1 + (at[bytes + 1] == ' ') : at + bytes;
-        at[bytes] = '\0';
+    while (!status && at) {
+        const char *name = strsep(&at, ",");
+        if (at && *at == ' ')
+            at++;
         kvf_dtype dtype;
-        if (kvf_dtype_by_name(at, &dtype) == KVF_OK)
+        if (kvf_dtype_by_name(name, &dtype) == KVF_OK)
             *out |= 1u << dtype;
-        at = rest;
     }
     return status;
 }

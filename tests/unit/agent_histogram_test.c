@@ -147,6 +147,44 @@ static void a_bucket_of_a_single_duration_counts(void **state) {
     assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 16); /* the end of 10's bucket */
 }
 
+static void the_only_duration_is_every_quantile(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    kvf_histogram_add(&histogram, 300);
+    for (int i = 0; i <= 10; i++)
+        assert_int_equal(kvf_histogram_quantile(&histogram, i / 10.0), 300);
+}
+
+/* Durations of 0 and 1 ns are in the first bucket. */
+static void the_first_bucket_begins_with_zero(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    static const uint64_t durations[] = {0, 0, 3, 3};
+    for (size_t i = 0; i < COUNT_OF(durations); i++)
+        kvf_histogram_add(&histogram, durations[i]);
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.1), 0);
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 2);  /* the end of the first bucket */
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.75), 2); /* between 2 and 3 */
+}
+
+/* Although a double cannot tell it from its neighbours. */
+static void the_longest_duration_is_told_exactly(void **state) {
+    (void)state;
+    kvf_histogram histogram = {0};
+    const uint64_t longest = (UINT64_C(1) << 60) + (UINT64_C(1) << 47) + 1;
+    kvf_histogram_add(&histogram, UINT64_C(1) << 47);
+    kvf_histogram_add(&histogram, longest);
+    assert_true(kvf_histogram_quantile(&histogram, 1) == longest);
+    assert_true(kvf_histogram_quantile(&histogram, 1.5) == longest);
+}
+
+/* As a caller may make one: it says that there are more durations than its buckets have. */
+static void the_longest_is_told_where_counts_do_not_add_up(void **state) {
+    (void)state;
+    const kvf_histogram histogram = {.count = 2, .min_ns = 5, .max_ns = 9};
+    assert_int_equal(kvf_histogram_quantile(&histogram, 0.5), 9);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_empty_one_knows_nothing),
@@ -161,6 +199,10 @@ int main(void) {
         cmocka_unit_test(the_longest_durations_of_all_are_guessed_too),
         cmocka_unit_test(the_last_bucket_but_one_ends_where_the_last_begins),
         cmocka_unit_test(a_bucket_of_a_single_duration_counts),
+        cmocka_unit_test(the_only_duration_is_every_quantile),
+        cmocka_unit_test(the_first_bucket_begins_with_zero),
+        cmocka_unit_test(the_longest_duration_is_told_exactly),
+        cmocka_unit_test(the_longest_is_told_where_counts_do_not_add_up),
     };
     return cmocka_run_group_tests_name("histograms", tests, NULL, NULL);
 }

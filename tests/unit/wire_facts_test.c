@@ -415,6 +415,18 @@ static void written_facts_are_read(void **state) {
     }
 }
 
+static void facts_that_were_freed_are_empty(void **state) {
+    (void)state;
+    char *text = text_of(full, draft, "");
+    kvf_facts facts;
+    assert_ok(kvf_wire_read_facts(text, &facts));
+    kvf_facts_free(&facts);
+    assert_null(facts.model);
+    assert_null(facts.convert);
+    kvf_facts_free(&facts);
+    kvf_free(text);
+}
+
 static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
     (void)state;
     static const struct {
@@ -471,6 +483,7 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         (void)read(good);
     }
     assert_fails(read(""), KVF_E_PARSE, "expected layer_count");
+    assert_fails(read("\nlayer_count: 4\n"), KVF_E_PARSE, "line 1 is \"\"; expected layer_count");
     assert_fails(read("layer_count: 4\nown: x\n"), KVF_E_PARSE, "text after own:");
     assert_fails(read("layer_count: 4\n"), KVF_E_RANGE, "group_count is 0");
     kvf_free(good);
@@ -677,8 +690,8 @@ static void facts_may_be_as_long_as_the_limit(void **state) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static kvf_status refuse_by_fact(void *subject) {
-    (void)subject;
-    kvf_status status = kvf_wire_compare_own("a: 1\nb: 2\n", "a: 2\nc: 3\n", "p");
+    kvf_status status = kvf_wire_compare_own("a: 1\nb: 2\n", subject, "p");
+    assert_int_not_equal(status, KVF_OK); /* no difference is passed over */
     return status == KVF_E_MISMATCH ? KVF_OK : status;
 }
 
@@ -702,7 +715,8 @@ static void nothing_leaks_where_memory_ends(void **state) {
     char *others = text_of(draft, "", "weights: r2\n");
     count_memory(&memory);
     const char *const matched[] = {ours, theirs}, *const refused[] = {ours, others};
-    survive_every_refusal(&memory, refuse_by_fact, NULL);
+    survive_every_refusal(&memory, refuse_by_fact, "a: 2\nc: 3\n");
+    survive_every_refusal(&memory, refuse_by_fact, "a: 1\nb: 3\n");
     survive_every_refusal(&memory, match_and_refuse, (void *)matched);
     survive_every_refusal(&memory, match_and_refuse, (void *)refused);
     assert_ok(kvf_set_allocator(NULL));
@@ -727,6 +741,7 @@ int main(void) {
         cmocka_unit_test(groups_and_parts_are_found_by_name_in_any_order),
         cmocka_unit_test(an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all),
         cmocka_unit_test(written_facts_are_read),
+        cmocka_unit_test(facts_that_were_freed_are_empty),
         cmocka_unit_test(a_text_that_is_no_facts_is_refused_with_its_line),
         cmocka_unit_test(builtin_models_all_have_facts_of_their_own),
         cmocka_unit_test(every_differing_field_is_listed),

@@ -8,8 +8,7 @@
 
 /* ---- there and back -------------------------------------------------------------------------- */
 
-static void every_kind_of_message_reads_as_it_was_written(void **state) {
-    (void)state;
+static void check_every_kind(void) {
     static wire_sample sample;
     for (uint32_t n = 0; n < SAMPLE_KINDS; n++) {
         for (uint64_t seed = 1; seed <= ROUNDS; seed++) {
@@ -29,6 +28,33 @@ static void every_kind_of_message_reads_as_it_was_written(void **state) {
     }
 }
 
+static void every_kind_of_message_reads_as_it_was_written(void **state) {
+    (void)state;
+    check_every_kind();
+}
+
+static void *allocate_dirty(void *context, size_t bytes) {
+    (void)context;
+    void *memory = malloc(bytes);
+    return memory ? memset(memory, 0xa5, bytes) : NULL;
+}
+
+static void *resize_dirty(void *context, void *memory, size_t bytes) {
+    return memory ? realloc(memory, bytes) : allocate_dirty(context, bytes);
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+static void what_memory_held_before_is_not_read(void **state) {
+    (void)state;
+    const kvf_allocator dirty = {allocate_dirty, resize_dirty, release, NULL};
+    assert_ok(kvf_set_allocator(&dirty));
+    check_every_kind();
+}
+
 static void an_introduction_reads_as_it_was_written(void **state) {
     (void)state;
     static wire_sample sample;
@@ -43,6 +69,28 @@ static void an_introduction_reads_as_it_was_written(void **state) {
         kvf_free(storage);
         kvf_wire_buffer_free(&encoded);
     }
+}
+
+/* Its texts take no more memory than its bytes, however long they are. */
+static void what_is_read_of_an_introduction_is_freed_at_once(void **state) {
+    (void)state;
+    static char facts[5001], name[KVF_WIRE_MAX_NAME + 1];
+    memset(facts, 'f', sizeof facts - 1);
+    memset(name, 'n', sizeof name - 1);
+    const kvf_introduction introduction = {
+        .engine = name, .rank_count = 1, .endpoint = name, .shard = {"s", 1}, .facts = facts};
+    kvf_introduction read;
+    void *storage;
+    kvf_wire_buffer encoded = {0};
+    memory_count memory;
+    count_memory(&memory);
+    assert_ok(kvf_wire_encode_introduction(&introduction, &encoded));
+    const size_t live = memory.live;
+    assert_ok(kvf_wire_decode_introduction((kvf_bytes){encoded.data, encoded.size}, &read, &storage));
+    assert_same_introduction(&introduction, &read);
+    kvf_free(storage);
+    assert_int_equal(memory.live, live);
+    kvf_wire_buffer_free(&encoded);
 }
 
 static void another_session_can_be_written_into_a_message(void **state) {
@@ -246,9 +294,12 @@ static void scattered_blocks_take_four_bytes_each(void **state) {
 static void the_shorter_form_is_written(void **state) {
     (void)state;
     const uint32_t pairs[] = {1, 2, 5, 6}, odd[] = {1, 2, 3, 5, 6}, three[] = {1, 2, 3, 5, 6, 7};
+    const uint32_t six_pairs[] = {1, 2, 5, 6, 9, 10, 13, 14, 17, 18, 21, 22};
     size_t none = encoded_table(pairs, 0);
     assert_int_equal(encoded_table(pairs, 4), none + 16);
     assert_int_equal(encoded_table(pairs, 3), none + 12);
+    assert_int_equal(encoded_table(odd, 3), none + 1 + 8);
+    assert_int_equal(encoded_table(six_pairs, 12), none + 48);
     assert_int_equal(encoded_table(odd, 5), none + 1 + 16);
     assert_int_equal(encoded_table(three, 6), none + 1 + 16);
 }
@@ -309,8 +360,29 @@ static void tables_are_cut_where_a_message_is_full(void **state) {
     check_part(&part[1], ids, SECOND, 5);
     assert_true(kvf_wire_part(groups, 2, LEFT - 1, part));
     check_part(&part[1], ids, SECOND - 1, 5);
+    assert_false(kvf_wire_part(groups, 2, FIRST + SECOND - 1, part));
+    check_part(&part[1], ids + SECOND - 1, 1, 5 + SECOND - 1);
     assert_false(kvf_wire_part(groups, 2, FIRST + SECOND, part));
     check_part(&part[1], NULL, 0, 5 + SECOND);
+}
+
+/* How much memory a beat takes that names so many leases and expectations. */
+static uint64_t beat_kept(uint32_t leases, uint32_t expectations) {
+    static uint64_t numbers[1000];
+    kvf_message beat = {.kind = KVF_MESSAGE_CALL,
+                        .call = {.kind = KVF_CALL_BEAT,
+                                 .leases = numbers,
+                                 .lease_count = leases,
+                                 .expectations = numbers,
+                                 .expectation_count = expectations}},
+                read;
+    kvf_wire_buffer encoded = sample_encoded(&beat);
+    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+    assert_ok(kvf_wire_read(&read));
+    const uint64_t kept = kvf_message_kept(&read);
+    kvf_message_free(&read);
+    kvf_wire_buffer_free(&encoded);
+    return kept;
 }
 
 static void memory_allocated_by_reading_is_counted(void **state) {
@@ -319,8 +391,7 @@ static void memory_allocated_by_reading_is_counted(void **state) {
     for (uint32_t i = 0; i < COUNT_OF(ids); i++)
         ids[i] = i;
     kvf_wire_group group = {.table = {ids, COUNT_OF(ids), 0}, .end = 1};
-    kvf_message run = expect_of(&group, 1), beat = {.kind = KVF_MESSAGE_CALL, .call.kind = KVF_CALL_BEAT},
-                read;
+    kvf_message run = expect_of(&group, 1), read;
     kvf_wire_buffer encoded = sample_encoded(&run);
     assert_true(encoded.size < 300);
     assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
@@ -330,12 +401,17 @@ static void memory_allocated_by_reading_is_counted(void **state) {
     kvf_message_free(&read);
     assert_int_equal(kvf_message_kept(&read), 0);
     kvf_wire_buffer_free(&encoded);
-    encoded = sample_encoded(&beat);
-    assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
-    assert_ok(kvf_wire_read(&read));
-    assert_int_equal(kvf_message_kept(&read), 0);
-    kvf_message_free(&read);
-    kvf_wire_buffer_free(&encoded);
+    assert_int_equal(beat_kept(0, 0), 0);
+    assert_int_equal(beat_kept(1000, 0), 8000);
+}
+
+/* Two arrays of 128 bytes fill what is allocated at least. */
+static void short_arrays_share_memory(void **state) {
+    (void)state;
+    const uint64_t least = beat_kept(1, 0);
+    assert_int_equal(beat_kept(16, 8), least);
+    assert_int_equal(beat_kept(15, 8), least);
+    assert_int_equal(beat_kept(17, 8), 2 * least);
 }
 
 static void the_last_block_id_and_no_block_are_not_one_run(void **state) {
@@ -427,7 +503,7 @@ static kvf_status try_message(kvf_message message) {
 
 static void a_name_that_is_none_is_not_sent(void **state) {
     (void)state;
-    char longest[KVF_WIRE_MAX_NAME + 2];
+    char longest[KVF_WIRE_MAX_NAME + 2], longer[KVF_WIRE_MAX_NAME + 50];
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';
     kvf_hello hello = {.engine = longest + 1, .rank_count = 1};
@@ -435,6 +511,10 @@ static void a_name_that_is_none_is_not_sent(void **state) {
     hello.engine = longest;
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
                  "HELLO: engine has 256 bytes", "1 to 255");
+    memset(longer, 'x', sizeof longer); /* no text at all: nothing looks for its end beyond the limit */
+    hello.engine = longer;
+    assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
+                 "HELLO: engine has 256 bytes");
     hello.engine = NULL;
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
                  "engine has 0 bytes");
@@ -450,6 +530,8 @@ static void a_name_that_is_none_is_not_sent(void **state) {
     assert_fails(try_message((kvf_message){.kind = KVF_MESSAGE_HELLO, .hello = hello}), KVF_E_RANGE,
                  "rank is 2", "rank_count");
     assert_fails(try_message((kvf_message){0}), KVF_E_RANGE, "message: kind is 0");
+    assert_fails(try_message((kvf_message){.kind = (kvf_message_kind)8}), KVF_E_RANGE, "message: kind is 8",
+                 "1 to 7");
 }
 
 static void a_verb_may_have_one_letter(void **state) {
@@ -498,6 +580,9 @@ static void a_public_key_is_z85_or_empty(void **state) {
     introduction.public_key = "0123456789012345678901234567890123456,89";
     assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE, "public_key has 0x2c",
                  "character 37");
+    introduction.public_key = ",123456789012345678901234567890123456789";
+    assert_fails(kvf_wire_encode_introduction(&introduction, &out), KVF_E_RANGE, "public_key has 0x2c",
+                 "character 0");
 }
 
 static void a_message_above_the_size_limit_is_not_sent(void **state) {
@@ -591,6 +676,8 @@ static void a_call_of_which_nothing_can_be_read_has_no_kind(void **state) {
     kvf_message message = {
         .kind = KVF_MESSAGE_CALL, .version = KVF_WIRE_VERSION, .body = {(const uint8_t *)"\xc1", 1}};
     assert_fails(kvf_wire_read(&message), KVF_E_PARSE, "call unknown: ");
+    message.body = (kvf_bytes){(const uint8_t *)"\x80", 1};
+    assert_fails(kvf_wire_read(&message), KVF_E_PARSE, "call unknown: kind is missing");
 }
 
 static void names_of_kinds_are_known(void **state) {
@@ -605,7 +692,9 @@ static void names_of_kinds_are_known(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_of_message_reads_as_it_was_written),
+        cmocka_unit_test_teardown(what_memory_held_before_is_not_read, stop_counting_memory),
         cmocka_unit_test(an_introduction_reads_as_it_was_written),
+        cmocka_unit_test_teardown(what_is_read_of_an_introduction_is_freed_at_once, stop_counting_memory),
         cmocka_unit_test(another_session_can_be_written_into_a_message),
         cmocka_unit_test(a_message_can_be_read_again),
         cmocka_unit_test(fields_a_kind_does_not_have_are_not_sent),
@@ -620,6 +709,7 @@ int main(void) {
         cmocka_unit_test(tables_have_a_most_of_ids_in_all),
         cmocka_unit_test(tables_are_cut_where_a_message_is_full),
         cmocka_unit_test(memory_allocated_by_reading_is_counted),
+        cmocka_unit_test(short_arrays_share_memory),
         cmocka_unit_test(the_last_block_id_and_no_block_are_not_one_run),
         cmocka_unit_test(a_request_id_of_any_bytes_up_to_the_limit_is_sent_and_no_longer_one),
         cmocka_unit_test(numbers_out_of_their_range_are_not_sent),

@@ -124,6 +124,21 @@ static void too_many_or_too_large_ones_are_not_sent(void **state) {
     kvf_wire_buffer_free(&bytes);
 }
 
+static void names_have_a_letter_at_least_and_64_at_most(void **state) {
+    (void)state;
+    char name[100] = "";
+    kvf_record record = {.name = name};
+    kvf_message message = {.kind = KVF_MESSAGE_ANSWER,
+                           .answer = {.kind = KVF_CALL_ACQUIRE, .records = &record, .record_count = 1}};
+    kvf_wire_buffer bytes;
+    assert_fails(kvf_wire_encode(&message, &bytes), KVF_E_RANGE, "records[0]: name has 0 bytes", "1 to 64");
+    memset(name, 'n', KVF_MAX_RECORD_NAME);
+    bytes = sample_encoded(&message);
+    kvf_wire_buffer_free(&bytes);
+    memset(name, 'n', sizeof name); /* no text: nothing looks for its end beyond the limit */
+    assert_fails(kvf_wire_encode(&message, &bytes), KVF_E_RANGE, "records[0]: name has 65 bytes");
+}
+
 /* Reads a message that the library's own sender would refuse, with one record too many or one byte too many, as a peer
  * without checks may write it. */
 static kvf_status read_made(uint32_t count, size_t bytes_each) {
@@ -172,6 +187,7 @@ int main(void) {
         cmocka_unit_test(the_most_records_fit_beside_the_most_blocks),
         cmocka_unit_test(too_many_or_too_large_ones_are_not_sent),
         cmocka_unit_test(too_many_or_too_large_ones_are_not_read),
+        cmocka_unit_test(names_have_a_letter_at_least_and_64_at_most),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

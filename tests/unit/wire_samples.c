@@ -316,6 +316,7 @@ static void same_records(const kvf_record *a, uint32_t a_count, const kvf_record
         assert_int_equal(a[i].begin, b[i].begin);
         assert_int_equal(a[i].end, b[i].end);
         same_bytes((kvf_bytes){a[i].data, a[i].size}, (kvf_bytes){b[i].data, b[i].size});
+        assert_int_equal(a[i].rank, b[i].rank);
     }
 }
 
