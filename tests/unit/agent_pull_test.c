@@ -293,6 +293,26 @@ static void blocks_are_reserved_before_there_is_a_destination(void **state) {
     world_close(&w);
 }
 
+static void a_pull_without_a_destination_says_at_its_deadline_that_none_was_named(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t hold, pull;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_request_make(&w, &w.p, "later", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "later", 50, 5, 1, &wanted);
+    wanted.request.groups = NULL;
+    wanted.request.group_count = 0;
+    wanted.request.deadline_ns = SECOND;
+    world_hold(&w.p, &held, &hold);
+    world_pull(&w.d, &wanted, &w.p, &pull);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_TIMEOUT);
+    assert_non_null(strstr(failed->detail, "the deadline has passed: no destination was named"));
+    assert_ok(kvf_agent_cancel(w.p.agents[0], hold));
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* A hold claims all blocks that it names, a destination only those that will be written. */
 static void only_what_will_be_written_is_claimed(void **state) {
     (void)state;
@@ -554,6 +574,7 @@ int main(void) {
         cmocka_unit_test(two_engines_read_one_hold),
         cmocka_unit_test(blocks_of_the_consumer_are_read_back_by_the_producer),
         cmocka_unit_test(blocks_are_reserved_before_there_is_a_destination),
+        cmocka_unit_test(a_pull_without_a_destination_says_at_its_deadline_that_none_was_named),
         cmocka_unit_test(only_what_will_be_written_is_claimed),
         cmocka_unit_test(more_than_the_producer_holds_fails_this_request_only),
         cmocka_unit_test(ranks_of_a_producer_hold_the_same_blocks),

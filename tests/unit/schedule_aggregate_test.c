@@ -235,6 +235,14 @@ static void generations_of_an_id_are_in_order(void **state) {
     kvf_aggregator_free(a);
 }
 
+/* Only bytes that both ids have are compared: "a" comes first, although a greater byte follows it in memory. */
+static void an_id_comes_before_those_that_it_begins(void **state) {
+    (void)state;
+    const kvf_request_key shorter = {{"az", 1}, 0}, longer = {{"ab", 2}, 0};
+    assert_true(kvf_compare_request_keys(&shorter, &longer) < 0);
+    assert_true(kvf_compare_request_keys(&longer, &shorter) > 0);
+}
+
 static void ids_are_any_bytes(void **state) {
     (void)state;
     kvf_aggregator *a = aggregator_of(2);
@@ -704,6 +712,7 @@ int main(void) {
         cmocka_unit_test(more_workers_than_there_are_are_not_waited_for),
         cmocka_unit_test(generations_of_an_id_are_requests_of_their_own),
         cmocka_unit_test(generations_of_an_id_are_in_order),
+        cmocka_unit_test(an_id_comes_before_those_that_it_begins),
         cmocka_unit_test(ids_are_any_bytes),
         cmocka_unit_test(a_failed_request_is_named_when_it_is_over_on_all_workers),
         cmocka_unit_test(a_failure_does_not_stick_to_the_next_request_of_the_same_id),

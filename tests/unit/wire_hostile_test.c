@@ -409,6 +409,9 @@ static void a_message_of_another_version_is_opened_but_not_read(void **state) {
     (void)state;
     kvf_message message;
     kvf_bytes bytes = BYTES(0x95, 0xa3, 'k', 'v', 'f', 9, 0xcc, 200, 0xc4, 0, 0xc4, 2, 0xc1, 0xc1);
+    assert_ok(kvf_wire_open(BYTES(0x95, 0xa3, 'k', 'v', 'f', 1, 4, 0xc4, 0, 0xc4, 0), &message));
+    assert_int_equal(message.version, 1);
+    kvf_message_free(&message);
     assert_ok(kvf_wire_open(bytes, &message));
     assert_int_equal(message.version, 9);
     assert_int_equal(message.kind, 200);
