@@ -449,7 +449,6 @@ static void keep(world *w, const kvf_agent *agent, const kvf_event *event) {
                          .bytes = event->bytes,
                          .runs = event->runs,
                          .bytes_packed = event->bytes_packed,
-                         .runs = event->runs,
                          .records = copy_records(event->records, event->record_count),
                          .record_count = event->record_count};
     memcpy(o->id, event->id.data ? event->id.data : "",

@@ -46,7 +46,6 @@ typedef struct world_outcome {
     uint32_t invalid[WORLD_MAX_GROUPS][512];
     uint32_t invalid_count[WORLD_MAX_GROUPS];
     uint32_t group_count;
-    uint64_t bytes, bytes_packed, runs;
     uint64_t bytes, runs, bytes_packed;
     kvf_record *records; /* with everything that they point to */
     uint32_t record_count;
