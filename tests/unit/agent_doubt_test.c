@@ -30,6 +30,30 @@ static void withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped(void **st
     lease_close(&s);
 }
 
+/* Its process has ended if it was on this host, and its endpoint did not only refuse us. */
+static void blocks_of_a_lost_writer_are_free_at_once_only_if_it_has_ended(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        const bool here = i % 2, lives = i / 2;
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        lease_meet(&s);
+        kvf_session *session = s.d->all_sessions;
+        assert_true(session->same_host);
+        session->same_host = here;
+        session->peer_lives = lives;
+        session->peer_lost = true;
+        kvf_sessions_due(s.d, 0);
+        const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
+        assert_int_equal(failed->blocks_free, here && !lives);
+        if (!failed->blocks_free)
+            assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+        assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+        (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+        lease_close(&s);
+    }
+}
+
 static void a_withdrawal_that_was_lost_is_said_again(void **state) {
     (void)state;
     scene s;
@@ -552,6 +576,7 @@ static void neither_a_consumer_that_waits_for_its_writer_nor_the_writer_is_idle(
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped),
+        cmocka_unit_test(blocks_of_a_lost_writer_are_free_at_once_only_if_it_has_ended),
         cmocka_unit_test(a_withdrawal_that_was_lost_is_said_again),
         cmocka_unit_test(a_writer_that_said_that_it_stopped_is_not_told_to),
         cmocka_unit_test(what_a_writer_was_not_asked_for_is_not_withdrawn),
