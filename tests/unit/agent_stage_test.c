@@ -473,6 +473,37 @@ static void an_engine_whose_stage_sends_nonsense_is_told_of(void **state) {
     world_close(&w);
 }
 
+/* Data may be under way when a permission or a session ends, and we may lack memory. */
+static void an_engine_is_told_of_refused_flows_for_which_only_the_peer_can_be_to_blame(void **state) {
+    (void)state;
+    static const struct {
+        kvf_status status;
+        const char *text;
+        bool told;
+    } cases[] = {{KVF_E_PERMISSION, "not permitted", false}, {KVF_E_NOT_FOUND, "not found", false},
+                 {KVF_E_TIMEOUT, "too late", false},         {KVF_E_NOMEM, "no memory", false},
+                 {KVF_E_PARSE, "not a message", true},       {KVF_E_RANGE, "too many bytes", true}};
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    world w;
+    uint32_t told = 0;
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_pull_everything(&w, "a", 50, 1);
+    kvf_agent *p = w.p.agents[0];
+    const kvf_stage_options *given = &p->stage->options;
+    kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
+    for (uint32_t i = 0; i < COUNT_OF(cases); i++) {
+        given->on_event(given->context, name, cases[i].status, cases[i].text);
+        given->on_event(given->context, "nobody", cases[i].status, cases[i].text);
+        told += cases[i].told;
+        world_run_for(&w, 10 * MS);
+        assert_int_equal(world_stats(p).flows_refused, 2 * (i + 1));
+        assert_int_equal(world_count(&w, p, KVF_EVENT_PEER_REFUSED), told);
+    }
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- permissions ----------------------------------------------------------------------------- */
 
 static kvf_status asks(kvf_agent *agent, const kvf_agent *from, const char *engine,
@@ -820,6 +851,7 @@ int main(void) {
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(the_arena_of_a_stage_is_not_withheld),
         cmocka_unit_test(an_engine_whose_stage_sends_nonsense_is_told_of),
+        cmocka_unit_test(an_engine_is_told_of_refused_flows_for_which_only_the_peer_can_be_to_blame),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
     };
