@@ -61,6 +61,7 @@ static void hand_over(const heeding *h, const kvf_command *command) {
 static void say_with_whom(const heeding *h, const kvf_command *command) {
     const kvf_contact *peer = &command->peer;
     char whom[128];
+    assert_true(command->deadline_ns > 0 && command->deadline_ns <= PATIENCE_NS);
     (void)snprintf(whom, sizeof whom, "%s, %s", peer->engine ? peer->engine : "NULL",
                    peer->public_key ? peer->public_key : "NULL");
     assert_ok(kvf_agent_reply(h->agent, command->number, KVF_OK, whom, NULL, 0));

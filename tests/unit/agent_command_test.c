@@ -1,4 +1,6 @@
 /* Commands: who may give them, that each is handed to the engine once, and that every asker gets its reply. */
+#include <stdio.h>
+
 #include "agent/command.h"
 #include "agent_rights.h"
 
@@ -138,6 +140,37 @@ static void a_directory_takes_no_commands(void **state) {
     rights_close(&s);
 }
 
+static void keep_line(void *context, const kvf_log_line *line) {
+    if (strncmp(line->text, "command ", strlen("command ")) == 0)
+        (void)snprintf(context, 128, "%s", line->text);
+}
+
+static void each_command_is_logged_with_its_asker(void **state) {
+    (void)state;
+    for (int keyed = 0; keyed < 2; keyed++) {
+        rights s;
+        char logged[128] = "";
+        rights_open(&s);
+        const kvf_key_grant grant = {
+            .struct_size = sizeof grant, .public_key = s.rightful.public_key, .commands = true};
+        speaker *by = keyed ? &s.rightful : &s.stranger;
+        world_close_agents(&s.w.p);
+        world_open_agents(&s.w.p, OPTIONS(.public_key = keyed ? s.p_public : NULL,
+                                          .secret_key = keyed ? s.p_secret : NULL, .grants = &grant,
+                                          .grant_count = keyed, .local_commands = !keyed, .log = keep_line,
+                                          .log_context = logged, .log_level = KVF_LOG_INFO));
+        s.p = s.w.p.agents[0];
+        speaker_close(by);
+        speaker_reopen(by, s.p);
+        assert_int_equal(command(&s, by, 1), KVF_E_AGAIN);
+        world_run_for(&s.w, MS);
+        const char *begin = "command 1: drain, by ";
+        assert_int_equal(strncmp(logged, begin, strlen(begin)), 0);
+        assert_string_equal(logged + strlen(begin), keyed ? by->public_key : "a program of this machine");
+        rights_close(&s);
+    }
+}
+
 /* ---- once -------------------------------------------------------------------------------------- */
 
 static void a_command_is_told_once_and_replied_to_each_time(void **state) {
@@ -224,14 +257,35 @@ static void a_command_that_is_not_replied_to_ends_by_time(void **state) {
     rights_close(&s);
 }
 
+static void of_several_commands_each_ends_by_its_own_time(void **state) {
+    (void)state;
+    static const uint8_t seconds[] = {3, 1, 2};
+    rights s;
+    open_local(&s);
+    const uint64_t begun = world_now();
+    for (uint8_t i = 0; i < COUNT_OF(seconds); i++) {
+        assert_true(speaker_command(&s.w, &s.stranger, i, "drain", seconds[i] * SECOND));
+        assert_int_equal(s.stranger.status, KVF_E_AGAIN);
+    }
+    for (uint64_t passed = 1; passed <= 3; passed++) {
+        speaker_run_for(&s.w, &s.stranger, begun + (5 + passed) * SECOND + 500 * MS - world_now());
+        for (uint8_t i = 0; i < COUNT_OF(seconds); i++)
+            assert_int_equal(command(&s, &s.stranger, i), seconds[i] <= passed ? KVF_E_TIMEOUT : KVF_E_AGAIN);
+    }
+    rights_close(&s);
+}
+
 static void the_engine_has_no_more_time_than_peers_may_ask_for(void **state) {
     (void)state;
     rights s;
     open_local(&s);
     s.p->options.longest_ns = 20 * SECOND;
-    assert_int_equal(command(&s, &s.stranger, 1), KVF_E_AGAIN);
+    assert_int_equal(command(&s, &s.stranger, 1), KVF_E_AGAIN); /* without a limit */
+    assert_true(speaker_command(&s.w, &s.stranger, 2, "drain", 100 * SECOND));
+    assert_int_equal(s.stranger.status, KVF_E_AGAIN);
     world_run_for(&s.w, 26 * SECOND);
     assert_int_equal(command(&s, &s.stranger, 1), KVF_E_TIMEOUT);
+    assert_int_equal(command(&s, &s.stranger, 2), KVF_E_TIMEOUT);
     rights_close(&s);
 }
 
@@ -368,10 +422,12 @@ int main(void) {
         cmocka_unit_test(an_operators_key_speaks_for_no_engine),
         cmocka_unit_test(rights_to_command_are_given_alone),
         cmocka_unit_test(a_directory_takes_no_commands),
+        cmocka_unit_test(each_command_is_logged_with_its_asker),
         cmocka_unit_test(a_command_is_told_once_and_replied_to_each_time),
         cmocka_unit_test(the_same_id_from_another_key_is_another_command),
         cmocka_unit_test(what_may_not_be_replied_is_refused),
         cmocka_unit_test(a_command_that_is_not_replied_to_ends_by_time),
+        cmocka_unit_test(of_several_commands_each_ends_by_its_own_time),
         cmocka_unit_test(the_engine_has_no_more_time_than_peers_may_ask_for),
         cmocka_unit_test(there_is_room_for_so_many_commands_of_one_asker),
         cmocka_unit_test(there_is_room_for_so_many_commands_of_all_askers),

@@ -333,7 +333,9 @@ static void the_timeout_says_when_the_next_bytes_may_move(void **state) {
     net_advance(s.d->pace_due - 1 - net_now());
     work_until_idle(&s);
     assert_int_equal(submitted_count, before);
+    assert_int_equal(kvf_agent_timeout(s.d), 1);
     net_advance(1);
+    assert_int_equal(kvf_agent_timeout(s.d), 0);
     work_until_idle(&s);
     assert_true(submitted_count > before);
     world_all_done(&s.w, &s.w.d, s.ours[0]);

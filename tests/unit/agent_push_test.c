@@ -1,7 +1,9 @@
 /* Pushes: a producer writes to consumers that expect it, between agents of one process. */
 #include <stdio.h>
 
+#include "agent/push.h"
 #include "push_scene.h"
+#include "transport/front.h"
 
 static void ready(push_scene *v, uint64_t begin, uint64_t end, uint32_t layers) {
     for (uint32_t r = 0; r < v->w.p.rank_count; r++)
@@ -289,6 +291,32 @@ static void a_push_that_nobody_expects_ends_at_its_deadline(void **state) {
     world_close(&v.w);
 }
 
+/* Of several connections, the last one says that it waits. */
+static void a_push_that_ends_at_its_deadline_says_what_a_connection_waits_for(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), TP4, NULL);
+    v.given.request.deadline_ns = 200 * MS;
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, 40, LAYERS);
+    world_run_for(&v.w, 50 * MS);
+    kvf_agent *p = v.w.p.agents[0];
+    const kvf_flow *flow = ((const kvf_push *)p->pushes)->flows;
+    assert_non_null(flow->next);
+    while (flow->next)
+        flow = flow->next;
+    char *waits = flow->session->peer->waits;
+    (void)snprintf(waits, KVF_REASON_BYTES, "nobody listens yet");
+    const world_outcome *failed = world_failed(&v.w, p, v.pushes[0], KVF_E_TIMEOUT);
+    waits[0] = '\0';
+    assert_non_null(strstr(failed->detail, "40 of 100 tokens were ready; nobody listens yet"));
+    for (uint32_t r = 0; r < v.w.d.rank_count; r++)
+        (void)world_failed(&v.w, v.w.d.agents[r], v.expects[r], KVF_E_TIMEOUT);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
 static void an_expectation_that_nobody_fulfils_ends_at_its_deadline(void **state) {
     (void)state;
     push_scene v;
@@ -350,6 +378,7 @@ int main(void) {
         cmocka_unit_test(two_engines_get_one_push),
         cmocka_unit_test(more_than_is_pushed_fails_both_and_names_the_steps),
         cmocka_unit_test(a_push_that_nobody_expects_ends_at_its_deadline),
+        cmocka_unit_test(a_push_that_ends_at_its_deadline_says_what_a_connection_waits_for),
         cmocka_unit_test(an_expectation_that_nobody_fulfils_ends_at_its_deadline),
         cmocka_unit_test(an_expectation_names_the_first_writer_that_is_late),
     };

@@ -536,6 +536,37 @@ static void an_engine_whose_stage_sends_nonsense_is_told_of(void **state) {
     world_close(&w);
 }
 
+/* Data may be under way when a permission or a session ends, and we may lack memory. */
+static void an_engine_is_told_of_refused_flows_for_which_only_the_peer_can_be_to_blame(void **state) {
+    (void)state;
+    static const struct {
+        kvf_status status;
+        const char *text;
+        bool told;
+    } cases[] = {{KVF_E_PERMISSION, "not permitted", false}, {KVF_E_NOT_FOUND, "not found", false},
+                 {KVF_E_TIMEOUT, "too late", false},         {KVF_E_NOMEM, "no memory", false},
+                 {KVF_E_PARSE, "not a message", true},       {KVF_E_RANGE, "too many bytes", true}};
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    world w;
+    uint32_t told = 0;
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_pull_everything(&w, "a", 50, 1);
+    kvf_agent *p = w.p.agents[0];
+    const kvf_stage_options *given = &p->stage->options;
+    kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
+    for (uint32_t i = 0; i < COUNT_OF(cases); i++) {
+        given->on_event(given->context, name, cases[i].status, cases[i].text);
+        given->on_event(given->context, "nobody", cases[i].status, "from nobody");
+        told += cases[i].told;
+        world_run_for(&w, 10 * MS);
+        assert_int_equal(world_stats(p).flows_refused, 2 * (i + 1));
+        assert_int_equal(world_count(&w, p, KVF_EVENT_PEER_REFUSED), told);
+    }
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- permissions ----------------------------------------------------------------------------- */
 
 static kvf_status asks(kvf_agent *agent, const kvf_agent *from, const char *engine,
@@ -862,6 +893,64 @@ static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(v
     lend_and_lose(false);
 }
 
+static void push_one(world *w, const char *id, uint32_t seed) {
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, 20, 0, 1, &given);
+    world_request_make(w, &w->d, id, 20, 0, 1, &wanted);
+    world_fill(w, &w->p, &given, seed);
+    world_expect(&w->d, &wanted, &w->p, expects);
+    world_push(&w->p, &given, pushes);
+    world_ready(&w->p, pushes);
+    world_all_done(w, &w->d, expects);
+    world_all_done(w, &w->p, pushes);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
+}
+
+/* P has read from D, and writes to it: one of the two connections carries the flows of both sessions, until it is
+ * lost. */
+static void when_the_connection_that_carries_flows_is_lost_another_one_does(void **state) {
+    (void)state;
+    world w;
+    world_request given, back;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    kvf_agent *p = w.p.agents[0];
+    kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
+    world_request_make(&w, &w.d, "back", 20, 0, 1, &given);
+    world_request_make(&w, &w.p, "back", 20, 0, 1, &back);
+    world_hold(&w.d, &given, holds);
+    world_pull(&w.p, &back, &w.d, pulls);
+    world_all_done(&w, &w.p, pulls);
+    world_all_done(&w, &w.d, holds);
+    kvf_session *out = outgoing_of(&w.p);
+    push_one(&w, "one", 1);
+    const kvf_session *in = p->all_sessions;
+    while (in && !in->incoming)
+        in = in->next;
+    assert_non_null(in);
+    assert_ptr_not_equal(in->peer, out->peer);
+    assert_ptr_equal(kvf_stage_peer_named(p->stage, name), out->peer);
+    out->peer_lost = true;
+    kvf_sessions_due(p, 0);
+    world_until(&w, !out->peer);
+    assert_non_null(in->peer);
+    assert_ptr_equal(kvf_stage_peer_named(p->stage, name), in->peer);
+    push_one(&w, "two", 2);
+    assert_int_equal(all_packed(&w.p), world_stats(p).bytes_read + world_stats(p).bytes_written);
+    world_close(&w);
+}
+
+static void pull_one(world *w, world_engine *e, const char *id, uint64_t *holds, uint64_t *pulls) {
+    world_request held, wanted;
+    world_request_make(w, &w->p, id, 20, 0, 1, &held);
+    world_request_make(w, e, id, 20, 0, 1, &wanted);
+    world_hold(&w->p, &held, holds);
+    world_pull(e, &wanted, &w->p, pulls);
+}
+
 /* P has no room for D's card and shard. D does not ask again for each request. */
 static void a_client_whose_join_was_refused_does_not_join_again(void **state) {
     (void)state;
@@ -931,12 +1020,14 @@ int main(void) {
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
         cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
+        cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
         cmocka_unit_test(a_client_whose_join_was_refused_does_not_join_again),
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(the_arena_of_a_stage_is_not_withheld),
         cmocka_unit_test(an_engine_whose_stage_sends_nonsense_is_told_of),
+        cmocka_unit_test(an_engine_is_told_of_refused_flows_for_which_only_the_peer_can_be_to_blame),
         cmocka_unit_test(a_flow_may_read_what_its_lease_is_on),
         cmocka_unit_test(a_flow_may_write_what_is_expected_of_it),
         cmocka_unit_test(a_flow_is_checked_in_every_group_and_until_its_lease_ends),
