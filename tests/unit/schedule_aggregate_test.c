@@ -77,6 +77,7 @@ static void a_request_is_over_when_all_workers_have_said_so(void **state) {
     sum = step2(a, &quiet, &one);
     ASSERT_NAMES(sum.received, "r");
     assert_int_equal(sum.sent_count, 0);
+    assert_int_equal(sum.invalid_count, 0);
     assert_int_equal(sum.output, 0);
     assert_int_equal(kvf_aggregator_pending(a), 1);
     kvf_aggregator_free(a);

@@ -393,6 +393,21 @@ static void invalid_blocks_count_also_before_the_load_is_over(void **state) {
     done(&f);
 }
 
+static void a_load_is_whole_though_blocks_of_other_requests_are_invalid(void **state) {
+    (void)state;
+    fixture f = simple();
+    uint64_t generation = begin_load(&f, 0);
+    const kvf_group_block others = {0, 99};
+    update(&f, (kvf_aggregate){.invalid = &others, .invalid_count = 1});
+
+    kvf_schedule_news news = received(&f, generation);
+
+    assert_int_equal(news.loaded[0].outcome, KVF_LOADED);
+    assert_int_equal(news.loaded[0].tokens, 10);
+    assert_int_equal(news.loaded[0].invalid_count, 0);
+    done(&f);
+}
+
 static void before_a_window_there_is_nothing_to_go_on_from(void **state) {
     (void)state;
     fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "swa", .window_tokens = 3}));
@@ -791,6 +806,7 @@ int main(void) {
         cmocka_unit_test(a_load_that_failed_as_a_whole_has_no_valid_block_whatever_else_is_named),
         cmocka_unit_test(a_failed_load_names_blocks_of_a_table_that_begins_where_it_begins),
         cmocka_unit_test(invalid_blocks_count_also_before_the_load_is_over),
+        cmocka_unit_test(a_load_is_whole_though_blocks_of_other_requests_are_invalid),
         cmocka_unit_test(before_a_window_there_is_nothing_to_go_on_from),
         cmocka_unit_test(by_policy_a_failed_load_fails_the_request),
         cmocka_unit_test(reports_about_nobody_are_passed_over),
