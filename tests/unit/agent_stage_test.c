@@ -893,7 +893,7 @@ static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(v
     lend_and_lose(false);
 }
 
-static void push_one(world *w, const char *id, uint32_t seed) {
+static void push_and_check(world *w, const char *id, uint32_t seed) {
     world_request given, wanted;
     uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
     world_request_make(w, &w->p, id, 20, 0, 1, &given);
@@ -926,7 +926,7 @@ static void when_the_connection_that_carries_flows_is_lost_another_one_does(void
     world_all_done(&w, &w.p, pulls);
     world_all_done(&w, &w.d, holds);
     kvf_session *out = outgoing_of(&w.p);
-    push_one(&w, "one", 1);
+    push_and_check(&w, "one", 1);
     const kvf_session *in = p->all_sessions;
     while (in && !in->incoming)
         in = in->next;
@@ -938,17 +938,9 @@ static void when_the_connection_that_carries_flows_is_lost_another_one_does(void
     world_until(&w, !out->peer);
     assert_non_null(in->peer);
     assert_ptr_equal(kvf_stage_peer_named(p->stage, name), in->peer);
-    push_one(&w, "two", 2);
+    push_and_check(&w, "two", 2);
     assert_int_equal(all_packed(&w.p), world_stats(p).bytes_read + world_stats(p).bytes_written);
     world_close(&w);
-}
-
-static void pull_one(world *w, world_engine *e, const char *id, uint64_t *holds, uint64_t *pulls) {
-    world_request held, wanted;
-    world_request_make(w, &w->p, id, 20, 0, 1, &held);
-    world_request_make(w, e, id, 20, 0, 1, &wanted);
-    world_hold(&w->p, &held, holds);
-    world_pull(e, &wanted, &w->p, pulls);
 }
 
 /* P has no room for D's card and shard. D does not ask again for each request. */
