@@ -521,6 +521,7 @@ static void a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_last
     world_run_for(&s.w, 500 * MS);
     letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_CALL, 0);
     tell_of_connection(&s, KVF_E_IO, "there is no route to the host");
+    assert_int_equal(s.d->all_sessions->unreached, KVF_E_IO);
     world_run_for(&s.w, 7 * SECOND);
     letters_no_rules();
     world_hold(&s.w.p, &s.held, s.theirs);
@@ -583,9 +584,31 @@ static void a_producer_that_answers_no_attempt_to_connect_has_the_length_of_a_le
     }
 }
 
+/* Its host answers now that nothing listens there. */
+static void a_producer_that_had_longer_is_lost_at_once_when_its_host_refuses(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(10 * SECOND)); /* a peer is waited for for 100 ms */
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 500 * MS);
+    letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_HELLO, 0);
+    letters_rule(LETTERS_LOSE, NULL, KVF_MESSAGE_CALL, 0);
+    break_connection(&s);
+    assert_int_equal(s.d->all_sessions->unreached, KVF_OK);
+    tell_of_connection(&s, KVF_E_TIMEOUT, "no connection: the host did not answer");
+    world_run_for(&s.w, 3200 * MS); /* between two greetings */
+    assert_int_equal(world_stats(s.d).peers_lost, 0);
+    tell_of_connection(&s, KVF_E_IO, "no connection: refused");
+    world_run_for(&s.w, MS);
+    assert_int_equal(world_stats(s.d).peers_lost, 1);
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
+    lease_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_producer_that_answers_no_attempt_to_connect_has_the_length_of_a_lease),
+        cmocka_unit_test(a_producer_that_had_longer_is_lost_at_once_when_its_host_refuses),
         cmocka_unit_test(blocks_nobody_asks_for_are_free_after_the_lease),
         cmocka_unit_test(heartbeats_extend_leases_while_a_consumer_waits),
         cmocka_unit_test(a_reader_that_dies_loses_its_lease),

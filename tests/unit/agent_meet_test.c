@@ -148,6 +148,71 @@ static void an_engine_does_not_meet_itself(void **state) {
     world_close(&w);
 }
 
+static void a_name_may_be_as_long_as_messages_allow(void **state) {
+    (void)state;
+    world w;
+    uint64_t ticket;
+    char name[KVF_WIRE_MAX_NAME + 2] = {0};
+    const kvf_contact contact = {.engine = name, .endpoint = "tcp://127.0.0.1:1"};
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    memset(name, 'N', KVF_WIRE_MAX_NAME + 1);
+    assert_fails(kvf_agent_connect(w.d.agents[0], &contact, MS, &ticket), KVF_E_INVALID, "too long");
+    name[KVF_WIRE_MAX_NAME] = '\0';
+    assert_ok(kvf_agent_connect(w.d.agents[0], &contact, MS, &ticket));
+    (void)world_failed(&w, w.d.agents[0], ticket, KVF_E_TIMEOUT);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* What a contact is told by the last greeting. */
+typedef struct listener {
+    uint32_t greetings;
+    bool asked_for_card, told_secret;
+} listener;
+
+static void listen(void *context, const kvf_letter *letter) {
+    listener *l = context;
+    const uint8_t none[KVF_WIRE_SECRET_BYTES] = {0};
+    kvf_message message;
+    assert_ok(kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message));
+    assert_ok(kvf_wire_read(&message));
+    assert_int_equal(message.kind, KVF_MESSAGE_HELLO);
+    l->greetings++;
+    l->asked_for_card = message.hello.wants_card;
+    l->told_secret = memcmp(message.hello.secret, none, sizeof none) != 0;
+    kvf_message_free(&message);
+}
+
+static void ignore_break(void *context, kvf_route route, kvf_status status, const char *detail) {
+    (void)context, (void)route, (void)status, (void)detail;
+}
+
+/* By its secret an engine proves who it is to those whose memory it reads or writes. A contact only knows ranks. */
+static void a_contact_is_not_told_the_secret(void **state) {
+    (void)state;
+    world w;
+    listener l = {0};
+    kvf_link *link;
+    uint64_t ticket;
+    const kvf_link_options options = {.table = net_surroundings.link,
+                                      .listen = "tcp://127.0.0.1:4567",
+                                      .on_message = listen,
+                                      .on_broken = ignore_break,
+                                      .context = &l};
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    assert_ok(kvf_link_open(&options, &link));
+    const kvf_contact contact = {.engine = "Q", .endpoint = kvf_link_endpoint(link)};
+    assert_ok(kvf_agent_connect(w.d.agents[0], &contact, SECOND, &ticket));
+    for (const uint64_t end = world_now() + 100 * MS; world_now() < end;)
+        world_work_beside(&w, link, MS);
+    assert_true(l.greetings > 0);
+    assert_false(l.asked_for_card || l.told_secret);
+    kvf_link_close(link);
+    (void)world_failed(&w, w.d.agents[0], ticket, KVF_E_TIMEOUT);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- no producer ----------------------------------------------------------------------------- */
 
 static void nobody_there_is_told_at_the_deadline_with_the_reason(void **state) {
@@ -320,6 +385,8 @@ int main(void) {
         cmocka_unit_test(another_engine_at_the_address_is_an_error),
         cmocka_unit_test(another_rank_at_the_address_is_an_error),
         cmocka_unit_test(an_engine_does_not_meet_itself),
+        cmocka_unit_test(a_name_may_be_as_long_as_messages_allow),
+        cmocka_unit_test(a_contact_is_not_told_the_secret),
         cmocka_unit_test(nobody_there_is_told_at_the_deadline_with_the_reason),
         cmocka_unit_test(a_producer_that_comes_up_late_is_met),
         cmocka_unit_test(a_contact_that_misses_siblings_says_so),

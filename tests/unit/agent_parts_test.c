@@ -105,6 +105,39 @@ static void every_group_of_a_part_must_go_on(void **state) {
     kvf_parts_free(&parts);
 }
 
+static void a_part_may_have_one_id_and_all_parts_no_more_than_a_table(void **state) {
+    (void)state;
+    static const uint32_t ids[] = {1, 2, 3};
+    const uint32_t before = KVF_WIRE_MAX_TABLE_IDS - 3;
+    kvf_parts parts = {.ids = before}; /* as after so many ids */
+    kvf_wire_group group = {{ids, 1, 0}, 0, 9};
+    assert_ok(kvf_parts_add(&parts, &group, 1, before, true));
+    group.table = (kvf_block_table){ids, 3, 1};
+    assert_fails(kvf_parts_add(&parts, &group, 1, before + 1, true), KVF_E_RANGE, "have more than");
+    group.table.count = 2;
+    assert_ok(kvf_parts_add(&parts, &group, 1, before + 1, false));
+    kvf_parts_free(&parts);
+}
+
+static kvf_status add_parts(void *subject) {
+    const kvf_wire_group *group = subject;
+    kvf_parts parts = {0};
+    const kvf_status status = kvf_parts_add(&parts, group, 1, 0, true);
+    if (status)
+        assert_null(parts.parts);
+    kvf_parts_free(&parts);
+    return status;
+}
+
+static void a_part_without_memory_is_not_taken(void **state) {
+    (void)state;
+    static const uint32_t ids[] = {1, 2};
+    kvf_wire_group group = {{ids, 2, 0}, 0, 9};
+    memory_count memory;
+    count_memory(&memory);
+    survive_every_refusal(&memory, add_parts, &group);
+}
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 typedef struct scene {
@@ -304,6 +337,8 @@ int main(void) {
         cmocka_unit_test(parts_together_are_the_whole),
         cmocka_unit_test(a_part_that_does_not_go_on_is_refused),
         cmocka_unit_test(every_group_of_a_part_must_go_on),
+        cmocka_unit_test(a_part_may_have_one_id_and_all_parts_no_more_than_a_table),
+        cmocka_unit_test_teardown(a_part_without_memory_is_not_taken, stop_counting_memory),
         cmocka_unit_test(a_million_blocks_are_pulled),
         cmocka_unit_test(a_million_blocks_are_pushed),
         cmocka_unit_test(parts_arrive_over_a_bad_link),

@@ -4,6 +4,7 @@
 
 #include "agent/agent.h"
 #include "agent/hear.h"
+#include "agent/peers.h"
 #include "agent/session.h"
 #include "agent_net.h"
 #include "agent_scene.h"
@@ -171,7 +172,12 @@ static void a_list_may_be_too_short_and_its_elements_of_another_version(void **s
     older[0].struct_size = 0;
     assert_fails(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)older, 2, &count), KVF_E_INVALID,
                  "struct_size");
-    assert_fails(kvf_agent_peers(s.d, NULL, 2, &count), KVF_E_INVALID, "peers");
+    assert_fails(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)older, 1, &count), KVF_E_INVALID,
+                 "struct_size");
+    size_t oldest = sizeof oldest; /* nothing but its size */
+    assert_ok(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)&oldest, 1, &count));
+    assert_int_equal(oldest, sizeof oldest);
+    assert_fails(kvf_agent_peers(s.d, NULL, 1, &count), KVF_E_INVALID, "peers");
     assert_fails(kvf_agent_peers(s.d, NULL, 0, NULL), KVF_E_INVALID, "count");
     assert_fails(kvf_agent_peers(NULL, NULL, 0, &count), KVF_E_INVALID, "agent");
     scene_close(&s);
@@ -190,6 +196,105 @@ static void a_failure_is_kept_with_its_peer(void **state) {
     has(peers[0].failure, "steps [0, 64) are wanted, but the producer holds [0, 50)");
     assert_true(peers[0].failed_ns >= peers[0].since_ns);
     assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    scene_close(&s);
+}
+
+static void a_failure_is_that_of_one_rank(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    open_it(&s, TWO("P"), ONE("D"), NULL);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    kvf_peers_failed(s.d, "Q", 0, "of another engine");
+    kvf_peers_failed(s.d, "P", 1, "of rank 1");
+    assert_int_equal(peers_of(s.d, peers), 2);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_string_equal(peers[i].failure, peers[i].rank == 1 ? "of rank 1" : "");
+    kvf_peers_failed(s.d, "P", KVF_NO_RANK, "of all");
+    assert_int_equal(peers_of(s.d, peers), 2);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_string_equal(peers[i].failure, "of all");
+    scene_close(&s);
+}
+
+static void lose(kvf_agent *agent, const char *engine, uint32_t rank, bool incoming) {
+    kvf_session session = {.agent = agent, .rank = rank, .rank_count = 100, .incoming = incoming};
+    char name[8];
+    (void)snprintf(name, sizeof name, "%s", engine);
+    session.engine = name;
+    kvf_peer_left(&session, "lost");
+}
+
+static void of_peers_that_are_lost_the_latest_64_are_remembered(void **state) {
+    (void)state;
+    static kvf_agent_peer peers[100];
+    scene s;
+    uint32_t count = 0;
+    peers[0].struct_size = sizeof *peers;
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    for (uint32_t i = 0; i < 64; i++)
+        lose(s.d, "X", i, true);
+    lose(s.d, "X", 20, true); /* once more */
+    assert_ok(kvf_agent_peers(s.d, peers, COUNT_OF(peers), &count));
+    assert_int_equal(count, 64);
+    assert_int_equal(peers[0].rank, 0);
+    assert_int_equal(peers[63].rank, 20);
+    lose(s.d, "X", 64, true);
+    assert_ok(kvf_agent_peers(s.d, peers, COUNT_OF(peers), &count));
+    assert_int_equal(count, 64);
+    assert_int_equal(peers[0].rank, 1);
+    assert_int_equal(peers[63].rank, 64);
+    scene_close(&s);
+}
+
+static void peers_that_are_lost_differ_by_engine_rank_and_role(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    for (int again = 0; again < 2; again++) {
+        lose(s.d, "X", 0, true);
+        lose(s.d, "X", 0, false);
+        lose(s.d, "X", 1, true);
+        lose(s.d, "Y", 0, true);
+        assert_int_equal(peers_of(s.d, peers), 4);
+    }
+    scene_close(&s);
+}
+
+/* It is for information only. */
+static void a_peer_that_is_lost_is_not_remembered_where_memory_is_missing(void **state) {
+    (void)state;
+    memory_count memory;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    count_memory(&memory);
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    for (size_t n = 1; n <= 3; n++) {
+        const size_t live = memory.live;
+        memory.calls = 0;
+        memory.fail_at = n;
+        lose(s.d, "X", 0, true);
+        memory.fail_at = 0;
+        assert_int_equal(memory.live, live);
+        assert_int_equal(peers_of(s.d, peers), 0);
+    }
+    scene_close(&s);
+}
+
+static void a_peer_whose_connection_broke_is_listed_as_broken(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_peer peers[MOST];
+    uint64_t ticket;
+    open_it(&s, ONE("P"), ONE("D"), NULL);
+    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, s.d, ticket);
+    kvf_on_broken(s.d, s.d->all_sessions->route, KVF_E_PEER_LOST, "the connection broke");
+    assert_int_equal(peers_of(s.d, peers), 1);
+    assert_int_equal(peers[0].state, KVF_PEER_BROKEN);
+    world_until(&s.w, peers_of(s.d, peers) == 1 && peers[0].state == KVF_PEER_OPEN);
     scene_close(&s);
 }
 
@@ -243,6 +348,24 @@ static void meetings_and_ways_have_lines_with_level_and_time(void **state) {
     has_once(log.text, "10 D rank 0 reads from P rank 1 over shm, by mapped memory\n"); /* like its sibling */
     assert_null(strstr(log.text, "transport shm")); /* it has no library to name */
     assert_true(log.first_ns > UINT64_C(1600000000) * SECOND && log.last_ns >= log.first_ns);
+    scene_close(&s);
+}
+
+/* As the replicas of what a pull reads from another rank. */
+static void a_peer_from_which_nothing_was_read_has_no_line(void **state) {
+    (void)state;
+    static book log;
+    scene s;
+    uint64_t ticket;
+    memset(&log, 0, sizeof log);
+    open_it(&s, ONE("P"), ONE("D"), WRITTEN_DOWN(&log, .transport = "shm"));
+    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, s.d, ticket);
+    assert_null(s.d->all_sessions->peer);
+    kvf_peer_served(s.d->all_sessions);
+    kvf_peer_served(NULL);
+    world_run_for(&s.w, MS);
+    assert_null(strstr(log.text, " over "));
     scene_close(&s);
 }
 
@@ -409,6 +532,13 @@ int main(void) {
         cmocka_unit_test(a_writer_and_its_consumer_count_the_same_bytes),
         cmocka_unit_test(a_list_may_be_too_short_and_its_elements_of_another_version),
         cmocka_unit_test(a_failure_is_kept_with_its_peer),
+        cmocka_unit_test(a_failure_is_that_of_one_rank),
+        cmocka_unit_test(of_peers_that_are_lost_the_latest_64_are_remembered),
+        cmocka_unit_test(peers_that_are_lost_differ_by_engine_rank_and_role),
+        cmocka_unit_test_teardown(a_peer_that_is_lost_is_not_remembered_where_memory_is_missing,
+                                  stop_counting_memory),
+        cmocka_unit_test(a_peer_whose_connection_broke_is_listed_as_broken),
+        cmocka_unit_test(a_peer_from_which_nothing_was_read_has_no_line),
         cmocka_unit_test(a_peer_that_is_lost_is_remembered_until_it_is_back),
         cmocka_unit_test(meetings_and_ways_have_lines_with_level_and_time),
         cmocka_unit_test(the_first_rank_that_greets_is_news_and_its_siblings_are_details),
