@@ -94,7 +94,7 @@ void kvf_trace_told(const kvf_ticket *ticket, const char *engine) {
     trace->bytes = ticket->bytes;
     trace->packed = ticket->packed;
     trace->runs = ticket->runs;
-    trace->detail = ticket->status && ticket->detail ? kvf_strdup(ticket->detail) : NULL;
+    trace->detail = ticket->detail ? kvf_strdup(ticket->detail) : NULL;
     trace->engine = engine[0] ? kvf_strdup(engine) : NULL;
 }
 

@@ -1,6 +1,7 @@
 /* An agent explains the engines that it meets, once per meeting and on demand: which rank reads what from which. */
 #include <stdio.h>
 
+#include "agent/agent.h"
 #include "agent_world.h"
 
 #define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
@@ -93,6 +94,19 @@ static void a_meeting_says_who_reads_what_from_whom(void **state) {
     assert_null(strstr(log.text, "rank 0 is told"));
     assert_int_equal(log.lines[KVF_LOG_DEBUG], 0);
     assert_int_equal(log.lines[KVF_LOG_WARNING], 0);
+    world_close(&w);
+}
+
+static void each_line_of_a_text_is_a_line_of_the_log(void **state) {
+    (void)state;
+    static book log;
+    world w;
+    open_pair(&w, OPTIONS(.log = write_down, .log_context = &log));
+    world_run_for(&w, MS);
+    memset(&log, 0, sizeof log); /* without what was said of transports */
+    kvf_agent_log(w.d.agents[0], KVF_LOG_INFO, "a\n\nbc\n");
+    world_run_for(&w, MS);
+    assert_string_equal(log.text, "20 a\n20 bc\n");
     world_close(&w);
 }
 
@@ -399,6 +413,7 @@ static void an_agent_that_cannot_explain_says_that_memory_is_missing(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_meeting_says_who_reads_what_from_whom),
+        cmocka_unit_test(each_line_of_a_text_is_a_line_of_the_log),
         cmocka_unit_test(ranks_that_are_not_read_are_told),
         cmocka_unit_test(a_single_rank_that_is_not_read_is_named),
         cmocka_unit_test(details_say_by_how_many_ranks_each_rank_is_told),

@@ -368,6 +368,57 @@ static void a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat(v
     lease_close(&s);
 }
 
+/* One answer names them all. */
+static void readers_of_several_holds_that_were_given_up_are_told_at_once(void **state) {
+    (void)state;
+    enum { COUNT = 7 };
+    static const char *const ids[COUNT] = {"1", "2", "3", "4", "5", "6", "7"};
+    scene s;
+    uint64_t theirs[COUNT][WORLD_MAX_RANKS], ours[COUNT][WORLD_MAX_RANKS], told = 0;
+    world_request held, wanted;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    letters_rule(LETTERS_PASS, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_ACQUIRE);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        world_request_make(&s.w, &s.w.p, ids[i], 16, i, 1, &held);
+        world_request_make(&s.w, &s.w.d, ids[i], 16, i, 1, &wanted);
+        wanted.request.groups = NULL;
+        world_hold(&s.w.p, &held, theirs[i]);
+        world_pull(&s.w.d, &wanted, &s.w.p, ours[i]);
+    }
+    world_until(&s.w, letters_met() >= COUNT);
+    for (uint32_t i = 0; i < COUNT; i++)
+        assert_ok(kvf_agent_cancel(s.p, theirs[i][0]));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        const world_outcome *failed = world_failed(&s.w, s.d, ours[i][0], KVF_E_TIMEOUT);
+        assert_non_null(strstr(failed->detail, "given the request up"));
+        told = i == 0 ? world_now() : told;
+    }
+    assert_in_range(world_now() - told, 0, 100 * MS);
+    lease_close(&s);
+}
+
+/* D's beat is under way while one of two ranks ends writing: that rank knows the expectation no more when the beat
+ * arrives, and the other still writes. */
+static void a_rank_that_has_written_has_not_given_the_request_up(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, TP2, ONE("D"), LEASE(2 * SECOND));
+    letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, letters_kept() >= 2);
+    assert_ok(kvf_agent_push_ready(s.p, s.theirs[0], CHUNK(0, 50, 4)));
+    (void)world_done(&s.w, s.p, s.theirs[0]);
+    letters_no_rules();
+    letters_deliver();
+    world_run_for(&s.w, 20 * MS);
+    assert_ok(kvf_agent_push_ready(s.w.p.agents[1], s.theirs[1], CHUNK(0, 50, 4)));
+    world_all_done(&s.w, &s.w.d, s.ours);
+    (void)world_done(&s.w, s.w.p.agents[1], s.theirs[1]);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    lease_close(&s);
+}
+
 /* The hold's own lease is longer than the agent's: a rank that has read does not shorten it for the others. */
 static void a_rank_may_come_long_after_another_has_read(void **state) {
     (void)state;
@@ -626,6 +677,8 @@ int main(void) {
         cmocka_unit_test(the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies),
         cmocka_unit_test(holds_that_the_producer_gave_up_fail_at_the_next_heartbeat),
         cmocka_unit_test(a_reader_of_a_hold_that_was_given_up_is_told_by_its_next_heartbeat),
+        cmocka_unit_test(readers_of_several_holds_that_were_given_up_are_told_at_once),
+        cmocka_unit_test(a_rank_that_has_written_has_not_given_the_request_up),
         cmocka_unit_test(a_rank_may_come_long_after_another_has_read),
         cmocka_unit_test(a_rank_that_has_read_gives_the_others_a_lease_more),
         cmocka_unit_test(a_pull_that_waits_hears_within_seconds_whether_its_producer_lives),

@@ -1,5 +1,6 @@
 /* What an engine can look up: the requests of blocks, memory that is kept for peers, clocks. */
-#include "agent/agent.h"
+#include "agent/remote.h"
+#include "agent/session.h"
 #include "agent_letters.h"
 #include "agent_scene.h"
 
@@ -89,7 +90,9 @@ static void memory_kept_for_peers_is_counted(void **state) {
     scene_pull(&s);
     world_all_done(&s.w, &s.w.p, s.theirs);
     assert_ok(kvf_plan_build(kvf_engine_shard(s.w.d.engine, 0), s.w.p.engine, NULL, &plan));
-    assert_true(world_stats(s.d).memory_now_bytes > kvf_plan_memory_bytes(plan));
+    const uint64_t plan_bytes = kvf_plan_memory_bytes(plan);
+    assert_int_equal(world_stats(s.d).plans_now, 1);
+    assert_in_range(world_stats(s.d).memory_now_bytes, plan_bytes + 1, plan_bytes + 10000);
     assert_true(world_stats(s.p).memory_now_bytes > 0);
     kvf_plan_free(plan);
     world_run_for(&s.w, 1300 * SECOND);
@@ -115,6 +118,43 @@ static void the_card_of_a_peer_is_memory_kept_for_it(void **state) {
     (void)world_done(&s.w, s.d, ticket);
     letters_end();
     assert_int_equal(world_stats(s.d).memory_now_bytes, before + s.p->card_bytes);
+    scene_close(&s);
+}
+
+/* Beside the sessions with them, their cards and the plan. */
+static void the_ranks_of_an_engine_are_memory_kept_for_it(void **state) {
+    (void)state;
+    enum { RANKS = 8 };
+    scene s;
+    uint64_t ticket;
+    kvf_plan *plan = NULL;
+    scene_open(&s, attention(2, RANKS, 8), ENGINE(.name = "P", .tp_size = RANKS, .all = {.block_count = 64}),
+               ONE("D"), NULL);
+    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, s.d, ticket);
+    assert_ok(kvf_plan_build(kvf_engine_shard(s.w.d.engine, 0), s.w.p.engine, NULL, &plan));
+    const kvf_agent_stats stats = world_stats(s.d);
+    assert_int_equal(stats.peers_now, RANKS);
+    assert_int_equal(stats.plans_now, 1);
+    uint64_t kept = s.d->kept_bytes + sizeof(kvf_remote) + kvf_plan_memory_bytes(plan);
+    for (uint32_t r = 0; r < RANKS; r++)
+        kept += sizeof(kvf_session) + s.w.p.agents[r]->card_bytes + sizeof(kvf_remote_rank);
+    assert_int_equal(stats.memory_now_bytes, kept);
+    kvf_plan_free(plan);
+    scene_close(&s);
+}
+
+static void a_clock_is_of_one_rank_of_one_engine(void **state) {
+    (void)state;
+    scene s;
+    uint64_t ticket, error;
+    int64_t offset;
+    set_up(&s);
+    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+    (void)world_done(&s.w, s.d, ticket);
+    assert_ok(kvf_agent_clock_offset(s.d, "P", 0, &offset, &error));
+    assert_fails(kvf_agent_clock_offset(s.d, "P", 1, &offset, &error), KVF_E_NOT_FOUND, "rank 1 of P");
+    assert_fails(kvf_agent_clock_offset(s.d, "Q", 0, &offset, &error), KVF_E_NOT_FOUND, "rank 0 of Q");
     scene_close(&s);
 }
 
@@ -144,6 +184,8 @@ int main(void) {
         cmocka_unit_test(looking_at_a_missing_object_is_refused),
         cmocka_unit_test(memory_kept_for_peers_is_counted),
         cmocka_unit_test(the_card_of_a_peer_is_memory_kept_for_it),
+        cmocka_unit_test(the_ranks_of_an_engine_are_memory_kept_for_it),
+        cmocka_unit_test(a_clock_is_of_one_rank_of_one_engine),
         cmocka_unit_test(an_engine_that_is_met_at_another_address_is_kept_once),
     };
     return cmocka_run_group_tests_name("agent_look", tests, world_is_simulated, world_is_real);

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "agent/agent.h"
+#include "agent/histogram.h"
 #include "agent_world.h"
 
 #define TEXT_BYTES 32768
@@ -45,7 +47,26 @@ static void the_numbers_are_those_of_the_statistics(void **state) {
     assert_true(value_of(text, "kvferry_requests_done_total{engine=\"D\",rank=\"1\",kind=\"pull\"}") == 1);
     assert_true(value_of(text, "kvferry_requests_done_total{engine=\"D\",rank=\"1\",kind=\"push\"}") == 0);
     assert_true(value_of(text, "kvferry_request_seconds_count{engine=\"D\",rank=\"1\"}") == 1);
+    assert_true(value_of(text, "kvferry_requests_done_total{engine=\"D\",rank=\"1\",kind=\"connect\"}") ==
+                (double)stats.done[KVF_REQUEST_CONNECT]);
+    assert_true(value_of(text, "kvferry_queue_seconds_count{engine=\"D\",rank=\"1\"}") ==
+                (double)stats.queue.count);
+    assert_true(value_of(text, "kvferry_transfer_seconds_count{engine=\"D\",rank=\"1\"}") ==
+                (double)stats.transfer.count);
     assert_null(strstr(text, "kvferry_failures_total{"));
+    world_close(&w);
+}
+
+static void the_first_bucket_has_what_took_no_time_at_all(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, "P");
+    kvf_agent *d = w.d.agents[0];
+    kvf_histogram_add(&d->stats.post, 0);
+    kvf_histogram_add(&d->stats.post, 1023);
+    kvf_histogram_add(&d->stats.post, 1024);
+    assert_true(value_of(metrics_of(d),
+                         "kvferry_post_seconds_bucket{engine=\"D\",rank=\"0\",le=\"1.024e-06\"}") == 2);
     world_close(&w);
 }
 
@@ -144,6 +165,7 @@ static void a_text_is_cut_to_fit(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_numbers_are_those_of_the_statistics),
+        cmocka_unit_test(the_first_bucket_has_what_took_no_time_at_all),
         cmocka_unit_test(buckets_of_a_histogram_add_up),
         cmocka_unit_test(every_line_is_of_the_form),
         cmocka_unit_test(failures_are_told_by_status),

@@ -1,6 +1,7 @@
 /* Records, which travel with a cache: they come from every rank that was read or has written, whole and once. */
 #include <stdio.h>
 
+#include "agent/records.h"
 #include "agent_lease_scene.h"
 #include "agent_rights.h"
 
@@ -146,6 +147,27 @@ static void consumers_that_are_written_to_have_the_records_of_all_writers(void *
         world_all_done(&s.w, &s.w.p, s.theirs);
         scene_close(&s);
     }
+}
+
+/* One record from each of two ranks, of one byte, the least that is copied. */
+static void the_records_of_two_ranks_are_joined_however_few_they_are(void **state) {
+    (void)state;
+    const kvf_record first = {.name = "a", .end = 1, .data = "x", .size = 1},
+                     second = {.name = "b", .end = 2, .data = "y", .size = 1};
+    kvf_records all = {0}, more = {0};
+    assert_ok(kvf_records_add(&all, &first, 1, 3));
+    assert_ok(kvf_records_add(&more, &second, 1, 7));
+    assert_ok(kvf_records_take(&all, &more));
+    assert_null(more.all);
+    assert_int_equal(all.count, 2);
+    assert_string_equal(all.all[0].name, "a");
+    assert_string_equal(all.all[1].name, "b");
+    assert_memory_equal(all.all[0].data, "x", 1);
+    assert_memory_equal(all.all[1].data, "y", 1);
+    assert_int_equal(all.all[0].rank, 3);
+    assert_int_equal(all.all[1].rank, 7);
+    kvf_records_free(&all);
+    assert_null(all.all);
 }
 
 static void a_push_gathers_the_records_of_its_chunks(void **state) {
@@ -354,6 +376,7 @@ int main(void) {
         cmocka_unit_test(readers_have_the_records_of_all_that_they_read_from),
         cmocka_unit_test(records_that_a_reader_gives_itself_are_not_among_them),
         cmocka_unit_test(consumers_that_are_written_to_have_the_records_of_all_writers),
+        cmocka_unit_test(the_records_of_two_ranks_are_joined_however_few_they_are),
         cmocka_unit_test(a_push_gathers_the_records_of_its_chunks),
         cmocka_unit_test(each_of_several_consumers_has_them),
         cmocka_unit_test(lost_repeated_and_late_messages_change_no_record),

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "agent/session.h"
+#include "agent/trace.h"
 #include "agent_letters.h"
 #include "push_scene.h"
 
@@ -165,6 +167,7 @@ static void a_pull_is_told_on_both_sides_and_in_order(void **state) {
     assert_true(moment(&d, v.expects[0], "released") <= back);
     struct json_object *args = member(find(&d, v.expects[0], "request", "pull"), "args", json_type_object);
     assert_string_equal(text_of(args, "request"), "push");
+    assert_string_equal(text_of(args, "engine"), "P");
     assert_string_equal(text_of(args, "status"), "KVF_OK");
     assert_true(json_object_get_uint64(member(args, "bytes", json_type_int)) > 0);
     json_object_put(p.all);
@@ -279,8 +282,12 @@ static void a_request_lasts_until_its_blocks_are_free(void **state) {
     assert_int_equal(end_of(&t, find(&t, v.expects[0], "request", "expect")), world_now());
     json_object_put(t.all);
     letters_no_rules();
+    const uint64_t not_before = world_now();
     letters_deliver();
     assert_int_equal(world_next(&v.w, d, v.expects[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    t = trace_of(d);
+    assert_in_range(end_of(&t, find(&t, v.expects[0], "request", "expect")), not_before, world_now());
+    json_object_put(t.all);
     (void)kvf_agent_cancel(v.w.p.agents[0], v.pushes[0]);
     letters_end();
     world_quiet(&v.w);
@@ -357,6 +364,71 @@ static void many_requests_are_all_told_once(void **state) {
     world_close(&w);
 }
 
+static void a_trace_is_named_after_its_agent(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &traced);
+    trace d = trace_of(v.w.d.agents[3]);
+    struct json_object *event = event_at(&d, 0);
+    assert_string_equal(text_of(event, "ph"), "M");
+    assert_string_equal(text_of(event, "name"), "process_name");
+    assert_int_equal(json_object_get_uint64(member(event, "tid", json_type_int)), 0);
+    assert_string_equal(text_of(member(event, "args", json_type_object), "name"), "D rank 3");
+    json_object_put(d.all);
+    world_close(&v.w);
+}
+
+static uint32_t count_moments(const trace *t) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < event_count(t); i++)
+        count += is(event_at(t, i), "cat", "peer");
+    return count;
+}
+
+static void moments_with_peers_beyond_the_most_are_counted(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), &traced);
+    kvf_agent *d = v.w.d.agents[0];
+    world_pull(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_run_for(&v.w, 50 * MS);
+    trace t = trace_of(d);
+    assert_non_null(d->tickets);
+    assert_non_null(d->all_sessions);
+    for (uint32_t n = count_moments(&t); n < KVF_TRACE_PEERS + 3; n++)
+        kvf_trace_reach_peer(d->tickets, KVF_MOMENT_POSTED, d->all_sessions);
+    json_object_put(t.all);
+    t = trace_of(d);
+    assert_int_equal(count_moments(&t), KVF_TRACE_PEERS);
+    struct json_object *args = member(find(&t, v.expects[0], "request", "pull"), "args", json_type_object);
+    assert_int_equal(json_object_get_uint64(member(args, "moments_left_out", json_type_int)), 3);
+    json_object_put(t.all);
+    assert_ok(kvf_agent_cancel(d, v.expects[0]));
+    (void)world_failed(&v.w, d, v.expects[0], KVF_E_CANCELLED);
+    world_close(&v.w);
+}
+
+static kvf_status write_trace(void *agent) {
+    static char text[65536];
+    text[0] = '\0';
+    kvf_status status = kvf_agent_trace(agent, text, sizeof text, NULL);
+    assert_int_equal(text[0], status ? '\0' : '{');
+    return status;
+}
+
+static void a_trace_without_memory_fails(void **state) {
+    (void)state;
+    memory_count memory;
+    push_scene v;
+    count_memory(&memory);
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), &traced);
+    world_hold(&v.w.p, &v.given, v.pushes);
+    world_pull(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    finish(&v);
+    survive_every_refusal(&memory, write_trace, v.w.d.agents[0]);
+    world_close(&v.w);
+}
+
 static void an_agent_that_keeps_no_times_says_so(void **state) {
     (void)state;
     const kvf_agent_options many = {.struct_size = sizeof many, .listen = "", .trace_requests = 65537};
@@ -403,6 +475,24 @@ static void a_line_of_the_log_is_written_as_text_or_json(void **state) {
     assert_string_equal(few, "2026-11");
     assert_fails(kvf_log_write(&met, (kvf_log_form)2, few, sizeof few, NULL), KVF_E_INVALID, "form is 2");
     assert_fails(kvf_log_write(NULL, KVF_LOG_TEXT, few, sizeof few, NULL), KVF_E_INVALID, "line is NULL");
+    const kvf_log_line without = {sizeof without, KVF_LOG_INFO, 0, NULL};
+    assert_fails(kvf_log_write(&without, KVF_LOG_TEXT, few, sizeof few, NULL), KVF_E_INVALID,
+                 "line->text is NULL");
+    assert_fails(kvf_log_write(&met, KVF_LOG_TEXT, NULL, sizeof few, NULL), KVF_E_INVALID, "out is NULL");
+}
+
+static kvf_status write_line(void *form) {
+    char text[256];
+    return kvf_log_write(&met, *(const kvf_log_form *)form, text, sizeof text, NULL);
+}
+
+static void a_line_without_memory_is_not_written(void **state) {
+    (void)state;
+    kvf_log_form forms[] = {KVF_LOG_TEXT, KVF_LOG_JSON};
+    memory_count memory;
+    count_memory(&memory);
+    for (size_t i = 0; i < COUNT_OF(forms); i++)
+        survive_every_refusal(&memory, write_line, &forms[i]);
 }
 
 int main(void) {
@@ -416,8 +506,12 @@ int main(void) {
         cmocka_unit_test(a_trace_says_at_which_time_of_the_day_it_begins),
         cmocka_unit_test(only_the_latest_requests_are_kept),
         cmocka_unit_test(many_requests_are_all_told_once),
+        cmocka_unit_test(a_trace_is_named_after_its_agent),
+        cmocka_unit_test(moments_with_peers_beyond_the_most_are_counted),
+        cmocka_unit_test_teardown(a_trace_without_memory_fails, stop_counting_memory),
         cmocka_unit_test(an_agent_that_keeps_no_times_says_so),
         cmocka_unit_test(a_line_of_the_log_is_written_as_text_or_json),
+        cmocka_unit_test_teardown(a_line_without_memory_is_not_written, stop_counting_memory),
     };
     return cmocka_run_group_tests_name("agent_trace", tests, world_is_simulated, world_is_real);
 }

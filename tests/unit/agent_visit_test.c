@@ -130,6 +130,7 @@ static kvf_status note_greeting(kvf_link *link, kvf_route route, const void *dat
     assert_ok(kvf_wire_open((kvf_bytes){data, bytes}, &message));
     assert_ok(kvf_wire_read(&message));
     last_asked_from = message.hello.first_rank;
+    assert_int_equal(message.hello.rank_count, 1); /* a visitor is alone */
     kvf_message_free(&message);
     return kvf_link_zmq.send(link, route, data, bytes);
 }
@@ -296,7 +297,9 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     visit_fails_late(&contact, "the host name could not be looked up");
     contact.endpoint = "nonsense";
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "nonsense");
-    contact.endpoint = NULL;
+    contact.reserved[1] = 1;
+    assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "reserved[1]");
+    contact = (kvf_contact){0};
     assert_fails(kvf_visit(&contact, NULL, &found), KVF_E_INVALID, "endpoint");
     assert_fails(kvf_visit(NULL, NULL, &found), KVF_E_INVALID, "contact");
     assert_fails(kvf_visit(&w.p.contact, NULL, NULL), KVF_E_INVALID, "out is NULL");
