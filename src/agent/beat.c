@@ -72,12 +72,13 @@ static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answe
 
 static void beat(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
-    uint32_t count = session->source_count;
+    kvf_source *source;
+    uint32_t count;
+    DL_COUNT(session->sources, source, count);
     uint64_t *leases = kvf_alloc(count, sizeof *leases);
     uint64_t *expectations = kvf_alloc(2 * (size_t)count, sizeof *expectations);
     kvf_call_body body = {.leases = leases, .expectations = expectations, .clock_ns = now};
     uint64_t until = now + agent->options.lease_ns;
-    kvf_source *source;
     if (leases && expectations) {
         DL_FOREACH(session->sources, source) {
             const kvf_ticket *ticket = &source->ticket->base;

@@ -191,7 +191,7 @@ static void pull_verified(kvf_ticket *ticket) {
 
 static void pull_tick(kvf_ticket *ticket, uint64_t now) {
     kvf_pull *pull = kvf_pull_of(ticket);
-    if (pull->base.state == KVF_TICKET_OVER || pull->base.state == KVF_TICKET_DOUBT)
+    if (pull->base.state == KVF_TICKET_DOUBT)
         return;
     if (now >= latest(pull)) {
         char detail[512];

@@ -104,16 +104,15 @@ struct kvf_session {
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
     kvf_wire_buffer introduction;          /* outgoing: ours, if it is not our usual one */
     kvf_source *sources;                   /* outgoing: the requests that we have at it */
-    uint32_t source_count;
-    bool joined, joining;             /* outgoing: it has our card, or is being sent it */
-    bool joins_again;                 /* incoming: it was told that we have forgotten the session */
-    bool join_wanted;                 /* outgoing: the thread that has the work shall send our card */
-    bool join_staged;                 /* outgoing: and say that our stage takes its flows */
-    bool join_failed;                 /* outgoing: it refused our card for good */
-    bool takes_flows;                 /* its stage takes our flows */
-    uint64_t next_beat, heartbeat_ns; /* outgoing: the next heartbeat, and the time between two */
-    uint64_t asked_ns;                /* when we sent the first message since it was last heard; 0: none */
-    bool beat_for_life;               /* since then a heartbeat was sent to find out whether it lives */
+    bool joined, joining;                  /* outgoing: it has our card, or is being sent it */
+    bool joins_again;                      /* incoming: it was told that we have forgotten the session */
+    bool join_wanted;                      /* outgoing: the thread that has the work shall send our card */
+    bool join_staged;                      /* outgoing: and say that our stage takes its flows */
+    bool join_failed;                      /* outgoing: it refused our card for good */
+    bool takes_flows;                      /* its stage takes our flows */
+    uint64_t next_beat, heartbeat_ns;      /* outgoing: the next heartbeat, and the time between two */
+    uint64_t asked_ns;  /* when we sent the first message since it was last heard; 0: none */
+    bool beat_for_life; /* since then a heartbeat was sent to find out whether it lives */
 
     kvf_push_shape *shape;      /* incoming, joined: of its rank */
     uint64_t joined_generation; /* incoming, joined: of its regions */

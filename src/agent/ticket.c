@@ -290,7 +290,6 @@ static kvf_status attach(kvf_asker *ticket) {
         if (!session->sources) /* it may have been silent for long, as no ticket needed it */
             session->last_heard = session->last_used;
         DL_APPEND(session->sources, source);
-        session->source_count++;
         ticket->source_count++;
     }
     return KVF_OK;
@@ -303,7 +302,6 @@ static void detach_source(kvf_source *source) {
         return;
     source->session->last_used = kvf_agent_now(source->session->agent);
     DL_DELETE(source->session->sources, source);
-    source->session->source_count--;
     source->session = NULL;
 }
 
@@ -369,7 +367,7 @@ void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free) {
                     ticket->detail);
     if (blocks_free)
         unclaim(ticket);
-    else if (ticket->claims && !is_reader(ticket))
+    else /* only a request that fills its blocks is told before they are free */
         kvf_ledger_doubt(agent->ledger, ticket->claims, ticket->group_count, ticket->number);
     kvf_event_ticket(ticket, KVF_EVENT_FAILED, blocks_free);
     ticket->silent = true;

@@ -2,6 +2,7 @@
  * Engines whose models differ: groups that both have are moved, and only requests that name a missing group are
  * refused. All bytes are compared by coordinates, and checksums by names.
  */
+#include "agent/terms.h"
 #include "agent_letters.h"
 #include "agent_world.h"
 #include "channel_wise.h"
@@ -263,6 +264,20 @@ static void a_request_that_names_what_is_missing_is_refused_by_name(void **state
     world_close(&w);
 }
 
+static void an_engine_that_does_not_say_what_it_caches_is_refused(void **state) {
+    (void)state;
+    static const uint8_t digest[KVF_WIRE_DIGEST_BYTES] = {1};
+    static char name[] = "X";
+    world w;
+    world_open_model(&w, plain(), ONE("P"), ONE("D"), NULL);
+    kvf_remote remote = {.agent = w.d.agents[0], .name = name};
+    assert_fails(kvf_terms_meet(&remote, digest, "\0x"), KVF_E_MISMATCH,
+                 "engine \"X\" caches other cells, but did not say which");
+    assert_fails(kvf_terms_meet(&remote, digest, "x"), KVF_E_MISMATCH,
+                 "the digest of engine \"X\" does not match its facts");
+    world_close(&w);
+}
+
 /* ---- other types ----------------------------------------------------------------------------- */
 
 static void a_group_of_another_type_is_refused_by_name_and_the_others_move(void **state) {
@@ -367,6 +382,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_with_a_draft_layer_in_the_same_group_is_told_which_layer_is_missing),
         cmocka_unit_test(a_producer_without_the_first_layer_is_refused_by_its_number),
         cmocka_unit_test(a_request_that_names_what_is_missing_is_refused_by_name),
+        cmocka_unit_test(an_engine_that_does_not_say_what_it_caches_is_refused),
         cmocka_unit_test(a_group_of_another_type_is_refused_by_name_and_the_others_move),
         cmocka_unit_test(the_result_of_a_meeting_can_be_read),
         cmocka_unit_test(channel_wise_keys_and_whole_heads_meet_and_move),

@@ -560,6 +560,44 @@ static void a_pull_leaves_a_connection_that_is_behind_unless_another_pull_uses_i
     world_close(&w);
 }
 
+static const char *refuse(const void *link) {
+    (void)link;
+    return "it cannot read this memory";
+}
+
+static void a_pull_waits_for_another_that_uses_a_connection_that_is_to_be_left(void **state) {
+    (void)state;
+    static const char *const ids[] = {"slow", "quick"};
+    world w;
+    world_request given[2], wanted[2];
+    uint64_t holds[2], pulls[2];
+    kvf_fabric refusing;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
+    kvf_session *session = NULL;
+    for (uint32_t i = 0; i < 2; i++) {
+        world_request_make(&w, &w.p, ids[i], 48, 10 * i, 1, &given[i]);
+        world_request_make(&w, &w.d, ids[i], 48, 10 * i, 1, &wanted[i]);
+        wanted[i].request.bytes_per_second = i == 0 ? 1 << 10 : 0;
+        world_hold(&w.p, &given[i], &holds[i]);
+        world_pull(&w.d, &wanted[i], &w.p, &pulls[i]);
+        world_run_for(&w, 10 * MS);
+        if (i == 0) {
+            session = w.d.agents[0]->all_sessions;
+            session->past = kvf_peer_kind(let_it_be_behind(&w, &refusing));
+            refusing.refusal = refuse;
+        }
+    }
+    assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_DONE), 0);
+    session->past = NULL; /* it is good enough, after all */
+    (void)world_done(&w, w.d.agents[0], pulls[1]);
+    (void)world_done(&w, w.p.agents[0], holds[1]);
+    assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[0]));
+    (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_CANCELLED);
+    (void)world_failed(&w, w.p.agents[0], holds[0], KVF_E_CANCELLED);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_brings_every_cell_and_frees_the_producer),
@@ -583,6 +621,7 @@ int main(void) {
         cmocka_unit_test(blocks_beyond_the_cache_are_refused_at_once),
         cmocka_unit_test(a_block_has_one_use_at_a_time),
         cmocka_unit_test(a_pull_leaves_a_connection_that_is_behind_unless_another_pull_uses_it),
+        cmocka_unit_test(a_pull_waits_for_another_that_uses_a_connection_that_is_to_be_left),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }

@@ -231,6 +231,8 @@ static void lost_repeated_and_late_messages_change_no_record(void **state) {
 static void an_attempt_that_ends_early_has_none_and_the_next_one_all(void **state) {
     (void)state;
     scene s;
+    memory_count memory;
+    count_memory(&memory);
     scene_open(&s, attention(2, 8, 8), P_OF(2), D_OF(1), NULL);
     world_add(&s.w, ENGINE(.name = "E", .all = {.block_count = 64}), NULL);
     lend(&s, kvf_agent_hold, 7, 2);
@@ -238,6 +240,7 @@ static void an_attempt_that_ends_early_has_none_and_the_next_one_all(void **stat
     s.wanted.request.groups = NULL;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     world_until(&s.w, world_stats(s.p).leases_now == 1 && world_stats(s.w.p.agents[1]).leases_now == 1);
+    world_run_for(&s.w, MS); /* the answers are there */
     assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
     assert_int_equal(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->record_count, 0);
 
@@ -251,6 +254,7 @@ static void an_attempt_that_ends_early_has_none_and_the_next_one_all(void **stat
     assert_int_equal(wrong_records(world_done(&s.w, s.w.e.agents[0], s.ours[0]), 7, 3), 0);
     world_all_done(&s.w, &s.w.p, s.theirs);
     scene_close(&s);
+    assert_int_equal(memory.live, 0);
 }
 
 /* Rank 0 has written and said so, with its records; rank 1 dies before. */
@@ -380,7 +384,8 @@ int main(void) {
         cmocka_unit_test(a_push_gathers_the_records_of_its_chunks),
         cmocka_unit_test(each_of_several_consumers_has_them),
         cmocka_unit_test(lost_repeated_and_late_messages_change_no_record),
-        cmocka_unit_test(an_attempt_that_ends_early_has_none_and_the_next_one_all),
+        cmocka_unit_test_teardown(an_attempt_that_ends_early_has_none_and_the_next_one_all,
+                                  stop_counting_memory),
         cmocka_unit_test(of_a_producer_that_dies_half_way_nothing_is_told),
         cmocka_unit_test(where_nothing_is_read_there_are_none),
         cmocka_unit_test(records_beyond_the_limits_are_refused_by_the_call),
