@@ -84,6 +84,8 @@ static void cells_computed_after_they_were_expected_are_those_that_arrive(void *
     world_run_for(&v.w, 100 * MS);
     world_fill(&v.w, &v.w.p, &v.given, 2);
     world_ready(&v.w.p, v.pushes);
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(kvf_agent_timeout(v.w.p.agents[r]), 0); /* a round is due */
     push_scene_finish(&v);
 }
 
