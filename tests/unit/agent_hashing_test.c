@@ -269,6 +269,7 @@ static void note_end(kvf_hashing *hashing, kvf_status status) {
 
 static void hash_it(const scene *s, stray *h) {
     assert_ok(kvf_hashing_start(&h->hashing));
+    assert_int_equal(kvf_agent_timeout(s->p), 0); /* a round is due */
     for (uint32_t rounds = 0; h->ended == 0; rounds++) {
         assert_true(rounds < 20);
         one_round(s);
