@@ -659,6 +659,7 @@ static void neighbouring_layers_are_one_job_of_a_device_if_they_fit(void **state
         const kvf_block_table *table = &w.sequence.tables[0];
         assert_ok(
             kvf_checksum_cells(rank->shard, rank->regions, 0, 0, cases[i].asked, units, table, 5, expected));
+        const size_t left = devices_left();
         copy_to_devices(rank, regions);
         kvf_area area = {.shard = rank->shard,
                          .regions = regions,
@@ -671,6 +672,7 @@ static void neighbouring_layers_are_one_job_of_a_device_if_they_fit(void **state
         assert_int_equal(
             jobs_for(&area, &(kvf_sum_places){sums, .layer = units.end, .unit = 1}, expected, count),
             cases[i].jobs);
+        assert_int_equal(devices_left(), left);
         world_close(&w);
         kvf_model_free(model);
     }
