@@ -272,10 +272,10 @@ static void add_piece(const kvf_area *a, const sheet *s, const kvf_walk_piece *p
 }
 
 static bool is_in_pieces(const kvf_area *a, kvf_range layers) {
-    for (uint32_t layer = layers.begin; layer < layers.end; layer++)
-        if (kvf_shard_placement(a->shard, a->group, layer, a->part)->pieces > 1)
-            return true;
-    return false;
+    bool found = false;
+    for (uint32_t layer = layers.begin; layer < layers.end && !found; layer++)
+        found = kvf_shard_placement(a->shard, a->group, layer, a->part)->pieces > 1;
+    return found;
 }
 
 static kvf_status make_room(const kvf_area *a, kvf_range layers, tally *t) {

@@ -269,11 +269,10 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
         expect->base.agent->due = 0;
         return;
     }
-    source->written_call = call->number;
-    if (!expect->base.agent->options.verify) {
-        source->written_call = 0;
+    if (expect->base.agent->options.verify)
+        source->written_call = call->number;
+    else
         kvf_answer_status(session, call, KVF_OK, "");
-    }
     if (!news)
         return;
     kvf_status status = kvf_records_add(&source->records, call->records, call->record_count, session->rank);

@@ -86,6 +86,8 @@ static void cells_computed_after_they_were_expected_are_those_that_arrive(void *
     world_run_for(&v.w, 100 * MS);
     world_fill(&v.w, &v.w.p, &v.given, 2);
     world_ready(&v.w.p, v.pushes);
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(kvf_agent_timeout(v.w.p.agents[r]), 0); /* a round is due */
     push_scene_finish(&v);
 }
 
@@ -277,6 +279,42 @@ static void more_than_is_pushed_fails_both_and_names_the_steps(void **state) {
     world_close(&v.w);
 }
 
+/* Each allocation of the call that makes everything ready fails once; some are those of the part that is written. */
+static void a_part_for_which_there_is_no_memory_fails_both_sides(void **state) {
+    (void)state;
+    memory_count memory;
+    uint32_t failed = 0;
+    count_memory(&memory);
+    for (size_t n = 1, calls = 0; calls >= n - 1; n++) {
+        push_scene v;
+        push_scene_open(&v, attention(2, 2, 4), ONE("P"), ONE("D"), NULL);
+        kvf_agent *p = v.w.p.agents[0], *d = v.w.d.agents[0];
+        world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+        world_push(&v.w.p, &v.given, v.pushes);
+        world_run_for(&v.w, 10 * MS);
+        memory.calls = 0;
+        memory.fail_at = n;
+        const kvf_status status = kvf_agent_push_ready(p, v.pushes[0], NULL);
+        calls = memory.calls;
+        memory.fail_at = 0;
+        if (status) { /* nothing has changed */
+            assert_int_equal(status, KVF_E_NOMEM);
+            assert_ok(kvf_agent_push_ready(p, v.pushes[0], NULL));
+        }
+        const world_outcome *written = world_next(&v.w, p, v.pushes[0]),
+                            *received = world_next(&v.w, d, v.expects[0]);
+        assert_int_equal(written->kind, received->kind);
+        assert_int_equal(written->status, received->status);
+        assert_true(written->status == KVF_OK || written->status == KVF_E_NOMEM);
+        failed += written->status == KVF_E_NOMEM;
+        if (!written->status)
+            assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 0);
+        world_quiet(&v.w);
+        world_close(&v.w);
+    }
+    assert_true(failed >= 2);
+}
+
 static void a_push_that_nobody_expects_ends_at_its_deadline(void **state) {
     (void)state;
     push_scene v;
@@ -377,6 +415,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_that_has_a_part_gets_the_rest),
         cmocka_unit_test(two_engines_get_one_push),
         cmocka_unit_test(more_than_is_pushed_fails_both_and_names_the_steps),
+        cmocka_unit_test_teardown(a_part_for_which_there_is_no_memory_fails_both_sides, stop_counting_memory),
         cmocka_unit_test(a_push_that_nobody_expects_ends_at_its_deadline),
         cmocka_unit_test(a_push_that_ends_at_its_deadline_says_what_a_connection_waits_for),
         cmocka_unit_test(an_expectation_that_nobody_fulfils_ends_at_its_deadline),

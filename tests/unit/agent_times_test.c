@@ -93,6 +93,26 @@ static void the_time_in_the_queue_is_from_the_request_to_its_first_run(void **st
     scene_close(&s);
 }
 
+/* It is asked for at once, and written five seconds later. */
+static void the_times_of_an_expectation_are_from_the_request_to_its_end(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    world_run_for(&s.w, 20 * SECOND);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 5 * SECOND);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    kvf_agent_stats stats = world_stats(s.d);
+    assert_int_equal(stats.queue.count, 1);
+    assert_true(stats.queue.sum_ns < SECOND);
+    assert_in_range(stats.transfer.sum_ns, 4 * SECOND, 6 * SECOND);
+    assert_in_range(stats.total.sum_ns, 5 * SECOND, 6 * SECOND);
+    scene_close(&s);
+}
+
 /* ---- repetitions ----------------------------------------------------------------------------- */
 
 /* The number of messages of a kind from D after `ms`. */
@@ -171,6 +191,7 @@ int main(void) {
         cmocka_unit_test(a_connect_without_a_deadline_waits_for_half_a_minute),
         cmocka_unit_test(a_peer_without_requests_is_forgotten_after_ten_minutes),
         cmocka_unit_test(the_time_in_the_queue_is_from_the_request_to_its_first_run),
+        cmocka_unit_test(the_times_of_an_expectation_are_from_the_request_to_its_end),
         cmocka_unit_test(an_engine_that_does_not_answer_is_greeted_again),
         cmocka_unit_test(a_rank_that_is_not_ready_is_greeted_again),
         cmocka_unit_test(a_call_that_is_not_answered_is_repeated),

@@ -245,6 +245,34 @@ static void cells_have_the_same_sums_however_they_are_cut(void **state) {
     kvf_model_free(model);
 }
 
+/* The first layer's keys lie whole, and those of the other two channel by channel. */
+static void each_layer_may_be_cut_in_a_way_of_its_own(void **state) {
+    (void)state;
+    kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
+    kvf_engine *whole = channel_wise(model, 1, 8, 1, "whole"), *mixed;
+    kvf_shard *cut = channel_wise_shard(model, 0, 1, 8, CHANNELS), *shard;
+    kvf_shard_desc desc = *kvf_shard_get(cut);
+    kvf_group_shard_desc group = desc.groups[0];
+    kvf_placement places[LAYERS][2];
+    memcpy(places, group.placements, sizeof places);
+    places[0][0] = *kvf_shard_placement(kvf_engine_shard(whole, 0), 0, 0, 0);
+    group.placements = places[0];
+    desc.groups = &group;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    assert_ok(kvf_engine_from_shards(model, "mixed", &shard, 1, &mixed));
+    uint64_t sums[2][2][TOKENS];
+    for (uint32_t i = 0; i < 2; i++) {
+        world w;
+        world_take(&w, i ? mixed : whole, i);
+        sum_steps(&w.ranks[0], 0, 0, range(0, LAYERS), range(0, HEADS), sums[i][0]);
+        sum_steps(&w.ranks[0], 0, 0, range(1, LAYERS), range(0, HEADS), sums[i][1]);
+        world_close(&w);
+    }
+    assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
+    kvf_shard_free(cut);
+    kvf_model_free(model);
+}
+
 /* Cells of middling size are fetched before they are hashed, 64 of 64 bytes, and down to 4 of 1024. */
 static void each_cell_is_summed_once_whatever_its_size(void **state) {
     (void)state;
@@ -631,6 +659,7 @@ static void neighbouring_layers_are_one_job_of_a_device_if_they_fit(void **state
         const kvf_block_table *table = &w.sequence.tables[0];
         assert_ok(
             kvf_checksum_cells(rank->shard, rank->regions, 0, 0, cases[i].asked, units, table, 5, expected));
+        const size_t left = devices_left();
         copy_to_devices(rank, regions);
         kvf_area area = {.shard = rank->shard,
                          .regions = regions,
@@ -643,6 +672,7 @@ static void neighbouring_layers_are_one_job_of_a_device_if_they_fit(void **state
         assert_int_equal(
             jobs_for(&area, &(kvf_sum_places){sums, .layer = units.end, .unit = 1}, expected, count),
             cases[i].jobs);
+        assert_int_equal(devices_left(), left);
         world_close(&w);
         kvf_model_free(model);
     }
@@ -819,6 +849,7 @@ static int run_on_devices(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_content_has_equal_sums_whatever_the_shape),
         cmocka_unit_test(cells_have_the_same_sums_however_they_are_cut),
+        cmocka_unit_test(each_layer_may_be_cut_in_a_way_of_its_own),
         cmocka_unit_test(each_cell_is_summed_once_whatever_its_size),
         cmocka_unit_test(sums_of_areas_apart_add_up),
         cmocka_unit_test(the_sums_of_token_shares_add_up_to_those_of_a_rank_with_all_tokens),
@@ -847,6 +878,7 @@ int main(int argument_count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_content_has_equal_sums_whatever_the_shape),
         cmocka_unit_test(cells_have_the_same_sums_however_they_are_cut),
+        cmocka_unit_test(each_layer_may_be_cut_in_a_way_of_its_own),
         cmocka_unit_test(each_cell_is_summed_once_whatever_its_size),
         cmocka_unit_test(sums_of_areas_apart_add_up),
         cmocka_unit_test(the_sums_of_token_shares_add_up_to_those_of_a_rank_with_all_tokens),
