@@ -237,6 +237,29 @@ static void nobody_there_is_told_at_the_deadline_with_the_reason(void **state) {
     world_close(&w);
 }
 
+/* So the next request finds it met if it has come up meanwhile. */
+static void an_engine_that_was_not_met_is_greeted_until_it_is_idle(void **state) {
+    (void)state;
+    world w;
+    uint64_t ticket;
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), OPTIONS(.idle_ns = 10 * SECOND));
+    letters_begin();
+    letters_rule(LETTERS_LOSE, w.d.agents[0], KVF_MESSAGE_HELLO, 0);
+    assert_ok(kvf_agent_connect(w.d.agents[0], &w.p.contact, 100 * MS, &ticket));
+    (void)world_failed(&w, w.d.agents[0], ticket, KVF_E_TIMEOUT);
+    world_run_for(&w, 5 * SECOND);
+    const uint32_t met = letters_met();
+    world_run_for(&w, 4 * SECOND);
+    assert_int_equal(letters_met(), met + 4); /* once a second */
+    world_run_for(&w, 3 * SECOND);
+    const uint32_t all = letters_met();
+    world_run_for(&w, 5 * SECOND);
+    assert_int_equal(letters_met(), all);
+    letters_end();
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void a_producer_that_comes_up_late_is_met(void **state) {
     (void)state;
     world w;
@@ -388,6 +411,7 @@ int main(void) {
         cmocka_unit_test(a_name_may_be_as_long_as_messages_allow),
         cmocka_unit_test(a_contact_is_not_told_the_secret),
         cmocka_unit_test(nobody_there_is_told_at_the_deadline_with_the_reason),
+        cmocka_unit_test(an_engine_that_was_not_met_is_greeted_until_it_is_idle),
         cmocka_unit_test(a_producer_that_comes_up_late_is_met),
         cmocka_unit_test(a_contact_that_misses_siblings_says_so),
         cmocka_unit_test(a_sibling_that_does_not_answer_is_the_reason_at_the_deadline),

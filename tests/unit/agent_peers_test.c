@@ -151,22 +151,24 @@ static void idle_peers_are_forgotten_and_may_come_back(void **state) {
 /* The session with one rank is in use for longer, because an answer does not come. */
 static void an_engine_is_not_met_again_while_one_of_its_ranks_is_in_use(void **state) {
     (void)state;
-    world w;
-    open_small(&w, TWO("P"), ONE("D"), OPTIONS(.idle_ns = SECOND));
-    kvf_agent *d = w.d.agents[0];
-    letters_begin();
-    letters_rule(LETTERS_LOSE, w.p.agents[1], KVF_MESSAGE_ANSWER, KVF_CALL_RELEASE);
-    pull_goes_well(&w, "a");
-    world_run_for(&w, 1500 * MS);
-    assert_int_equal(world_stats(d).peers_evicted, 1);
-    assert_int_equal(world_stats(d).peers_now, 1);
-    assert_int_equal(world_stats(d).plans_now, 1);
-    letters_end();
-    pull_goes_well(&w, "b");
-    assert_int_equal(world_stats(d).plans_built, 1);
-    assert_int_equal(world_stats(d).peers_now, 2);
-    world_quiet(&w);
-    world_close(&w);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        world w;
+        open_small(&w, TWO("P"), ONE("D"), OPTIONS(.idle_ns = SECOND));
+        kvf_agent *d = w.d.agents[0];
+        letters_begin();
+        letters_rule(LETTERS_LOSE, w.p.agents[rank], KVF_MESSAGE_ANSWER, KVF_CALL_RELEASE);
+        pull_goes_well(&w, "a");
+        world_run_for(&w, 1500 * MS);
+        assert_int_equal(world_stats(d).peers_evicted, 1);
+        assert_int_equal(world_stats(d).peers_now, 1);
+        assert_int_equal(world_stats(d).plans_now, 1);
+        letters_end();
+        pull_goes_well(&w, "b");
+        assert_int_equal(world_stats(d).plans_built, 1);
+        assert_int_equal(world_stats(d).peers_now, 2);
+        world_quiet(&w);
+        world_close(&w);
+    }
 }
 
 static void more_peers_than_allowed_wait_until_there_is_room(void **state) {
