@@ -62,11 +62,6 @@ static void advance(kvf_hashing *h, const slice *done) {
         h->step += done->steps;
 }
 
-static bool is_whole(const kvf_hashing *h, const slice *of) {
-    return of->layers.begin == h->layers.begin && of->layers.end == h->layers.end &&
-           of->units.begin == h->units.begin && of->units.end == h->units.end;
-}
-
 static kvf_status start_slice(kvf_hashing *h, const slice *next, const kvf_sum_places *places) {
     kvf_agent *agent = h->agent;
     kvf_area area = area_of(h, next);
@@ -83,20 +78,12 @@ static kvf_status start_slice(kvf_hashing *h, const slice *next, const kvf_sum_p
 
 kvf_status kvf_hashing_slice(kvf_hashing *h) {
     const slice next = next_slice(h);
-    const bool whole = is_whole(h, &next);
-    uint64_t *sums = &h->sums[h->step - h->begin];
-    kvf_status status;
-    if (h->on_device) {
-        status = kvf_summing_poll(h->agent->summing);
-    } else {
-        h->slice_sum = 0;
-        status = start_slice(h, &next, &(kvf_sum_places){.sums = whole ? sums : &h->slice_sum, .step = 1});
-    }
+    /* a step's checksum is the sum of those of its cells */
+    const kvf_sum_places places = {.sums = &h->sums[h->step - h->begin], .step = 1};
+    kvf_status status = h->on_device ? kvf_summing_poll(h->agent->summing) : start_slice(h, &next, &places);
     if (status == KVF_IN_PROGRESS)
         return status;
     h->on_device = false;
-    if (!whole) /* a step's checksum is the sum of those of its cells */
-        *sums += h->slice_sum;
     advance(h, &next);
     return status;
 }

@@ -29,7 +29,6 @@ struct kvf_hashing {
     const kvf_block_table *blocks;
     uint64_t step; /* where the next slice begins; layer and unit too, if slices are less than a step */
     uint32_t layer, unit;
-    uint64_t slice_sum;       /* of one that is less than a step */
     bool uses_device;         /* some of the memory is a device's */
     bool on_device;           /* a device computes a slice */
     kvf_hashing *prev, *next; /* queue->first */
