@@ -43,7 +43,6 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
     *call = (kvf_call){.number = session->next_number + 1,
                        .session = session,
                        .kind = kind,
-                       .bound = session->state == KVF_SESSION_OPEN,
                        .once = once,
                        .pause = FIRST_PAUSE,
                        .deadline = deadline,
@@ -67,7 +66,7 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
     session->next_number = call->number;
     session->last_used = kvf_agent_now(session->agent);
     kvf_sessions_due(session->agent, deadline);
-    if (call->bound)
+    if (session->state == KVF_SESSION_OPEN)
         send_call(call, session->last_used);
     if (out)
         *out = call;
@@ -126,17 +125,12 @@ void kvf_call_answered(kvf_session *session, const kvf_answer *answer) {
     end_call(call, answer->status, answer);
 }
 
-/* A call made before the session was open, or in one that the peer has forgotten, gets the session's id. */
-static void bind_call(kvf_call *call) {
-    kvf_wire_set_session(&call->bytes, call->session->id);
-    call->bound = true;
-}
-
+/* Calls made before the session was open, or in one that the peer has forgotten, get the session's id. */
 void kvf_calls_bind(kvf_session *session) {
     uint64_t now = kvf_agent_now(session->agent);
     kvf_call *call, *next;
     HASH_ITER(hh, session->calls, call, next) {
-        bind_call(call);
+        kvf_wire_set_session(&call->bytes, session->id);
         call->pause = FIRST_PAUSE;
         send_call(call, now);
     }
@@ -169,8 +163,6 @@ static void tick_call(kvf_call *call, uint64_t now) {
     kvf_sessions_due(session->agent, call->deadline);
     if (session->state != KVF_SESSION_OPEN || (call->once && call->first_sent))
         return;
-    if (!call->bound)
-        bind_call(call);
     if (now >= call->next_send)
         send_call(call, now);
     else

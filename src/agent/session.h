@@ -19,7 +19,6 @@ struct kvf_call {
     kvf_session *session;
     kvf_call_kind kind;
     kvf_wire_buffer bytes;
-    bool bound;          /* bytes carry the session's id */
     bool once;           /* not repeated */
     uint64_t first_sent; /* 0: not yet */
     uint64_t next_send, pause, deadline;

@@ -4,6 +4,7 @@
  */
 #include <poll.h>
 #include <stdio.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "agent/agent.h"
@@ -440,6 +441,34 @@ static void an_agent_looks_at_a_stream_that_a_hold_waits_for_and_then_falls_sile
     close_all(&w);
 }
 
+/* The first request of each rank waits for the stream, the second one for a descriptor. */
+static void an_agent_does_not_look_for_what_a_descriptor_tells_it(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "shm"};
+    const int fd = eventfd(0, EFD_CLOEXEC);
+    const kvf_ready_event told = {.struct_size = sizeof told, .kind = KVF_READY_FD, .fd = fd};
+    world w;
+    world_request held, wanted;
+    work_on_stream work;
+    uint64_t first[WORLD_MAX_RANKS], second[WORLD_MAX_RANKS];
+    open_behind_work(&w, &options, &work, &held, &wanted);
+    world_hold(&w.p, &held, first);
+    held.request.after = &told;
+    held.request.id = (kvf_request_id){"b", 1};
+    world_hold(&w.p, &held, second);
+    devices_hasten();
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        assert_falls_silent(w.p.agents[r]);
+    for (uint32_t r = 0; r < w.p.rank_count; r++) {
+        assert_ok(kvf_agent_cancel(w.p.agents[r], first[r]));
+        assert_ok(kvf_agent_cancel(w.p.agents[r], second[r]));
+    }
+    (void)close(fd);
+    event_drop(&work);
+    work_end(&work);
+    close_all(&w);
+}
+
 /* The hold ends with its lease, and says why; other requests go on meanwhile. */
 static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **state) {
     (void)state;
@@ -515,12 +544,14 @@ static void end_check(checked *c) {
 static void cells_of_devices_are_verified(void **state) {
     for (int push = 0; push < 2; push++) {
         checked c;
+        const size_t left = devices_left();
         stop_before_checking(&c, *state, push);
         letters_deliver();
         world_all_done(&c.w, &c.w.d, c.ours);
         world_all_done(&c.w, &c.w.p, c.theirs);
         assert_int_equal(world_wrong_cells(&c.w, &c.w.d, &c.wanted, 1), 0);
         end_check(&c);
+        assert_int_equal(devices_left(), left);
     }
 }
 
@@ -671,6 +702,8 @@ int main(void) {
          a_push_does_not_begin_before_an_event_of_a_stream, SIMULATED, cuda},
         cmocka_unit_test(an_error_of_the_device_ends_what_waits_for_its_event),
         cmocka_unit_test_teardown(an_agent_looks_at_a_stream_that_a_hold_waits_for_and_then_falls_silent,
+                                  leave_nothing_held_up),
+        cmocka_unit_test_teardown(an_agent_does_not_look_for_what_a_descriptor_tells_it,
                                   leave_nothing_held_up),
         {"a_hold_behind_a_stream_that_never_ends_ends_with_its_lease",
          a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},

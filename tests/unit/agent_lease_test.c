@@ -39,6 +39,31 @@ static void heartbeats_extend_leases_while_a_consumer_waits(void **state) {
     lease_close(&s);
 }
 
+static void heartbeats_extend_every_lease_of_a_consumer(void **state) {
+    (void)state;
+    scene s;
+    world_request held, wanted;
+    uint64_t theirs, ours;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(400 * MS));
+    world_request_make(&s.w, &s.w.p, "b", 50, 30, 1, &held);
+    world_request_make(&s.w, &s.w.d, "b", 50, 40, 1, &wanted);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_hold(&s.w.p, &held, &theirs);
+    s.wanted.request.groups = wanted.request.groups = NULL;
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_pull(&s.w.d, &wanted, &s.w.p, &ours);
+    world_run_for(&s.w, 1600 * MS);
+    assert_int_equal(world_stats(s.p).leases_now, 2);
+    assert_int_equal(world_stats(s.p).leases_expired, 0);
+    assert_ok(kvf_agent_pull_into(s.d, s.ours[0], s.wanted.groups, s.wanted.group_count));
+    assert_ok(kvf_agent_pull_into(s.d, ours, wanted.groups, wanted.group_count));
+    world_all_done(&s.w, &s.w.d, s.ours);
+    (void)world_done(&s.w, s.d, ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    (void)world_done(&s.w, s.p, theirs);
+    lease_close(&s);
+}
+
 static void a_reader_that_dies_loses_its_lease(void **state) {
     (void)state;
     scene s;
@@ -662,6 +687,7 @@ int main(void) {
         cmocka_unit_test(a_producer_that_had_longer_is_lost_at_once_when_its_host_refuses),
         cmocka_unit_test(blocks_nobody_asks_for_are_free_after_the_lease),
         cmocka_unit_test(heartbeats_extend_leases_while_a_consumer_waits),
+        cmocka_unit_test(heartbeats_extend_every_lease_of_a_consumer),
         cmocka_unit_test(a_reader_that_dies_loses_its_lease),
         cmocka_unit_test(a_consumer_whose_heartbeats_are_lost_gives_up_before_the_producer_frees),
         cmocka_unit_test(patience_ends_before_the_blocks_are_lent_but_not_after),

@@ -240,6 +240,24 @@ static void an_agent_with_a_thread_waits_for_no_call(void **state) {
     world_close(&x.w);
 }
 
+static uint32_t rounds;
+
+static void count_round(kvf_link *link, bool *more) {
+    rounds++;
+    kvf_link_zmq.progress(link, more);
+}
+
+static void an_agent_that_waits_for_events_sleeps_meanwhile(void **state) {
+    (void)state;
+    kvf_link_table counting = kvf_link_zmq;
+    kvf_agent *directory = NULL;
+    counting.progress = count_round;
+    assert_ok(kvf_agent_open_in(&(const kvf_surroundings){.link = &counting}, NULL, 0, NULL, &directory));
+    assert_int_equal(kvf_agent_wait(directory, 200 * MS), KVF_E_TIMEOUT);
+    assert_in_range(rounds, 1, 500);
+    kvf_agent_close(directory);
+}
+
 /* ---- several threads ------------------------------------------------------------------------- */
 
 typedef struct waiter {
@@ -590,6 +608,7 @@ int main(void) {
         cmocka_unit_test(an_unmet_producer_is_explained_by_its_link),
         cmocka_unit_test(the_descriptor_is_readable_while_an_event_waits),
         cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
+        cmocka_unit_test(an_agent_that_waits_for_events_sleeps_meanwhile),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
         cmocka_unit_test(only_a_thread_that_waits_for_the_work_hurries_the_transport),
         cmocka_unit_test(a_thread_that_gives_way_lets_those_go_first_that_have_come),

@@ -244,6 +244,29 @@ static void news_of_a_peer_without_memory_are_left_out(void **state) {
     world_close(&s.w);
 }
 
+static void a_drain_without_memory_for_its_event_does_not_begin(void **state) {
+    (void)state;
+    static scene s;
+    const kvf_agent_options options = {.struct_size = sizeof options};
+    s = (scene){.pushes = false};
+    count_memory(&s.memory);
+    world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    kvf_agent *p = s.w.p.agents[0];
+    for (size_t n = 1; n <= 2; n++) { /* the event, and its sentence */
+        const size_t live = s.memory.live;
+        s.memory.calls = 0;
+        s.memory.fail_at = n;
+        assert_fails(kvf_agent_drain(p, SECOND), KVF_E_NOMEM, "event");
+        s.memory.fail_at = 0;
+        assert_int_equal(s.memory.live, live);
+    }
+    world_run_for(&s.w, MS);
+    assert_int_equal(world_count(&s.w, p, KVF_EVENT_DRAINED), 0);
+    assert_ok(kvf_agent_drain(p, SECOND));
+    world_until(&s.w, world_count(&s.w, p, KVF_EVENT_DRAINED) == 1);
+    world_close(&s.w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_pull_survives_any_allocation_that_fails, stop_counting_memory),
@@ -255,6 +278,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_heartbeat_without_memory_is_made_up_for_by_the_next,
                                   stop_counting_memory),
         cmocka_unit_test_teardown(news_of_a_peer_without_memory_are_left_out, stop_counting_memory),
+        cmocka_unit_test_teardown(a_drain_without_memory_for_its_event_does_not_begin, stop_counting_memory),
     };
     return cmocka_run_group_tests_name("agent_short", tests, world_is_simulated, world_is_real);
 }
