@@ -82,9 +82,6 @@ kvf_status kvf_hashing_slice(kvf_hashing *h) {
     const kvf_sum_places places = {.sums = &h->sums[h->step - h->begin], .step = 1};
     const kvf_status status =
         h->on_device ? kvf_summing_poll(h->agent->summing) : start_slice(h, &next, &places);
-    /* a step's checksum is the sum of those of its cells */
-    const kvf_sum_places places = {.sums = &h->sums[h->step - h->begin], .step = 1};
-    kvf_status status = h->on_device ? kvf_summing_poll(h->agent->summing) : start_slice(h, &next, &places);
     if (status == KVF_IN_PROGRESS)
         return status;
     h->on_device = false;
