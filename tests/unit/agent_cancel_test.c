@@ -70,7 +70,9 @@ static void cancel_at_every_moment(bool push, who cancels, bool known) {
     }
     for (uint32_t moment = 0; moment < MOMENTS; moment += known ? 1 : 4) {
         start(&s, push);
-        for (uint32_t i = 0; i < moment; i++)
+        const uint64_t late =
+            world_now() + WORLD_PATIENCE_S / 2 * SECOND; /* the deadline is no moment to cancel */
+        for (uint32_t i = 0; i < moment && world_now() < late; i++)
             world_work(&s.w);
         if (cancels != CONSUMER)
             cancel_all(&s.w.p, s.theirs);
