@@ -192,15 +192,19 @@ static const char *text_of(struct json_object *line, const char *name) {
     return json_object_get_string(value);
 }
 
+static void set_up_with_lines(scene *s, lines *all) {
+    memset(all, 0, sizeof *all);
+    set_up(s, &(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options),
+                                         .log = on_line,
+                                         .log_context = all,
+                                         .log_level = KVF_LOG_WARNING});
+}
+
 static void a_failure_is_a_line_of_json_and_is_counted(void **state) {
     (void)state;
     scene s;
     static lines all;
-    memset(&all, 0, sizeof all);
-    set_up(&s, &(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options),
-                                          .log = on_line,
-                                          .log_context = &all,
-                                          .log_level = KVF_LOG_WARNING});
+    set_up_with_lines(&s, &all);
     s.wanted.request.id = (kvf_request_id){"a\"\\\n\0z", 6};
     const uint64_t begun = world_now();
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
@@ -240,11 +244,7 @@ static void a_failure_of_a_peer_is_a_line_that_names_its_rank(void **state) {
     (void)state;
     scene s;
     static lines all;
-    memset(&all, 0, sizeof all);
-    set_up(&s, &(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options),
-                                          .log = on_line,
-                                          .log_context = &all,
-                                          .log_level = KVF_LOG_WARNING});
+    set_up_with_lines(&s, &all);
     kvf_agent *d = s.w.d.agents[0];
     assert_ok(kvf_agent_lock(d));
     kvf_log_failure(d, "peer", NULL, "P", 1, KVF_E_PEER_LOST, "it has gone");

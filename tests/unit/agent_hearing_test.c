@@ -162,17 +162,22 @@ static uint64_t repeated_when_heard(rights *s) {
     return world_stats(s->p).messages_repeated - before;
 }
 
+/* P has written to X, which does not answer WRITTEN. */
+static void open_with_a_push(rights *s, kvf_wire_buffer *introduction) {
+    rights_open(s);
+    kvf_call_body join = speaker_join(&s->rightful, s->w.d.agents[0], 1, introduction);
+    assert_int_equal(rights_say(s, &s->rightful, join), KVF_OK);
+    const uint64_t push = rights_push(s, "a", 1);
+    world_ready(&s->w.p, &push);
+}
+
 /* As after a broken link. An unanswered call is repeated after 100 ms, then after 200, 400, 800, 1600 and 2000. */
 static void a_peer_that_is_heard_of_after_a_silence_is_asked_again_at_once(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
     kvf_wire_buffer introduction = {0};
-    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
-    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
-    const uint64_t push = rights_push(&s, "a", 1);
-    world_ready(&s.w.p, &push);
-    speaker_run_for(&s.w, &s.rightful, 900 * MS); /* X does not answer WRITTEN */
+    open_with_a_push(&s, &introduction);
+    speaker_run_for(&s.w, &s.rightful, 900 * MS);
     assert_true(world_stats(s.p).messages_repeated > 0);
     assert_int_equal(repeated_when_heard(&s), 0); /* X may just have been busy for so long */
     speaker_run_for(&s.w, &s.rightful, 3600 * MS);
@@ -203,12 +208,8 @@ static uint64_t repeated_after(rights *s, uint64_t silence_ns) {
 static void a_silence_is_two_seconds_without_an_answer(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
     kvf_wire_buffer introduction = {0};
-    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
-    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
-    const uint64_t push = rights_push(&s, "a", 1);
-    world_ready(&s.w.p, &push);
+    open_with_a_push(&s, &introduction);
     speaker_run_for(&s.w, &s.rightful, 1600 * MS); /* P has asked again after 1500 ms, and will after 3100 */
     assert_int_equal(repeated_after(&s, 2 * SECOND - 1), 0);
     assert_int_equal(repeated_after(&s, 2 * SECOND), 1);
