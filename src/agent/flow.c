@@ -305,14 +305,14 @@ static void tell(kvf_flow *flow) {
         answer_withdraw(flow, flow->withdraw_number);
     if (flow->withdrawn)
         return;
-    if (flow->push)
-        kvf_trace_reach_peer(&flow->push->base, KVF_MOMENT_WRITTEN, session);
     kvf_call_body body = {.request = {flow->id, flow->id_bytes},
                           .generation = flow->generation,
                           .status = flow->status,
                           .detail = flow->detail ? flow->detail : "",
                           .bytes = flow->bytes};
-    if (!flow->status) { /* then there is a push */
+    if (flow->push)
+        kvf_trace_reach_peer(&flow->push->base, KVF_MOMENT_WRITTEN, session);
+    if (flow->push && !flow->status) {
         body.records = flow->push->base.records.all;
         body.record_count = flow->push->base.records.count;
     }
