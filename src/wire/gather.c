@@ -57,10 +57,12 @@ kvf_status kvf_gather(kvf_gathering *gathering, const uint8_t *digest, const kvf
                 welcome->rank_count == gathering->rank_count &&
                 memcmp(digest, gathering->digest, sizeof gathering->digest) == 0;
     *complete = false;
-    if (!same && welcome->first_rank == 0)
+    if (!same && welcome->first_rank != 0) {
+        kvf_gather_free(gathering); /* begins again with the first */
+        return KVF_OK;
+    }
+    if (!same)
         status = begin(gathering, digest, welcome);
-    else if (!same)
-        kvf_gather_free(gathering); /* begin again with the first */
     if (status || welcome->first_rank != gathering->count)
         return status;
     for (uint32_t i = 0; i < welcome->introduction_count && !status; i++)
