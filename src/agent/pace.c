@@ -91,8 +91,7 @@ static void compare(pace_round *round, kvf_ticket *ticket, const kvf_carry *carr
 static void give_budget(pace_round *round, kvf_ticket *ticket, const kvf_carry *carry) {
     kvf_pace *pace = &ticket->pace;
     (void)carry;
-    if (pace->transfers++ > 0)
-        return;
+    pace->transfers++;
     pace->budget = !pace->cap ? UINT64_MAX : is_capped(pace) ? 0 : pace->saved;
     if (pace->priority >= round->top)
         return;

@@ -375,27 +375,46 @@ static kvf_status lose_commands(kvf_link *link, kvf_route route, const void *dat
     return opened > 1 ? KVF_OK : kvf_link_zmq.send(link, route, data, bytes);
 }
 
-static void all_ranks_from_which_nothing_is_heard_are_named(void **state) {
-    (void)state;
+static uint32_t rounds;
+
+static void count_round(kvf_link *link, bool *more) {
+    rounds++;
+    kvf_link_zmq.progress(link, more);
+}
+
+static kvf_asked *ask_while_commands_are_lost(void) {
     world w;
     world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 8}),
                      ENGINE(.name = "D", .all = {.block_count = 8}), LOCAL);
     kvf_link_table losing = kvf_link_zmq;
     losing.open = open_one_more;
     losing.send = lose_commands;
+    losing.progress = count_round;
     kvf_asked *asked = NULL;
     for (uint64_t time = 200 * MS; time <= PATIENCE_NS && !asked; time *= 2) {
-        opened = 0;
+        opened = rounds = 0;
         (void)kvf_ask_over(&losing, &w.p.contact, COMMAND(.verb = "nothing"), ASK(.timeout_ns = time),
                            &asked);
     }
+    world_close(&w);
     assert_non_null(asked);
+    return asked;
+}
+
+static void all_ranks_from_which_nothing_is_heard_are_named(void **state) {
+    (void)state;
+    kvf_asked *asked = ask_while_commands_are_lost();
     for (uint32_t r = 0; r < 2; r++) {
         assert_int_equal(reply_of(asked, r).status, KVF_E_TIMEOUT);
         assert_non_null(strstr(reply_of(asked, r).detail, "no reply within "));
     }
     kvf_asked_free(asked);
-    world_close(&w);
+}
+
+static void who_waits_for_replies_sleeps_meanwhile(void **state) {
+    (void)state;
+    kvf_asked_free(ask_while_commands_are_lost());
+    assert_in_range(rounds, 1, 500);
 }
 
 static void a_key_without_the_right_is_refused_by_each_rank(void **state) {
@@ -459,6 +478,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_replies_twice_does_not_reply_for_another),
         cmocka_unit_test(a_rank_from_which_nothing_is_heard_is_named),
         cmocka_unit_test(all_ranks_from_which_nothing_is_heard_are_named),
+        cmocka_unit_test(who_waits_for_replies_sleeps_meanwhile),
         cmocka_unit_test(a_key_without_the_right_is_refused_by_each_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

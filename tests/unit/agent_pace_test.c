@@ -419,6 +419,25 @@ static void equal_and_higher_priorities_do_not_wait(void **state) {
     }
 }
 
+/* Its cap allows a byte every 20 ms, of which no more than one is saved. */
+static void a_lower_priority_whose_cap_allows_a_byte_at_once_waits_as_long(void **state) {
+    (void)state;
+    scene s;
+    set_up_two(&s, 5, 0);
+    s.wanted[1].request.bytes_per_second = 50;
+    uint32_t firsts = begin_two(&s, false);
+    assert_int_equal(submitted_count, firsts);
+    world_run_for(&s.w, 230 * MS);
+    assert_int_equal(submitted_count, firsts + 2);
+    assert_int_equal(submitted_bytes(firsts), 2);
+    stands = false;
+    assert_arrived(&s, 0);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[1][0]));
+    (void)world_failed(&s.w, s.d, s.ours[1][0], KVF_E_CANCELLED);
+    (void)world_failed(&s.w, s.p, s.theirs[1][0], KVF_E_CANCELLED);
+    tear_down(&s);
+}
+
 static void the_lower_one_goes_on_when_the_higher_has_ended(void **state) {
     (void)state;
     scene s;
@@ -511,6 +530,7 @@ int main(void) {
         cmocka_unit_test(a_pull_of_a_lower_priority_waits),
         cmocka_unit_test(a_push_of_a_lower_priority_waits),
         cmocka_unit_test(equal_and_higher_priorities_do_not_wait),
+        cmocka_unit_test(a_lower_priority_whose_cap_allows_a_byte_at_once_waits_as_long),
         cmocka_unit_test(the_lower_one_goes_on_when_the_higher_has_ended),
         cmocka_unit_test(a_higher_priority_that_has_used_up_its_cap_lets_others_go),
         cmocka_unit_test(a_lower_priority_goes_whenever_the_higher_has_used_up_its_cap),

@@ -729,19 +729,38 @@ static void every_rank_that_was_asked_may_write(void **state) {
     world_close(&w);
 }
 
-/* Both engines are producer and consumer: P has read "back" from D, and D reads "slow" from P, for seconds. The first
- * session's connection carries both directions. */
-static void open_both_ways(world *w, const kvf_agent_options *options, world_request *slow, uint64_t *pulls) {
+/* P reads "back" from D, by a connection of its own. */
+static void pull_back(world *w) {
     world_request given, back;
-    uint64_t holds[WORLD_MAX_RANKS];
-    world_open_model(w, attention(4, 8, 8), ONE("P"), ONE("D"), options);
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
     world_request_make(w, &w->d, "back", 20, 0, 1, &given);
     world_request_make(w, &w->p, "back", 20, 0, 1, &back);
     world_hold(&w->d, &given, holds);
     world_pull(&w->p, &back, &w->d, pulls);
     world_all_done(w, &w->p, pulls);
     world_all_done(w, &w->d, holds);
+}
 
+static void a_pull_from_ranks_that_have_read_from_this_one_goes_packed_from_each_of_them(void **state) {
+    (void)state;
+    world w;
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), TP2, ONE("D"), &options);
+    pull_back(&w);
+    world_pull_everything(&w, "there", 40, 1);
+    assert_true(all_read(&w.d) > 0);
+    assert_int_equal(all_packed(&w.d), all_read(&w.d));
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* Both engines are producer and consumer: P has read "back" from D, and D reads "slow" from P, for seconds. The first
+ * session's connection carries both directions. */
+static void open_both_ways(world *w, const kvf_agent_options *options, world_request *slow, uint64_t *pulls) {
+    world_request given;
+    uint64_t holds[WORLD_MAX_RANKS];
+    world_open_model(w, attention(4, 8, 8), ONE("P"), ONE("D"), options);
+    pull_back(w);
     world_request_make(w, &w->p, "slow", 200, 0, 1, &given);
     world_request_make(w, &w->d, "slow", 200, 20, 1, slow);
     slow->request.bytes_per_second = 8192;
@@ -912,19 +931,12 @@ static void push_and_check(world *w, const char *id, uint32_t seed) {
 static void when_the_connection_that_carries_flows_is_lost_another_one_does(void **state) {
     (void)state;
     world w;
-    world_request given, back;
-    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
     char name[KVF_ENDPOINT_NAME_BYTES];
     const kvf_agent_options options = options_of(KVF_WAY_PACKED);
     world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
     kvf_agent *p = w.p.agents[0];
     kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
-    world_request_make(&w, &w.d, "back", 20, 0, 1, &given);
-    world_request_make(&w, &w.p, "back", 20, 0, 1, &back);
-    world_hold(&w.d, &given, holds);
-    world_pull(&w.p, &back, &w.d, pulls);
-    world_all_done(&w, &w.p, pulls);
-    world_all_done(&w, &w.d, holds);
+    pull_back(&w);
     kvf_session *out = outgoing_of(&w.p);
     push_and_check(&w, "one", 1);
     const kvf_session *in = p->all_sessions;
@@ -1009,6 +1021,7 @@ int main(void) {
         cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
+        cmocka_unit_test(a_pull_from_ranks_that_have_read_from_this_one_goes_packed_from_each_of_them),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
         cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),

@@ -413,6 +413,10 @@ static kvf_status write_trace(void *agent) {
     text[0] = '\0';
     kvf_status status = kvf_agent_trace(agent, text, sizeof text, NULL);
     assert_int_equal(text[0], status ? '\0' : '{');
+    uint32_t named = 0;
+    for (const char *at = text; (at = strstr(at, "\"request\":")) != NULL; at++)
+        named++;
+    assert_int_equal(named, status ? 0 : 3); /* the span of the request, and two moments with its peer */
     return status;
 }
 

@@ -365,6 +365,37 @@ static void a_visitor_whom_nobody_answers_sleeps_twice_as_long_each_time(void **
     assert_int_equal(greetings, 3);
 }
 
+static kvf_link_options opened;
+static kvf_status broken_by;
+
+static kvf_status open_to_break(const kvf_link_options *options, kvf_link **out) {
+    opened = *options;
+    return kvf_link_zmq.open(options, out);
+}
+
+static void break_at_once(kvf_link *link, bool *more) {
+    kvf_link_zmq.progress(link, more);
+    opened.on_broken(opened.context, 0, broken_by, "it is not to be");
+}
+
+static void
+a_visitor_does_not_wait_for_an_engine_that_does_not_take_its_key_or_speaks_otherwise(void **state) {
+    (void)state;
+    static const kvf_status reasons[][2] = {
+        {KVF_E_PERMISSION, KVF_E_PERMISSION}, {KVF_E_PARSE, KVF_E_PARSE}, {KVF_E_IO, KVF_E_TIMEOUT}};
+    const kvf_contact contact = {.endpoint = "tcp://127.0.0.1:1"};
+    kvf_link_table breaking = kvf_link_zmq;
+    breaking.open = open_to_break;
+    breaking.progress = break_at_once;
+    for (size_t i = 0; i < COUNT_OF(reasons); i++) {
+        kvf_visited *found = NULL;
+        broken_by = reasons[i][0];
+        assert_fails(kvf_visit_over(&breaking, &contact, VISIT(.timeout_ns = MS), &found), reasons[i][1],
+                     "it is not to be");
+        assert_null(found);
+    }
+}
+
 static void a_visit_without_memory_fails(void **state) {
     (void)state;
     const kvf_contact contact = {.engine = "P", .endpoint = "tcp://127.0.0.1:1"};
@@ -387,6 +418,8 @@ static void a_visit_without_memory_fails(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_visitor_whom_nobody_answers_sleeps_twice_as_long_each_time),
+        cmocka_unit_test(
+            a_visitor_does_not_wait_for_an_engine_that_does_not_take_its_key_or_speaks_otherwise),
         cmocka_unit_test(a_visit_without_memory_fails),
         cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
