@@ -9,14 +9,6 @@
 #include "agent/past.h"
 #include "agent/push.h"
 
-struct kvf_waiting {
-    void *id;
-    size_t id_bytes;
-    kvf_early *early;
-    kvf_flow *flows;
-    UT_hash_handle hh; /* agent->waiting, by id */
-};
-
 static kvf_waiting *find_waiting(const kvf_agent *agent, const void *id, size_t bytes) {
     kvf_waiting *waiting = NULL;
     HASH_FIND(hh, agent->waiting, id, bytes, waiting);

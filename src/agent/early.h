@@ -6,6 +6,15 @@
 
 #include "agent/ticket.h"
 
+/** All that waits for the hold or the push of one request. */
+struct kvf_waiting {
+    void *id;
+    size_t id_bytes;
+    kvf_early *early;
+    kvf_flow *flows;
+    UT_hash_handle hh; /* agent->waiting, by id */
+};
+
 /** A call that came before its hold (early.c). */
 struct kvf_early {
     struct {

@@ -417,6 +417,41 @@ static void who_waits_for_replies_sleeps_meanwhile(void **state) {
     assert_in_range(rounds, 1, 500);
 }
 
+static void (*breaks)(void *context, kvf_route route, kvf_status status, const char *detail);
+
+static void hear_and_break(void *context, const kvf_letter *letter) {
+    hears(context, letter);
+    breaks(context, letter->route, KVF_E_IO, "its process has ended");
+}
+
+static kvf_status open_to_hear_and_break(const kvf_link_options *options, kvf_link **out) {
+    kvf_link_options breaking = *options;
+    hears = options->on_message;
+    breaks = options->on_broken;
+    if (++opened > 1)
+        breaking.on_message = hear_and_break;
+    return kvf_link_zmq.open(&breaking, out);
+}
+
+/* The first that is heard of each is that it has the command. */
+static void ranks_that_end_with_the_command_are_not_waited_for(void **state) {
+    (void)state;
+    scene s;
+    kvf_link_table breaking = kvf_link_zmq;
+    kvf_asked *asked = NULL;
+    breaking.open = open_to_hear_and_break;
+    opened = 0;
+    open_scene(&s, LOCAL);
+    assert_ok(kvf_ask_over(&breaking, &s.w.p.contact,
+                           COMMAND(.verb = "what is this?", .deadline_ns = 50 * MS), PATIENT, &asked));
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(reply_of(asked, r).status, KVF_E_PEER_LOST);
+        assert_string_equal(reply_of(asked, r).detail, "it ended before it had replied");
+    }
+    kvf_asked_free(asked);
+    close_scene(&s, PATIENT);
+}
+
 static void a_key_without_the_right_is_refused_by_each_rank(void **state) {
     (void)state;
     char engine[2][41], operators[2][41], other[2][41];
@@ -479,6 +514,7 @@ int main(void) {
         cmocka_unit_test(a_rank_from_which_nothing_is_heard_is_named),
         cmocka_unit_test(all_ranks_from_which_nothing_is_heard_are_named),
         cmocka_unit_test(who_waits_for_replies_sleeps_meanwhile),
+        cmocka_unit_test(ranks_that_end_with_the_command_are_not_waited_for),
         cmocka_unit_test(a_key_without_the_right_is_refused_by_each_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

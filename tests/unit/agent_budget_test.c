@@ -1,6 +1,7 @@
 /* How much memory a peer can make an agent keep, and for how long. */
 #include "agent/agent.h"
 #include "agent/budget.h"
+#include "agent/early.h"
 #include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/push.h"
@@ -342,6 +343,19 @@ static void a_call_that_waits_is_kept_once_until_it_is_withdrawn(void **state) {
         .kind = KVF_CALL_RELEASE, .request = {"a", 1}, .rank_count = 1, .status = KVF_E_CANCELLED};
     assert_int_equal(say(&s, release), KVF_OK);
     assert_int_equal(kept(&s), before);
+    close_scene(&s);
+}
+
+/* Its place in the tables of those that wait is 128 bytes. */
+static void a_call_that_waits_counts_with_its_id_and_its_place_in_the_tables(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, OPTIONS(.max_peers = 10));
+    const uint64_t before = kept(&s), one = sizeof(kvf_early) + sizeof(kvf_waiting) + 128;
+    assert_false(speaker_call(&s.w, &s.s, s.s.session, acquire("a", 60 * SECOND)));
+    assert_int_equal(kept(&s) - before, one + 1);
+    assert_false(speaker_call(&s.w, &s.s, s.s.session, acquire("seven b", 60 * SECOND)));
+    assert_int_equal(kept(&s) - before, one + 1 + one + 7);
     close_scene(&s);
 }
 
@@ -749,6 +763,7 @@ int main(void) {
         cmocka_unit_test(an_expectation_is_refused_from_its_deadline_on),
         cmocka_unit_test(calls_that_wait_end_with_the_peer_that_waits),
         cmocka_unit_test(a_call_that_waits_is_kept_once_until_it_is_withdrawn),
+        cmocka_unit_test(a_call_that_waits_counts_with_its_id_and_its_place_in_the_tables),
         cmocka_unit_test(a_call_waits_no_longer_than_any_request_may_take),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),

@@ -300,6 +300,55 @@ static void closing_ends_the_waits_of_other_threads(void **state) {
     }
 }
 
+typedef struct lingerer {
+    kvf_agent *agent; /* NULL: lines are not heeded */
+    pthread_t closer;
+    bool logged, left_behind;
+} lingerer;
+
+static void *stop_the_loop(void *agent) {
+    kvf_loop_stop(agent);
+    kvf_work_give(agent); /* so that the agent can be closed after all */
+    return NULL;
+}
+
+/* Stays in the call that logs until the closing thread has come twice: to say so, and to wait for calls to end. If it
+ * does not wait, it takes the work. */
+static void linger(void *context, const kvf_log_line *line) {
+    lingerer *self = context;
+    kvf_agent *agent = self->agent;
+    (void)line;
+    if (!agent || self->logged)
+        return;
+    self->logged = true;
+    (void)pthread_mutex_lock(&agent->lock);
+    const uint64_t before = agent->entered, asked = agent->work_asked;
+    assert_int_equal(pthread_create(&self->closer, NULL, stop_the_loop, agent), 0);
+    while (agent->entered < before + 2) {
+        (void)pthread_mutex_unlock(&agent->lock);
+        (void)sched_yield();
+        (void)pthread_mutex_lock(&agent->lock);
+    }
+    self->left_behind = agent->work_asked > asked;
+    (void)pthread_mutex_unlock(&agent->lock);
+}
+
+static void closing_waits_for_calls_that_are_in_the_log_function(void **state) {
+    (void)state;
+    exchange x;
+    lingerer l = {.agent = NULL};
+    const kvf_agent_options options = {.struct_size = sizeof options, .log = linger, .log_context = &l};
+    uint64_t ticket;
+    set_up(&x, &options);
+    assert_ok(kvf_agent_hold(x.w.p.agents[0], &x.held.request, &ticket));
+    l.agent = x.w.p.agents[0];
+    assert_ok(kvf_agent_cancel(l.agent, ticket));
+    assert_true(l.logged);
+    assert_int_equal(pthread_join(l.closer, NULL), 0);
+    assert_false(l.left_behind);
+    world_close(&x.w);
+}
+
 static void *one_round(void *agent) {
     return kvf_agent_progress(agent, NULL) ? agent : NULL;
 }
@@ -610,6 +659,7 @@ int main(void) {
         cmocka_unit_test(an_agent_with_a_thread_waits_for_no_call),
         cmocka_unit_test(an_agent_that_waits_for_events_sleeps_meanwhile),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
+        cmocka_unit_test(closing_waits_for_calls_that_are_in_the_log_function),
         cmocka_unit_test(only_a_thread_that_waits_for_the_work_hurries_the_transport),
         cmocka_unit_test(a_thread_that_gives_way_lets_those_go_first_that_have_come),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
