@@ -10,8 +10,8 @@
 
 /* One block each, and no two blocks are neighbours. Sanitizers need a minute for a million; fewer make two parts, too. */
 #define TOKENS OFTEN(1u << 20)
-#define ENGINE_OF(engine_name, tp)                                                                           \
-    ENGINE(.name = (engine_name), .tp_size = (tp), .all = {.block_count = TOKENS, .tokens_per_block = 1})
+#define ENGINE_OF(engine_name, tp, count)                                                                    \
+    ENGINE(.name = (engine_name), .tp_size = (tp), .all = {.block_count = (count), .tokens_per_block = 1})
 #define LEASE (10 * SECOND)
 #define OPTIONS(...)                                                                                         \
     (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .lease_ns = LEASE, __VA_ARGS__})
@@ -147,28 +147,36 @@ typedef struct scene {
     uint64_t out[WORLD_MAX_RANKS], in[WORLD_MAX_RANKS];
 } scene;
 
-static void request(const world_engine *engine, uint32_t *ids, uint32_t stride, world_request *out) {
-    (void)engine;
-    *out = (world_request){.group_count = 1};
-    for (uint32_t i = 0; i < TOKENS; i++)
-        ids[i] = (i * stride + stride / 2) % TOKENS; /* `stride` is odd, so each id comes once */
-    out->groups[0] = (kvf_group_steps){{ids, TOKENS, 0}, 0, TOKENS};
+/* All blocks are of the last group; a group before it has only the last step. */
+static void request(const kvf_model *model, uint32_t *ids, uint32_t count, uint32_t stride,
+                    world_request *out) {
+    *out = (world_request){.group_count = kvf_model_group_count(model)};
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = (i * stride + stride / 2) % count; /* `stride` is odd, so each id comes once */
+    for (uint32_t g = 0; g < out->group_count; g++) {
+        const uint32_t begin = g + 1 < out->group_count ? count - 1 : 0;
+        out->groups[g] = (kvf_group_steps){{ids + begin, count - begin, begin}, begin, count};
+    }
     out->request = (kvf_agent_request){.struct_size = sizeof out->request,
                                        .id = {"large", 5},
                                        .groups = out->groups,
-                                       .group_count = 1,
+                                       .group_count = out->group_count,
                                        .deadline_ns = WORLD_PATIENCE_S * SECOND};
 }
 
-static void open_scene(scene *s) {
-    world_open_model(&s->w, attention(1, 2, 4), ENGINE_OF("P", 2), ENGINE_OF("D", 1), OPTIONS(.idle_ns = 0));
-    s->ids = calloc(2 * (size_t)TOKENS, sizeof *s->ids);
+static void open_scene_of(scene *s, kvf_model *model, uint32_t count) {
+    world_open_model(&s->w, model, ENGINE_OF("P", 2, count), ENGINE_OF("D", 1, count), OPTIONS(.idle_ns = 0));
+    s->ids = calloc(2 * (size_t)count, sizeof *s->ids);
     assert_non_null(s->ids);
-    request(&s->w.p, s->ids, 5, &s->given);
-    request(&s->w.d, s->ids + TOKENS, 3, &s->wanted);
+    request(model, s->ids, count, 5, &s->given);
+    request(model, s->ids + count, count, 3, &s->wanted);
     s->given.request.groups = s->given.groups;
     s->wanted.request.groups = s->wanted.groups;
     world_fill(&s->w, &s->w.p, &s->given, 7);
+}
+
+static void open_scene(scene *s) {
+    open_scene_of(s, attention(1, 2, 4), TOKENS);
 }
 
 static void wait_for_both(scene *s) {
@@ -194,13 +202,37 @@ static void a_million_blocks_are_pulled(void **state) {
     check_and_close(&s);
 }
 
+static void push_all(scene *s) {
+    world_push(&s->w.p, &s->given, s->out);
+    world_expect(&s->w.d, &s->wanted, &s->w.p, s->in);
+    world_ready(&s->w.p, s->out);
+}
+
 static void a_million_blocks_are_pushed(void **state) {
     (void)state;
     scene s;
     open_scene(&s);
-    world_push(&s.w.p, &s.given, s.out);
-    world_expect(&s.w.d, &s.wanted, &s.w.p, s.in);
-    world_ready(&s.w.p, s.out);
+    push_all(&s);
+    wait_for_both(&s);
+    check_and_close(&s);
+}
+
+static kvf_model *two_groups(void) {
+    static const uint32_t layers[] = {0, 1};
+    const kvf_part_desc keys = PART(.name = "k", .units = 2, .cell_elements = 4);
+    const kvf_group_desc groups[] = {
+        {.name = "first", .layers = &layers[0], .layer_count = 1, .parts = &keys, .part_count = 1},
+        {.name = "last", .layers = &layers[1], .layer_count = 1, .parts = &keys, .part_count = 1}};
+    return model_of(2, groups, 2);
+}
+
+/* The first part has an id of the first group, and some of the last. */
+static void each_part_goes_on_after_the_ids_of_all_groups_before(void **state) {
+    (void)state;
+    scene s;
+    open_scene_of(&s, two_groups(), 1u << 18);
+    s.wanted.request.deadline_ns = 100 * MS;
+    push_all(&s);
     wait_for_both(&s);
     check_and_close(&s);
 }
@@ -214,9 +246,7 @@ static void parts_arrive_over_a_bad_link(void **state) {
         letters_begin();
         letters_scramble(11 + push, 20, 20, 20);
         if (push) {
-            world_push(&s.w.p, &s.given, s.out);
-            world_expect(&s.w.d, &s.wanted, &s.w.p, s.in);
-            world_ready(&s.w.p, s.out);
+            push_all(&s);
         } else {
             world_hold(&s.w.p, &s.given, s.out);
             world_pull(&s.w.d, &s.wanted, &s.w.p, s.in);
@@ -341,6 +371,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_part_without_memory_is_not_taken, stop_counting_memory),
         cmocka_unit_test(a_million_blocks_are_pulled),
         cmocka_unit_test(a_million_blocks_are_pushed),
+        cmocka_unit_test(each_part_goes_on_after_the_ids_of_all_groups_before),
         cmocka_unit_test(parts_arrive_over_a_bad_link),
         cmocka_unit_test(parts_that_stop_coming_are_forgotten_though_their_sender_beats),
         cmocka_unit_test(parts_are_within_the_budget),
