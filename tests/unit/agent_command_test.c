@@ -259,18 +259,19 @@ static void a_command_that_is_not_replied_to_ends_by_time(void **state) {
 
 static void of_several_commands_each_ends_by_its_own_time(void **state) {
     (void)state;
-    static const uint8_t seconds[] = {3, 1, 2};
+    static const uint32_t seconds[] = {3, 1, 2};
     rights s;
     open_local(&s);
     const uint64_t begun = world_now();
-    for (uint8_t i = 0; i < COUNT_OF(seconds); i++) {
-        assert_true(speaker_command(&s.w, &s.stranger, i, "drain", seconds[i] * SECOND));
+    for (uint32_t i = 0; i < COUNT_OF(seconds); i++) {
+        assert_true(speaker_command(&s.w, &s.stranger, (uint8_t)i, "drain", seconds[i] * SECOND));
         assert_int_equal(s.stranger.status, KVF_E_AGAIN);
     }
     for (uint64_t passed = 1; passed <= 3; passed++) {
         speaker_run_for(&s.w, &s.stranger, begun + (5 + passed) * SECOND + 500 * MS - world_now());
-        for (uint8_t i = 0; i < COUNT_OF(seconds); i++)
-            assert_int_equal(command(&s, &s.stranger, i), seconds[i] <= passed ? KVF_E_TIMEOUT : KVF_E_AGAIN);
+        for (uint32_t i = 0; i < COUNT_OF(seconds); i++)
+            assert_int_equal(command(&s, &s.stranger, (uint8_t)i),
+                             seconds[i] <= passed ? KVF_E_TIMEOUT : KVF_E_AGAIN);
     }
     rights_close(&s);
 }
