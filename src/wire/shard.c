@@ -66,7 +66,7 @@ static bool same_strides(const kvf_placement *a, const kvf_placement *b) {
 /* b - a; false if it does not fit in an int64_t. */
 static bool step_between(uint64_t a, uint64_t b, int64_t *out) {
     uint64_t distance = a < b ? b - a : a - b;
-    *out = a < b ? (int64_t)distance : -(int64_t)distance;
+    *out = (int64_t)(b - a);
     return distance <= INT64_MAX;
 }
 
