@@ -573,7 +573,6 @@ static void a_pull_waits_for_another_that_uses_a_connection_that_is_to_be_left(v
     uint64_t holds[2], pulls[2];
     kvf_fabric refusing;
     world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
-    kvf_session *session = NULL;
     for (uint32_t i = 0; i < 2; i++) {
         world_request_make(&w, &w.p, ids[i], 48, 10 * i, 1, &given[i]);
         world_request_make(&w, &w.d, ids[i], 48, 10 * i, 1, &wanted[i]);
@@ -582,13 +581,12 @@ static void a_pull_waits_for_another_that_uses_a_connection_that_is_to_be_left(v
         world_pull(&w.d, &wanted[i], &w.p, &pulls[i]);
         world_run_for(&w, 10 * MS);
         if (i == 0) {
-            session = w.d.agents[0]->all_sessions;
-            session->past = kvf_peer_kind(let_it_be_behind(&w, &refusing));
+            w.d.agents[0]->all_sessions->past = kvf_peer_kind(let_it_be_behind(&w, &refusing));
             refusing.refusal = refuse;
         }
     }
     assert_int_equal(world_count(&w, w.d.agents[0], KVF_EVENT_DONE), 0);
-    session->past = NULL; /* it is good enough, after all */
+    w.d.agents[0]->all_sessions->past = NULL; /* it is good enough, after all */
     (void)world_done(&w, w.d.agents[0], pulls[1]);
     (void)world_done(&w, w.p.agents[0], holds[1]);
     assert_ok(kvf_agent_cancel(w.d.agents[0], pulls[0]));
