@@ -49,7 +49,8 @@ static void a_late_acquire_takes_no_lease_after_its_release(void **state) {
     lease_close(&s);
 }
 
-/* What a producer that grants leases by hand says of its table, answer by answer, and what it was asked for. */
+/* The test grants leases in the place of a producer: the part of its table that it names in each answer, and the first
+ * id that the consumer asked for each time. */
 typedef struct grants {
     struct {
         uint64_t generation;

@@ -424,7 +424,7 @@ static void a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says(void *
     close_scene(&s);
 }
 
-/* Where all memory for peers is used. */
+/* Peers have used all memory that they may have. */
 static void a_release_is_taken_if_a_lease_ends_with_it(void **state) {
     (void)state;
     scene s;

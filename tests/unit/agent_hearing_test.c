@@ -22,6 +22,15 @@ static const kvf_session *session_with_p(const rights *s) {
     return NULL;
 }
 
+/* D greets P, and has a session with it. */
+static kvf_agent *meet(rights *s) {
+    uint64_t ticket;
+    kvf_agent *d = s->w.d.agents[0];
+    assert_ok(kvf_agent_connect(d, &s->w.p.contact, 0, &ticket));
+    (void)world_done(&s->w, d, ticket);
+    return d;
+}
+
 static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void **state) {
     (void)state;
     for (int keyed = 0; keyed < 2; keyed++) {
@@ -260,7 +269,6 @@ static void what_nobody_asked_for_is_counted_as_stale(void **state) {
     (void)state;
     rights s;
     const kvf_bytes introduction = {"i", 1};
-    uint64_t ticket;
     rights_open(&s);
     kvf_agent *d = s.w.d.agents[0];
     const kvf_message ranks = {.kind = KVF_MESSAGE_WELCOME,
@@ -280,8 +288,7 @@ static void what_nobody_asked_for_is_counted_as_stale(void **state) {
     assert_int_equal(stale_by(d, 0, &refused), 1);
     assert_int_equal(stale_by(d, 0, &answer), 1);
     assert_int_equal(stale_by(d, 0, &reply), 1);
-    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
-    (void)world_done(&s.w, d, ticket);
+    (void)meet(&s);
     const kvf_session *session = session_with_p(&s);
     assert_int_equal(stale_by(d, session->route, &ranks), 1); /* P is met already */
     assert_int_equal(stale_by(d, session->route, &refused), 1);
@@ -294,12 +301,9 @@ static void what_nobody_asked_for_is_counted_as_stale(void **state) {
 static void a_peer_that_answers_as_another_process_was_restarted(void **state) {
     (void)state;
     rights s;
-    uint64_t ticket;
     kvf_wire_buffer bytes;
     rights_open(&s);
-    kvf_agent *d = s.w.d.agents[0];
-    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
-    (void)world_done(&s.w, d, ticket);
+    kvf_agent *d = meet(&s);
     kvf_message welcome = {.kind = KVF_MESSAGE_WELCOME,
                            .welcome = {.engine = "P",
                                        .incarnation = s.p->incarnation + 1,
@@ -359,11 +363,8 @@ static void a_release_of_no_lease_is_counted_as_stale_once(void **state) {
 static void a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms(void **state) {
     (void)state;
     rights s;
-    uint64_t ticket;
     rights_open(&s);
-    kvf_agent *d = s.w.d.agents[0];
-    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
-    (void)world_done(&s.w, d, ticket);
+    kvf_agent *d = meet(&s);
     letters_begin();
     letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_HELLO, (kvf_call_kind)0);
     kvf_on_broken(d, session_with_p(&s)->route, KVF_E_PEER_LOST, "the connection broke");
@@ -393,11 +394,8 @@ static void forget_session(kvf_agent *d, const kvf_session *session) {
 static void a_peer_that_was_greeted_anew_may_go_on_with_any_number(void **state) {
     (void)state;
     rights s;
-    uint64_t ticket;
     rights_open(&s);
-    kvf_agent *d = s.w.d.agents[0];
-    assert_ok(kvf_agent_connect(d, &s.w.p.contact, 0, &ticket));
-    (void)world_done(&s.w, d, ticket);
+    kvf_agent *d = meet(&s);
     const kvf_session *session = session_with_p(&s);
     kvf_message probe = {.kind = KVF_MESSAGE_CALL, .call = {.kind = KVF_CALL_PROBE, .number = 1}};
     memcpy(probe.call.session, session->id, sizeof probe.call.session);

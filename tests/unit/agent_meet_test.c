@@ -164,7 +164,7 @@ static void a_name_may_be_as_long_as_messages_allow(void **state) {
     world_close(&w);
 }
 
-/* What a contact is told by the last greeting. */
+/* The greetings that came to a contact, and what the last one asked and told. */
 typedef struct listener {
     uint32_t greetings;
     bool asked_for_card, told_secret;

@@ -25,7 +25,8 @@ static void tear_down(scene *s) {
     kvf_model_free(s->model);
 }
 
-/* What an agent's transport is told: a value of NULL stands for nothing, a key of NULL for the end. */
+/* The settings that an agent must give to its transport. A value of NULL: it must leave the setting out; a key of NULL
+ * ends the list. */
 static const kvf_setting *told;
 
 static kvf_status look_at_settings(kvf_transport *transport, const kvf_transport_options *options,
@@ -294,7 +295,7 @@ static void the_cache_has_the_limits_of_the_sessions(void **state) {
 
 /* ---- memory ----------------------------------------------------------------------------------- */
 
-/* What the agent only finds out about its machine may be missing. */
+/* Each allocation fails in turn. An agent may open all the same without facts that it looks up about its machine. */
 static void an_agent_opens_whole_or_not_at_all(void **state) {
     (void)state;
     memory_count memory;

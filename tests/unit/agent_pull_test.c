@@ -525,11 +525,21 @@ static kvf_peer *let_it_be_behind(const world *w, kvf_fabric *behind) {
     return peer;
 }
 
+/* The first pull is slow, and goes on while the second one begins. */
+static void pull_at_a_pace(world *w, uint32_t i, uint64_t *hold, uint64_t *pull) {
+    static const char *const ids[] = {"slow", "quick"};
+    world_request given, wanted;
+    world_request_make(w, &w->p, ids[i], 48, 10 * i, 1, &given);
+    world_request_make(w, &w->d, ids[i], 48, 10 * i, 1, &wanted);
+    wanted.request.bytes_per_second = i == 0 ? 1 << 10 : 0;
+    world_hold(&w->p, &given, hold);
+    world_pull(&w->d, &wanted, &w->p, pull);
+    world_run_for(w, 10 * MS);
+}
+
 static void a_pull_leaves_a_connection_that_is_behind_unless_another_pull_uses_it(void **state) {
     (void)state;
-    static const char *const ids[] = {"slow", "quick"};
     world w;
-    world_request given[2], wanted[2];
     uint64_t holds[2], pulls[2];
     kvf_fabric behind;
     world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
@@ -540,12 +550,7 @@ static void a_pull_leaves_a_connection_that_is_behind_unless_another_pull_uses_i
     assert_ptr_not_equal(session->peer->fabric, &behind);
     kvf_peer *used = NULL;
     for (uint32_t i = 0; i < 2; i++) {
-        world_request_make(&w, &w.p, ids[i], 48, 10 * i, 1, &given[i]);
-        world_request_make(&w, &w.d, ids[i], 48, 10 * i, 1, &wanted[i]);
-        wanted[i].request.bytes_per_second = i == 0 ? 1 << 10 : 0;
-        world_hold(&w.p, &given[i], &holds[i]);
-        world_pull(&w.d, &wanted[i], &w.p, &pulls[i]);
-        world_run_for(&w, 10 * MS);
+        pull_at_a_pace(&w, i, &holds[i], &pulls[i]);
         used = used ? used : let_it_be_behind(&w, &behind);
     }
     (void)world_done(&w, w.d.agents[0], pulls[1]);
@@ -567,19 +572,12 @@ static const char *refuse(const void *link) {
 
 static void a_pull_waits_for_another_that_uses_a_connection_that_is_to_be_left(void **state) {
     (void)state;
-    static const char *const ids[] = {"slow", "quick"};
     world w;
-    world_request given[2], wanted[2];
     uint64_t holds[2], pulls[2];
     kvf_fabric refusing;
     world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), NULL);
     for (uint32_t i = 0; i < 2; i++) {
-        world_request_make(&w, &w.p, ids[i], 48, 10 * i, 1, &given[i]);
-        world_request_make(&w, &w.d, ids[i], 48, 10 * i, 1, &wanted[i]);
-        wanted[i].request.bytes_per_second = i == 0 ? 1 << 10 : 0;
-        world_hold(&w.p, &given[i], &holds[i]);
-        world_pull(&w.d, &wanted[i], &w.p, &pulls[i]);
-        world_run_for(&w, 10 * MS);
+        pull_at_a_pace(&w, i, &holds[i], &pulls[i]);
         if (i == 0) {
             w.d.agents[0]->all_sessions->past = kvf_peer_kind(let_it_be_behind(&w, &refusing));
             refusing.refusal = refuse;

@@ -223,14 +223,19 @@ static void a_heartbeat_without_memory_is_made_up_for_by_the_next(void **state) 
     world_close(&s.w);
 }
 
+/* Without requests; memory is counted from the beginning on. */
+static void open_counted(scene *s) {
+    const kvf_agent_options options = {.struct_size = sizeof options};
+    *s = (scene){.pushes = false};
+    count_memory(&s->memory);
+    world_open_model(&s->w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+}
+
 /* News of a peer are for information only: without memory for one of its two parts, nothing is told. */
 static void news_of_a_peer_without_memory_are_left_out(void **state) {
     (void)state;
     static scene s;
-    const kvf_agent_options options = {.struct_size = sizeof options};
-    s = (scene){.pushes = false};
-    count_memory(&s.memory);
-    world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    open_counted(&s);
     for (size_t n = 1; n <= 3; n++) {
         const size_t live = s.memory.live;
         s.memory.calls = 0;
@@ -247,10 +252,7 @@ static void news_of_a_peer_without_memory_are_left_out(void **state) {
 static void a_drain_without_memory_for_its_event_does_not_begin(void **state) {
     (void)state;
     static scene s;
-    const kvf_agent_options options = {.struct_size = sizeof options};
-    s = (scene){.pushes = false};
-    count_memory(&s.memory);
-    world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    open_counted(&s);
     kvf_agent *p = s.w.p.agents[0];
     for (size_t n = 1; n <= 2; n++) { /* the event, and its sentence */
         const size_t live = s.memory.live;

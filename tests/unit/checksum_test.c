@@ -569,7 +569,7 @@ static void sums_of_single_cells_add_up_to_those_of_steps(void **state) {
     kvf_model_free(model);
 }
 
-/* What was there before does not matter, and what follows stays. */
+/* The sums overwrite whatever the caller had there, and nothing behind them. */
 static void each_cell_has_a_sum_of_its_own(void **state) {
     (void)state;
     kvf_model *model = four_heads();
