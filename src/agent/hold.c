@@ -145,12 +145,12 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
     kvf_agent *agent = session->agent;
     kvf_hold *hold = find_hold(agent, call->request);
     kvf_status status = hold ? KVF_OK : kvf_past_look(agent, call->request);
-    if (status) { /* also to a repeated call: the first answer may be lost */
+    if (!status && !fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
+        status = kvf_past_repeated(agent, call->request);
+    if (status) {
         kvf_answer_status(session, call, status, kvf_error_detail());
         return;
     }
-    if (!fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
-        return; /* late: the caller has its answer, or has given up */
     if (hold && hold->base.state != KVF_TICKET_WAITING) {
         grant(hold, session, call);
         return;

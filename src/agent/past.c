@@ -62,6 +62,11 @@ kvf_status kvf_past_look(kvf_agent *agent, kvf_bytes id) {
                     seconds);
 }
 
+kvf_status kvf_past_repeated(kvf_agent *agent, kvf_bytes id) {
+    kvf_status status = kvf_past_look(agent, id);
+    return status ? status : kvf_fail(KVF_E_NOT_FOUND, "this call was refused before, or is over");
+}
+
 void kvf_past_forget(kvf_agent *agent, kvf_bytes id) {
     kvf_past *past = find(agent, id);
     if (past)

@@ -21,6 +21,14 @@ void kvf_past_note(kvf_agent *agent, kvf_bytes id, kvf_status status);
  */
 kvf_status kvf_past_look(kvf_agent *agent, kvf_bytes id);
 
+/**
+ * Why a repeated call is refused of which no trace is left: it was refused, or what it asked for is over. Its caller did
+ * not get the answer, and must not wait for another.
+ *
+ * @return KVF_E_EXISTS or KVF_E_NOT_FOUND
+ */
+kvf_status kvf_past_repeated(kvf_agent *agent, kvf_bytes id);
+
 /** The id is used again. */
 void kvf_past_forget(kvf_agent *agent, kvf_bytes id);
 void kvf_past_free(kvf_agent *agent);

@@ -94,8 +94,10 @@ static kvf_status check_expect(const kvf_session *session, const kvf_call_body *
 static kvf_status expect(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
     kvf_flow *flow = kvf_flow_of(session, call->generation);
-    if (!fresh || (flow && !flow->more))
-        return KVF_OK; /* known, or over */
+    if (flow && (!fresh || !flow->more))
+        return KVF_OK; /* known */
+    if (!fresh)
+        return kvf_past_repeated(agent, call->request);
     kvf_status status = check_expect(session, call);
     if (!status && !find_push(agent, call->request.data, call->request.size))
         status = kvf_past_look(agent, call->request);

@@ -134,6 +134,50 @@ static void a_late_expect_is_not_written_to_after_its_withdrawal(void **state) {
     lease_close(&s);
 }
 
+/* Starts a pull or an expectation that is refused, with an answer that is lost, and returns how it fails. `most`: the
+ * limit on requests when the call is repeated. */
+static const char *fails_though_the_refusal_is_lost(scene *s, bool pushed, uint32_t most) {
+    const uint32_t met = letters_met();
+    letters_rule(LETTERS_LOSE, s->p, KVF_MESSAGE_ANSWER, pushed ? KVF_CALL_EXPECT : KVF_CALL_ACQUIRE);
+    if (pushed)
+        world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    else
+        world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_until(&s->w, letters_met() > met);
+    letters_no_rules();
+    s->p->options.max_requests_per_peer = most;
+    const uint64_t since = world_stats(s->p).messages_sent;
+    const char *detail = world_failed(&s->w, s->d, s->ours[0], KVF_E_NOT_FOUND)->detail;
+    assert_true(world_stats(s->p).messages_sent - since <= 2); /* and not by its deadline */
+    return detail;
+}
+
+static void a_refusal_that_is_lost_is_said_again(void **state) {
+    (void)state;
+    for (int pushed = 0; pushed < 2; pushed++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        const uint32_t most = s.p->options.max_requests_per_peer;
+        s.p->options.remember_ns = 60 * SECOND;
+        if (pushed)
+            world_push(&s.w.p, &s.held, s.theirs);
+        else
+            world_hold(&s.w.p, &s.held, s.theirs);
+        assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+        (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+        assert_non_null(strstr(fails_though_the_refusal_is_lost(&s, pushed, most), "is not kept any more"));
+
+        /* What could be granted by the time the call is repeated is refused all the same. */
+        s.p->options.remember_ns = 0;
+        s.p->options.max_requests_per_peer = 0;
+        if (!pushed)
+            world_hold(&s.w.p, &s.held, s.theirs);
+        assert_non_null(strstr(fails_though_the_refusal_is_lost(&s, pushed, most),
+                               "this call was refused before, or is over"));
+        lease_close(&s);
+    }
+}
+
 static void a_late_written_does_not_end_the_next_expectation_of_its_name(void **state) {
     (void)state;
     scene s;
@@ -302,6 +346,7 @@ int main(void) {
         cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),
         cmocka_unit_test(parts_of_another_lease_or_a_beginning_anew_make_a_pull_begin_anew),
         cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
+        cmocka_unit_test(a_refusal_that_is_lost_is_said_again),
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
         cmocka_unit_test(a_repeated_welcome_does_not_begin_the_session_anew),
         cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
