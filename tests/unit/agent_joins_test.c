@@ -1,0 +1,299 @@
+/* Connections between two agents that carry flows of both directions: one session joins by the connection of another,
+ * joins anew, or loses it. In virtual time. */
+#include <stdio.h>
+
+#include "agent/stage.h"
+#include "agent_letters.h"
+#include "agent_net.h"
+#include "agent_packed_scene.h"
+#include "faulty_fabric.h"
+#include "stage/flow.h"
+#include "stage/ways.h"
+
+/* P reads "back" from D, by a connection of its own. */
+static void pull_back(world *w) {
+    world_request given, back;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_request_make(w, &w->d, "back", 20, 0, 1, &given);
+    world_request_make(w, &w->p, "back", 20, 0, 1, &back);
+    world_hold(&w->d, &given, holds);
+    world_pull(&w->p, &back, &w->d, pulls);
+    world_all_done(w, &w->p, pulls);
+    world_all_done(w, &w->d, holds);
+}
+
+static void a_pull_from_ranks_that_have_read_from_this_one_goes_packed_from_each_of_them(void **state) {
+    (void)state;
+    world w;
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), TP2, ONE("D"), &options);
+    pull_back(&w);
+    world_pull_everything(&w, "there", 40, 1);
+    assert_true(all_read(&w.d) > 0);
+    assert_int_equal(all_packed(&w.d), all_read(&w.d));
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* Both engines are producer and consumer: P has read "back" from D, and D reads "slow" from P, for seconds. The first
+ * session's connection carries both directions. */
+static void open_both_ways(world *w, const kvf_agent_options *options, world_request *slow, uint64_t *pulls) {
+    world_request given;
+    uint64_t holds[WORLD_MAX_RANKS];
+    world_open_model(w, attention(4, 8, 8), ONE("P"), ONE("D"), options);
+    pull_back(w);
+    world_request_make(w, &w->p, "slow", 200, 0, 1, &given);
+    world_request_make(w, &w->d, "slow", 200, 20, 1, slow);
+    slow->request.bytes_per_second = 8192;
+    world_fill(w, &w->p, &given, 1);
+    world_hold(&w->p, &given, holds);
+    world_pull(&w->d, slow, &w->p, pulls);
+}
+
+/* The session's own request has ended. */
+static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS];
+    kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    options.idle_ns = SECOND;
+    open_both_ways(&w, &options, &wanted, pulls);
+    world_run_for(&w, 5 * SECOND);
+    world_all_done(&w, &w.d, pulls);
+    assert_int_equal(all_packed(&w.d), all_read(&w.d));
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_run_for(&w, 4 * SECOND);
+    assert_int_equal(world_stats(w.d.agents[0]).peers_evicted, 2); /* now they are idle */
+    world_close(&w);
+}
+
+static kvf_session *outgoing_of(const world_engine *e) {
+    kvf_session *session = e->agents[0]->all_sessions;
+    while (session && session->incoming)
+        session = session->next;
+    assert_non_null(session);
+    return session;
+}
+
+/* P has not used D for long, and meets it again, while D reads from P by the connection of P's former session. */
+static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state) {
+    (void)state;
+    world w;
+    world_request wanted, more;
+    uint64_t pulls[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    open_both_ways(&w, &options, &wanted, pulls);
+    world_run_for(&w, SECOND);
+    kvf_session *session = outgoing_of(&w.p);
+    session->joined = session->join_staged = false; /* as in a new session */
+    world_request_make(&w, &w.d, "more", 20, 50, 1, &more);
+    world_hold(&w.d, &more, others);
+    world_request_make(&w, &w.p, "more", 20, 50, 1, &more);
+    world_pull(&w.p, &more, &w.d, others);
+    world_all_done(&w, &w.p, others);
+    world_run_for(&w, 5 * SECOND);
+    world_all_done(&w, &w.d, pulls);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    world_close(&w);
+}
+
+/* Agents that cannot send a notification are always busy, so time does not pass by itself. */
+static void work_while_busy(world *w) {
+    for (int i = 0; i < 500; i++) {
+        world_work(w);
+        net_advance(NET_LATENCY_NS);
+    }
+}
+
+/*
+ * D has lost P while bytes moved between them, and meets it again. The connection from P to D may hang for any time: P
+ * no longer uses it, whether the flow has ended without its END being sent (a push that P has given up), or goes on
+ * under a lease that D has forgotten (a pull). That P connects anew shows in a connection that is refused.
+ */
+static void join_over_a_connection_that_hangs(bool pushes) {
+    world w;
+    world_request given, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    faulty_install(&(faulty_options){.seed = 1});
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
+    world_request_make(&w, &w.d, "slow", 200, 20, 1, &wanted);
+    (pushes ? &given : &wanted)->request.bytes_per_second = 8192;
+    if (pushes) {
+        world_expect(&w.d, &wanted, &w.p, ours);
+        world_push(&w.p, &given, theirs);
+        world_ready(&w.p, theirs);
+    } else {
+        world_hold(&w.p, &given, theirs);
+        world_pull(&w.d, &wanted, &w.p, ours);
+    }
+    world_run_for(&w, SECOND);
+    const kvf_stage *stage = w.p.agents[0]->stage;
+    assert_false(kvf_stage_is_idle(stage));
+    faulty_install(&(faulty_options){
+        .seed = 1, .per_mille = {[FAULTY_NOT_NOTIFIED] = 1000, [FAULTY_NOT_CONNECTED] = 1000}});
+    if (pushes) {
+        (void)kvf_agent_cancel(w.p.agents[0], theirs[0]);
+        work_while_busy(&w);
+        assert_false(kvf_stage_is_idle(stage)); /* its END cannot be sent */
+    }
+    assert_int_equal(faulty_count(FAULTY_NOT_CONNECTED), 0);
+    kvf_session *session = outgoing_of(&w.d);
+    session->joined = session->join_staged = false; /* as in a new session */
+    world_request_make(&w, &w.d, "more", 20, 50, 1, &wanted);
+    world_expect(&w.d, &wanted, &w.p, ours + 1);
+    work_while_busy(&w);
+    assert_true(faulty_count(FAULTY_NOT_CONNECTED) > 0);
+    faulty_remove();
+    world_close(&w);
+}
+
+static void a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs(void **state) {
+    (void)state;
+    join_over_a_connection_that_hangs(true);
+    join_over_a_connection_that_hangs(false);
+}
+
+/* P has lent slots to D when P loses the connection between them. The transport knows, or does not (`inside`), that D
+ * has nothing under way any more: only then are the slots free. Either way D may connect again. */
+static void lend_and_lose(bool inside) {
+    world w;
+    world_request wanted, more;
+    uint64_t pulls[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    faulty_install(&(faulty_options){.seed = 1});
+    open_both_ways(&w, &options, &wanted, pulls);
+    world_run_for(&w, SECOND);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = inside ? 1000 : 0}});
+    kvf_agent *p = w.p.agents[0];
+    assert_false(kvf_stage_is_idle(p->stage));
+    outgoing_of(&w.p)->peer_lost = true;
+    kvf_sessions_due(p, 0);
+    world_run_for(&w, 10 * MS);
+    assert_int_equal(faulty_count(FAULTY_STILL_INSIDE) > 0, inside);
+    assert_int_equal(kvf_stage_is_idle(p->stage), !inside);
+    faulty_install(&(faulty_options){.seed = 1});
+    (void)kvf_agent_cancel(w.d.agents[0], pulls[0]);
+    (void)world_next(&w, w.d.agents[0], pulls[0]);
+
+    world_request_make(&w, &w.d, "more", 20, 50, 1, &more);
+    world_hold(&w.d, &more, others);
+    world_request_make(&w, &w.p, "more", 20, 50, 1, &more);
+    world_pull(&w.p, &more, &w.d, others);
+    world_all_done(&w, &w.p, others);
+    world_close(&w);
+    faulty_remove();
+}
+
+static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(void **state) {
+    (void)state;
+    lend_and_lose(true);
+    lend_and_lose(false);
+}
+
+static void push_and_check(world *w, const char *id, uint32_t seed) {
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    world_request_make(w, &w->p, id, 20, 0, 1, &given);
+    world_request_make(w, &w->d, id, 20, 0, 1, &wanted);
+    world_fill(w, &w->p, &given, seed);
+    world_expect(&w->d, &wanted, &w->p, expects);
+    world_push(&w->p, &given, pushes);
+    world_ready(&w->p, pushes);
+    world_all_done(w, &w->d, expects);
+    world_all_done(w, &w->p, pushes);
+    assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
+}
+
+/* P has read from D, and writes to it: one of the two connections carries the flows of both sessions, until it is
+ * lost. */
+static void when_the_connection_that_carries_flows_is_lost_another_one_does(void **state) {
+    (void)state;
+    world w;
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    kvf_agent *p = w.p.agents[0];
+    kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
+    pull_back(&w);
+    kvf_session *out = outgoing_of(&w.p);
+    push_and_check(&w, "one", 1);
+    const kvf_session *in = p->all_sessions;
+    while (in && !in->incoming)
+        in = in->next;
+    assert_non_null(in);
+    assert_ptr_not_equal(in->peer, out->peer);
+    assert_ptr_equal(kvf_stage_peer_named(p->stage, name), out->peer);
+    out->peer_lost = true;
+    kvf_sessions_due(p, 0);
+    world_until(&w, in->peer && kvf_stage_peer_named(p->stage, name) == in->peer);
+    push_and_check(&w, "two", 2);
+    assert_int_equal(all_packed(&w.p), world_stats(p).bytes_read + world_stats(p).bytes_written);
+    world_close(&w);
+}
+
+/* P has no room for D's card and shard. D does not ask again for each request. */
+static void a_client_whose_join_was_refused_does_not_join_again(void **state) {
+    (void)state;
+    world w;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    options.max_bytes_per_key = sizeof(kvf_session) + 1000;
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    letters_begin();
+    letters_rule(LETTERS_PASS, w.d.agents[0], KVF_MESSAGE_CALL, KVF_CALL_JOIN);
+    for (uint32_t i = 0; i < 2; i++) {
+        pull_one(&w, &w.d, i ? "b" : "a", holds, pulls);
+        (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_UNSUPPORTED);
+        assert_int_equal(letters_met(), 1);
+    }
+    letters_end();
+    world_close(&w);
+}
+
+/* D sends E's card as its own. P must not take what then comes over that connection for E's. */
+static void a_client_cannot_join_with_the_card_of_another(void **state) {
+    (void)state;
+    world w;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    world_add(&w, ONE("E"), &options);
+    kvf_agent *p = w.p.agents[0], *d = w.d.agents[0], *e = w.e.agents[0];
+    kvf_peer *peer = NULL;
+    assert_ok(kvf_transport_connect(p->transport, e->card, e->card_bytes, &peer));
+    (void)snprintf(name, sizeof name, "%s", kvf_peer_name(peer));
+    kvf_peer_close(peer);
+
+    const kvf_agent before = *d;
+    d->card = e->card;
+    d->card_bytes = e->card_bytes;
+    pull_one(&w, &w.d, "a", holds, pulls);
+    (void)world_failed(&w, d, pulls[0], KVF_E_UNSUPPORTED);
+    assert_null(kvf_stage_peer_named(p->stage, name));
+    d->card = before.card;
+    d->card_bytes = before.card_bytes;
+    assert_ok(kvf_agent_cancel(p, holds[0]));
+
+    pull_one(&w, &w.e, "b", holds, pulls); /* the control */
+    (void)world_done(&w, e, pulls[0]);
+    assert_non_null(kvf_stage_peer_named(p->stage, name));
+    world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pull_from_ranks_that_have_read_from_this_one_goes_packed_from_each_of_them),
+        cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
+        cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
+        cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
+        cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
+        cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
+        cmocka_unit_test(a_client_whose_join_was_refused_does_not_join_again),
+        cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
+    };
+    return cmocka_run_group_tests(tests, world_is_simulated, NULL);
+}
