@@ -1,7 +1,9 @@
 #include "stage/arena.h"
 
-kvf_status kvf_arena_open(kvf_arena *arena, void *memory, uint32_t slot_count, uint32_t slot_bytes) {
-    *arena = (kvf_arena){.slots = kvf_alloc0(slot_count, sizeof *arena->slots),
+kvf_status kvf_arena_open(kvf_arena *arena, uint32_t region, void *memory, uint32_t slot_count,
+                          uint32_t slot_bytes) {
+    *arena = (kvf_arena){.region = region,
+                         .slots = kvf_alloc0(slot_count, sizeof *arena->slots),
                          .slot_count = slot_count,
                          .slot_bytes = slot_bytes,
                          .free_count = slot_count};

@@ -36,15 +36,18 @@ typedef struct kvf_slot {
 } kvf_slot;
 
 typedef struct kvf_arena {
-    kvf_slot *slots;
+    uint32_t region; /**< the number under which the transport knows the memory */
+    kvf_slot *slots; /**< NULL: there is no arena */
     uint32_t slot_count, slot_bytes;
     uint32_t lent, doubt; /**< of all peers; `lent` includes those in doubt */
     uint32_t free_count;
     kvf_slot *first_free;
+    uint32_t waiting; /**< flows that wait while their peer has no slot; perhaps too many */
 } kvf_arena;
 
-/** Cuts memory into slots. @return KVF_OK, KVF_E_NOMEM */
-kvf_status kvf_arena_open(kvf_arena *arena, void *memory, uint32_t slot_count, uint32_t slot_bytes);
+/** Cuts memory, registered as `region`, into slots. @return KVF_OK, KVF_E_NOMEM */
+kvf_status kvf_arena_open(kvf_arena *arena, uint32_t region, void *memory, uint32_t slot_count,
+                          uint32_t slot_bytes);
 void kvf_arena_close(kvf_arena *arena);
 
 /** The most slots that may be lent to all peers together. */

@@ -32,6 +32,7 @@ kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint6
     flow->peer = peer;
     flow->id = id;
     flow->mover = mover;
+    kvf_stage_flow_use_arena(flow, KVF_MEMORY_HOST);
     flow->heard_ns = kvf_now(stage->clock);
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         flow->credits[i].flow = flow;
@@ -39,6 +40,11 @@ kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint6
     if (!mover)
         kvf_stage_flow_count(flow);
     return flow;
+}
+
+void kvf_stage_flow_use_arena(kvf_stage_flow *flow, kvf_memory_kind kind) {
+    flow->arena = &flow->stage->arenas[kind];
+    flow->share = &flow->peer->shares[kind];
 }
 
 void kvf_stage_flow_line_up(kvf_stage_flow *flow) {
@@ -78,7 +84,7 @@ static void drop_opening(kvf_stage_flow *flow) {
 
 void kvf_credit_give(kvf_credit *credit, kvf_credit_state next) {
     if (credit->own)
-        kvf_arena_give(&credit->flow->stage->arena, credit->own);
+        kvf_arena_give(credit->flow->arena, credit->own);
     credit->own = NULL;
     credit->state = next;
 }
@@ -95,7 +101,7 @@ static void end_credit(kvf_credit *credit, kvf_status status) {
     else if (credit->state != KVF_CREDIT_LENT)
         kvf_credit_give(credit, KVF_CREDIT_NONE);
     else if (status)
-        kvf_arena_doubt(&stage->arena, credit->own);
+        kvf_arena_doubt(credit->flow->arena, credit->own);
 }
 
 void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
@@ -299,7 +305,7 @@ kvf_status kvf_stage_check_memory(const kvf_stage *stage) {
 
 static bool is_for_workers(const kvf_stage *stage, kvf_byte_range bytes) {
     return stage->workers &&
-           bytes.end - bytes.begin >= kvf_min_u64(WORTH_A_WORKER_BYTES, stage->arena.slot_bytes);
+           bytes.end - bytes.begin >= kvf_min_u64(WORTH_A_WORKER_BYTES, stage->options.slot_bytes);
 }
 
 static bool copy(kvf_credit *credit, bool gathers) {

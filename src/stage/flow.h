@@ -38,6 +38,7 @@
 
 #define KVF_WINDOW_MAX KVF_STAGE_SLOTS_MAX
 #define KVF_STAGE_DETAIL_BYTES 512u
+#define KVF_ARENAS 2 /**< in memory of the host, and of the device of the shard */
 
 typedef struct kvf_stage_flow kvf_stage_flow;
 typedef struct kvf_stage_peer kvf_stage_peer;
@@ -71,6 +72,8 @@ typedef struct kvf_credit {
 struct kvf_stage_flow {
     kvf_stage *stage;
     kvf_stage_peer *peer;
+    kvf_arena *arena;      /**< ours, from which all its slots are */
+    kvf_slot_share *share; /**< of the peer in it */
     uint64_t id;
     bool mover;              /**< we are the mover; else the lender */
     kvf_direction direction; /**< KVF_READ: a pull. The mover reads */
@@ -116,7 +119,7 @@ struct kvf_stage_flow {
 struct kvf_stage_peer {
     kvf_peer *peer; /**< NULL: it has left */
     char *name;
-    kvf_slot_share share;
+    kvf_slot_share shares[KVF_ARENAS]; /**< by arena */
     kvf_known_cost *known; /**< NULL: it has left */
     kvf_peer_cost *costs;  /**< by direction, of `known` */
     bool has_lists;        /**< one operation takes many runs, which makes them cheap: kvf_cost_may_pack() */
@@ -134,18 +137,16 @@ struct kvf_stage {
     kvf_stage_options options;
     uint32_t *convert; /**< options.convert, owned; NULL: none */
     const kvf_clock *clock;
-    kvf_arena arena;
+    kvf_arena arenas[KVF_ARENAS]; /**< by the kind of their memory */
     kvf_workers *workers;     /**< NULL: kvf_stage_progress() makes the copies */
     bool uses_regions;        /**< the transport knows of our workers or device */
     kvf_stage_device *device; /**< the device with the shard's memory; NULL: it is the host's */
-    uint32_t region;
     uint64_t model;
     kvf_shapes shapes;
     kvf_stage_peer *peers;
     kvf_known_cost *known_costs;  /**< of these peers */
     kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
     uint64_t last_flow;           /**< number of the last flow that we opened */
-    uint32_t waiting;             /**< flows that wait while their peer has no slot; perhaps too many */
     uint32_t moving;              /**< operations under way, of all flows */
     uint32_t moves;               /**< moves that are not freed */
     bool closed;                  /**< to be freed with the last flow, operation and move */
@@ -157,6 +158,9 @@ struct kvf_stage {
 
 /** Makes a flow without a stream, and adds it to the list. @return NULL: no memory */
 kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint64_t id, bool mover);
+
+/** Sets the arena from which a flow takes slots; it has none yet. At first it is the host's. */
+void kvf_stage_flow_use_arena(kvf_stage_flow *flow, kvf_memory_kind kind);
 
 /** Puts a flow behind the others of its priority. */
 void kvf_stage_flow_line_up(kvf_stage_flow *flow);

@@ -79,8 +79,8 @@ static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     flow->direction = opening->direction;
     flow->priority = opening->priority;
     flow->window = opening->window < stage->options.window ? opening->window : stage->options.window;
-    flow->slot_bytes =
-        opening->slot_bytes < stage->arena.slot_bytes ? opening->slot_bytes : stage->arena.slot_bytes;
+    const uint32_t slot = flow->arena->slot_bytes;
+    flow->slot_bytes = opening->slot_bytes < slot ? opening->slot_bytes : slot;
     return make_stream(flow, opening);
 }
 
@@ -208,12 +208,12 @@ static uint32_t credits_in_use(const kvf_stage_flow *flow) {
 /* Slots are reserved for flows that have waited longer and whose peer has none, whatever their priority: otherwise a
  * peer that returns a slot and takes the next at once would keep it forever. */
 static bool others_come_first(const kvf_stage_flow *flow) {
-    const kvf_arena *arena = &flow->stage->arena;
+    const kvf_arena *arena = flow->arena;
     uint32_t left = kvf_arena_lendable(arena) - arena->lent;
-    if (flow->stage->waiting == 0)
+    if (arena->waiting == 0)
         return false;
     for (const kvf_stage_flow *other = flow->stage->first; other && left > 0; other = other->following) {
-        const bool before = kvf_lender_waits(other) && other->peer != flow->peer &&
+        const bool before = kvf_lender_waits(other) && other->arena == arena && other->peer != flow->peer &&
                             (flow->waits_ns == 0 || other->waits_ns < flow->waits_ns);
         left -= before;
     }
@@ -225,10 +225,10 @@ static kvf_credit *take_slot(kvf_stage_flow *flow) {
     const uint32_t used = credits_in_use(flow);
     if (used >= flow->window)
         return NULL;
-    kvf_slot *slot = others_come_first(flow) ? NULL : kvf_arena_lend(&flow->stage->arena, &flow->peer->share);
-    if (!slot && flow->peer->share.lent == 0 && flow->waits_ns == 0) {
+    kvf_slot *slot = others_come_first(flow) ? NULL : kvf_arena_lend(flow->arena, flow->share);
+    if (!slot && flow->share->lent == 0 && flow->waits_ns == 0) {
         flow->waits_ns = kvf_max_u64(kvf_now(flow->stage->clock), 1);
-        flow->stage->waiting++;
+        flow->arena->waiting++;
     }
     if (!slot)
         return NULL;
@@ -274,7 +274,7 @@ static bool take_in(kvf_stage_flow *flow) {
 }
 
 bool kvf_lender_waits(const kvf_stage_flow *flow) {
-    return flow->waits_ns > 0 && !flow->ended && flow->peer->share.lent == 0;
+    return flow->waits_ns > 0 && !flow->ended && flow->share->lent == 0;
 }
 
 bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns) {
@@ -303,9 +303,9 @@ void kvf_lender_talk(kvf_stage_flow *flow) {
     if (flow->open && !flow->ended && !flow->accepted) {
         const kvf_stage *stage = flow->stage;
         kvf_stage_message message = {.word = KVF_STAGE_ACCEPT,
-                                     .region = stage->region,
-                                     .slot_bytes = stage->arena.slot_bytes,
-                                     .slot_count = stage->arena.slot_count,
+                                     .region = flow->arena->region,
+                                     .slot_bytes = flow->arena->slot_bytes,
+                                     .slot_count = flow->arena->slot_count,
                                      .stream_bytes = flow->bytes,
                                      .flows = stage->options.flows};
         flow->accepted = kvf_stage_flow_say(flow, &message);
@@ -342,7 +342,7 @@ static kvf_status come_back_empty(kvf_credit *credit, const kvf_slot_note *note)
 }
 
 static kvf_status come_back_full(kvf_stage_flow *flow, kvf_credit *credit, const kvf_slot_note *note) {
-    kvf_status status = kvf_stage_flow_check_bytes(flow, note->bytes, flow->stage->arena.slot_bytes);
+    kvf_status status = kvf_stage_flow_check_bytes(flow, note->bytes, flow->arena->slot_bytes);
     if (status)
         return status;
     credit->note.bytes = note->bytes;

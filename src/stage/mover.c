@@ -12,7 +12,7 @@ static kvf_status write_opening(kvf_stage_flow *flow, const kvf_group_steps *the
     kvf_opening opening = {.direction = flow->direction,
                            .priority = flow->priority,
                            .window = flow->window,
-                           .slot_bytes = stage->arena.slot_bytes,
+                           .slot_bytes = flow->arena->slot_bytes,
                            .stream_bytes = flow->bytes,
                            .model = stage->model,
                            .permission = flow->permission,
@@ -113,10 +113,10 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
 /* Between the lender's slot and one of ours, in one operation. */
 static bool submit(kvf_stage_flow *flow, kvf_credit *credit) {
     kvf_stage *stage = flow->stage;
-    credit->run = (kvf_run){.local_offset = kvf_slot_offset(&stage->arena, credit->own->number),
+    credit->run = (kvf_run){.local_offset = kvf_slot_offset(flow->arena, credit->own->number),
                             .remote_offset = (uint64_t)credit->note.slot * flow->slot_bytes,
                             .bytes = credit->note.bytes.end - credit->note.bytes.begin,
-                            .local_region = stage->region,
+                            .local_region = flow->arena->region,
                             .remote_region = flow->region};
     kvf_status status = kvf_transport_submit(flow->peer->peer, flow->direction, &credit->run, 1, on_done,
                                              credit, &credit->operation);
@@ -134,7 +134,7 @@ static bool submit(kvf_stage_flow *flow, kvf_credit *credit) {
 static uint64_t bytes_of_slot(const kvf_stage_flow *flow, const kvf_credit *credit, uint64_t next) {
     if (flow->direction == KVF_READ)
         return credit->note.bytes.end - credit->note.bytes.begin;
-    return kvf_stream_cut(flow->stream, next, kvf_min_u64(flow->stage->arena.slot_bytes, flow->slot_bytes));
+    return kvf_stream_cut(flow->stream, next, kvf_min_u64(flow->arena->slot_bytes, flow->slot_bytes));
 }
 
 uint64_t kvf_mover_allow(kvf_stage_flow *flow, uint64_t bytes) {
@@ -203,10 +203,10 @@ static bool read_slots(kvf_stage_flow *flow) {
             break;
         if (move_in_place(flow, credit, length))
             return true;
-        if (flow->stage->arena.free_count == 0)
+        if (flow->arena->free_count == 0)
             break;
         use_up(flow, length);
-        credit->own = kvf_arena_take(&flow->stage->arena);
+        credit->own = kvf_arena_take(flow->arena);
         did = submit(flow, credit) || did;
     }
     return did;
@@ -223,7 +223,6 @@ static bool scatter_slot(kvf_stage_flow *flow) {
 
 /* Push: the next bytes, into one of the lender's slots. */
 static bool write_slot(kvf_stage_flow *flow) {
-    kvf_arena *arena = &flow->stage->arena;
     kvf_credit *credit = flow->next < flow->bytes ? kvf_stage_flow_credit(flow, KVF_CREDIT_HERE) : NULL;
     const uint64_t length = credit ? bytes_of_slot(flow, credit, flow->next) : 0;
     if (!credit || !may_move(flow, length))
@@ -233,11 +232,11 @@ static bool write_slot(kvf_stage_flow *flow) {
         flow->next += length;
         return true;
     }
-    if (arena->free_count == 0)
+    if (flow->arena->free_count == 0)
         return false;
     use_up(flow, length);
     flow->next += length;
-    credit->own = kvf_arena_take(arena);
+    credit->own = kvf_arena_take(flow->arena);
     if (kvf_stage_flow_gather(credit))
         kvf_mover_copied(credit);
     return true;
@@ -317,7 +316,7 @@ static kvf_status check_lent(const kvf_stage_flow *flow, const kvf_slot_note *no
                    ? KVF_OK
                    : kvf_fail(KVF_E_INVALID, "the lender lends slot %u of a push with bytes", note->slot);
     return kvf_stage_flow_check_bytes(flow, note->bytes,
-                                      kvf_min_u64(flow->slot_bytes, flow->stage->arena.slot_bytes));
+                                      kvf_min_u64(flow->slot_bytes, flow->arena->slot_bytes));
 }
 
 static kvf_status hear_lent(kvf_stage_flow *flow, const kvf_slot_note *note) {

@@ -41,29 +41,33 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     return KVF_OK;
 }
 
-/* Takes the arena back, of which no peer knows; the detail stays. */
-static void drop_arena(const kvf_stage *stage) {
-    char why[KVF_DETAIL_BYTES];
-    uint32_t count;
-    const kvf_memory *regions = kvf_transport_memory(stage->transport, &count);
-    memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
-    if (stage->region < count && regions[stage->region].bytes > 0)
-        (void)kvf_transport_unregister_region(stage->transport, stage->region);
-    kvf_error_restore(why);
+/* Opens the arena that is in one kind of memory; `device` is its number. */
+static kvf_status open_arena(kvf_stage *stage, kvf_memory_kind kind, uint32_t device, uint64_t bytes) {
+    kvf_memory memory = {.struct_size = sizeof memory, .kind = kind, .device = device};
+    const uint32_t slot = stage->options.slot_bytes;
+    uint32_t slots = (uint32_t)(bytes / slot), region;
+    memory.bytes = (uint64_t)slots * slot;
+    (void)kvf_transport_memory(stage->transport, &region);
+    kvf_status status = kvf_transport_allocate(stage->transport, kind, device, memory.bytes, &memory.address);
+    if (!status)
+        status = kvf_arena_open(&stage->arenas[kind], region, memory.address, slots, slot);
+    if (!status)
+        status = kvf_transport_register_arena(stage->transport, region, &memory);
+    if (status)
+        kvf_arena_close(&stage->arenas[kind]);
+    return status;
 }
 
-static kvf_status open_arena(kvf_stage *stage) {
-    kvf_memory memory = {.struct_size = sizeof memory};
-    const uint32_t slot = stage->options.slot_bytes;
-    uint32_t slots = (uint32_t)(stage->options.arena_bytes / slot);
-    memory.bytes = (uint64_t)slots * slot;
-    kvf_status status =
-        kvf_transport_allocate(stage->transport, memory.kind, 0, memory.bytes, &memory.address);
-    if (!status)
-        status = kvf_arena_open(&stage->arena, memory.address, slots, slot);
-    if (!status)
-        status = kvf_transport_register_arena(stage->transport, stage->region, &memory);
-    return status;
+/* Takes the arenas back, of which no peer knows; the detail stays. */
+static void drop_arenas(kvf_stage *stage) {
+    char why[KVF_DETAIL_BYTES];
+    memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
+    for (int kind = KVF_ARENAS; kind-- > 0;) {
+        if (stage->arenas[kind].slots)
+            (void)kvf_transport_unregister_region(stage->transport, stage->arenas[kind].region);
+        kvf_arena_close(&stage->arenas[kind]);
+    }
+    kvf_error_restore(why);
 }
 
 static void settle(void *context) {
@@ -118,7 +122,7 @@ static kvf_status open_copiers(kvf_stage *stage) {
 }
 
 static kvf_status pin_arena(const kvf_stage *stage) {
-    const kvf_arena *arena = &stage->arena;
+    const kvf_arena *arena = &stage->arenas[KVF_MEMORY_HOST];
     return stage->device ? kvf_stage_device_pin(stage->device, arena->slots[0].memory,
                                                 (uint64_t)arena->slot_count * arena->slot_bytes)
                          : KVF_OK;
@@ -142,7 +146,6 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     stage->transport = transport;
     stage->shard = stage->shapes.shard = shard;
     stage->clock = clock;
-    (void)kvf_transport_memory(transport, &stage->region);
     stage->model = kvf_stage_model_sum(kvf_shard_model(shard));
     /* Numbers of flows are never reused, not even by the process that replaces this one. */
     if (kvf_random(&stage->last_flow, sizeof stage->last_flow))
@@ -163,13 +166,12 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     if (!status)
         status = open_copiers(stage);
     if (!status)
-        status = open_arena(stage);
+        status = open_arena(stage, KVF_MEMORY_HOST, 0, stage->options.arena_bytes);
     if (!status)
         status = pin_arena(stage);
     if (status) {
         close_copiers(stage);
-        drop_arena(stage);
-        kvf_arena_close(&stage->arena);
+        drop_arenas(stage);
         kvf_free(stage->convert);
         kvf_free(stage);
         return status;
@@ -205,7 +207,8 @@ void kvf_stage_release(kvf_stage *stage) {
     while (stage->peers)
         free_peer(stage, stage->peers);
     kvf_shapes_free(&stage->shapes);
-    kvf_arena_close(&stage->arena);
+    for (int kind = 0; kind < KVF_ARENAS; kind++)
+        kvf_arena_close(&stage->arenas[kind]);
     kvf_free(stage->convert);
     kvf_free(stage);
 }
@@ -257,7 +260,7 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
-    joined->known = kvf_known_cost_use(&stage->known_costs, peer, stage->arena.slot_bytes);
+    joined->known = kvf_known_cost_use(&stage->known_costs, peer, stage->options.slot_bytes);
     if (!joined->known)
         return kvf_nomem("a peer of a stage"); /* the next turn frees a record that has not joined */
     joined->flows_most = 1;
@@ -407,28 +410,28 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
     return flow->mover ? !ours || flow->next == flow->bytes : !flow->open || kvf_stage_flow_is_lent(flow);
 }
 
-/* Whether a flow has waited since before `since` while its peer has no slot: others keep all lendable slots. Counts the
- * flows that wait. */
-static bool somebody_waits(kvf_stage *stage, uint64_t since) {
+/* Whether a flow has waited since before `since` while its peer has no slot of an arena: others keep all that may be
+ * lent. Counts the flows that wait for it. */
+static bool somebody_waits(const kvf_stage *stage, kvf_arena *arena, uint64_t since) {
     bool long_since = false;
-    stage->waiting = 0;
+    arena->waiting = 0;
     for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
-        const bool waits = kvf_lender_waits(flow);
-        stage->waiting += waits;
+        const bool waits = flow->arena == arena && kvf_lender_waits(flow);
+        arena->waiting += waits;
         long_since = long_since || (waits && flow->waits_ns < since);
     }
     return long_since;
 }
 
-/* If one has, ends the flows whose peers have returned no slot for as long. Their slots are freed when the peers have
- * kept them as long again. */
-static void end_keepers(kvf_stage *stage, uint64_t now) {
+/* If one has, ends the flows whose peers have returned no slot of the arena for as long. Their slots are freed when the
+ * peers have kept them as long again. */
+static void end_keepers(const kvf_stage *stage, kvf_arena *arena, uint64_t now) {
     const uint64_t patience = stage->options.doubt_ns;
     const uint64_t since = now > patience ? now - patience : 0;
-    if (!somebody_waits(stage, since))
+    if (!somebody_waits(stage, arena, since))
         return;
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
-        if (!kvf_lender_keeps(flow, since))
+        if (flow->arena != arena || !kvf_lender_keeps(flow, since))
             continue;
         if (flow->ended)
             kvf_stage_flow_hear_end(flow);
@@ -442,7 +445,8 @@ static void end_keepers(kvf_stage *stage, uint64_t now) {
 
 static void watch_time(kvf_stage *stage) {
     const uint64_t now = stage->first ? kvf_now(stage->clock) : 0; /* an idle stage needs none */
-    end_keepers(stage, now);
+    for (int kind = 0; kind < KVF_ARENAS; kind++)
+        end_keepers(stage, &stage->arenas[kind], now);
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
         if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
             kvf_stage_flow_hear_end(flow);
@@ -491,7 +495,7 @@ static void take_copied(const kvf_stage *stage) {
 
 /* One slot's work for each flow in turn; a flow that had its turn goes behind the others of its priority. */
 static bool take_turns(kvf_stage *stage) {
-    uint32_t left = COPIED_BYTES / stage->arena.slot_bytes;
+    uint32_t left = COPIED_BYTES / stage->options.slot_bytes;
     kvf_stage_flow *flow = stage->first;
     while (flow && left > 0) {
         if (!step(flow)) {
@@ -532,11 +536,14 @@ kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out) {
     if (status || !stage)
         return status ? status : kvf_fail(KVF_E_INVALID, "stage: stage is NULL");
     kvf_stage_info info = stage->counts;
-    info.region = stage->region;
-    info.slots = stage->arena.slot_count;
-    info.slots_free = stage->arena.free_count;
-    info.slots_lent = stage->arena.lent - stage->arena.doubt;
-    info.slots_doubt = stage->arena.doubt;
+    info.region = stage->arenas[KVF_MEMORY_HOST].region;
+    for (int kind = 0; kind < KVF_ARENAS; kind++) {
+        const kvf_arena *arena = &stage->arenas[kind];
+        info.slots += arena->slot_count;
+        info.slots_free += arena->free_count;
+        info.slots_lent += arena->lent - arena->doubt;
+        info.slots_doubt += arena->doubt;
+    }
     for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
         info.flows++;
     kvf_fill_out(out, &info, sizeof info);

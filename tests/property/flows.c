@@ -64,13 +64,15 @@ static void on_event(void *context, const char *peer, kvf_status status, const c
 /* Cuts slots smaller than users can have. */
 static kvf_status cut_small(kvf_stage *stage, rng *random) {
     static const uint32_t bytes[] = {16, 24, 64, 200, SLOT_BYTES_MOST};
-    unsigned char *begin = stage->arena.slots[0].memory;
-    for (uint32_t i = 0; i < stage->arena.slot_count; i++)
-        if (stage->arena.slots[i].memory < begin)
-            begin = stage->arena.slots[i].memory;
-    kvf_arena_close(&stage->arena);
-    return kvf_arena_open(&stage->arena, begin, SLOTS + rng_below(random, 5),
-                          bytes[rng_below(random, sizeof bytes / sizeof *bytes)]);
+    kvf_arena *arena = &stage->arenas[KVF_MEMORY_HOST];
+    unsigned char *begin = arena->slots[0].memory;
+    for (uint32_t i = 0; i < arena->slot_count; i++)
+        if (arena->slots[i].memory < begin)
+            begin = arena->slots[i].memory;
+    const uint32_t region = arena->region;
+    kvf_arena_close(arena);
+    stage->options.slot_bytes = bytes[rng_below(random, sizeof bytes / sizeof *bytes)];
+    return kvf_arena_open(arena, region, begin, SLOTS + rng_below(random, 5), stage->options.slot_bytes);
 }
 
 static kvf_status open_end(flow_world *w, flow_end *end, const char *fabric, const char *name,
@@ -365,14 +367,14 @@ static bool start(flow_world *w, const chunk *c, bool pushed, flow_moves *out) {
     note_if(KIND_FLOW_DIRECT, options.way == KVF_WAY_DIRECT);
     note_if(KIND_FLOW_CHOSEN, options.way == KVF_WAY_AUTO);
     out->moves[out->count] = NULL;
+    const kvf_arena *arena = &w->local.stage->arenas[KVF_MEMORY_HOST];
     for (uint32_t s = 0; s < kvf_plan_source_count(c->plan); s++) {
         const uint64_t bytes = kvf_request_bytes(c->request, s);
         out->bytes += bytes;
         note_if(KIND_FLOW_PULL, !pushed && bytes > 0);
         note_if(KIND_FLOW_PUSH, pushed && bytes > 0);
         note_if(KIND_FLOW_BEYOND_ARENA,
-                options.way == KVF_WAY_PACKED &&
-                    bytes > (uint64_t)w->local.stage->arena.slot_count * w->local.stage->arena.slot_bytes);
+                options.way == KVF_WAY_PACKED && bytes > (uint64_t)arena->slot_count * arena->slot_bytes);
     }
     kvf_status status = pushed ? push(w, c, &options, out) : pull(w, c, &options, out);
     return status ? wrong("a move gives %s: %s", kvf_status_name(status), kvf_error_detail()) : true;

@@ -240,7 +240,7 @@ static void half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer(void **sta
     kvf_slot_share shares[3] = {{0}};
     kvf_slot *lent[16], *own[16];
     uint32_t count = 0, taken = 0;
-    assert_ok(kvf_arena_open(&arena, memory, 16, 16));
+    assert_ok(kvf_arena_open(&arena, 0, memory, 16, 16));
     for (uint32_t peer = 0; peer < 3; peer++)
         for (kvf_slot *slot; (slot = kvf_arena_lend(&arena, &shares[peer])); count++)
             lent[count] = slot;

@@ -40,7 +40,7 @@ static void check_operations(const stage_end *mover, const stage_end *lender) {
             const kvf_credit *credit = &flow->credits[i];
             if (credit->state != KVF_CREDIT_MOVING)
                 continue;
-            const kvf_slot *slot = &lender->stage->arena.slots[credit->note.slot];
+            const kvf_slot *slot = &lender->stage->arenas[KVF_MEMORY_HOST].slots[credit->note.slot];
             assert_int_equal(slot->generation, credit->note.generation);
             assert_true(slot->state == KVF_SLOT_LENT || slot->state == KVF_SLOT_DOUBT);
         }

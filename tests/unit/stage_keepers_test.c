@@ -123,7 +123,7 @@ static uint32_t slots_of(const scene *s, const char *name) {
     const kvf_stage_peer *peer = s->at.p->stage->peers;
     while (strcmp(peer->name, name) != 0)
         peer = peer->following;
-    return peer->share.lent;
+    return peer->shares[KVF_MEMORY_HOST].lent;
 }
 
 static scene *scene_open(bool says_end) {
