@@ -168,15 +168,15 @@ typedef struct kvf_agent_options {
     /**
      * The way of requests that name none, see kvf_way. KVF_WAY_AUTO: the agent chooses for each rank that is read or
      * written. KVF_WAY_DIRECT: the agent has no stage, and needs no memory for one. KVF_WAY_PACKED: a request that
-     * cannot go packed fails with KVF_E_UNSUPPORTED, and memory of devices is registered as `withheld`. An agent of
-     * another way whose memory is a device's, and not `withheld`, has a stage only if its transport is "auto": for
-     * peers that no transport reaches directly.
+     * cannot go packed fails with KVF_E_UNSUPPORTED, and memory of devices is registered as `withheld`.
      */
     kvf_way way;
     uint32_t slot_bytes; /**< of the stage, see kvf_stage_options */
     /** likewise [64 MiB]; registered behind the shard's regions, written only when something goes packed */
     uint64_t arena_bytes;
-    uint32_t workers; /**< likewise [0: the thread that makes progress copies] */
+    uint64_t
+        device_arena_bytes; /**< likewise, in memory of the shard's device, see kvf_stage_options [64 MiB] */
+    uint32_t workers;       /**< likewise [0: the thread that makes progress copies] */
     /**
      * Element types that may be converted into each other on the way, in both directions: a set (see KVF_DTYPE_BIT())
      * of f32, f16 and bf16 [none]. A group whose types differ is moved only if both engines allow all of its types,

@@ -87,16 +87,25 @@ typedef struct kvf_stage_options {
     /** Begin with assumed costs: kvf_stage_open() does not call kvf_cost_calibrate(), which takes some milliseconds the
      * first time in a process, and seldom more than 30. */
     bool assumed_costs;
+    /**
+     * If the shard's memory is a device's and a transport here moves such memory, a second arena is in the device's
+     * memory: peers that this transport reaches are sent packed bytes without a way through the host. At least 4 slots;
+     * 0: 64 MiB; KVF_NO_DEVICE_ARENA: there is none. Without memory for it, or without such a transport, there is none
+     * either, and kvf_stage_info says so.
+     */
+    uint64_t device_arena_bytes;
 } kvf_stage_options;
+
+#define KVF_NO_DEVICE_ARENA UINT64_MAX
 
 /**
  * Opens a stage: allocates the arena from the transport, which keeps it until it is closed, and registers it under the
- * number after the last region. Cards that reach the arena must be exported afterwards.
+ * number after the last region; and an arena in memory of the device, if there is one, under the next. Cards that reach
+ * the arenas must be exported afterwards.
  *
  * @param shard  this rank's, whose regions are registered, all in memory of the host or all of one CUDA device; must
- *               outlive the stage. The device itself gathers and scatters its regions. With regions of a device that
- *               are not `withheld`, the transport must be "auto": peers that a transport for such memory reaches are
- *               served directly, and others packed
+ *               outlive the stage. The device itself gathers and scatters its regions. Regions of a device that
+ *               are not `withheld` go directly to peers that a transport for such memory reaches, and packed to others
  * @return KVF_OK, KVF_E_INVALID (options), KVF_E_NOT_REGISTERED (regions of the shard are not registered, or too
  *         small), KVF_E_UNSUPPORTED (regions in different places; no CUDA driver, or no code for the device),
  *         KVF_E_EXISTS (this stage needs workers or a device, and another stage of this transport has some), and the
@@ -216,8 +225,8 @@ KVF_API void kvf_move_free(kvf_move *move);
 
 typedef struct kvf_stage_info {
     size_t struct_size; /**< sizeof(kvf_stage_info), set by the caller */
-    uint32_t region;    /**< the number under which the arena is registered */
-    uint32_t slots;
+    uint32_t region;    /**< the number under which the arena in the host's memory is registered */
+    uint32_t slots;     /**< of both arenas, as the following */
     uint32_t slots_free;
     uint32_t slots_lent;  /**< granted to a peer, or full for one to read */
     uint32_t slots_doubt; /**< slots that a peer may touch though its flow is over */
@@ -229,6 +238,8 @@ typedef struct kvf_stage_info {
     uint64_t failed;          /**< flows of either side that did not succeed */
     uint64_t refused;         /**< messages that broke the protocol */
     uint64_t worker_copies;   /**< slots that workers gathered or scattered */
+    uint32_t device_slots;    /**< of `slots`, in memory of the device; 0: there is no arena */
+    uint64_t device_flows;    /**< flows of either side whose slots here were in memory of the device */
 } kvf_stage_info;
 
 /** @return KVF_OK, KVF_E_INVALID */

@@ -45,6 +45,8 @@ class StageInfo:
     failed: int
     refused: int
     worker_copies: int
+    device_slots: int
+    device_flows: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ def _convert_sets(model: Model, convert: Iterable[DtypeLike], names: Sequence[st
     return [types if names is None or name in names else 0 for name in own]
 
 
+def device_arena(given: int | None) -> int:
+    """The bytes of the arena on a device, as the library takes them."""
+    return int(lib.KVF_NO_DEVICE_ARENA) if given is None else given
+
+
 class Stage:
     """Moves a rank's requests in fewer, longer operations.
 
@@ -83,6 +90,8 @@ class Stage:
             stage at most
         shard: this rank's
         arena_bytes: 0: 64 MiB; at least 4 slots
+        device_arena_bytes: of a second arena in memory of the device, if the shard's regions are there and a
+            transport takes such memory; 0: 64 MiB; None: there is none
         slot_bytes: most that one operation moves: a power of two from 4 KiB to 1 MiB; 0: 1 MiB
         window: slots lent for one flow at once, up to 16; 0: 8
         flows: open with one peer at once, each way, if both sides allow as many; further ones wait; 0: 64
@@ -106,6 +115,7 @@ class Stage:
         shard: Shard,
         *,
         arena_bytes: int = 0,
+        device_arena_bytes: int | None = 0,
         slot_bytes: int = 0,
         window: int = 0,
         flows: int = 0,
@@ -130,6 +140,7 @@ class Stage:
         options = arena.new(
             "kvf_stage_options",
             arena_bytes=arena_bytes,
+            device_arena_bytes=device_arena(device_arena_bytes),
             slot_bytes=slot_bytes,
             window=window,
             flows=flows,
@@ -294,6 +305,8 @@ class Stage:
                 info.failed,
                 info.refused,
                 info.worker_copies,
+                info.device_slots,
+                info.device_flows,
             )
 
     # The transport calls these, holding its lock.

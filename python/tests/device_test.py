@@ -345,36 +345,63 @@ def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, by_handle: boo
         assert ours.wrong(DECODE_TABLE) == 0
 
 
+class Stages:
+    """A stage of a prefill rank on the first device, and one of a decode rank on the second; `on_host`: the rank
+    whose cache is in memory of the host instead. The options apply to both stages."""
+
+    def __init__(self, driver: Driver, kind: str, on_host: str = "neither", **options: Any) -> None:
+        self.decode, self.prefill = decode_engine(small_model()), prefill_engine(small_model(), tp_size=1)
+        self.on_host = on_host
+        self.caches = {
+            "prefill": Cache(driver, 0, self.prefill.shard(0)),
+            "decode": Cache(driver, 1, self.decode.shard(0)),
+        }
+        self.caches["prefill"].fill(PREFILL_TABLE)
+        self.plain = {name: [memory.read() for memory in cache.memory] for name, cache in self.caches.items()}
+        self.transports, self.stages = {}, {}
+        for name, cache in self.caches.items():
+            transport = self.transports[name] = Transport(kind, name=name)
+            transport.register(self.plain[name] if name == on_host else cache.arrays, cache.shard)
+            self.stages[name] = Stage(transport, cache.shard, **options)
+        self.there = self.transports["decode"].connect(self.transports["prefill"].card)
+        here = self.transports["prefill"].connect(self.transports["decode"].card)
+        self.stages["decode"].join(self.there)
+        self.stages["prefill"].join(here)
+
+    def wrong(self) -> int:
+        if self.on_host == "decode":
+            return len(wrong_cells(self.decode.shard(0), self.plain["decode"], DECODE_TABLE))
+        return self.caches["decode"].wrong(DECODE_TABLE)
+
+    def pull(self) -> None:
+        plan = Plan(self.decode.shard(0), self.prefill)
+        request = Request(plan, [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
+        assert self.wrong() > 0
+        with self.stages["decode"].pull(request, [self.there], way=Way.AUTO) as move:
+            deadline = time.monotonic() + 20
+            while move.status == Status.IN_PROGRESS:
+                assert time.monotonic() < deadline
+                for transport in self.transports.values():
+                    transport.progress()
+            assert (move.status, move.packed) == (Status.OK, 1)
+        assert self.wrong() == 0
+
+    def close(self) -> None:
+        for transport in self.transports.values():
+            transport.close()
+
+
 @pytest.mark.parametrize("on_host", ["neither", "prefill", "decode"])
 def test_stages_move_between_devices_and_hosts(driver: Driver, on_host: str) -> None:
-    decode, prefill = decode_engine(small_model()), prefill_engine(small_model(), tp_size=1)
-    caches = {"prefill": Cache(driver, 0, prefill.shard(0)), "decode": Cache(driver, 1, decode.shard(0))}
-    caches["prefill"].fill(PREFILL_TABLE)
-    plain = {name: [memory.read() for memory in cache.memory] for name, cache in caches.items()}
-    transports, stages = {}, {}
-    for name, cache in caches.items():
-        transports[name] = Transport("shm", name=name)
-        transports[name].register(plain[name] if name == on_host else cache.arrays, cache.shard)
-        stages[name] = Stage(transports[name], cache.shard)
-    there = transports["decode"].connect(transports["prefill"].card)
-    here = transports["prefill"].connect(transports["decode"].card)
-    stages["decode"].join(there)
-    stages["prefill"].join(here)
-    request = Request(Plan(decode.shard(0), prefill), [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
+    pair = Stages(driver, "shm", on_host)
+    pair.pull()
+    pair.close()
 
-    def wrong() -> int:
-        if on_host == "decode":
-            return len(wrong_cells(decode.shard(0), plain["decode"], DECODE_TABLE))
-        return caches["decode"].wrong(DECODE_TABLE)
 
-    assert wrong() > 0
-    with stages["decode"].pull(request, [there], way=Way.AUTO) as move:
-        deadline = time.monotonic() + 20
-        while move.status == Status.IN_PROGRESS:
-            assert time.monotonic() < deadline
-            for transport in transports.values():
-                transport.progress()
-        assert (move.status, move.packed) == (Status.OK, 1)
-    assert wrong() == 0
-    for transport in transports.values():
-        transport.close()
+@pytest.mark.parametrize("arena_bytes", [16 * 4096, None])
+def test_a_stage_may_have_an_arena_on_its_device(driver: Driver, arena_bytes: int | None) -> None:
+    pair = Stages(driver, "auto", device_arena_bytes=arena_bytes, slot_bytes=4096)
+    pair.pull()
+    for stage in pair.stages.values():
+        assert (stage.info.device_slots, stage.info.device_flows) == ((16, 1) if arena_bytes else (0, 0))
+    pair.close()

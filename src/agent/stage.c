@@ -67,13 +67,7 @@ static bool shows_devices(const kvf_agent *agent) {
     return false;
 }
 
-/* Device memory that peers are shown goes directly, by fabrics that take it; and packed to peers that these do not
- * reach, if there are other fabrics. */
-static bool can_pack(const kvf_agent *agent) {
-    return agent->region_count > 0 && (!shows_devices(agent) || kvf_transport_is_automatic(agent->transport));
-}
-
-/* Without a stage, such memory still goes directly. */
+/* Without a stage, memory of devices that peers are shown still goes directly, by fabrics that take it. */
 static kvf_status do_without(kvf_agent *agent, kvf_status status) {
     if (!shows_devices(agent))
         return kvf_fail_in(status, "the stage: ");
@@ -86,9 +80,21 @@ static kvf_status do_without(kvf_agent *agent, kvf_status status) {
     return KVF_OK;
 }
 
+/* Says why packed bytes of a device go through the host's memory. */
+static void tell_of_arenas(kvf_agent *agent) {
+    const char *why = kvf_stage_without_device(agent->stage);
+    kvf_text line = {0};
+    if (!why)
+        return;
+    kvf_text_add(&line, "packed bytes of the device go through memory of the host: %s", why);
+    if (!line.failed)
+        kvf_agent_log(agent, KVF_LOG_INFO, line.data);
+    kvf_text_free(&line);
+}
+
 kvf_status kvf_agent_open_stage(kvf_agent *agent) {
     const kvf_agent_options *o = &agent->options;
-    if (agent->stage || o->way == KVF_WAY_DIRECT || !can_pack(agent))
+    if (agent->stage || o->way == KVF_WAY_DIRECT || agent->region_count == 0)
         return KVF_OK;
     const kvf_stage_options options = {.struct_size = sizeof options,
                                        .arena_bytes = o->arena_bytes,
@@ -100,11 +106,15 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .on_event = on_event,
                                        .context = agent,
                                        .convert = agent->own_facts.convert,
-                                       .assumed_costs = o->assumed_costs};
+                                       .assumed_costs = o->assumed_costs,
+                                       .device_arena_bytes = o->device_arena_bytes};
     kvf_transport_withhold_emulated(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);
-    return status ? do_without(agent, status) : KVF_OK;
+    if (status)
+        return do_without(agent, status);
+    tell_of_arenas(agent);
+    return KVF_OK;
 }
 
 void kvf_agent_notified(void *context, kvf_transport *transport, const char *sender, const void *data,

@@ -13,6 +13,8 @@
 
 #include "base/base.h"
 
+#define KVF_ARENAS 2 /**< of a stage, by kvf_memory_kind: the host's memory, and that of the shard's device */
+
 typedef enum kvf_slot_state {
     KVF_SLOT_FREE = 0,
     KVF_SLOT_OWN,

@@ -14,15 +14,16 @@
 #define NS_PER_NEAR_NOTICE 5e3 /* on one host */
 /* Costs of a device that gathers into the host's pinned memory, or scatters from it: published elsewhere, for PCIe 5
  * and CUDA 12. The extra cost of short runs to its kernels is not known. */
-#define NS_PER_DEVICE_BYTE (1 / 52.0) /* SGLang, pull request 18968 */
-#define NS_PER_DRIVER_CALL 2300.0     /* FlexKV, pull request 193 */
-#define DRIVER_CALLS_PER_SLOT 4.0     /* boxes copied, kernel launched, event recorded and polled */
-#define DRIVER_CALLS_PER_SOURCE 2.0   /* table allocated and copied */
-#define TRANSPOSED_BYTES 16u          /* read and written by one step of transposing */
-#define WEIGHT 0.25                   /* of one transfer in the average */
-#define FACTOR_MAX 16.0               /* a larger factor means that something else disturbed the transfer */
-#define SURPRISE_MAX 4.0              /* likewise, for a class with measurements */
-#define SHORTEST_BYTES 256u           /* shorter runs are in the first class of lengths */
+#define NS_PER_DEVICE_BYTE (1 / 52.0)         /* SGLang, pull request 18968 */
+#define NS_PER_BYTE_WITHIN_DEVICE (1 / 136.0) /* with the blocks of a stage, measured: docs/performance.md */
+#define NS_PER_DRIVER_CALL 2300.0             /* FlexKV, pull request 193 */
+#define DRIVER_CALLS_PER_SLOT 4.0             /* boxes copied, kernel launched, event recorded and polled */
+#define DRIVER_CALLS_PER_SOURCE 2.0           /* table allocated and copied */
+#define TRANSPOSED_BYTES 16u                  /* read and written by one step of transposing */
+#define WEIGHT 0.25                           /* of one transfer in the average */
+#define FACTOR_MAX 16.0     /* a larger factor means that something else disturbed the transfer */
+#define SURPRISE_MAX 4.0    /* likewise, for a class with measurements */
+#define SHORTEST_BYTES 256u /* shorter runs are in the first class of lengths */
 #define SMALLEST_BYTES (64u << 10)
 
 /* ---- what is assumed ------------------------------------------------------------------------- */
@@ -50,22 +51,47 @@ bool kvf_cost_has_lists(const char *kind) {
     return fabric_of(kind, &apart).lists && !is_brought(kind);
 }
 
-void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes) {
+/* Packed by cores at both ends. */
+static kvf_cost_model packed_by_cores(const char *kind, const kvf_cost_model *fabric, uint32_t slot_bytes) {
     const kvf_copy_price copying = kvf_cost_copying();
-    kvf_cost_model fabric;
-    kind = kvf_cost_assumed(kind, &fabric);
-    *cost = (kvf_assumed_cost){.direct = fabric, .packed = fabric};
+    kvf_cost_model packed = *fabric;
     if (is_brought(kind)) { /* no operation moves slots, and both sides copy at the same time */
-        cost->packed.ns_per_run = copying.ns_per_piece;
-        cost->packed.ns_per_byte = copying.ns_per_byte + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / slot_bytes;
-        cost->packed.ns_per_source += NOTICES_PER_FLOW * NS_PER_NEAR_NOTICE;
-        return;
+        packed.ns_per_run = copying.ns_per_piece;
+        packed.ns_per_byte = copying.ns_per_byte + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / slot_bytes;
+        packed.ns_per_source += NOTICES_PER_FLOW * NS_PER_NEAR_NOTICE;
+        return packed;
     }
-    const double operation = fabric.ns_per_run;
-    cost->packed.ns_per_run = 2 * copying.ns_per_piece;
-    cost->packed.ns_per_byte +=
+    const double operation = fabric->ns_per_run;
+    packed.ns_per_run = 2 * copying.ns_per_piece;
+    packed.ns_per_byte +=
         2 * copying.ns_per_byte + operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
-    cost->packed.ns_per_source += NOTICES_PER_FLOW * NOTICE_RUNS * operation;
+    packed.ns_per_source += NOTICES_PER_FLOW * NOTICE_RUNS * operation;
+    return packed;
+}
+
+/* Adjusts the cost for one side whose device makes the copies instead of a core. */
+static void assume_device(kvf_cost_model *packed, double ns_per_byte, uint32_t slot_bytes) {
+    const kvf_copy_price copying = kvf_cost_copying();
+    packed->ns_per_run =
+        fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* only one core's, if both copy at once */
+    packed->ns_per_byte +=
+        ns_per_byte - copying.ns_per_byte + DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / slot_bytes;
+    packed->ns_per_source += DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;
+}
+
+void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes, uint32_t devices) {
+    kvf_cost_model fabric;
+    bool apart;
+    kind = kvf_cost_assumed(kind, &fabric);
+    const kvf_cost_model packed = packed_by_cores(kind, &fabric, slot_bytes);
+    *cost = (kvf_assumed_cost){.direct = fabric, .packed = {packed, packed}};
+    (void)fabric_of(kind, &apart);
+    /* A fabric that emulates brings memory of devices to the host itself. */
+    const double within = apart ? 2 * NS_PER_DEVICE_BYTE : NS_PER_BYTE_WITHIN_DEVICE;
+    for (uint32_t i = 0; i < devices; i++) {
+        assume_device(&cost->packed[KVF_MEMORY_HOST], NS_PER_DEVICE_BYTE, slot_bytes);
+        assume_device(&cost->packed[KVF_MEMORY_CUDA], within, slot_bytes);
+    }
 }
 
 uint64_t kvf_cost_copies(const kvf_plan *plan, uint64_t pieces, uint64_t bytes) {
@@ -132,7 +158,9 @@ static kvf_way_cost begin(const kvf_cost_model *assumed) {
 }
 
 void kvf_peer_cost_begin(kvf_peer_cost *cost, const kvf_assumed_cost *assumed) {
-    *cost = (kvf_peer_cost){.direct = begin(&assumed->direct), .packed = begin(&assumed->packed)};
+    cost->direct = begin(&assumed->direct);
+    for (int kind = 0; kind < KVF_ARENAS; kind++)
+        cost->packed[kind] = begin(&assumed->packed[kind]);
 }
 
 double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t bytes) {
@@ -167,8 +195,10 @@ static bool is_same(const kvf_known_cost *a, const kvf_known_cost *b) {
            memcmp(a->place, b->place, sizeof a->place) == 0;
 }
 
-kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, uint32_t slot_bytes) {
+kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, uint32_t slot_bytes,
+                                   bool on_device) {
     kvf_cost_model fabric;
+    const bool theirs = kvf_peer_arenas(peer).theirs & 1u << KVF_MEMORY_CUDA;
     kvf_known_cost wanted = {.kind = kvf_peer_costs(peer, &fabric)};
     wanted.placed = kvf_peer_place(peer, wanted.place);
     kvf_known_cost *known = *list;
@@ -179,7 +209,7 @@ kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, 
         known = kvf_copy(&wanted, 1, sizeof wanted);
         if (!known)
             return NULL;
-        kvf_cost_assume(&assumed, wanted.kind, slot_bytes);
+        kvf_cost_assume(&assumed, wanted.kind, slot_bytes, (uint32_t)on_device + (uint32_t)theirs);
         for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
             kvf_peer_cost_begin(&known->by_direction[direction], &assumed);
         KVF_LIST_ADD(*list, known);
@@ -214,14 +244,16 @@ static kvf_status count_pieces(const kvf_plan *plan, uint32_t source, uint64_t t
     return status;
 }
 
-/* Adjusts the cost for one side whose device makes the copies instead of a core. */
-static void assume_device(kvf_cost_model *packed) {
-    const kvf_copy_price copying = kvf_cost_copying();
-    packed->ns_per_run =
-        fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* only one core's, if both copy at once */
-    packed->ns_per_byte += NS_PER_DEVICE_BYTE - copying.ns_per_byte +
-                           DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / KVF_SLOT_BYTES;
-    packed->ns_per_source += DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;
+/* The cheaper of the arenas that a fabric moves. */
+static double predict_packed(const kvf_assumed_cost *cost, uint32_t kinds, uint32_t devices, uint64_t copies,
+                             uint64_t bytes) {
+    const kvf_prices host = prices_of(&cost->packed[KVF_MEMORY_HOST]);
+    const kvf_prices device = prices_of(&cost->packed[KVF_MEMORY_CUDA]);
+    const double by_host = kvf_cost_predict(&host, copies, bytes);
+    const double by_device = kvf_cost_predict(&device, copies, bytes);
+    if (devices == 0 || !(kinds & 1u << KVF_MEMORY_CUDA))
+        return by_host;
+    return kinds & 1u << KVF_MEMORY_HOST ? fmin(by_host, by_device) : by_device;
 }
 
 static kvf_status check_kind(const char *side, kvf_memory_kind kind) {
@@ -248,11 +280,8 @@ kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t to
     kvf_prediction runs = {.struct_size = sizeof runs};
     kvf_way_prediction found = {.way = KVF_WAY_DIRECT};
     kvf_assumed_cost cost;
-    kvf_cost_assume(&cost, kind, KVF_SLOT_BYTES);
-    if (local != KVF_MEMORY_HOST)
-        assume_device(&cost.packed);
-    if (remote != KVF_MEMORY_HOST)
-        assume_device(&cost.packed);
+    const uint32_t devices = (uint32_t)(local != KVF_MEMORY_HOST) + (uint32_t)(remote != KVF_MEMORY_HOST);
+    kvf_cost_assume(&cost, kind, KVF_SLOT_BYTES, devices);
     status = kvf_plan_predict(plan, source, tokens, NULL, &runs);
     if (!status)
         status = count_pieces(plan, source, tokens, &found.pieces);
@@ -261,17 +290,16 @@ kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t to
     found.bytes = runs.bytes;
     found.runs = runs.runs;
     const char *assumed = kvf_cost_assumed(kind, &(kvf_cost_model){0});
-    const kvf_prices direct = prices_of(&cost.direct), packed = prices_of(&cost.packed);
+    const kvf_prices direct = prices_of(&cost.direct);
     bool apart;
-    const uint32_t needed = 1u << local | 1u << remote;
-    const bool packed_only =
-        kvf_plan_converts(plan) || (needed & ~fabric_of(assumed, &apart).memory_kinds) != 0;
+    const uint32_t needed = 1u << local | 1u << remote, kinds = fabric_of(assumed, &apart).memory_kinds;
+    const bool packed_only = kvf_plan_converts(plan) || (needed & ~kinds) != 0;
     found.direct_ns = packed_only ? 0 : kvf_cost_predict(&direct, found.runs, found.bytes);
     const bool gains = kvf_cost_may_pack(plan, kvf_cost_has_lists(assumed));
     const bool alike = kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) ==
                        kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan)));
     const uint64_t copies = kvf_cost_copies(plan, found.pieces, found.bytes);
-    found.packed_ns = alike ? kvf_cost_predict(&packed, copies, found.bytes) : 0;
+    found.packed_ns = alike ? predict_packed(&cost, kinds, devices, copies, found.bytes) : 0;
     if (packed_only || (alike && gains && found.bytes > 0 && found.packed_ns < found.direct_ns))
         found.way = KVF_WAY_PACKED;
     kvf_fill_out(out, &found, sizeof found);

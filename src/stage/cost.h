@@ -15,6 +15,7 @@
 
 #include <kvferry/stage.h>
 
+#include "stage/arena.h"
 #include "transport/transport.h"
 
 /** The default bytes of a slot: with half as many, emulated reads over TCP are a fifth slower. */
@@ -38,9 +39,9 @@ typedef struct kvf_way_cost {
     uint64_t transfers;           /**< of all classes */
 } kvf_way_cost;
 
-/** The two ways. `runs` of the packed one are copies: kvf_cost_copies(). */
+/** The ways: packed through arenas of the host, or of devices. `runs` of a packed one are copies: kvf_cost_copies(). */
 typedef struct kvf_peer_cost {
-    kvf_way_cost direct, packed;
+    kvf_way_cost direct, packed[KVF_ARENAS];
 } kvf_peer_cost;
 
 /**
@@ -61,18 +62,19 @@ typedef struct kvf_known_cost {
  *
  * @param list        all records of a stage
  * @param slot_bytes  of the stage
+ * @param on_device   whether the stage's cells are in memory of a device
  * @return NULL: no memory
  */
-kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, uint32_t slot_bytes);
+kvf_known_cost *kvf_known_cost_use(kvf_known_cost **list, const kvf_peer *peer, uint32_t slot_bytes,
+                                   bool on_device);
 
 /** Removes one user; the last frees the record. NULL is accepted. */
 void kvf_known_cost_leave(kvf_known_cost **list, kvf_known_cost *known);
 
-/** The assumed costs of the two ways to a peer. */
+/** The assumed costs of the ways to a peer. `packed[].ns_per_run` is that of a piece that is contiguous in this rank's
+ * memory and in the stream. */
 typedef struct kvf_assumed_cost {
-    kvf_cost_model direct;
-    kvf_cost_model
-        packed; /**< ns_per_run: for a piece that is contiguous in this rank's memory and in the stream */
+    kvf_cost_model direct, packed[KVF_ARENAS];
 } kvf_assumed_cost;
 
 /** Begins with assumed costs, without any measurement. */
@@ -84,8 +86,12 @@ double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t by
 /** Learns from one transfer. */
 void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns);
 
-/** Fills in the assumed cost of a peer that is reached by a kind of transport, as in kvf_cost_assumed(). */
-void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes);
+/**
+ * Fills in the assumed cost of a peer that is reached by a kind of transport, as in kvf_cost_assumed().
+ *
+ * @param devices  how many of the two ranks have their cells in memory of a device, 0 to 2
+ */
+void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes, uint32_t devices);
 
 /** Whether a kind of transport moves many runs in one operation: then packing saves nothing. False for memory of this
  * host that cannot be mapped: its runs cost more than copies. */

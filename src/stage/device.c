@@ -7,8 +7,8 @@
 #include "cuda/looks.h"
 
 #define PAUSE_NS 20000 /* between two polls while a call waits */
-/* Blocks of threads: so many move what PCIe carries to and from an arena of the host. More would wait for it, too, on
- * multiprocessors that the engine needs. */
+/* Blocks of threads: so many move what PCIe carries to and from an arena of the host, and within the device more than a
+ * link of 400 Gbit/s does. More would occupy multiprocessors that the engine needs. */
 #define ARENA_BLOCKS 4u
 
 struct kvf_stage_device {

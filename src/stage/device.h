@@ -1,8 +1,9 @@
 /*
  * Gathering and scattering of cells in a device's memory, by the device itself.
  *
- * The arena stays in host memory, which every fabric takes, pinned so that the device can reach it. Copies are jobs, as
- * in workers.h, but no thread makes them: a job is started on the device and polled from time to time (cuda/looks.h).
+ * Slots are in an arena in the device's memory, or in one of the host that is pinned so that the device can reach it.
+ * Copies are jobs, as in workers.h, but no thread makes them: a job is started on the device and polled from time to
+ * time (cuda/looks.h).
  *
  *     put ............................. take      or  put .. withdraw
  *         started, polled by take
@@ -22,7 +23,7 @@ typedef struct kvf_stage_device kvf_stage_device;
 /** Opens the copy engine of a device. @return as kvf_copier_open() */
 kvf_status kvf_stage_device_open(uint32_t number, kvf_stage_device **out);
 
-/** Pins the arena, host memory that must stay until kvf_stage_device_close(). @return as kvf_copier_pin() */
+/** Pins the host's arena, memory that must stay until kvf_stage_device_close(). @return as kvf_copier_pin() */
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);
 
 /** Closes the device; no job may be left. NULL is accepted. */

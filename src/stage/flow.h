@@ -38,7 +38,6 @@
 
 #define KVF_WINDOW_MAX KVF_STAGE_SLOTS_MAX
 #define KVF_STAGE_DETAIL_BYTES 512u
-#define KVF_ARENAS 2 /**< in memory of the host, and of the device of the shard */
 
 typedef struct kvf_stage_flow kvf_stage_flow;
 typedef struct kvf_stage_peer kvf_stage_peer;
@@ -96,6 +95,7 @@ struct kvf_stage_flow {
     uint64_t told;          /**< the first byte that none of our messages has named */
     uint64_t done;          /**< how many bytes are in place, or (lender of a pull) were read */
     kvf_credit credits[KVF_WINDOW_MAX];
+    bool theirs_on_device;                   /**< mover: the lender's arena is to be a device's */
     uint32_t region, slot_bytes, slot_count; /**< mover: of the lender's arena */
     uint32_t moving;                         /**< operations under way */
     uint64_t operations;                     /**< that have succeeded */
@@ -120,9 +120,9 @@ struct kvf_stage_peer {
     kvf_peer *peer; /**< NULL: it has left */
     char *name;
     kvf_slot_share shares[KVF_ARENAS]; /**< by arena */
-    kvf_known_cost *known; /**< NULL: it has left */
-    kvf_peer_cost *costs;  /**< by direction, of `known` */
-    bool has_lists;        /**< one operation takes many runs, which makes them cheap: kvf_cost_may_pack() */
+    kvf_known_cost *known;             /**< NULL: it has left */
+    kvf_peer_cost *costs;              /**< by direction, of `known` */
+    bool has_lists; /**< one operation takes many runs, which makes them cheap: kvf_cost_may_pack() */
     kvf_stage_flow *outgoing; /**< the flow whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< the flow whose opening is being received */
     uint32_t flows[2];        /**< flows not over, [0] opened by it, [1] by us, without those that wait */
@@ -137,10 +137,12 @@ struct kvf_stage {
     kvf_stage_options options;
     uint32_t *convert; /**< options.convert, owned; NULL: none */
     const kvf_clock *clock;
-    kvf_arena arenas[KVF_ARENAS]; /**< by the kind of their memory */
-    kvf_workers *workers;     /**< NULL: kvf_stage_progress() makes the copies */
-    bool uses_regions;        /**< the transport knows of our workers or device */
-    kvf_stage_device *device; /**< the device with the shard's memory; NULL: it is the host's */
+    kvf_arena arenas[KVF_ARENAS]; /**< by the kind of their memory; one may be missing */
+    char without_device
+        [KVF_STAGE_DETAIL_BYTES]; /**< why there is no arena on the shard's device; "": none is needed */
+    kvf_workers *workers;         /**< NULL: kvf_stage_progress() makes the copies */
+    bool uses_regions;            /**< the transport knows of our workers or device */
+    kvf_stage_device *device;     /**< the device with the shard's memory; NULL: it is the host's */
     uint64_t model;
     kvf_shapes shapes;
     kvf_stage_peer *peers;
@@ -261,6 +263,11 @@ void kvf_mover_copied(kvf_credit *credit);
 void kvf_mover_talk(kvf_stage_flow *flow);
 void kvf_mover_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
 
+/** In which memory the two arenas of a flow are. */
+typedef struct kvf_arena_choice {
+    kvf_memory_kind ours, theirs;
+} kvf_arena_choice;
+
 /** A mover's request. */
 typedef struct kvf_flow_wish {
     kvf_direction direction;
@@ -271,6 +278,7 @@ typedef struct kvf_flow_wish {
     uint32_t priority;
     uint64_t permission;
     bool held;
+    kvf_arena_choice arenas;
 } kvf_flow_wish;
 
 /**

@@ -75,6 +75,12 @@ static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     kvf_status status = check_permission(flow, opening);
     if (status)
         return status;
+    const kvf_memory_kind arena = opening->on_device ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
+    if (!stage->arenas[arena].slots)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "the mover asks for slots in memory of %s; this rank has none there",
+                        opening->on_device ? "a device" : "the host");
+    kvf_stage_flow_use_arena(flow, arena);
     flow->permission = opening->permission;
     flow->direction = opening->direction;
     flow->priority = opening->priority;

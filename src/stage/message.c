@@ -177,6 +177,8 @@ kvf_status kvf_stage_read_message(const void *data, size_t bytes, kvf_stage_mess
 #define FIXED_BYTES (1 + 1 + 2 + 4 + 8 + 8 + 8 + 4 + 4)
 #define ITEM_BYTES ((size_t)52)
 #define GROUP_BYTES ((size_t)24)
+#define FLAG_WRITES 1u
+#define FLAG_ON_DEVICE 2u
 
 uint64_t kvf_stage_model_sum(const kvf_model *model) {
     uint64_t sum = KVF_BYTE_SUM_START;
@@ -237,7 +239,8 @@ kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **o
     if (!data)
         return kvf_nomem("the opening of a flow");
     writer to = {data};
-    put(&to, opening->direction, 1);
+    put(&to,
+        (opening->direction == KVF_WRITE ? FLAG_WRITES : 0u) | (opening->on_device ? FLAG_ON_DEVICE : 0u), 1);
     put(&to, opening->priority, 1);
     put(&to, opening->window, 2);
     put(&to, opening->slot_bytes, 4);
@@ -294,8 +297,9 @@ static kvf_status read_parts(kvf_byte_reader *from, kvf_stream_item *items, kvf_
 
 kvf_status kvf_stage_read_opening(const unsigned char *data, size_t bytes, kvf_opening *out) {
     kvf_byte_reader from = {data, bytes, false};
-    uint64_t direction = kvf_take_number(&from, 1);
-    *out = (kvf_opening){.direction = (kvf_direction)direction};
+    const uint64_t flags = kvf_take_number(&from, 1);
+    *out = (kvf_opening){.direction = flags & FLAG_WRITES ? KVF_WRITE : KVF_READ,
+                         .on_device = flags & FLAG_ON_DEVICE};
     out->priority = (uint32_t)kvf_take_number(&from, 1);
     out->window = (uint32_t)kvf_take_number(&from, 2);
     out->slot_bytes = (uint32_t)kvf_take_number(&from, 4);
@@ -304,9 +308,9 @@ kvf_status kvf_stage_read_opening(const unsigned char *data, size_t bytes, kvf_o
     out->permission = kvf_take_number(&from, 8);
     out->item_count = (uint32_t)kvf_take_number(&from, 4);
     out->group_count = (uint32_t)kvf_take_number(&from, 4);
-    if (from.cut_off || direction > KVF_WRITE || out->window == 0)
-        return kvf_fail(KVF_E_PARSE, "an opening of %zu bytes: direction %llu, window %u", bytes,
-                        (unsigned long long)direction, out->window);
+    if (from.cut_off || flags > (FLAG_WRITES | FLAG_ON_DEVICE) || out->window == 0)
+        return kvf_fail(KVF_E_PARSE, "an opening of %zu bytes: flags %llu, window %u", bytes,
+                        (unsigned long long)flags, out->window);
     if (out->item_count > from.left / ITEM_BYTES ||
         out->group_count > (from.left - out->item_count * ITEM_BYTES) / GROUP_BYTES)
         return kvf_fail(KVF_E_PARSE, "an opening of %zu bytes cannot have %u items and %u groups", bytes,

@@ -79,6 +79,7 @@ size_t kvf_stage_part_max(void);
 /** A mover's request for a flow. */
 typedef struct kvf_opening {
     kvf_direction direction; /**< KVF_READ: the mover reads */
+    bool on_device;          /**< the lender is to lend slots in memory of its device */
     uint32_t priority;
     uint32_t window;       /**< the most slots that it wants to have at once */
     uint32_t slot_bytes;   /**< the most bytes that it takes in one slot */

@@ -10,6 +10,7 @@
 static kvf_status write_opening(kvf_stage_flow *flow, const kvf_group_steps *theirs, uint32_t group_count) {
     const kvf_stage *stage = flow->stage;
     kvf_opening opening = {.direction = flow->direction,
+                           .on_device = flow->theirs_on_device,
                            .priority = flow->priority,
                            .window = flow->window,
                            .slot_bytes = flow->arena->slot_bytes,
@@ -40,6 +41,8 @@ kvf_status kvf_mover_begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_flo
     flow->held = wish->held;
     flow->window = stage->options.window;
     flow->shape = wish->shape;
+    flow->theirs_on_device = wish->arenas.theirs == KVF_MEMORY_CUDA;
+    kvf_stage_flow_use_arena(flow, wish->arenas.ours);
     kvf_status status = kvf_stream_create(flow->shape->map, wish->ours, wish->group_count, &flow->stream);
     if (!status) {
         flow->bytes = kvf_stream_bytes(flow->stream);

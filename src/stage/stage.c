@@ -1,6 +1,8 @@
 /*
  * The public functions of a stage, except for moves: opening, peers, messages, turns, and time.
  */
+#include <stdio.h>
+
 #include "stage/cost.h"
 #include "stage/flow.h"
 #include "stage/ways.h"
@@ -15,6 +17,10 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+static bool are_slots(uint64_t bytes, uint32_t slot) {
+    return bytes / slot >= 4 && bytes / slot <= UINT32_MAX;
+}
+
 static kvf_status take_options(kvf_stage_options *options, const kvf_stage_options *given) {
     kvf_status status = kvf_take_options(options, sizeof *options, given, "kvf_stage_options");
     if (status)
@@ -23,6 +29,7 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
         return kvf_fail(KVF_E_INVALID, "stage options: workers is %u; allowed: 0 to %u", options->workers,
                         KVF_WORKERS_MAX);
     options->arena_bytes = options->arena_bytes ? options->arena_bytes : ARENA_BYTES;
+    options->device_arena_bytes = options->device_arena_bytes ? options->device_arena_bytes : ARENA_BYTES;
     options->slot_bytes = options->slot_bytes ? options->slot_bytes : KVF_SLOT_BYTES;
     options->window = options->window ? options->window : WINDOW;
     options->flows = options->flows ? options->flows : FLOWS;
@@ -32,9 +39,14 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     if (slot < SLOT_BYTES_LEAST || slot > SLOT_BYTES_MOST || (slot & (slot - 1)))
         return kvf_fail(KVF_E_INVALID, "stage options: slot_bytes is %u; allowed: powers of two, %u to %u",
                         slot, SLOT_BYTES_LEAST, SLOT_BYTES_MOST);
-    if (options->arena_bytes / slot < 4 || options->arena_bytes / slot > UINT32_MAX)
+    if (!are_slots(options->arena_bytes, slot))
         return kvf_fail(KVF_E_INVALID, "stage options: arena_bytes is %llu; allowed: 4 slots of %u and more",
                         (unsigned long long)options->arena_bytes, slot);
+    if (options->device_arena_bytes != KVF_NO_DEVICE_ARENA && !are_slots(options->device_arena_bytes, slot))
+        return kvf_fail(KVF_E_INVALID,
+                        "stage options: device_arena_bytes is %llu; allowed: 4 slots of %u and more, and "
+                        "KVF_NO_DEVICE_ARENA",
+                        (unsigned long long)options->device_arena_bytes, slot);
     if (options->window > KVF_WINDOW_MAX)
         return kvf_fail(KVF_E_INVALID, "stage options: window is %u; allowed: 0 to %u", options->window,
                         KVF_WINDOW_MAX);
@@ -56,6 +68,40 @@ static kvf_status open_arena(kvf_stage *stage, kvf_memory_kind kind, uint32_t de
     if (status)
         kvf_arena_close(&stage->arenas[kind]);
     return status;
+}
+
+static kvf_status open_device_arena(kvf_stage *stage) {
+    uint32_t count;
+    const kvf_memory *cells = kvf_transport_memory(stage->transport, &count);
+    const uint64_t bytes = stage->options.device_arena_bytes;
+    return bytes == KVF_NO_DEVICE_ARENA
+               ? kvf_fail(KVF_E_UNSUPPORTED, "device_arena_bytes says that there is none")
+               : open_arena(stage, KVF_MEMORY_CUDA, cells[0].device, bytes);
+}
+
+static kvf_status pin_arena(const kvf_stage *stage) {
+    const kvf_arena *arena = &stage->arenas[KVF_MEMORY_HOST];
+    return stage->device ? kvf_stage_device_pin(stage->device, arena->slots[0].memory,
+                                                (uint64_t)arena->slot_count * arena->slot_bytes)
+                         : KVF_OK;
+}
+
+static kvf_status open_host_arena(kvf_stage *stage) {
+    kvf_status status = open_arena(stage, KVF_MEMORY_HOST, 0, stage->options.arena_bytes);
+    return status ? status : pin_arena(stage);
+}
+
+/* A device's cells need one of the two: a transport may move only memory of devices, or none. */
+static kvf_status open_arenas(kvf_stage *stage) {
+    char why[KVF_DETAIL_BYTES];
+    kvf_status status = open_host_arena(stage);
+    if (!stage->device || (status && status != KVF_E_UNSUPPORTED))
+        return status;
+    (void)snprintf(why, sizeof why, "%s", kvf_error_detail());
+    if (!open_device_arena(stage))
+        return KVF_OK;
+    (void)snprintf(stage->without_device, sizeof stage->without_device, "%s", kvf_error_detail());
+    return status ? kvf_fail(status, "%s", why) : KVF_OK;
 }
 
 /* Takes the arenas back, of which no peer knows; the detail stays. */
@@ -121,13 +167,6 @@ static kvf_status open_copiers(kvf_stage *stage) {
     return status;
 }
 
-static kvf_status pin_arena(const kvf_stage *stage) {
-    const kvf_arena *arena = &stage->arenas[KVF_MEMORY_HOST];
-    return stage->device ? kvf_stage_device_pin(stage->device, arena->slots[0].memory,
-                                                (uint64_t)arena->slot_count * arena->slot_bytes)
-                         : KVF_OK;
-}
-
 kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard, const kvf_stage_options *options,
                           kvf_stage **out) {
     return kvf_stage_open_at(transport, shard, options, &kvf_monotonic, out);
@@ -166,9 +205,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     if (!status)
         status = open_copiers(stage);
     if (!status)
-        status = open_arena(stage, KVF_MEMORY_HOST, 0, stage->options.arena_bytes);
-    if (!status)
-        status = pin_arena(stage);
+        status = open_arenas(stage);
     if (status) {
         close_copiers(stage);
         drop_arenas(stage);
@@ -178,6 +215,10 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     }
     *out = stage;
     return KVF_OK;
+}
+
+const char *kvf_stage_without_device(const kvf_stage *stage) {
+    return stage->without_device[0] ? stage->without_device : NULL;
 }
 
 /* ---- closing --------------------------------------------------------------------------------- */
@@ -260,7 +301,8 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
-    joined->known = kvf_known_cost_use(&stage->known_costs, peer, stage->options.slot_bytes);
+    joined->known =
+        kvf_known_cost_use(&stage->known_costs, peer, stage->options.slot_bytes, stage->device != NULL);
     if (!joined->known)
         return kvf_nomem("a peer of a stage"); /* the next turn frees a record that has not joined */
     joined->flows_most = 1;
@@ -536,6 +578,7 @@ kvf_status kvf_stage_get_info(const kvf_stage *stage, kvf_stage_info *out) {
     if (status || !stage)
         return status ? status : kvf_fail(KVF_E_INVALID, "stage: stage is NULL");
     kvf_stage_info info = stage->counts;
+    info.device_slots = stage->arenas[KVF_MEMORY_CUDA].slot_count;
     info.region = stage->arenas[KVF_MEMORY_HOST].region;
     for (int kind = 0; kind < KVF_ARENAS; kind++) {
         const kvf_arena *arena = &stage->arenas[kind];

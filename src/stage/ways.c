@@ -14,7 +14,8 @@
 
 /* The move of one source's bytes. */
 typedef struct leg {
-    kvf_way way; /* the chosen way; KVF_WAY_AUTO: nothing to move */
+    kvf_way way;             /* the chosen way; KVF_WAY_AUTO: nothing to move */
+    kvf_arena_choice arenas; /* if it goes packed */
     kvf_peer *peer;
     kvf_direction direction;
     kvf_transfer *transfer;
@@ -86,26 +87,28 @@ static kvf_status go_packed(const kvf_move *move, const order *by, kvf_stage_sha
                           .group_count = count,
                           .priority = by->options.priority,
                           .permission = by->permission,
-                          .held = by->held};
+                          .held = by->held,
+                          .arenas = out->arenas};
     kvf_status status = kvf_mover_begin(move->stage, peer, &wish, &out->flow);
     kvf_free(steps);
     out->way = KVF_WAY_PACKED;
     return status;
 }
 
-/* ---- the choice ------------------------------------------------------------------------------ */
+/* ---- whether it can go packed ----------------------------------------------------------------- */
 
 /* Whether the source can go packed at all. */
 static kvf_status check_packed(const kvf_stage *stage, const order *by) {
     const kvf_plan *plan = kvf_request_plan(by->request);
     if (!kvf_stage_find_peer(stage, by->peer))
         return kvf_fail(KVF_E_NOT_FOUND, "source %u: its peer has not joined the stage", by->source);
-    if (!kvf_peer_packs(by->peer))
-        return kvf_fail(
-            KVF_E_UNSUPPORTED,
-            "source %u: its peer is reached over %s, which moves memory of devices and no arenas: "
-            "withhold that memory, so that it goes packed over another transport",
-            by->source, kvf_peer_kind(by->peer));
+    const kvf_arena_kinds arenas = kvf_peer_arenas(by->peer);
+    if (!arenas.ours || !arenas.theirs)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "source %u: its peer is reached over %s, which moves memory of devices, and %s has "
+                        "no arena there: "
+                        "withhold that memory, so that it goes packed over another transport",
+                        by->source, kvf_peer_kind(by->peer), arenas.ours ? "that peer" : "this rank");
     if (kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) != stage->model ||
         kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan))) != stage->model)
         return kvf_fail(KVF_E_UNSUPPORTED,
@@ -122,6 +125,37 @@ static void spans_of(const kvf_request *request, kvf_step_span *spans) {
         spans[g] = (kvf_step_span){groups[g].begin, groups[g].end};
 }
 
+/* ---- the choice of arenas ---------------------------------------------------------------------- */
+
+static kvf_memory_kind best_of(uint32_t kinds) {
+    return kinds & 1u << KVF_MEMORY_CUDA ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
+}
+
+static kvf_memory_kind kind_of(kvf_arena_choice arenas) {
+    return arenas.ours == KVF_MEMORY_CUDA || arenas.theirs == KVF_MEMORY_CUDA ? KVF_MEMORY_CUDA
+                                                                              : KVF_MEMORY_HOST;
+}
+
+/*
+ * Finds the arenas through which a source's bytes go: those in memory of devices where the peer's fabric moves such
+ * memory and that is predicted to be faster. When a device is busy, all slots of our arena there may be in use; then
+ * the host's are taken.
+ */
+static kvf_arena_choice choose_arenas(const kvf_stage *stage, const kvf_peer *peer, const kvf_peer_cost *cost,
+                                      const leg *at) {
+    const uint32_t host = 1u << KVF_MEMORY_HOST;
+    const kvf_arena_kinds kinds = kvf_peer_arenas(peer);
+    const kvf_arena_choice near = {best_of(kinds.ours), best_of(kinds.theirs)};
+    const bool by_host = kinds.ours & kinds.theirs & host;
+    const bool full = stage->arenas[near.ours].free_count == 0;
+    const double in_host = kvf_way_cost_predict(&cost->packed[KVF_MEMORY_HOST], at->copies, at->bytes);
+    const double on_device = kvf_way_cost_predict(&cost->packed[KVF_MEMORY_CUDA], at->copies, at->bytes);
+    return by_host && (full || in_host < on_device) ? (kvf_arena_choice){KVF_MEMORY_HOST, KVF_MEMORY_HOST}
+                                                    : near;
+}
+
+/* ---- the choice of a way ----------------------------------------------------------------------- */
+
 /* Counts and predicts both ways, and returns the way to take. */
 static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out) {
     const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
@@ -135,7 +169,8 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
     out->copies = kvf_cost_copies(plan, kvf_stream_map_size(shape->map, spans).pieces, bytes);
     const bool converts = kvf_plan_converts(plan); /* then there are no runs */
     const double direct = converts ? 0 : kvf_way_cost_predict(&cost->direct, out->runs, out->bytes);
-    const double packed = kvf_way_cost_predict(&cost->packed, out->copies, out->bytes);
+    out->arenas = choose_arenas(move->stage, by->peer, cost, out);
+    const double packed = kvf_way_cost_predict(&cost->packed[kind_of(out->arenas)], out->copies, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
     const bool withheld = kvf_peer_withholds(by->peer) || kvf_transport_withholds(move->stage->transport);
@@ -314,7 +349,8 @@ static void learn(kvf_move *move, const leg *at) {
         return;
     kvf_peer_cost *cost = &peer->costs[at->direction];
     if (at->flow)
-        kvf_way_cost_learn(&cost->packed, at->copies, at->bytes, (double)at->flow->took_ns);
+        kvf_way_cost_learn(&cost->packed[kind_of(at->arenas)], at->copies, at->bytes,
+                           (double)at->flow->took_ns);
     else
         kvf_way_cost_learn(&cost->direct, at->runs, at->bytes,
                            (double)(kvf_now(stage->clock) - at->began_ns));

@@ -9,7 +9,7 @@
 #define CARD_VERSION 3
 #define REGION_BYTES 9
 
-enum { SORT_HOST = 0, SORT_WITHHELD = 1, SORT_DEVICE = 2 };
+enum { SORT_HOST = 0, SORT_WITHHELD = 1, SORT_DEVICE = 2, SORT_DEVICE_ARENA = 3 };
 
 #define CHECKSUM_BYTES 8
 
@@ -61,9 +61,10 @@ static void put_bytes(kvf_status *status, kvf_buffer *out, const void *data, siz
 }
 
 static uint64_t sort_of(const kvf_card *card, uint32_t region) {
-    return card->region_withheld && card->region_withheld[region]     ? SORT_WITHHELD
-           : card->region_on_device && card->region_on_device[region] ? SORT_DEVICE
-                                                                      : SORT_HOST;
+    return card->region_withheld && card->region_withheld[region]           ? SORT_WITHHELD
+           : card->region_on_device && card->region_on_device[region]       ? SORT_DEVICE
+           : card->region_device_arena && card->region_device_arena[region] ? SORT_DEVICE_ARENA
+                                                                            : SORT_HOST;
 }
 
 kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out) {
@@ -123,20 +124,22 @@ static kvf_status read_regions(kvf_byte_reader *from, kvf_card *card) {
     card->region_bytes = kvf_alloc(count, sizeof *card->region_bytes);
     card->region_withheld = kvf_alloc(count, sizeof *card->region_withheld);
     card->region_on_device = kvf_alloc(count, sizeof *card->region_on_device);
-    if (!card->region_bytes || !card->region_withheld || !card->region_on_device)
+    card->region_device_arena = kvf_alloc(count, sizeof *card->region_device_arena);
+    if (!card->region_bytes || !card->region_withheld || !card->region_on_device ||
+        !card->region_device_arena)
         return kvf_nomem("a card");
     card->region_count = count;
     for (uint32_t i = 0; i < count; i++) {
         card->region_bytes[i] = kvf_take_number(from, 8);
         const uint64_t sort = kvf_take_number(from, 1);
-        const uint64_t other = card->region_bytes[i] == 0 ? SORT_WITHHELD : SORT_DEVICE;
-        if (sort != SORT_HOST && sort != other)
-            return kvf_fail(KVF_E_PARSE,
-                            "card: region %u has %llu bytes, and its sort is %llu; allowed: 0 and %llu", i,
-                            (unsigned long long)card->region_bytes[i], (unsigned long long)sort,
-                            (unsigned long long)other);
+        const bool empty = card->region_bytes[i] == 0;
+        if (empty ? sort > SORT_WITHHELD : sort == SORT_WITHHELD || sort > SORT_DEVICE_ARENA)
+            return kvf_fail(KVF_E_PARSE, "card: region %u has %llu bytes, and its sort is %llu; allowed: %s",
+                            i, (unsigned long long)card->region_bytes[i], (unsigned long long)sort,
+                            empty ? "0 and 1" : "0, 2 and 3");
         card->region_withheld[i] = sort == SORT_WITHHELD;
         card->region_on_device[i] = sort == SORT_DEVICE;
+        card->region_device_arena[i] = sort == SORT_DEVICE_ARENA;
     }
     return KVF_OK;
 }
@@ -200,6 +203,7 @@ void kvf_card_free(kvf_card *card) {
     kvf_free(card->region_bytes);
     kvf_free(card->region_withheld);
     kvf_free(card->region_on_device);
+    kvf_free(card->region_device_arena);
     kvf_free(card->parts);
     *card = (kvf_card){0};
 }

@@ -3,7 +3,8 @@
  *
  *   magic, version | name | generation | for each region: size, sort | for each fabric: kind, its part | checksum
  *
- * The sort of a region is 0 (memory of the host, or not registered), 1 (withheld) or 2 (memory of a device).
+ * The sort of a region is 0 (memory of the host, or not registered), 1 (withheld), 2 (memory of a device) or 3 (an
+ * arena in memory of a device).
  *
  * All numbers are little endian. Cards come from other processes: reading one trusts nothing in it.
  */
@@ -25,10 +26,11 @@ typedef struct kvf_card_part {
 /** A card. The parts of a card that was read point into the bytes it was read from. */
 typedef struct kvf_card {
     char name[KVF_CARD_NAME_MAX + 1];
-    uint64_t generation;    /**< of the memory */
-    uint64_t *region_bytes; /**< 0: not registered, or withheld */
-    bool *region_withheld;  /**< NULL: none is */
-    bool *region_on_device; /**< NULL: none is */
+    uint64_t generation;       /**< of the memory */
+    uint64_t *region_bytes;    /**< 0: not registered, or withheld */
+    bool *region_withheld;     /**< NULL: none is */
+    bool *region_on_device;    /**< a device's, and not an arena; NULL: none is */
+    bool *region_device_arena; /**< NULL: none is */
     uint32_t region_count;
     kvf_card_part *parts; /**< one for each fabric, up to 255 */
     uint32_t part_count;

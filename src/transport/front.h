@@ -45,6 +45,7 @@ struct kvf_peer {
     bool *region_withheld;  /* as the card says, or a device's and not moved by the fabric */
     uint32_t region_count;
     bool packed_only;       /* the fabric moves arenas, and not all other memory of the two sides */
+    uint32_t arena_kinds;   /* bits by memory kind: where it may have arenas that the fabric moves */
     uint64_t generation;    /* of its memory, as the card says */
     bool only_written;      /* its caches will not be read */
     char *passed_over;      /* fabrics that could not serve it, and why; NULL: none */
@@ -66,7 +67,7 @@ typedef struct kvf_front_fabric {
     void *endpoint;
     kvf_memory *served; /* by region; 0 bytes where it does not serve it */
     bool runs;          /* it serves all memory that is served, but for arenas */
-    bool packs;         /* it serves the arenas, of which there are some */
+    bool packs;         /* it serves arenas, of which there are some */
     bool disabled;      /* neither; it may still own memory */
     bool owns_memory;   /* which other fabrics may have registered: closed after them */
 } kvf_front_fabric;

@@ -204,8 +204,8 @@ static uint32_t count_shown(const kvf_transport *transport, bool arenas, const k
 
 /*
  * Finds what each fabric is good for, and returns whether none is good for anything. One that does not serve all
- * regions is disabled, unless it serves the arenas: then what it does not serve moves packed through these. And one
- * that serves all but the arenas moves runs.
+ * regions is disabled, unless it serves an arena: then what it does not serve moves packed through that. And one that
+ * serves all but the arenas moves runs.
  */
 static bool find_disabled(kvf_transport *transport) {
     bool all = true;
@@ -216,7 +216,7 @@ static bool find_disabled(kvf_transport *transport) {
         const uint32_t arenas = count_shown(transport, true, front, &served_arenas);
         const uint32_t others = count_shown(transport, false, front, &served_others);
         front->runs = served_others == others && (others > 0 || arenas == 0);
-        front->packs = arenas > 0 && served_arenas == arenas;
+        front->packs = served_arenas > 0;
         front->disabled = !front->runs && !front->packs;
         transport->split = transport->split || (arenas > 0 && others > 0 && front->runs != front->packs);
         all = all && front->disabled;

@@ -164,15 +164,19 @@ static kvf_status make_card(kvf_transport *transport) {
     card.region_bytes = kvf_alloc(card.region_count, sizeof *card.region_bytes);
     card.region_withheld = kvf_alloc(card.region_count, sizeof *card.region_withheld);
     card.region_on_device = kvf_alloc(card.region_count, sizeof *card.region_on_device);
+    card.region_device_arena = kvf_alloc(card.region_count, sizeof *card.region_device_arena);
     card.parts = kvf_alloc0(transport->fabric_count, sizeof *card.parts);
-    if (!card.region_bytes || !card.region_withheld || !card.region_on_device || !card.parts) {
+    if (!card.region_bytes || !card.region_withheld || !card.region_on_device || !card.region_device_arena ||
+        !card.parts) {
         kvf_card_free(&card);
         return kvf_nomem("a card");
     }
     for (uint32_t i = 0; i < card.region_count; i++) {
         card.region_bytes[i] = transport->served[i].bytes;
         card.region_withheld[i] = transport->regions[i].withheld;
-        card.region_on_device[i] = transport->served[i].kind != KVF_MEMORY_HOST;
+        const bool on_device = transport->served[i].kind != KVF_MEMORY_HOST;
+        card.region_on_device[i] = on_device && !transport->arenas[i];
+        card.region_device_arena[i] = on_device && transport->arenas[i];
     }
     (void)snprintf(card.name, sizeof card.name, "%s", transport->name);
     kvf_status status = write_card(transport, &card, &parts, &out);
@@ -239,24 +243,28 @@ static bool is_any(const bool *of, uint32_t count) {
     return false;
 }
 
-/* Whether a fabric moves runs between our memory and all that a card shows: arenas are the host's. */
+static bool takes(const kvf_fabric *fabric, kvf_memory_kind kind) {
+    return fabric->kind.memory_kinds & 1u << kind;
+}
+
+/* Whether a fabric moves runs between our memory and all that a card shows, but for arenas. */
 static bool moves_runs(const kvf_front_fabric *front, const kvf_card *card) {
-    bool all = front->runs;
-    for (uint32_t i = 0;
-         i < card->region_count && !(front->fabric->kind.memory_kinds & 1u << KVF_MEMORY_CUDA); i++)
-        all = all && !card->region_on_device[i];
-    return all;
+    return front->runs &&
+           (takes(front->fabric, KVF_MEMORY_CUDA) || !is_any(card->region_on_device, card->region_count));
 }
 
 /* Shows a fabric the regions of a card that it moves. */
 static void show_regions(kvf_peer *peer, const kvf_card *card, const kvf_fabric *fabric, bool packed_only) {
     peer->packed_only = packed_only;
+    peer->arena_kinds = fabric->kind.memory_kinds & 1u << KVF_MEMORY_HOST;
     for (uint32_t i = 0; i < card->region_count; i++) {
-        const kvf_memory_kind kind = card->region_on_device[i] ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
-        const bool hidden =
-            (packed_only && kind != KVF_MEMORY_HOST) || !(fabric->kind.memory_kinds & 1u << kind);
+        const kvf_memory_kind kind =
+            card->region_on_device[i] || card->region_device_arena[i] ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
+        const bool hidden = (packed_only && card->region_on_device[i]) || !takes(fabric, kind);
         peer->region_bytes[i] = hidden ? 0 : card->region_bytes[i];
         peer->region_withheld[i] = card->region_withheld[i] || (hidden && packed_only);
+        if (!hidden && card->region_device_arena[i])
+            peer->arena_kinds |= 1u << KVF_MEMORY_CUDA;
     }
 }
 
@@ -271,7 +279,9 @@ typedef struct attempts {
  * only where it is shown fewer regions then. */
 static bool may_serve(const kvf_front_fabric *front, const kvf_card *card, bool packed_only) {
     const bool runs = moves_runs(front, card);
-    return packed_only ? front->packs && (!runs || is_any(card->region_on_device, card->region_count)) : runs;
+    const bool packs = front->packs && (takes(front->fabric, KVF_MEMORY_HOST) ||
+                                        is_any(card->region_device_arena, card->region_count));
+    return packed_only ? packs && (!runs || is_any(card->region_on_device, card->region_count)) : runs;
 }
 
 /* Tries one fabric. False: it cannot serve the peer, and others may. */
@@ -445,9 +455,14 @@ uint64_t kvf_transport_waits(const kvf_transport *transport) {
     return transport->waits;
 }
 
-bool kvf_peer_packs(const kvf_peer *peer) {
-    return peer->transport->fabrics[peer->fabric_number].packs &&
-           (peer->fabric->kind.memory_kinds & 1u << KVF_MEMORY_HOST);
+kvf_arena_kinds kvf_peer_arenas(const kvf_peer *peer) {
+    const kvf_transport *transport = peer->transport;
+    const kvf_memory *served = transport->fabrics[peer->fabric_number].served;
+    kvf_arena_kinds kinds = {.theirs = peer->arena_kinds};
+    for (uint32_t i = 0; i < transport->region_count; i++)
+        if (transport->arenas[i] && served[i].bytes > 0)
+            kinds.ours |= 1u << served[i].kind;
+    return kinds;
 }
 
 bool kvf_card_withholds(const void *data, size_t bytes) {
@@ -518,6 +533,8 @@ kvf_status kvf_peer_check_regions(const kvf_peer *peer, uint32_t count, const ui
     for (uint32_t i = 0; i < count; i++) {
         uint64_t here;
         memcpy(&here, (const char *)bytes + i * stride, sizeof here);
+        if (peer->packed_only && peer->region_bytes[i] == 0)
+            continue; /* it is not shown to this fabric */
         if (here == 0 && peer->region_bytes[i] > 0)
             return kvf_fail(KVF_E_UNSUPPORTED, "the peer does not serve its region %u this way", i);
         if (here != peer->region_bytes[i])

@@ -344,8 +344,13 @@ kvf_status kvf_transport_submit_nests(kvf_peer *peer, kvf_direction direction, c
                                       size_t count, const kvf_run_shape *shape, kvf_done done, void *context,
                                       kvf_operation *out);
 
-/** Whether the fabric that serves a peer moves arenas; a fabric for memory of devices does not. */
-bool kvf_peer_packs(const kvf_peer *peer);
+/** Kinds of memory, as bits by kvf_memory_kind. */
+typedef struct kvf_arena_kinds {
+    uint32_t ours, theirs;
+} kvf_arena_kinds;
+
+/** In which memory there are arenas that the fabric of a peer moves: ours, and the peer's if it has a stage. */
+kvf_arena_kinds kvf_peer_arenas(const kvf_peer *peer);
 
 /** Whether a peer may withhold memory, by its card, without a connection: by kvf_memory.withheld, or because it is a
  * device's. False for bytes that are not a card. */

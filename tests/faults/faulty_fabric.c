@@ -148,11 +148,36 @@ static kvf_status faulty_open(kvf_transport *transport, const kvf_transport_opti
 
 static kvf_status faulty_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
                                   void **out) {
-    return kvf_transport_allocate(((faulty_endpoint *)self)->inner, kind, device, bytes, out);
+    if (kind == KVF_MEMORY_HOST)
+        return kvf_transport_allocate(((faulty_endpoint *)self)->inner, kind, device, bytes, out);
+    const kvf_memory made = schedule.options.devices->allocate(device, bytes);
+    *out = made.address;
+    return made.address ? KVF_OK : kvf_fail(KVF_E_NOMEM, "the device has no memory left");
+}
+
+/* Fills the places of regions that this fabric is not shown: the one below has its regions in order. */
+static kvf_status fill_places(kvf_transport *inner, uint32_t region) {
+    static unsigned char nothing[64];
+    kvf_status status = KVF_OK;
+    uint32_t known;
+    for ((void)kvf_transport_memory(inner, &known); known < region && !status; known++) {
+        const kvf_memory place = {
+            .struct_size = sizeof place, .address = nothing + known, .bytes = 1, .withheld = true};
+        status = known < sizeof nothing ? kvf_transport_register_region(inner, known, &place)
+                                        : kvf_fail(KVF_E_LIMIT, "region %u of a faulty endpoint", region);
+    }
+    return status;
 }
 
 static kvf_status faulty_register(void *self, uint32_t region, const kvf_memory *memory) {
-    return kvf_transport_register_region(((faulty_endpoint *)self)->inner, region, memory);
+    kvf_transport *inner = ((faulty_endpoint *)self)->inner;
+    kvf_memory seen = *memory;
+    kvf_status status = fill_places(inner, region);
+    if (memory->kind != KVF_MEMORY_HOST)
+        seen = (kvf_memory){.struct_size = sizeof seen,
+                            .address = schedule.options.devices->look((uint64_t)(uintptr_t)memory->address),
+                            .bytes = memory->bytes};
+    return status ? status : kvf_transport_register_region(inner, region, &seen);
 }
 
 static kvf_status faulty_unregister(void *self, uint32_t region) {
@@ -356,7 +381,7 @@ static kvf_status faulty_progress(void *self, bool *busy) {
     return status;
 }
 
-static const kvf_fabric faulty = {
+static const kvf_fabric plain = {
     .kind =
         {
             .name = "faulty",
@@ -389,6 +414,8 @@ static const kvf_fabric faulty = {
 
 /* ---- installing ------------------------------------------------------------------------------ */
 
+static kvf_fabric faulty;
+
 const kvf_fabric *faulty_fabric(const char *kind) {
     opening_kind = kind;
     return atomic_load(&schedule.installed) ? &faulty : NULL;
@@ -396,6 +423,11 @@ const kvf_fabric *faulty_fabric(const char *kind) {
 
 void faulty_install(const faulty_options *options) {
     schedule.options = *options;
+    faulty = plain;
+    if (options->devices) {
+        faulty.kind.memory_kinds |= 1u << KVF_MEMORY_CUDA;
+        faulty.kind.allocates |= 1u << KVF_MEMORY_CUDA;
+    }
     atomic_store(&schedule.drawn, 0);
     for (int i = 0; i < FAULTY_FAULTS; i++)
         atomic_store(&schedule.counts[i], 0);

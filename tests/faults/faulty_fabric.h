@@ -33,10 +33,17 @@ typedef enum faulty_fault {
     FAULTY_FAULTS,
 } faulty_fault;
 
+/** Memory of devices, as far as a fabric over a transport of the host's memory needs it. */
+typedef struct faulty_devices {
+    void *(*look)(uint64_t address); /**< where the host sees what is at an address of a device */
+    kvf_memory (*allocate)(uint32_t device, uint64_t bytes);
+} faulty_devices;
+
 typedef struct faulty_options {
     uint64_t seed;
     uint32_t per_mille[FAULTY_FAULTS]; /**< how often, of 1000 */
     uint32_t turns;                    /**< a late job waits for up to this many calls of progress(); 0: 1 */
+    const faulty_devices *devices;     /**< it also moves memory of devices; NULL: it does not */
 } faulty_options;
 
 /** Sets the schedule. Must not run while another thread opens a transport. */

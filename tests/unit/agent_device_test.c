@@ -136,6 +136,94 @@ static void a_push_is_read_by_the_consumers_device(void **state) {
     close_all(&w);
 }
 
+/* ---- elements of other types ---------------------------------------------------------------------- */
+
+static kvf_model *attention_of(kvf_dtype type) {
+    kvf_model *plain = attention(4, 8, 8), *out = NULL;
+    const kvf_dtype types[] = {type, type};
+    assert_int_equal(kvf_model_part_count(plain), 2);
+    assert_ok(kvf_model_retype(plain, types, &out));
+    kvf_model_free(plain);
+    return out;
+}
+
+static void assert_all_packed(const world_engine *engine, const char *fabric) {
+    kvf_agent_peer peers[2 * WORLD_MAX_RANKS] = {{.struct_size = sizeof *peers}};
+    uint32_t count;
+    for (uint32_t r = 0; r < engine->rank_count; r++) {
+        const kvf_agent_stats stats = world_stats(engine->agents[r]);
+        assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_read + stats.bytes_written);
+        assert_ok(kvf_agent_peers(engine->agents[r], peers, 2 * WORLD_MAX_RANKS, &count));
+        for (uint32_t i = 0; i < count; i++)
+            assert_string_equal(peers[i].fabric, fabric);
+    }
+}
+
+/* The memory is shown, so "cuda" connects the peers: the elements go through arenas on the devices. */
+static void elements_are_converted_between_devices(void **state) {
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .transport = *state, .convert = KVF_CONVERTED_DTYPES};
+    const size_t left = devices_left();
+    world w;
+    world_request held, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
+    shown = true;
+    world_open_model(&w, attention_of(KVF_DTYPE_BF16), TP2, TP2, &options);
+    world_close_agents(&w.d);
+    kvf_engine_free(w.d.engine);
+    kvf_model *wide = attention_of(KVF_DTYPE_F32);
+    w.d.engine = engine_of(wide, TP4);
+    kvf_model_free(wide);
+    world_open_agents(&w.d, &options);
+    world_filled_as(kvf_engine_model(w.p.engine));
+    world_pull_everything(&w, "a pull", 100, 1);
+    assert_all_packed(&w.d, "cuda");
+    world_request_make(&w, &w.p, "a push", 50, 10, 1, &held);
+    world_request_make(&w, &w.d, "a push", 50, 20, 1, &wanted);
+    world_fill(&w, &w.p, &held, 2);
+    assert_true(world_wrong_cells(&w, &w.d, &wanted, 2) > 0);
+    world_expect(&w.d, &wanted, &w.p, expected);
+    world_push(&w.p, &held, pushes);
+    world_ready(&w.p, pushes);
+    world_all_done(&w, &w.d, expected);
+    world_all_done(&w, &w.p, pushes);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 2), 0);
+    assert_all_packed(&w.p, "cuda");
+    world_filled_as(NULL);
+    close_all(&w);
+    assert_int_equal(devices_left(), left);
+}
+
+/* The control: without an arena on its device, a rank that "cuda" connects cannot convert, and says so. */
+static void without_an_arena_on_a_device_a_conversion_over_it_is_refused(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options,
+                                       .transport = "cuda",
+                                       .convert = KVF_CONVERTED_DTYPES,
+                                       .device_arena_bytes = KVF_NO_DEVICE_ARENA};
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    shown = true;
+    world_open_model(&w, attention_of(KVF_DTYPE_BF16), TP2, TP2_D, &options);
+    world_close_agents(&w.d);
+    kvf_engine_free(w.d.engine);
+    kvf_model *wide = attention_of(KVF_DTYPE_F32);
+    w.d.engine = engine_of(wide, TP2_D);
+    kvf_model_free(wide);
+    world_open_agents(&w.d, &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    for (uint32_t r = 0; r < w.d.rank_count; r++)
+        assert_non_null(
+            strstr(world_failed(&w, w.d.agents[r], pulls[r], KVF_E_UNSUPPORTED)->detail, "has no stage"));
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        assert_ok(kvf_agent_cancel(w.p.agents[r], holds[r]));
+    close_all(&w);
+}
+
 /* ---- peers that "cuda" does not reach ------------------------------------------------------------- */
 
 #define NOT_SUPPORTED 801
@@ -675,6 +763,11 @@ int main(void) {
          cuda},
         {"a_push_is_read_by_the_consumers_device (auto)", a_push_is_read_by_the_consumers_device, NULL, NULL,
          automatic},
+        {"elements_are_converted_between_devices (cuda)", elements_are_converted_between_devices, NULL, NULL,
+         cuda},
+        {"elements_are_converted_between_devices (auto)", elements_are_converted_between_devices, NULL, NULL,
+         automatic},
+        cmocka_unit_test(without_an_arena_on_a_device_a_conversion_over_it_is_refused),
         cmocka_unit_test(a_pull_goes_packed_where_the_devices_do_not_reach_each_other),
         cmocka_unit_test(a_push_goes_packed_where_the_devices_do_not_reach_each_other),
         cmocka_unit_test(one_peer_that_is_not_reached_goes_packed_and_others_go_directly),

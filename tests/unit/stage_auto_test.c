@@ -64,7 +64,7 @@ static void assume(const scene *s, const network *n) {
         .direct = {.ns_per_run = n->ns_per_run,
                    .ns_per_byte = n->ns_per_byte,
                    .ns_per_source = n->ns_per_source},
-        .packed = {.ns_per_byte = n->packed_ns_per_byte, .ns_per_source = n->ns_per_source}};
+        .packed = {{.ns_per_byte = n->packed_ns_per_byte, .ns_per_source = n->ns_per_source}}};
     kvf_peer_cost_begin(&peer->costs[KVF_READ], &assumed);
 }
 

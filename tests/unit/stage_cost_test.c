@@ -53,7 +53,7 @@ static void transfers_are_predicted_from_those_like_them(void **state) {
     } kinds[] = {{4096, 4096 * 128, 9e7}, {64, 64 << 10, 3e5}, {16, 16 << 20, 2e7}, {1 << 14, 4 << 20, 3e8}};
     kvf_peer_cost cost;
     kvf_assumed_cost assumed;
-    kvf_cost_assume(&assumed, "ucx", 1 << 20);
+    kvf_cost_assume(&assumed, "ucx", 1 << 20, 0);
     kvf_peer_cost_begin(&cost, &assumed);
     for (int i = 0; i < 10; i++)
         for (size_t k = 0; k < COUNT_OF(kinds); k++)
@@ -63,7 +63,7 @@ static void transfers_are_predicted_from_those_like_them(void **state) {
         assert_true(expected > 0.9 * kinds[k].ns && expected < 1.1 * kinds[k].ns);
     }
     assert_int_equal(cost.direct.transfers, 40);
-    assert_int_equal(cost.packed.transfers, 0);
+    assert_int_equal(cost.packed[KVF_MEMORY_HOST].transfers, 0);
     /* A disturbed transfer changes the prediction of its own kind by a bounded amount, and that of others not at
      * all. */
     kvf_way_cost_learn(&cost.direct, kinds[0].runs, kinds[0].bytes, 1e15);
@@ -135,8 +135,8 @@ static void memory_of_another_sort_has_prices_of_its_own(void **state) {
     assert_true(brought.ns_per_run > mapped.ns_per_run);
     assert_true(kvf_cost_has_lists("shm") && !kvf_cost_has_lists("shm/brought"));
     assert_string_equal(kvf_cost_assumed("shm/nothing", &brought), "shm");
-    kvf_cost_assume(&ways, "shm/brought", 1 << 20);
-    assert_true(ways.packed.ns_per_run < ways.direct.ns_per_run);
+    kvf_cost_assume(&ways, "shm/brought", 1 << 20, 0);
+    assert_true(ways.packed[KVF_MEMORY_HOST].ns_per_run < ways.direct.ns_per_run);
     if (kvf_transport_kind_name(2)) {
         kvf_cost_model emulated, cards;
         assert_string_equal(kvf_cost_assumed("ucx/emulated", &emulated), "ucx/emulated");
@@ -452,7 +452,7 @@ static void a_peer_that_has_not_joined_is_read_directly(void **state) {
 
 /* How many packed transfers the prices of a peer were learned from. */
 static uint64_t packed_seen(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction) {
-    return kvf_stage_find_peer(stage, peer)->costs[direction].packed.transfers;
+    return kvf_stage_find_peer(stage, peer)->costs[direction].packed[KVF_MEMORY_HOST].transfers;
 }
 
 /* The costs that were measured with one rank of a host hold for the host's other rank too, until both have left. */
@@ -468,8 +468,8 @@ static void peers_of_one_machine_share_what_was_seen(void **state) {
     const kvf_stage_peer *second = kvf_stage_find_peer(stage, w->d[0].peers[1]);
     assert_ptr_equal(first->known, second->known);
     assert_int_equal(first->known->users, 2);
-    assert_true(sizeof *first->known <= 2048); /* kept once for all peers of a host */
-    kvf_way_cost_learn(&first->costs[KVF_READ].packed, 64, 65536, 1e6);
+    assert_true(sizeof *first->known <= 2400); /* kept once for all peers of a host */
+    kvf_way_cost_learn(&first->costs[KVF_READ].packed[KVF_MEMORY_HOST], 64, 65536, 1e6);
     assert_int_equal(packed_seen(stage, w->d[0].peers[1], KVF_READ), 1);
     assert_int_equal(packed_seen(stage, w->d[0].peers[1], KVF_WRITE), 0);
     kvf_stage_leave(stage, w->d[0].peers[0]);
@@ -508,7 +508,7 @@ static void a_way_that_turns_out_slow_is_left(void **state) {
     assert_int_equal(info.moves[KVF_WAY_PACKED], packed[0] + packed[1]);
     assert_int_equal(info.bytes[KVF_WAY_PACKED], info.moves[KVF_WAY_PACKED] * kvf_request_bytes(request, 0));
     const kvf_peer_cost *learned = &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ];
-    assert_int_equal(learned->packed.transfers, info.moves[KVF_WAY_PACKED]);
+    assert_int_equal(learned->packed[KVF_MEMORY_HOST].transfers, info.moves[KVF_WAY_PACKED]);
     assert_int_equal(learned->direct.transfers, info.moves[KVF_WAY_DIRECT]);
     kvf_request_free(request);
     kvf_plan_free(plan);

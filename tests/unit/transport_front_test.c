@@ -417,21 +417,25 @@ static void a_card_says_which_regions_are_withheld(void **state) {
     assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
     assert_string_equal(kvf_error_detail(),
-                        "card: region 2 has 9 bytes, and its sort is 1; allowed: 0 and 2");
+                        "card: region 2 has 9 bytes, and its sort is 1; allowed: 0, 2 and 3");
     kvf_buffer_free(&bytes);
 }
 
 static void a_card_says_which_regions_are_in_memory_of_devices(void **state) {
     (void)state;
     uint64_t sizes[3] = {7, 0, 9};
-    bool on_device[3] = {true, false, false};
-    kvf_card written = {
-        .name = "rank 3", .region_bytes = sizes, .region_on_device = on_device, .region_count = 3};
+    bool on_device[3] = {true, false, false}, arenas[3] = {false, false, true};
+    kvf_card written = {.name = "rank 3",
+                        .region_bytes = sizes,
+                        .region_on_device = on_device,
+                        .region_device_arena = arenas,
+                        .region_count = 3};
     kvf_card read;
     kvf_buffer bytes = {0};
     assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
     assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_OK);
     assert_memory_equal(read.region_on_device, on_device, sizeof on_device);
+    assert_memory_equal(read.region_device_arena, arenas, sizeof arenas);
     assert_memory_equal(read.region_bytes, sizes, sizeof sizes);
     assert_true(kvf_card_withholds(bytes.data, bytes.length)); /* it may go packed */
     kvf_card_free(&read);

@@ -245,17 +245,17 @@ static bool is_shut(const inproc_link *link) {
     return fence && link->made < fence->number;
 }
 
-/* The card is of our process and undamaged, yet its sizes come from outside. */
+/* The card is of our process and undamaged, yet its sizes come from outside. It has 0 bytes for a region that its
+ * endpoint does not serve, and a card that is older than a region leaves that out. */
 static kvf_status compare_regions(const inproc_endpoint *remote, const kvf_peer *peer) {
-    uint32_t have = remote->region_count, claimed;
+    uint32_t claimed;
     const uint64_t *bytes = kvf_peer_region_bytes(peer, &claimed);
-    if (claimed > have)
-        return kvf_fail(KVF_E_PARSE, "the card names %u regions, the endpoint has %u", claimed, have);
-    /* A card that is older than a region leaves it out, or has it with 0 bytes. */
-    for (uint32_t i = 0; i < claimed; i++)
-        if (bytes[i] > 0 && remote->region_bytes[i] != bytes[i])
+    for (uint32_t i = 0; i < claimed; i++) {
+        const uint64_t here = i < remote->region_count ? remote->region_bytes[i] : 0;
+        if (bytes[i] > 0 && here != bytes[i])
             return kvf_fail(KVF_E_PARSE, "region %u has %llu bytes in the card and %llu at its endpoint", i,
-                            (unsigned long long)bytes[i], (unsigned long long)remote->region_bytes[i]);
+                            (unsigned long long)bytes[i], (unsigned long long)here);
+    }
     return KVF_OK;
 }
 

@@ -1,0 +1,270 @@
+/*
+ * Arenas in memory of devices: over "cuda", which moves only such memory, and over a fabric that moves both kinds, as a
+ * UCX with CUDA does. Over the stand-in for the CUDA driver, or a real one (scripts/check-cuda).
+ */
+#include <stdio.h>
+
+#include "cuda/device_image.h"
+#include "devices.h"
+#include "faulty_fabric.h"
+#include "stage_world.h"
+
+#define SLOT 4096u
+
+static const kvf_stage_options small_arenas = {
+    .arena_bytes = 16 * SLOT, .device_arena_bytes = 8 * SLOT, .slot_bytes = SLOT, .window = 4};
+static const kvf_engine_spec d_spec = {.struct_size = sizeof(kvf_engine_spec),
+                                       .tp_size = 1,
+                                       .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}};
+static const kvf_engine_spec p_spec = {.struct_size = sizeof(kvf_engine_spec),
+                                       .tp_size = 1,
+                                       .all = {.tokens_per_block = 48, .block_count = 40, .order = "L|BPHN"}};
+
+/* ---- memory of devices -------------------------------------------------------------------------- */
+
+static kvf_memory on_first(uint64_t bytes, void **seen) {
+    return device_memory(0, bytes, seen);
+}
+
+static kvf_memory on_second(uint64_t bytes, void **seen) {
+    return device_memory(1, bytes, seen);
+}
+
+static bool is_full; /* the devices have no memory left for arenas */
+
+static kvf_memory allocate(uint32_t device, uint64_t bytes) {
+    void *seen;
+    return is_full ? (kvf_memory){0} : device_memory(device, bytes, &seen);
+}
+
+static const faulty_devices seen_devices = {devices_look, allocate};
+
+/* ---- a pair ------------------------------------------------------------------------------------- */
+
+static stage_pair heads(const kvf_stage_options *options) {
+    return (stage_pair){
+        .model = attention(3, 6, 32), .d = &d_spec, .p = &p_spec, .tokens = 150, .options = *options};
+}
+
+static stage_world *open_both(const kvf_stage_options *options, stage_place d, stage_place p) {
+    const faulty_options both_kinds = {.devices = &seen_devices};
+    const stage_pair shape = heads(options);
+    faulty_install(&both_kinds);
+    return stage_world_open_at("inproc", &shape, d, p);
+}
+
+static void close_both(stage_world *w) {
+    stage_world_settle(w);
+    assert_stage_idle(w->d[0].stage);
+    assert_stage_idle(w->p[0].stage);
+    stage_world_close(w);
+    faulty_remove();
+    devices_free();
+}
+
+/* How many flows have had slots in memory of a device, at D and at P. */
+static void assert_device_flows(const stage_world *w, uint64_t d, uint64_t p) {
+    assert_int_equal(stage_info_of(w->d[0].stage).device_flows, d);
+    assert_int_equal(stage_info_of(w->p[0].stage).device_flows, p);
+}
+
+static void move_both_ways(stage_world *w) {
+    stage_world_pull_all(w, KVF_WAY_AUTO, 5);
+    stage_world_refill(w, 6);
+    stage_world_push_all(w, KVF_WAY_PACKED, 6);
+}
+
+/* ---- which arenas are used ---------------------------------------------------------------------- */
+
+static void over_a_transport_of_devices_slots_are_on_the_devices(void **state) {
+    (void)state;
+    const stage_pair shape = heads(&small_arenas);
+    const size_t before = devices_left();
+    stage_world *w = stage_world_open_at("cuda", &shape, on_second, on_first);
+    const kvf_stage_info info = stage_info_of(w->d[0].stage);
+    assert_int_equal(info.device_slots, 8);
+    assert_int_equal(info.slots, 8); /* "cuda" does not move memory of the host */
+    assert_null(kvf_stage_without_device(w->d[0].stage));
+    move_both_ways(w);
+    assert_device_flows(w, 2, 2);
+    close_both(w);
+    assert_int_equal(devices_left(), before);
+}
+
+static void over_a_transport_of_both_slots_are_on_the_devices(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    const kvf_stage_info info = stage_info_of(w->p[0].stage);
+    assert_int_equal(info.device_slots, 8);
+    assert_int_equal(info.slots, 24);
+    move_both_ways(w);
+    assert_device_flows(w, 2, 2);
+    close_both(w);
+}
+
+static void one_side_on_a_device_uses_its_arena_and_the_other_the_hosts(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    for (int device_at_d = 0; device_at_d < 2; device_at_d++) {
+        stage_world *w =
+            open_both(&small_arenas, device_at_d ? on_first : NULL, device_at_d ? NULL : on_first);
+        assert_int_equal(stage_info_of(w->d[0].stage).device_slots, device_at_d ? 8 : 0);
+        stage_world_pull_all(w, KVF_WAY_PACKED, 5);
+        stage_world_refill(w, 6);
+        stage_world_push_all(w, KVF_WAY_PACKED, 6);
+        assert_device_flows(w, device_at_d ? 2 : 0, device_at_d ? 0 : 2);
+        close_both(w);
+    }
+}
+
+static void a_transport_of_the_hosts_memory_uses_the_hosts(void **state) {
+    (void)state;
+    const stage_pair shape = heads(&small_arenas);
+    stage_world *w = stage_world_open_at("inproc", &shape, on_second, on_first);
+    assert_non_null(
+        strstr(kvf_stage_without_device(w->d[0].stage), "no transport here allocates CUDA memory"));
+    move_both_ways(w);
+    assert_device_flows(w, 0, 0);
+    close_both(w);
+}
+
+/* ---- by cost, and for want of room ---------------------------------------------------------------- */
+
+/* D expects that reading packed costs a nanosecond a byte through arenas of this kind, and 1000 through the other. */
+static void prefer(const stage_world *w, kvf_memory_kind kind) {
+    kvf_assumed_cost assumed = {.packed = {{.ns_per_byte = 1000}, {.ns_per_byte = 1000}}};
+    assumed.packed[kind].ns_per_byte = 1;
+    kvf_peer_cost_begin(&kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ], &assumed);
+}
+
+static void faster_arenas_are_used(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    const kvf_peer_cost *cost = &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ];
+    prefer(w, KVF_MEMORY_HOST);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 5);
+    assert_device_flows(w, 0, 0);
+    assert_int_equal(cost->packed[KVF_MEMORY_HOST].transfers, 1); /* which is what it learned from */
+    assert_int_equal(cost->packed[KVF_MEMORY_CUDA].transfers, 0);
+    stage_world_refill(w, 6);
+    prefer(w, KVF_MEMORY_CUDA);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 6);
+    assert_device_flows(w, 1, 1);
+    assert_int_equal(cost->packed[KVF_MEMORY_HOST].transfers, 0);
+    assert_int_equal(cost->packed[KVF_MEMORY_CUDA].transfers, 1);
+    close_both(w);
+}
+
+static void the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    kvf_arena *arena = &w->d[0].stage->arenas[KVF_MEMORY_CUDA];
+    kvf_slot *taken[8];
+    for (int i = 0; i < 8; i++)
+        taken[i] = kvf_arena_take(arena);
+    prefer(w, KVF_MEMORY_CUDA);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 5);
+    assert_device_flows(w, 0, 0);
+    kvf_arena_give(arena, taken[0]);
+    stage_world_refill(w, 6);
+    prefer(w, KVF_MEMORY_CUDA);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 6);
+    assert_device_flows(w, 1, 1);
+    for (int i = 1; i < 8; i++)
+        kvf_arena_give(arena, taken[i]);
+    close_both(w);
+}
+
+static void a_stage_without_memory_on_the_device_uses_the_hosts(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    is_full = true;
+    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    is_full = false;
+    assert_string_equal(kvf_stage_without_device(w->d[0].stage), "the device has no memory left");
+    move_both_ways(w);
+    assert_device_flows(w, 0, 0);
+    close_both(w);
+}
+
+static void a_stage_that_wants_no_memory_on_the_device_has_none(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    kvf_stage_options options = small_arenas;
+    options.device_arena_bytes = KVF_NO_DEVICE_ARENA;
+    stage_world *w = open_both(&options, on_second, on_first);
+    assert_int_equal(stage_info_of(w->d[0].stage).device_slots, 0);
+    move_both_ways(w);
+    assert_device_flows(w, 0, 0);
+    close_both(w);
+}
+
+/* ---- what is refused ---------------------------------------------------------------------------- */
+
+/* The mover's card of the lender is of a time when that had an arena on its device. */
+static void a_lender_without_an_arena_on_its_device_refuses_by_name(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    kvf_arena *arena = &w->p[0].stage->arenas[KVF_MEMORY_CUDA];
+    const kvf_arena kept = *arena;
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    kvf_peer *peers[WORLD_RANKS];
+    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    kvf_move *move;
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    stage_world_sources(w, &w->d[0], plan, peers);
+    arena->slots = NULL;
+    assert_ok(kvf_stage_pull(w->d[0].stage, request, peers, &options, &move));
+    assert_fails(stage_world_finish(w, move), KVF_E_UNSUPPORTED,
+                 "the mover asks for slots in memory of a device; this rank has none there");
+    kvf_move_free(move);
+    stage_world_settle(w);
+    *arena = kept;
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    close_both(w);
+}
+
+static void an_arena_of_less_than_four_slots_is_refused(void **state) {
+    (void)state;
+    const size_t before = devices_left();
+    const kvf_transport_options transport_options = {.struct_size = sizeof transport_options};
+    kvf_stage_options options = {
+        .struct_size = sizeof options, .slot_bytes = SLOT, .device_arena_bytes = 4 * SLOT - 1};
+    kvf_transport *transport;
+    kvf_stage *stage;
+    pair engines = pair_of(attention(3, 6, 32), &d_spec, &p_spec);
+    assert_ok(kvf_transport_open("inproc", &transport_options, &transport));
+    assert_fails(kvf_stage_open(transport, kvf_engine_shard(engines.local, 0), &options, &stage),
+                 KVF_E_INVALID, "device_arena_bytes is 16383; allowed: 4 slots of 4096 and more");
+    kvf_transport_close(transport);
+    free_pair(&engines);
+    assert_int_equal(devices_left(), before);
+}
+
+int main(void) {
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    devices_open();
+    stage_world_copies_memory(devices_get, devices_put);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(over_a_transport_of_devices_slots_are_on_the_devices),
+        cmocka_unit_test(over_a_transport_of_both_slots_are_on_the_devices),
+        cmocka_unit_test(one_side_on_a_device_uses_its_arena_and_the_other_the_hosts),
+        cmocka_unit_test(a_transport_of_the_hosts_memory_uses_the_hosts),
+        cmocka_unit_test(faster_arenas_are_used),
+        cmocka_unit_test(the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use),
+        cmocka_unit_test(a_stage_without_memory_on_the_device_uses_the_hosts),
+        cmocka_unit_test(a_stage_that_wants_no_memory_on_the_device_has_none),
+        cmocka_unit_test(a_lender_without_an_arena_on_its_device_refuses_by_name),
+        cmocka_unit_test(an_arena_of_less_than_four_slots_is_refused),
+    };
+    return cmocka_run_group_tests_name("stage_arenas", tests, NULL, NULL);
+}
