@@ -134,7 +134,7 @@ class Agent(Requests, Events, Looks):
     ) -> None:
         session = Session(log)
         convert = tuple(convert)
-        self._converts, self._automatic = bool(convert), transport == "auto"
+        self._automatic = transport == "auto"
         resource: Resource | None = engine._get() if engine is not None else None
         lines = "".join(f"{name}: {value}\n" for name, value in (facts or {}).items())
         arena = Arena()
@@ -295,7 +295,7 @@ class Agent(Requests, Events, Looks):
 
         Args:
             withheld: no peer gets access to the memory, and it moves packed; None: true for memory of devices
-                that the transport does not take as it is, or whose elements are converted, false for all other
+                that the transport does not take as it is, false for all other
 
         Raises InvalidError, OutOfRangeError, OverlapError, ExistsError (registered already),
         UnsupportedError.
@@ -313,7 +313,7 @@ class Agent(Requests, Events, Looks):
     ) -> None:
         """Registers regions as `withheld` says, see register()."""
         on_devices = any(region.kind != MemoryKind.HOST for region in regions)
-        if withheld is not None or self._converts or not on_devices:
+        if withheld is not None or not on_devices:
             register(memory_array(regions, withheld))
             return
         try:

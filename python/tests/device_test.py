@@ -283,7 +283,7 @@ def test_a_request_goes_from_device_to_device(driver: Driver, transport: str, by
             assert ours.wrong(DECODE_TABLE) == (cells // 2 if spoiled else 0)
 
 
-@pytest.mark.parametrize("choice", ["withheld", "converts", "cannot be shared"])
+@pytest.mark.parametrize("choice", ["withheld", "shown", "cannot be shared"])
 def test_memory_of_devices_is_withheld_where_it_must_be(
     driver: Driver, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,13 +298,13 @@ def test_memory_of_devices_is_withheld_where_it_must_be(
         return memory_array(regions, withheld)
 
     monkeypatch.setattr("kvferry.agent.memory_array", memory_array_noted)
-    with Agent(prefill, convert=["f16"] if choice == "converts" else ()) as agent:
+    with Agent(prefill) as agent:
         if choice == "cannot be shared":
             with pytest.warns(RuntimeWarning, match="moves packed, through the host: .*cannot share"):
                 agent.register(cache.arrays)
         else:
             agent.register(cache.arrays, withheld=True if choice == "withheld" else None)
-    assert asked == {"withheld": [True], "converts": [None], "cannot be shared": [False, True]}[choice]
+    assert asked == {"withheld": [True], "shown": [False], "cannot be shared": [False, True]}[choice]
 
 
 class Recorded:
@@ -346,10 +346,15 @@ def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, by_handle: boo
 
 
 class Stages:
-    """A stage of a prefill rank on the first device, and one of a decode rank on the second; `on_host`: the rank
-    whose cache is in memory of the host instead. The options apply to both stages."""
+    """A stage of a prefill rank on the first device, and one of a decode rank on the second.
 
-    def __init__(self, driver: Driver, kind: str, on_host: str = "neither", **options: Any) -> None:
+    `on_host`: the rank whose cache is in memory of the host instead. `shown`: peers are given the memory. The
+    options apply to both stages.
+    """
+
+    def __init__(
+        self, driver: Driver, kind: str, on_host: str = "neither", *, shown: bool = False, **options: Any
+    ) -> None:
         self.decode, self.prefill = decode_engine(small_model()), prefill_engine(small_model(), tp_size=1)
         self.on_host = on_host
         self.caches = {
@@ -361,7 +366,8 @@ class Stages:
         self.transports, self.stages = {}, {}
         for name, cache in self.caches.items():
             transport = self.transports[name] = Transport(kind, name=name)
-            transport.register(self.plain[name] if name == on_host else cache.arrays, cache.shard)
+            memory = self.plain[name] if name == on_host else cache.arrays
+            transport.register(memory, cache.shard, withheld=False if shown else None)
             self.stages[name] = Stage(transport, cache.shard, **options)
         self.there = self.transports["decode"].connect(self.transports["prefill"].card)
         here = self.transports["prefill"].connect(self.transports["decode"].card)
@@ -373,11 +379,12 @@ class Stages:
             return len(wrong_cells(self.decode.shard(0), self.plain["decode"], DECODE_TABLE))
         return self.caches["decode"].wrong(DECODE_TABLE)
 
-    def pull(self) -> None:
+    def pull(self, way: Way) -> None:
+        """All must go packed."""
         plan = Plan(self.decode.shard(0), self.prefill)
         request = Request(plan, [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
         assert self.wrong() > 0
-        with self.stages["decode"].pull(request, [self.there], way=Way.AUTO) as move:
+        with self.stages["decode"].pull(request, [self.there], way=way) as move:
             deadline = time.monotonic() + 20
             while move.status == Status.IN_PROGRESS:
                 assert time.monotonic() < deadline
@@ -394,14 +401,21 @@ class Stages:
 @pytest.mark.parametrize("on_host", ["neither", "prefill", "decode"])
 def test_stages_move_between_devices_and_hosts(driver: Driver, on_host: str) -> None:
     pair = Stages(driver, "shm", on_host)
-    pair.pull()
+    pair.pull(Way.AUTO)
     pair.close()
 
 
-@pytest.mark.parametrize("arena_bytes", [16 * 4096, None])
-def test_a_stage_may_have_an_arena_on_its_device(driver: Driver, arena_bytes: int | None) -> None:
-    pair = Stages(driver, "auto", device_arena_bytes=arena_bytes, slot_bytes=4096)
-    pair.pull()
+def test_a_stage_has_an_arena_on_its_device_where_the_transport_takes_that(driver: Driver) -> None:
+    pair = Stages(driver, "auto", shown=True, device_arena_bytes=16 * 4096, slot_bytes=4096)
+    pair.pull(Way.PACKED)
     for stage in pair.stages.values():
-        assert (stage.info.device_slots, stage.info.device_flows) == ((16, 1) if arena_bytes else (0, 0))
+        assert (stage.info.device_slots, stage.info.device_flows) == (16, 1)
+    pair.close()
+
+
+def test_a_stage_may_do_without_an_arena_on_its_device(driver: Driver) -> None:
+    pair = Stages(driver, "auto", device_arena_bytes=None)
+    pair.pull(Way.AUTO)
+    for stage in pair.stages.values():
+        assert (stage.info.device_slots, stage.info.device_flows) == (0, 0)
     pair.close()
