@@ -174,9 +174,7 @@ typedef struct kvf_agent_options {
     uint32_t slot_bytes; /**< of the stage, see kvf_stage_options */
     /** likewise [64 MiB]; registered behind the shard's regions, written only when something goes packed */
     uint64_t arena_bytes;
-    uint64_t
-        device_arena_bytes; /**< likewise, in memory of the shard's device, see kvf_stage_options [64 MiB] */
-    uint32_t workers;       /**< likewise [0: the thread that makes progress copies] */
+    uint32_t workers; /**< likewise [0: the thread that makes progress copies] */
     /**
      * Element types that may be converted into each other on the way, in both directions: a set (see KVF_DTYPE_BIT())
      * of f32, f16 and bf16 [none]. A group whose types differ is moved only if both engines allow all of its types,
@@ -207,6 +205,7 @@ typedef struct kvf_agent_options {
      * one rank. Its transport by messages lets in as many; without a number here, 250 while it serves others.
      */
     uint32_t max_connections_per_second;
+    uint64_t device_arena_bytes; /**< of the stage, see kvf_stage_options [64 MiB] */
 } kvf_agent_options;
 
 /**
