@@ -33,8 +33,11 @@ static kvf_memory on_second(uint64_t bytes, void **seen) {
 static bool is_full; /* the devices have no memory left for arenas */
 
 static kvf_memory allocate(uint32_t device, uint64_t bytes) {
+    kvf_memory made = {0};
     void *seen;
-    return is_full ? (kvf_memory){0} : device_memory(device, bytes, &seen);
+    if (!is_full)
+        made = device_memory(device, bytes, &seen);
+    return made;
 }
 
 static const faulty_devices seen_devices = {devices_look, allocate};
