@@ -147,6 +147,18 @@ static kvf_model *attention_of(kvf_dtype type) {
     return out;
 }
 
+/* P keeps its cache in bf16, D in f32. Peers are shown the memory. */
+static void open_unlike(world *w, const kvf_engine_spec *d, const kvf_agent_options *options) {
+    shown = true;
+    world_open_model(w, attention_of(KVF_DTYPE_BF16), TP2, d, options);
+    world_close_agents(&w->d);
+    kvf_engine_free(w->d.engine);
+    kvf_model *wide = attention_of(KVF_DTYPE_F32);
+    w->d.engine = engine_of(wide, d);
+    kvf_model_free(wide);
+    world_open_agents(&w->d, options);
+}
+
 static void assert_all_packed(const world_engine *engine, const char *fabric) {
     kvf_agent_peer peers[2 * WORLD_MAX_RANKS] = {{.struct_size = sizeof *peers}};
     uint32_t count;
@@ -167,14 +179,7 @@ static void elements_are_converted_between_devices(void **state) {
     world w;
     world_request held, wanted;
     uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
-    shown = true;
-    world_open_model(&w, attention_of(KVF_DTYPE_BF16), TP2, TP2, &options);
-    world_close_agents(&w.d);
-    kvf_engine_free(w.d.engine);
-    kvf_model *wide = attention_of(KVF_DTYPE_F32);
-    w.d.engine = engine_of(wide, TP4);
-    kvf_model_free(wide);
-    world_open_agents(&w.d, &options);
+    open_unlike(&w, TP4, &options);
     world_filled_as(kvf_engine_model(w.p.engine));
     world_pull_everything(&w, "a pull", 100, 1);
     assert_all_packed(&w.d, "cuda");
@@ -204,14 +209,7 @@ static void without_an_arena_on_a_device_a_conversion_over_it_is_refused(void **
     world w;
     world_request held, wanted;
     uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
-    shown = true;
-    world_open_model(&w, attention_of(KVF_DTYPE_BF16), TP2, TP2_D, &options);
-    world_close_agents(&w.d);
-    kvf_engine_free(w.d.engine);
-    kvf_model *wide = attention_of(KVF_DTYPE_F32);
-    w.d.engine = engine_of(wide, TP2_D);
-    kvf_model_free(wide);
-    world_open_agents(&w.d, &options);
+    open_unlike(&w, TP2_D, &options);
     world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
     world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
     world_hold(&w.p, &held, holds);
