@@ -167,7 +167,7 @@ static void a_refusal_that_is_lost_is_said_again(void **state) {
         (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
         assert_non_null(strstr(fails_though_the_refusal_is_lost(&s, pushed, most), "is not kept any more"));
 
-        /* What could be granted by the time the call is repeated is refused all the same. */
+        /* P could grant the call when D repeats it, and refuses it all the same. */
         s.p->options.remember_ns = 0;
         s.p->options.max_requests_per_peer = 0;
         if (!pushed)

@@ -249,6 +249,14 @@ kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen) {
                         .withheld = true};
 }
 
+kvf_memory device_memory_first(uint64_t bytes, void **seen) {
+    return device_memory(0, bytes, seen);
+}
+
+kvf_memory device_memory_second(uint64_t bytes, void **seen) {
+    return device_memory(1, bytes, seen);
+}
+
 void devices_free(void) {
     while (allocated_count > 0)
         device_room_free(allocated[--allocated_count]);

@@ -69,6 +69,10 @@ bool devices_present(void);
  * devices_free(). */
 kvf_memory device_memory(uint32_t device, uint64_t bytes, void **seen);
 
+/** The same of the first, and of the second device: places for the memory of a rank. */
+kvf_memory device_memory_first(uint64_t bytes, void **seen);
+kvf_memory device_memory_second(uint64_t bytes, void **seen);
+
 /** Frees all memory of device_memory(). */
 void devices_free(void);
 

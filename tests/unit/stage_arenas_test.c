@@ -22,14 +22,6 @@ static const kvf_engine_spec p_spec = {.struct_size = sizeof(kvf_engine_spec),
 
 /* ---- memory of devices -------------------------------------------------------------------------- */
 
-static kvf_memory on_first(uint64_t bytes, void **seen) {
-    return device_memory(0, bytes, seen);
-}
-
-static kvf_memory on_second(uint64_t bytes, void **seen) {
-    return device_memory(1, bytes, seen);
-}
-
 static bool is_full; /* the devices have no memory left for arenas */
 
 static kvf_memory allocate(uint32_t device, uint64_t bytes) {
@@ -83,7 +75,7 @@ static void over_a_transport_of_devices_slots_are_on_the_devices(void **state) {
     (void)state;
     const stage_pair shape = heads(&small_arenas);
     const size_t before = devices_left();
-    stage_world *w = stage_world_open_at("cuda", &shape, on_second, on_first);
+    stage_world *w = stage_world_open_at("cuda", &shape, device_memory_second, device_memory_first);
     const kvf_stage_info info = stage_info_of(w->d[0].stage);
     assert_int_equal(info.device_slots, 8);
     assert_int_equal(info.slots, 8); /* "cuda" does not move memory of the host */
@@ -97,7 +89,7 @@ static void over_a_transport_of_devices_slots_are_on_the_devices(void **state) {
 static void over_a_transport_of_both_slots_are_on_the_devices(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
-    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
     const kvf_stage_info info = stage_info_of(w->p[0].stage);
     assert_int_equal(info.device_slots, 8);
     assert_int_equal(info.slots, 24);
@@ -110,8 +102,8 @@ static void one_side_on_a_device_uses_its_arena_and_the_other_the_hosts(void **s
     (void)state;
     DEVICES_ARE_STAND_INS();
     for (int device_at_d = 0; device_at_d < 2; device_at_d++) {
-        stage_world *w =
-            open_both(&small_arenas, device_at_d ? on_first : NULL, device_at_d ? NULL : on_first);
+        stage_world *w = open_both(&small_arenas, device_at_d ? device_memory_first : NULL,
+                                   device_at_d ? NULL : device_memory_first);
         assert_int_equal(stage_info_of(w->d[0].stage).device_slots, device_at_d ? 8 : 0);
         stage_world_pull_all(w, KVF_WAY_PACKED, 5);
         stage_world_refill(w, 6);
@@ -124,7 +116,7 @@ static void one_side_on_a_device_uses_its_arena_and_the_other_the_hosts(void **s
 static void a_transport_of_the_hosts_memory_uses_the_hosts(void **state) {
     (void)state;
     const stage_pair shape = heads(&small_arenas);
-    stage_world *w = stage_world_open_at("inproc", &shape, on_second, on_first);
+    stage_world *w = stage_world_open_at("inproc", &shape, device_memory_second, device_memory_first);
     assert_non_null(
         strstr(kvf_stage_without_device(w->d[0].stage), "no transport here allocates CUDA memory"));
     move_both_ways(w);
@@ -144,7 +136,7 @@ static void prefer(const stage_world *w, kvf_memory_kind kind) {
 static void faster_arenas_are_used(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
-    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
     const kvf_peer_cost *cost = &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ];
     prefer(w, KVF_MEMORY_HOST);
     stage_world_pull_all(w, KVF_WAY_PACKED, 5);
@@ -163,7 +155,7 @@ static void faster_arenas_are_used(void **state) {
 static void the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
-    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
     kvf_arena *arena = &w->d[0].stage->arenas[KVF_MEMORY_CUDA];
     kvf_slot *taken[8];
     for (int i = 0; i < 8; i++)
@@ -185,7 +177,7 @@ static void a_stage_without_memory_on_the_device_uses_the_hosts(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
     is_full = true;
-    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
     is_full = false;
     assert_string_equal(kvf_stage_without_device(w->d[0].stage), "the device has no memory left");
     move_both_ways(w);
@@ -198,7 +190,7 @@ static void a_stage_that_wants_no_memory_on_the_device_has_none(void **state) {
     DEVICES_ARE_STAND_INS();
     kvf_stage_options options = small_arenas;
     options.device_arena_bytes = KVF_NO_DEVICE_ARENA;
-    stage_world *w = open_both(&options, on_second, on_first);
+    stage_world *w = open_both(&options, device_memory_second, device_memory_first);
     assert_int_equal(stage_info_of(w->d[0].stage).device_slots, 0);
     move_both_ways(w);
     assert_device_flows(w, 0, 0);
@@ -211,7 +203,7 @@ static void a_stage_that_wants_no_memory_on_the_device_has_none(void **state) {
 static void a_lender_without_an_arena_on_its_device_refuses_by_name(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
-    stage_world *w = open_both(&small_arenas, on_second, on_first);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
     kvf_arena *arena = &w->p[0].stage->arenas[KVF_MEMORY_CUDA];
     const kvf_arena kept = *arena;
     kvf_plan *plan = plan_of(&w->engines, 0);

@@ -24,14 +24,6 @@ static const kvf_engine_spec p_spec = {.struct_size = sizeof(kvf_engine_spec),
 
 /* ---- memory of devices -------------------------------------------------------------------------- */
 
-static kvf_memory on_first(uint64_t bytes, void **seen) {
-    return device_memory(0, bytes, seen);
-}
-
-static kvf_memory on_second(uint64_t bytes, void **seen) {
-    return device_memory(1, bytes, seen);
-}
-
 /* Closes a world; everything that it had on devices must be freed. */
 static void close_world(stage_world *w, size_t before) {
     stage_world_close(w);
@@ -67,28 +59,28 @@ static stage_pair heads(uint64_t tokens) {
 }
 
 static void heads_go_from_device_to_device(void **state) {
-    move_all(*state, heads(150), on_second, on_first);
+    move_all(*state, heads(150), device_memory_second, device_memory_first);
 }
 
 static void heads_go_from_device_to_host(void **state) {
-    move_all(*state, heads(150), NULL, on_first);
+    move_all(*state, heads(150), NULL, device_memory_first);
 }
 
 static void heads_go_from_host_to_device(void **state) {
-    move_all(*state, heads(150), on_first, NULL);
+    move_all(*state, heads(150), device_memory_first, NULL);
 }
 
 static void one_latent_for_all_ranks_arrives(void **state) {
     const stage_pair shape = {
         .model = latent(4), .d = &d_spec, .p = &p_spec, .tokens = 150, .options = small_arena};
-    move_all(*state, shape, on_first, on_second);
+    move_all(*state, shape, device_memory_first, device_memory_second);
 }
 
 static void states_arrive(void **state) {
     static const kvf_engine_spec d = {.struct_size = sizeof d, .tp_size = 2, .all = {.block_count = 40}},
                                  p = {.struct_size = sizeof p, .tp_size = 1, .all = {.block_count = 40}};
     const stage_pair shape = {.model = state_model(3), .d = &d, .p = &p, .tokens = 1, .options = small_arena};
-    move_all(*state, shape, on_first, on_second);
+    move_all(*state, shape, device_memory_first, device_memory_second);
 }
 
 /* Three tokens of 400 lanes are less than a slot, but more boxes than the device takes at once. */
@@ -101,13 +93,13 @@ static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
                                       .all = {.tokens_per_block = 16, .block_count = 20, .order = "BLPHN"}};
     const stage_pair shape = {
         .model = attention(200, 6, 32), .d = &d, .p = &p, .tokens = 3, .options = {.arena_bytes = 8u << 20}};
-    move_all(*state, shape, on_first, on_second);
+    move_all(*state, shape, device_memory_first, device_memory_second);
 }
 
 static void a_device_that_is_slow_is_waited_for(void **state) {
     DEVICES_ARE_STAND_INS(); /* a real device cannot be made slow */
     devices_delay(MS / 2);
-    move_all(*state, heads(100), on_second, on_first);
+    move_all(*state, heads(100), device_memory_second, device_memory_first);
     devices_delay(0);
 }
 
@@ -137,7 +129,7 @@ static void end(one_move *move) {
 
 static stage_world *open_pair(const char *kind) {
     const stage_pair shape = heads(150);
-    return stage_world_open_at(kind, &shape, on_second, on_first);
+    return stage_world_open_at(kind, &shape, device_memory_second, device_memory_first);
 }
 
 static void memory_that_is_kept_does_not_go_direct(void **state) {
@@ -225,7 +217,8 @@ static void shards_in_two_places_are_refused(void **state) {
     const kvf_transport_options options = {.struct_size = sizeof options};
     const kvf_stage_options stage_options = {.struct_size = sizeof stage_options};
     void *seen;
-    const kvf_memory regions[] = {on_first(bytes[0], &seen), on_second(bytes[1], &seen)};
+    const kvf_memory regions[] = {device_memory_first(bytes[0], &seen),
+                                  device_memory_second(bytes[1], &seen)};
     assert_int_equal(kvf_shard_get(shard)->region_count, 2);
     assert_ok(kvf_transport_open(*state, &options, &transport));
     assert_ok(kvf_transport_register(transport, regions, 2));
