@@ -44,8 +44,8 @@ kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint6
 
 void kvf_stage_flow_use_arena(kvf_stage_flow *flow, kvf_memory_kind kind) {
     flow->arena = &flow->stage->arenas[kind];
-    flow->stage->counts.device_flows += kind == KVF_MEMORY_CUDA;
     flow->share = &flow->peer->shares[kind];
+    flow->stage->counts.device_flows += kind == KVF_MEMORY_CUDA;
 }
 
 void kvf_stage_flow_line_up(kvf_stage_flow *flow) {

@@ -65,11 +65,11 @@ struct kvf_peer {
 typedef struct kvf_front_fabric {
     const kvf_fabric *fabric;
     void *endpoint;
-    kvf_memory *served; /* by region; 0 bytes where it does not serve it */
-    bool runs;          /* it serves all memory that is served, but for arenas */
-    bool packs;         /* it serves arenas, of which there are some */
-    bool disabled;      /* neither; it may still own memory */
-    bool owns_memory;   /* which other fabrics may have registered: closed after them */
+    kvf_memory *served;   /* by region; 0 bytes where it does not serve it */
+    bool runs;            /* it serves all memory that is served, but for arenas */
+    uint32_t arena_kinds; /* bits by memory kind: where the arenas are that it serves */
+    bool disabled;        /* neither; it may still own memory */
+    bool owns_memory;     /* which other fabrics may have registered: closed after them */
 } kvf_front_fabric;
 
 /** A fabric of this build that is not part of an endpoint, though it was asked for. */

@@ -202,6 +202,15 @@ static uint32_t count_shown(const kvf_transport *transport, bool arenas, const k
     return count;
 }
 
+/* In which kinds of memory there are arenas that a fabric serves, as bits. */
+static uint32_t find_arenas(const kvf_transport *transport, const kvf_front_fabric *front) {
+    uint32_t kinds = 0;
+    for (uint32_t region = 0; region < transport->region_count; region++)
+        if (transport->arenas[region] && front->served[region].bytes > 0)
+            kinds |= 1u << front->served[region].kind;
+    return kinds;
+}
+
 /*
  * Finds what each fabric is good for, and returns whether none is good for anything. One that does not serve all
  * regions is disabled, unless it serves an arena: then what it does not serve moves packed through that. And one that
@@ -212,13 +221,14 @@ static bool find_disabled(kvf_transport *transport) {
     transport->split = false;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         kvf_front_fabric *front = &transport->fabrics[i];
-        uint32_t served_arenas, served_others;
-        const uint32_t arenas = count_shown(transport, true, front, &served_arenas);
-        const uint32_t others = count_shown(transport, false, front, &served_others);
-        front->runs = served_others == others && (others > 0 || arenas == 0);
-        front->packs = served_arenas > 0;
-        front->disabled = !front->runs && !front->packs;
-        transport->split = transport->split || (arenas > 0 && others > 0 && front->runs != front->packs);
+        uint32_t served;
+        const uint32_t arenas = count_shown(transport, true, front, &served);
+        const uint32_t others = count_shown(transport, false, front, &served);
+        front->runs = served == others && (others > 0 || arenas == 0);
+        front->arena_kinds = find_arenas(transport, front);
+        const bool packs = front->arena_kinds != 0;
+        front->disabled = !front->runs && !packs;
+        transport->split = transport->split || (arenas > 0 && others > 0 && front->runs != packs);
         all = all && front->disabled;
     }
     return all;

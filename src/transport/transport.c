@@ -279,8 +279,8 @@ typedef struct attempts {
  * only where it is shown fewer regions then. */
 static bool may_serve(const kvf_front_fabric *front, const kvf_card *card, bool packed_only) {
     const bool runs = moves_runs(front, card);
-    const bool packs = front->packs && (takes(front->fabric, KVF_MEMORY_HOST) ||
-                                        is_any(card->region_device_arena, card->region_count));
+    const bool packs = front->arena_kinds && (takes(front->fabric, KVF_MEMORY_HOST) ||
+                                              is_any(card->region_device_arena, card->region_count));
     return packed_only ? packs && (!runs || is_any(card->region_on_device, card->region_count)) : runs;
 }
 
@@ -456,13 +456,8 @@ uint64_t kvf_transport_waits(const kvf_transport *transport) {
 }
 
 kvf_arena_kinds kvf_peer_arenas(const kvf_peer *peer) {
-    const kvf_transport *transport = peer->transport;
-    const kvf_memory *served = transport->fabrics[peer->fabric_number].served;
-    kvf_arena_kinds kinds = {.theirs = peer->arena_kinds};
-    for (uint32_t i = 0; i < transport->region_count; i++)
-        if (transport->arenas[i] && served[i].bytes > 0)
-            kinds.ours |= 1u << served[i].kind;
-    return kinds;
+    return (kvf_arena_kinds){.ours = peer->transport->fabrics[peer->fabric_number].arena_kinds,
+                             .theirs = peer->arena_kinds};
 }
 
 bool kvf_card_withholds(const void *data, size_t bytes) {
