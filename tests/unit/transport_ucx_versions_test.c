@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
+#include "process_pair.h"
 #include "transport/ucx/ucx.h"
-#include "ucx_pair.h"
 
 #define LIBRARIES_MAX 8
 

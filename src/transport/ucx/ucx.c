@@ -158,13 +158,6 @@ static kvf_status open_worker(kvf_ucx_endpoint *endpoint) {
     return status == UCS_OK ? KVF_OK : kvf_ucx_fail(endpoint->ucx, status, "notification handler");
 }
 
-void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint) {
-    kvf_ucx_beacon_open(&endpoint->beacon);
-    if (endpoint->beacon.listener >= 0 &&
-        kvf_watch_add(endpoint->event_fd, endpoint->beacon.listener, &endpoint->beacon))
-        kvf_ucx_beacon_close(&endpoint->beacon);
-}
-
 static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
     int ucx_fd;
     ucs_status_t status = endpoint->ucx->ucp_worker_get_efd(endpoint->worker, &ucx_fd);
@@ -179,14 +172,14 @@ static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
         opened = kvf_watch_add(endpoint->event_fd, endpoint->wake.fd, NULL);
     if (opened)
         return opened;
-    kvf_ucx_light_beacon(endpoint);
+    kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
     kvf_wake_set(&endpoint->wake, true); /* UCX is not armed yet */
     return KVF_OK;
 }
 
 static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_ucx_enter();
-    kvf_ucx_beacon_close(&endpoint->beacon);
+    kvf_beacon_close(&endpoint->beacon);
     kvf_ucx_end_worker(endpoint);
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         if (endpoint->regions[i].mapped)
@@ -201,10 +194,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     kvf_ucx_leave();
     kvf_fd_close(&endpoint->event_fd);
     kvf_wake_close(&endpoint->wake);
-    for (kvf_ucx_job *job = endpoint->spare_jobs, *following; job; job = following) {
-        following = job->following;
-        kvf_free(job);
-    }
+    kvf_poster_close(&endpoint->poster);
     kvf_free(endpoint->regions);
     kvf_free(endpoint);
 }
@@ -265,9 +255,9 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
         return kvf_nomem("a UCX endpoint");
     endpoint->transport = transport;
     endpoint->ucx = ucx;
-    endpoint->max_in_flight = options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT;
+    kvf_poster_open(&endpoint->poster, &kvf_ucx_post_actions,
+                    options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT);
     endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;
-    endpoint->ready_last = &endpoint->ready;
     kvf_ucx_enter();
     status = open_context(endpoint, options);
     if (!status)
@@ -300,11 +290,11 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
         if (!events[i].data.ptr) {
             fired = true;
         } else if (events[i].data.ptr == &endpoint->beacon) {
-            kvf_ucx_beacon_tend(&endpoint->beacon);
+            kvf_beacon_tend(&endpoint->beacon);
         } else {
             kvf_ucx_link *link = events[i].data.ptr;
-            if (kvf_ucx_beacon_gone(link->watch))
-                kvf_ucx_mark_lost(link, KVF_UCX_BEACON_GONE);
+            if (kvf_beacon_is_gone(link->watch))
+                kvf_ucx_mark_lost(link, KVF_BEACON_GONE);
         }
     }
     kvf_ucx_try_often(endpoint);
@@ -317,7 +307,7 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
  */
 static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool *busy) {
     endpoint->idle_rounds = moved ? 0 : endpoint->idle_rounds + 1;
-    *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->ready || endpoint->any_lost;
+    *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->poster.ready || endpoint->any_lost;
     kvf_status status = KVF_OK;
     if (!*busy && (endpoint->wake.on || fired)) {
         ucs_status_t armed = endpoint->ucx->ucp_worker_arm(endpoint->worker);
@@ -336,7 +326,7 @@ static kvf_status ucx_progress(void *self, bool *busy) {
     bool fired = false;
     kvf_ucx_enter();
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more; i++) {
-        more = kvf_ucx_post(endpoint);
+        more = kvf_post_round(&endpoint->poster);
         if (kvf_deliver_room(endpoint->transport, NOTICES_A_PROGRESS)) {
             more = true; /* notifications stay with UCX until there is memory for them */
             break;
@@ -345,10 +335,10 @@ static kvf_status ucx_progress(void *self, bool *busy) {
             break;
         moved = true;
     }
-    moved = moved || more || endpoint->ready;
+    moved = moved || more || endpoint->poster.ready;
     if (endpoint->idle_rounds >= IDLE_ROUNDS_MAX || ++endpoint->rounds % LOOK_AROUND_EVERY == 0)
         fired = look_around(endpoint);
-    kvf_ucx_end_ready(endpoint);
+    kvf_post_end_ready(&endpoint->poster);
     if (endpoint->any_lost)
         kvf_ucx_tell_lost(endpoint);
     kvf_status status = KVF_OK;

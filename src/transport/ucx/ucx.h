@@ -6,7 +6,6 @@
  *   ucx_link.c    connecting, notifications, closing
  *   ucx_post.c    moving runs
  *   ucx_card.c    the form of its part of the card
- *   ucx_beacon.c  noticing that a peer on this machine is gone
  *   ucx_library.c loading UCX, and the transports that it finds
  *   ucx_sockets.c its sockets, if it uses TCP
  *   ucx_words.c   UCX's errors and log lines in our words
@@ -21,11 +20,10 @@
 
 #include "base/wake.h"
 #include "base/watch.h"
+#include "transport/beacon.h"
+#include "transport/poster.h"
 #include "transport/transport.h"
 
-/** The beacon on a card: a random key, then the place (machine and network namespace) where its name is valid. */
-#define KVF_UCX_KEY_BYTES 16
-#define KVF_UCX_BEACON_BYTES (KVF_UCX_KEY_BYTES + KVF_PLACE_BYTES)
 #define KVF_UCX_NOTIFY_ID 0x4b /**< of the active message that carries a notification */
 
 /* ---- ucx_library.c --------------------------------------------------------------------------- */
@@ -120,35 +118,6 @@ void kvf_ucx_leave(void);
 /** Catches the log of a UCX that was just loaded. */
 void kvf_ucx_catch_log(const kvf_ucx_library *ucx);
 
-/* ---- ucx_beacon.c ---------------------------------------------------------------------------- */
-
-/**
- * A socket in this machine's abstract namespace that exists exactly as long as the endpoint. Peers connect to it and
- * never send anything: the end of the connection tells them that the endpoint is gone.
- */
-typedef struct kvf_ucx_beacon {
-    int listener;                             /**< -1: none */
-    unsigned char mark[KVF_UCX_BEACON_BYTES]; /**< for the card; all zeros: none */
-    int *watchers;                            /**< accepted connections */
-    size_t watcher_count, watcher_capacity;
-} kvf_ucx_beacon;
-
-/** Best effort: if it fails there is no beacon, and only UCX's own detection. */
-void kvf_ucx_beacon_open(kvf_ucx_beacon *beacon);
-/** Accepts new watchers and drops those that are gone. */
-void kvf_ucx_beacon_tend(kvf_ucx_beacon *beacon);
-void kvf_ucx_beacon_close(kvf_ucx_beacon *beacon);
-
-/**
- * Watches the beacon with this mark.
- *
- * @param out  receives a descriptor that polls as hung up once the beacon is gone, or -1 if the beacon cannot be
- *             seen from here
- * @return KVF_OK, or KVF_E_PEER_LOST if the beacon's place is here but it is gone
- */
-kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], int *out);
-bool kvf_ucx_beacon_gone(int watch);
-
 /* ---- ucx_card.c ------------------------------------------------------------------------------ */
 
 /** A remote region, as on the card. Without address and key it is withheld. */
@@ -160,7 +129,7 @@ typedef struct kvf_ucx_card_region {
 } kvf_ucx_card_region;
 
 typedef struct kvf_ucx_card {
-    unsigned char beacon[KVF_UCX_BEACON_BYTES];
+    unsigned char beacon[KVF_BEACON_BYTES];
     uint32_t major, minor; /**< of the UCX whose address and keys these are */
     const void *worker;    /**< into the card */
     uint32_t worker_bytes;
@@ -190,7 +159,6 @@ void *kvf_ucx_card_blob(const void *data, size_t bytes);
 
 /* ---- shared structures ----------------------------------------------------------------------- */
 
-typedef struct kvf_ucx_job kvf_ucx_job;
 typedef struct kvf_ucx_link kvf_ucx_link;
 
 /** Registered memory. */
@@ -213,14 +181,13 @@ typedef struct kvf_ucx_endpoint {
     const kvf_ucx_library *ucx;
     ucp_context_h context;
     ucp_worker_h worker;
-    uint64_t memory_types; /**< a bit for each type that this UCX knows */
-    uint32_t max_in_flight;
+    uint64_t memory_types;   /**< a bit for each type that this UCX knows */
     bool emulates;           /**< one-sided operations on other hosts: see kvf_ucx_has_rdma() */
     bool takes_emulated;     /**< "ucx.emulated" is on */
     kvf_ucx_memory *regions; /**< 0 bytes: none */
     uint32_t region_count;
     kvf_ucx_allocation *allocations;
-    kvf_ucx_beacon beacon;
+    kvf_beacon beacon;
     int event_fd;           /**< an epoll of UCX's descriptor, `wake`, the beacon and the links' watches */
     kvf_wake wake;          /**< readable while progress() has something to do that UCX does not show */
     int64_t sockets_due_ns; /**< when to look at UCX's sockets again */
@@ -228,10 +195,8 @@ typedef struct kvf_ucx_endpoint {
     uint32_t rounds;
     kvf_ucx_link *links;
     kvf_ucx_link *stuck; /**< closed, but UCX has not called back, and may not until the worker ends */
-    kvf_ucx_link *turn;  /**< the link that posts first in the next round; may be NULL */
-    kvf_ucx_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
-    kvf_ucx_job *spare_jobs;          /**< through `following` */
-    bool notice_lost;                 /**< there was no memory for a notification */
+    kvf_poster poster;
+    bool notice_lost; /**< there was no memory for a notification */
     bool any_lost;
 } kvf_ucx_endpoint;
 
@@ -249,6 +214,7 @@ typedef struct kvf_ucx_target {
 } kvf_ucx_target;
 
 struct kvf_ucx_link {
+    kvf_post_queue queue; /* first, so that the two can be cast */
     kvf_ucx_endpoint *endpoint;
     const kvf_ucx_library *ucx; /**< of the endpoint */
     kvf_peer *peer;
@@ -257,10 +223,6 @@ struct kvf_ucx_link {
     uint32_t target_count;
     int watch;                            /**< of the peer's beacon; -1: none */
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
-    kvf_ucx_job *first, *last;            /**< all jobs, in order of submission */
-    kvf_ucx_job *posting;                 /**< the first job with runs not yet posted */
-    uint64_t posted_bytes;                /**< of the run posting->batch->next, if it is a long one */
-    uint32_t in_flight;                   /**< runs and flushes */
     uint32_t messages;                    /**< notifications UCX has not yet taken */
     bool withholds;                       /**< some target has no key, though there is memory */
     bool notified;                        /**< something may have to leave before the link is closed */
@@ -273,21 +235,7 @@ struct kvf_ucx_link {
     kvf_ucx_link *previous, *following;
 };
 
-/** What the fabric knows about a batch. */
-struct kvf_ucx_job {
-    kvf_batch *batch; /**< NULL: it has ended, and UCX may still call back for the job */
-    kvf_ucx_link *link;
-    kvf_ucx_job *previous, *following;
-    kvf_ucx_job *ready_next;
-    bool ready;
-    bool stopped; /**< no more of its runs are posted */
-    bool flushed; /**< a write's flush was posted */
-};
-
 /* ---- ucx.c ----------------------------------------------------------------------------------- */
-
-/** Opens a beacon that peers may watch; cards with an earlier beacon become invalid. */
-void kvf_ucx_light_beacon(kvf_ucx_endpoint *endpoint);
 
 /** KVF_E_UNSUPPORTED: this endpoint would emulate, and another fabric moves memory of that kind. */
 kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kind kind);
@@ -313,11 +261,6 @@ const unsigned char *kvf_ucx_place(const void *self);
 /** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
 
-/** The reason if its beacon is gone. */
-#define KVF_UCX_BEACON_GONE                                                                                  \
-    "the peer's endpoint has closed, its process has ended, or its memory is of another generation than "    \
-    "the card"
-
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);
 
@@ -329,13 +272,6 @@ void kvf_ucx_end_worker(kvf_ucx_endpoint *endpoint);
 kvf_status kvf_ucx_submit(void *self, kvf_batch *batch);
 void kvf_ucx_cancel(void *self, kvf_batch *batch);
 
-/** Posts at most some megabytes of runs, of all links; returns whether there is more to post at once. */
-bool kvf_ucx_post(kvf_ucx_endpoint *endpoint);
-
-/** Ends the batches of jobs that are ready, or flushes their writes. */
-void kvf_ucx_end_ready(kvf_ucx_endpoint *endpoint);
-
-/** Forgets all jobs of a link, which has nothing in flight. */
-void kvf_ucx_drop_jobs(kvf_ucx_link *link);
+extern const kvf_post_actions kvf_ucx_post_actions;
 
 #endif

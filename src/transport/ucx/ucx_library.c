@@ -19,14 +19,11 @@
  * A loaded UCX is never unloaded: it has patched the memory calls of libc by then, and its threads may run.
  */
 #include <dlfcn.h>
-#include <limits.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
-#include "base/fork.h"
+#include "transport/libraries.h"
 #include "transport/ucx/ucx.h"
 
 #define CANDIDATES_DEFAULT "libucp.so.0"
@@ -34,7 +31,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_ucx_library *all_loaded;
-static atomic_uint owner; /* fork count, and 1, of the process that loads or has loaded one; 0: none */
+static kvf_library_owner owner;
 
 /* ---- functions of UCX ------------------------------------------------------------------------ */
 
@@ -60,13 +57,6 @@ static kvf_status find_functions(void *handle, kvf_ucx_library *out) {
     return KVF_OK;
 }
 
-/* The file that an address is in, without links; "" if unknown. */
-static void file_of(void *address, char out[PATH_MAX]) {
-    Dl_info info;
-    if (!dladdr(address, &info) || !info.dli_fname || !realpath(info.dli_fname, out))
-        out[0] = '\0';
-}
-
 /* ---- whether it can be used ------------------------------------------------------------------ */
 
 static kvf_status check_version(void *handle, kvf_ucx_library *out) {
@@ -89,8 +79,8 @@ static kvf_status check_version(void *handle, kvf_ucx_library *out) {
 /* A UCX is three or more libraries, which must lie in one folder. */
 static kvf_status check_parts(void *handle, kvf_ucx_library *out) {
     char path[PATH_MAX], part[PATH_MAX];
-    file_of(dlsym(handle, "ucp_get_version"), path);
-    file_of(dlsym(handle, PART), part);
+    kvf_library_file_of(dlsym(handle, "ucp_get_version"), path);
+    kvf_library_file_of(dlsym(handle, PART), part);
     const char *name = strrchr(path, '/'), *part_name = strrchr(part, '/');
     if (!name || !part_name)
         return kvf_fail(KVF_E_UNSUPPORTED, "its path cannot be determined");
@@ -111,20 +101,12 @@ static kvf_ucx_library *loaded_from(const char *path) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-/* UCX keeps a function of ours, so the library that contains this code must stay too. Fails for a program, which stays
- * anyway. */
-static void stay_loaded(void) {
-    Dl_info info;
-    if (dladdr(&all_loaded, &info) && info.dli_fname)
-        (void)dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
-}
-
 static void drop(kvf_ucx_library *library) {
     kvf_free(library->path);
     kvf_free(library);
 }
 
-static kvf_status examine(void *handle, kvf_ucx_library **out) {
+static kvf_status examine(void *handle, const kvf_ucx_library **out) {
     kvf_ucx_library *made = kvf_alloc0(1, sizeof *made);
     if (!made)
         return kvf_nomem("a library's functions");
@@ -145,7 +127,7 @@ static kvf_status examine(void *handle, kvf_ucx_library **out) {
         made->following = all_loaded;
         all_loaded = made;
         kvf_ucx_catch_log(made);
-        stay_loaded();
+        kvf_library_stay(); /* UCX keeps a function of ours */
     }
     *out = known;
     return KVF_OK;
@@ -161,24 +143,16 @@ static void keep_apart(const char *name) {
         (void)dlopen("libefa.so.1", RTLD_NOW | RTLD_LOCAL);
 }
 
-/* Opening anything but a plain file may block. The loader finds names without a slash. */
-static kvf_status check_file(const char *name) {
-    struct stat file;
-    if (!strchr(name, '/') || stat(name, &file) != 0 || S_ISREG(file.st_mode))
-        return KVF_OK;
-    return kvf_fail(KVF_E_UNSUPPORTED, "it is not a regular file");
-}
-
 static kvf_status check_global_names(const char *name) {
     char global[PATH_MAX], own[PATH_MAX] = "";
     void *address = dlsym(RTLD_DEFAULT, PART);
     if (!address)
         return KVF_OK;
-    file_of(address, global);
+    kvf_library_file_of(address, global);
     void *handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
     void *own_address = handle ? dlsym(handle, PART) : NULL;
     if (own_address)
-        file_of(own_address, own);
+        kvf_library_file_of(own_address, own);
     if (handle)
         (void)dlclose(handle); /* counted once more by dlopen() */
     if (strcmp(global, own) == 0)
@@ -188,66 +162,34 @@ static kvf_status check_global_names(const char *name) {
                     global);
 }
 
-static kvf_status load_one(const char *name, kvf_ucx_library **out) {
-    kvf_status status = check_file(name);
+static kvf_status load_one(const char *name, void *out) {
+    kvf_status status = kvf_library_check_file(name);
     if (!status)
         status = check_global_names(name);
     if (status)
         return status;
     keep_apart(name);
-    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) {
-        const char *reason = dlerror();
-        size_t length = strlen(name);
-        if (reason && strncmp(reason, name, length) == 0 && strncmp(reason + length, ": ", 2) == 0)
-            reason += length + 2;
-        return kvf_fail(KVF_E_UNSUPPORTED, "%s", reason ? reason : "it cannot be loaded");
-    }
+    void *handle;
+    status = kvf_library_open(name, &handle);
+    if (status)
+        return status;
     status = examine(handle, out);
     if (status)
         (void)dlclose(handle); /* or the loader would use its files for the next one */
     return status;
 }
 
-static kvf_status load_first(const char *candidates, kvf_ucx_library **out) {
-    char *names = kvf_strdup(candidates), *rest = names;
-    if (!names)
-        return kvf_nomem("the libraries' names");
-    kvf_text reasons = {0};
-    kvf_status status = KVF_E_UNSUPPORTED;
-    for (char *name; status == KVF_E_UNSUPPORTED && (name = strsep(&rest, ":")) != NULL;) {
-        status = *name ? load_one(name, out)
-                       : kvf_fail(KVF_E_INVALID,
-                                  "ucx.library is \"%s\"; allowed: files with ':' between them", candidates);
-        if (status == KVF_E_UNSUPPORTED)
-            kvf_text_add(&reasons, "%s%s: %s", reasons.length ? "; " : "", name, kvf_error_detail());
-    }
-    if (status == KVF_E_UNSUPPORTED)
-        status = kvf_fail(status, "no UCX was loaded: %s", reasons.data ? reasons.data : candidates);
-    kvf_text_free(&reasons);
-    kvf_free(names);
-    return status;
-}
-
-/* UCX's threads and descriptors do not survive fork(): in a child of a process that has opened it, opening it again
- * hangs or aborts. */
-static kvf_status check_process(unsigned *now) {
-    unsigned none = 0;
-    *now = kvf_fork_count() + 1;
-    if (atomic_compare_exchange_strong(&owner, &none, *now) || none == *now)
-        return KVF_OK;
-    return kvf_fail(KVF_E_UNSUPPORTED, "this process was forked from one that had opened UCX");
-}
-
+/* In a child of a process that has opened UCX, opening it again hangs or aborts. */
 kvf_status kvf_ucx_load(const char *candidates, const kvf_ucx_library **out) {
-    unsigned now;
-    kvf_status status = check_process(&now);
+    kvf_status status = kvf_library_claim(&owner, "UCX");
     if (status)
         return status;
-    kvf_ucx_library *found = NULL;
+    const kvf_ucx_library *found = NULL;
     (void)pthread_mutex_lock(&lock);
-    status = load_first(candidates ? candidates : CANDIDATES_DEFAULT, &found);
-    atomic_store(&owner, all_loaded ? now : 0); /* a child may load one if this process has none */
+    status = kvf_library_load_first("UCX", "ucx.library", candidates ? candidates : CANDIDATES_DEFAULT,
+                                    load_one, &found);
+    if (!all_loaded)
+        kvf_library_disclaim(&owner);
     (void)pthread_mutex_unlock(&lock);
     *out = found;
     return status;

@@ -14,7 +14,7 @@
 
 void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why) {
     if (!link->lost) {
-        link->lost = true;
+        link->lost = link->queue.halted = true;
         (void)snprintf(link->lost_why, sizeof link->lost_why, "%s", why);
     }
     link->endpoint->any_lost = true;
@@ -59,7 +59,7 @@ static void linger(kvf_ucx_link *link) {
         .cb.send = linger_done,
         .user_data = link,
     };
-    if ((!link->notified && !harms_the_peer(link)) || link->lost || link->in_flight > 0)
+    if ((!link->notified && !harms_the_peer(link)) || link->lost || link->queue.in_flight > 0)
         return;
     if (!UCS_PTR_IS_PTR(link->ucx->ucp_ep_flush_nbx(link->ep, &param)))
         return;
@@ -70,7 +70,7 @@ static void linger(kvf_ucx_link *link) {
 
 /* Whether UCX still has to call back. */
 static bool is_busy(const kvf_ucx_link *link) {
-    return link->in_flight > 0 || link->messages > 0 || link->lingering > 0;
+    return link->queue.in_flight > 0 || link->messages > 0 || link->lingering > 0;
 }
 
 static bool is_closing(const kvf_ucx_library *ucx, ucs_status_ptr_t closing) {
@@ -92,7 +92,7 @@ static void close_ep(kvf_ucx_link *link) {
     link->ep = NULL;
     for (int64_t end = now_ns() + LINGER_NS; is_closing(ucx, closing) || is_busy(link);) {
         idle = ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
-        if (idle >= IDLE_ROUNDS && now_ns() >= end && link->watch >= 0 && kvf_ucx_beacon_gone(link->watch))
+        if (idle >= IDLE_ROUNDS && now_ns() >= end && link->watch >= 0 && kvf_beacon_is_gone(link->watch))
             break;
     }
     if (UCS_PTR_IS_PTR(closing))
@@ -108,7 +108,7 @@ void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
         link->lost_told = true;
         close_ep(link);
         kvf_watch_close(link->endpoint->event_fd, &link->watch);
-        kvf_ucx_drop_jobs(link);
+        kvf_post_drop(&link->queue);
         kvf_peer_lost(link->peer, link->lost_why);
     }
     endpoint->any_lost = false;
@@ -123,7 +123,7 @@ static void free_keys(kvf_ucx_link *link) {
 
 /* Its ep is closed, and UCX calls back no more. */
 static void free_closed(kvf_ucx_link *link) {
-    kvf_ucx_drop_jobs(link);
+    kvf_post_drop(&link->queue);
     for (kvf_ucx_message *message = link->spare, *following; message; message = following) {
         following = message->following;
         kvf_free(message);
@@ -140,7 +140,7 @@ static void free_link(kvf_ucx_link *link) {
         free_keys(link);
     kvf_ucx_leave();
     kvf_watch_close(endpoint->event_fd, &link->watch);
-    kvf_ucx_drop_jobs(link);
+    kvf_post_drop(&link->queue);
     if (is_busy(link))
         KVF_LIST_ADD(endpoint->stuck, link);
     else
@@ -154,7 +154,7 @@ void kvf_ucx_end_worker(kvf_ucx_endpoint *endpoint) {
         endpoint->ucx->ucp_worker_destroy(endpoint->worker); /* may call back */
     for (kvf_ucx_link *link = endpoint->stuck, *following; link; link = following) {
         following = link->following;
-        link->in_flight = 0;
+        link->queue.in_flight = 0;
         free_closed(link);
     }
 }
@@ -231,9 +231,9 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     link->ucx = endpoint->ucx;
     link->peer = peer;
     link->targets = targets;
-    memcpy(link->place, card->beacon + KVF_UCX_KEY_BYTES, sizeof link->place);
+    memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
     kvf_ucx_enter();
-    kvf_status status = kvf_ucx_beacon_watch(card->beacon, &link->watch);
+    kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
     if (!status)
         status = create_ep(link, card);
     if (!status)
@@ -264,6 +264,7 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
     if (status)
         return status;
     KVF_LIST_ADD(endpoint->links, link);
+    kvf_post_queue_add(&endpoint->poster, &link->queue);
     kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
@@ -286,8 +287,7 @@ bool kvf_ucx_withholds(const void *self) {
 void kvf_ucx_disconnect(void *self) {
     kvf_ucx_link *link = self;
     kvf_ucx_endpoint *endpoint = link->endpoint;
-    if (endpoint->turn == link)
-        endpoint->turn = NULL;
+    kvf_post_queue_remove(&link->queue);
     KVF_LIST_REMOVE(endpoint->links, link);
     kvf_ucx_enter();
     linger(link);

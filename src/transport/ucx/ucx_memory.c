@@ -111,8 +111,7 @@ kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
         (void)endpoint->ucx->ucp_mem_unmap(endpoint->context, memory->handle);
     kvf_ucx_leave();
     *memory = (kvf_ucx_memory){0};
-    kvf_ucx_beacon_close(&endpoint->beacon);
-    kvf_ucx_light_beacon(endpoint);
+    kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
     return KVF_OK;
 }
 

@@ -1,12 +1,13 @@
 /*
- * Two real processes for the UCX tests: a target that owns memory and an actor that reads and writes it.
+ * Two real processes for tests of fabrics between machines: a target that owns memory, and an actor that reads and
+ * writes it.
  *
- * Both are forked before either has opened UCX; the test process itself never opens it and only waits for them. A
- * process that finds a fault prints it and exits with 1. Nothing here measures time; the alarm only makes the test fail
- * if an operation hangs.
+ * Both are forked before either has loaded the fabric's library; the test process itself never loads it and only waits
+ * for them. A process that finds a fault prints it and exits with 1. Nothing here measures time; the alarm only makes the
+ * test fail if an operation hangs.
  */
-#ifndef UCX_PAIR_H
-#define UCX_PAIR_H
+#ifndef PROCESS_PAIR_H
+#define PROCESS_PAIR_H
 
 #include <sys/types.h>
 
@@ -27,7 +28,7 @@ _Noreturn void wrong(const char *file, int line, const char *what);
 /* One of the two processes, with its transport and its socket to the other. */
 typedef struct process {
     const char *library;  /* the UCX to load; NULL: the system's */
-    const pair_kind *way; /* gives ucx.tls and the memory: if allocated, local peers can map it */
+    const pair_kind *way; /* gives the kind, a setting and the memory: if allocated, local peers can map it */
     int line;             /* a socket to the other process */
     kvf_transport *transport;
     unsigned char *memory[REGIONS];
@@ -70,6 +71,12 @@ void progress(process *side);
 /** The same until the peer is lost, woken by the transport only. */
 void progress_until_lost(process *side);
 void serve_until_told(process *side);
+/** The target of most tests: opens, serves until it is told to end, and closes. */
+void serving_target(process *side);
+/** Serves until it is told to sleep. To the transport it is asleep until it hears 'w'; it finds its memory as it was. */
+void sleeping_target(process *side);
+/** Calls `act`, which must print nothing. */
+void silent(process *side, void (*act)(process *));
 void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,
             kvf_operation *operation);
 void await_end(process *side, unsigned ends);

@@ -1,53 +1,48 @@
 /*
- * Noticing that a peer on this machine is gone.
- *
- * TCP and RDMA connections break when the peer dies or closes, and UCX reports that. For shared memory UCX
- * checks every 20 seconds whether the peer's process is still there, and never notices that only the endpoint
- * was closed, while the process lives on and uses the memory for something else. So each endpoint listens on a
- * socket with a random name, and its peers connect to it. The kernel ends the connection with the endpoint,
- * however it ends, and that wakes the peer.
- *
- * Nothing is ever sent. The beacon cannot be seen from another machine or network namespace; shared memory
- * across such a border has only UCX's own detection.
+ * TCP and RDMA connections break when the peer dies or closes. For shared memory UCX checks every 20 seconds whether
+ * the peer's process is still there, and never notices that only the endpoint was closed, while the process lives on
+ * and uses the memory for something else; libfabric's endpoints have no connections whose end they would report.
  */
+#include "transport/beacon.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include "base/watch.h"
 #include "transport/neighbour.h"
-#include "transport/ucx/ucx.h"
 
 #define PREFIX "kvferry-" /* both sides make the name from the key: so a card leads to no other socket */
 #define WATCHERS_MAX 65536
 
-_Static_assert(KVF_UCX_KEY_BYTES == KVF_NEIGHBOUR_ID_BYTES, "the key names the socket");
+_Static_assert(KVF_BEACON_KEY_BYTES == KVF_NEIGHBOUR_ID_BYTES, "the key names the socket");
 
-void kvf_ucx_beacon_open(kvf_ucx_beacon *beacon) {
-    *beacon = (kvf_ucx_beacon){.listener = -1};
-    if (kvf_host_place(beacon->mark + KVF_UCX_KEY_BYTES) && !kvf_random(beacon->mark, KVF_UCX_KEY_BYTES)) {
+void kvf_beacon_open(kvf_beacon *beacon, int set) {
+    kvf_beacon_close(beacon);
+    if (kvf_host_place(beacon->mark + KVF_BEACON_KEY_BYTES) &&
+        !kvf_random(beacon->mark, KVF_BEACON_KEY_BYTES)) {
         struct sockaddr_un name;
         socklen_t bytes = kvf_neighbour_address(PREFIX, beacon->mark, &name);
         beacon->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (beacon->listener >= 0 && bind(beacon->listener, (struct sockaddr *)&name, bytes) == 0 &&
-            listen(beacon->listener, SOMAXCONN) == 0)
+            listen(beacon->listener, SOMAXCONN) == 0 && !kvf_watch_add(set, beacon->listener, beacon))
             return;
     }
-    kvf_ucx_beacon_close(beacon);
+    kvf_beacon_close(beacon);
 }
 
-void kvf_ucx_beacon_close(kvf_ucx_beacon *beacon) {
+void kvf_beacon_close(kvf_beacon *beacon) {
     for (size_t i = 0; i < beacon->watcher_count; i++)
         (void)close(beacon->watchers[i]);
     kvf_free(beacon->watchers);
     kvf_fd_close(&beacon->listener);
-    *beacon = (kvf_ucx_beacon){.listener = -1};
+    *beacon = (kvf_beacon){.listener = -1};
 }
 
-static void drop_hung_up(kvf_ucx_beacon *beacon) {
+static void drop_hung_up(kvf_beacon *beacon) {
     size_t kept = 0;
     for (size_t i = 0; i < beacon->watcher_count; i++) {
-        if (kvf_ucx_beacon_gone(beacon->watchers[i]))
+        if (kvf_beacon_is_gone(beacon->watchers[i]))
             (void)close(beacon->watchers[i]);
         else
             beacon->watchers[kept++] = beacon->watchers[i];
@@ -63,7 +58,7 @@ static bool is_ours(int watcher) {
            (credentials.uid == geteuid() || credentials.uid == 0 || geteuid() == 0);
 }
 
-static bool keep(kvf_ucx_beacon *beacon, int watcher) {
+static bool keep(kvf_beacon *beacon, int watcher) {
     if (!is_ours(watcher))
         return false;
     if (beacon->watcher_count == beacon->watcher_capacity) {
@@ -84,7 +79,7 @@ static bool keep(kvf_ucx_beacon *beacon, int watcher) {
     return true;
 }
 
-void kvf_ucx_beacon_tend(kvf_ucx_beacon *beacon) {
+void kvf_beacon_tend(kvf_beacon *beacon) {
     for (;;) {
         int watcher = accept4(beacon->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (watcher < 0)
@@ -94,10 +89,10 @@ void kvf_ucx_beacon_tend(kvf_ucx_beacon *beacon) {
     }
 }
 
-kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], int *out) {
+kvf_status kvf_beacon_watch(const unsigned char mark[KVF_BEACON_BYTES], int *out) {
     unsigned char here[KVF_PLACE_BYTES];
     *out = -1;
-    if (!kvf_host_place(here) || memcmp(mark + KVF_UCX_KEY_BYTES, here, sizeof here) != 0)
+    if (!kvf_host_place(here) || memcmp(kvf_beacon_place(mark), here, sizeof here) != 0)
         return KVF_OK;
     struct sockaddr_un name;
     socklen_t bytes = kvf_neighbour_address(PREFIX, mark, &name);
@@ -110,10 +105,10 @@ kvf_status kvf_ucx_beacon_watch(const unsigned char mark[KVF_UCX_BEACON_BYTES], 
     }
     bool gone = errno == ECONNREFUSED;
     (void)close(watch);
-    return gone ? kvf_fail(KVF_E_PEER_LOST, "%s", KVF_UCX_BEACON_GONE) : KVF_OK;
+    return gone ? kvf_fail(KVF_E_PEER_LOST, "%s", KVF_BEACON_GONE) : KVF_OK;
 }
 
-bool kvf_ucx_beacon_gone(int watch) {
+bool kvf_beacon_is_gone(int watch) {
     char byte;
     ssize_t got = recv(watch, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);

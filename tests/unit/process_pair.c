@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "ucx_pair.h"
+#include "process_pair.h"
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
@@ -167,7 +167,7 @@ void open_side(process *side, uint32_t max_in_flight, uint32_t seed) {
                                      .on_notify = on_notify,
                                      .on_peer_lost = on_lost,
                                      .context = side};
-    CHECK(kvf_transport_open("ucx", &options, &side->transport) == KVF_OK);
+    CHECK(kvf_transport_open(side->way->kind, &options, &side->transport) == KVF_OK);
     kvf_memory regions[REGIONS];
     for (uint32_t r = 0; r < REGIONS; r++) {
         void *memory = NULL;
@@ -211,7 +211,7 @@ void connect_side(process *side) {
     static unsigned char card[65536];
     size_t bytes = receive_card(side, card, sizeof card);
     CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
-    CHECK(strcmp(kvf_peer_kind(side->peer), "ucx") == 0);
+    CHECK(strcmp(kvf_peer_kind(side->peer), side->way->expected) == 0);
 }
 
 /* Progresses as an event loop does: sleeps on the descriptor, which must wake whenever there is work. */
@@ -236,6 +236,23 @@ void serve_until_told(process *side) {
         progress(side);
 }
 
+void serving_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    serve_until_told(side);
+    close_side(side);
+}
+
+void sleeping_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    serve_until_told(side);
+    say(side, 's');
+    hear(side, 'w'); /* to the transport, this process is asleep */
+    CHECK(is_exact(side, NULL, 0, true, 0, 1));
+    close_side(side);
+}
+
 void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,
             kvf_operation *operation) {
     CHECK(kvf_transport_submit(side->peer, direction, runs, count, on_done, side, operation) == KVF_OK);
@@ -255,4 +272,22 @@ void notify(process *side, uint32_t number, size_t bytes) {
     while ((status = kvf_transport_notify(side->peer, data, bytes)) == KVF_E_AGAIN)
         progress(side);
     CHECK(status == KVF_OK);
+}
+
+void silent(process *side, void (*act)(process *)) {
+    int lines[2];
+    CHECK(pipe(lines) == 0);
+    int kept = dup(2), kept_out = dup(1);
+    CHECK(dup2(lines[1], 2) == 2 && dup2(lines[1], 1) == 1);
+    act(side);
+    (void)fflush(NULL);
+    CHECK(dup2(kept, 2) == 2 && dup2(kept_out, 1) == 1);
+    (void)close(lines[1]);
+    char text[256];
+    ssize_t said = read(lines[0], text, sizeof text - 1);
+    if (said > 0) {
+        text[said] = '\0';
+        (void)fprintf(stderr, "%s", text);
+    }
+    CHECK(said == 0);
 }

@@ -1,0 +1,101 @@
+/*
+ * Posting the runs of batches one by one to a library that completes them one by one: a bounded number in flight for
+ * each link, links in turns, and long runs in pieces, so that a batch can be cancelled in the middle of a run.
+ *
+ *   add -> posting -> all posted -> nothing in flight: ready -> (a write: finished -> ready again) -> ended
+ *
+ * A fabric has one poster for each endpoint and one queue for each link. One thread at a time.
+ */
+#ifndef KVF_TRANSPORT_POSTER_H
+#define KVF_TRANSPORT_POSTER_H
+
+#include "transport/transport.h"
+
+typedef struct kvf_post_queue kvf_post_queue;
+
+/** A batch on its way. */
+typedef struct kvf_post_job {
+    kvf_batch *batch; /**< NULL: it has ended, and the library may still complete operations of it */
+    kvf_post_queue *queue;
+    struct kvf_post_job *previous, *following;
+    struct kvf_post_job *ready_next;
+    bool ready;
+    bool stopped;  /**< no more of its runs are posted */
+    bool finished; /**< finish() was called */
+} kvf_post_job;
+
+/** The most bytes of one operation. */
+#define KVF_PIECE_MAX (4u << 20)
+
+/** A part of a run that is posted as one operation. The front has checked the run against the sizes of both regions. */
+typedef struct kvf_piece {
+    const kvf_run *run;
+    uint64_t from; /**< bytes of the run before it */
+    uint64_t bytes;
+} kvf_piece;
+
+typedef enum kvf_posted {
+    KVF_POSTED_DONE,      /**< complete at once, or failed: kvf_batch_fail() was called */
+    KVF_POSTED_UNDER_WAY, /**< kvf_post_completed() will be called */
+    KVF_POSTED_FULL,      /**< nothing was posted: the library takes no more now */
+} kvf_posted;
+
+/** What the fabric does. */
+typedef struct kvf_post_actions {
+    kvf_posted (*post)(kvf_post_job *job, const kvf_piece *piece);
+
+    /** Ensures that what a write, or a part of it, has posted is at the peer. Not KVF_POSTED_FULL. NULL: it is when its
+     * operations are complete. */
+    kvf_posted (*finish)(kvf_post_job *job);
+
+    /** Whether the peer is gone, so that the bytes of a batch do not count; the fabric halts the queue then. */
+    bool (*is_gone)(kvf_post_queue *queue);
+} kvf_post_actions;
+
+typedef struct kvf_poster {
+    const kvf_post_actions *actions;
+    uint32_t max_in_flight; /**< operations of one link */
+    kvf_post_queue *queues;
+    kvf_post_queue *turn;              /**< posts first in the next round; NULL: the first */
+    kvf_post_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
+    kvf_post_job *spare;               /**< through `following` */
+} kvf_poster;
+
+/** A link's batches. The first member of the fabric's link, so that the two can be cast. */
+struct kvf_post_queue {
+    kvf_poster *poster;
+    kvf_post_queue *previous, *following;
+    kvf_post_job *first, *last; /**< in order of submission */
+    kvf_post_job *posting;      /**< the first job with runs not yet posted */
+    uint64_t posted_bytes;      /**< of the run posting->batch->next, if it is a long one */
+    uint32_t in_flight;         /**< operations, of ended batches too */
+    bool halted; /**< set by the fabric when the peer is lost: nothing more is posted, no batch ends */
+};
+
+/** @param actions  must live as long as the poster */
+void kvf_poster_open(kvf_poster *poster, const kvf_post_actions *actions, uint32_t max_in_flight);
+/** All queues are removed already, and their jobs dropped. */
+void kvf_poster_close(kvf_poster *poster);
+
+/** Adds a queue, which is all zeros. */
+void kvf_post_queue_add(kvf_poster *poster, kvf_post_queue *queue);
+/** Takes it from the turns; its jobs stay. */
+void kvf_post_queue_remove(kvf_post_queue *queue);
+
+/** Accepts a batch. @return KVF_OK or KVF_E_NOMEM */
+kvf_status kvf_post_add(kvf_post_queue *queue, kvf_batch *batch);
+
+/** Posts at most some megabytes of runs, of all links; returns whether there is more to post at once. */
+bool kvf_post_round(kvf_poster *poster);
+
+/** An operation is complete; if it failed, the fabric has called kvf_batch_fail() before, unless the batch is NULL.
+ * May be called from inside the library. */
+void kvf_post_completed(kvf_post_job *job);
+
+/** Ends the batches of jobs that are ready, or finishes their writes. */
+void kvf_post_end_ready(kvf_poster *poster);
+
+/** Forgets the batches of a queue. Jobs with operations in flight stay until the next call with none in flight. */
+void kvf_post_drop(kvf_post_queue *queue);
+
+#endif
