@@ -2,10 +2,10 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/watch.h"
 #include "transport/transport.h"
 
 #define SCHEDULE "the schedule says so"
@@ -69,7 +69,7 @@ struct faulty_link {
 
 struct faulty_endpoint {
     kvf_transport *outer, *inner;
-    int epoll_fd, wake_fd;
+    int wake_fd; /* in the set of the transport below */
     bool awake;
     faulty_link *links;
 };
@@ -111,16 +111,9 @@ static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer, co
 static void faulty_close(void *self) {
     faulty_endpoint *endpoint = self;
     kvf_transport_close(endpoint->inner);
-    if (endpoint->epoll_fd >= 0)
-        (void)close(endpoint->epoll_fd);
     if (endpoint->wake_fd >= 0)
         (void)close(endpoint->wake_fd);
     kvf_free(endpoint);
-}
-
-static bool watch(const faulty_endpoint *endpoint, int fd) {
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    return fd >= 0 && epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 static kvf_status faulty_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
@@ -133,12 +126,10 @@ static kvf_status faulty_open(kvf_transport *transport, const kvf_transport_opti
     inner.on_peer_lost = on_peer_lost;
     inner.context = endpoint;
     endpoint->outer = transport;
-    endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     endpoint->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     kvf_status status = kvf_transport_open(opening_kind, &inner, &endpoint->inner);
-    if (!status &&
-        (!watch(endpoint, endpoint->wake_fd) || !watch(endpoint, kvf_transport_event_fd(endpoint->inner))))
-        status = kvf_fail(KVF_E_IO, "the descriptors of a faulty endpoint");
+    if (!status) /* one epoll less: Linux allows five, one in another */
+        status = kvf_watch_add(kvf_transport_event_fd(endpoint->inner), endpoint->wake_fd, NULL);
     if (status)
         faulty_close(endpoint);
     else
@@ -192,7 +183,7 @@ static kvf_status faulty_card(void *self, kvf_buffer *out) {
 }
 
 static int faulty_event_fd(void *self) {
-    return ((faulty_endpoint *)self)->epoll_fd;
+    return kvf_transport_event_fd(((faulty_endpoint *)self)->inner);
 }
 
 /* ---- links ----------------------------------------------------------------------------------- */
