@@ -17,11 +17,8 @@ function(kvf_fuzz_program target output)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${output}
                                              RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/fuzz)
-  target_compile_definitions(${target} PRIVATE _GNU_SOURCE)
-  if(KVF_USES_UCX)
-    target_compile_definitions(${target} PRIVATE KVF_HAVE_UCX)
-    target_include_directories(${target} SYSTEM PRIVATE ${UCX_FOLDER})
-  endif()
+  target_compile_definitions(${target} PRIVATE _GNU_SOURCE ${KVF_FABRIC_DEFINITIONS})
+  target_include_directories(${target} SYSTEM PRIVATE ${KVF_FABRIC_FOLDERS})
   target_link_libraries(${target} PRIVATE kvferry_static)
 endfunction()
 

@@ -7,7 +7,8 @@
  * both sides before a byte moves, so no peer can make us touch other memory.
  *
  * These are the kinds, best first. "auto" takes for each peer the first kind that reaches it, and does not use a "ucx"
- * that finds no RDMA (see the setting "ucx.emulated"): other machines are then reached by "messages".
+ * that finds no RDMA (see the setting "ucx.emulated"), nor "libfabric" on a machine without network cards of EFA or
+ * Slingshot: other machines are then reached by "messages".
  * kvf_transport_describe() tells which kinds a build has, what they can do and what they are assumed to cost.
  *
  *   "inproc"  the peer is in this process: plain copies
@@ -21,6 +22,10 @@
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
  *             shared buffer that the peer fills when it has time. With a stage (stage.h) such memory goes packed where
  *             that is predicted to be faster
+ *   "libfabric"  one-sided operations of libfabric by a network card of EFA (AWS) or Slingshot, or emulated over TCP;
+ *             CUDA memory where the provider takes it. The machine's libfabric, from version 1.17 on, is loaded when
+ *             the first endpoint that may use it is opened. Peers need the same provider. An endpoint uses one network
+ *             interface. Tested over TCP, on no such card yet
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. The machine's UCX, from
  *             version 1.13 on, is loaded when the first endpoint that may use it is opened; kvferry is not linked
  *             against it. kvf_transport_find() says what was found. Peers need the same version (1.22 and all later
@@ -64,6 +69,15 @@ typedef struct kvf_peer kvf_peer;
  *   "cuda.allocation"  how kvf_transport_allocate() gets CUDA memory: "plain" (default): by cuMemAlloc(), shared with
  *                 peers by CUDA IPC; "exportable": by cuMemCreate(), in multiples of what the driver asks for (2 MiB
  *                 on current devices), shared by file descriptors, which the caller can export, too
+ *   "libfabric.provider"  the provider, such as "efa", "cxi", "tcp" or, in libfabric 1.17, "net" (TCP); default: the
+ *                 first of these that is there. If it is set, "auto" uses libfabric on any machine
+ *   "libfabric.domain"    the network interface, as the provider calls it, such as "rdmap0s6-rdm" or "eth0"; default:
+ *                 the provider's first
+ *   "libfabric.library"   the libfabric to load: files, separated by ':'; the first usable one is loaded. The system's
+ *                 loader finds a name without a slash. Default: "libfabric.so.1"
+ *   "libfabric.poll_us"   how often an endpoint looks for events, in microseconds, up to 1000000; ten times more
+ *                 seldom while it has nothing under way. Default: 0, never, where the provider has a descriptor that
+ *                 shows them; 100 elsewhere
  *   "ucx.tls"     value for UCX_TLS; default: that of the environment
  *   "ucx.library" the UCX to load: files of libucp, separated by ':'; the first usable one is loaded. The system's
  *                 loader finds a name without a slash. Default: "libucp.so.0". A process may use several, unless

@@ -27,13 +27,21 @@ kvf_status kvf_watch_add(int set, int fd, void *what) {
     return watch(set, EPOLL_CTL_ADD, fd, EPOLLIN, what);
 }
 
+kvf_status kvf_watch_edges(int set, int fd, void *what) {
+    return watch(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET, what);
+}
+
 kvf_status kvf_watch_once(int set, int fd, bool again, void *what) {
     return watch(set, again ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT, what);
 }
 
+void kvf_watch_remove(int set, int fd) {
+    (void)epoll_ctl(set, EPOLL_CTL_DEL, fd, NULL);
+}
+
 void kvf_watch_close(int set, int *fd) {
     if (*fd >= 0)
-        (void)epoll_ctl(set, EPOLL_CTL_DEL, *fd, NULL);
+        kvf_watch_remove(set, *fd);
     kvf_fd_close(fd);
 }
 

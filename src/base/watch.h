@@ -16,8 +16,14 @@ kvf_status kvf_watch_open(int *set);
 /** Adds a descriptor, with what epoll_wait() is to give when it is readable. @return KVF_OK or KVF_E_IO */
 kvf_status kvf_watch_add(int set, int fd, void *what);
 
+/** The same for a descriptor that is given when something new happens to it, however long it stays readable. */
+kvf_status kvf_watch_edges(int set, int fd, void *what);
+
 /** The same for a descriptor that is given once: `again` gives it once more. */
 kvf_status kvf_watch_once(int set, int fd, bool again, void *what);
+
+/** Removes a descriptor that another owner closes. */
+void kvf_watch_remove(int set, int fd);
 
 /** Removes a descriptor, closes it and sets it to -1; one that is -1 is accepted. Closing alone does not remove it if a
  * forked child holds the same file open. */

@@ -12,6 +12,9 @@
 extern const kvf_fabric kvf_fabric_inproc;
 extern const kvf_fabric kvf_fabric_shm;
 extern const kvf_fabric kvf_fabric_cuda;
+#ifdef KVF_HAVE_LIBFABRIC
+extern const kvf_fabric kvf_fabric_libfabric;
+#endif
 #ifdef KVF_HAVE_UCX
 extern const kvf_fabric kvf_fabric_ucx;
 #endif
@@ -21,7 +24,10 @@ extern const kvf_fabric kvf_fabric_messages;
 
 /* In any order. */
 static const kvf_fabric *const fabrics[] = {
-    &kvf_fabric_inproc,   &kvf_fabric_shm, &kvf_fabric_cuda,
+    &kvf_fabric_inproc,    &kvf_fabric_shm, &kvf_fabric_cuda,
+#ifdef KVF_HAVE_LIBFABRIC
+    &kvf_fabric_libfabric,
+#endif
 #ifdef KVF_HAVE_UCX
     &kvf_fabric_ucx,
 #endif
@@ -32,7 +38,7 @@ static const kvf_fabric *const fabrics[] = {
 #define FABRICS ((uint32_t)(sizeof fabrics / sizeof *fabrics))
 
 /* The fabrics that a build may leave out. */
-static const char *const optional[] = {"ucx", "messages"};
+static const char *const optional[] = {"libfabric", "ucx", "messages"};
 
 /* ---- order ----------------------------------------------------------------------------------- */
 

@@ -601,7 +601,14 @@ static void both_become_quiet(test_pair *pair) {
     fail_msg("event descriptors became readable 100 times though there was nothing to do");
 }
 
+/* An endpoint that looks for events again and again, because it was told to, is never quiet. */
+static bool is_restless(const pair_kind *kind) {
+    return kind->setting.key && strcmp(kind->setting.key, "libfabric.poll_us") == 0;
+}
+
 static void the_event_descriptor_is_quiet_when_there_is_nothing_to_do(void **state) {
+    if (is_restless(*state))
+        skip();
     test_pair *pair = pair_open(*state);
     struct pollfd fd = {kvf_transport_event_fd(pair->here.transport), POLLIN, 0};
     bool busy = true;

@@ -31,6 +31,8 @@ pair_kind transport_variants[] = {
     {"cuda", {true, true}, "cuda", {"cuda.allocation", "exportable"}},
     {"messages", {false, false}, "messages", {"messages.listen", "tcp://127.0.0.1:*"}},
     {"messages", {true, false}, "messages", {"messages.secret_key", TEST_SECRET_KEY}},
+    {"libfabric", {false, false}, "libfabric", {0}},
+    {"libfabric", {false, false}, "libfabric", {"libfabric.poll_us", "50"}},
     {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}},
     {"ucx", {true, true}, "ucx", {"ucx.tls", "posix,self"}},
     {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}},
@@ -53,7 +55,9 @@ static bool is_here(const char *kind) {
 
 uint32_t transport_variant_count(void) {
     uint32_t count = 0;
-    (void)setenv("UCX_NET_DEVICES", "lo", 1); /* so that tests stay on this machine */
+    static const char *const interfaces[] = {"UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_NET_IFACE"};
+    for (size_t i = 0; i < sizeof interfaces / sizeof *interfaces; i++)
+        (void)setenv(interfaces[i], "lo", 1); /* so that tests stay on this machine */
     for (size_t i = 0; i < sizeof transport_variants / sizeof *transport_variants; i++)
         if (is_here(transport_variants[i].kind))
             transport_variants[count++] = transport_variants[i];

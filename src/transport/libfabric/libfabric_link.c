@@ -1,0 +1,160 @@
+/*
+ * Links of the libfabric fabric: connecting, noticing that the peer is gone, closing.
+ */
+#include "base/clock.h"
+#include "transport/libfabric/libfabric.h"
+
+#define LINGER_NS 200000000ull
+
+/* ---- peers that are gone --------------------------------------------------------------------- */
+
+void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why) {
+    if (!link->lost) {
+        link->lost = link->queue.halted = true;
+        (void)snprintf(link->lost_why, sizeof link->lost_why, "%s", why);
+    }
+    link->endpoint->any_lost = true;
+}
+
+void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint) {
+    for (kvf_libfabric_link *link = endpoint->links, *following; link && endpoint->any_lost;
+         link = following) {
+        following = link->following;
+        if (!link->lost || link->lost_told)
+            continue;
+        link->lost_told = true;
+        kvf_libfabric_port_close(endpoint, &link->port);
+        kvf_watch_close(endpoint->event_fd, &link->watch);
+        link->queue.in_flight = 0;
+        kvf_post_drop(&link->queue);
+        kvf_peer_lost(link->peer, link->lost_why);
+    }
+    endpoint->any_lost = false;
+}
+
+bool kvf_libfabric_is_pending(const kvf_libfabric_link *link) {
+    return !link->lost && (link->queue.first || kvf_libfabric_is_notifying(link));
+}
+
+/* ---- closing --------------------------------------------------------------------------------- */
+
+/* Closing a port discards what has not left yet. This gives notifications a moment to arrive. */
+static void linger(kvf_libfabric_link *link) {
+    kvf_libfabric_endpoint *endpoint = link->endpoint;
+    size_t moved = 0;
+    for (uint64_t end = kvf_now(&kvf_monotonic) + LINGER_NS;
+         kvf_libfabric_is_notifying(link) && !link->lost && kvf_now(&kvf_monotonic) < end;) {
+        kvf_libfabric_send_waiting(link);
+        if (kvf_libfabric_port_poll(endpoint, &link->port, &moved))
+            break;
+    }
+}
+
+/* Afterwards libfabric accesses no memory for this link any more. */
+static void free_link(kvf_libfabric_link *link) {
+    kvf_libfabric_endpoint *endpoint = link->endpoint;
+    kvf_libfabric_port_close(endpoint, &link->port);
+    if (link->address != FI_ADDR_NOTAVAIL)
+        (void)fi_av_remove(endpoint->addresses, &link->address, 1, 0);
+    link->queue.in_flight = 0;
+    kvf_post_drop(&link->queue);
+    kvf_libfabric_messages_close(&link->outbox);
+    kvf_watch_close(endpoint->event_fd, &link->watch);
+    kvf_free(link->moves);
+    kvf_free(link->targets);
+    kvf_free(link);
+}
+
+void kvf_libfabric_disconnect(void *self) {
+    kvf_libfabric_link *link = self;
+    linger(link);
+    kvf_post_queue_remove(&link->queue);
+    KVF_LIST_REMOVE(link->endpoint->links, link);
+    free_link(link);
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static kvf_status check_protocol(const kvf_libfabric_endpoint *endpoint, const kvf_libfabric_card *card) {
+    const struct fi_info *info = endpoint->info;
+    if (card->protocol == info->ep_attr->protocol &&
+        card->protocol_version == info->ep_attr->protocol_version && card->format == info->addr_format &&
+        card->address_bytes == endpoint->address_bytes)
+        return KVF_OK;
+    return kvf_fail(
+        KVF_E_UNSUPPORTED,
+        "the peer has libfabric's provider %s (protocol %u.%u, addresses of form %u) and this side %s "
+        "(%u.%u, %u), which do not understand each other: the setting libfabric.provider says which "
+        "to use",
+        card->provider, card->protocol, card->protocol_version, card->format, info->fabric_attr->prov_name,
+        info->ep_attr->protocol, info->ep_attr->protocol_version, info->addr_format);
+}
+
+static kvf_status find_address(kvf_libfabric_link *link, const kvf_libfabric_card *card) {
+    kvf_libfabric_endpoint *endpoint = link->endpoint;
+    unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX]; /* aligned, unlike the card */
+    memcpy(address, card->address, card->address_bytes);
+    int done = fi_av_insert(endpoint->addresses, address, 1, &link->address, 0, NULL);
+    if (done == 1)
+        return KVF_OK;
+    link->address = FI_ADDR_NOTAVAIL;
+    return kvf_libfabric_fail(endpoint->library, done < 0 ? done : FI_EINVAL, "address");
+}
+
+static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card *card, kvf_peer *peer,
+                            kvf_libfabric_link **out) {
+    kvf_libfabric_link *link = kvf_alloc0(1, sizeof *link);
+    if (!link)
+        return kvf_nomem("a link");
+    link->endpoint = endpoint;
+    link->peer = peer;
+    link->address = FI_ADDR_NOTAVAIL;
+    link->port.fd = link->watch = -1;
+    link->targets = card->regions; /* now the link's */
+    card->regions = NULL;
+    memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
+    kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
+    if (!status)
+        status = kvf_libfabric_moves_open(link);
+    if (!status)
+        status = find_address(link, card);
+    if (!status)
+        status = kvf_libfabric_port_open(endpoint, &link->port);
+    if (!status && link->watch >= 0)
+        status = kvf_watch_add(endpoint->event_fd, link->watch, link);
+    if (status)
+        free_link(link);
+    else
+        *out = link;
+    return status;
+}
+
+kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out) {
+    kvf_libfabric_endpoint *endpoint = self;
+    kvf_libfabric_card card;
+    kvf_libfabric_link *link = NULL;
+    kvf_status status = kvf_libfabric_card_read(data, bytes, &card);
+    if (!status)
+        status = check_protocol(endpoint, &card);
+    if (!status)
+        status = kvf_peer_check_regions(peer, card.region_count, &card.regions->bytes, sizeof *card.regions);
+    if (!status)
+        status = make_link(endpoint, &card, peer, &link);
+    kvf_free(card.regions);
+    if (status)
+        return status;
+    KVF_LIST_ADD(endpoint->links, link);
+    kvf_post_queue_add(&endpoint->poster, &link->queue);
+    kvf_wake_set(&endpoint->wake, true);
+    *out = link;
+    return KVF_OK;
+}
+
+bool kvf_libfabric_is_emulated(const void *self) {
+    const kvf_libfabric_link *link = self;
+    return !kvf_libfabric_is_rdma(link->endpoint->info);
+}
+
+const unsigned char *kvf_libfabric_place(const void *self) {
+    return ((const kvf_libfabric_link *)self)->place;
+}

@@ -1,0 +1,136 @@
+/*
+ * Memory of the libfabric fabric: registering, and the keys on the card.
+ */
+#include "transport/libfabric/libfabric.h"
+
+/* A key that nobody can guess, of as many bytes as the provider's keys have. */
+static kvf_status draw_key(const kvf_libfabric_endpoint *endpoint, uint64_t *out) {
+    const size_t bytes = endpoint->info->domain_attr->mr_key_size;
+    *out = 0;
+    return kvf_random(out, bytes < sizeof *out ? bytes : sizeof *out);
+}
+
+static kvf_status bind(kvf_libfabric_endpoint *endpoint, struct fid_mr *mr) {
+    if (!(endpoint->info->domain_attr->mr_mode & FI_MR_ENDPOINT))
+        return KVF_OK;
+    int failed = fi_mr_bind(mr, &endpoint->port.ep->fid, 0);
+    if (!failed)
+        failed = fi_mr_enable(mr);
+    return failed ? kvf_libfabric_fail(endpoint->library, failed, "registration") : KVF_OK;
+}
+
+kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory *memory, bool shared,
+                             kvf_libfabric_memory *out) {
+    const struct iovec where = {memory->address, memory->bytes};
+    const bool is_device = memory->kind == KVF_MEMORY_CUDA;
+    struct fi_mr_attr attributes = {
+        .mr_iov = &where,
+        .iov_count = 1,
+        .access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | (shared ? FI_REMOTE_READ | FI_REMOTE_WRITE : 0),
+        .iface = is_device ? FI_HMEM_CUDA : FI_HMEM_SYSTEM,
+        .device.cuda = is_device ? (int)memory->device : 0,
+    };
+    kvf_status status = draw_key(endpoint, &attributes.requested_key);
+    if (status)
+        return status;
+    *out = (kvf_libfabric_memory){.address = memory->address, .bytes = memory->bytes};
+    int failed = fi_mr_regattr(endpoint->domain, &attributes, 0, &out->mr);
+    if (failed) {
+        out->mr = NULL;
+        return kvf_libfabric_fail(endpoint->library, failed, "registration");
+    }
+    status = bind(endpoint, out->mr);
+    if (status)
+        (void)kvf_libfabric_unmap(out);
+    return status;
+}
+
+int kvf_libfabric_unmap(kvf_libfabric_memory *memory) {
+    int failed = memory->mr ? fi_close(&memory->mr->fid) : 0;
+    if (!failed)
+        *memory = (kvf_libfabric_memory){0};
+    return failed;
+}
+
+void *kvf_libfabric_desc(const kvf_libfabric_memory *memory) {
+    return memory->mr ? fi_mr_desc(memory->mr) : NULL;
+}
+
+/* ---- regions --------------------------------------------------------------------------------- */
+
+static kvf_status make_room(kvf_libfabric_endpoint *endpoint, uint32_t region) {
+    if (region < endpoint->region_count)
+        return KVF_OK;
+    kvf_libfabric_memory *grown = kvf_resize(endpoint->regions, (size_t)region + 1, sizeof *grown);
+    if (!grown)
+        return kvf_nomem("regions");
+    endpoint->regions = grown;
+    for (; endpoint->region_count <= region; endpoint->region_count++)
+        grown[endpoint->region_count] = (kvf_libfabric_memory){0};
+    return KVF_OK;
+}
+
+kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory *memory) {
+    kvf_libfabric_endpoint *endpoint = self;
+    if (memory->kind == KVF_MEMORY_CUDA && !(endpoint->info->caps & FI_HMEM))
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
+                        region, endpoint->info->fabric_attr->prov_name, endpoint->library->version);
+    kvf_status status = make_room(endpoint, region);
+    if (!status)
+        status = kvf_libfabric_map(endpoint, memory, true, &endpoint->regions[region]);
+    return status ? kvf_fail_in(status, "region %u: ", region) : KVF_OK;
+}
+
+/* Its key is never used again, so that peers of other machines are refused. Those on this machine watch the beacon: its
+ * end ends their connections, and makes their cards invalid. */
+kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
+    kvf_libfabric_endpoint *endpoint = self;
+    int failed = kvf_libfabric_unmap(&endpoint->regions[region]);
+    if (failed) {
+        (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
+        return KVF_E_AGAIN;
+    }
+    kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
+    return KVF_OK;
+}
+
+/* ---- the card -------------------------------------------------------------------------------- */
+
+static kvf_libfabric_target describe(const kvf_libfabric_endpoint *endpoint,
+                                     const kvf_libfabric_memory *memory) {
+    if (!memory->mr)
+        return (kvf_libfabric_target){0};
+    const bool by_address = endpoint->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
+    return (kvf_libfabric_target){.base = by_address ? (uintptr_t)memory->address : 0,
+                                  .bytes = memory->bytes,
+                                  .key = fi_mr_key(memory->mr)};
+}
+
+kvf_status kvf_libfabric_write_card(void *self, kvf_buffer *out) {
+    kvf_libfabric_endpoint *endpoint = self;
+    const struct fi_info *info = endpoint->info;
+    unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
+    size_t address_bytes = sizeof address;
+    int failed = fi_getname(&endpoint->port.ep->fid, address, &address_bytes);
+    if (failed)
+        return kvf_libfabric_fail(endpoint->library, failed, "address");
+    kvf_libfabric_card card = {
+        .protocol = info->ep_attr->protocol,
+        .protocol_version = info->ep_attr->protocol_version,
+        .format = info->addr_format,
+        .address = address,
+        .address_bytes = (uint32_t)address_bytes,
+        .regions = kvf_alloc(endpoint->region_count, sizeof *card.regions),
+        .region_count = endpoint->region_count,
+    };
+    if (!card.regions)
+        return kvf_nomem("a card");
+    memcpy(card.beacon, endpoint->beacon.mark, sizeof card.beacon);
+    (void)snprintf(card.provider, sizeof card.provider, "%s", info->fabric_attr->prov_name);
+    for (uint32_t i = 0; i < card.region_count; i++)
+        card.regions[i] = describe(endpoint, &endpoint->regions[i]);
+    kvf_status status = kvf_libfabric_card_write(&card, out);
+    kvf_free(card.regions);
+    return status;
+}

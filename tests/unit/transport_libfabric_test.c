@@ -1,0 +1,371 @@
+/*
+ * What only the libfabric fabric can do or meet, over TCP on loopback, between real processes; see process_pair.h.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "process_pair.h"
+#include "transport/card.h"
+#include "transport/front.h"
+#include "transport/libfabric/libfabric.h"
+
+static const pair_kind way = {"libfabric", {false, false}, "libfabric", {0}};
+
+static void idle_target(process *side) {
+    (void)side;
+}
+
+static kvf_libfabric_link *link_of(const process *side) {
+    return side->peer->link;
+}
+
+/* ---- cards and keys -------------------------------------------------------------------------- */
+
+/* Connects by the target's card as `change` leaves it. */
+static void connect_by_changed_card(process *side, void (*change)(kvf_libfabric_card *card)) {
+    static unsigned char bytes_of_card[65536];
+    const size_t bytes = receive_card(side, bytes_of_card, sizeof bytes_of_card);
+    kvf_card outer;
+    kvf_libfabric_card card;
+    kvf_buffer part = {0}, changed = {0};
+    CHECK(kvf_card_read(bytes_of_card, bytes, &outer) == KVF_OK && outer.part_count == 1);
+    CHECK(kvf_libfabric_card_read(outer.parts[0].data, outer.parts[0].bytes, &card) == KVF_OK);
+    change(&card);
+    CHECK(kvf_libfabric_card_write(&card, &part) == KVF_OK);
+    outer.parts[0].data = part.data;
+    outer.parts[0].bytes = (uint32_t)part.length;
+    CHECK(kvf_card_write(&outer, &changed) == KVF_OK);
+    CHECK(kvf_transport_connect(side->transport, changed.data, changed.length, &side->peer) == KVF_OK);
+    kvf_free(card.regions);
+    kvf_card_free(&outer);
+    kvf_buffer_free(&part);
+    kvf_buffer_free(&changed);
+}
+
+/* As the card looks to a peer on another machine, which cannot see the beacon. */
+static void hide_beacon(kvf_libfabric_card *card) {
+    memset(card->beacon, 0, sizeof card->beacon);
+}
+
+static void change_keys(kvf_libfabric_card *card) {
+    hide_beacon(card);
+    for (uint32_t r = 0; r < card->region_count; r++)
+        card->regions[r].key ^= 1;
+}
+
+static void move_bases(kvf_libfabric_card *card) {
+    hide_beacon(card);
+    for (uint32_t r = 0; r < card->region_count; r++)
+        card->regions[r].base += REGION_BYTES;
+}
+
+/* Reads and writes once, which must fail and change nothing here; then the target must still serve. */
+static void be_refused(process *side, void (*change)(kvf_libfabric_card *card)) {
+    static kvf_run runs[1] = {{.bytes = 1000}};
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        side->ends = 0;
+        connect_by_changed_card(side, change);
+        submit(side, (kvf_direction)direction, runs, 1, NULL);
+        await_end(side, 1);
+        CHECK(side->ended != KVF_OK);
+        CHECK(strstr(side->detail, "libfabric"));
+        kvf_peer_close(side->peer);
+    }
+    CHECK(is_exact(side, NULL, 0, true, 0, 2));
+}
+
+/* Offers its card until told to end, serving meanwhile, and finds its memory as it was. */
+static void offering_target(process *side) {
+    open_side(side, 0, 1);
+    for (int card = 0; card < 3; card++)
+        send_card(side);
+    serve_until_told(side);
+    CHECK(is_exact(side, NULL, 0, true, 0, 1));
+    close_side(side);
+}
+
+static void finish_well(process *side) {
+    const kvf_run run = {.bytes = REGION_BYTES};
+    side->lost = side->ends = 0;
+    connect_side(side);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK);
+    CHECK(is_exact(side, &run, 1, true, 1, 2));
+    say(side, 'x');
+    close_side(side);
+}
+
+static void wrong_key_actor(process *side) {
+    open_side(side, 0, 2);
+    be_refused(side, change_keys);
+    finish_well(side);
+}
+
+static void a_peer_with_a_wrong_key_reaches_nothing_and_others_are_served(void **state) {
+    (void)state;
+    run_both(&way, offering_target, wrong_key_actor, false);
+}
+
+static void wrong_bounds_actor(process *side) {
+    open_side(side, 0, 2);
+    be_refused(side, move_bases);
+    finish_well(side);
+}
+
+static void a_peer_that_asks_beyond_the_memory_reaches_nothing_and_others_are_served(void **state) {
+    (void)state;
+    run_both(&way, offering_target, wrong_bounds_actor, false);
+}
+
+static void unregistering_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    serve_until_told(side);
+    CHECK(kvf_transport_unregister_region(side->transport, 0) == KVF_OK);
+    fill(side, 3);
+    say(side, 'u');
+    serve_until_told(side);
+    close_side(side);
+}
+
+static void far_actor(process *side) {
+    static kvf_run runs[1] = {{.bytes = 1000}};
+    open_side(side, 0, 2);
+    connect_by_changed_card(side, hide_beacon);
+    submit(side, KVF_READ, runs, 1, NULL);
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK);
+    say(side, 'x');
+    hear(side, 'u');
+    submit(side, KVF_READ, runs, 1, NULL);
+    await_end(side, 2);
+    CHECK(side->ended != KVF_OK);
+    CHECK(is_exact(side, runs, 1, true, 1, 2)); /* of the first read; nothing that came there later */
+    say(side, 'x');
+    close_side(side);
+}
+
+static void memory_that_is_unregistered_is_out_of_reach_of_peers_that_do_not_see_the_beacon(void **state) {
+    (void)state;
+    run_both(&way, unregistering_target, far_actor, false);
+}
+
+static void twice_actor(process *side) {
+    static unsigned char card[65536];
+    const kvf_run run = {.bytes = REGION_BYTES};
+    kvf_peer *first = NULL;
+    open_side(side, 0, 2);
+    const size_t bytes = receive_card(side, card, sizeof card);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &first) == KVF_OK);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 1);
+    kvf_peer_close(first);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 2);
+    CHECK(side->ended == KVF_OK);
+    CHECK(is_exact(side, &run, 1, true, 1, 2));
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_connection_outlives_another_one_to_the_same_peer(void **state) {
+    (void)state;
+    run_both(&way, serving_target, twice_actor, false);
+}
+
+/* ---- peers far away that are gone ------------------------------------------------------------ */
+
+static void far_dying_actor(process *side) {
+    static kvf_run runs[64];
+    for (uint32_t i = 0; i < 64; i++)
+        runs[i] = (kvf_run){.bytes = REGION_BYTES};
+    open_side(side, 0, 2);
+    connect_by_changed_card(side, hide_beacon);
+    submit(side, KVF_READ, runs, 1, NULL);
+    await_end(side, 1);
+    CHECK(kill(side->other, SIGSTOP) == 0);
+    submit(side, KVF_READ, runs, 64, NULL);
+    while (link_of(side)->queue.in_flight == 0)
+        (void)kvf_transport_progress(side->transport, NULL);
+    CHECK(kill(side->other, SIGKILL) == 0);
+    progress_until_lost(side);
+    CHECK(side->ends == 2 && side->ended == KVF_E_PEER_LOST);
+    CHECK(strstr(side->detail, "libfabric connection: "));
+    close_side(side);
+}
+
+static void a_peer_far_away_that_dies_while_it_is_read_is_lost(void **state) {
+    (void)state;
+    run_both(&way, serving_target, far_dying_actor, true);
+}
+
+/* ---- messages from anybody ------------------------------------------------------------------- */
+
+static void hearing_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    while (side->notes < 2)
+        progress(side);
+    CHECK(side->notes_in_order);
+    close_side(side);
+}
+
+/* Sends bytes that are no notification, past the fabric. */
+static void send_raw(process *side, const void *data, size_t bytes) {
+    static kvf_libfabric_message message; /* libfabric has it until it is sent */
+    kvf_libfabric_link *link = link_of(side);
+    ssize_t failed;
+    memcpy(message.data, data, bytes);
+    while ((failed = fi_send(link->port.ep, message.data, bytes, NULL, link->address, &message.operation)) ==
+           -FI_EAGAIN)
+        progress(side);
+    CHECK(failed == 0);
+    struct fi_cq_msg_entry entry;
+    while (fi_cq_read(link->port.cq, &entry, 1) != 1)
+        (void)kvf_transport_progress(side->transport, NULL);
+    CHECK(entry.op_context == &message.operation);
+}
+
+static void babbling_actor(process *side) {
+    static unsigned char bytes[KVF_LIBFABRIC_HEADER_MAX + KVF_NOTICE_MAX];
+    open_side(side, 0, 2);
+    connect_side(side);
+    notify(side, 0, 100);
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    send_raw(side, "\0", 1);             /* no name, and no bytes */
+    send_raw(side, "\377ab", 3);         /* a name that is not there */
+    send_raw(side, "\2ab", 3);           /* a name, and no bytes */
+    send_raw(side, bytes, sizeof bytes); /* too many bytes */
+    notify(side, 1, 100);
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    close_side(side);
+}
+
+static void a_message_that_is_no_notification_is_dropped(void **state) {
+    (void)state;
+    run_both(&way, hearing_target, babbling_actor, false);
+}
+
+/* ---- what this machine or build cannot do ---------------------------------------------------- */
+
+/* Opens with one setting, which must fail. */
+static void open_in_vain(const char *kind, const char *key, const char *value, kvf_status expected,
+                         const char *words) {
+    const kvf_setting setting = {key, value};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    kvf_transport *transport = NULL;
+    CHECK(kvf_transport_open(kind, &options, &transport) == expected);
+    CHECK(strstr(kvf_error_detail(), words));
+}
+
+static void try_wrong_settings(process *side) {
+    (void)side;
+    open_in_vain("libfabric", "libfabric.library", "/no/such/libfabric.so", KVF_E_UNSUPPORTED,
+                 "no libfabric was loaded: /no/such/libfabric.so: ");
+    open_in_vain("libfabric", "libfabric.library", "libc.so.6", KVF_E_UNSUPPORTED, "it has no fi_version()");
+    open_in_vain("libfabric", "libfabric.library", "", KVF_E_INVALID, "libfabric.library is \"\"");
+    open_in_vain("libfabric", "libfabric.provider", "nothing", KVF_E_UNSUPPORTED,
+                 "has no provider \"nothing\"");
+    open_in_vain("libfabric", "libfabric.provider", "tcp;ofi_rxm", KVF_E_INVALID,
+                 "allowed: one provider of up to 31 characters");
+    open_in_vain("libfabric", "libfabric.domain", "nowhere0", KVF_E_UNSUPPORTED,
+                 "for the interface nowhere0");
+    open_in_vain("libfabric", "libfabric.poll_us", "1000001", KVF_E_INVALID, "allowed: up to 1000000");
+}
+
+static void wrong_actor(process *side) {
+    silent(side, try_wrong_settings);
+}
+
+static void wrong_settings_are_refused_by_name_and_nothing_is_printed(void **state) {
+    (void)state;
+    run_both(&way, idle_target, wrong_actor, false);
+}
+
+/* What the transport says of libfabric. */
+static kvf_transport_finding find(kvf_transport *transport) {
+    kvf_transport_finding found = {.struct_size = sizeof found};
+    for (uint32_t i = 0; kvf_transport_find(transport, i, &found) == KVF_OK; i++)
+        if (strcmp(found.kind, "libfabric") == 0)
+            return found;
+    CHECK(!"libfabric is there");
+    return found;
+}
+
+static void automatic_actor(process *side) {
+    kvf_transport_options options = {.struct_size = sizeof options};
+    if (kvf_libfabric_has_cards())
+        return; /* "auto" uses them */
+    CHECK(kvf_transport_open("auto", &options, &side->transport) == KVF_OK);
+    CHECK(!find(side->transport).works);
+    CHECK(strstr(find(side->transport).why_not, "no network card of EFA or Slingshot"));
+    kvf_transport_close(side->transport);
+    const kvf_setting setting = {"libfabric.domain", "lo"}, provider = {"libfabric.provider", "none"};
+    options.settings = &setting;
+    options.setting_count = 1;
+    CHECK(kvf_transport_open("libfabric", &options, &side->transport) == KVF_OK);
+    CHECK(find(side->transport).works);
+    CHECK(strstr(find(side->transport).library, "libfabric.so"));
+    CHECK(strstr(find(side->transport).ways, "/lo"));
+    kvf_transport_close(side->transport);
+    options.settings = &provider;
+    CHECK(kvf_transport_open("auto", &options, &side->transport) == KVF_OK);
+    CHECK(strstr(find(side->transport).why_not, "has no provider \"none\""));
+    kvf_transport_close(side->transport);
+}
+
+static void auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named(void **state) {
+    (void)state;
+    run_both(&way, idle_target, automatic_actor, false);
+}
+
+static void cuda_actor(process *side) {
+    const kvf_setting setting = {"libfabric.domain", "lo"};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    CHECK(kvf_transport_open("libfabric", &options, &side->transport) == KVF_OK);
+    const kvf_libfabric_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    if (endpoint->info->caps & FI_HMEM)
+        exit(0); /* this provider can do it; testing that needs CUDA memory */
+    unsigned char bytes[64] = {0};
+    kvf_memory regions[2] = {
+        {.struct_size = sizeof(kvf_memory), .address = bytes, .bytes = 32},
+        {.struct_size = sizeof(kvf_memory), .address = bytes + 32, .bytes = 32, .kind = KVF_MEMORY_CUDA}};
+    CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "region 1 is CUDA memory"));
+    regions[1].kind = KVF_MEMORY_HOST; /* no region stayed registered */
+    CHECK(kvf_transport_register(side->transport, regions, 2) == KVF_OK);
+    kvf_transport_close(side->transport);
+}
+
+static void cuda_memory_that_the_provider_does_not_take_is_unsupported(void **state) {
+    (void)state;
+    run_both(&way, idle_target, cuda_actor, false);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_peer_with_a_wrong_key_reaches_nothing_and_others_are_served),
+        cmocka_unit_test(a_peer_that_asks_beyond_the_memory_reaches_nothing_and_others_are_served),
+        cmocka_unit_test(memory_that_is_unregistered_is_out_of_reach_of_peers_that_do_not_see_the_beacon),
+        cmocka_unit_test(a_connection_outlives_another_one_to_the_same_peer),
+        cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
+        cmocka_unit_test(a_message_that_is_no_notification_is_dropped),
+        cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
+        cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
+        cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),
+    };
+    (void)transport_variant_count(); /* sets the environment, so that tests stay on this machine */
+    return cmocka_run_group_tests_name("transport_libfabric", tests, NULL, NULL);
+}
