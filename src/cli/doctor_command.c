@@ -221,6 +221,10 @@ static const char *way_to(const char *kind) {
     if (strcmp(kind, "ucx") == 0)
         return "for RDMA and CUDA memory: install UCX 1.13 or later (Debian: libucx0; Python: libucx-cu12), "
                "or name its libucp with --ucx-library and the setting ucx.library";
+    if (strcmp(kind, "libfabric") == 0)
+        return "nothing, unless this machine has network cards of EFA or Slingshot: then install libfabric "
+               "1.17 or later (Debian: libfabric1), or name it with --libfabric-library and the setting "
+               "libfabric.library";
     if (strcmp(kind, "cuda") == 0)
         return "nothing, unless this machine has an NVIDIA GPU: then see what is said of CUDA";
     return "without it slower kinds serve: mend what the reason names";

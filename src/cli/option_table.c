@@ -20,16 +20,22 @@ enum {
 
 /* ---- options that have no effect ------------------------------------------------------------- */
 
+static bool may_be(const options *asked, const char *kind) {
+    return strcmp(asked->transport, "auto") == 0 || strcmp(asked->transport, kind) == 0;
+}
+
 static const char *is_no_ucx(const options *asked) {
-    const bool may_be = strcmp(asked->transport, "auto") == 0 || strcmp(asked->transport, "ucx") == 0;
-    return may_be ? NULL : "the transport that --transport names does not load UCX";
+    return may_be(asked, "ucx") ? NULL : "the transport that --transport names does not load UCX";
+}
+
+static const char *is_no_libfabric(const options *asked) {
+    return may_be(asked, "libfabric") ? NULL : "the transport that --transport names does not load libfabric";
 }
 
 static const char *is_not_read(const options *asked) {
     if (!asked->brought_memory)
         return "only memory of --brought-memory is read that way; other memory is mapped";
-    const bool may_be = strcmp(asked->transport, "auto") == 0 || strcmp(asked->transport, "shm") == 0;
-    return may_be ? NULL : "the transport that --transport names does not read other processes";
+    return may_be(asked, "shm") ? NULL : "the transport that --transport names does not read other processes";
 }
 
 static const char *has_own_types(const options *asked) {
@@ -152,7 +158,8 @@ static const option_row rows[] = {
     {"requests", "N", "how many requests (as many as memory allows, up to 64)", NULL, MOVING | COMMAND_SERVE,
      NUMBER(requests, 1u << 20)},
     {"transport", "KIND", "auto, or one kind of transport", "auto", LIVE, NAME(transport, transport_word)},
-    {"transport", "KIND", "the transport whose costs are assumed; also shm/brought or ucx/emulated", "auto",
+    {"transport", "KIND",
+     "the transport whose costs are assumed; also shm/brought, ucx/emulated, libfabric/emulated", "auto",
      PREDICTING | COMMAND_EXPLAIN, NAME(transport, costs_word), .idle = is_alone},
     {"fabrics", NULL, "also show what each kind of transport would take", NULL, COMMAND_PLAN, FLAG(fabrics)},
     {"calibrate", NULL, "measure on this machine what copies cost, instead of assuming it", NULL, PREDICTING,
@@ -164,6 +171,12 @@ static const option_row rows[] = {
      LIVE | LOOKING, TEXT(ucx_library), .file = true, .idle = is_no_ucx},
     {"ucx-devices", "LIST", "the interfaces UCX may use, as in UCX_NET_DEVICES", NULL, LIVE | LOOKING,
      TEXT(ucx_devices), .idle = is_no_ucx},
+    {"libfabric-provider", "NAME", "the provider of libfabric, such as efa, cxi or tcp (the best there is)",
+     NULL, LIVE | LOOKING, TEXT(libfabric_provider), .idle = is_no_libfabric},
+    {"libfabric-domain", "NAME", "the interface libfabric uses, such as eth0 (the provider's first)", NULL,
+     LIVE | LOOKING, TEXT(libfabric_domain), .idle = is_no_libfabric},
+    {"libfabric-library", "FILES", "the libfabric to load: the first of these that works (libfabric.so.1)",
+     NULL, LIVE | LOOKING, TEXT(libfabric_library), .file = true, .idle = is_no_libfabric},
     {"push", NULL, "prefill ranks write into the decode engine's blocks; otherwise decode ranks read", NULL,
      COMMAND_DEMO, FLAG(push)},
     {"kill", NULL, "first kill a prefill rank in the middle of a request, and show what happens", NULL,

@@ -168,19 +168,22 @@ const char *transport_word(const void *set, uint32_t i) {
     return i == 0 ? "auto" : kvf_transport_kind_name(i - 1);
 }
 
+const char *sort_word(const void *set, uint32_t i) {
+    (void)set;
+    static const char *const all[] = {"shm/brought", "libfabric/emulated", "ucx/emulated"};
+    for (size_t at = 0; at < sizeof all / sizeof *all; at++) {
+        kvf_cost_model cost;
+        if (strcmp(kvf_cost_assumed(all[at], &cost), all[at]) == 0 && i-- == 0)
+            return all[at];
+    }
+    return NULL;
+}
+
 const char *costs_word(const void *set, uint32_t i) {
-    static const char *const apart[] = {"shm/brought", "ucx/emulated"};
     uint32_t kinds = 0;
     while (transport_word(set, kinds))
         kinds++;
-    if (i < kinds)
-        return transport_word(set, i);
-    for (uint32_t a = 0, at = kinds; a < sizeof apart / sizeof *apart; a++) {
-        kvf_cost_model cost;
-        if (strcmp(kvf_cost_assumed(apart[a], &cost), apart[a]) == 0 && at++ == i)
-            return apart[a];
-    }
-    return NULL;
+    return i < kinds ? transport_word(set, i) : sort_word(set, i - kinds);
 }
 
 const char *model_word(const void *set, uint32_t i) {

@@ -38,7 +38,10 @@ const char *cuda_memory_word(const void *set, uint32_t i);
 const char *dtype_word(const void *set, uint32_t i);
 const char *transport_word(const void *set, uint32_t i);
 
-/** The words of transport_word(), and the kinds that only have costs. */
+/** Sorts of a kind of transport that have costs of their own, such as "shm/brought"; those of this build. */
+const char *sort_word(const void *set, uint32_t i);
+
+/** The words of transport_word(), and those of sort_word(). */
 const char *costs_word(const void *set, uint32_t i);
 
 const char *model_word(const void *set, uint32_t i);

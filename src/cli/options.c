@@ -142,21 +142,27 @@ bool options_want_text(const options *asked) {
 
 /* ---- using options --------------------------------------------------------------------------- */
 
-uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]) {
+uint32_t options_settings(const options *asked, kvf_setting out[OPTIONS_MAX_SETTINGS]) {
+    const kvf_setting all[] = {
+        {"ucx.tls", asked->ucx_tls},
+        {"ucx.library", asked->ucx_library},
+        {"ucx.devices", asked->ucx_devices},
+        {"libfabric.provider", asked->libfabric_provider},
+        {"libfabric.domain", asked->libfabric_domain},
+        {"libfabric.library", asked->libfabric_library},
+    };
+    _Static_assert(sizeof all / sizeof *all == OPTIONS_MAX_SETTINGS, "there is room for every setting");
     uint32_t count = 0;
-    if (asked->ucx_tls)
-        out[count++] = (kvf_setting){"ucx.tls", asked->ucx_tls};
-    if (asked->ucx_library)
-        out[count++] = (kvf_setting){"ucx.library", asked->ucx_library};
-    if (asked->ucx_devices)
-        out[count++] = (kvf_setting){"ucx.devices", asked->ucx_devices};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].value)
+            out[count++] = all[i];
     return count;
 }
 
 int options_open_transport(const options *asked, bool emulated, kvf_transport **out) {
-    kvf_setting settings[UCX_SETTINGS_MAX + 1];
+    kvf_setting settings[OPTIONS_MAX_SETTINGS + 1];
     kvf_transport_options how = {.struct_size = sizeof how, .name = "kvferry", .settings = settings};
-    how.setting_count = options_ucx_settings(asked, settings);
+    how.setting_count = options_settings(asked, settings);
     if (emulated)
         settings[how.setting_count++] = (kvf_setting){"ucx.emulated", "on"};
     kvf_status status = kvf_transport_open("auto", &how, out);

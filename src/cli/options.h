@@ -42,6 +42,9 @@ typedef struct options {
     const char *ucx_tls;
     const char *ucx_library;
     const char *ucx_devices;
+    const char *libfabric_provider;
+    const char *libfabric_domain;
+    const char *libfabric_library;
     kvf_way way;
     bool brought_memory;
     bool no_direct_read;
@@ -87,10 +90,10 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out);
 /** Whether text is printed: always, unless JSON goes to the standard output instead. */
 bool options_want_text(const options *asked);
 
-enum { UCX_SETTINGS_MAX = 3 };
+enum { OPTIONS_MAX_SETTINGS = 6 };
 
-/** Writes the options about UCX as settings of a transport, and returns their number. */
-uint32_t options_ucx_settings(const options *asked, kvf_setting out[UCX_SETTINGS_MAX]);
+/** Writes the options about UCX and libfabric as settings of a transport, and returns their number. */
+uint32_t options_settings(const options *asked, kvf_setting out[OPTIONS_MAX_SETTINGS]);
 
 /**
  * Opens an endpoint with every kind of transport that "auto" takes here; prints what is wrong if it cannot.

@@ -10,20 +10,18 @@
 #include "engines.h"
 #include "folding.h"
 #include "json.h"
+#include "option_values.h"
 #include "text.h"
 
-/* Lists the kinds of this build, and those variants of them that have costs of their own. */
+/* Lists the kinds of this build, and those sorts of them that have costs of their own. */
 static void list_fabrics(report_fabric *fabrics) {
-    static const char *const apart[] = {"shm/brought", "ucx/emulated"};
     uint32_t count = 0;
-    const char *kind;
-    kvf_cost_model cost;
+    const char *kind, *sort;
     for (uint32_t i = 0; (kind = kvf_transport_kind_name(i)) && count < REPORT_FABRICS; i++) {
         fabrics[count++].kind = kind;
-        for (size_t a = 0; a < sizeof apart / sizeof *apart && count < REPORT_FABRICS; a++)
-            if (strncmp(apart[a], kind, strlen(kind)) == 0 && apart[a][strlen(kind)] == '/' &&
-                strcmp(kvf_cost_assumed(apart[a], &cost), apart[a]) == 0)
-                fabrics[count++].kind = apart[a];
+        for (uint32_t s = 0; (sort = sort_word(NULL, s)) && count < REPORT_FABRICS; s++)
+            if (strncmp(sort, kind, strlen(kind)) == 0 && sort[strlen(kind)] == '/')
+                fabrics[count++].kind = sort;
     }
 }
 

@@ -24,7 +24,7 @@ typedef struct report_totals {
 } report_totals;
 
 /** Kinds of transport that predictions are made for, besides the one that the user chose. */
-enum { REPORT_FABRICS = 8 };
+enum { REPORT_FABRICS = 12 };
 
 /** Times over one kind of transport: of the slowest decode rank, from all its sources one after another. */
 typedef struct report_fabric {

@@ -45,6 +45,22 @@ else
     succeeds "requests move direct over UCX and TCP" ' ucx ' demo "${far[@]}" --move direct
 fi
 
+run demo "${small[@]}" --transport libfabric
+if [ "$code" -ne 0 ] && grep -Eq 'KVF_E_UNSUPPORTED|--transport is "libfabric"' "$errors"; then
+    echo "libfabric is not in this build, or not on this machine"
+else
+    for push in "" --push; do
+        for way in auto direct packed; do
+            said=' libfabric'
+            [ "$way" != packed ] || said=' libfabric, packed  '
+            succeeds "requests move over libfabric, $way${push:+, written}" "$said" \
+                demo "${small[@]}" --transport libfabric --move "$way" ${push:+"$push"}
+        done
+    done
+    succeeds "requests move over libfabric from brought memory" 'libfabric, .*brought memory' \
+        demo "${small[@]}" --transport libfabric --brought-memory
+fi
+
 run demo "${small[@]}" --json
 if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"verified_bytes"' "$output"; then
     pass "the figures of a demo can be had as JSON"

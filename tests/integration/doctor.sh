@@ -7,6 +7,12 @@ set -euo pipefail
 succeeds "the machine is examined" '^(ok|look) +file descriptors +[0-9 ]+' doctor
 succeeds "a kind of transport that does not work is looked at, with the reason" \
     '^look +transport ucx +.*/no/such/libucp.so: |^ok +transport shm' doctor --ucx-library /no/such/libucp.so
+if "$KVFERRY" transports | grep -q '^libfabric '; then
+    succeeds "libfabric is looked at, with the reason" '^look +transport libfabric +.*/no/such/libfabric.so: ' \
+        doctor --libfabric-provider net --libfabric-library /no/such/libfabric.so
+    succeeds "what libfabric is for is said" '^transport libfabric: nothing, unless .* EFA or Slingshot: .*libfabric 1.17' \
+        doctor --libfabric-provider net --libfabric-library /no/such/libfabric.so
+fi
 refuses "an option of another command" 2 '--tokens is not an option of doctor' doctor --tokens 5
 
 run doctor --json

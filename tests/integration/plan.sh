@@ -7,6 +7,11 @@ set -euo pipefail
 succeeds "each head range is read from its holder" '^ +1 +2 +full +k v +0-31 +heads 4-5 +all$' plan
 succeeds "on one host short runs go directly" ' direct$' plan --transport shm
 succeeds "UCX without RDMA goes packed" ' packed$' plan --transport ucx/emulated
+run plan --fabrics
+if grep -q '^libfabric ' "$output"; then
+    succeeds "libfabric over TCP goes packed" ' packed$' plan --transport libfabric/emulated
+    succeeds "libfabric over TCP has its prediction" '^libfabric/emulated +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s ' plan --fabrics
+fi
 succeeds "memory that was brought goes packed in short runs" ' packed$' \
     plan --transport shm/brought --prefill order=hnd,tp=1 --decode order=nhd,tp=1
 succeeds "cells that the two sides cut unlike go packed on one host, too" ' packed$' \

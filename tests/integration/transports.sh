@@ -36,6 +36,40 @@ else
     fail "why there are no devices is said" "no such line"
 fi
 
+run transports
+if grep -q '^libfabric ' "$output"; then
+    succeeds "libfabric is left alone where there is none of its network cards" \
+        '^libfabric does not work here: this machine has no network card of EFA|^libfabric +network +host, CUDA +yes' transports
+    succeeds "a libfabric that is given in vain is named with the reason" \
+        '^libfabric does not work here: .*/no/such/libfabric.so: .*No such file' \
+        transports --libfabric-provider net --libfabric-library /no/such/libfabric.so
+    succeeds "a library that is no libfabric is refused" '^libfabric does not work here: .*libcuda.so.1: it has no fi_version' \
+        transports --libfabric-provider net --libfabric-library "$fakes/cuda/libcuda.so.1"
+    refuses "a libfabric without a name" 2 'libfabric.library is ""' transports --libfabric-provider net --libfabric-library ''
+    refuses "two providers at once" 2 'libfabric.provider is "net,tcp"' transports --libfabric-provider net,tcp
+else
+    echo "libfabric is not in this build"
+fi
+for provider in tcp net; do # the name of TCP depends on the version of libfabric
+    run transports --libfabric-provider "$provider"
+    if ! grep -Eq '^libfabric +network +host, CUDA +yes' "$output"; then
+        echo "this machine has no libfabric with $provider"
+        continue
+    fi
+    here=(transports --libfabric-provider "$provider")
+    succeeds "libfabric is listed with version and file, $provider" \
+        '^libfabric +network +host, CUDA +yes +[0-9]+\.[0-9]+ +/.*/libfabric[^/]*$' "${here[@]}"
+    succeeds "the interface that is asked for is taken, $provider" "^libfabric finds $provider/lo\$" \
+        "${here[@]}" --libfabric-domain lo
+    succeeds "an interface that there is not is named, $provider" \
+        "^libfabric does not work here: .* provider \"$provider\" .*for the interface no-such" \
+        "${here[@]}" --libfabric-domain no-such
+    succeeds "of several libraries the first that is a libfabric is loaded, $provider" '^libfabric +network +host, CUDA +yes' \
+        "${here[@]}" --libfabric-library "/no/such/file:$fakes/cuda/libcuda.so.1:libfabric.so.1"
+    succeeds "requests move by the provider that is given, $provider" ' libfabric' demo --memory-limit 40m --tokens 12 \
+        --requests 2 --rounds 1 --transport libfabric --libfabric-provider "$provider" --libfabric-domain lo
+done
+
 if [ ! -e "$fakes/libno_ucx.so" ]; then
     echo "UCX is not in this build"
     finish

@@ -59,6 +59,8 @@ refuses "state of a model without" 2 'state.order has no effect: the model keeps
 refuses "a type of state of a model without" 2 '--state-dtype has no effect: llama-3.1-8b keeps no state' \
     plan --state-dtype f32
 refuses "UCX for a transport without" 2 '--ucx-tls has no effect' demo --transport shm --ucx-tls tcp
+refuses "libfabric for a transport without" 2 '--libfabric-provider has no effect' \
+    demo --transport ucx --libfabric-provider net
 refuses "how memory is read that is mapped" 2 '--no-direct-read has no effect' demo --no-direct-read
 refuses "a plan of one engine" 2 '--tokens has no effect: one engine is explained' explain tcp://127.0.0.1:1 --tokens 5
 refuses "leave to listen where no keys are needed" 2 '--insecure has no effect: --listen is on loopback' serve --insecure

@@ -132,13 +132,13 @@ static const char *place_to_listen(const demo_job *job, uint32_t rank, char out[
 static kvf_status open_agent(live_rank *out) {
     const demo_job *job = out->job;
     const kvf_engine *engine = out->seat->side == SIDE_PREFILL ? job->all.prefill : job->all.decode;
-    kvf_setting settings[UCX_SETTINGS_MAX + 1];
+    kvf_setting settings[OPTIONS_MAX_SETTINGS + 1];
     char listen[300];
     kvf_agent_options how = job->agents;
     how.listen = place_to_listen(job, out->seat->rank, listen);
     how.transport = job->asked->transport;
     how.settings = settings;
-    how.setting_count = options_ucx_settings(job->asked, settings);
+    how.setting_count = options_settings(job->asked, settings);
     how.way = job->asked->way;
     if (job->asked->no_direct_read)
         settings[how.setting_count++] = (kvf_setting){"shm.direct", "off"};
