@@ -8,6 +8,9 @@
 #ifdef KVF_HAVE_UCX
 #include "transport/ucx/ucx.h"
 #endif
+#ifdef KVF_HAVE_LIBFABRIC
+#include "transport/libfabric/libfabric.h"
+#endif
 
 #define SUM_BYTES 8
 
@@ -60,8 +63,23 @@ static void read_ucx_card(uint8_t *data, size_t size) {
 #endif
 }
 
+static void read_libfabric_card(const uint8_t *data, size_t size) {
+#ifdef KVF_HAVE_LIBFABRIC
+    kvf_libfabric_card card;
+    kvf_status status = kvf_libfabric_card_read(data, size, &card);
+    if (status)
+        fuzz_check_refusal(status);
+    else
+        kvf_free(card.regions);
+#else
+    (void)data;
+    (void)size;
+#endif
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     read_card(data, size);
+    read_libfabric_card(data, size);
     uint8_t *copy = malloc(size ? size : 1);
     FUZZ_MUST(copy);
     if (size)

@@ -4,6 +4,9 @@
 #ifdef KVF_HAVE_UCX
 #include "transport/ucx/ucx.h"
 #endif
+#ifdef KVF_HAVE_LIBFABRIC
+#include "transport/libfabric/libfabric.h"
+#endif
 
 static void write_card(const char *name, const kvf_card *card) {
     kvf_buffer bytes = {0};
@@ -28,6 +31,24 @@ static void seed_ucx_cards(void) {
 #endif
 }
 
+static void seed_libfabric_cards(void) {
+#ifdef KVF_HAVE_LIBFABRIC
+    kvf_libfabric_target regions[2] = {{0x10000, 4096, 0x6b6579}, {0, 0, 0}};
+    kvf_libfabric_card card = {.provider = "efa",
+                               .protocol = 10,
+                               .protocol_version = 4,
+                               .format = 12,
+                               .address = "an address",
+                               .address_bytes = 10,
+                               .regions = regions,
+                               .region_count = 2};
+    kvf_buffer bytes = {0};
+    FUZZ_MUST(kvf_libfabric_card_write(&card, &bytes) == KVF_OK);
+    seed_write("card", "libfabric", bytes.data, bytes.length);
+    kvf_buffer_free(&bytes);
+#endif
+}
+
 void seed_cards(void) {
     static uint64_t sizes[] = {4096, 1 << 20, 0};
     static bool withheld[] = {false, false, true};
@@ -39,4 +60,5 @@ void seed_cards(void) {
     write_card("withheld", &card);
     write_card("empty", &(kvf_card){0});
     seed_ucx_cards();
+    seed_libfabric_cards();
 }
