@@ -113,7 +113,7 @@ class Pair:
             end.transport.close()
 
 
-@pytest.fixture(params=[kind for kind in transport_kinds() if kind not in ("cuda", "ucx")])
+@pytest.fixture(params=[kind for kind in transport_kinds() if kind not in ("cuda", "libfabric", "ucx")])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(request.param)
     yield made

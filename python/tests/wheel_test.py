@@ -32,8 +32,9 @@ with Agent(prefill, **how) as producer, Agent(decode, verify=True, **how) as con
     event = consumer.wait_event(30)
     assert event and event.kind is EventKind.DONE, event
     assert wrong_cells(decode.shard(0), ours, DECODE_TABLE) == []
-assert sys.argv[1] != "network" or "libucp" not in open("/proc/self/maps").read()
-assert transport_kinds() == ["inproc", "cuda", "shm", "ucx", "messages"]
+for name in ("libucp", "libfabric"):
+    assert sys.argv[1] != "network" or name not in open("/proc/self/maps").read()
+assert transport_kinds() == ["inproc", "cuda", "shm", "libfabric", "ucx", "messages"]
 needed = ["libzmq", "libsodium", "libjson-c", "libxxhash", "libkvferry"]
 if package:
     needed += ["libucp", "libucs"]
