@@ -340,7 +340,8 @@ static bool is_shut_out(kvf_source *source) {
 
 /*
  * Whether a writer's process has ended with nothing under way: the transport has seen the process, and no longer does.
- * If the transport cannot tell (UCX may still take in earlier data), the writer is over when its time ends.
+ * If the transport cannot tell (UCX and libfabric may still take in earlier data), the writer is over when its time
+ * ends.
  */
 static bool has_ended(kvf_source *source) {
     kvf_agent *agent = source->ticket->base.agent;
