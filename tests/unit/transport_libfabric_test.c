@@ -157,6 +157,40 @@ static void memory_that_is_unregistered_is_out_of_reach_of_peers_that_do_not_see
     run_both(&way, unregistering_target, far_actor, false);
 }
 
+/* Serves until a write has begun to arrive, and takes the memory back in the middle of it. */
+static void taking_back_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    const unsigned char first = side_byte(1, 0, 0);
+    while (side->memory[0][0] == first)
+        progress(side);
+    CHECK(kvf_transport_unregister_region(side->transport, 0) == KVF_OK);
+    fill(side, 3);
+    serve_until_told(side);
+    CHECK(is_exact(side, NULL, 0, true, 0, 3));
+    close_side(side);
+}
+
+static void overwriting_actor(process *side) {
+    static kvf_run runs[64];
+    for (uint32_t i = 0; i < 64; i++)
+        runs[i] = (kvf_run){.bytes = REGION_BYTES};
+    open_side(side, 0, 2);
+    CHECK(side_byte(2, 0, 0) != side_byte(1, 0, 0));
+    connect_by_changed_card(side, hide_beacon);
+    submit(side, KVF_WRITE, runs, 64, NULL);
+    await_end(side, 1);
+    CHECK(side->ended != KVF_OK);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void memory_that_is_unregistered_in_the_middle_of_a_write_is_written_no_more(void **state) {
+    (void)state;
+    for (int i = 0; i < 20; i++)
+        run_both(&way, taking_back_target, overwriting_actor, false);
+}
+
 static void twice_actor(process *side) {
     static unsigned char card[65536];
     const kvf_run run = {.bytes = REGION_BYTES};
@@ -359,6 +393,7 @@ int main(void) {
         cmocka_unit_test(a_peer_with_a_wrong_key_reaches_nothing_and_others_are_served),
         cmocka_unit_test(a_peer_that_asks_beyond_the_memory_reaches_nothing_and_others_are_served),
         cmocka_unit_test(memory_that_is_unregistered_is_out_of_reach_of_peers_that_do_not_see_the_beacon),
+        cmocka_unit_test(memory_that_is_unregistered_in_the_middle_of_a_write_is_written_no_more),
         cmocka_unit_test(a_connection_outlives_another_one_to_the_same_peer),
         cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
         cmocka_unit_test(a_message_that_is_no_notification_is_dropped),

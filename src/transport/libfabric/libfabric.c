@@ -75,20 +75,36 @@ static kvf_status open_domain(kvf_libfabric_endpoint *endpoint) {
     return failed ? kvf_libfabric_fail(endpoint->library, failed, what) : KVF_OK;
 }
 
-/* Some providers have no descriptor to wait for. */
-static kvf_status open_port(kvf_libfabric_endpoint *endpoint) {
+static void stop_serving(kvf_libfabric_endpoint *endpoint) {
+    kvf_libfabric_port_close(endpoint, &endpoint->port);
+    kvf_libfabric_messages_close(&endpoint->inbox);
+}
+
+kvf_status kvf_libfabric_serve(kvf_libfabric_endpoint *endpoint) {
+    stop_serving(endpoint);
     kvf_status status = kvf_libfabric_port_open(endpoint, &endpoint->port);
+    if (!status)
+        status = kvf_libfabric_messages_open(endpoint, endpoint, KVF_LIBFABRIC_MESSAGES_IN, &endpoint->inbox);
+    if (!status)
+        status = kvf_libfabric_listen(endpoint);
+    if (status)
+        stop_serving(endpoint);
+    return status;
+}
+
+/* Some providers have no descriptor to wait for. */
+static kvf_status begin_to_serve(kvf_libfabric_endpoint *endpoint) {
+    kvf_status status = kvf_libfabric_serve(endpoint);
     if (status && endpoint->poll_us == 0) {
         endpoint->poll_us = POLL_US_DEFAULT;
-        status = kvf_libfabric_port_open(endpoint, &endpoint->port);
+        status = kvf_libfabric_serve(endpoint);
     }
     if (status)
         return status;
     int failed = fi_getname(&endpoint->port.ep->fid, NULL, &endpoint->address_bytes);
     if (failed != -FI_ETOOSMALL || endpoint->address_bytes > KVF_LIBFABRIC_ADDRESS_MAX)
         return kvf_libfabric_fail(endpoint->library, FI_EOPNOTSUPP, "address");
-    status = kvf_libfabric_messages_open(endpoint, endpoint, KVF_LIBFABRIC_MESSAGES_IN, &endpoint->inbox);
-    return status ? status : kvf_libfabric_listen(endpoint);
+    return KVF_OK;
 }
 
 static kvf_status open_events(kvf_libfabric_endpoint *endpoint) {
@@ -109,8 +125,7 @@ static kvf_status open_events(kvf_libfabric_endpoint *endpoint) {
 
 static void free_endpoint(kvf_libfabric_endpoint *endpoint) {
     kvf_beacon_close(&endpoint->beacon);
-    kvf_libfabric_port_close(endpoint, &endpoint->port);
-    kvf_libfabric_messages_close(&endpoint->inbox);
+    stop_serving(endpoint);
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         (void)kvf_libfabric_unmap(&endpoint->regions[i]);
     if (endpoint->addresses)
@@ -146,7 +161,7 @@ static kvf_status open_all(kvf_libfabric_endpoint *endpoint, const kvf_transport
     status = open_domain(endpoint);
     if (!status)
         status = open_events(endpoint);
-    return status ? status : open_port(endpoint);
+    return status ? status : begin_to_serve(endpoint);
 }
 
 static kvf_status libfabric_open(kvf_transport *transport, const kvf_transport_options *options, void **out) {
@@ -192,7 +207,8 @@ static bool look_around(kvf_libfabric_endpoint *endpoint) {
 
 /* Notifications stay with libfabric until there is memory for them. */
 static kvf_status take_notices(kvf_libfabric_endpoint *endpoint, size_t *moved) {
-    if (kvf_deliver_room(endpoint->transport, KVF_LIBFABRIC_COMPLETIONS * KVF_NOTICE_ROOM_MAX))
+    if (!endpoint->port.ep ||
+        kvf_deliver_room(endpoint->transport, KVF_LIBFABRIC_COMPLETIONS * KVF_NOTICE_ROOM_MAX))
         return KVF_OK;
     kvf_status status = kvf_libfabric_port_poll(endpoint, &endpoint->port, moved);
     return status ? status : kvf_libfabric_listen(endpoint);
@@ -223,7 +239,7 @@ static void set_timer(kvf_libfabric_endpoint *endpoint, bool pending) {
 
 /* Whether all events from now on make the event descriptor readable. */
 static bool rests(const kvf_libfabric_endpoint *endpoint, bool *pending) {
-    bool resting = kvf_libfabric_port_rests(endpoint, &endpoint->port);
+    bool resting = !endpoint->port.ep || kvf_libfabric_port_rests(endpoint, &endpoint->port);
     for (const kvf_libfabric_link *link = endpoint->links; link && resting; link = link->following)
         if (kvf_libfabric_is_pending(link)) {
             *pending = true;

@@ -222,6 +222,12 @@ struct kvf_libfabric_link {
     kvf_libfabric_link *previous, *following;
 };
 
+/* ---- libfabric.c ----------------------------------------------------------------------------- */
+
+/** Opens the port where peers reach the endpoint. One that was open is closed: connections of peers end, also in the
+ * middle of a write, and it has another address from then on. */
+kvf_status kvf_libfabric_serve(kvf_libfabric_endpoint *endpoint);
+
 /* ---- libfabric_port.c ------------------------------------------------------------------------ */
 
 /** Opens a port at an address that libfabric chooses. Ports that take messages are `port` of the endpoint. */

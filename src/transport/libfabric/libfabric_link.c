@@ -84,8 +84,8 @@ static kvf_status check_protocol(const kvf_libfabric_endpoint *endpoint, const k
     return kvf_fail(
         KVF_E_UNSUPPORTED,
         "the peer has libfabric's provider %s (protocol %u.%u, addresses of form %u) and this side %s "
-        "(%u.%u, %u), which do not understand each other: the setting libfabric.provider says which "
-        "to use",
+        "(%u.%u, %u), which do not understand each other: load the same version on both "
+        "sides (libfabric.library), and choose the same provider (libfabric.provider)",
         card->provider, card->protocol, card->protocol_version, card->format, info->fabric_attr->prov_name,
         info->ep_attr->protocol, info->ep_attr->protocol_version, info->addr_format);
 }

@@ -83,7 +83,8 @@ kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory 
 }
 
 /* Its key is never used again, so that peers of other machines are refused. Those on this machine watch the beacon: its
- * end ends their connections, and makes their cards invalid. */
+ * end ends their connections, and makes their cards invalid. Where libfabric emulates, it may be in the middle of a
+ * write to the memory, which only the end of the connection ends. */
 kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
     kvf_libfabric_endpoint *endpoint = self;
     int failed = kvf_libfabric_unmap(&endpoint->regions[region]);
@@ -91,6 +92,8 @@ kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
         (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
         return KVF_E_AGAIN;
     }
+    if (!kvf_libfabric_is_rdma(endpoint->info) && kvf_libfabric_serve(endpoint))
+        return KVF_E_AGAIN;
     kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
     return KVF_OK;
 }
@@ -112,6 +115,8 @@ kvf_status kvf_libfabric_write_card(void *self, kvf_buffer *out) {
     const struct fi_info *info = endpoint->info;
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
     size_t address_bytes = sizeof address;
+    if (!endpoint->port.ep)
+        return KVF_OK; /* nobody can connect */
     int failed = fi_getname(&endpoint->port.ep->fid, address, &address_bytes);
     if (failed)
         return kvf_libfabric_fail(endpoint->library, failed, "address");
