@@ -266,8 +266,9 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
  * until it is unregistered or the agent is closed. A rank that keeps no layer has no region, and registers 0 of them.
  * `withheld` regions, as those of a device mostly are, move packed: the agent's way must not be direct, and all regions
  * must be in memory of the host or of one device. Device memory that is not withheld moves directly, and needs a
- * transport that serves it: "cuda" on one host, or a UCX with CUDA support. With the transport "auto" it moves packed
- * from and to peers that those do not reach; kvf_agent_peers() and the log say which, and why.
+ * transport that serves it: "cuda" on one host, a UCX with CUDA support, or a provider of libfabric that takes it. With
+ * the transport "auto" it moves packed from and to peers that those do not reach; kvf_agent_peers() and the log say
+ * which, and why.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED

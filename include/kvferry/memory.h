@@ -11,8 +11,8 @@
 /** Where a region's bytes are. */
 typedef enum kvf_memory_kind {
     KVF_MEMORY_HOST = 0,
-    /** A device's: served by the transport "cuda", by a UCX with CUDA support, and by a stage over any transport
-     * (`kvf_memory.withheld`). */
+    /** A device's: served by the transport "cuda", by a UCX with CUDA support or a provider of libfabric that takes it,
+     * and by a stage over any transport (`kvf_memory.withheld`). */
     KVF_MEMORY_CUDA = 1,
 } kvf_memory_kind;
 

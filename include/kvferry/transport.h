@@ -209,8 +209,8 @@ KVF_API kvf_status kvf_transport_find(kvf_transport *transport, uint32_t i, kvf_
  * it.
  *
  * @param kind  a kind of kvf_transport_open(); or "shm/brought": memory on one host that callers brought and that
- *              cannot be mapped; or "ucx/emulated": UCX without RDMA. NULL, "auto" and unknown kinds: the best that
- *              reaches peers on one host
+ *              cannot be mapped; "ucx/emulated": UCX without RDMA; or "libfabric/emulated": libfabric over TCP. NULL,
+ *              "auto" and unknown kinds: the best that reaches peers on one host
  * @param out   receives the costs
  * @return the kind whose costs these are, owned by the library
  */
@@ -335,8 +335,8 @@ KVF_API void kvf_peer_close(kvf_peer *peer);
  *
  * @return KVF_OK; KVF_E_AGAIN (the peer is in the middle of a write, for as long as its process is stopped: make
  *         progress and call again; the detail names the peer, its process, and how long we have waited for it);
- *         KVF_E_UNSUPPORTED (it may be connected by a kind that cannot shut it out, such as "ucx"); KVF_E_PARSE (not a
- *         card), KVF_E_INVALID, KVF_E_NOMEM. Except with the last three, it cannot connect again
+ *         KVF_E_UNSUPPORTED (it may be connected by a kind that cannot shut it out, "ucx" or "libfabric"); KVF_E_PARSE
+ *         (not a card), KVF_E_INVALID, KVF_E_NOMEM. Except with the last three, it cannot connect again
  */
 KVF_API kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_t bytes);
 
