@@ -10,7 +10,7 @@ get_filename_component(KVF_PRESET ${PROJECT_BINARY_DIR} NAME)
 set(KVF_TEST_ENVIRONMENT "KVF_PRESET=${KVF_PRESET}"
                          "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
                          # LeakSanitizer mishandles the thread-local memory of libraries that are loaded late.
-                         "LSAN_OPTIONS=intercept_tls_get_addr=0"
+                         "LSAN_OPTIONS=intercept_tls_get_addr=0:print_suppressions=0:suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.suppressions"
                          "UBSAN_OPTIONS=print_stacktrace=1" "TSAN_OPTIONS=halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.suppressions")
 
 # kvf_add_test(NAME LABEL SECONDS command...)

@@ -33,7 +33,7 @@ static void seed_ucx_cards(void) {
 
 static void seed_libfabric_cards(void) {
 #ifdef KVF_HAVE_LIBFABRIC
-    kvf_libfabric_target regions[2] = {{0x10000, 4096, 0x6b6579}, {0, 0, 0}};
+    kvf_libfabric_target regions[3] = {{0x10000, 4096, 0x6b6579, false}, {0, 0, 0, false}, {0, 64, 0, true}};
     kvf_libfabric_card card = {.provider = "efa",
                                .protocol = 10,
                                .protocol_version = 4,
@@ -41,7 +41,7 @@ static void seed_libfabric_cards(void) {
                                .address = "an address",
                                .address_bytes = 10,
                                .regions = regions,
-                               .region_count = 2};
+                               .region_count = 3};
     kvf_buffer bytes = {0};
     FUZZ_MUST(kvf_libfabric_card_write(&card, &bytes) == KVF_OK);
     seed_write("card", "libfabric", bytes.data, bytes.length);

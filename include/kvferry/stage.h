@@ -36,9 +36,9 @@ typedef struct kvf_stage kvf_stage;
 typedef enum kvf_way {
     /** The way that is predicted to be faster. Direct where the transport itself moves lists of runs (all but "ucx" and
      * "libfabric" do), except for memory of this host that cannot be mapped (memory that callers brought), for memory
-     * that is withheld from peers (by `kvf_memory.withheld`; and, in an agent that names a "ucx" without RDMA, all
-     * memory but the arena), and where the two sides cut cells into different pieces, as when one keeps keys channel
-     * by channel. */
+     * that is withheld from peers (by `kvf_memory.withheld`; and, in an agent that names a "ucx" or "libfabric" without
+     * RDMA, all memory but the arena), and where the two sides cut cells into different pieces, as when one keeps keys
+     * channel by channel. */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,

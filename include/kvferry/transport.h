@@ -25,7 +25,8 @@
  *   "libfabric"  one-sided operations of libfabric by a network card of EFA (AWS) or Slingshot, or emulated over TCP;
  *             CUDA memory where the provider takes it. The machine's libfabric, from version 1.17 on, is loaded when
  *             the first endpoint that may use it is opened. Peers need the same provider. An endpoint uses one network
- *             interface. Tested over TCP, on no such card yet
+ *             interface. Over TCP an agent with a stage gives peers a key to its arena only, so that everything goes
+ *             packed. Tested over TCP, on no such card yet
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. The machine's UCX, from
  *             version 1.13 on, is loaded when the first endpoint that may use it is opened; kvferry is not linked
  *             against it. kvf_transport_find() says what was found. Peers need the same version (1.22 and all later

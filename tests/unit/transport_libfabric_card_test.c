@@ -9,7 +9,8 @@
 
 #include "transport/libfabric/libfabric.h"
 
-static const kvf_libfabric_target regions[2] = {{0x10000, 4096, 7}, {0, 8192, UINT64_MAX}};
+static const kvf_libfabric_target regions[4] = {
+    {0x10000, 4096, 7, false}, {0, 8192, UINT64_MAX, false}, {0, 99, 0, true}, {0, 0, 0, false}};
 
 /* A part with made-up contents that libfabric never sees. */
 static void make_part(kvf_buffer *out) {
@@ -20,7 +21,7 @@ static void make_part(kvf_buffer *out) {
                                .address = "an address",
                                .address_bytes = 10,
                                .regions = (kvf_libfabric_target *)(uintptr_t)regions,
-                               .region_count = 2};
+                               .region_count = 4};
     card.beacon[3] = 9;
     assert_int_equal(kvf_libfabric_card_write(&card, out), KVF_OK);
 }
@@ -38,8 +39,13 @@ static void a_card_says_what_was_written(void **state) {
     assert_int_equal(card.format, 9);
     assert_int_equal(card.address_bytes, 10);
     assert_memory_equal(card.address, "an address", 10);
-    assert_int_equal(card.region_count, 2);
-    assert_memory_equal(card.regions, regions, sizeof regions);
+    assert_int_equal(card.region_count, 4);
+    for (uint32_t i = 0; i < card.region_count; i++) {
+        assert_int_equal(card.regions[i].base, regions[i].base);
+        assert_int_equal(card.regions[i].bytes, regions[i].bytes);
+        assert_int_equal(card.regions[i].key, regions[i].key);
+        assert_int_equal(card.regions[i].withheld, regions[i].withheld);
+    }
     kvf_free(card.regions);
     kvf_buffer_free(&part);
 }
@@ -67,7 +73,7 @@ static void a_card_with_bytes_after_its_end_is_refused(void **state) {
     make_part(&part);
     assert_int_equal(kvf_buffer_add(&part, "", 1), KVF_OK);
     assert_int_equal(kvf_libfabric_card_read(part.data, part.length, &card), KVF_E_PARSE);
-    assert_non_null(strstr(kvf_error_detail(), "for 2 regions"));
+    assert_non_null(strstr(kvf_error_detail(), "for 4 regions"));
     kvf_buffer_free(&part);
 }
 
@@ -76,8 +82,10 @@ static void check_inside(const kvf_libfabric_card *card, const unsigned char *en
     assert_true((const unsigned char *)card->address + card->address_bytes <= end);
     assert_true(card->address_bytes <= KVF_LIBFABRIC_ADDRESS_MAX);
     assert_true(strlen(card->provider) <= KVF_LIBFABRIC_PROVIDER_MAX);
-    for (uint32_t r = 0; r < card->region_count; r++)
+    for (uint32_t r = 0; r < card->region_count; r++) {
         assert_true(card->regions[r].bytes <= UINT64_MAX - card->regions[r].base);
+        assert_true(!card->regions[r].withheld || card->regions[r].bytes > 0);
+    }
 }
 
 static void a_forged_card_is_read_within_its_bytes(void **state) {

@@ -5,6 +5,7 @@
 #include "transport/card.h"
 #include "transport/front.h"
 #include "transport/shm/shm_wire.h"
+#include "transport_pair.h"
 
 #define BYTES 4096u
 
@@ -287,13 +288,13 @@ static void the_setting_for_what_is_emulated_is_checked(void **state) {
                  "ucx.emulated is \"perhaps\"; allowed: on, off");
 }
 
-/* Two regions filled with 1 and 2; the first is withheld if UCX emulates. */
-static void open_withholding(side *self, const char *emulated) {
+/* Two regions filled with 1 and 2; the first is withheld if the fabric emulates. */
+static void open_withholding(side *self, const char *kind, const char *emulated) {
     const kvf_setting setting = {"ucx.emulated", emulated ? emulated : "off"};
     const kvf_transport_options options = {
         .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
     *self = (side){0};
-    assert_ok(kvf_transport_open("ucx", &options, &self->transport));
+    assert_ok(kvf_transport_open(kind, &options, &self->transport));
     assert_ok(kvf_transport_allocate(self->transport, KVF_MEMORY_HOST, 0, 2 * BYTES, &self->memory));
     for (uint32_t i = 0; i < 2; i++) {
         unsigned char *begin = (unsigned char *)self->memory + (size_t)i * BYTES;
@@ -324,7 +325,7 @@ static void ucx_without_rdma_gives_no_key_to_what_is_withheld(void **state) {
     for (int taken = 0; taken < 2; taken++) {
         side owner, reader;
         kvf_peer *peer;
-        open_withholding(&owner, taken ? "on" : NULL);
+        open_withholding(&owner, "ucx", taken ? "on" : NULL);
         open_side(&reader, "ucx", NULL, false);
         const unsigned char *read = reader.memory;
         assert_ok(kvf_transport_connect(reader.transport, owner.card, owner.card_bytes, &peer));
@@ -342,8 +343,29 @@ static void ucx_without_rdma_gives_no_key_to_what_is_withheld(void **state) {
     }
 }
 
+static void libfabric_without_rdma_gives_no_key_to_what_is_withheld(void **state) {
+    (void)state;
+    if (!kvf_fabric_named("libfabric"))
+        skip();
+    side owner, reader;
+    kvf_peer *peer;
+    open_withholding(&owner, "libfabric", NULL);
+    open_side(&reader, "libfabric", NULL, false);
+    const unsigned char *read = reader.memory;
+    assert_ok(kvf_transport_connect(reader.transport, owner.card, owner.card_bytes, &peer));
+    assert_true(kvf_peer_withholds(peer));
+    assert_int_equal(read_region(&reader, &owner, peer, 0), KVF_E_PERMISSION);
+    assert_non_null(strstr(kvf_error_detail(), "region 0: its owner withholds it"));
+    assert_int_equal(read[9], 0);
+    assert_ok(read_region(&reader, &owner, peer, 1));
+    assert_int_equal(read[9], 2);
+    close_side(&reader);
+    close_side(&owner);
+}
+
 int main(void) {
     (void)setenv("UCX_TLS", "tcp,self", 1); /* also on machines with RDMA */
+    (void)transport_variant_count();        /* sets the environment, so that tests stay on this machine */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_says_its_fabric_its_way_and_what_has_moved),
         cmocka_unit_test(mapped_memory_is_touched_in_place),
@@ -354,6 +376,7 @@ int main(void) {
         cmocka_unit_test(without_rdma_peers_on_other_machines_are_reached_by_messages),
         cmocka_unit_test(the_setting_for_what_is_emulated_is_checked),
         cmocka_unit_test(ucx_without_rdma_gives_no_key_to_what_is_withheld),
+        cmocka_unit_test(libfabric_without_rdma_gives_no_key_to_what_is_withheld),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

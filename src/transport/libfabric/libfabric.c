@@ -12,7 +12,9 @@
  *
  * What a peer can reach. The owner's side checks the key and the bounds of every operation, also when it emulates, and
  * keys are drawn at random where the provider lets us choose: a peer without the card reaches nothing, and a peer with
- * it only registered memory. A peer cannot be shut out while the memory stays registered, so there is no fence.
+ * it only registered memory. A peer cannot be shut out while the memory stays registered, so there is no fence; and
+ * what was sent over TCP arrives even if its sender was given up. So where libfabric emulates, agents with a stage give
+ * keys to their arena only (kvf_transport_withhold_emulated()): late writes then hit only slots.
  *
  * "auto" looks for cards of EFA or Slingshot first, and loads libfabric only if the kernel knows one: libfabric's first
  * look at a machine takes a tenth of a second. It is never unloaded, for its providers may have threads.
@@ -322,6 +324,7 @@ const kvf_fabric kvf_fabric_libfabric = {
     .submit = kvf_libfabric_submit,
     .cancel = kvf_libfabric_cancel,
     .notify = kvf_libfabric_notify,
+    .withholds = kvf_libfabric_withholds,
     /* Over TCP: each operation is a message there and back, and a processor copies at both ends. */
     .apart = {"libfabric/emulated", {.ns_per_run = 4e3, .ns_per_byte = 0.6, .ns_per_source = 100e3}},
     .is_apart = kvf_libfabric_is_emulated,

@@ -100,6 +100,7 @@ typedef struct kvf_libfabric_target {
     uint64_t base;  /**< what its first byte is called in operations */
     uint64_t bytes; /**< 0: no memory has this number */
     uint64_t key;
+    bool withheld; /**< no operation may name it; base and key are 0 */
 } kvf_libfabric_target;
 
 typedef struct kvf_libfabric_card {
@@ -149,6 +150,7 @@ typedef struct kvf_libfabric_memory {
     struct fid_mr *mr; /**< NULL: none */
     unsigned char *address;
     uint64_t bytes;
+    bool withheld; /**< from peers */
 } kvf_libfabric_memory;
 
 #define KVF_LIBFABRIC_HEADER_MAX                                                                             \
@@ -212,6 +214,7 @@ struct kvf_libfabric_link {
     kvf_libfabric_port port; /**< `ep` is NULL once closed */
     fi_addr_t address;       /**< of the peer; FI_ADDR_NOTAVAIL: none yet */
     kvf_libfabric_target *targets;
+    bool withholds;                          /**< some of the targets are withheld */
     kvf_libfabric_move *moves, *spare_moves; /**< all, and through `following` those not under way */
     kvf_libfabric_messages outbox;
     int watch;                            /**< of the peer's beacon; -1: none */
@@ -291,6 +294,7 @@ kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf
 void kvf_libfabric_disconnect(void *self);
 bool kvf_libfabric_is_emulated(const void *self);
 const unsigned char *kvf_libfabric_place(const void *self);
+bool kvf_libfabric_withholds(const void *self);
 
 /** Whether something of the link is with libfabric, or should be. */
 bool kvf_libfabric_is_pending(const kvf_libfabric_link *link);

@@ -2,7 +2,10 @@
  * The libfabric fabric's part of the card:
  *
  *   magic 4 | beacon 40 | provider: length 1, bytes | protocol 4 | its version 4 | address: format 4, length 2, bytes |
- *   regions 4 | for each region: base 8, bytes 8, key 8; all are 0 where a number has no memory
+ *   regions 4 | for each region: base 8, bytes 8, key 8, sort 1
+ *
+ * The sort is 0 (a number without memory: all are 0), 1 (memory) or 2 (withheld memory: it has bytes, and the others
+ * are 0).
  *
  * All numbers are little endian. The sum of the outer card detects damage.
  */
@@ -10,7 +13,9 @@
 #include "transport/libfabric/libfabric.h"
 
 #define MAGIC 0x31464c4bu /* "KLF1" */
-#define REGION_BYTES 24u
+#define REGION_BYTES 25u
+
+enum { NONE, SHARED, WITHHELD };
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
@@ -29,6 +34,10 @@ static void put_bytes(kvf_buffer *out, const void *data, size_t bytes, size_t le
         *status = kvf_buffer_add(out, data, bytes);
 }
 
+static uint64_t sort_of(const kvf_libfabric_target *region) {
+    return region->bytes == 0 ? NONE : region->withheld ? WITHHELD : SHARED;
+}
+
 kvf_status kvf_libfabric_card_write(const kvf_libfabric_card *card, kvf_buffer *out) {
     const size_t begin = out->length;
     kvf_status status = KVF_OK;
@@ -44,6 +53,7 @@ kvf_status kvf_libfabric_card_write(const kvf_libfabric_card *card, kvf_buffer *
         put(out, card->regions[i].base, 8, &status);
         put(out, card->regions[i].bytes, 8, &status);
         put(out, card->regions[i].key, 8, &status);
+        put(out, sort_of(&card->regions[i]), 1, &status);
     }
     if (status)
         out->length = begin;
@@ -85,8 +95,19 @@ static kvf_status take_address(kvf_byte_reader *in, kvf_libfabric_card *out) {
 
 static kvf_status take_region(kvf_byte_reader *in, uint32_t i, kvf_libfabric_target *out) {
     uint64_t end;
-    *out = (kvf_libfabric_target){
-        .base = kvf_take_number(in, 8), .bytes = kvf_take_number(in, 8), .key = kvf_take_number(in, 8)};
+    *out = (kvf_libfabric_target){0};
+    out->base = kvf_take_number(in, 8);
+    out->bytes = kvf_take_number(in, 8);
+    out->key = kvf_take_number(in, 8);
+    const uint64_t sort = kvf_take_number(in, 1);
+    out->withheld = sort == WITHHELD;
+    if (sort > WITHHELD || sort_of(out) != sort || (sort != SHARED && (out->base != 0 || out->key != 0)))
+        return kvf_fail(
+            KVF_E_PARSE,
+            "libfabric card: region %u has sort %llu, %llu bytes at %#llx and key %#llx; allowed: sorts "
+            "0 to 2, bytes but with sort 0, and neither address nor key but with sort 1",
+            i, (unsigned long long)sort, (unsigned long long)out->bytes, (unsigned long long)out->base,
+            (unsigned long long)out->key);
     if (!kvf_add(out->base, out->bytes, &end))
         return kvf_fail(KVF_E_PARSE, "libfabric card: region %u has %llu bytes at %#llx; allowed: up to 2^64",
                         i, (unsigned long long)out->bytes, (unsigned long long)out->base);

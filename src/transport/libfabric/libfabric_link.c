@@ -112,6 +112,8 @@ static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card
     link->port.fd = link->watch = -1;
     link->targets = card->regions; /* now the link's */
     card->regions = NULL;
+    for (uint32_t i = 0; i < card->region_count; i++)
+        link->withholds = link->withholds || link->targets[i].withheld;
     memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
     kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
     if (!status)
@@ -153,6 +155,11 @@ kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf
 bool kvf_libfabric_is_emulated(const void *self) {
     const kvf_libfabric_link *link = self;
     return !kvf_libfabric_is_rdma(link->endpoint->info);
+}
+
+bool kvf_libfabric_withholds(const void *self) {
+    const kvf_libfabric_link *link = self;
+    return link->withholds;
 }
 
 const unsigned char *kvf_libfabric_place(const void *self) {

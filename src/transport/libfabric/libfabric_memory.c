@@ -76,10 +76,15 @@ kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory 
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
                         region, endpoint->info->fabric_attr->prov_name, endpoint->library->version);
+    const bool withheld = memory->kind == KVF_MEMORY_HOST && !kvf_libfabric_is_rdma(endpoint->info) &&
+                          kvf_transport_withholds_emulated(endpoint->transport);
     kvf_status status = make_room(endpoint, region);
     if (!status)
-        status = kvf_libfabric_map(endpoint, memory, true, &endpoint->regions[region]);
-    return status ? kvf_fail_in(status, "region %u: ", region) : KVF_OK;
+        status = kvf_libfabric_map(endpoint, memory, !withheld, &endpoint->regions[region]);
+    if (status)
+        return kvf_fail_in(status, "region %u: ", region);
+    endpoint->regions[region].withheld = withheld;
+    return KVF_OK;
 }
 
 /* Its key is never used again, so that peers of other machines are refused. Those on this machine watch the beacon: its
@@ -104,6 +109,8 @@ static kvf_libfabric_target describe(const kvf_libfabric_endpoint *endpoint,
                                      const kvf_libfabric_memory *memory) {
     if (!memory->mr)
         return (kvf_libfabric_target){0};
+    if (memory->withheld)
+        return (kvf_libfabric_target){.bytes = memory->bytes, .withheld = true};
     const bool by_address = endpoint->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
     return (kvf_libfabric_target){.base = by_address ? (uintptr_t)memory->address : 0,
                                   .bytes = memory->bytes,

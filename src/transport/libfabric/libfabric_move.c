@@ -46,11 +46,26 @@ kvf_status kvf_libfabric_moves_open(kvf_libfabric_link *link) {
     return KVF_OK;
 }
 
+static kvf_status check_targets(const kvf_libfabric_link *link, const kvf_batch *batch) {
+    for (size_t i = 0; i < batch->count && kvf_libfabric_withholds(link); i++) {
+        const uint32_t region = batch->runs[i].remote_region;
+        if (batch->runs[i].bytes > 0 && link->targets[region].withheld)
+            return kvf_fail(
+                KVF_E_PERMISSION,
+                "submit: region %u: its owner withholds it because its libfabric emulates one-sided "
+                "operations: move it packed",
+                region);
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_libfabric_submit(void *self, kvf_batch *batch) {
     kvf_libfabric_link *link = self;
     if (link->lost)
         return kvf_fail(KVF_E_PEER_LOST, "submit: %s", link->lost_why);
-    kvf_status status = kvf_post_add(&link->queue, batch);
+    kvf_status status = check_targets(link, batch);
+    if (!status)
+        status = kvf_post_add(&link->queue, batch);
     if (!status)
         kvf_wake_set(&link->endpoint->wake, true);
     return status;
