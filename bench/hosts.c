@@ -17,7 +17,9 @@ static int our_space = -1, other_space = -1; /* network namespaces; -1: one for 
 void bench_hosts_find(void) {
     const char *space = getenv("KVF_BENCH_SPACE"), *host = getenv("KVF_BENCH_HOST"),
                *device = getenv("KVF_BENCH_DEVICE");
-    (void)setenv("UCX_NET_DEVICES", device ? device : "lo", 1);
+    static const char *const interfaces[] = {"UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_NET_IFACE"};
+    for (size_t i = 0; i < sizeof interfaces / sizeof *interfaces; i++)
+        (void)setenv(interfaces[i], device ? device : "lo", 1);
     if (!space || !host)
         return;
     other_host = host;

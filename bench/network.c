@@ -41,8 +41,10 @@
 static const uint64_t sizes[] = {256, 1024, 16u << 10, 1u << 20};
 #define SIZES (sizeof sizes / sizeof *sizes)
 
-enum { PLAIN, MESSAGES, ENCRYPTED, UCX, WAYS };
-static const char *const titles[WAYS] = {"plain socket", "messages", "messages, encrypted", "ucx (tcp)"};
+enum { PLAIN, MESSAGES, ENCRYPTED, UCX, LIBFABRIC, WAYS };
+static const char *const titles[WAYS] = {"plain socket", "messages", "messages, encrypted", "ucx (tcp)",
+                                         "libfabric (tcp)"};
+static const char *const kinds[WAYS] = {NULL, "messages", "messages", "ucx", "libfabric"};
 
 typedef struct bench_list {
     kvf_run *runs;
@@ -143,12 +145,13 @@ static kvf_transport *open_fabric(int number, unsigned char *memory) {
     const kvf_setting listen = {"messages.listen", bench_hosts_are_two() ? "tcp://*:*" : "tcp://127.0.0.1:*"};
     const kvf_setting settings[WAYS][2] = {[MESSAGES] = {listen, listen},
                                            [ENCRYPTED] = {listen, {"messages.secret_key", secret_key}},
-                                           [UCX] = {{"ucx.tls", "tcp,self"}, {"ucx.tls", "tcp,self"}}};
-    const kvf_transport_options options = {
-        .struct_size = sizeof options, .settings = settings[number], .setting_count = 2};
+                                           [UCX] = {{"ucx.tls", "tcp,self"}}};
+    kvf_transport_options options = {.struct_size = sizeof options, .settings = settings[number]};
     kvf_transport *transport = NULL;
     kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = REGION_BYTES};
-    bench_require(kvf_transport_open(number == UCX ? "ucx" : "messages", &options, &transport) == KVF_OK &&
+    while (options.setting_count < 2 && settings[number][options.setting_count].key)
+        options.setting_count++;
+    bench_require(kvf_transport_open(kinds[number], &options, &transport) == KVF_OK &&
                       kvf_transport_register(transport, &region, 1) == KVF_OK,
                   kvf_error_detail());
     return transport;
@@ -264,7 +267,8 @@ typedef struct bench_figures {
 } bench_figures;
 
 static void measure(bench_way *way, size_t size, double *rate, double *cpu) {
-    bool part = way->number == UCX && sizes[size] < PIECE_BYTES;
+    const bool is_slow = way->number == UCX || way->number == LIBFABRIC;
+    bool part = is_slow && sizes[size] < PIECE_BYTES;
     way->list = &lists[size];
     way->count = lists[size].count / (part ? SHORT_PARTS : 1);
     double bytes = (double)way->count * (double)sizes[size], before = processor_seconds(way);
@@ -322,13 +326,14 @@ int main(int argc, char **argv) {
     bench_report *report = bench_report_start("network", argc, argv);
     static bench_figures figures[WAYS][SIZES];
     bench_way ways[WAYS];
-    bool there[WAYS] = {true, true, kvf_agent_make_keys(public_key, secret_key) == KVF_OK, false};
+    bool there[WAYS] = {true, true, kvf_agent_make_keys(public_key, secret_key) == KVF_OK, false, false};
     for (uint32_t i = 0; kvf_transport_kind_name(i); i++)
-        there[UCX] = there[UCX] || strcmp(kvf_transport_kind_name(i), "ucx") == 0;
+        for (int way = UCX; way < WAYS; way++)
+            there[way] = there[way] || strcmp(kvf_transport_kind_name(i), kinds[way]) == 0;
     bench_hosts_find();
     for (size_t size = 0; size < SIZES; size++)
         make_list(sizes[size], &lists[size]);
-    for (int way = 0; way < WAYS; way++) /* before this process opens UCX, which does not survive a fork */
+    for (int way = 0; way < WAYS; way++) /* before this process opens libraries that do not survive a fork */
         if (there[way])
             start(&ways[way], way);
     unsigned char *local = map_bytes(REGION_BYTES);

@@ -35,7 +35,7 @@
 #define POLL_US_DEFAULT 100u
 #define POLL_US_MAX 1000000u
 #define IDLE_POLLS 10u        /* as often waits an endpoint with nothing under way */
-#define TRY_AGAIN_NS 1000000u /* if libfabric took no operation, and nothing of ours is with it */
+#define TRY_AGAIN_NS 1000000u /* if libfabric took no operation, or there was no memory for notifications */
 #define ROUNDS_A_PROGRESS 32u
 #define IDLE_ROUNDS_MAX 64u
 #define LOOK_AROUND_EVERY 64u
@@ -103,10 +103,10 @@ static kvf_status begin_to_serve(kvf_libfabric_endpoint *endpoint) {
     }
     if (status)
         return status;
-    int failed = fi_getname(&endpoint->port.ep->fid, NULL, &endpoint->address_bytes);
-    if (failed != -FI_ETOOSMALL || endpoint->address_bytes > KVF_LIBFABRIC_ADDRESS_MAX)
-        return kvf_libfabric_fail(endpoint->library, FI_EOPNOTSUPP, "address");
-    return KVF_OK;
+    unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
+    endpoint->address_bytes = sizeof address;
+    int failed = fi_getname(&endpoint->port.ep->fid, address, &endpoint->address_bytes);
+    return failed ? kvf_libfabric_fail(endpoint->library, failed, "address") : KVF_OK;
 }
 
 static kvf_status open_events(kvf_libfabric_endpoint *endpoint) {
@@ -127,9 +127,9 @@ static kvf_status open_events(kvf_libfabric_endpoint *endpoint) {
 
 static void free_endpoint(kvf_libfabric_endpoint *endpoint) {
     kvf_beacon_close(&endpoint->beacon);
-    stop_serving(endpoint);
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         (void)kvf_libfabric_unmap(&endpoint->regions[i]);
+    stop_serving(endpoint); /* some providers bind the regions to the port, and close it only without them */
     if (endpoint->addresses)
         (void)fi_close(&endpoint->addresses->fid);
     if (endpoint->domain)
@@ -209,9 +209,12 @@ static bool look_around(kvf_libfabric_endpoint *endpoint) {
 
 /* Notifications stay with libfabric until there is memory for them. */
 static kvf_status take_notices(kvf_libfabric_endpoint *endpoint, size_t *moved) {
-    if (!endpoint->port.ep ||
-        kvf_deliver_room(endpoint->transport, KVF_LIBFABRIC_COMPLETIONS * KVF_NOTICE_ROOM_MAX))
+    if (!endpoint->port.ep)
         return KVF_OK;
+    if (kvf_deliver_room(endpoint->transport, KVF_LIBFABRIC_COMPLETIONS * KVF_NOTICE_ROOM_MAX)) {
+        endpoint->refused = true;
+        return KVF_OK;
+    }
     kvf_status status = kvf_libfabric_port_poll(endpoint, &endpoint->port, moved);
     return status ? status : kvf_libfabric_listen(endpoint);
 }

@@ -80,8 +80,8 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider,
                                 const char *domain, struct fi_info **out);
 
-/** Whether a provider's network cards read and write the memory of other hosts by themselves; the others emulate
- * it. */
+/** Whether a provider's network cards read and write the memory of other hosts by themselves, as efa's and cxi's do. All
+ * others count as emulating it. */
 bool kvf_libfabric_is_rdma(const struct fi_info *info);
 
 /** Fails with "libfabric <what>: <its words>". `error` is one of its errors, positive or negative. */
@@ -193,7 +193,6 @@ struct kvf_libfabric_endpoint {
     kvf_libfabric_messages inbox;
     kvf_libfabric_memory *regions; /**< by number */
     uint32_t region_count;
-    uint32_t most_moves; /**< in flight, of one link */
     kvf_beacon beacon;
     int event_fd;     /**< an epoll of the ports, `wake`, `timer`, the beacon and the links' watches */
     kvf_wake wake;    /**< readable while progress() has something to do that no port shows */
@@ -203,7 +202,7 @@ struct kvf_libfabric_endpoint {
     uint32_t rounds;
     kvf_libfabric_link *links;
     kvf_poster poster;
-    bool refused; /**< libfabric took no operation: try again soon */
+    bool refused; /**< something could not be done now: try again soon */
     bool any_lost;
 };
 

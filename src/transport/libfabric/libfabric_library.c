@@ -153,7 +153,7 @@ static const char *const known[] = {"efa", "cxi", "tcp", "net"};
 
 bool kvf_libfabric_is_rdma(const struct fi_info *info) {
     const char *name = info->fabric_attr->prov_name;
-    return strcmp(name, "tcp") != 0 && strcmp(name, "net") != 0;
+    return strcmp(name, "efa") == 0 || strcmp(name, "cxi") == 0;
 }
 
 static void ask_for(struct fi_info *hints, uint64_t more_abilities) {
