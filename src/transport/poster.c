@@ -1,9 +1,5 @@
 #include "transport/poster.h"
 
-/* The most bytes that are copied in one round, and the most operations that it posts. */
-#define BYTES_A_ROUND (4u << 20)
-#define OPERATIONS_A_ROUND 4096u
-
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
 void kvf_poster_open(kvf_poster *poster, const kvf_post_actions *actions, uint32_t max_in_flight) {
@@ -115,80 +111,16 @@ void kvf_post_completed(kvf_post_job *job) {
     settle(job);
 }
 
-static void count_under_way(kvf_post_job *job) {
-    job->queue->in_flight++;
-    job->batch->in_flight++;
-}
-
-static void skip_rest(kvf_post_job *job) {
+void kvf_post_stop(kvf_post_job *job) {
     job->stopped = true;
     kvf_batch_fail(job->batch, KVF_E_CANCELLED, KVF_REASON_CANCELLED);
 }
 
-/* Posts the next piece of a run; adds to `*at_once` what completed at once. */
-static kvf_posted post_piece(kvf_post_job *job, uint64_t *at_once) {
+void kvf_post_posted(kvf_post_job *job) {
     kvf_post_queue *queue = job->queue;
-    kvf_batch *batch = job->batch;
-    const kvf_run *run = &batch->runs[batch->next];
-    const uint64_t left = run->bytes - queue->posted_bytes;
-    const kvf_piece piece = {run, queue->posted_bytes, kvf_min_u64(left, KVF_PIECE_MAX)};
-    kvf_posted posted = piece.bytes > 0 ? queue->poster->actions->post(job, &piece) : KVF_POSTED_DONE;
-    if (posted == KVF_POSTED_FULL)
-        return posted;
-    if (posted == KVF_POSTED_UNDER_WAY)
-        count_under_way(job);
-    else
-        *at_once += piece.bytes;
-    if (piece.bytes < left) {
-        queue->posted_bytes += piece.bytes;
-    } else {
-        queue->posted_bytes = 0;
-        batch->next++;
-    }
-    return posted;
-}
-
-/* Posts a link's runs; returns whether the budget ended it. */
-static bool post_queue(kvf_post_queue *queue, uint64_t *bytes_left, uint32_t *operations_left) {
-    kvf_post_job *job;
-    while ((job = queue->posting) && !queue->halted) {
-        const kvf_batch *batch = job->batch;
-        while (batch->next < batch->count) {
-            uint64_t at_once = 0;
-            if (batch->cancelled || batch->failed) {
-                skip_rest(job);
-                break;
-            }
-            if (queue->in_flight >= queue->poster->max_in_flight)
-                return false;
-            if (*bytes_left == 0 || *operations_left == 0)
-                return true;
-            if (post_piece(job, &at_once) == KVF_POSTED_FULL)
-                return false;
-            *bytes_left -= kvf_min_u64(*bytes_left, at_once);
-            --*operations_left;
-        }
-        queue->posting = job->following;
-        queue->posted_bytes = 0;
-        settle(job);
-    }
-    return false;
-}
-
-bool kvf_post_round(kvf_poster *poster) {
-    uint64_t bytes = BYTES_A_ROUND;
-    uint32_t operations = OPERATIONS_A_ROUND;
-    kvf_post_queue *begin = poster->turn ? poster->turn : poster->queues;
-    kvf_post_queue *queue = begin;
-    while (queue) {
-        kvf_post_queue *following = queue->following ? queue->following : poster->queues;
-        if (post_queue(queue, &bytes, &operations)) {
-            poster->turn = following;
-            return true;
-        }
-        queue = following == begin ? NULL : following;
-    }
-    return false;
+    queue->posting = job->following;
+    queue->posted_bytes = 0;
+    settle(job);
 }
 
 /* ---- ending ------------------------------------------------------------------------------------- */
@@ -201,7 +133,7 @@ static bool is_finishing(kvf_post_job *job) {
     job->finished = true;
     if (actions->finish(job) != KVF_POSTED_UNDER_WAY)
         return false;
-    count_under_way(job);
+    kvf_post_under_way(job);
     return true;
 }
 

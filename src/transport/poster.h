@@ -40,10 +40,11 @@ typedef enum kvf_posted {
     KVF_POSTED_FULL,      /**< nothing was posted: the library takes no more now */
 } kvf_posted;
 
-/** What the fabric does. */
-typedef struct kvf_post_actions {
-    kvf_posted (*post)(kvf_post_job *job, const kvf_piece *piece);
+/** Posts a piece of the first run of a job that is not posted yet. */
+typedef kvf_posted kvf_post_function(kvf_post_job *job, const kvf_piece *piece);
 
+/** What the fabric does when operations are complete. */
+typedef struct kvf_post_actions {
     /** Ensures that what a write, or a part of it, has posted is at the peer. Not KVF_POSTED_FULL. NULL: it is when its
      * operations are complete. */
     kvf_posted (*finish)(kvf_post_job *job);
@@ -85,9 +86,6 @@ void kvf_post_queue_remove(kvf_post_queue *queue);
 /** Accepts a batch. @return KVF_OK or KVF_E_NOMEM */
 kvf_status kvf_post_add(kvf_post_queue *queue, kvf_batch *batch);
 
-/** Posts at most some megabytes of runs, of all links; returns whether there is more to post at once. */
-bool kvf_post_round(kvf_poster *poster);
-
 /** An operation is complete; if it failed, the fabric has called kvf_batch_fail() before, unless the batch is NULL.
  * May be called from inside the library. */
 void kvf_post_completed(kvf_post_job *job);
@@ -97,5 +95,94 @@ void kvf_post_end_ready(kvf_poster *poster);
 
 /** Forgets the batches of a queue. Jobs with operations in flight stay until the next call with none in flight. */
 void kvf_post_drop(kvf_post_queue *queue);
+
+/* ---- posting ------------------------------------------------------------------------------------ */
+
+/* Each run costs a call of the library and these lines, so they are compiled into the fabric. */
+
+/** The most bytes that are copied in one round, and the most operations that it posts. */
+#define KVF_POST_BYTES_A_ROUND (4u << 20)
+#define KVF_POST_OPERATIONS_A_ROUND 4096u
+
+/** No more of the job's runs are posted: it was cancelled, or has failed. */
+void kvf_post_stop(kvf_post_job *job);
+
+/** The job's runs are posted, or it was stopped. */
+void kvf_post_posted(kvf_post_job *job);
+
+static inline void kvf_post_under_way(kvf_post_job *job) {
+    job->queue->in_flight++;
+    job->batch->in_flight++;
+}
+
+/** Posts the next piece of a run; adds to `*at_once` what completed at once. */
+static inline kvf_posted kvf_post_piece(kvf_post_job *job, kvf_post_function *post, uint64_t *at_once) {
+    kvf_post_queue *queue = job->queue;
+    kvf_batch *batch = job->batch;
+    const kvf_run *run = &batch->runs[batch->next];
+    const uint64_t left = run->bytes - queue->posted_bytes;
+    const kvf_piece piece = {run, queue->posted_bytes, kvf_min_u64(left, KVF_PIECE_MAX)};
+    const kvf_posted posted = piece.bytes > 0 ? post(job, &piece) : KVF_POSTED_DONE;
+    if (posted == KVF_POSTED_FULL)
+        return posted;
+    if (posted == KVF_POSTED_UNDER_WAY)
+        kvf_post_under_way(job);
+    else
+        *at_once += piece.bytes;
+    if (piece.bytes < left) {
+        queue->posted_bytes += piece.bytes;
+    } else {
+        queue->posted_bytes = 0;
+        batch->next++;
+    }
+    return posted;
+}
+
+/** Posts a link's runs; returns whether the budget ended it. */
+static inline bool kvf_post_link(kvf_post_queue *queue, kvf_post_function *post, uint64_t *bytes_left,
+                                 uint32_t *operations_left) {
+    kvf_post_job *job;
+    while ((job = queue->posting) && !queue->halted) {
+        const kvf_batch *batch = job->batch;
+        while (batch->next < batch->count) {
+            uint64_t at_once = 0;
+            if (batch->cancelled || batch->failed) {
+                kvf_post_stop(job);
+                break;
+            }
+            if (queue->in_flight >= queue->poster->max_in_flight)
+                return false;
+            if (*bytes_left == 0 || *operations_left == 0)
+                return true;
+            if (kvf_post_piece(job, post, &at_once) == KVF_POSTED_FULL)
+                return false;
+            *bytes_left -= kvf_min_u64(*bytes_left, at_once);
+            --*operations_left;
+        }
+        kvf_post_posted(job);
+    }
+    return false;
+}
+
+/**
+ * Posts at most some megabytes of runs, of all links; returns whether there is more to post at once.
+ *
+ * @param post  known to the compiler where this is called
+ */
+static inline bool kvf_post_round(kvf_poster *poster, kvf_post_function *post) {
+    uint64_t bytes = KVF_POST_BYTES_A_ROUND;
+    uint32_t operations = KVF_POST_OPERATIONS_A_ROUND;
+    kvf_post_queue *begin = poster->turn ? poster->turn : poster->queues;
+    kvf_post_queue *queue = begin;
+    while (queue) {
+        kvf_post_queue *following = queue->following ? queue->following : poster->queues;
+        if (kvf_post_link(queue, post, &bytes, &operations)) {
+            poster->turn = following;
+            return true;
+        }
+        queue = following == begin ? NULL : following;
+    }
+    return false;
+}
 
 #endif

@@ -271,7 +271,7 @@ static kvf_status libfabric_progress(void *self, bool *busy) {
     endpoint->refused = false;
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more && !status; i++) {
         size_t moved = 0;
-        more = kvf_post_round(&endpoint->poster);
+        more = kvf_libfabric_post(endpoint);
         status = take_notices(endpoint, &moved);
         take_completions(endpoint, &moved);
         if (moved == 0)

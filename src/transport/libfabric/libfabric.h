@@ -312,4 +312,7 @@ void kvf_libfabric_cancel(void *self, kvf_batch *batch);
 
 extern const kvf_post_actions kvf_libfabric_post_actions;
 
+/** See kvf_post_round(). */
+bool kvf_libfabric_post(kvf_libfabric_endpoint *endpoint);
+
 #endif

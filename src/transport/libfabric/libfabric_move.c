@@ -78,7 +78,7 @@ void kvf_libfabric_cancel(void *self, kvf_batch *batch) {
     kvf_wake_set(&link->endpoint->wake, true);
 }
 
-static kvf_posted post(kvf_post_job *job, const kvf_piece *piece) {
+static inline kvf_posted post(kvf_post_job *job, const kvf_piece *piece) {
     kvf_libfabric_link *link = link_of(job);
     const kvf_libfabric_memory *local = &link->endpoint->regions[piece->run->local_region];
     const kvf_libfabric_target *remote = &link->targets[piece->run->remote_region];
@@ -111,6 +111,10 @@ static kvf_posted post(kvf_post_job *job, const kvf_piece *piece) {
     return KVF_POSTED_DONE;
 }
 
+bool kvf_libfabric_post(kvf_libfabric_endpoint *endpoint) {
+    return kvf_post_round(&endpoint->poster, post);
+}
+
 static bool is_gone(kvf_post_queue *queue) {
     kvf_libfabric_link *link = (kvf_libfabric_link *)queue;
     if (link->watch < 0 || !kvf_beacon_is_gone(link->watch))
@@ -119,4 +123,4 @@ static bool is_gone(kvf_post_queue *queue) {
     return true;
 }
 
-const kvf_post_actions kvf_libfabric_post_actions = {.post = post, .is_gone = is_gone};
+const kvf_post_actions kvf_libfabric_post_actions = {.is_gone = is_gone};

@@ -326,7 +326,7 @@ static kvf_status ucx_progress(void *self, bool *busy) {
     bool fired = false;
     kvf_ucx_enter();
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more; i++) {
-        more = kvf_post_round(&endpoint->poster);
+        more = kvf_ucx_post(endpoint);
         if (kvf_deliver_room(endpoint->transport, NOTICES_A_PROGRESS)) {
             more = true; /* notifications stay with UCX until there is memory for them */
             break;

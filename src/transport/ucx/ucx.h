@@ -221,7 +221,8 @@ struct kvf_ucx_link {
     ucp_ep_h ep; /**< NULL once closed */
     kvf_ucx_target *targets;
     uint32_t target_count;
-    int watch;                            /**< of the peer's beacon; -1: none */
+    ucp_request_param_t param; /**< of the next operation; made once, because there are many of them */
+    int watch;                 /**< of the peer's beacon; -1: none */
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
     uint32_t messages;                    /**< notifications UCX has not yet taken */
     bool withholds;                       /**< some target has no key, though there is memory */
@@ -273,5 +274,11 @@ kvf_status kvf_ucx_submit(void *self, kvf_batch *batch);
 void kvf_ucx_cancel(void *self, kvf_batch *batch);
 
 extern const kvf_post_actions kvf_ucx_post_actions;
+
+/** See kvf_post_round(). */
+bool kvf_ucx_post(kvf_ucx_endpoint *endpoint);
+
+/** Prepares a link for its operations. */
+void kvf_ucx_prepare(kvf_ucx_link *link);
 
 #endif

@@ -231,6 +231,7 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     link->ucx = endpoint->ucx;
     link->peer = peer;
     link->targets = targets;
+    kvf_ucx_prepare(link);
     memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
     kvf_ucx_enter();
     kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);

@@ -71,25 +71,32 @@ static kvf_posted take_result(kvf_post_job *job, ucs_status_ptr_t result, const 
     return KVF_POSTED_DONE;
 }
 
-static kvf_posted post(kvf_post_job *job, const kvf_piece *piece) {
-    const kvf_ucx_link *link = link_of(job);
+void kvf_ucx_prepare(kvf_ucx_link *link) {
+    link->param = (ucp_request_param_t){
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_MEMH,
+        .cb.send = completed,
+    };
+}
+
+static inline kvf_posted post(kvf_post_job *job, const kvf_piece *piece) {
+    kvf_ucx_link *link = link_of(job);
     const kvf_ucx_memory *local = &link->endpoint->regions[piece->run->local_region];
     const kvf_ucx_target *remote = &link->targets[piece->run->remote_region];
     unsigned char *here = local->address + piece->run->local_offset + piece->from;
     const uint64_t there = remote->address + piece->run->remote_offset + piece->from;
-    const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_MEMH,
-        .cb.send = completed,
-        .user_data = job,
-        .memory_type = local->type,
-        .memh = local->handle,
-    };
+    const bool reads = job->batch->direction == KVF_READ;
+    link->param.user_data = job;
+    link->param.memory_type = local->type;
+    link->param.memh = local->handle;
     ucs_status_ptr_t result =
-        job->batch->direction == KVF_READ
-            ? link->ucx->ucp_get_nbx(link->ep, here, piece->bytes, there, remote->key, &param)
-            : link->ucx->ucp_put_nbx(link->ep, here, piece->bytes, there, remote->key, &param);
-    return take_result(job, result, word_of(job));
+        reads ? link->ucx->ucp_get_nbx(link->ep, here, piece->bytes, there, remote->key, &link->param)
+              : link->ucx->ucp_put_nbx(link->ep, here, piece->bytes, there, remote->key, &link->param);
+    return take_result(job, result, reads ? "read" : "write");
+}
+
+bool kvf_ucx_post(kvf_ucx_endpoint *endpoint) {
+    return kvf_post_round(&endpoint->poster, post);
 }
 
 /* A put completes here when its bytes have left; a flush, when they have arrived. */
@@ -111,4 +118,4 @@ static bool is_gone(kvf_post_queue *queue) {
     return true;
 }
 
-const kvf_post_actions kvf_ucx_post_actions = {.post = post, .finish = flush, .is_gone = is_gone};
+const kvf_post_actions kvf_ucx_post_actions = {.finish = flush, .is_gone = is_gone};
