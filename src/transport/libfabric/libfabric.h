@@ -241,7 +241,7 @@ void kvf_libfabric_port_close(kvf_libfabric_endpoint *endpoint, kvf_libfabric_po
 
 /** Takes completions, at most KVF_LIBFABRIC_COMPLETIONS of them, and calls done() of their operations. Adds to
  * `*moved` how many. */
-#define KVF_LIBFABRIC_COMPLETIONS 32u
+#define KVF_LIBFABRIC_COMPLETIONS ((size_t)32)
 kvf_status kvf_libfabric_port_poll(const kvf_libfabric_endpoint *endpoint, const kvf_libfabric_port *port,
                                    size_t *moved);
 
