@@ -251,7 +251,7 @@ int main(int argc, char **argv) {
     static verdict all;
     const bench_cells cells = make_cells();
     for (size_t r = 0; r < ROUTES; r++)
-        if (bench_has_kind(routes[r].kind))
+        if (bench_kind(routes[r].kind).name)
             bench_pair_start(&sweeps[r].pair, &routes[r], &cells);
     for (size_t r = 0; r < ROUTES; r++)
         if (sweeps[r].pair.route)

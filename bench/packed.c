@@ -27,6 +27,8 @@ static const bench_route routes[] = {
     {.title = "Pushed by messages", .kind = "messages", .push = true},
     {.title = "Pulled by UCX over TCP", .kind = "ucx", .tls = "tcp,self", .spins = SPINS},
     {.title = "Pushed by UCX over TCP", .kind = "ucx", .tls = "tcp,self", .push = true, .spins = SPINS},
+    {.title = "Pulled by libfabric over TCP", .kind = "libfabric", .spins = SPINS},
+    {.title = "Pushed by libfabric over TCP", .kind = "libfabric", .push = true, .spins = SPINS},
     {.title = "Pulled on the same host: memory that the library allocated", .kind = "shm", .spins = SPINS},
 };
 static const bench_route brought = {.title = "Pulled on the same host: memory that the callers brought",
@@ -44,9 +46,10 @@ static const uint64_t brought_bytes[] = {128,  256,   512,   1024,  2048,  2944,
 #define TURNS 15
 #define REQUIRED 0.90
 
-/* UCX takes long for short runs that go directly. */
+/* Fabrics that move each run by itself take long for short ones that go directly. */
 static uint64_t bytes_of(const bench_route *route, uint64_t run) {
-    return route->brought ? 32ull << 20 : run < 4096 && route->tls ? 8ull << 20 : 64ull << 20;
+    const bool is_slow = run < 4096 && !bench_kind(route->kind).lists;
+    return route->brought ? 32ull << 20 : is_slow ? 8ull << 20 : 64ull << 20;
 }
 
 static void start_pair(bench_pair *pair, const bench_route *route, uint64_t run) {
@@ -56,7 +59,7 @@ static void start_pair(bench_pair *pair, const bench_route *route, uint64_t run)
 }
 
 static bool is_measured(const bench_route *route) {
-    return bench_has_kind(route->kind) && !(bench_hosts_are_two() && strcmp(route->kind, "shm") == 0);
+    return bench_kind(route->kind).name && !(bench_hosts_are_two() && strcmp(route->kind, "shm") == 0);
 }
 
 static double rate(const bench_pair *pair, double ns) {

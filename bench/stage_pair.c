@@ -18,12 +18,12 @@ typedef enum order {
     SEND = 'p',  /* all memory, through the plain connection */
 } order;
 
-bool bench_has_kind(const char *kind) {
-    const char *name;
-    for (uint32_t i = 0; (name = kvf_transport_kind_name(i)); i++)
-        if (strcmp(name, kind) == 0)
-            return true;
-    return false;
+kvf_transport_kind bench_kind(const char *name) {
+    kvf_transport_kind kind = {.struct_size = sizeof kind};
+    for (uint32_t i = 0; kvf_transport_describe(i, &kind) == KVF_OK; i++)
+        if (strcmp(kind.name, name) == 0)
+            return kind;
+    return (kvf_transport_kind){0};
 }
 
 /* ---- both ends ------------------------------------------------------------------------------- */

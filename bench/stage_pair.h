@@ -70,8 +70,8 @@ typedef struct bench_pair {
     uint32_t *ids[BENCH_PAIR_GROUPS];
 } bench_pair;
 
-/** Whether this build has a kind of transport. */
-bool bench_has_kind(const char *kind);
+/** What a kind of transport can do; its name is NULL if this build does not have it. */
+kvf_transport_kind bench_kind(const char *name);
 
 /** Bytes of one token of a group, of all its layers. */
 uint64_t bench_token_bytes(const bench_cells *cells, uint32_t group);

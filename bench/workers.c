@@ -81,10 +81,10 @@ int main(int argc, char **argv) {
     bench_report *report = bench_report_start("workers", argc, argv);
     static trial trials[ROUTES][RUN_SIZES];
     for (size_t r = 0; r < ROUTES; r++)
-        for (size_t size = 0; size < RUN_SIZES && bench_has_kind(routes[r].kind); size++)
+        for (size_t size = 0; size < RUN_SIZES && bench_kind(routes[r].kind).name; size++)
             start(&trials[r][size], &routes[r], run_bytes[size]);
     for (size_t r = 0; r < ROUTES; r++) {
-        if (!bench_has_kind(routes[r].kind))
+        if (!bench_kind(routes[r].kind).name)
             continue;
         bench_table(report, routes[r].title,
                     (const char *[]){"run", "0 workers GB/s", "1", "2", "gain of 1", "gain of 2",
