@@ -45,6 +45,7 @@ FABRICS = {
     "messages, packed": Fabric("messages", way="packed"),
     "messages, encrypted": Fabric("messages", keys=True),
     "ucx": Fabric("ucx", environment={"UCX_TLS": "tcp"}, only_eth0=("--ucx-devices", "eth0"), short=True),
+    "libfabric": Fabric("libfabric", only_eth0=("--libfabric-domain", "eth0")),
 }
 
 SAID_LINES = 150  # of the engines of a case that failed, the last of which are shown

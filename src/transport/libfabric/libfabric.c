@@ -226,6 +226,7 @@ static void take_completions(kvf_libfabric_endpoint *endpoint, size_t *moved) {
         kvf_libfabric_send_waiting(link);
         if (kvf_libfabric_port_poll(endpoint, &link->port, moved))
             kvf_libfabric_mark_lost(link, kvf_error_detail());
+        endpoint->patient = kvf_libfabric_is_patient(link) || endpoint->patient;
     }
 }
 
@@ -234,6 +235,8 @@ static void set_timer(kvf_libfabric_endpoint *endpoint, bool pending) {
     uint64_t wait_ns = UINT64_MAX;
     if (endpoint->poll_us > 0)
         wait_ns = (uint64_t)endpoint->poll_us * 1000 * (pending ? 1 : IDLE_POLLS);
+    if (endpoint->patient)
+        wait_ns = kvf_min_u64(wait_ns, KVF_LIBFABRIC_PATIENCE_NS);
     if (endpoint->refused)
         wait_ns = kvf_min_u64(wait_ns, TRY_AGAIN_NS);
     if (wait_ns != UINT64_MAX)
@@ -268,7 +271,7 @@ static kvf_status libfabric_progress(void *self, bool *busy) {
     kvf_libfabric_endpoint *endpoint = self;
     kvf_status status = KVF_OK;
     bool more = false, any = false, fired = false;
-    endpoint->refused = false;
+    endpoint->refused = endpoint->patient = false;
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more && !status; i++) {
         size_t moved = 0;
         more = kvf_libfabric_post(endpoint);

@@ -203,6 +203,7 @@ struct kvf_libfabric_endpoint {
     kvf_libfabric_link *links;
     kvf_poster poster;
     bool refused; /**< something could not be done now: try again soon */
+    bool patient; /**< nothing has reached some peer yet: see kvf_libfabric_is_patient() */
     bool any_lost;
 };
 
@@ -218,6 +219,9 @@ struct kvf_libfabric_link {
     kvf_libfabric_messages outbox;
     int watch;                            /**< of the peer's beacon; -1: none */
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
+    uint64_t asked_ns;                    /**< when something was first under way; 0: never */
+    bool answered;                        /**< something has reached the peer */
+    bool waits;                           /**< the front was told that nothing has */
     bool lost;                            /**< noticed; progress() tells the front */
     bool lost_told;
     char lost_why[KVF_REASON_BYTES];
@@ -300,6 +304,16 @@ bool kvf_libfabric_is_pending(const kvf_libfabric_link *link);
 
 /** Notes that the peer is gone; the first reason stays. Safe inside done(): progress() does the rest. */
 void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why);
+
+/** The same for an error of libfabric, where `what` failed. */
+void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *what);
+
+/** Notes that something has reached the peer. */
+void kvf_libfabric_mark_answered(kvf_libfabric_link *link);
+
+/** Tells the front about a pending link that nothing has reached for a second. Returns whether it is too early. */
+bool kvf_libfabric_is_patient(kvf_libfabric_link *link);
+#define KVF_LIBFABRIC_PATIENCE_NS 1000000000ull
 
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint);

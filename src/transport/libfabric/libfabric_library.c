@@ -9,6 +9,7 @@
  */
 #include <dirent.h>
 #include <dlfcn.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,9 +181,18 @@ static struct fi_info *keep_one(const kvf_libfabric_library *library, struct fi_
     return kept;
 }
 
+/* An address of IPv6 that means something only with the name of its interface, which is another one on the peer. */
+static bool is_of_one_link(const struct fi_info *info) {
+    struct sockaddr_in6 address;
+    if (info->addr_format != FI_SOCKADDR_IN6 || !info->src_addr || info->src_addrlen < sizeof address)
+        return false;
+    memcpy(&address, info->src_addr, sizeof address);
+    return IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr);
+}
+
 /* Providers take these names for hints, and may offer others. */
 static bool is_wanted(const struct fi_info *info, const char *provider, const char *domain) {
-    return strcmp(info->fabric_attr->prov_name, provider) == 0 &&
+    return strcmp(info->fabric_attr->prov_name, provider) == 0 && !is_of_one_link(info) &&
            (!domain || strcmp(info->domain_attr->name, domain) == 0);
 }
 

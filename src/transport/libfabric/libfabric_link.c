@@ -16,6 +16,39 @@ void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why) {
     link->endpoint->any_lost = true;
 }
 
+/* What to try if nothing ever reached the peer. */
+#define ADVICE "the setting libfabric.domain says which interface to use"
+
+void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *what) {
+    char why[KVF_REASON_BYTES];
+    (void)kvf_libfabric_fail(link->endpoint->library, error, what);
+    (void)snprintf(why, sizeof why, "%s%s", kvf_error_detail(), link->answered ? "" : "; " ADVICE);
+    kvf_libfabric_mark_lost(link, why);
+}
+
+void kvf_libfabric_mark_answered(kvf_libfabric_link *link) {
+    link->answered = true;
+    if (link->waits)
+        kvf_peer_waits(link->peer, NULL);
+    link->waits = false;
+}
+
+bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
+    const struct fi_info *info = link->endpoint->info;
+    char why[KVF_REASON_BYTES];
+    if (link->answered || link->waits)
+        return false;
+    if (link->asked_ns == 0)
+        link->asked_ns = kvf_now(&kvf_monotonic);
+    if (kvf_now(&kvf_monotonic) - link->asked_ns < KVF_LIBFABRIC_PATIENCE_NS)
+        return true;
+    link->waits = true;
+    (void)snprintf(why, sizeof why, "nothing has reached it by %s over %s; " ADVICE,
+                   info->fabric_attr->prov_name, info->domain_attr->name);
+    kvf_peer_waits(link->peer, why);
+    return false;
+}
+
 void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint) {
     for (kvf_libfabric_link *link = endpoint->links, *following; link && endpoint->any_lost;
          link = following) {

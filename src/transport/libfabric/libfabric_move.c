@@ -27,10 +27,10 @@ static void moved(kvf_libfabric_operation *operation, size_t bytes, int error) {
     put_back(link, move);
     if (error && job->batch)
         fail(job, error);
-    if (error && kvf_libfabric_means_lost(error)) {
-        (void)kvf_libfabric_fail(link->endpoint->library, error, "connection");
-        kvf_libfabric_mark_lost(link, kvf_error_detail());
-    }
+    if (error && kvf_libfabric_means_lost(error))
+        kvf_libfabric_fail_link(link, error, "connection");
+    if (!error && !link->answered)
+        kvf_libfabric_mark_answered(link);
     kvf_post_completed(job);
 }
 

@@ -95,10 +95,10 @@ static void went_out(kvf_libfabric_operation *operation, size_t bytes, int error
     kvf_libfabric_link *link = message->owner;
     link->outbox.under_way--;
     put_back(&link->outbox, message);
-    if (error) {
-        (void)kvf_libfabric_fail(link->endpoint->library, error, "notification");
-        kvf_libfabric_mark_lost(link, kvf_error_detail());
-    }
+    if (error)
+        kvf_libfabric_fail_link(link, error, "notification");
+    else if (!link->answered)
+        kvf_libfabric_mark_answered(link);
 }
 
 bool kvf_libfabric_is_notifying(const kvf_libfabric_link *link) {
