@@ -80,8 +80,8 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider,
                                 const char *domain, struct fi_info **out);
 
-/** Whether a provider's network cards read and write the memory of other hosts by themselves, as efa's and cxi's do. All
- * others count as emulating it. */
+/** Whether a provider's network cards read and write the memory of other hosts by themselves, as efa's and cxi's do.
+ * All others count as emulating it. */
 bool kvf_libfabric_is_rdma(const struct fi_info *info);
 
 /** Fails with "libfabric <what>: <its words>". `error` is one of its errors, positive or negative. */
