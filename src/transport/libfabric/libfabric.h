@@ -75,7 +75,7 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
  * @param provider  its name; NULL: the first that is there of efa, cxi, tcp, net
  * @param domain    the network interface, as the provider calls it; NULL: its first
  * @param out       receives one description, to be freed with fi_freeinfo()
- * @return KVF_OK, KVF_E_UNSUPPORTED (none; the detail says what there is), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_UNSUPPORTED (none, or no memory to describe one; the detail says which were asked for)
  */
 kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider,
                                 const char *domain, struct fi_info **out);
@@ -129,8 +129,8 @@ kvf_status kvf_libfabric_card_read(const void *data, size_t bytes, kvf_libfabric
 typedef struct kvf_libfabric_link kvf_libfabric_link;
 typedef struct kvf_libfabric_endpoint kvf_libfabric_endpoint;
 
-/** What every operation begins with: libfabric gives it back when the operation completes. Must stay until then, or
- * until its port is closed. */
+/** Every operation begins with it: libfabric gives it back when the operation completes. Must stay until then, or until
+ * its port is closed. */
 typedef struct kvf_libfabric_operation {
     struct fi_context2 context; /* first, so that the two can be cast */
     /** @param bytes  of a message that came in
@@ -261,7 +261,7 @@ kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory 
 /** @return 0, or why libfabric keeps it, which then stays registered */
 int kvf_libfabric_unmap(kvf_libfabric_memory *memory);
 
-/** What libfabric wants to see of registered memory in operations. */
+/** The descriptor of registered memory, which operations that use it name. */
 void *kvf_libfabric_desc(const kvf_libfabric_memory *memory);
 
 /* of the fabric's table, see kvf_fabric */

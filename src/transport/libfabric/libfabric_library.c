@@ -196,7 +196,7 @@ static bool is_wanted(const struct fi_info *info, const char *provider, const ch
            (!domain || strcmp(info->domain_attr->name, domain) == 0);
 }
 
-/* What a provider of this name offers; NULL: nothing that can be used. */
+/* A description of a provider of this name; NULL: it has none that can be used. */
 static struct fi_info *look_at(const kvf_libfabric_library *library, const char *provider, const char *domain,
                                uint64_t more_abilities) {
     struct fi_info *hints = library->fi_dupinfo(NULL), *found = NULL;

@@ -16,7 +16,7 @@ void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why) {
     link->endpoint->any_lost = true;
 }
 
-/* What to try if nothing ever reached the peer. */
+/* For a peer that nothing has ever reached. */
 #define ADVICE "the setting libfabric.domain says which interface to use"
 
 void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *what) {
