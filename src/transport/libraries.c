@@ -39,6 +39,16 @@ kvf_status kvf_library_open(const char *name, void **handle) {
     return kvf_fail(KVF_E_UNSUPPORTED, "%s", reason ? reason : "it cannot be loaded");
 }
 
+kvf_status kvf_library_find(void *handle, const kvf_library_function *functions, size_t count, void *out) {
+    for (size_t i = 0; i < count; i++) {
+        void *address = dlsym(handle, functions[i].name);
+        if (!address && !functions[i].may_lack)
+            return kvf_fail(KVF_E_UNSUPPORTED, "it has no %s()", functions[i].name);
+        memcpy((char *)out + functions[i].at, &address, sizeof address);
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_library_load_first(const char *what, const char *setting, const char *candidates,
                                   kvf_status (*load)(const char *name, void *out), void *out) {
     char *names = kvf_strdup(candidates), *rest = names;

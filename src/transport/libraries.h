@@ -29,6 +29,16 @@ kvf_status kvf_library_check_file(const char *name);
 /** Opens a library with its own names. KVF_E_UNSUPPORTED, with the loader's reason. */
 kvf_status kvf_library_open(const char *name, void **handle);
 
+/** A function that is looked up in a library. */
+typedef struct kvf_library_function {
+    const char *name;
+    size_t at;     /**< where its address is stored in the fabric's struct of functions */
+    bool may_lack; /**< some versions do not have it: NULL is stored then */
+} kvf_library_function;
+
+/** Looks up functions and stores their addresses in `out`. KVF_E_UNSUPPORTED: one is missing; the detail names it. */
+kvf_status kvf_library_find(void *handle, const kvf_library_function *functions, size_t count, void *out);
+
 /** The file that an address is in, without links; "" if unknown. */
 void kvf_library_file_of(void *address, char out[PATH_MAX]);
 

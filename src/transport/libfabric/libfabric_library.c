@@ -54,24 +54,11 @@ bool kvf_libfabric_has_cards(void) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-static const struct {
-    const char *name;
-    size_t at;
-} functions[] = {
-#define NEEDED(function) {#function, offsetof(kvf_libfabric_library, function)},
+static const kvf_library_function functions[] = {
+#define NEEDED(function) {#function, offsetof(kvf_libfabric_library, function), false},
     KVF_LIBFABRIC_FUNCTIONS(NEEDED)
 #undef NEEDED
 };
-
-static kvf_status find_functions(void *handle, kvf_libfabric_library *out) {
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *address = dlsym(handle, functions[i].name);
-        if (!address)
-            return kvf_fail(KVF_E_UNSUPPORTED, "it has no %s()", functions[i].name);
-        memcpy((char *)out + functions[i].at, &address, sizeof address);
-    }
-    return KVF_OK;
-}
 
 static kvf_status check_version(kvf_libfabric_library *library) {
     const uint32_t version = library->fi_version();
@@ -98,7 +85,7 @@ static kvf_status examine(void *handle, const kvf_libfabric_library **out) {
     kvf_libfabric_library *made = kvf_alloc0(1, sizeof *made);
     if (!made)
         return kvf_nomem("a library's functions");
-    kvf_status status = find_functions(handle, made);
+    kvf_status status = kvf_library_find(handle, functions, sizeof functions / sizeof *functions, made);
     if (!status)
         status = check_version(made);
     if (!status)

@@ -35,27 +35,13 @@ static kvf_library_owner owner;
 
 /* ---- functions of UCX ------------------------------------------------------------------------ */
 
-static const struct {
-    const char *name;
-    size_t at;
-    bool may_lack;
-} functions[] = {
+static const kvf_library_function functions[] = {
 #define NEEDED(function) {#function, offsetof(kvf_ucx_library, function), false},
 #define USEFUL(function) {#function, offsetof(kvf_ucx_library, function), true},
     KVF_UCX_FUNCTIONS(NEEDED, USEFUL)
 #undef NEEDED
 #undef USEFUL
 };
-
-static kvf_status find_functions(void *handle, kvf_ucx_library *out) {
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *address = dlsym(handle, functions[i].name);
-        if (!address && !functions[i].may_lack)
-            return kvf_fail(KVF_E_UNSUPPORTED, "it has no %s()", functions[i].name);
-        memcpy((char *)out + functions[i].at, &address, sizeof address);
-    }
-    return KVF_OK;
-}
 
 /* ---- whether it can be used ------------------------------------------------------------------ */
 
@@ -112,7 +98,7 @@ static kvf_status examine(void *handle, const kvf_ucx_library **out) {
         return kvf_nomem("a library's functions");
     kvf_status status = check_version(handle, made);
     if (!status)
-        status = find_functions(handle, made);
+        status = kvf_library_find(handle, functions, sizeof functions / sizeof *functions, made);
     if (!status)
         status = check_parts(handle, made);
     if (status) {
