@@ -70,7 +70,9 @@ typedef struct kvf_stage_options {
     /** Threads that gather and scatter while the transport moves other slots; 0: kvf_stage_progress() does it itself;
      * up to 16. They help only where processors would be idle otherwise. */
     uint32_t workers;
-    uint64_t stall_ns; /**< a flow ends if its peer is silent for this long when it should answer; 0: 30 s */
+    /** A flow ends if its peer is silent for this long when it should answer, or if the device finishes none of its
+     * copies for half as long; 0: 30 s. */
+    uint64_t stall_ns;
     /** How long slots are kept that a lost peer may still touch. And if all slots are lent and a peer has waited this
      * long for its first one, flows that have given none back meanwhile are ended, and their slots are free after the
      * same time again. 0: 30 s */
@@ -115,7 +117,7 @@ KVF_API kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *sha
                                   const kvf_stage_options *options, kvf_stage **out);
 
 /** Ends all flows without telling the peers, and frees the stage. Call it before the transport is closed; moves may be
- * freed before or after. NULL is accepted. */
+ * freed before or after. Waits for copies of a device, 30 s at most. NULL is accepted. */
 KVF_API void kvf_stage_close(kvf_stage *stage);
 
 /**
@@ -140,9 +142,13 @@ KVF_API void kvf_stage_quiet(kvf_stage *stage, const char *name);
 /** Ends the flows that this peer has opened, with KVF_E_CANCELLED on its side. */
 KVF_API void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer);
 
-/** Ends the flows that peers have opened by a permission, with KVF_E_CANCELLED on their side: once this has returned,
- * none of them touches the shard's memory any more. */
-KVF_API void kvf_stage_revoke(kvf_stage *stage, uint64_t permission);
+/**
+ * Ends the flows that peers have opened by a permission, with KVF_E_CANCELLED on their side.
+ *
+ * @return whether none of them touches the shard's memory any more. False: a device, which cannot be stopped, still
+ *         copies for one; progress, and ask again
+ */
+KVF_API bool kvf_stage_revoke(kvf_stage *stage, uint64_t permission);
 
 /** Takes a notification; returns false if it is not from a stage. Call it from on_notify. */
 KVF_API bool kvf_stage_notice(kvf_stage *stage, const char *sender, const void *data, size_t bytes);

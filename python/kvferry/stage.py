@@ -216,11 +216,12 @@ class Stage:
         with self._using() as pointer:
             lib.kvf_stage_stop(pointer, peer._of(self._transport))
 
-    def revoke(self, permission: int) -> None:
-        """Ends the flows that peers have opened by a permission, with CancelledError there: none of them
-        touches the shard's memory any more."""
+    def revoke(self, permission: int) -> bool:
+        """Ends the flows that peers have opened by a permission, with CancelledError there. Returns whether none
+        of them touches the shard's memory any more: a device cannot be stopped in a copy. Progress, and ask
+        again."""
         with self._using() as pointer:
-            lib.kvf_stage_revoke(pointer, permission)
+            return bool(lib.kvf_stage_revoke(pointer, permission))
 
     def quiet(self, name: str) -> None:
         """Says that a peer that has left no longer touches our memory: the slots lent to it are free."""

@@ -239,7 +239,7 @@ def test_moves_by_a_permission_or_of_a_peer_are_ended(by_permission: bool) -> No
         end.transport.progress()  # it has lent all slots that it may, and waits
         assert end.stage.info.flows == 1
         if by_permission:
-            end.stage.revoke(7)
+            assert end.stage.revoke(7)
         else:
             end.stage.stop(end.peers[0])
     made.until(lambda: move.status != Status.IN_PROGRESS)

@@ -91,8 +91,9 @@ static kvf_status check_way(const kvf_asker *expect) {
     return expect->remote->alike ? KVF_OK : kvf_way_unlike(expect->remote->name);
 }
 
-/* Ends the flows of its writers, so that their pending data does not reach the blocks. False: only the thread that has
- * the work may, and this one lacks it, because it starts the expectation: a round of the loop is to do it. */
+/* Ends the flows of its writers, so that their pending data does not reach the blocks. False: a round of the loop is to
+ * do it again. A device still copies; or only the thread that has the work may end flows, and this one lacks it, because
+ * it starts the expectation. */
 static bool end_flows(const kvf_asker *expect) {
     kvf_agent *agent = expect->base.agent;
     bool told = false; /* before a writer was told our number there is no flow */
@@ -102,9 +103,10 @@ static bool end_flows(const kvf_asker *expect) {
         agent->due = 0;
         return false;
     }
-    if (told)
-        kvf_stage_revoke(agent->stage, kvf_expect_generation(expect));
-    return true;
+    if (!told || kvf_stage_revoke(agent->stage, kvf_expect_generation(expect)))
+        return true;
+    kvf_agent_due(agent, kvf_agent_now(agent) + ENDING_PAUSE);
+    return false;
 }
 
 /* Other sources are only told that they need not. */
@@ -190,7 +192,9 @@ static void expect_verified(kvf_ticket *ticket) {
     kvf_agent *agent = expect->base.agent;
     uint64_t now = kvf_agent_now(agent);
     answer_written(expect);
-    (void)end_flows(expect);
+    expect->complete = true;
+    if (!end_flows(expect))
+        return; /* the next tick tries again */
     kvf_status status = kvf_ticket_gather(expect);
     if (status) {
         kvf_ticket_fail(&expect->base, status, kvf_error_detail(), NULL);
@@ -426,6 +430,8 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
     kvf_agent_due(expect->base.agent, expect->base.deadline);
     if (expect->base.state == KVF_TICKET_ASKING)
         ask_all(expect);
+    else if (expect->complete)
+        expect_verified(ticket);
 }
 
 static void expect_free(kvf_ticket *ticket) {

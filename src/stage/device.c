@@ -3,15 +3,18 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/list.h"
 #include "cuda/looks.h"
 
 #define PAUSE_NS 20000 /* between two polls while a call waits */
+#define SETTLE_NS UINT64_C(100000000)
 /* Blocks of threads: so many move what PCIe carries to and from an arena of the host, and within the device more than a
  * link of 400 Gbit/s does. More would occupy multiprocessors that the engine needs. */
 #define ARENA_BLOCKS 4u
 
 struct kvf_stage_device {
+    const kvf_transport *transport;
     kvf_copier *copier;
     kvf_looks looks;
     bool changed; /* a job was put or taken since the jobs were last polled */
@@ -23,17 +26,26 @@ struct kvf_stage_device {
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
-kvf_status kvf_stage_device_open(uint32_t number, kvf_stage_device **out) {
+static void unmake(kvf_stage_device *device) {
+    if (device->arena)
+        kvf_copier_unpin(device->copier, device->arena);
+    kvf_looks_close(&device->looks);
+    (void)kvf_copier_close(device->copier); /* in a child of fork(), this leaves the parent's open */
+    kvf_free(device);
+}
+
+kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport, kvf_stage_device **out) {
     kvf_stage_device *device = kvf_alloc0(1, sizeof *device);
     if (!device)
         return kvf_nomem("the device of a stage");
     const kvf_copier_options options = {.blocks = ARENA_BLOCKS};
+    device->transport = transport;
     device->looks = (kvf_looks){-1, 0};
     kvf_status status = kvf_copier_open(number, &options, &device->copier);
     if (!status)
         status = kvf_looks_open(&device->looks);
     if (status)
-        kvf_stage_device_close(device);
+        unmake(device);
     else
         *out = device;
     return status;
@@ -43,17 +55,6 @@ kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t 
     kvf_status status = kvf_copier_pin(device->copier, arena, bytes);
     device->arena = status ? NULL : arena;
     return status;
-}
-
-void kvf_stage_device_close(kvf_stage_device *device) {
-    if (!device)
-        return;
-    KVF_ASSERT(!device->jobs.first);
-    if (device->arena)
-        kvf_copier_unpin(device->copier, device->arena);
-    kvf_looks_close(&device->looks);
-    (void)kvf_copier_close(device->copier); /* in a child of fork(), this leaves the parent's open */
-    kvf_free(device);
 }
 
 kvf_status kvf_stage_device_bring(kvf_stage_device *device, const kvf_stream *stream, kvf_device_table *out) {
@@ -107,8 +108,8 @@ static void start(kvf_stage_device *device, kvf_job *job) {
         return;
     const uint64_t begin = job->copied;
     if (!status)
-        job->copied = kvf_stream_boxes(job->stream, job->bases, (kvf_byte_range){begin, job->bytes.end},
-                                       add_box, &filling);
+        job->copied = kvf_stream_boxes(job->stream, kvf_transport_bases(device->transport),
+                                       (kvf_byte_range){begin, job->bytes.end}, add_box, &filling);
     if (!status && filling.failed && (filling.failed != KVF_E_LIMIT || job->copied == begin)) {
         kvf_copy_job_drop(job->part);
         status = filling.failed;
@@ -128,7 +129,7 @@ static void look_at(kvf_job *job) {
     if (status)
         fail(job, status);
     else
-        job->state = job->copied < job->bytes.end ? KVF_JOB_QUEUED : KVF_JOB_DONE;
+        job->state = job->copied < job->bytes.end && !job->withdrawn ? KVF_JOB_QUEUED : KVF_JOB_DONE;
 }
 
 static void advance(kvf_stage_device *device, kvf_job *job) {
@@ -148,6 +149,7 @@ void kvf_stage_device_put(kvf_stage_device *device, const kvf_device_table *tabl
     job->table = *table;
     job->copied = job->bytes.begin;
     job->failed = KVF_OK;
+    job->withdrawn = false;
     job->state = KVF_JOB_QUEUED;
     KVF_QUEUE_ADD(device->jobs.first, device->jobs.last, job);
     advance(device, job);
@@ -169,32 +171,48 @@ kvf_job *kvf_stage_device_take(kvf_stage_device *device) {
     return NULL;
 }
 
-static void pause_shortly(void) {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    (void)nanosleep(&pause, NULL);
-}
-
-void kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job) {
-    while (job->state == KVF_JOB_UNDER_WAY) {
+bool kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job) {
+    if (job->state == KVF_JOB_UNDER_WAY)
         look_at(job);
-        if (job->state == KVF_JOB_UNDER_WAY)
-            pause_shortly();
-    }
-    if (job->state != KVF_JOB_APART)
+    job->withdrawn = job->state == KVF_JOB_UNDER_WAY;
+    if (!job->withdrawn && job->state != KVF_JOB_APART)
         remove_job(device, job);
+    return !job->withdrawn;
 }
 
-/* Each round advances all jobs: a job that waits for room on the device may be listed before jobs that have room. */
-void kvf_stage_device_settle(kvf_stage_device *device) {
-    for (bool settled = false; !settled;) {
-        settled = true;
-        for (kvf_job *job = device->jobs.first; job; job = job->following) {
-            advance(device, job);
-            settled = settled && job->state == KVF_JOB_DONE;
-        }
-        if (!settled)
-            pause_shortly();
+/* Advances all jobs: one that waits for room on the device may be listed before some that have room. */
+static bool copies_nothing(kvf_stage_device *device) {
+    bool nothing = true;
+    for (kvf_job *job = device->jobs.first; job; job = job->following) {
+        advance(device, job);
+        nothing = nothing && job->state == KVF_JOB_DONE;
     }
+    return nothing;
+}
+
+static bool wait_for(kvf_stage_device *device, uint64_t patience_ns) {
+    const uint64_t end = kvf_now(&kvf_monotonic) + patience_ns;
+    while (!copies_nothing(device)) {
+        const struct timespec pause = {.tv_nsec = PAUSE_NS};
+        if (kvf_now(&kvf_monotonic) >= end)
+            return false;
+        (void)nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
+bool kvf_stage_device_settle(kvf_stage_device *device) {
+    return wait_for(device, SETTLE_NS);
+}
+
+void kvf_stage_device_close(kvf_stage_device *device) {
+    if (!device)
+        return;
+    const bool ended = wait_for(device, KVF_DEVICE_PATIENCE_NS);
+    while (device->jobs.first)
+        remove_job(device, device->jobs.first);
+    if (ended)
+        unmake(device);
 }
 
 int kvf_stage_device_fd(const kvf_stage_device *device) {

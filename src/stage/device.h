@@ -5,11 +5,11 @@
  * Copies are jobs, as in workers.h, but no thread makes them: a job is started on the device and polled from time to
  * time (cuda/looks.h).
  *
- *     put ............................. take      or  put .. withdraw
+ *     put ............................. take      or  put .. withdraw, or withdraw .. take
  *         started, polled by take
  *
- * A job with more boxes than the device takes at once runs in parts, one after the other. Only the thread of the stage
- * may call these functions.
+ * A job with more boxes than the device takes at once runs in parts, one after the other. Nothing here waits for the
+ * device for long: it may hang, or be busy with other work. Only the thread of the stage may call these functions.
  */
 #ifndef KVF_STAGE_DEVICE_H
 #define KVF_STAGE_DEVICE_H
@@ -17,22 +17,33 @@
 #include "cuda/copier.h"
 #include "stage/stream.h"
 #include "stage/workers.h"
+#include "transport/transport.h"
+
+#define KVF_DEVICE_PATIENCE_NS UINT64_C(30000000000)
 
 typedef struct kvf_stage_device kvf_stage_device;
 
-/** Opens the copy engine of a device. @return as kvf_copier_open() */
-kvf_status kvf_stage_device_open(uint32_t number, kvf_stage_device **out);
+/**
+ * Opens the copy engine of a device.
+ *
+ * @param transport  knows where the shard's regions begin; must outlive the device
+ * @return as kvf_copier_open()
+ */
+kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport, kvf_stage_device **out);
 
 /** Pins the host's arena, memory that must stay until kvf_stage_device_close(). @return as kvf_copier_pin() */
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);
 
-/** Closes the device; no job may be left. NULL is accepted. */
+/**
+ * Closes the device. If it does not finish its last copies within KVF_DEVICE_PATIENCE_NS, it stays open until the
+ * process ends; its jobs are forgotten, but their memory may still be accessed. NULL is accepted.
+ */
 void kvf_stage_device_close(kvf_stage_device *device);
 
 /** Copies the table of a stream to the device; once for each stream. */
 kvf_status kvf_stage_device_bring(kvf_stage_device *device, const kvf_stream *stream, kvf_device_table *out);
 
-/** Frees that copy; no job of the stream may be left. A zeroed table is accepted. */
+/** Frees that copy behind the copies under way; no further one of the stream may begin. A zeroed table is accepted. */
 void kvf_stage_device_drop(kvf_stage_device *device, kvf_device_table *table);
 
 /** Gives the device a job, and sets the job's `table` to the one of its stream. */
@@ -41,11 +52,11 @@ void kvf_stage_device_put(kvf_stage_device *device, const kvf_device_table *tabl
 /** Takes a job that is over; its `failed` is its result. NULL: there is none. */
 kvf_job *kvf_stage_device_take(kvf_stage_device *device);
 
-/** Takes a job back in any state. If the device is copying it, waits for that copy, of at most one slot. */
-void kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job);
+/** Takes a job back. False: the device is copying it, and will give it back by take() after that copy. */
+bool kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job);
 
-/** Returns when the device copies nothing. */
-void kvf_stage_device_settle(kvf_stage_device *device);
+/** Waits, shortly, until the device has no job to copy. @return whether it has none */
+bool kvf_stage_device_settle(kvf_stage_device *device);
 
 /** A descriptor that is readable when jobs are to be polled again: only polling shows when they are over. */
 int kvf_stage_device_fd(const kvf_stage_device *device);

@@ -93,9 +93,10 @@ void kvf_credit_give(kvf_credit *credit, kvf_credit_state next) {
 /* A lent slot is in doubt if the flow failed: the peer may not know yet. */
 static void end_credit(kvf_credit *credit, kvf_status status) {
     kvf_stage *stage = credit->flow->stage;
-    if (credit->state == KVF_CREDIT_COPYING && stage->device)
-        kvf_stage_device_withdraw(stage->device, &credit->job);
-    else if (credit->state == KVF_CREDIT_COPYING)
+    const bool copying = credit->state == KVF_CREDIT_COPYING;
+    if (copying && stage->device && !kvf_stage_device_withdraw(stage->device, &credit->job))
+        return;
+    if (copying && stage->workers)
         kvf_workers_withdraw(stage->workers, &credit->job);
     if (credit->state == KVF_CREDIT_MOVING)
         (void)kvf_transport_cancel(stage->transport, credit->operation);
@@ -129,11 +130,19 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
     drop_opening(flow);
 }
 
-bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow) {
+static bool has_credit(const kvf_stage_flow *flow, kvf_credit_state state) {
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
-        if (flow->credits[i].state == KVF_CREDIT_LENT)
+        if (flow->credits[i].state == state)
             return true;
     return false;
+}
+
+bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow) {
+    return has_credit(flow, KVF_CREDIT_LENT);
+}
+
+bool kvf_stage_flow_is_copied(const kvf_stage_flow *flow) {
+    return has_credit(flow, KVF_CREDIT_COPYING);
 }
 
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
@@ -155,11 +164,12 @@ void kvf_credit_done(kvf_credit *credit, kvf_credit_state next) {
 }
 
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow) {
-    return flow->ended && flow->end_sent && flow->end_heard && flow->moving == 0;
+    return flow->ended && flow->end_sent && flow->end_heard && flow->moving == 0 &&
+           !kvf_stage_flow_is_copied(flow);
 }
 
 void kvf_stage_flow_free(kvf_stage_flow *flow) {
-    KVF_ASSERT(flow->ended && flow->moving == 0);
+    KVF_ASSERT(flow->ended && flow->moving == 0 && !kvf_stage_flow_is_copied(flow));
     kvf_stage *stage = flow->stage;
     KVF_QUEUE_REMOVE(stage->first, stage->last, flow);
     kvf_stage_flow_uncount(flow);

@@ -171,7 +171,8 @@ void kvf_stage_flow_line_up(kvf_stage_flow *flow);
 kvf_stage_flow *kvf_stage_flow_find(const kvf_stage *stage, const kvf_stage_peer *peer, uint64_t id,
                                     bool mover);
 
-/** Ends our side, once, and frees the slots that the peer does not use. The thread's error detail is the reason. */
+/** Ends our side, once, and frees the slots that neither the peer nor a device uses. The thread's error detail is the
+ * reason. */
 void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status);
 
 /** The same, and reports an event: the peer broke the rules. */
@@ -232,6 +233,10 @@ kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range
 /** Count a flow among its peer's, and stop counting it; each at most once. */
 void kvf_stage_flow_count(kvf_stage_flow *flow);
 void kvf_stage_flow_uncount(kvf_stage_flow *flow);
+
+/** Whether a worker or device copies between a slot of the flow and the shard's memory. One that has ended may still
+ * have such copies: of a device that cannot be stopped. */
+bool kvf_stage_flow_is_copied(const kvf_stage_flow *flow);
 
 /** Whether nothing is left to do or to send. A flow that is over and not `owned` can be freed. */
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow);

@@ -116,12 +116,11 @@ static void drop_arenas(kvf_stage *stage) {
     kvf_error_restore(why);
 }
 
-static void settle(void *context) {
+static bool settle(void *context) {
     const kvf_stage *stage = context;
     if (stage->workers)
         kvf_workers_settle(stage->workers);
-    if (stage->device)
-        kvf_stage_device_settle(stage->device);
+    return !stage->device || kvf_stage_device_settle(stage->device);
 }
 
 static void close_copiers(kvf_stage *stage) {
@@ -155,7 +154,7 @@ static kvf_status open_copiers(kvf_stage *stage) {
     const kvf_memory *memory = NULL;
     kvf_status status = find_memory(stage, &memory);
     if (!status && memory && memory->kind == KVF_MEMORY_CUDA)
-        status = kvf_stage_device_open(memory->device, &stage->device);
+        status = kvf_stage_device_open(memory->device, stage->transport, &stage->device);
     else if (!status && stage->options.workers > 0)
         status = kvf_workers_open(stage->options.workers, &stage->workers);
     if (status || (!stage->device && !stage->workers))
@@ -254,6 +253,13 @@ void kvf_stage_release(kvf_stage *stage) {
     kvf_free(stage);
 }
 
+/* Of a device that has been closed. */
+static void forget_copies(kvf_stage_flow *flow) {
+    kvf_credit *credit;
+    while ((credit = kvf_stage_flow_credit(flow, KVF_CREDIT_COPYING)))
+        kvf_credit_give(credit, KVF_CREDIT_NONE);
+}
+
 void kvf_stage_close(kvf_stage *stage) {
     if (!stage)
         return;
@@ -262,7 +268,9 @@ void kvf_stage_close(kvf_stage *stage) {
         flow->end_sent = true;
         kvf_stage_flow_hear_end(flow); /* the arena is not used again */
     }
-    close_copiers(stage); /* their jobs have ended with the flows */
+    close_copiers(stage); /* workers' jobs have ended with the flows */
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        forget_copies(flow);
     stage->closed = true;
     kvf_stage_release(stage);
 }
@@ -350,10 +358,15 @@ void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer) {
             kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "the lender stopped the flow"));
 }
 
-void kvf_stage_revoke(kvf_stage *stage, uint64_t permission) {
-    for (kvf_stage_flow *flow = stage ? stage->first : NULL; flow; flow = flow->following)
-        if (!flow->mover && flow->open && flow->permission == permission)
-            kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "its permission was revoked"));
+bool kvf_stage_revoke(kvf_stage *stage, uint64_t permission) {
+    bool quiet = true;
+    for (kvf_stage_flow *flow = stage ? stage->first : NULL; flow; flow = flow->following) {
+        if (flow->mover || !flow->open || flow->permission != permission)
+            continue;
+        kvf_stage_flow_end(flow, kvf_fail(KVF_E_CANCELLED, "its permission was revoked"));
+        quiet = quiet && !kvf_stage_flow_is_copied(flow);
+    }
+    return quiet;
 }
 
 kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name) {
@@ -452,6 +465,26 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
     return flow->mover ? !ours || flow->next == flow->bytes : !flow->open || kvf_stage_flow_is_lent(flow);
 }
 
+/* The device has half of the time, so that the peer hears of it before it would call us silent. */
+static bool waits_for_device(const kvf_stage_flow *flow) {
+    return flow->stage->device && !flow->ended && kvf_stage_flow_is_copied(flow);
+}
+
+/* Ends a flow whose peer has been silent for too long, or whose device finishes no copy. */
+static void end_stalled(kvf_stage_flow *flow, uint64_t silent_ns) {
+    const unsigned long long ms = silent_ns / 1000000;
+    const uint64_t most = flow->stage->options.stall_ns;
+    if (waits_for_device(flow) && silent_ns > most / 2)
+        kvf_stage_flow_end(flow, kvf_fail(KVF_E_TIMEOUT, "the device has finished no copy for %llu ms", ms));
+    if (silent_ns <= most || !waits_for_peer(flow))
+        return;
+    kvf_status status = kvf_fail(KVF_E_TIMEOUT, "nothing was heard from the peer for %llu ms", ms);
+    if (flow->mover)
+        kvf_stage_flow_end(flow, kvf_fail_in(status, "%s: ", flow->peer->name));
+    else
+        kvf_stage_flow_blame(flow, status);
+}
+
 /* Whether a flow has waited since before `since` while its peer has no slot of an arena: others keep all that may be
  * lent. Counts the flows that wait for it. */
 static bool somebody_waits(const kvf_stage *stage, kvf_arena *arena, uint64_t since) {
@@ -492,14 +525,7 @@ static void watch_time(kvf_stage *stage) {
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
         if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
             kvf_stage_flow_hear_end(flow);
-        if (!waits_for_peer(flow) || now - flow->heard_ns <= stage->options.stall_ns)
-            continue;
-        kvf_status status = kvf_fail(KVF_E_TIMEOUT, "nothing was heard from the peer for %llu ms",
-                                     (unsigned long long)((now - flow->heard_ns) / 1000000));
-        if (flow->mover)
-            kvf_stage_flow_end(flow, kvf_fail_in(status, "%s: ", flow->peer->name));
-        else
-            kvf_stage_flow_blame(flow, status);
+        end_stalled(flow, now - flow->heard_ns);
     }
 }
 
@@ -525,8 +551,11 @@ static void take_copied(const kvf_stage *stage) {
     kvf_job *job;
     while ((job = next_copied(stage))) {
         kvf_credit *credit = (kvf_credit *)(void *)((char *)job - offsetof(kvf_credit, job));
-        KVF_ASSERT(credit->state == KVF_CREDIT_COPYING && !credit->flow->ended);
-        if (job->failed)
+        KVF_ASSERT(credit->state == KVF_CREDIT_COPYING);
+        credit->flow->heard_ns = kvf_now(stage->clock);
+        if (credit->flow->ended)
+            kvf_credit_give(credit, KVF_CREDIT_NONE);
+        else if (job->failed)
             kvf_stage_flow_end(credit->flow, kvf_fail(job->failed, "%s", job->why));
         else if (credit->flow->mover)
             kvf_mover_copied(credit);

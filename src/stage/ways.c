@@ -362,7 +362,7 @@ static void look_at(kvf_move *move, leg *at) {
         status = kvf_transfer_status(at->transfer);
         detail = kvf_transfer_detail(at->transfer);
     } else {
-        status = !at->flow->ended ? KVF_IN_PROGRESS : at->flow->status;
+        status = !at->flow->ended || kvf_stage_flow_is_copied(at->flow) ? KVF_IN_PROGRESS : at->flow->status;
         detail = at->flow->detail;
     }
     if (status == KVF_IN_PROGRESS)

@@ -23,7 +23,7 @@
 /** One copy. */
 typedef struct kvf_job {
     const kvf_stream *stream;
-    unsigned char *const *bases; /**< where the shard's regions begin */
+    unsigned char *const *bases; /**< where the shard's regions begin; a device asks the transport */
     kvf_byte_range bytes;
     unsigned char *slot;
     bool gathers; /**< into the slot; else it scatters out of it */
@@ -32,6 +32,7 @@ typedef struct kvf_job {
     kvf_device_table table; /**< of the stream, on the device */
     struct kvf_copy_job *part;
     uint64_t copied;   /**< up to this byte of the stream, including the part under way */
+    bool withdrawn;    /**< over with the part under way */
     kvf_status failed; /**< the result of a job that is done; workers never fail */
     char why[128];
     enum { KVF_JOB_APART = 0, KVF_JOB_QUEUED, KVF_JOB_UNDER_WAY, KVF_JOB_DONE } state;

@@ -334,10 +334,9 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
 
 /* ---- functions for users --------------------------------------------------------------------- */
 
-/* The user's threads must not read the tables, or copy, while regions come and go. */
-static void settle_user(const kvf_transport *transport) {
-    if (transport->user.settle)
-        transport->user.settle(transport->user.context);
+/* The user's threads must not read the tables, or copy, while regions come and go. False: a device still copies. */
+static bool settle_user(const kvf_transport *transport) {
+    return !transport->user.settle || transport->user.settle(transport->user.context);
 }
 
 kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *regions, uint32_t count) {
@@ -351,7 +350,7 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     kvf_status status = kvf_front_check_process(transport, "register");
     if (!status)
         status = kvf_memory_check(regions, count, "register");
-    settle_user(transport);
+    (void)settle_user(transport);
     uint32_t added = 0;
     while (!status && added < count &&
            !(status = add(transport, added, kvf_memory_at(regions, added), false)))
@@ -379,7 +378,7 @@ static kvf_status register_region(kvf_transport *transport, uint32_t region, con
     kvf_status status = kvf_front_check_process(transport, "register");
     if (!status)
         status = kvf_memory_check(memory, 1, "register");
-    settle_user(transport);
+    (void)settle_user(transport);
     if (!status)
         status = add(transport, region, memory, is_arena);
     if (!status)
@@ -416,7 +415,8 @@ kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t re
     kvf_status status = kvf_front_check_process(transport, "unregister");
     if (status)
         return status;
-    settle_user(transport);
+    if (!settle_user(transport))
+        return kvf_fail(KVF_E_AGAIN, "unregister: the device copies cells of a stage, and has not finished");
     forget_card(transport);
     transport->oldest = transport->generation;
     status = take_from_fabrics(transport, region);

@@ -288,8 +288,9 @@ unsigned char *const *kvf_transport_bases(const kvf_transport *transport);
 /** A user whose threads copy to and from our regions even while no function of the transport runs. */
 typedef struct kvf_region_user {
     int fd; /**< readable while the user must be called; then the transport's event descriptor is readable too */
-    /** Returns once none of the user's threads accesses the regions, or reads the table of their addresses. */
-    void (*settle)(void *context);
+    /** Returns once none of the user's threads accesses the regions, or reads the table of their addresses. False: a
+     * device still accesses regions. */
+    bool (*settle)(void *context);
     void *context;
 } kvf_region_user;
 

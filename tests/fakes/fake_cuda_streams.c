@@ -191,6 +191,7 @@ void fake_cuda_hasten(void) {
     for (CUstream at = streams; at; at = at->next)
         for (action *todo = at->first; todo; todo = todo->next)
             todo->due_ns = 0;
+    fake_advance();
     (void)pthread_mutex_unlock(&fake.lock);
 }
 

@@ -580,6 +580,46 @@ static void a_hold_behind_a_stream_that_never_ends_ends_with_its_lease(void **st
     assert_int_equal(devices_left(), left);
 }
 
+/* The agent goes on meanwhile. */
+static void blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "shm"};
+    world w;
+    world_request held, wanted, other_held, other;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS], lent[WORLD_MAX_RANKS], read[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    d_on_host = true;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_request_make(&w, &w.d, "b", 50, 4, 3, &other_held);
+    world_request_make(&w, &w.p, "b", 50, 4, 3, &other);
+    world_hold(&w.p, &held, holds);
+    world_hold(&w.d, &other_held, lent);
+    devices_delay(HOUR_NS);
+    world_pull(&w.p, &other, &w.d, read); /* scattered by the devices of P, which hang */
+    world_run_for(&w, SECOND);
+    devices_delay(0);
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        assert_ok(kvf_agent_cancel(w.p.agents[r], read[r]));
+    for (uint32_t r = 0; r < w.p.rank_count; r++) {
+        assert_false(world_failed(&w, w.p.agents[r], read[r], KVF_E_CANCELLED)->blocks_free);
+        assert_true(world_stats(w.p.agents[r]).blocks_in_doubt_now > 0);
+    }
+    for (uint32_t r = 0; r < w.d.rank_count; r++)
+        assert_ok(kvf_agent_cancel(w.d.agents[r], lent[r]));
+    for (uint32_t r = 0; r < w.d.rank_count; r++)
+        (void)world_next(&w, w.d.agents[r], lent[r]);
+    devices_hasten();
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        assert_int_equal(world_next(&w, w.p.agents[r], read[r])->kind, KVF_EVENT_BLOCKS_FREE);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_all_done(&w, &w.d, pulls);
+    for (uint32_t r = 0; r < w.p.rank_count; r++)
+        (void)world_next(&w, w.p.agents[r], holds[r]);
+    close_all(&w);
+}
+
 /* ---- checksums ------------------------------------------------------------------------------------ */
 
 /* Which memory a test uses: "shm" and "cuda" are those transports. */
@@ -798,6 +838,8 @@ int main(void) {
                                   leave_nothing_held_up),
         {"a_hold_behind_a_stream_that_never_ends_ends_with_its_lease",
          a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},
+        {"blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them",
+         blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them, SIMULATED, NULL},
         {"cells_of_devices_are_verified (shm)", cells_of_devices_are_verified, SIMULATED, shm},
         {"cells_of_devices_are_verified (cuda)", cells_of_devices_are_verified, SIMULATED, cuda},
         {"cells_of_devices_are_verified (P on the host)", cells_of_devices_are_verified, SIMULATED, p_host},

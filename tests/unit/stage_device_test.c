@@ -8,6 +8,7 @@
 
 #include "cuda/device_image.h"
 #include "devices.h"
+#include "stage/flow.h"
 #include "stage_world.h"
 #include "transport_ways.h"
 
@@ -28,6 +29,7 @@ static const kvf_engine_spec p_spec = {.struct_size = sizeof(kvf_engine_spec),
 static void close_world(stage_world *w, size_t before) {
     stage_world_close(w);
     devices_free();
+    devices_hasten(); /* what is freed in the order of a stream */
     assert_int_equal(devices_left(), before);
 }
 
@@ -162,6 +164,102 @@ static void a_move_is_cancelled_while_the_device_copies(void **state) {
     close_world(w, before);
 }
 
+/* ---- a device that hangs ------------------------------------------------------------------------- */
+
+#define HOUR (3600000 * MS)
+
+static bool has_copies(const kvf_stage *stage) {
+    for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        if (kvf_stage_flow_is_copied(flow))
+            return true;
+    return false;
+}
+
+static bool is_copied(const stage_world *w) {
+    bool copied = has_copies(w->d[0].stage);
+    for (uint32_t i = 0; i < w->p_count; i++)
+        copied = copied || has_copies(w->p[i].stage);
+    return copied;
+}
+
+/* Begins a pull by the first rank of D, and lets the devices hang once they have copies to make. */
+static stage_world *open_hung(const char *kind, stage_place d, stage_place p, one_move *out) {
+    const stage_pair shape = heads(150);
+    stage_world *w = stage_world_open_at(kind, &shape, d, p);
+    devices_delay(HOUR);
+    assert_ok(begin(w, KVF_WAY_PACKED, out));
+    while (!is_copied(w))
+        (void)stage_world_work(w);
+    return w;
+}
+
+static void go_on(stage_world *w) {
+    devices_hasten();
+    devices_delay(0);
+    assert_all_idle(w);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 5);
+}
+
+static void a_move_ends_when_a_device_that_hangs_no_longer_writes(void **state) {
+    DEVICES_ARE_STAND_INS();
+    const size_t before = devices_left();
+    one_move move;
+    stage_world *w = open_hung(*state, device_memory_first, NULL, &move);
+    kvf_move_cancel(move.move);
+    for (int i = 0; i < 50; i++)
+        (void)stage_world_work(w);
+    assert_int_equal(kvf_move_status(move.move), KVF_IN_PROGRESS);
+    assert_fails(kvf_transport_unregister_region(w->d[0].transport, 0), KVF_E_AGAIN, "has not finished");
+    devices_hasten();
+    assert_fails(stage_world_finish(w, move.move), KVF_E_CANCELLED, "cancelled by its owner");
+    end(&move);
+    go_on(w);
+    close_world(w, before);
+}
+
+static void a_permission_is_revoked_once_the_device_no_longer_reads(void **state) {
+    DEVICES_ARE_STAND_INS();
+    const size_t before = devices_left();
+    one_move move;
+    stage_world *w = open_hung(*state, NULL, device_memory_first, &move);
+    bool quiet = true;
+    for (uint32_t i = 0; i < w->p_count; i++)
+        quiet = kvf_stage_revoke(w->p[i].stage, 0) && quiet;
+    assert_false(quiet);
+    assert_fails(stage_world_finish(w, move.move), KVF_E_CANCELLED, "its permission was revoked");
+    end(&move);
+    go_on(w);
+    for (uint32_t i = 0; i < w->p_count; i++)
+        assert_true(kvf_stage_revoke(w->p[i].stage, 0));
+    close_world(w, before);
+}
+
+static void a_peer_learns_that_a_device_hangs(void **state) {
+    DEVICES_ARE_STAND_INS();
+    const size_t before = devices_left();
+    one_move move;
+    stage_world *w = open_hung(*state, NULL, device_memory_first, &move);
+    w->now_ns += 16000 * MS;
+    assert_fails(stage_world_finish(w, move.move), KVF_E_TIMEOUT, "the device has finished no copy for");
+    end(&move);
+    go_on(w);
+    close_world(w, before);
+}
+
+static void a_stage_that_is_closed_waits_for_its_device(void **state) {
+    DEVICES_ARE_STAND_INS();
+    const size_t before = devices_left();
+    stage_world *w = open_pair(*state);
+    one_move move;
+    devices_delay(20 * MS);
+    assert_ok(begin(w, KVF_WAY_PACKED, &move));
+    for (int i = 0; i < 20; i++)
+        (void)stage_world_work(w);
+    end(&move);
+    close_world(w, before);
+    devices_delay(0);
+}
+
 /* Whether no end is busy and no descriptor is readable. */
 static bool is_quiet(const stage_world *w) {
     struct pollfd fds[2 * WORLD_RANKS];
@@ -246,6 +344,10 @@ int main(void) {
         NAMED(a_device_that_is_slow_is_waited_for),
         NAMED(memory_that_is_kept_does_not_go_direct),
         NAMED(a_move_is_cancelled_while_the_device_copies),
+        NAMED(a_move_ends_when_a_device_that_hangs_no_longer_writes),
+        NAMED(a_permission_is_revoked_once_the_device_no_longer_reads),
+        NAMED(a_peer_learns_that_a_device_hangs),
+        NAMED(a_stage_that_is_closed_waits_for_its_device),
         NAMED(nobody_is_busy_while_only_the_device_works),
         NAMED(a_device_that_fails_ends_its_moves_with_its_words),
         NAMED(shards_in_two_places_are_refused),
