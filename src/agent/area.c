@@ -124,7 +124,7 @@ kvf_status kvf_area_check(kvf_area *a) {
         status = check_inside("units", a->units, held->parts[a->part].units);
     if (!status)
         status = check_type(a);
-    if (!status)
+    if (!status && !a->regions_stay)
         status = check_regions(a);
     return status ? status : check_table(a);
 }

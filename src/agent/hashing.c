@@ -28,7 +28,9 @@ static kvf_area area_of(const kvf_hashing *h, const slice *of) {
                       .table = h->blocks,
                       .begin = h->step,
                       .end = h->step + of->steps,
-                      .dtype = h->dtype};
+                      .dtype = h->dtype,
+                      .regions_stay =
+                          true}; /* as kvf_hashing_start() has found them: blocks of them are claimed */
 }
 
 /* As much as fits: whole steps; of a step that is too long, whole layers; and of such a layer, some units. The
@@ -121,6 +123,7 @@ kvf_status kvf_hashing_start(kvf_hashing *h) {
     kvf_area area = area_of(h, &(slice){0, h->layers, h->units});
     area.table = &(kvf_block_table){0};
     area.begin = area.end = h->begin;
+    area.regions_stay = false;
     kvf_status status = kvf_area_check(&area);
     h->uses_device = !status && kvf_area_uses_devices(&area);
     if (h->uses_device)
@@ -140,10 +143,19 @@ kvf_status kvf_hashing_start(kvf_hashing *h) {
     return KVF_OK;
 }
 
+/* Whether the slice whose turn it was waits for a device; then the timer says when to look again. */
+static void await_device(kvf_agent *agent, bool awaits) {
+    if (agent->hashing_looks.fd >= 0)
+        kvf_looks_set(&agent->hashing_looks, awaits, awaits != agent->awaits_device);
+    agent->awaits_device = awaits;
+}
+
 static void unlist(kvf_hashing *h) {
     kvf_hashing_queue *queue = queue_of(h);
-    if (h->agent->on_device == h)
+    if (h->agent->on_device == h) {
         h->agent->on_device = NULL;
+        await_device(h->agent, false);
+    }
     DL_DELETE(queue->first, h);
     queue->count--;
     if (!queue->first && is_of_peer(h))
@@ -198,9 +210,7 @@ kvf_hashing *kvf_hashing_next(kvf_agent *agent) {
 void kvf_hashing_sliced(kvf_hashing *h, kvf_status status) {
     kvf_agent *agent = h->agent;
     const bool awaits = status == KVF_IN_PROGRESS;
-    if (agent->hashing_looks.fd >= 0)
-        kvf_looks_set(&agent->hashing_looks, awaits, awaits != agent->awaits_device);
-    agent->awaits_device = awaits;
+    await_device(agent, awaits);
     agent->on_device = awaits ? h : NULL;
     if (awaits)
         return;

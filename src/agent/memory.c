@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "agent/stage.h"
+#include "agent/summing.h"
 #include "agent/ticket.h"
 #include "transport/memory.h"
 #include "transport/transport.h"
@@ -301,6 +302,8 @@ static kvf_status unregister(kvf_agent *agent, uint32_t region) {
         return kvf_fail(KVF_E_AGAIN, "request \"%.*s\", ticket %llu, has blocks in region %u",
                         (int)kvf_min_u64(user->id_bytes, 64), (const char *)user->id,
                         (unsigned long long)user->number, region);
+    if (kvf_summing_is_busy(agent->summing))
+        return kvf_fail(KVF_E_AGAIN, "a device computes checksums, and has not finished");
     close_memory(agent);
     status = kvf_transport_unregister_region(agent->transport, region);
     if (!status)

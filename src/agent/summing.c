@@ -190,6 +190,11 @@ kvf_status kvf_summing_poll(kvf_summing *s) {
     return advance(s);
 }
 
+bool kvf_summing_is_busy(kvf_summing *s) {
+    const uint64_t *sums;
+    return s && s->runs && kvf_hasher_poll(s->runs, &sums) == KVF_IN_PROGRESS;
+}
+
 static void pause_shortly(void) {
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
     (void)nanosleep(&pause, NULL);

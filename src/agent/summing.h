@@ -39,6 +39,9 @@ kvf_status kvf_summing_start(kvf_summing *summing, const kvf_area *area, const k
 /** Goes on. Whoever wants the sums no longer stops calling this. @return as kvf_summing_start(), but not KVF_E_AGAIN */
 kvf_status kvf_summing_poll(kvf_summing *summing);
 
+/** Whether a device still reads memory for an area, though nobody may want the sums any more. NULL: no. */
+bool kvf_summing_is_busy(kvf_summing *summing);
+
 /** Does all of this at once, for an area of any number of steps; the caller waits. */
 kvf_status kvf_summing_wait(const kvf_area *area, const kvf_sum_places *places);
 

@@ -52,9 +52,9 @@ kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport
 }
 
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes) {
-    kvf_status status = kvf_copier_pin(device->copier, arena, bytes);
+    const kvf_status status = kvf_copier_pin(device->copier, arena, bytes);
     device->arena = status ? NULL : arena;
-    return status;
+    return status == KVF_E_EXISTS ? KVF_OK : status; /* a fabric has pinned it when it was registered */
 }
 
 kvf_status kvf_stage_device_bring(kvf_stage_device *device, const kvf_stream *stream, kvf_device_table *out) {

@@ -31,7 +31,8 @@ typedef struct kvf_stage_device kvf_stage_device;
  */
 kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport, kvf_stage_device **out);
 
-/** Pins the host's arena, memory that must stay until kvf_stage_device_close(). @return as kvf_copier_pin() */
+/** Pins the host's arena, memory that must stay until kvf_stage_device_close(), unless a fabric has pinned it already.
+ * @return as kvf_copier_pin(), but not KVF_E_EXISTS */
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);
 
 /**
