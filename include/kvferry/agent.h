@@ -361,8 +361,8 @@ typedef enum kvf_ready_kind {
 } kvf_ready_kind;
 
 /**
- * An event to wait for before blocks are read, for engines whose device writes them after the call. Copied during the
- * call. The descriptor is duplicated, and never read: the caller may close its own at once, and must leave it readable
+ * An event to wait for before blocks are touched, for engines whose device still works on them after the call: writes
+ * what is to be read, or reads and writes what the blocks had before. Copied during the call. The descriptor is duplicated, and never read: the caller may close its own at once, and must leave it readable
  * until the request's event. Waiting takes a descriptor. An event of a CUDA stream counts as it was last recorded
  * before the call: the caller may record it again or destroy it at once. Waiting takes a stream of the device, which
  * the agent polls at least every millisecond. Once the request's event says DONE, all streams see what was read or
@@ -407,7 +407,10 @@ typedef struct kvf_agent_request {
      * the deadline go on meanwhile. Not used by others.
      */
     uint64_t bytes_per_second;
-    /** hold, push: before this event no byte is read, and no consumer learns of the blocks; NULL: at once. */
+    /**
+     * hold, push: before this event no byte is read, and no consumer learns of the blocks; NULL: at once. pull, expect:
+     * before it no byte is written to the blocks; the deadline counts from the call.
+     */
     const kvf_ready_event *after;
     /**
      * pull, expect, push: the way the request moves; KVF_WAY_AUTO: the agent's. Groups that are converted go packed,
@@ -465,6 +468,11 @@ KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *req
  */
 KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                        uint32_t group_count);
+
+/** The same, and no byte is written to the blocks before an event; NULL: at once. Errors also as of kvf_agent_hold().
+ */
+KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
+                                             uint32_t group_count, const kvf_ready_event *after);
 
 /** Consumer: lets a producer write a request into blocks of its own. Events and errors as of kvf_agent_pull(). */
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);

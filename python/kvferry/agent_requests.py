@@ -147,6 +147,7 @@ class Requests:
         patience: float | None = None,
         priority: int = 0,
         bytes_per_second: int | None = None,
+        after: Readable | None = None,
         way: Way = Way.AUTO,
     ) -> int:
         """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
@@ -161,6 +162,7 @@ class Requests:
             patience: seconds within which the producer must be met and must lend its blocks; None: the deadline
             priority: requests of higher priority move first; a lower one still moves 1 MiB every 100 ms
             bytes_per_second: most that this rank moves of the request; None: no cap
+            after: as in hold(): the blocks are not written before; for engines whose device still uses them
             way: how its bytes go; AUTO: the agent's way
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
@@ -175,14 +177,19 @@ class Requests:
             patience=patience,
             priority=priority,
             bytes_per_second=bytes_per_second,
+            after=after,
             way=way,
         )
 
-    def pull_into(self, ticket: int, groups: Sequence[GroupSteps]) -> None:
-        """Names the destination of a pull that was started without one. NotFoundError: the ticket has ended."""
+    def pull_into(self, ticket: int, groups: Sequence[GroupSteps], *, after: Readable | None = None) -> None:
+        """Names the destination of a pull that was started without one; `after` is as in pull().
+
+        NotFoundError: the ticket has ended.
+        """
         arena = Arena()
+        given, event = groups_in(groups, arena), _ready_event(after, arena)
         with self._session.using() as pointer:
-            call(lib.kvf_agent_pull_into, pointer, ticket, groups_in(groups, arena), len(groups))
+            call(lib.kvf_agent_pull_into_after, pointer, ticket, given, len(groups), event)
 
     def expect(
         self,
@@ -191,15 +198,19 @@ class Requests:
         groups: Sequence[GroupSteps],
         *,
         deadline: float | None = None,
+        after: Readable | None = None,
         way: Way = Way.AUTO,
     ) -> int:
         """Consumer: lets a producer write a request into own blocks. Events and errors are those of pull().
 
         Args:
+            after: as in pull()
             way: PACKED: the request is written packed, and its blocks are free as soon as it has ended; AUTO:
                 the agent's way, or that of the push
         """
-        return self._submit(lib.kvf_agent_expect, request_id, groups, deadline, contact=contact, way=way)
+        return self._submit(
+            lib.kvf_agent_expect, request_id, groups, deadline, contact=contact, after=after, way=way
+        )
 
     def push(
         self,

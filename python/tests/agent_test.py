@@ -403,6 +403,31 @@ def test_memory_is_read_when_its_event_has_happened(pair: Pair, what: str) -> No
     assert pair.wrong() == []
 
 
+@pytest.mark.parametrize("what", ["pull", "pull_into", "expect"])
+def test_blocks_are_not_written_before_their_event(pair: Pair, what: str) -> None:
+    before = [region.copy() for region in pair.ours]
+    ready = os.eventfd(0, os.EFD_CLOEXEC)
+    if what == "expect":
+        pair.producer.push_ready(pair.producer.push("r", HELD))
+        pair.consumer.expect("r", pair.producer.contact, WANTED, after=ready)
+    else:
+        pair.producer.hold("r", HELD)
+        named = what == "pull"
+        ticket = pair.consumer.pull(
+            "r", pair.producer.contact, WANTED if named else None, after=ready if named else None
+        )
+        if not named:
+            pair.consumer.pull_into(ticket, WANTED, after=ready)
+    assert pair.consumer.wait_event(0.1) is None
+    assert all((region == old).all() for region, old in zip(pair.ours, before, strict=True))
+    os.eventfd_write(ready, 1)
+    for agent in (pair.consumer, pair.producer):
+        event = agent.wait_event(30)
+        assert event and event.kind is EventKind.DONE, event
+    assert pair.wrong() == []
+    os.close(ready)
+
+
 def test_an_object_that_cannot_be_waited_for_is_refused(pair: Pair) -> None:
     with open(__file__) as file, pytest.raises(InvalidError, match="cannot be waited for"):
         pair.producer.hold("r", HELD, after=file)

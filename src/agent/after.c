@@ -114,6 +114,11 @@ void kvf_after_drop(kvf_after *after) {
     kvf_free(after);
 }
 
+void kvf_asker_stop_waiting(kvf_asker *asker) {
+    kvf_after_drop(asker->after);
+    asker->after = NULL;
+}
+
 static kvf_after *first_seen(const kvf_agent *agent) {
     kvf_after *after;
     DL_FOREACH(agent->afters, after) {

@@ -24,6 +24,8 @@ struct kvf_after {
  */
 kvf_status kvf_after_take(kvf_ticket *ticket, const kvf_ready_event *given, kvf_after **out);
 void kvf_after_drop(kvf_after *after); /**< NULL is accepted */
+/** Ends the waiting of a pull or expectation for the event after which its blocks may be written. */
+void kvf_asker_stop_waiting(kvf_asker *asker);
 /** Tells the tickets whose events have happened. Once a round. */
 void kvf_afters_look(kvf_agent *agent);
 

@@ -7,6 +7,7 @@
  */
 #include <stdio.h>
 
+#include "agent/after.h"
 #include "agent/carry.h"
 #include "agent/expect.h"
 #include "agent/histogram.h"
@@ -139,9 +140,12 @@ static kvf_status ask(kvf_source *source) {
     return status;
 }
 
-/* Asks the ranks whose session is open by now: only then is their clock known. */
+/* Asks the ranks whose session is open by now: only then is their clock known. Before the engine's event none may
+ * write. */
 static void ask_all(kvf_asker *expect) {
     bool all = true;
+    if (expect->after && !expect->base.empty)
+        return;
     for (uint32_t i = 0; i < expect->source_count; i++) {
         kvf_source *source = &expect->sources[i];
         if (source->asked)
@@ -172,8 +176,18 @@ static void ask_all(kvf_asker *expect) {
 }
 
 static void expect_met(kvf_ticket *ticket) {
-    kvf_asker *expect = kvf_asker_of(ticket);
-    ask_all(expect);
+    ask_all(kvf_asker_of(ticket));
+}
+
+static kvf_status expect_begin(kvf_ticket *ticket, const kvf_agent_request *request) {
+    return kvf_after_take(ticket, request->after, &kvf_asker_of(ticket)->after);
+}
+
+static void expect_ready(kvf_ticket *ticket, kvf_after *after) {
+    kvf_after_drop(after);
+    kvf_asker_of(ticket)->after = NULL;
+    if (ticket->state == KVF_TICKET_ASKING)
+        ask_all(kvf_asker_of(ticket));
 }
 
 static void answer_written(kvf_asker *expect) {
@@ -385,6 +399,7 @@ static void expect_fail(kvf_ticket *ticket, kvf_status status, const char *detai
     if (expect->base.silent)
         return;
     kvf_verify_stop(expect);
+    kvf_asker_stop_waiting(expect);
     kvf_ticket_record_failure(&expect->base, status, detail, session);
     answer_written(expect);
     if (expect->base.state != KVF_TICKET_MEETING)
@@ -437,15 +452,18 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
 static void expect_free(kvf_ticket *ticket) {
     (void)end_flows(kvf_asker_of(ticket));
     kvf_verify_stop(kvf_asker_of(ticket));
+    kvf_asker_stop_waiting(kvf_asker_of(ticket));
 }
 
 static const kvf_ticket_ops expect_ops = {
     .kind = KVF_REQUEST_EXPECT,
     .size = sizeof(kvf_asker),
     .asks = true,
+    .begin = expect_begin,
     .tick = expect_tick,
     .fail = expect_fail,
     .met = expect_met,
+    .ready = expect_ready,
     .verified = expect_verified,
     .free = expect_free,
 };

@@ -12,6 +12,7 @@
  */
 #include <stdio.h>
 
+#include "agent/after.h"
 #include "agent/pull.h"
 #include "agent/terms.h"
 #include "agent/trace.h"
@@ -227,6 +228,7 @@ static void pull_fail(kvf_ticket *ticket, kvf_status status, const char *detail,
     if (pull->base.silent)
         return;
     kvf_verify_stop(&pull->asker);
+    kvf_asker_stop_waiting(&pull->asker);
     kvf_ticket_record_failure(&pull->base, status, detail, session);
     kvf_ticket_unlist(&pull->base);
     kvf_pull_release(pull, status);
@@ -243,13 +245,22 @@ static kvf_status pull_begin(kvf_ticket *ticket, const kvf_agent_request *reques
         pull->patience = ticket->deadline;
     pull->patience = kvf_min_u64(pull->patience, ticket->deadline);
     kvf_agent_due(ticket->agent, pull->patience);
-    return KVF_OK;
+    return kvf_after_take(ticket, request->after, &pull->asker.after);
+}
+
+static void pull_ready(kvf_ticket *ticket, kvf_after *after) {
+    kvf_pull *pull = kvf_pull_of(ticket);
+    kvf_after_drop(after);
+    pull->asker.after = NULL;
+    if (pull->base.state == KVF_TICKET_RESERVED && pull->base.groups)
+        kvf_pull_move(pull);
 }
 
 static void pull_free(kvf_ticket *ticket) {
     kvf_pull *pull = kvf_pull_of(ticket);
     kvf_remote *remote = pull->asker.remote;
     kvf_verify_stop(&pull->asker);
+    kvf_asker_stop_waiting(&pull->asker);
     bool moves = kvf_carry_is_there(&pull->carry); /* a carry uses the request until it has ended */
     kvf_carry_free(&pull->carry);
     if (remote && pull->request && !remote->spare && !moves) {
@@ -269,6 +280,7 @@ static const kvf_ticket_ops pull_ops = {
     .tick = pull_tick,
     .fail = pull_fail,
     .met = pull_met,
+    .ready = pull_ready,
     .verified = pull_verified,
     .free = pull_free,
 };
@@ -316,8 +328,33 @@ kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, ui
     return status;
 }
 
+/* An event that the pull was given counts for blocks of which it was given none. */
+static kvf_status name_destination(kvf_pull *pull, const kvf_group_steps *groups, uint32_t group_count,
+                                   const kvf_ready_event *event) {
+    kvf_after *after = NULL;
+    kvf_status status = kvf_after_take(&pull->base, event, &after);
+    if (!status)
+        status = kvf_ticket_claim(&pull->base, groups, group_count);
+    if (status) {
+        kvf_after_drop(after);
+        return status;
+    }
+    if (after) {
+        kvf_asker_stop_waiting(&pull->asker);
+        pull->asker.after = after;
+    }
+    if (pull->base.state == KVF_TICKET_RESERVED)
+        kvf_pull_move(pull);
+    return KVF_OK;
+}
+
 kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_group_steps *groups,
                                uint32_t group_count) {
+    return kvf_agent_pull_into_after(agent, number, groups, group_count, NULL);
+}
+
+kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t number, const kvf_group_steps *groups,
+                                     uint32_t group_count, const kvf_ready_event *after) {
     if (!agent || !groups)
         return kvf_fail(KVF_E_INVALID, "%s is NULL", !agent ? "agent" : "groups");
     kvf_status status = kvf_agent_lock(agent);
@@ -330,9 +367,7 @@ kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t number, const kvf_grou
     else if (pull->base.groups)
         status = kvf_fail(KVF_E_EXISTS, "the pull has its destination already");
     else
-        status = kvf_ticket_claim(&pull->base, groups, group_count);
-    if (!status && pull->base.state == KVF_TICKET_RESERVED)
-        kvf_pull_move(pull);
+        status = name_destination(pull, groups, group_count, after);
     kvf_work_give(agent);
     kvf_agent_unlock(agent);
     return status;

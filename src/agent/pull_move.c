@@ -196,6 +196,8 @@ static bool move_anew(kvf_pull *pull, kvf_status status) {
 
 void kvf_pull_move(kvf_pull *pull) {
     kvf_agent *agent = pull->base.agent;
+    if (pull->asker.after && !pull->base.empty)
+        return; /* goes on when its event has happened */
     pull->leaves = !pull->base.empty && !leave_connections(pull);
     if (pull->leaves)
         kvf_agent_due(agent, kvf_agent_now(agent) + KVF_MILLISECOND);

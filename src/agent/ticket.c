@@ -424,7 +424,7 @@ const char *kvf_ticket_unmet(const kvf_asker *ticket) {
         if (session && session->state == KVF_SESSION_GREETING)
             return session->broken_detail ? session->broken_detail : "not every rank of the engine answered";
     }
-    return NULL;
+    return ticket->after ? "the event before which no byte may be written has not happened" : NULL;
 }
 
 const char *kvf_ticket_waits_for(const kvf_asker *ticket) {

@@ -465,6 +465,92 @@ static void an_agent_may_be_closed_while_it_waits(void **state) {
     (void)close(s.fd);
 }
 
+/* ---- blocks that the consumer's device still uses --------------------------------------------- */
+
+typedef enum way_in { PULL, PULL_INTO, EXPECT } way_in;
+
+/* Begins to fill D's blocks, which another request's last step still reads, behind the event. */
+static void begin_to_fill(scene *s, way_in how, kvf_ready_kind kind) {
+    kvf_agent_request *wanted = &s->wanted.request;
+    set_up(s);
+    s->event.kind = kind;
+    s->given.request.after = NULL;
+    world_fill(&s->w, &s->w.p, &s->given, NEW);
+    world_fill(&s->w, &s->w.d, &s->wanted, OLD);
+    wanted->after = how == PULL_INTO ? NULL : &s->event;
+    wanted->deadline_ns = SECOND + SECOND / 2;
+    if (how == EXPECT) {
+        world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+        world_push(&s->w.p, &s->given, s->theirs);
+        world_ready(&s->w.p, s->theirs);
+        return;
+    }
+    world_hold(&s->w.p, &s->given, s->theirs);
+    if (how == PULL_INTO)
+        wanted->groups = NULL;
+    world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    wanted->groups = s->wanted.groups;
+    if (how == PULL_INTO)
+        assert_ok(
+            kvf_agent_pull_into_after(s->d, s->ours[0], wanted->groups, wanted->group_count, &s->event));
+}
+
+static void blocks_are_not_written_before_their_event(void **state) {
+    (void)state;
+    for (way_in how = PULL; how <= EXPECT; how++) {
+        scene s;
+        begin_to_fill(&s, how, KVF_READY_FD);
+        world_run_for(&s.w, SECOND);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, OLD), 0);
+        happen(&s);
+        finish(&s);
+    }
+}
+
+/* The control: without an event they are. */
+static void without_an_event_blocks_are_written_at_once(void **state) {
+    (void)state;
+    for (way_in how = PULL; how <= EXPECT; how++) {
+        scene s;
+        begin_to_fill(&s, how, KVF_READY_NOW);
+        world_all_done(&s.w, &s.w.d, s.ours);
+        assert_true(world_wrong_cells(&s.w, &s.w.d, &s.wanted, OLD) > 0);
+        happen(&s);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        tear_down(&s);
+    }
+}
+
+static void a_request_whose_blocks_are_used_for_too_long_fails_and_says_why(void **state) {
+    (void)state;
+    for (way_in how = PULL; how <= EXPECT; how++) {
+        scene s;
+        begin_to_fill(&s, how, KVF_READY_FD);
+        const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+        assert_non_null(strstr(failed->detail, "the event before which no byte may be written"));
+        assert_true(failed->blocks_free);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, OLD), 0);
+        happen(&s); /* too late: it has no effect */
+        assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+        (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+        tear_down(&s);
+    }
+}
+
+static void a_request_whose_blocks_are_still_used_can_be_cancelled(void **state) {
+    (void)state;
+    for (way_in how = PULL; how <= EXPECT; how++) {
+        scene s;
+        begin_to_fill(&s, how, KVF_READY_FD);
+        world_run_for(&s.w, 100 * MS);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+        assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+        (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+        tear_down(&s);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hold_is_not_read_before_its_event),
@@ -487,6 +573,10 @@ int main(void) {
         cmocka_unit_test(a_pipe_that_nobody_can_write_to_any_more_fails_the_request),
         cmocka_unit_test(events_that_cannot_be_waited_for_are_refused_by_name),
         cmocka_unit_test(an_agent_may_be_closed_while_it_waits),
+        cmocka_unit_test(blocks_are_not_written_before_their_event),
+        cmocka_unit_test(without_an_event_blocks_are_written_at_once),
+        cmocka_unit_test(a_request_whose_blocks_are_used_for_too_long_fails_and_says_why),
+        cmocka_unit_test(a_request_whose_blocks_are_still_used_can_be_cancelled),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
