@@ -105,9 +105,10 @@ kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
 
 /* ---- the card -------------------------------------------------------------------------------- */
 
-static kvf_libfabric_target describe(const kvf_libfabric_endpoint *endpoint,
-                                     const kvf_libfabric_memory *memory) {
-    if (!memory->mr)
+/* The front may know more regions, the last of which are withheld from us. */
+static kvf_libfabric_target describe(const kvf_libfabric_endpoint *endpoint, uint32_t region) {
+    const kvf_libfabric_memory *memory = region < endpoint->region_count ? &endpoint->regions[region] : NULL;
+    if (!memory || !memory->mr)
         return (kvf_libfabric_target){0};
     if (memory->withheld)
         return (kvf_libfabric_target){.bytes = memory->bytes, .withheld = true};
@@ -122,6 +123,8 @@ kvf_status kvf_libfabric_write_card(void *self, kvf_buffer *out) {
     const struct fi_info *info = endpoint->info;
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
     size_t address_bytes = sizeof address;
+    uint32_t count;
+    (void)kvf_transport_regions(endpoint->transport, endpoint, &count);
     if (!endpoint->port.ep)
         return KVF_OK; /* nobody can connect */
     int failed = fi_getname(&endpoint->port.ep->fid, address, &address_bytes);
@@ -133,15 +136,15 @@ kvf_status kvf_libfabric_write_card(void *self, kvf_buffer *out) {
         .format = info->addr_format,
         .address = address,
         .address_bytes = (uint32_t)address_bytes,
-        .regions = kvf_alloc(endpoint->region_count, sizeof *card.regions),
-        .region_count = endpoint->region_count,
+        .regions = kvf_alloc(count, sizeof *card.regions),
+        .region_count = count,
     };
     if (!card.regions)
         return kvf_nomem("a card");
     memcpy(card.beacon, endpoint->beacon.mark, sizeof card.beacon);
     (void)snprintf(card.provider, sizeof card.provider, "%s", info->fabric_attr->prov_name);
     for (uint32_t i = 0; i < card.region_count; i++)
-        card.regions[i] = describe(endpoint, &endpoint->regions[i]);
+        card.regions[i] = describe(endpoint, i);
     kvf_status status = kvf_libfabric_card_write(&card, out);
     kvf_free(card.regions);
     return status;

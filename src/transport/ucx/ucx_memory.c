@@ -117,9 +117,11 @@ kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
 
 /* ---- the card -------------------------------------------------------------------------------- */
 
-static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card) {
-    for (uint32_t i = 0; i < endpoint->region_count; i++) {
-        const kvf_ucx_memory *region = &endpoint->regions[i];
+/* The last regions of the front may be withheld from us, and the last of ours refused and forgotten by the front. */
+static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, uint32_t count, kvf_ucx_card *card) {
+    static const kvf_ucx_memory none;
+    for (uint32_t i = 0; i < count; i++) {
+        const kvf_ucx_memory *region = i < endpoint->region_count ? &endpoint->regions[i] : &none;
         if (region->bytes == 0 || region->withheld) {
             card->regions[card->region_count++] = (kvf_ucx_card_region){.bytes = region->bytes};
             continue;
@@ -141,7 +143,9 @@ static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card
 
 kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
     kvf_ucx_endpoint *endpoint = self;
-    kvf_ucx_card card = {.regions = kvf_alloc(endpoint->region_count, sizeof *card.regions)};
+    uint32_t count;
+    (void)kvf_transport_regions(endpoint->transport, endpoint, &count);
+    kvf_ucx_card card = {.regions = kvf_alloc(count, sizeof *card.regions)};
     if (!card.regions)
         return kvf_nomem("a card");
     memcpy(card.beacon, endpoint->beacon.mark, sizeof card.beacon);
@@ -157,7 +161,7 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
     card.worker = address;
     card.worker_bytes = (uint32_t)address_bytes;
     if (!status)
-        status = pack_keys(endpoint, &card);
+        status = pack_keys(endpoint, count, &card);
     if (!status)
         status = kvf_ucx_card_write(&card, out);
     for (uint32_t i = 0; i < card.region_count; i++)
