@@ -70,8 +70,7 @@ static kvf_status make_room(kvf_libfabric_endpoint *endpoint, uint32_t region) {
     return KVF_OK;
 }
 
-kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory *memory) {
-    kvf_libfabric_endpoint *endpoint = self;
+static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region, const kvf_memory *memory) {
     if (memory->kind == KVF_MEMORY_CUDA && !(endpoint->info->caps & FI_HMEM))
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
@@ -87,11 +86,21 @@ kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory 
     return KVF_OK;
 }
 
+kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory *memory) {
+    kvf_libfabric_endpoint *endpoint = self;
+    const kvf_device_context before = kvf_device_context_take(&endpoint->device_context, memory);
+    const kvf_cuda *entered = kvf_device_context_enter(&endpoint->device_context);
+    kvf_status status = register_one(endpoint, region, memory);
+    kvf_device_context_leave(entered);
+    if (status)
+        endpoint->device_context = before;
+    return status;
+}
+
 /* Its key is never used again, so that peers of other machines are refused. Those on this machine watch the beacon: its
  * end ends their connections, and makes their cards invalid. Where libfabric emulates, it may be in the middle of a
  * write to the memory, which only the end of the connection ends. */
-kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
-    kvf_libfabric_endpoint *endpoint = self;
+static kvf_status unregister_one(kvf_libfabric_endpoint *endpoint, uint32_t region) {
     int failed = kvf_libfabric_unmap(&endpoint->regions[region]);
     if (failed) {
         (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
@@ -101,6 +110,14 @@ kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
         return KVF_E_AGAIN;
     kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
     return KVF_OK;
+}
+
+kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
+    kvf_libfabric_endpoint *endpoint = self;
+    const kvf_cuda *entered = kvf_device_context_enter(&endpoint->device_context);
+    kvf_status status = unregister_one(endpoint, region);
+    kvf_device_context_leave(entered);
+    return status;
 }
 
 /* ---- the card -------------------------------------------------------------------------------- */
