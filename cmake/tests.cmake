@@ -53,6 +53,7 @@ if(KVF_USES_UCX)
     target_include_directories(${name} SYSTEM PRIVATE ${KVF_FABRIC_FOLDERS})
     target_compile_definitions(${name} PRIVATE _GNU_SOURCE ${arg_DEFINITIONS})
     add_dependencies(transport_library_test ${name})
+    add_dependencies(transport_ucx_devices_test ${name})
   endfunction()
   set(fake_files fake_ucx.c fake_ucx_words.c)
   kvf_add_fake(fake_ucx_whole FILES ${fake_files} DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=99)
@@ -60,6 +61,8 @@ if(KVF_USES_UCX)
   kvf_add_fake(fake_ucx_next FILES ${fake_files} DEFINITIONS FAKE_MAJOR=2 FAKE_MINOR=0)
   kvf_add_fake(fake_ucx_lacking FILES ${fake_files}
                DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=99 FAKE_LACKS="ucp_put_nbx")
+  kvf_add_fake(fake_ucx_devices FILES ${fake_files} fake_ucx_devices.c DEFINITIONS FAKE_MAJOR=1 FAKE_MINOR=99)
+  target_include_directories(transport_ucx_devices_test PRIVATE tests/fakes)
   kvf_add_fake(no_ucx FILES no_ucx.c)
 endif()
 
@@ -84,7 +87,8 @@ if(NOT KVF_CORE_ONLY)
   endif()
   foreach(name agent_device_processes_test agent_device_test cuda_copier_test device_info_test stage_arenas_test
                stage_device_test transport_conformance_test transport_cuda_hostile_test transport_cuda_nests_test
-               transport_cuda_segments_test transport_cuda_test)
+               transport_cuda_segments_test transport_cuda_test transport_libfabric_devices_test
+               transport_ucx_devices_test)
     if(NOT TARGET ${name})
       continue()
     endif()

@@ -233,11 +233,12 @@ KVF_API uint64_t kvf_cost_calibrate(void);
 KVF_API const char *kvf_transport_kind_name(uint32_t i);
 
 /**
- * Allocates memory of a kind that same-host peers can map: page aligned, zeroed, freed by kvf_transport_close().
+ * Allocates memory of a kind that same-host peers can map, if a transport here gives such memory, or else plain memory:
+ * page aligned, zeroed, freed by kvf_transport_close().
  *
  * @param device  of the kind; 0 for the host
  * @return KVF_OK, KVF_E_INVALID (0 bytes, no such kind, a device of the host), KVF_E_UNSUPPORTED (no transport here
- *         allocates this kind; CUDA memory needs "cuda" and a driver), KVF_E_NOMEM, KVF_E_IO
+ *         moves this kind; CUDA memory needs a driver, and "cuda", "ucx" or "libfabric"), KVF_E_NOMEM, KVF_E_IO
  */
 KVF_API kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
                                           uint64_t bytes, void **out);

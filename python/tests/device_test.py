@@ -231,10 +231,10 @@ def test_an_array_keeps_its_owner(driver: Driver) -> None:
 
 
 def test_memory_of_devices_is_allocated_by_name_or_refused_by_name(driver: Driver) -> None:
-    for kind in ("inproc", "messages"):  # these allocate no memory of devices
+    for kind in ("inproc", "messages"):  # these move no memory of devices
         with Transport(kind) as transport:
             for asked in ({"device": "cuda:0"}, {"device": "cuda"}, {"kind": MemoryKind.CUDA}):
-                with pytest.raises(UnsupportedError, match="no transport here allocates CUDA memory"):
+                with pytest.raises(UnsupportedError, match="no transport here moves CUDA memory"):
                     transport.allocate((4, 8), np.float16, **asked)
             assert isinstance(transport.allocate(64, device="cpu"), np.ndarray)
             with pytest.raises(InvalidError, match='device is "gpu:0"; allowed: '):

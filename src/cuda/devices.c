@@ -57,9 +57,11 @@ kvf_status kvf_device_get_info(kvf_memory_kind kind, uint32_t device, kvf_device
                             .driver_version = cuda->version};
     size_t bytes = 0;
     CUdevice handle = 0;
+    kvf_cuda_relax(cuda);
     CUresult result = cuda->cuDeviceGet(&handle, (int)device);
     if (!result)
         result = cuda->cuDeviceTotalMem_v2(&bytes, handle);
+    kvf_cuda_restore(cuda);
     status = kvf_cuda_status(cuda, result, "asking for a device's memory");
     if (status)
         return status;
@@ -95,9 +97,11 @@ kvf_status kvf_device_of(kvf_memory_kind kind, const void *address, uint32_t *de
     kvf_status status = find(kind, &cuda);
     if (status)
         return status;
+    kvf_cuda_relax(cuda);
     CUresult result = ask(cuda, address, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &type);
     if (!result && type == CU_MEMORYTYPE_DEVICE)
         result = ask(cuda, address, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &number);
+    kvf_cuda_restore(cuda);
     if (result == INVALID_VALUE || (!result && (type != CU_MEMORYTYPE_DEVICE || number < 0)))
         return kvf_fail(KVF_E_NOT_FOUND, "no CUDA device of this process has memory at %p", address);
     status = kvf_cuda_status(cuda, result, "looking for an address");

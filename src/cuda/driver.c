@@ -25,6 +25,25 @@ static const struct {
 #undef ENTRY
 };
 
+/* ---- captures of graphs ------------------------------------------------------------------------- */
+
+/* Of this thread: pairs that have begun and not ended, and its mode before the first of them. */
+static _Thread_local unsigned relaxed;
+static _Thread_local int mode_before;
+
+void kvf_cuda_relax(const kvf_cuda *cuda) {
+    if (relaxed++ > 0)
+        return;
+    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)cuda->cuThreadExchangeStreamCaptureMode(&mode_before);
+}
+
+void kvf_cuda_restore(const kvf_cuda *cuda) {
+    KVF_ASSERT(relaxed > 0);
+    if (--relaxed == 0)
+        (void)cuda->cuThreadExchangeStreamCaptureMode(&mode_before);
+}
+
 /* ---- looking for it ----------------------------------------------------------------------------- */
 
 static kvf_status find_functions(void *library) {
@@ -103,7 +122,9 @@ static void look(bool start) {
         seen = LOADED;
     }
     if (!status && start && seen == LOADED) {
+        kvf_cuda_relax(&driver);
         status = look_at_devices();
+        kvf_cuda_restore(&driver);
         seen = FOUND;
         forks = kvf_fork_count();
     }
@@ -160,16 +181,21 @@ kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out) {
     if (!status && device >= driver.device_count)
         status = kvf_fail(KVF_E_RANGE, "CUDA device %u; this process sees %u, numbered from 0", device,
                           driver.device_count);
-    if (!status)
-        status = context_of(device, &context);
+    if (status)
+        return status;
+    kvf_cuda_relax(&driver);
+    status = context_of(device, &context);
     if (!status)
         status = kvf_cuda_status(&driver, driver.cuCtxPushCurrent_v2(context), "choosing a device");
+    if (status)
+        kvf_cuda_restore(&driver);
     return status;
 }
 
 void kvf_cuda_leave(const kvf_cuda *cuda) {
     CUcontext context = NULL;
     (void)cuda->cuCtxPopCurrent_v2(&context);
+    kvf_cuda_restore(cuda);
 }
 
 CUresult kvf_cuda_least_stream(const kvf_cuda *cuda, CUstream *out) {
@@ -192,11 +218,13 @@ kvf_status kvf_cuda_check_reach(const kvf_cuda *cuda, uint32_t device, uint32_t 
     int can = 0;
     if (device == other)
         return KVF_OK;
+    kvf_cuda_relax(cuda);
     CUresult result = cuda->cuDeviceGet(&here, (int)device);
     if (!result)
         result = cuda->cuDeviceGet(&there, (int)other);
     if (!result)
         result = cuda->cuDeviceCanAccessPeer(&can, here, there);
+    kvf_cuda_restore(cuda);
     kvf_status status = kvf_cuda_status(cuda, result, "asking what a device reaches");
     if (!status && !can)
         status =

@@ -10,6 +10,10 @@
  * so their addresses are valid here. It stays until the process ends. A child of fork() cannot use its parent's
  * driver: calls fail with a detail that says so.
  *
+ * While an engine captures a CUDA graph, in the mode that torch uses by default, a call such as cuEventQuery() or
+ * cuMemAlloc() by any thread fails and spoils the capture, unless that thread's own mode is relaxed. So it is, from
+ * kvf_cuda_enter() to kvf_cuda_leave(); calls that need no device are between kvf_cuda_relax() and kvf_cuda_restore().
+ *
  * All functions here may be called by any thread.
  */
 #ifndef KVF_CUDA_DRIVER_H
@@ -51,9 +55,11 @@ typedef struct CUmemAccessDesc {
 enum {
     CUDA_NOT_READY = 600,                   /* of a stream or an event: not finished */
     CUDA_PEER_ACCESS_ALREADY_ENABLED = 704, /* counts as success */
+    CUDA_CAPTURED_EVENT = 907,              /* the event was last recorded while its stream was captured */
     /* Values of arguments. */
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     CU_MEMHOST_PORTABLE = 1,
     CU_MEMHOST_DEVICEMAP = 2,
     CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
@@ -127,6 +133,7 @@ enum {
     F(cuStreamDestroy_v2, (CUstream stream))                                                                 \
     F(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                   \
     F(cuStreamSynchronize, (CUstream stream))                                                                \
+    F(cuThreadExchangeStreamCaptureMode, (int *mode))                                                        \
     F(cuEventCreate, (CUevent * event, unsigned flags))                                                      \
     F(cuEventDestroy_v2, (CUevent event))                                                                    \
     F(cuEventRecord, (CUevent event, CUstream stream))                                                       \
@@ -177,15 +184,20 @@ kvf_status kvf_cuda_find(const kvf_cuda **out);
 kvf_status kvf_cuda_load(const kvf_cuda **out);
 
 /**
- * Makes a device current for this thread, until kvf_cuda_leave(). Pairs may be nested.
+ * Makes a device current for this thread, and its calls harmless to captures of graphs, until kvf_cuda_leave().
+ * Pairs may be nested.
  *
  * @return KVF_OK, KVF_E_RANGE (no such device; the detail says how many there are), and the results of
  *         kvf_cuda_find() and kvf_cuda_status()
  */
 kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out);
 
-/** Restores the context that was current before kvf_cuda_enter(). */
+/** Restores the context that was current, and the capture mode that the thread had, before kvf_cuda_enter(). */
 void kvf_cuda_leave(const kvf_cuda *cuda);
+
+/** Keeps this thread's calls from spoiling the capture of a graph, until kvf_cuda_restore(). Pairs may be nested. */
+void kvf_cuda_relax(const kvf_cuda *cuda);
+void kvf_cuda_restore(const kvf_cuda *cuda);
 
 /** Makes a stream of the lowest priority on the device that is entered: it yields to the device's other work. */
 CUresult kvf_cuda_least_stream(const kvf_cuda *cuda, CUstream *out);

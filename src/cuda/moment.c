@@ -6,6 +6,17 @@ struct kvf_cuda_moment {
     CUevent event; /* on our stream, behind the caller's event */
 };
 
+/* Waiting for an event that belongs to a graph would make our stream a part of the graph, and never see it happen. */
+static kvf_status check_not_captured(const kvf_cuda *cuda, CUevent event) {
+    const CUresult result = cuda->cuEventQuery(event);
+    if (result == CUDA_CAPTURED_EVENT)
+        return kvf_fail(
+            KVF_E_INVALID,
+            "the event was recorded in a stream while a CUDA graph was captured from it; give one "
+            "that is recorded after the graph is launched");
+    return result == CUDA_NOT_READY ? KVF_OK : kvf_cuda_status(cuda, result, "waiting for an event");
+}
+
 static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent event) {
     CUresult result = cuda->cuStreamCreateWithPriority(&moment->stream, CU_STREAM_NON_BLOCKING, 0);
     if (!result)
@@ -33,7 +44,9 @@ kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment 
     kvf_status status = moment ? kvf_cuda_enter(device, &cuda) : kvf_nomem("an event");
     if (!status) {
         moment->device = device;
-        status = follow(cuda, moment, event);
+        status = check_not_captured(cuda, event);
+        if (!status)
+            status = follow(cuda, moment, event);
         if (status)
             let_go(cuda, moment);
         kvf_cuda_leave(cuda);

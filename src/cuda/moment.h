@@ -21,7 +21,8 @@ typedef struct kvf_cuda_moment kvf_cuda_moment;
  *
  * @param device  the event's device
  * @param event   an event of this process
- * @return KVF_OK, KVF_E_INVALID (NULL), KVF_E_NOMEM, and the results of kvf_cuda_enter() and kvf_cuda_status()
+ * @return KVF_OK, KVF_E_INVALID (NULL, or recorded while a graph was captured from its stream), KVF_E_NOMEM, and the
+ *         results of kvf_cuda_enter() and kvf_cuda_status()
  */
 kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment **out);
 

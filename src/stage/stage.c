@@ -61,12 +61,15 @@ static kvf_status open_arena(kvf_stage *stage, kvf_memory_kind kind, uint32_t de
     memory.bytes = (uint64_t)slots * slot;
     (void)kvf_transport_memory(stage->transport, &region);
     kvf_status status = kvf_transport_allocate(stage->transport, kind, device, memory.bytes, &memory.address);
-    if (!status)
-        status = kvf_arena_open(&stage->arenas[kind], region, memory.address, slots, slot);
+    if (status)
+        return status;
+    status = kvf_arena_open(&stage->arenas[kind], region, memory.address, slots, slot);
     if (!status)
         status = kvf_transport_register_arena(stage->transport, region, &memory);
-    if (status)
+    if (status) {
         kvf_arena_close(&stage->arenas[kind]);
+        kvf_transport_give_back(stage->transport, memory.address);
+    }
     return status;
 }
 

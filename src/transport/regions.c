@@ -5,12 +5,15 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+#include "cuda/allocation.h"
 #include "transport/front.h"
 #include "transport/memory.h"
 
 struct kvf_plain_memory {
     void *address;
     size_t bytes;
+    kvf_memory_kind kind;
+    uint32_t device;
     struct kvf_plain_memory *following;
 };
 
@@ -76,23 +79,53 @@ kvf_status kvf_memory_check(const kvf_memory *regions, uint32_t count, const cha
 
 /* ---- allocating ------------------------------------------------------------------------------ */
 
+static kvf_status map_plain(struct kvf_plain_memory *memory) {
+    memory->address = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory->address == MAP_FAILED)
+        return kvf_fail(KVF_E_NOMEM, "no memory for %zu bytes: %s", memory->bytes, strerror(errno));
+    (void)madvise(memory->address, memory->bytes, MADV_HUGEPAGE);
+    return KVF_OK;
+}
+
+static kvf_status allocate_on_device(struct kvf_plain_memory *memory) {
+    CUdeviceptr address = 0;
+    kvf_status status = kvf_cuda_allocate(memory->device, memory->bytes, &address);
+    memory->address = (void *)(uintptr_t)address;
+    return status;
+}
+
 /* For fabrics without memory of their own: no other process can map it, but it is page aligned and zeroed too. */
-static kvf_status allocate_plain(kvf_transport *transport, uint64_t bytes, void **out) {
+static kvf_status allocate_plain(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
+                                 uint64_t bytes, void **out) {
     struct kvf_plain_memory *memory = kvf_alloc(1, sizeof *memory);
     if (!memory)
         return kvf_nomem("transport memory");
-    memory->bytes = bytes;
-    memory->address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory->address == MAP_FAILED) {
+    *memory = (struct kvf_plain_memory){.bytes = bytes, .kind = kind, .device = device};
+    kvf_status status = kind == KVF_MEMORY_HOST ? map_plain(memory) : allocate_on_device(memory);
+    if (status) {
         kvf_free(memory);
-        return kvf_fail(KVF_E_NOMEM, "no memory for %llu bytes: %s", (unsigned long long)bytes,
-                        strerror(errno));
+        return status;
     }
-    (void)madvise(memory->address, bytes, MADV_HUGEPAGE);
     memory->following = transport->plain_memory;
     transport->plain_memory = memory;
     *out = memory->address;
     return KVF_OK;
+}
+
+static void free_plain(struct kvf_plain_memory *memory) {
+    if (memory->kind == KVF_MEMORY_HOST)
+        (void)munmap(memory->address, memory->bytes);
+    else
+        kvf_cuda_free(memory->device, (CUdeviceptr)(uintptr_t)memory->address);
+    kvf_free(memory);
+}
+
+/* Whether a fabric may take plain memory of the kind. */
+static bool is_served(const kvf_transport *transport, kvf_memory_kind kind) {
+    for (uint32_t i = 0; i < transport->fabric_count; i++)
+        if (transport->fabrics[i].fabric->kind.memory_kinds & 1u << kind)
+            return true;
+    return kind == KVF_MEMORY_HOST;
 }
 
 kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
@@ -114,17 +147,26 @@ kvf_status kvf_transport_allocate(kvf_transport *transport, kvf_memory_kind kind
         front->owns_memory = true;
         return front->fabric->allocate(front->endpoint, kind, device, bytes, out);
     }
-    if (kind != KVF_MEMORY_HOST)
-        return kvf_fail(KVF_E_UNSUPPORTED, "allocate: no transport here allocates %s memory",
-                        kind_names[kind]);
-    return allocate_plain(transport, bytes, out);
+    if (!is_served(transport, kind))
+        return kvf_fail(KVF_E_UNSUPPORTED, "allocate: no transport here moves %s memory", kind_names[kind]);
+    return allocate_plain(transport, kind, device, bytes, out);
+}
+
+void kvf_transport_give_back(kvf_transport *transport, const void *address) {
+    struct kvf_plain_memory **place = &transport->plain_memory;
+    while (*place && (*place)->address != address)
+        place = &(*place)->following;
+    struct kvf_plain_memory *memory = *place;
+    if (!memory)
+        return;
+    *place = memory->following;
+    free_plain(memory);
 }
 
 void kvf_front_free_memory(kvf_transport *transport) {
     for (struct kvf_plain_memory *memory = transport->plain_memory, *next; memory; memory = next) {
         next = memory->following;
-        (void)munmap(memory->address, memory->bytes);
-        kvf_free(memory);
+        free_plain(memory);
     }
     kvf_free(transport->regions);
     kvf_free(transport->served);

@@ -265,6 +265,10 @@ bool kvf_peer_lives(const kvf_peer *peer);
 const kvf_memory *kvf_transport_regions(const kvf_transport *transport, const void *endpoint,
                                         uint32_t *count);
 
+/** Frees memory of kvf_transport_allocate() that is not registered, unless it is a fabric's, which keeps it until the
+ * endpoint closes. */
+void kvf_transport_give_back(kvf_transport *transport, const void *address);
+
 /**
  * Registers the arena of a stage. A fabric may serve arenas and not the other memory, which then moves packed to peers
  * that it reaches; or the other memory and not arenas. For each peer, fabrics that move runs are tried first.

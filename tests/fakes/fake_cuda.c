@@ -5,7 +5,8 @@
  * so that a host that dereferences it crashes, and at another address for this library's own use. Other processes map
  * it by handles, or segment by segment by descriptors. A stream is a list of actions. Due actions run when a caller
  * queries or waits, and a delay can postpone them: a copy reads host memory when it runs, not when it is put on a
- * stream, so a buffer that is reused too early spoils bytes. Kernels are the library's own, run thread by thread.
+ * stream, so a buffer that is reused too early spoils bytes. Kernels are the library's own, run thread by thread. A
+ * capture of a graph keeps nothing of what is put on its stream; it only sees what must not happen meanwhile.
  *
  * Environment variables: FAKE_CUDA_DEVICES is the number of devices (2), FAKE_CUDA_VERSION the CUDA version of the
  * driver; with FAKE_CUDA_APART no device reaches another's memory.
@@ -143,7 +144,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     contexts[device].device = device;
     *context = &contexts[device];
-    return fake_told(__func__);
+    const CUresult told = fake_told(__func__);
+    return told ? told : fake_unsafe();
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
@@ -157,6 +159,14 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     if (fake_depth == 0)
         return INVALID_CONTEXT;
     *context = fake_current[--fake_depth];
+    return 0;
+}
+
+/* Found by name only: libraries of networks ask. */
+__attribute__((visibility("default"))) CUresult cuCtxGetCurrent(CUcontext *context);
+
+CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = fake_depth > 0 ? fake_current[fake_depth - 1] : NULL;
     return 0;
 }
 

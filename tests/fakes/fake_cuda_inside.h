@@ -21,6 +21,9 @@ enum {
     ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_UNJOINED = 904,
 };
 
 #define DEPTH 16u
@@ -55,8 +58,12 @@ CUresult fake_told(const char *function);
 
 #define MEMORY_OF_DEVICE (1ull << 30) /* bytes of each device */
 
-/* The beginning of every call that needs a context. */
-#define BEGIN                                                                                                \
+/** For a call that puts nothing on a stream: if a stream is being captured, and this thread's mode is not relaxed, the
+ * capture is invalid from then on. With the driver this is so for some of these calls; it does not say which. */
+CUresult fake_unsafe(void);
+
+/* The beginning of a call that needs a context and puts something on a stream. */
+#define BEGIN_PUT                                                                                            \
     do {                                                                                                     \
         const CUresult told_result = fake_told(__func__);                                                    \
         if (told_result)                                                                                     \
@@ -65,6 +72,15 @@ CUresult fake_told(const char *function);
             return fake.stuck;                                                                               \
         if (fake_depth == 0)                                                                                 \
             return INVALID_CONTEXT;                                                                          \
+    } while (0)
+
+/* The beginning of every other call that needs a context. */
+#define BEGIN                                                                                                \
+    do {                                                                                                     \
+        BEGIN_PUT;                                                                                           \
+        const CUresult unsafe_result = fake_unsafe();                                                        \
+        if (unsafe_result)                                                                                   \
+            return unsafe_result;                                                                            \
     } while (0)
 
 /* ---- memory: needs the lock ---- */

@@ -10,6 +10,7 @@ struct CUevent_st {
     uint64_t recorded, reached; /* records that were put on streams, and those that have run */
     unsigned waits;             /* for it, on streams */
     bool destroyed;             /* by its creator; it stays while a stream refers to it */
+    bool captured;              /* its last record is a part of a graph */
 };
 
 struct CUfunc_st {
@@ -29,8 +30,12 @@ typedef struct action {
     struct action *next;
 } action;
 
+/* As the driver numbers them. */
+typedef enum capture { NO_CAPTURE, CAPTURED, SPOILT } capture;
+
 struct CUstream_st {
     action *first, **last;
+    capture capture;
     bool destroyed; /* its actions still run */
     int device;
     struct CUstream_st *next;
@@ -195,11 +200,93 @@ void fake_cuda_hasten(void) {
     (void)pthread_mutex_unlock(&fake.lock);
 }
 
+/* ---- captures of graphs ------------------------------------------------------------------------- */
+
+static _Thread_local int mode_of_thread;
+
+/* Marks all captures as spoilt; returns whether there was one. Needs the lock. */
+static bool spoil(void) {
+    bool any = false;
+    for (CUstream at = streams; at; at = at->next)
+        if (at->capture == CAPTURED) {
+            at->capture = SPOILT;
+            any = true;
+        }
+    return any;
+}
+
+/* A call that no mode allows while something is captured. */
+static CUresult forbidden(CUresult result) {
+    (void)pthread_mutex_lock(&fake.lock);
+    const bool any = spoil();
+    (void)pthread_mutex_unlock(&fake.lock);
+    return any ? result : 0;
+}
+
+CUresult fake_unsafe(void) {
+    return mode_of_thread == CU_STREAM_CAPTURE_MODE_RELAXED ? 0 : forbidden(CAPTURE_UNSUPPORTED);
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    const int before = mode_of_thread;
+    mode_of_thread = *mode;
+    *mode = before;
+    return 0;
+}
+
+/* Found by name only: tests capture, and kvferry does not. Every mode is as 0, "global", is. */
+__attribute__((visibility("default"))) CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+__attribute__((visibility("default"))) CUresult cuStreamEndCapture(CUstream stream, void **graph);
+__attribute__((visibility("default"))) CUresult cuGraphDestroy(void *graph);
+
+CUresult cuGraphDestroy(void *graph) {
+    return graph ? INVALID_VALUE : 0;
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
+    BEGIN_PUT;
+    (void)mode;
+    stream->capture = CAPTURED;
+    return 0;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, void **graph) {
+    BEGIN_PUT;
+    CUresult result = stream->capture == SPOILT ? CAPTURE_INVALIDATED : 0;
+    *graph = NULL;
+    (void)pthread_mutex_lock(&fake.lock);
+    stream->capture = NO_CAPTURE;
+    for (CUstream at = streams; at; at = at->next) {
+        if (at->capture == CAPTURED && !result)
+            result = CAPTURE_UNJOINED;
+        at->capture = NO_CAPTURE;
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
+}
+
+/* Whether an action becomes a part of a graph instead. A stream that waits for an event of a graph joins it. */
+static bool is_captured(CUstream stream, const action *given) {
+    if (given->kind == WAIT && given->event->captured)
+        stream->capture = CAPTURED;
+    if (given->kind == RECORD)
+        given->event->captured = stream->capture != NO_CAPTURE;
+    return stream->capture != NO_CAPTURE;
+}
+
+/* ---- actions ------------------------------------------------------------------------------------ */
+
 static CUresult put(CUstream stream, action given) {
     action *made = malloc(sizeof *made);
     if (!made)
         return OUT_OF_MEMORY;
     (void)pthread_mutex_lock(&fake.lock);
+    if (is_captured(stream, &given)) {
+        const bool spoilt = stream->capture == SPOILT;
+        (void)pthread_mutex_unlock(&fake.lock);
+        free(made);
+        return spoilt ? CAPTURE_INVALIDATED : 0;
+    }
     fake_advance();
     given.due_ns = now_ns() + fake.delay_ns;
     given.next = NULL;
@@ -217,7 +304,7 @@ static CUresult put(CUstream stream, action given) {
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
-    BEGIN;
+    BEGIN_PUT;
     (void)flags;
     if (priority > 0 || priority < -5)
         return INVALID_VALUE;
@@ -262,6 +349,9 @@ static bool is_idle(int device) {
 
 CUresult cuCtxSynchronize(void) {
     BEGIN;
+    const CUresult refused = forbidden(CAPTURE_UNSUPPORTED);
+    if (refused)
+        return refused;
     for (;;) {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
@@ -285,39 +375,39 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    BEGIN;
+    BEGIN_PUT;
     (void)flags;
     return put(stream, (action){.kind = WAIT, .event = event});
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     (void)stream;
     return cuMemAlloc_v2(address, bytes);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     return put(stream, (action){.kind = RELEASE, .to = address});
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     return put(stream, (action){.kind = FILL, .to = address, .value = value, .bytes = count});
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     return put(stream, (action){.kind = COPY, .to = to, .from = (uint64_t)(uintptr_t)from, .bytes = bytes});
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     return put(stream, (action){.kind = COPY, .to = (uint64_t)(uintptr_t)to, .from = from, .bytes = bytes});
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
 }
 
@@ -330,7 +420,7 @@ cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t cou
 CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
                             size_t *attribute_begins, size_t attribute_count, size_t *failed,
                             CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     if (!attributes || attribute_count != 1 || attribute_begins[0] != 0 || count == 0 || !stream)
         return INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
@@ -364,7 +454,7 @@ __attribute__((visibility("default"))) CUresult cuMemcpy3DBatchAsync(size_t coun
 
 CUresult cuMemcpy3DBatchAsync(size_t count, copied_box *boxes, size_t *failed, unsigned long long flags,
                               CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     if (count == 0 || flags || !stream)
         return INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
@@ -390,7 +480,7 @@ CUresult cuMemcpy3DBatchAsync(size_t count, copied_box *boxes, size_t *failed, u
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         CUstream stream, void **arguments, void **extra) {
-    BEGIN;
+    BEGIN_PUT;
     (void)shared_bytes;
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_BLOCK_THREADS || block_y != 1 ||
         block_z != 1 || extra)
@@ -406,7 +496,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 /* ---- events ------------------------------------------------------------------------------------- */
 
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
-    BEGIN;
+    BEGIN_PUT;
     (void)flags;
     *event = calloc(1, sizeof **event);
     fake.left += *event != NULL;
@@ -427,12 +517,16 @@ CUresult cuEventDestroy_v2(CUevent event) {
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
-    BEGIN;
+    BEGIN_PUT;
     return put(stream, (action){.kind = RECORD, .event = event});
 }
 
 CUresult cuEventQuery(CUevent event) {
     BEGIN;
+    if (event->captured) {
+        (void)forbidden(0);
+        return CUDA_CAPTURED_EVENT;
+    }
     (void)pthread_mutex_lock(&fake.lock);
     fake_advance();
     const bool pending = event->reached < event->recorded;

@@ -417,7 +417,7 @@ void faulty_install(const faulty_options *options) {
     faulty = plain;
     if (options->devices) {
         faulty.kind.memory_kinds |= 1u << KVF_MEMORY_CUDA;
-        faulty.kind.allocates |= 1u << KVF_MEMORY_CUDA;
+        faulty.kind.allocates |= options->devices->allocate ? 1u << KVF_MEMORY_CUDA : 0;
     }
     atomic_store(&schedule.drawn, 0);
     for (int i = 0; i < FAULTY_FAULTS; i++)

@@ -36,7 +36,7 @@ typedef enum faulty_fault {
 /** Memory of devices, as far as a fabric over a transport of the host's memory needs it. */
 typedef struct faulty_devices {
     void *(*look)(uint64_t address); /**< where the host sees what is at an address of a device */
-    kvf_memory (*allocate)(uint32_t device, uint64_t bytes);
+    kvf_memory (*allocate)(uint32_t device, uint64_t bytes); /**< NULL: the fabric gives none */
 } faulty_devices;
 
 typedef struct faulty_options {

@@ -620,6 +620,79 @@ static void blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them(void *
     close_all(&w);
 }
 
+/* ---- captures of graphs --------------------------------------------------------------------------- */
+
+/* The engine begins to capture a graph from a stream of its own. */
+static CUstream capture_begin(void) {
+    const kvf_cuda *cuda;
+    CUstream stream = NULL;
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, HIGH), 0);
+    devices_capture(stream);
+    kvf_cuda_leave(cuda);
+    return stream;
+}
+
+/* Returns whether the graph is whole. */
+static bool capture_end(CUstream stream) {
+    const kvf_cuda *cuda;
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    const bool whole = devices_capture_end(stream) == 0;
+    assert_int_equal(cuda->cuStreamDestroy_v2(stream), 0);
+    kvf_cuda_leave(cuda);
+    return whole;
+}
+
+/* Opening, waiting for an event, moving and hashing: agents allocate, and look at events again and again. */
+static void agents_at_work_leave_a_capture_of_a_graph_alone(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state, .verify = true};
+    world w;
+    world_request held, wanted;
+    work_on_stream work;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    CUstream engine = capture_begin();
+    open_behind_work(&w, &options, &work, &held, &wanted);
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, SECOND);
+    devices_hasten();
+    world_all_done(&w, &w.d, pulls);
+    world_all_done(&w, &w.p, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, OLD), 0);
+    assert_true(capture_end(engine));
+    event_drop(&work);
+    work_end(&work);
+    close_all(&w);
+    devices_hasten();
+}
+
+static void an_event_that_is_a_part_of_a_graph_is_refused(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "shm"};
+    world w;
+    world_request held;
+    work_on_stream work;
+    uint64_t hold;
+    world_open_model(&w, attention(4, 8, 8), TP2, TP4, &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    work_begin(&work);
+    devices_hasten();
+    CUstream engine = capture_begin();
+    assert_int_equal(kvf_cuda_enter(0, &work.cuda), KVF_OK);
+    assert_int_equal(work.cuda->cuEventRecord(work.event, engine), 0);
+    kvf_cuda_leave(work.cuda);
+    held.request.after = &work.ready;
+    held.request.deadline_ns = 0;
+    assert_int_equal(kvf_agent_hold(w.p.agents[0], &held.request, &hold), KVF_E_INVALID);
+    assert_non_null(strstr(kvf_error_detail(), "after: the event was recorded in a stream while a CUDA graph "
+                                               "was captured from it"));
+    (void)capture_end(engine); /* the driver may count the question for the event as a fault of the capture */
+    event_drop(&work);
+    work_end(&work);
+    close_all(&w);
+    devices_hasten();
+}
+
 /* ---- checksums ------------------------------------------------------------------------------------ */
 
 /* Which memory a test uses: "shm" and "cuda" are those transports. */
@@ -845,6 +918,12 @@ int main(void) {
          a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},
         {"blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them",
          blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them, SIMULATED, NULL},
+        {"agents_at_work_leave_a_capture_of_a_graph_alone (shm)",
+         agents_at_work_leave_a_capture_of_a_graph_alone, SIMULATED, shm},
+        {"agents_at_work_leave_a_capture_of_a_graph_alone (cuda)",
+         agents_at_work_leave_a_capture_of_a_graph_alone, SIMULATED, cuda},
+        {"an_event_that_is_a_part_of_a_graph_is_refused", an_event_that_is_a_part_of_a_graph_is_refused,
+         SIMULATED, NULL},
         {"cells_of_devices_are_verified (shm)", cells_of_devices_are_verified, SIMULATED, shm},
         {"cells_of_devices_are_verified (cuda)", cells_of_devices_are_verified, SIMULATED, cuda},
         {"cells_of_devices_are_verified (P on the host)", cells_of_devices_are_verified, SIMULATED, p_host},

@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include <kvferry/device.h>
+
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
 #include "devices.h"
@@ -453,6 +455,64 @@ static void memory_is_pinned_once(void **unused) {
     close_scene(&scene);
 }
 
+/* ---- captures of graphs --------------------------------------------------------------------------- */
+
+/* The engine captures in the same thread, which is the harder case. A real driver may wait for the device when memory
+ * is freed, whatever the mode is, so this is tested over the stand-in only. */
+static void opening_and_closing_a_copier_leave_a_capture_alone(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    const CUdeviceptr room = device_room(0, PAGE);
+    void *pinned = aligned_alloc(4096, 65536);
+    const kvf_cuda *cuda;
+    CUstream engine;
+    kvf_copier *copier;
+    kvf_device_table table;
+    uint32_t device;
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
+    devices_capture(engine);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(kvf_device_of(KVF_MEMORY_CUDA, (const void *)(uintptr_t)room, &device), KVF_OK);
+    assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_OK);
+    assert_int_equal(kvf_copier_pin(copier, pinned, 65536), KVF_OK);
+    assert_int_equal(kvf_copier_put_table(copier, ids, 5, &table), KVF_OK);
+    kvf_copier_drop_table(copier, &table);
+    kvf_copier_unpin(copier, pinned);
+    assert_int_equal(kvf_copier_close(copier), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(devices_capture_end(engine), 0);
+    assert_int_equal(cuda->cuStreamDestroy_v2(engine), 0);
+    kvf_cuda_leave(cuda);
+    device_room_free(room);
+    free(pinned);
+}
+
+static int mode_of_thread(const kvf_cuda *cuda) {
+    int mode = 0, ours = 0;
+    assert_int_equal(cuda->cuThreadExchangeStreamCaptureMode(&mode), 0);
+    ours = mode;
+    assert_int_equal(cuda->cuThreadExchangeStreamCaptureMode(&mode), 0);
+    return ours;
+}
+
+static void the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair(void **unused) {
+    (void)unused;
+    enum { LOCAL = 1, GLOBAL = 0 };
+    const kvf_cuda *cuda;
+    int mode = LOCAL;
+    assert_int_equal(kvf_cuda_find(&cuda), KVF_OK);
+    assert_int_equal(cuda->cuThreadExchangeStreamCaptureMode(&mode), 0);
+    assert_int_equal(mode, GLOBAL);
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(devices_number(1), &cuda), KVF_OK);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(mode_of_thread(cuda), CU_STREAM_CAPTURE_MODE_RELAXED);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(mode_of_thread(cuda), LOCAL);
+    assert_int_equal(cuda->cuThreadExchangeStreamCaptureMode(&mode), 0);
+}
+
 int main(int argument_count, char **arguments) {
     if (argument_count == 2 && strcmp(arguments[1], "find") == 0)
         return print_found();
@@ -477,6 +537,8 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
         cmocka_unit_test(memory_is_pinned_once),
+        cmocka_unit_test(opening_and_closing_a_copier_leave_a_capture_alone),
+        cmocka_unit_test(the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair),
     };
     devices_open();
     return cmocka_run_group_tests(tests, NULL, NULL);

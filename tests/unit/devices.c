@@ -26,6 +26,11 @@ static struct {
 /* The driver's own, which only tests call; it is found in a real driver only. */
 static int (*wait_for_value)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
 
+/* Driver functions that only tests call. */
+static int (*begin_capture)(CUstream stream, int mode);
+static int (*end_capture)(CUstream stream, void **graph);
+static int (*destroy_graph)(void *graph);
+
 /* What a test has allocated on a device. A test cannot look at the memory of a real one: it has a copy. */
 typedef struct device_block {
     CUdeviceptr address;
@@ -50,6 +55,12 @@ static bool find(void *library, const char *name, void *out) {
     return address != NULL;
 }
 
+static bool find_captures(void *library) {
+    return find(library, "cuStreamBeginCapture_v2", &begin_capture) &&
+           find(library, "cuStreamEndCapture", &end_capture) &&
+           find(library, "cuGraphDestroy", &destroy_graph);
+}
+
 static bool find_all(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
@@ -71,7 +82,8 @@ void devices_open(void) {
     const bool real = library && !look_up(library, "fake_cuda_look");
     if (real)
         set_up_real();
-    if (real ? find(library, "cuStreamWaitValue32_v2", &wait_for_value) : find_all())
+    if ((real ? find(library, "cuStreamWaitValue32_v2", &wait_for_value) : find_all()) &&
+        find_captures(library))
         return;
     (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
     exit(1);
@@ -300,6 +312,19 @@ void devices_hasten(void) {
         fake.hasten();
     if (gate)
         __atomic_store_n(gate, last_wanted, __ATOMIC_RELEASE);
+}
+
+void devices_capture(CUstream stream) {
+    enum { GLOBAL = 0 };
+    assert_int_equal(begin_capture(stream, GLOBAL), 0);
+}
+
+int devices_capture_end(CUstream stream) {
+    void *graph = NULL;
+    const int result = end_capture(stream, &graph);
+    if (graph)
+        assert_int_equal(destroy_graph(graph), 0);
+    return result;
 }
 
 void devices_fail(const char *function, int result, unsigned times) {

@@ -84,6 +84,13 @@ size_t devices_left(void);
  * driver would wait for the stream. */
 void devices_hold_up(const kvf_cuda *cuda, CUstream stream);
 
+/** Begins to capture a graph from a stream, as torch does: until devices_capture_end(), a call of any thread that does
+ * not relax may spoil it. The stream's device must be entered. */
+void devices_capture(CUstream stream);
+
+/** Ends the capture; returns the driver's result, 0 if nothing has spoilt it. */
+int devices_capture_end(CUstream stream);
+
 /** See fake_cuda.h. With a real driver only two do anything: devices_hasten(), after devices_hold_up(), and
  * devices_look(), for memory of the functions above. */
 void devices_delay(uint64_t ns);

@@ -32,7 +32,13 @@ static kvf_memory allocate(uint32_t device, uint64_t bytes) {
     return made;
 }
 
-static const faulty_devices seen_devices = {devices_look, allocate};
+static void *look_in_vain(uint64_t address) {
+    (void)address;
+    return NULL;
+}
+
+static const faulty_devices seen_devices = {devices_look, allocate}, without_memory = {devices_look, NULL},
+                            refusing = {look_in_vain, NULL};
 
 /* ---- a pair ------------------------------------------------------------------------------------- */
 
@@ -41,11 +47,16 @@ static stage_pair heads(const kvf_stage_options *options) {
         .model = attention(3, 6, 32), .d = &d_spec, .p = &p_spec, .tokens = 150, .options = *options};
 }
 
-static stage_world *open_both(const kvf_stage_options *options, stage_place d, stage_place p) {
-    const faulty_options both_kinds = {.devices = &seen_devices};
+static stage_world *open_over(const faulty_devices *devices, const kvf_stage_options *options, stage_place d,
+                              stage_place p) {
+    const faulty_options both_kinds = {.devices = devices};
     const stage_pair shape = heads(options);
     faulty_install(&both_kinds);
     return stage_world_open_at("inproc", &shape, d, p);
+}
+
+static stage_world *open_both(const kvf_stage_options *options, stage_place d, stage_place p) {
+    return open_over(&seen_devices, options, d, p);
 }
 
 static void close_both(stage_world *w) {
@@ -98,6 +109,36 @@ static void over_a_transport_of_both_slots_are_on_the_devices(void **state) {
     close_both(w);
 }
 
+/* As UCX and libfabric with CUDA. */
+static void over_a_transport_that_gives_no_memory_of_devices_slots_are_in_plain_memory(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    const size_t before = devices_left();
+    stage_world *w = open_over(&without_memory, &small_arenas, device_memory_second, device_memory_first);
+    assert_null(kvf_stage_without_device(w->d[0].stage));
+    assert_int_equal(stage_info_of(w->p[0].stage).device_slots, 8);
+    move_both_ways(w);
+    assert_device_flows(w, 2, 2);
+    close_both(w);
+    assert_int_equal(devices_left(), before);
+}
+
+static void plain_memory_that_a_transport_refuses_is_freed(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    kvf_stage_options options = small_arenas;
+    options.device_arena_bytes = KVF_NO_DEVICE_ARENA;
+    stage_world *w = open_over(&refusing, &options, device_memory_second, device_memory_first);
+    const size_t left = devices_left();
+    close_both(w);
+    w = open_over(&refusing, &small_arenas, device_memory_second, device_memory_first);
+    assert_non_null(strstr(kvf_stage_without_device(w->d[0].stage), "register: faulty: "));
+    assert_int_equal(devices_left(), left);
+    move_both_ways(w);
+    assert_device_flows(w, 0, 0);
+    close_both(w);
+}
+
 static void one_side_on_a_device_uses_its_arena_and_the_other_the_hosts(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
@@ -117,8 +158,7 @@ static void a_transport_of_the_hosts_memory_uses_the_hosts(void **state) {
     (void)state;
     const stage_pair shape = heads(&small_arenas);
     stage_world *w = stage_world_open_at("inproc", &shape, device_memory_second, device_memory_first);
-    assert_non_null(
-        strstr(kvf_stage_without_device(w->d[0].stage), "no transport here allocates CUDA memory"));
+    assert_non_null(strstr(kvf_stage_without_device(w->d[0].stage), "no transport here moves CUDA memory"));
     move_both_ways(w);
     assert_device_flows(w, 0, 0);
     close_both(w);
@@ -252,6 +292,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(over_a_transport_of_devices_slots_are_on_the_devices),
         cmocka_unit_test(over_a_transport_of_both_slots_are_on_the_devices),
+        cmocka_unit_test(over_a_transport_that_gives_no_memory_of_devices_slots_are_in_plain_memory),
+        cmocka_unit_test(plain_memory_that_a_transport_refuses_is_freed),
         cmocka_unit_test(one_side_on_a_device_uses_its_arena_and_the_other_the_hosts),
         cmocka_unit_test(a_transport_of_the_hosts_memory_uses_the_hosts),
         cmocka_unit_test(faster_arenas_are_used),

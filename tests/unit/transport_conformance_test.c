@@ -116,6 +116,23 @@ static void a_write_moves_exactly_the_bytes_of_its_runs(void **state) {
     check_direction(*state, KVF_WRITE);
 }
 
+/* Numbers of regions are the front's: a fabric that is not shown the last ones must count them all the same. */
+static void a_region_behind_the_others_that_is_withheld_hinders_nobody(void **state) {
+    static unsigned char hidden[64];
+    const kvf_memory withheld = {
+        .struct_size = sizeof withheld, .address = hidden, .bytes = sizeof hidden, .withheld = true};
+    const kvf_run run = {.bytes = 1000};
+    test_pair *pair = calloc(1, sizeof *pair);
+    assert_non_null(pair);
+    side_open(&pair->here, *state, 1);
+    side_open(&pair->there, *state, 2);
+    assert_int_equal(kvf_transport_register_region(pair->there.transport, SIDE_REGIONS, &withheld), KVF_OK);
+    pair->peer = side_connect(&pair->here, &pair->there);
+    assert_int_equal(move_runs(&pair->here, &pair->there, pair->peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&pair->here, 0), side_memory(&pair->there, 0), run.bytes);
+    pair_close(pair);
+}
+
 static void a_run_longer_than_any_slice_moves_whole(void **state) {
     for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
         if (is_refused(*state, (kvf_direction)direction))
@@ -761,6 +778,7 @@ int main(void) {
         NAMED(a_read_moves_exactly_the_bytes_of_its_runs),
         NAMED(a_write_moves_exactly_the_bytes_of_its_runs),
         NAMED(a_run_longer_than_any_slice_moves_whole),
+        NAMED(a_region_behind_the_others_that_is_withheld_hinders_nobody),
         NAMED(an_empty_batch_and_runs_of_no_bytes_end_well),
         NAMED(runs_outside_of_memory_are_refused_and_nothing_moves),
         NAMED(many_batches_each_end_once_under_their_own_number),

@@ -117,13 +117,10 @@ static kvf_status open_descriptors(kvf_cuda_endpoint *endpoint) {
 }
 
 static void free_allocation(kvf_cuda_allocation *made) {
-    const kvf_cuda *cuda;
-    if (made->exportable) {
+    if (made->exportable)
         kvf_segment_free(made->device, made->address, made->bytes);
-    } else if (kvf_cuda_enter(made->device, &cuda) == KVF_OK) {
-        (void)cuda->cuMemFree_v2(made->address);
-        kvf_cuda_leave(cuda);
-    }
+    else
+        kvf_cuda_free(made->device, made->address);
     kvf_free(made);
 }
 
@@ -195,32 +192,15 @@ static void cuda_found(void *self, kvf_transport_finding *out) {
 
 /* ---- memory and card ---------------------------------------------------------------------------- */
 
-/* All of it, because readers may map all of it. */
-static kvf_status zero(const kvf_cuda_allocation *made) {
-    const kvf_cuda *cuda;
-    CUstream stream = NULL;
-    kvf_status status = kvf_cuda_enter(made->device, &cuda);
+/* Zeroes all of it, because readers may map all of it. */
+static kvf_status allocate_segment(kvf_cuda_allocation *made) {
+    kvf_status status = kvf_segment_allocate(made->device, made->bytes, &made->address, &made->bytes);
     if (status)
         return status;
-    CUresult result = cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
-    if (!result)
-        result = cuda->cuMemsetD8Async(made->address, 0, made->bytes, stream);
-    if (!result)
-        result = cuda->cuStreamSynchronize(stream);
-    if (stream)
-        (void)cuda->cuStreamDestroy_v2(stream);
-    kvf_cuda_leave(cuda);
-    return kvf_cuda_status(cuda, result, "zeroing memory of a device");
-}
-
-static kvf_status allocate_plain(uint32_t device, uint64_t bytes, CUdeviceptr *out) {
-    const kvf_cuda *cuda;
-    kvf_status status = kvf_cuda_enter(device, &cuda);
+    status = kvf_cuda_zero(made->device, made->address, made->bytes);
     if (status)
-        return status;
-    const CUresult result = cuda->cuMemAlloc_v2(out, bytes);
-    kvf_cuda_leave(cuda);
-    return kvf_cuda_status(cuda, result, "allocating memory of a device");
+        kvf_segment_free(made->device, made->address, made->bytes);
+    return status;
 }
 
 static kvf_status cuda_allocate(void *self, kvf_memory_kind kind, uint32_t device, uint64_t bytes,
@@ -231,15 +211,10 @@ static kvf_status cuda_allocate(void *self, kvf_memory_kind kind, uint32_t devic
     if (!made)
         return kvf_nomem("memory of a device");
     *made = (kvf_cuda_allocation){.device = device, .bytes = bytes, .exportable = endpoint->exportable};
-    kvf_status status = made->exportable ? kvf_segment_allocate(device, bytes, &made->address, &made->bytes)
-                                         : allocate_plain(device, bytes, &made->address);
+    kvf_status status =
+        made->exportable ? allocate_segment(made) : kvf_cuda_allocate(device, bytes, &made->address);
     if (status) {
         kvf_free(made);
-        return status;
-    }
-    status = zero(made);
-    if (status) {
-        free_allocation(made);
         return status;
     }
     made->following = endpoint->allocations;

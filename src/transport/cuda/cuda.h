@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/wake.h"
 #include "base/watch.h"
+#include "cuda/allocation.h"
 #include "cuda/copier.h"
 #include "cuda/looks.h"
 #include "cuda/segments.h"

@@ -182,7 +182,10 @@ static kvf_status libfabric_open(kvf_transport *transport, const kvf_transport_o
 }
 
 static void libfabric_close(void *self) {
-    free_endpoint(self);
+    kvf_libfabric_endpoint *endpoint = self;
+    const kvf_cuda *entered = kvf_device_context_enter(&endpoint->device_context);
+    free_endpoint(endpoint);
+    kvf_device_context_leave(entered);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -271,6 +274,7 @@ static kvf_status libfabric_progress(void *self, bool *busy) {
     kvf_libfabric_endpoint *endpoint = self;
     kvf_status status = KVF_OK;
     bool more = false, any = false, fired = false;
+    const kvf_cuda *entered = kvf_device_context_enter(&endpoint->device_context);
     endpoint->refused = endpoint->patient = false;
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more && !status; i++) {
         size_t moved = 0;
@@ -288,6 +292,7 @@ static kvf_status libfabric_progress(void *self, bool *busy) {
     if (endpoint->any_lost)
         kvf_libfabric_tell_lost(endpoint);
     *busy = is_busy(endpoint, any, fired);
+    kvf_device_context_leave(entered);
     return status;
 }
 

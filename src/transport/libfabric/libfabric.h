@@ -26,6 +26,7 @@
 #include "base/wake.h"
 #include "base/watch.h"
 #include "transport/beacon.h"
+#include "transport/device_context.h"
 #include "transport/poster.h"
 #include "transport/transport.h"
 
@@ -205,6 +206,8 @@ struct kvf_libfabric_endpoint {
     bool refused; /**< something could not be done now: try again soon */
     bool patient; /**< nothing has reached some peer yet: see kvf_libfabric_is_patient() */
     bool any_lost;
+    /** Entered by each function of the fabric's table that calls libfabric. */
+    kvf_device_context device_context;
 };
 
 struct kvf_libfabric_link {

@@ -100,10 +100,12 @@ static void free_link(kvf_libfabric_link *link) {
 
 void kvf_libfabric_disconnect(void *self) {
     kvf_libfabric_link *link = self;
+    const kvf_cuda *entered = kvf_device_context_enter(&link->endpoint->device_context);
     linger(link);
     kvf_post_queue_remove(&link->queue);
     KVF_LIST_REMOVE(link->endpoint->links, link);
     free_link(link);
+    kvf_device_context_leave(entered);
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
@@ -173,8 +175,10 @@ kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf
         status = check_protocol(endpoint, &card);
     if (!status)
         status = kvf_peer_check_regions(peer, card.region_count, &card.regions->bytes, sizeof *card.regions);
+    const kvf_cuda *entered = kvf_device_context_enter(&endpoint->device_context);
     if (!status)
         status = make_link(endpoint, &card, peer, &link);
+    kvf_device_context_leave(entered);
     kvf_free(card.regions);
     if (status)
         return status;

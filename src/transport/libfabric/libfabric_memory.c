@@ -70,8 +70,7 @@ static kvf_status make_room(kvf_libfabric_endpoint *endpoint, uint32_t region) {
     return KVF_OK;
 }
 
-kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory *memory) {
-    kvf_libfabric_endpoint *endpoint = self;
+static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region, const kvf_memory *memory) {
     if (memory->kind == KVF_MEMORY_CUDA && !(endpoint->info->caps & FI_HMEM))
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
@@ -87,11 +86,21 @@ kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory 
     return KVF_OK;
 }
 
+kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory *memory) {
+    kvf_libfabric_endpoint *endpoint = self;
+    const kvf_device_context before = kvf_device_context_take(&endpoint->device_context, memory);
+    const kvf_cuda *entered = kvf_device_context_enter(&endpoint->device_context);
+    kvf_status status = register_one(endpoint, region, memory);
+    kvf_device_context_leave(entered);
+    if (status)
+        endpoint->device_context = before;
+    return status;
+}
+
 /* Its key is never used again, so that peers of other machines are refused. Those on this machine watch the beacon: its
  * end ends their connections, and makes their cards invalid. Where libfabric emulates, it may be in the middle of a
  * write to the memory, which only the end of the connection ends. */
-kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
-    kvf_libfabric_endpoint *endpoint = self;
+static kvf_status unregister_one(kvf_libfabric_endpoint *endpoint, uint32_t region) {
     int failed = kvf_libfabric_unmap(&endpoint->regions[region]);
     if (failed) {
         (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
@@ -103,11 +112,20 @@ kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
     return KVF_OK;
 }
 
+kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
+    kvf_libfabric_endpoint *endpoint = self;
+    const kvf_cuda *entered = kvf_device_context_enter(&endpoint->device_context);
+    kvf_status status = unregister_one(endpoint, region);
+    kvf_device_context_leave(entered);
+    return status;
+}
+
 /* ---- the card -------------------------------------------------------------------------------- */
 
-static kvf_libfabric_target describe(const kvf_libfabric_endpoint *endpoint,
-                                     const kvf_libfabric_memory *memory) {
-    if (!memory->mr)
+/* The front may know more regions, the last of which are withheld from us. */
+static kvf_libfabric_target describe(const kvf_libfabric_endpoint *endpoint, uint32_t region) {
+    const kvf_libfabric_memory *memory = region < endpoint->region_count ? &endpoint->regions[region] : NULL;
+    if (!memory || !memory->mr)
         return (kvf_libfabric_target){0};
     if (memory->withheld)
         return (kvf_libfabric_target){.bytes = memory->bytes, .withheld = true};
@@ -122,6 +140,8 @@ kvf_status kvf_libfabric_write_card(void *self, kvf_buffer *out) {
     const struct fi_info *info = endpoint->info;
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
     size_t address_bytes = sizeof address;
+    uint32_t count;
+    (void)kvf_transport_regions(endpoint->transport, endpoint, &count);
     if (!endpoint->port.ep)
         return KVF_OK; /* nobody can connect */
     int failed = fi_getname(&endpoint->port.ep->fid, address, &address_bytes);
@@ -133,15 +153,15 @@ kvf_status kvf_libfabric_write_card(void *self, kvf_buffer *out) {
         .format = info->addr_format,
         .address = address,
         .address_bytes = (uint32_t)address_bytes,
-        .regions = kvf_alloc(endpoint->region_count, sizeof *card.regions),
-        .region_count = endpoint->region_count,
+        .regions = kvf_alloc(count, sizeof *card.regions),
+        .region_count = count,
     };
     if (!card.regions)
         return kvf_nomem("a card");
     memcpy(card.beacon, endpoint->beacon.mark, sizeof card.beacon);
     (void)snprintf(card.provider, sizeof card.provider, "%s", info->fabric_attr->prov_name);
     for (uint32_t i = 0; i < card.region_count; i++)
-        card.regions[i] = describe(endpoint, &endpoint->regions[i]);
+        card.regions[i] = describe(endpoint, i);
     kvf_status status = kvf_libfabric_card_write(&card, out);
     kvf_free(card.regions);
     return status;

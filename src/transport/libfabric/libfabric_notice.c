@@ -141,8 +141,7 @@ static void write_message(const kvf_libfabric_link *link, const void *data, size
     out->bytes = (uint32_t)(1 + name_bytes + bytes);
 }
 
-kvf_status kvf_libfabric_notify(void *self, const void *data, size_t bytes) {
-    kvf_libfabric_link *link = self;
+static kvf_status notify(kvf_libfabric_link *link, const void *data, size_t bytes) {
     kvf_libfabric_messages *outbox = &link->outbox;
     kvf_status status = KVF_OK;
     if (link->lost)
@@ -162,4 +161,12 @@ kvf_status kvf_libfabric_notify(void *self, const void *data, size_t bytes) {
     kvf_libfabric_send_waiting(link);
     kvf_wake_set(&link->endpoint->wake, true);
     return KVF_OK;
+}
+
+kvf_status kvf_libfabric_notify(void *self, const void *data, size_t bytes) {
+    kvf_libfabric_link *link = self;
+    const kvf_cuda *entered = kvf_device_context_enter(&link->endpoint->device_context);
+    kvf_status status = notify(link, data, bytes);
+    kvf_device_context_leave(entered);
+    return status;
 }

@@ -178,7 +178,7 @@ static kvf_status open_events(kvf_ucx_endpoint *endpoint) {
 }
 
 static void free_endpoint(kvf_ucx_endpoint *endpoint) {
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     kvf_beacon_close(&endpoint->beacon);
     kvf_ucx_end_worker(endpoint);
     for (uint32_t i = 0; i < endpoint->region_count; i++)
@@ -191,7 +191,7 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
     }
     if (endpoint->context)
         endpoint->ucx->ucp_cleanup(endpoint->context);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     kvf_fd_close(&endpoint->event_fd);
     kvf_wake_close(&endpoint->wake);
     kvf_poster_close(&endpoint->poster);
@@ -258,7 +258,7 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
     kvf_poster_open(&endpoint->poster, &kvf_ucx_post_actions,
                     options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT);
     endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     status = open_context(endpoint, options);
     if (!status)
         status = examine_ways(endpoint, options);
@@ -266,7 +266,7 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
         status = open_worker(endpoint);
     if (!status)
         status = open_events(endpoint);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     if (status)
         free_endpoint(endpoint);
     else
@@ -324,7 +324,7 @@ static kvf_status ucx_progress(void *self, bool *busy) {
     bool more = false;
     bool moved = false;
     bool fired = false;
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     for (uint32_t i = 0; i < ROUNDS_A_PROGRESS && !more; i++) {
         more = kvf_ucx_post(endpoint);
         if (kvf_deliver_room(endpoint->transport, NOTICES_A_PROGRESS)) {
@@ -346,7 +346,7 @@ static kvf_status ucx_progress(void *self, bool *busy) {
         status = kvf_fail(KVF_E_IO, "a notification was lost: no memory for it");
     endpoint->notice_lost = false;
     kvf_status rested = rest(endpoint, moved, fired, busy);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     return status ? status : rested;
 }
 
@@ -354,9 +354,9 @@ static void ucx_found(void *self, kvf_transport_finding *out) {
     const kvf_ucx_endpoint *endpoint = self;
     (void)snprintf(out->library, sizeof out->library, "%s", endpoint->ucx->path);
     (void)snprintf(out->version, sizeof out->version, "%s", endpoint->ucx->version);
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     kvf_ucx_resources(endpoint->ucx, endpoint->context, out->ways, sizeof out->ways);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
 }
 
 static int ucx_event_fd(void *self) {

@@ -21,8 +21,11 @@
 #include "base/wake.h"
 #include "base/watch.h"
 #include "transport/beacon.h"
+#include "transport/device_context.h"
 #include "transport/poster.h"
 #include "transport/transport.h"
+
+typedef struct kvf_ucx_endpoint kvf_ucx_endpoint;
 
 #define KVF_UCX_NOTIFY_ID 0x4b /**< of the active message that carries a notification */
 
@@ -110,10 +113,13 @@ kvf_status kvf_ucx_fail(const kvf_ucx_library *ucx, ucs_status_t status, const c
 
 /**
  * To be called around calls of UCX: messages that UCX would print to the terminal from this thread are kept for
- * kvf_ucx_fail() instead, unless the user asked for UCX's log by setting UCX_LOG_LEVEL. Calls may be nested.
+ * kvf_ucx_fail() instead, unless the user asked for UCX's log by setting UCX_LOG_LEVEL; and once the endpoint has
+ * memory of a device, a context of that device is current, see device_context.h. Calls may be nested.
+ *
+ * @return what kvf_ucx_leave() takes
  */
-void kvf_ucx_enter(void);
-void kvf_ucx_leave(void);
+const kvf_cuda *kvf_ucx_enter(const kvf_ucx_endpoint *endpoint);
+void kvf_ucx_leave(const kvf_cuda *entered);
 
 /** Catches the log of a UCX that was just loaded. */
 void kvf_ucx_catch_log(const kvf_ucx_library *ucx);
@@ -176,7 +182,7 @@ typedef struct kvf_ucx_allocation {
     struct kvf_ucx_allocation *following;
 } kvf_ucx_allocation;
 
-typedef struct kvf_ucx_endpoint {
+struct kvf_ucx_endpoint {
     kvf_transport *transport;
     const kvf_ucx_library *ucx;
     ucp_context_h context;
@@ -198,7 +204,8 @@ typedef struct kvf_ucx_endpoint {
     kvf_poster poster;
     bool notice_lost; /**< there was no memory for a notification */
     bool any_lost;
-} kvf_ucx_endpoint;
+    kvf_device_context device_context;
+};
 
 /** A notification on its way. */
 typedef struct kvf_ucx_message {

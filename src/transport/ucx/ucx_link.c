@@ -134,11 +134,11 @@ static void free_closed(kvf_ucx_link *link) {
 
 static void free_link(kvf_ucx_link *link) {
     kvf_ucx_endpoint *endpoint = link->endpoint;
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     close_ep(link);
     if (!is_busy(link))
         free_keys(link);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     kvf_watch_close(endpoint->event_fd, &link->watch);
     kvf_post_drop(&link->queue);
     if (is_busy(link))
@@ -233,13 +233,13 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     link->targets = targets;
     kvf_ucx_prepare(link);
     memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
     if (!status)
         status = create_ep(link, card);
     if (!status)
         status = unpack_keys(link, card);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     if (!status && link->watch >= 0)
         status = kvf_watch_add(endpoint->event_fd, link->watch, link);
     if (status)
@@ -290,9 +290,9 @@ void kvf_ucx_disconnect(void *self) {
     kvf_ucx_endpoint *endpoint = link->endpoint;
     kvf_post_queue_remove(&link->queue);
     KVF_LIST_REMOVE(endpoint->links, link);
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     linger(link);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     free_link(link);
 }
 
@@ -346,9 +346,9 @@ kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes) {
         return kvf_nomem("a notification");
     message->link = link;
     memcpy(message->data, data, bytes);
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(link->endpoint);
     kvf_status status = send_message(link, message, bytes);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     kvf_wake_set(&link->endpoint->wake, true);
     return status;
 }

@@ -28,12 +28,12 @@ kvf_status kvf_ucx_allocate(void *self, kvf_memory_kind kind, uint32_t device, u
         return kvf_nomem("an allocation");
     allocation->memory.bytes = bytes;
     allocation->memory.type = UCS_MEMORY_TYPE_HOST;
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     kvf_status status = map_memory(endpoint, UCP_MEM_MAP_ALLOCATE, &allocation->memory);
     ucp_mem_attr_t attributes = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
     if (!status)
         (void)endpoint->ucx->ucp_mem_query(allocation->memory.handle, &attributes);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     if (status) {
         kvf_free(allocation);
         return status;
@@ -93,10 +93,13 @@ kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memor
             grown[endpoint->region_count] = (kvf_ucx_memory){0};
     }
     kvf_ucx_memory made;
-    kvf_ucx_enter();
+    const kvf_device_context before = kvf_device_context_take(&endpoint->device_context, memory);
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     kvf_status status = register_one(endpoint, region, memory, &made);
-    kvf_ucx_leave();
-    if (!status)
+    kvf_ucx_leave(entered);
+    if (status)
+        endpoint->device_context = before;
+    else
         endpoint->regions[region] = made;
     return status;
 }
@@ -106,10 +109,10 @@ kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memor
 kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
     kvf_ucx_endpoint *endpoint = self;
     kvf_ucx_memory *memory = &endpoint->regions[region];
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     if (memory->mapped)
         (void)endpoint->ucx->ucp_mem_unmap(endpoint->context, memory->handle);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     *memory = (kvf_ucx_memory){0};
     kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
     return KVF_OK;
@@ -117,9 +120,11 @@ kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
 
 /* ---- the card -------------------------------------------------------------------------------- */
 
-static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card) {
-    for (uint32_t i = 0; i < endpoint->region_count; i++) {
-        const kvf_ucx_memory *region = &endpoint->regions[i];
+/* The last regions of the front may be withheld from us, and the last of ours refused and forgotten by the front. */
+static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, uint32_t count, kvf_ucx_card *card) {
+    static const kvf_ucx_memory none;
+    for (uint32_t i = 0; i < count; i++) {
+        const kvf_ucx_memory *region = i < endpoint->region_count ? &endpoint->regions[i] : &none;
         if (region->bytes == 0 || region->withheld) {
             card->regions[card->region_count++] = (kvf_ucx_card_region){.bytes = region->bytes};
             continue;
@@ -141,7 +146,9 @@ static kvf_status pack_keys(const kvf_ucx_endpoint *endpoint, kvf_ucx_card *card
 
 kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
     kvf_ucx_endpoint *endpoint = self;
-    kvf_ucx_card card = {.regions = kvf_alloc(endpoint->region_count, sizeof *card.regions)};
+    uint32_t count;
+    (void)kvf_transport_regions(endpoint->transport, endpoint, &count);
+    kvf_ucx_card card = {.regions = kvf_alloc(count, sizeof *card.regions)};
     if (!card.regions)
         return kvf_nomem("a card");
     memcpy(card.beacon, endpoint->beacon.mark, sizeof card.beacon);
@@ -149,7 +156,7 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
     card.minor = endpoint->ucx->minor;
     ucp_address_t *address = NULL;
     size_t address_bytes = 0;
-    kvf_ucx_enter();
+    const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     kvf_status status = KVF_OK;
     ucs_status_t got = endpoint->ucx->ucp_worker_get_address(endpoint->worker, &address, &address_bytes);
     if (got != UCS_OK)
@@ -157,7 +164,7 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
     card.worker = address;
     card.worker_bytes = (uint32_t)address_bytes;
     if (!status)
-        status = pack_keys(endpoint, &card);
+        status = pack_keys(endpoint, count, &card);
     if (!status)
         status = kvf_ucx_card_write(&card, out);
     for (uint32_t i = 0; i < card.region_count; i++)
@@ -165,7 +172,7 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out) {
             endpoint->ucx->ucp_rkey_buffer_release((void *)(uintptr_t)card.regions[i].key);
     if (address)
         endpoint->ucx->ucp_worker_release_address(endpoint->worker, address);
-    kvf_ucx_leave();
+    kvf_ucx_leave(entered);
     kvf_free(card.regions);
     return status;
 }

@@ -38,12 +38,14 @@ void kvf_ucx_catch_log(const kvf_ucx_library *ucx) {
         ucx->ucs_log_push_handler(catch_line);
 }
 
-void kvf_ucx_enter(void) {
+const kvf_cuda *kvf_ucx_enter(const kvf_ucx_endpoint *endpoint) {
     if (depth++ == 0)
         *first_error = '\0';
+    return kvf_device_context_enter(&endpoint->device_context);
 }
 
-void kvf_ucx_leave(void) {
+void kvf_ucx_leave(const kvf_cuda *entered) {
+    kvf_device_context_leave(entered);
     depth--;
 }
 

@@ -1,0 +1,14 @@
+/* What a test asks of the UCX that claims to take memory of CUDA devices (fake_ucx_devices.c), by dlsym(). */
+#ifndef KVF_TESTS_FAKE_UCX_DEVICES_H
+#define KVF_TESTS_FAKE_UCX_DEVICES_H
+
+/** How often a function was called since fake_ucx_forget() while a CUDA context was current, and while none was. */
+typedef struct fake_ucx_calls {
+    unsigned with_context, without;
+} fake_ucx_calls;
+
+/** @param function  its name; NULL: all together */
+__attribute__((visibility("default"))) fake_ucx_calls fake_ucx_calls_of(const char *function);
+__attribute__((visibility("default"))) void fake_ucx_forget(void);
+
+#endif

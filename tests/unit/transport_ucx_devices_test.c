@@ -1,0 +1,167 @@
+/*
+ * A UCX that takes memory of CUDA devices, which is a fake one (tests/fakes/fake_ucx_devices.c), over the stand-in for
+ * the CUDA driver: which CUDA context is current while UCX is called.
+ */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include <kvferry/transport.h>
+
+#include "devices.h"
+#include "fake_ucx_devices.h"
+#include "transport/ucx/ucx.h"
+
+#define BYTES 65536u
+
+static char library[1024]; /* the fake UCX that the build made */
+static fake_ucx_calls (*calls_of)(const char *function);
+static void (*forget)(void);
+static CUresult (*get_current)(CUcontext *context);
+
+static void find(const char *file, const char *name, void *out) {
+    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(handle);
+    void *address = dlsym(handle, name);
+    assert_non_null(address);
+    memcpy(out, &address, sizeof address);
+}
+
+static int prepare(void **unused) {
+    (void)unused;
+    char self[800];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(length > 0);
+    self[length] = '\0';
+    *strstr(self, "/tests/unit/") = '\0';
+    (void)snprintf(library, sizeof library, "%s/tests/fakes/libfake_ucx_devices.so", self);
+    find(library, "fake_ucx_calls_of", &calls_of);
+    find(library, "fake_ucx_forget", &forget);
+    find("libcuda.so.1", "cuCtxGetCurrent", &get_current);
+    return 0;
+}
+
+static kvf_transport *open_fake(void) {
+    const kvf_setting setting = {"ucx.library", library};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    kvf_transport *made;
+    assert_int_equal(kvf_transport_open("ucx", &options, &made), KVF_OK);
+    return made;
+}
+
+/* Another endpoint, with memory of the host, and its card. */
+typedef struct other_end {
+    kvf_transport *transport;
+    const void *card;
+    size_t bytes;
+} other_end;
+
+static kvf_memory host_memory(void) {
+    static unsigned char bytes[BYTES];
+    return (kvf_memory){.struct_size = sizeof(kvf_memory), .address = bytes, .bytes = BYTES};
+}
+
+static other_end open_other(void) {
+    const kvf_memory memory = host_memory();
+    other_end made = {.transport = open_fake()};
+    assert_int_equal(kvf_transport_register(made.transport, &memory, 1), KVF_OK);
+    assert_int_equal(kvf_transport_export(made.transport, &made.card, &made.bytes), KVF_OK);
+    return made;
+}
+
+/* Makes progress until UCX is armed. */
+static void rest(kvf_transport *transport) {
+    bool busy = true;
+    for (int i = 0; busy; i++) {
+        assert_true(i < 10000);
+        assert_int_equal(kvf_transport_progress(transport, &busy), KVF_OK);
+    }
+}
+
+static void count_end(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    (void)operation, (void)detail;
+    *(unsigned *)context += status == KVF_OK;
+}
+
+/* Everything that an endpoint does: it registers, connects to another, moves, notifies, rests, and closes. */
+static void use(kvf_transport *transport, const kvf_memory *memory, const other_end *other) {
+    const kvf_run run = {.bytes = 100};
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer;
+    unsigned ends = 0;
+    assert_int_equal(kvf_transport_register(transport, memory, 1), KVF_OK);
+    assert_int_equal(kvf_transport_export(transport, &card, &bytes), KVF_OK);
+    assert_int_equal(kvf_transport_connect(transport, other->card, other->bytes, &peer), KVF_OK);
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++)
+        assert_int_equal(
+            kvf_transport_submit(peer, (kvf_direction)direction, &run, 1, count_end, &ends, NULL), KVF_OK);
+    assert_int_equal(kvf_transport_notify(peer, "hello", 5), KVF_OK);
+    rest(transport);
+    assert_int_equal(ends, 2);
+    kvf_peer_close(peer);
+    rest(transport);
+    assert_int_equal(kvf_transport_unregister_region(transport, 0), KVF_OK);
+    kvf_transport_close(transport);
+}
+
+/* Those in which UCX uses the current context: it registers, copies, asks events, and frees. */
+static const char *const sensitive[] = {
+    "ucp_mem_map",         "ucp_mem_unmap",    "ucp_rkey_pack",    "ucp_ep_create",      "ucp_ep_rkey_unpack",
+    "ucp_get_nbx",         "ucp_put_nbx",      "ucp_ep_flush_nbx", "ucp_am_send_nbx",    "ucp_worker_arm",
+    "ucp_worker_progress", "ucp_ep_close_nbx", "ucp_rkey_destroy", "ucp_worker_destroy", "ucp_cleanup"};
+
+static void assert_no_context(void) {
+    CUcontext current = NULL;
+    assert_int_equal(get_current(&current), 0);
+    assert_null(current);
+}
+
+static void with_memory_of_a_device_every_call_of_ucx_has_a_context(void **unused) {
+    (void)unused;
+    void *seen;
+    kvf_memory memory = device_memory(1, BYTES, &seen);
+    memory.withheld = false;
+    const other_end other = open_other();
+    kvf_transport *transport = open_fake();
+    forget();
+    use(transport, &memory, &other);
+    for (size_t i = 0; i < sizeof sensitive / sizeof *sensitive; i++) {
+        const fake_ucx_calls calls = calls_of(sensitive[i]);
+        if (calls.with_context == 0 || calls.without > 0)
+            fail_msg("%s: %u calls with a context, %u without", sensitive[i], calls.with_context,
+                     calls.without);
+    }
+    assert_int_equal(calls_of(NULL).without, 0);
+    assert_no_context();
+    kvf_transport_close(other.transport);
+    devices_free();
+}
+
+/* Entering costs time, and would start the driver. */
+static void without_memory_of_a_device_no_context_is_entered(void **unused) {
+    (void)unused;
+    const kvf_memory memory = host_memory();
+    forget();
+    const other_end other = open_other();
+    use(open_fake(), &memory, &other);
+    kvf_transport_close(other.transport);
+    assert_true(calls_of("ucp_worker_arm").without > 0);
+    assert_int_equal(calls_of(NULL).with_context, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(with_memory_of_a_device_every_call_of_ucx_has_a_context),
+        cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
+    };
+    devices_open();
+    return cmocka_run_group_tests(tests, prepare, NULL);
+}
