@@ -124,6 +124,7 @@ bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet) {
         if (status == KVF_E_AGAIN) {
             copy->sent = false;
             link->told_version = 0; /* versions begin at 1 */
+            link->told_next = 0;
         } else {
             kvf_cuda_copy_end(link, copy, status);
         }
