@@ -74,7 +74,8 @@ typedef struct kvf_cuda_client {
     kvf_cuda_link *back;    /* NULL: there is none, or it is lost */
     kvf_status back_failed; /* why there is none */
     char back_why[CUDA_REASON_BYTES];
-    uint32_t asked; /* its writes that we have not answered yet */
+    uint64_t back_tried_ns; /* when we last tried to connect back */
+    uint32_t asked;         /* its writes that we have not answered yet */
     /* The next segment that it may fetch, and where that lies. */
     uint32_t fetch_region, fetch_segment;
     uint64_t fetch_offset;
