@@ -75,6 +75,47 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     both_close();
 }
 
+/* ---- closing ------------------------------------------------------------------------------------- */
+
+static void *count_allocate(void *context, size_t bytes) {
+    ++*(int64_t *)context;
+    return malloc(bytes);
+}
+
+static void *count_resize(void *context, void *memory, size_t bytes) {
+    *(int64_t *)context += memory == NULL;
+    return realloc(memory, bytes);
+}
+
+static void count_release(void *context, void *memory) {
+    *(int64_t *)context -= memory != NULL;
+    free(memory);
+}
+
+static void an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for(void **state) {
+    enum { LATE_NS = 20000000 };
+    (void)state;
+    static int64_t allocated;
+    const kvf_allocator counting = {count_allocate, count_resize, count_release, &allocated};
+    const size_t left = devices_left();
+    outcome noted;
+    assert_ok(kvf_set_allocator(&counting));
+    both_open();
+    run_rounds();
+    devices_delay(LATE_NS);
+    submit(KVF_WRITE, BYTES, &noted);
+    run_rounds();
+    devices_delay(0);
+    assert_int_equal(written(0, BYTES), 0);
+    kvf_transport_close(owner.transport);
+    kvf_transport_close(writer.transport);
+    assert_int_equal(noted.calls, 1);
+    devices_free();
+    assert_int_equal(devices_left(), left);
+    assert_int_equal(allocated, 0);
+    assert_ok(kvf_set_allocator(NULL));
+}
+
 int main(int argument_count, char **arguments) {
     if (argument_count == 5 && strcmp(arguments[1], "owner") == 0)
         return owner_main(arguments);
@@ -85,6 +126,7 @@ int main(int argument_count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_writer_whose_generation_rises_tells_its_memory_anew),
         cmocka_unit_test(an_owner_that_could_not_connect_back_tries_again),
+        cmocka_unit_test(an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for),
     };
     devices_open();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -297,5 +297,7 @@ bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet
 void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch);
 /** The link back to a client is lost, and nothing of it is under way: fails all that the client asked for. */
 void kvf_cuda_write_lost(kvf_cuda_link *back);
+/** The owner closes, and nothing is under way: frees what the client asked for, without an answer. */
+void kvf_cuda_write_forget(kvf_cuda_link *back);
 
 #endif

@@ -320,6 +320,7 @@ void kvf_cuda_link_disconnect(void *self) {
         abandon(link);
         return;
     }
+    kvf_cuda_write_forget(link);
     free_link(link);
     kvf_free(link);
 }

@@ -270,6 +270,14 @@ void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch) {
     kvf_free(batch);
 }
 
+void kvf_cuda_write_forget(kvf_cuda_link *back) {
+    while (back->asked_first) {
+        kvf_batch *batch = back->asked_first;
+        KVF_QUEUE_REMOVE(back->asked_first, back->asked_last, batch);
+        kvf_free(batch);
+    }
+}
+
 void kvf_cuda_write_lost(kvf_cuda_link *back) {
     kvf_cuda_client *client = back->client;
     client->back = NULL;
