@@ -3,8 +3,12 @@
  * while something is under way: nothing is repeated for ever, stays lost for longer than it must, or is left behind.
  */
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cuda/device_image.h"
@@ -12,6 +16,17 @@
 #include "cuda_owner.h"
 
 #define DESCRIPTORS 256
+
+/* ---- time --------------------------------------------------------------------------------------- */
+
+static time_t ahead_s; /* of the machine's clock */
+
+/* Found before the C library's. */
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    const int failed = (int)syscall(SYS_clock_gettime, clock, out);
+    out->tv_sec += failed ? 0 : ahead_s;
+    return failed;
+}
 
 /* ---- a process without free descriptors --------------------------------------------------------- */
 
@@ -75,6 +90,118 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     both_close();
 }
 
+/* ---- connections -------------------------------------------------------------------------------- */
+
+static bool has_something_to_do(kvf_transport *transport) {
+    struct pollfd fd = {kvf_transport_event_fd(transport), POLLIN, 0};
+    return poll(&fd, 1, 0) > 0;
+}
+
+/* Whether the owner has hung up. */
+static bool is_closed(int fd) {
+    kvf_cuda_packet packet;
+    kvf_status status;
+    while ((status = kvf_cuda_wire_receive(fd, &packet)) == KVF_OK)
+        continue;
+    return status == KVF_E_PEER_LOST;
+}
+
+static void a_guest_for_whom_there_is_no_descriptor_is_refused(void **state) {
+    (void)state;
+    both_open();
+    run_rounds();
+    const int first = open_guest(), second = open_guest();
+    take_all_descriptors();
+    run_rounds();
+    const bool spins = has_something_to_do(owner.transport);
+    give_descriptors_back();
+    assert_false(spins);
+    assert_int_equal(refusal_of(first), CUDA_REFUSED_FULL);
+    assert_int_equal(refusal_of(second), CUDA_REFUSED_FULL);
+    const int third = open_known_guest();
+    (void)close(third);
+    write_well();
+    both_close();
+}
+
+/* The key must be shown within 15 s; who has shown it may be silent. */
+static void a_guest_that_does_not_show_the_key_is_hung_up_on(void **state) {
+    (void)state;
+    kvf_cuda_hello wrong;
+    both_open();
+    run_rounds();
+    wrong = good_hello();
+    wrong.key[0] ^= 1;
+    const int known = open_known_guest(), silent = open_guest(), refused = open_guest();
+    say(refused, &wrong, sizeof wrong);
+    run_rounds();
+    ahead_s = 14;
+    const int late = open_guest();
+    run_rounds();
+    assert_false(is_closed(silent));
+    assert_false(is_closed(refused));
+    ahead_s = 16;
+    run_rounds();
+    assert_true(is_closed(silent));
+    assert_true(is_closed(refused));
+    assert_false(is_closed(late));
+    ahead_s = 30;
+    run_rounds();
+    assert_true(is_closed(late));
+    assert_false(is_closed(known));
+    ahead_s = 0;
+    (void)close(known);
+    (void)close(silent);
+    (void)close(refused);
+    (void)close(late);
+    write_well();
+    both_close();
+}
+
+/* What another user's process sees: 0 if it is refused by name, and then hung up on. */
+static int be_another_user(const unsigned char name[CUDA_ID_BYTES]) {
+    int fd;
+    kvf_cuda_packet packet;
+    if (setuid(65534) || kvf_cuda_wire_connect(name, &fd))
+        return 1;
+    struct pollfd readable = {fd, POLLIN, 0};
+    for (int i = 0; i < 2; i++) {
+        if (poll(&readable, 1, 5000) <= 0)
+            return 2;
+        const kvf_status status = kvf_cuda_wire_receive(fd, &packet);
+        if (i == 0 &&
+            (status || packet.as.header.kind != CUDA_REFUSED || packet.as.header.count != CUDA_REFUSED_USER))
+            return 3;
+        if (i == 1 && status != KVF_E_PEER_LOST)
+            return 4;
+    }
+    return 0;
+}
+
+static void a_process_of_another_user_is_refused_and_hung_up_on(void **state) {
+    (void)state;
+    int how = 0;
+    kvf_cuda_card card;
+    kvf_cuda_region regions[2];
+    if (geteuid() != 0)
+        skip();
+    both_open();
+    run_rounds();
+    part_of(&owner, &card, regions);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(be_another_user(card.name));
+    while (waitpid(child, &how, WNOHANG) == 0) {
+        run_rounds();
+        (void)usleep(1000);
+    }
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 0);
+    write_well();
+    both_close();
+}
+
 /* ---- closing ------------------------------------------------------------------------------------- */
 
 static void *count_allocate(void *context, size_t bytes) {
@@ -127,6 +254,9 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_writer_whose_generation_rises_tells_its_memory_anew),
         cmocka_unit_test(an_owner_that_could_not_connect_back_tries_again),
         cmocka_unit_test(an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for),
+        cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
+        cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
+        cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
     };
     devices_open();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -38,7 +38,14 @@
 
 /** What an epoll event points to. */
 typedef struct kvf_cuda_watch {
-    enum { CUDA_WATCH_LISTEN, CUDA_WATCH_WAKE, CUDA_WATCH_LOOKS, CUDA_WATCH_CLIENT, CUDA_WATCH_LINK } kind;
+    enum {
+        CUDA_WATCH_LISTEN,
+        CUDA_WATCH_WAKE,
+        CUDA_WATCH_LOOKS,
+        CUDA_WATCH_TIMER,
+        CUDA_WATCH_CLIENT,
+        CUDA_WATCH_LINK
+    } kind;
     void *owner;
 } kvf_cuda_watch;
 
@@ -62,7 +69,7 @@ typedef struct kvf_cuda_client {
     bool known;   /* has shown the key */
     bool refused; /* we wait until it hangs up */
     bool gone;    /* has hung up, but our kernels still read for it */
-    uint64_t refused_ns;
+    uint64_t accepted_ns, refused_ns;
     uint64_t generation;
     unsigned char from[CUDA_ID_BYTES];
     char name[CUDA_NAME_BYTES];
@@ -85,9 +92,11 @@ typedef struct kvf_cuda_client {
 typedef struct kvf_cuda_endpoint {
     kvf_transport *transport;
     int epoll_fd, listen_fd;
+    int spare_fd;    /* see kvf_neighbour_accept() */
+    kvf_timer timer; /* of clients that have not shown the key */
     kvf_wake wake;
     kvf_looks looks;
-    kvf_cuda_watch listen_watch, wake_watch, looks_watch;
+    kvf_cuda_watch listen_watch, wake_watch, looks_watch, timer_watch;
     kvf_cuda_card card;
     kvf_cuda_region *regions; /* by number, as on the card; all zero: none */
     uint32_t *devices;        /* of the regions */
@@ -182,6 +191,8 @@ kvf_status kvf_cuda_check_ours(const kvf_cuda_card *card, const kvf_cuda_region 
 /* cuda_owner.c */
 
 void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint);
+/** Hangs up on clients that have not shown the key in time. None of them may have an event in this progress(). */
+void kvf_cuda_owner_expire(kvf_cuda_endpoint *endpoint);
 /** A client has sent something, or has hung up. True: there may be more. */
 bool kvf_cuda_owner_read(kvf_cuda_client *client);
 /** Refuses clients that know memory older than kvf_transport_oldest(). KVF_E_AGAIN: one of them may still read it. */
