@@ -14,6 +14,7 @@
 #include "cuda/device_image.h"
 #include "cuda_ends.h"
 #include "cuda_owner.h"
+#include "transport/cuda/cuda.h"
 
 #define DESCRIPTORS 256
 
@@ -202,6 +203,35 @@ static void a_process_of_another_user_is_refused_and_hung_up_on(void **state) {
     both_close();
 }
 
+/* ---- children of fork() ------------------------------------------------------------------------- */
+
+/* Another thread starts a copy when this one forks: its child once waited for that thread, which it does not have. */
+static void a_child_of_fork_does_not_wait_for_a_thread_of_its_parent(void **state) {
+    (void)state;
+    int how = 0;
+    both_open();
+    kvf_cuda_gate_enter();
+    const pid_t child = fork();
+    if (child == 0) {
+        kvf_transport *transport = NULL;
+        (void)alarm(10);
+        if (kvf_transport_open("auto", NULL, &transport))
+            _exit(1);
+        kvf_transport_close(transport);
+        _exit(kvf_transport_open("cuda", NULL, &transport) == KVF_E_UNSUPPORTED &&
+                      strstr(kvf_error_detail(), "forked")
+                  ? 0
+                  : 2);
+    }
+    kvf_cuda_gate_leave();
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 0);
+    write_well();
+    both_close();
+}
+
 /* ---- closing ------------------------------------------------------------------------------------- */
 
 static void *count_allocate(void *context, size_t bytes) {
@@ -257,6 +287,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
         cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
+        cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
     };
     devices_open();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,7 +16,19 @@
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda_endpoint *endpoints; /* of this process; guarded by the gate */
 
+/* A child has none of its parent's endpoints, and no thread that could be between the two calls below. */
+static void renew_gate(void) {
+    (void)pthread_mutex_init(&gate, NULL);
+    endpoints = NULL;
+}
+
+static void watch_forks(void) {
+    kvf_fork_renew(renew_gate);
+}
+
 void kvf_cuda_gate_enter(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, watch_forks);
     (void)pthread_mutex_lock(&gate);
 }
 
@@ -78,17 +90,16 @@ static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport
 
 /* An id that all endpoints of this process share. A child of fork() is another process. */
 static kvf_status process_id(unsigned char out[CUDA_ID_BYTES]) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static unsigned char id[CUDA_ID_BYTES];
     static pid_t of;
     kvf_status status = KVF_OK;
-    (void)pthread_mutex_lock(&lock);
+    kvf_cuda_gate_enter();
     if (of != getpid()) {
         status = kvf_random(id, sizeof id);
         of = status ? 0 : getpid();
     }
     memcpy(out, id, sizeof id);
-    (void)pthread_mutex_unlock(&lock);
+    kvf_cuda_gate_leave();
     return status;
 }
 
