@@ -33,6 +33,19 @@ static void connect_and_pull(test_scene *scene) {
 
 /* ---- moving ------------------------------------------------------------------------------------- */
 
+/* Must be the first test, for a context of a device stays. It would take half a GiB of the owner's device. */
+static void a_reader_makes_no_context_on_the_device_of_the_owner(void **state) {
+    (void)state;
+    const kvf_cuda *cuda;
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    connect_and_pull(scene);
+    assert_ok(kvf_cuda_find(&cuda));
+    assert_non_null(cuda->contexts[1]);
+    assert_null(cuda->contexts[0]);
+    scene_close(scene, false);
+    assert_null(cuda->contexts[0]);
+}
+
 static void cells_arrive_from_memory_in_segments(void **state) {
     enum { SOCKET_AND_PROCESS = 2 };
     char detail[512];
@@ -748,6 +761,7 @@ int main(int argument_count, char **arguments) {
         return 77;
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_reader_makes_no_context_on_the_device_of_the_owner),
         {"cells_arrive_from_memory_in_segments (cuda)", cells_arrive_from_memory_in_segments, NULL, NULL,
          cuda},
         {"cells_arrive_from_memory_in_segments (auto)", cells_arrive_from_memory_in_segments, NULL, NULL,

@@ -112,12 +112,12 @@ static bool next_region(kvf_cuda_link *link) {
     return fetching->region < fetching->count;
 }
 
-static kvf_status open_mapping(const kvf_cuda_region *region, kvf_mapping **out) {
+static kvf_status open_mapping(const kvf_cuda_link *link, const kvf_cuda_region *region, kvf_mapping **out) {
     const kvf_cuda *cuda;
     kvf_status status = kvf_cuda_find(&cuda);
-    return status
-               ? status
-               : kvf_mapping_open(kvf_cuda_device_with(cuda, &region->device), region->allocation_bytes, out);
+    return status ? status
+                  : kvf_mapping_open(kvf_cuda_device_with(cuda, &region->device), region->allocation_bytes,
+                                     link->maps->device, out);
 }
 
 /* Asks for the next segments, or ends. */
@@ -135,7 +135,7 @@ static void ask(kvf_cuda_link *link) {
     const kvf_cuda_fetch message = {
         .header = {CUDA_FETCH, count}, .region = fetching->region, .first = fetching->segment};
     if (!fetching->mappings[fetching->region])
-        status = open_mapping(region, &fetching->mappings[fetching->region]);
+        status = open_mapping(link, region, &fetching->mappings[fetching->region]);
     if (status) {
         give_up(link);
         return;
