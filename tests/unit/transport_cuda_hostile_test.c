@@ -336,7 +336,9 @@ static void memory_that_a_guest_cannot_have_is_not_read(void **state) {
  * process. */
 static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(void **state) {
     (void)state;
-    char reason[CUDA_REASON_BYTES];
+    const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .number = 7, .runs = {{.bytes = 64}}};
+    const kvf_cuda_header ready = {CUDA_READY, 0};
+    kvf_cuda_packet packet;
     kvf_cuda_region regions[2];
     int listening;
     both_open();
@@ -347,10 +349,23 @@ static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(vo
     memory.card.region_count = 1;
     memory.regions[0].base = (uint64_t)(uintptr_t)owner.memory[1].address;
     assert_ok(kvf_cuda_wire_listen(memory.card.name, &listening));
-    assert_int_equal(answer_after(&memory, reason), KVF_E_UNSUPPORTED);
-    assert_non_null(strstr(reason, "this process may not map it"));
+    const int fd = open_known_guest();
+    say(fd, &memory, memory_bytes(&memory));
+    say(fd, &write, write_bytes(&write));
+    run_rounds();
+    const int back = accept4(listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    assert_true(back >= 0);
+    say(back, &ready, sizeof ready);
+    run_rounds();
+    assert_ok(kvf_cuda_wire_receive(fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_WRITTEN);
+    assert_int_equal(packet.as.header.count, KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(packet.as.written.reason, "this process may not map it"));
     assert_int_equal(written(0, BYTES), 0);
+    (void)close(fd);
+    (void)close(back);
     (void)close(listening);
+    run_rounds();
     write_well();
     both_close();
 }

@@ -482,7 +482,7 @@ static void a_card_that_says_too_much_gets_nothing_mapped(void **state) {
     read_forged(scene, &bad, KVF_E_PEER_LOST, "a message of this endpoint made no sense");
     bad = good;
     bad.segments = 0; /* as if there were a handle */
-    connect_forged(scene, &bad, KVF_E_UNSUPPORTED, "may not map it");
+    read_forged(scene, &bad, KVF_E_UNSUPPORTED, "may not map it");
     connect_and_pull(scene); /* the control */
     scene_close(scene, false);
 }

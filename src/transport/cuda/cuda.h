@@ -124,7 +124,8 @@ typedef struct kvf_cuda_map {
     struct kvf_cuda_map *following;
 } kvf_cuda_map;
 
-/** The peer's regions that are in segments: fetched one after the other, and mapped for all our devices. */
+/** The peer's regions that are mapped for all our devices once the owner is ready: by handles, and then those in
+ * segments, which are fetched one after the other. */
 typedef struct kvf_cuda_fetching {
     kvf_cuda_region *regions; /* of the peer */
     kvf_mapping **mappings;   /* by region; NULL: there is none, or an earlier region has it */
@@ -132,6 +133,8 @@ typedef struct kvf_cuda_fetching {
     uint32_t region, segment; /* comes next */
     uint32_t asked;           /* segments that have not come yet */
     bool begun;
+    bool handles;               /* are not mapped yet */
+    bool in_segments;           /* some are */
     bool due;                   /* the next segments could not be asked for yet */
     char why[KVF_REASON_BYTES]; /* the regions cannot be read; "": they can, or it is not known yet */
 } kvf_cuda_fetching;
@@ -233,11 +236,11 @@ void kvf_cuda_link_report(kvf_cuda_link *link);
 bool kvf_cuda_map_shares(const kvf_cuda_region *a, const kvf_cuda_region *b);
 
 /**
- * Maps regions of a peer for one device. Regions in segments of another process, or of another device, have the
- * address 0 until they are fetched.
+ * Checks regions of a peer, and makes the map of them for one device. Regions of another process, and those in segments
+ * of another device, have the address 0 until they are mapped: the owner must know of us before.
  *
  * @return KVF_OK; KVF_E_UNSUPPORTED (the device or the driver cannot reach them: another fabric may);
- *         KVF_E_PARSE (card and driver disagree about them), KVF_E_NOMEM, KVF_E_IO
+ *         KVF_E_PARSE (the card is wrong), KVF_E_NOMEM, KVF_E_IO
  */
 kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, uint32_t count,
                              bool same_process, kvf_cuda_map **out);
@@ -248,6 +251,20 @@ kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, ui
  * @return as kvf_cuda_map_open()
  */
 kvf_status kvf_cuda_map_check(uint32_t device, const kvf_cuda_region *regions, uint32_t count);
+
+/** Whether a region is to be mapped by its handle, and is not yet. */
+bool kvf_cuda_map_awaits(const kvf_cuda_map *map, const kvf_cuda_region *region, uint32_t i);
+
+/**
+ * Maps all regions that have handles.
+ *
+ * @return KVF_OK; after an error some are mapped: KVF_E_UNSUPPORTED (freed, or this process may not map it),
+ *         KVF_E_PARSE (card and driver disagree), KVF_E_NOMEM, KVF_E_IO
+ */
+kvf_status kvf_cuda_map_handles(kvf_cuda_map *map, const kvf_cuda_region *regions, uint32_t count);
+
+/** Unmaps all regions that have handles; nothing may read them any more. They can be mapped again. */
+void kvf_cuda_map_close_handles(kvf_cuda_map *map, const kvf_cuda_region *regions, uint32_t count);
 
 /** Unmaps them; nothing may read them any more. */
 void kvf_cuda_map_close(kvf_cuda_map *map);
@@ -260,9 +277,11 @@ void kvf_cuda_map_close(kvf_cuda_map *map);
  * @return KVF_OK; KVF_E_PARSE, KVF_E_LIMIT (the card says what cannot be), KVF_E_NOMEM
  */
 kvf_status kvf_cuda_fetch_open(kvf_cuda_link *link, const kvf_cuda_region *regions, uint32_t count);
-/** The owner is ready: asks for the first segments. The link is ready when the last one is mapped, or one cannot be.
- * */
+/** The owner is ready, and waits for us from now on when it takes memory back: maps what has handles, and asks for the
+ * first segments. The link is ready when the last one is mapped, or something cannot be. */
 void kvf_cuda_fetch_begin(kvf_cuda_link *link);
+/** Tries again to map what has handles, if that has failed: the reason may have passed. */
+void kvf_cuda_fetch_again(kvf_cuda_link *link);
 /** Asks again for segments that could not be asked for. */
 void kvf_cuda_fetch_retry(kvf_cuda_link *link);
 /** Maps a segment that came with this descriptor, which stays the caller's. False: the message is invalid. */
