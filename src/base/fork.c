@@ -14,6 +14,11 @@ static void watch_forks(void) {
     (void)pthread_atfork(NULL, NULL, count_child);
 }
 
+void kvf_fork_renew(void (*renew)(void)) {
+    (void)pthread_once(&once, watch_forks); /* so that a renewed lock finds the child counted */
+    (void)pthread_atfork(NULL, NULL, renew);
+}
+
 uint32_t kvf_fork_count(void) {
     (void)pthread_once(&once, watch_forks);
     return forks;

@@ -194,6 +194,7 @@ struct kvf_mapping {
     CUdeviceptr base;
     uint64_t bytes, mapped;
     uint32_t device;
+    uint32_t reader; /* is entered */
 };
 
 static _Atomic uint64_t reserved; /* bytes of all mappings */
@@ -230,14 +231,15 @@ static kvf_status reserve(const kvf_cuda *cuda, kvf_mapping *mapping) {
     return status;
 }
 
-kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, kvf_mapping **out) {
+kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kvf_mapping **out) {
     const kvf_cuda *cuda;
     kvf_mapping *mapping = kvf_alloc0(1, sizeof *mapping);
     if (!mapping)
         return kvf_nomem("a mapping");
     mapping->device = device;
     mapping->bytes = bytes;
-    kvf_status status = kvf_cuda_enter(device, &cuda);
+    mapping->reader = reader;
+    kvf_status status = kvf_cuda_enter(reader, &cuda);
     if (!status) {
         status = reserve(cuda, mapping);
         kvf_cuda_leave(cuda);
@@ -287,7 +289,7 @@ kvf_status kvf_mapping_add(kvf_mapping *mapping, int fd, uint64_t bytes) {
     if (bytes == 0 || bytes > kvf_mapping_left(mapping))
         return kvf_fail(KVF_E_PARSE, "a segment has %llu bytes; allowed: 1 to %llu",
                         (unsigned long long)bytes, (unsigned long long)kvf_mapping_left(mapping));
-    kvf_status status = kvf_cuda_enter(mapping->device, &cuda);
+    kvf_status status = kvf_cuda_enter(mapping->reader, &cuda);
     if (status)
         return status;
     status = import(cuda, mapping, fd, bytes);
@@ -313,7 +315,7 @@ kvf_status kvf_mapping_allow(const kvf_mapping *mapping, const uint32_t *devices
     for (uint32_t i = 0; i < count; i++)
         access[i] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, (int)devices[i]},
                                       CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    kvf_status status = kvf_cuda_enter(mapping->device, &cuda);
+    kvf_status status = kvf_cuda_enter(mapping->reader, &cuda);
     if (status)
         return status;
     const CUresult result = cuda->cuMemSetAccess(mapping->base, mapping->bytes, access, count);
@@ -326,7 +328,7 @@ kvf_status kvf_mapping_allow(const kvf_mapping *mapping, const uint32_t *devices
 
 void kvf_mapping_close(kvf_mapping *mapping) {
     const kvf_cuda *cuda;
-    if (mapping && kvf_cuda_enter(mapping->device, &cuda) == KVF_OK) {
+    if (mapping && kvf_cuda_enter(mapping->reader, &cuda) == KVF_OK) {
         if (mapping->mapped > 0)
             (void)cuda->cuMemUnmap(mapping->base, mapping->mapped);
         (void)cuda->cuMemAddressFree(mapping->base, mapping->bytes);

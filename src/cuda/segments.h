@@ -6,7 +6,7 @@
  *
  * An owner exports its segments one by one. A reader opens a mapping for all of them:
  *
- *     kvf_mapping_open(device, bytes, &mapping);
+ *     kvf_mapping_open(device, bytes, reader, &mapping);
  *     kvf_mapping_add(mapping, fd, segment_bytes);       for each segment, in order
  *     kvf_mapping_allow(mapping, devices, count);          now kernels of these devices may read it
  *     kvf_mapping_close(mapping);                          once no kernel reads it
@@ -73,10 +73,12 @@ typedef struct kvf_mapping kvf_mapping;
  *
  * @param device  whose memory the segments are, by its number in this process
  * @param bytes   of all segments together; no more than the device has
+ * @param reader  a device that will read them: its context is current for all calls of the driver, for they need none of
+ *                `device`, and making one would take half a GiB of it
  * @return KVF_OK, KVF_E_PARSE (the device has less memory), KVF_E_LIMIT (more than KVF_MAPPINGS_BYTES in all),
  *         KVF_E_NOMEM, KVF_E_IO
  */
-kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, kvf_mapping **out);
+kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kvf_mapping **out);
 
 /**
  * Maps the next segment.

@@ -80,6 +80,31 @@ kvf_status kvf_neighbour_connect(const char *prefix, const unsigned char name[KV
                     strerror(errno));
 }
 
+int kvf_neighbour_spare(void) {
+    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static int accept_one(int listening) {
+    return accept4(listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+kvf_status kvf_neighbour_accept(int listening, int *spare, const void *refusal, size_t bytes, int *out) {
+    const struct iovec part = {(void *)refusal, bytes};
+    *out = accept_one(listening);
+    if (*out >= 0)
+        return KVF_OK;
+    if (errno != EMFILE && errno != ENFILE)
+        return KVF_E_AGAIN;
+    kvf_fd_close(spare);
+    int refused = accept_one(listening);
+    const bool any = refused >= 0;
+    if (any)
+        (void)kvf_neighbour_send(refused, &part, 1, -1);
+    kvf_fd_close(&refused);
+    *spare = kvf_neighbour_spare();
+    return any ? KVF_E_LIMIT : KVF_E_AGAIN;
+}
+
 /* ---- processes --------------------------------------------------------------------------------- */
 
 kvf_status kvf_neighbour_process(int socket, pid_t *pid) {

@@ -43,6 +43,20 @@ kvf_status kvf_neighbour_listen(const char *prefix, const unsigned char name[KVF
 kvf_status kvf_neighbour_connect(const char *prefix, const unsigned char name[KVF_NEIGHBOUR_ID_BYTES],
                                  int *fd);
 
+/** A descriptor that an endpoint keeps for kvf_neighbour_accept(), of no file that matters; -1: there is none. */
+int kvf_neighbour_spare(void);
+
+/**
+ * Accepts a connection. If the process has no free descriptor, it gives up the spare one for a moment, to refuse the
+ * connection at the head of the queue: that would otherwise stay there, and the listening socket readable, forever.
+ *
+ * @param spare    from kvf_neighbour_spare(); stays the caller's
+ * @param refusal  the message for a connection that is refused
+ * @param out      receives the connection, which is the caller's
+ * @return KVF_OK, KVF_E_AGAIN (none is waiting), KVF_E_LIMIT (one was refused; more may be waiting)
+ */
+kvf_status kvf_neighbour_accept(int listening, int *spare, const void *refusal, size_t bytes, int *out);
+
 /** The process at the other end of a socket. KVF_E_PERMISSION unless it runs as our user, or as root. */
 kvf_status kvf_neighbour_process(int socket, pid_t *pid);
 

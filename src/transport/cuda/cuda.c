@@ -16,7 +16,19 @@
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda_endpoint *endpoints; /* of this process; guarded by the gate */
 
+/* A child has none of its parent's endpoints, and no thread that could be between the two calls below. */
+static void renew_gate(void) {
+    (void)pthread_mutex_init(&gate, NULL);
+    endpoints = NULL;
+}
+
+static void watch_forks(void) {
+    kvf_fork_renew(renew_gate);
+}
+
 void kvf_cuda_gate_enter(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, watch_forks);
     (void)pthread_mutex_lock(&gate);
 }
 
@@ -78,17 +90,16 @@ static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport
 
 /* An id that all endpoints of this process share. A child of fork() is another process. */
 static kvf_status process_id(unsigned char out[CUDA_ID_BYTES]) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static unsigned char id[CUDA_ID_BYTES];
     static pid_t of;
     kvf_status status = KVF_OK;
-    (void)pthread_mutex_lock(&lock);
+    kvf_cuda_gate_enter();
     if (of != getpid()) {
         status = kvf_random(id, sizeof id);
         of = status ? 0 : getpid();
     }
     memcpy(out, id, sizeof id);
-    (void)pthread_mutex_unlock(&lock);
+    kvf_cuda_gate_leave();
     return status;
 }
 
@@ -104,6 +115,7 @@ static kvf_status open_descriptors(kvf_cuda_endpoint *endpoint) {
     endpoint->listen_watch = (kvf_cuda_watch){CUDA_WATCH_LISTEN, endpoint};
     endpoint->wake_watch = (kvf_cuda_watch){CUDA_WATCH_WAKE, endpoint};
     endpoint->looks_watch = (kvf_cuda_watch){CUDA_WATCH_LOOKS, endpoint};
+    endpoint->timer_watch = (kvf_cuda_watch){CUDA_WATCH_TIMER, endpoint};
     kvf_status status = kvf_watch_open(&endpoint->epoll_fd);
     if (!status)
         status = kvf_wake_open(&endpoint->wake);
@@ -113,6 +125,10 @@ static kvf_status open_descriptors(kvf_cuda_endpoint *endpoint) {
         status = kvf_looks_open(&endpoint->looks);
     if (!status)
         status = kvf_watch_add(endpoint->epoll_fd, endpoint->looks.fd, &endpoint->looks_watch);
+    if (!status)
+        status = kvf_timer_open(&endpoint->timer);
+    if (!status)
+        status = kvf_watch_add(endpoint->epoll_fd, endpoint->timer.fd, &endpoint->timer_watch);
     return status;
 }
 
@@ -141,6 +157,7 @@ static void cuda_close(void *self) {
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
     kvf_looks_close(&endpoint->looks);
+    kvf_timer_close(&endpoint->timer);
     kvf_fd_close(&endpoint->epoll_fd);
     kvf_free(endpoint->regions);
     kvf_free(endpoint->devices);
@@ -154,7 +171,9 @@ static kvf_status cuda_open(kvf_transport *transport, const kvf_transport_option
     if (!endpoint)
         return kvf_nomem("an endpoint");
     endpoint->transport = transport;
-    endpoint->epoll_fd = endpoint->listen_fd = endpoint->looks.fd = endpoint->wake.fd = -1;
+    endpoint->epoll_fd = endpoint->listen_fd = endpoint->spare_fd = -1;
+    endpoint->looks.fd = endpoint->wake.fd = -1;
+    endpoint->timer = (kvf_timer){-1, UINT64_MAX};
     kvf_status status = kvf_transport_is_automatic(transport) ? KVF_OK : kvf_cuda_find(&cuda);
     if (!status)
         status = take_settings(endpoint, options);
@@ -276,11 +295,14 @@ static kvf_status describe(const kvf_memory *memory, kvf_cuda_region *out) {
 static kvf_status listen_for_readers(kvf_cuda_endpoint *endpoint) {
     if (endpoint->listen_fd >= 0)
         return KVF_OK;
+    endpoint->spare_fd = kvf_neighbour_spare();
     kvf_status status = kvf_cuda_wire_listen(endpoint->card.name, &endpoint->listen_fd);
     if (!status)
         status = kvf_watch_add(endpoint->epoll_fd, endpoint->listen_fd, &endpoint->listen_watch);
-    if (status)
+    if (status) {
         kvf_fd_close(&endpoint->listen_fd);
+        kvf_fd_close(&endpoint->spare_fd);
+    }
     return status;
 }
 
@@ -352,6 +374,7 @@ static bool handle(const struct epoll_event *event) {
         kvf_cuda_link_read(watch->owner);
         return false;
     case CUDA_WATCH_LOOKS: /* progress() does its work in any case, and sets it anew */
+    case CUDA_WATCH_TIMER:
     case CUDA_WATCH_WAKE:
         return false;
     }
@@ -382,6 +405,8 @@ static kvf_status cuda_progress(void *self, bool *busy) {
     bool more = count == EVENTS;
     for (int i = 0; i < count; i++)
         more = handle(&events[i]) || more;
+    if (count < EVENTS) /* a client whose HELLO is due had its event before */
+        kvf_cuda_owner_expire(endpoint);
     endpoint->changed = false;
     const uint32_t under_way = move_links(endpoint);
     kvf_looks_set(&endpoint->looks, under_way > 0, endpoint->changed);

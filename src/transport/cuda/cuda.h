@@ -39,7 +39,14 @@
 
 /** What an epoll event points to. */
 typedef struct kvf_cuda_watch {
-    enum { CUDA_WATCH_LISTEN, CUDA_WATCH_WAKE, CUDA_WATCH_LOOKS, CUDA_WATCH_CLIENT, CUDA_WATCH_LINK } kind;
+    enum {
+        CUDA_WATCH_LISTEN,
+        CUDA_WATCH_WAKE,
+        CUDA_WATCH_LOOKS,
+        CUDA_WATCH_TIMER,
+        CUDA_WATCH_CLIENT,
+        CUDA_WATCH_LINK
+    } kind;
     void *owner;
 } kvf_cuda_watch;
 
@@ -63,7 +70,7 @@ typedef struct kvf_cuda_client {
     bool known;   /* has shown the key */
     bool refused; /* we wait until it hangs up */
     bool gone;    /* has hung up, but our kernels still read for it */
-    uint64_t refused_ns;
+    uint64_t accepted_ns, refused_ns;
     uint64_t generation;
     unsigned char from[CUDA_ID_BYTES];
     char name[CUDA_NAME_BYTES];
@@ -75,7 +82,8 @@ typedef struct kvf_cuda_client {
     kvf_cuda_link *back;    /* NULL: there is none, or it is lost */
     kvf_status back_failed; /* why there is none */
     char back_why[CUDA_REASON_BYTES];
-    uint32_t asked; /* its writes that we have not answered yet */
+    uint64_t back_tried_ns; /* when we last tried to connect back */
+    uint32_t asked;         /* its writes that we have not answered yet */
     /* The next segment that it may fetch, and where that lies. */
     uint32_t fetch_region, fetch_segment;
     uint64_t fetch_offset;
@@ -85,9 +93,11 @@ typedef struct kvf_cuda_client {
 typedef struct kvf_cuda_endpoint {
     kvf_transport *transport;
     int epoll_fd, listen_fd;
+    int spare_fd;    /* see kvf_neighbour_accept() */
+    kvf_timer timer; /* of clients that have not shown the key */
     kvf_wake wake;
     kvf_looks looks;
-    kvf_cuda_watch listen_watch, wake_watch, looks_watch;
+    kvf_cuda_watch listen_watch, wake_watch, looks_watch, timer_watch;
     kvf_cuda_card card;
     kvf_cuda_region *regions; /* by number, as on the card; all zero: none */
     uint32_t *devices;        /* of the regions */
@@ -115,7 +125,8 @@ typedef struct kvf_cuda_map {
     struct kvf_cuda_map *following;
 } kvf_cuda_map;
 
-/** The peer's regions that are in segments: fetched one after the other, and mapped for all our devices. */
+/** The peer's regions that are mapped for all our devices once the owner is ready: by handles, and then those in
+ * segments, which are fetched one after the other. */
 typedef struct kvf_cuda_fetching {
     kvf_cuda_region *regions; /* of the peer */
     kvf_mapping **mappings;   /* by region; NULL: there is none, or an earlier region has it */
@@ -123,6 +134,8 @@ typedef struct kvf_cuda_fetching {
     uint32_t region, segment; /* comes next */
     uint32_t asked;           /* segments that have not come yet */
     bool begun;
+    bool handles;               /* are not mapped yet */
+    bool in_segments;           /* some are */
     bool due;                   /* the next segments could not be asked for yet */
     char why[KVF_REASON_BYTES]; /* the regions cannot be read; "": they can, or it is not known yet */
 } kvf_cuda_fetching;
@@ -182,6 +195,8 @@ kvf_status kvf_cuda_check_ours(const kvf_cuda_card *card, const kvf_cuda_region 
 /* cuda_owner.c */
 
 void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint);
+/** Hangs up on clients that have not shown the key in time. None of them may have an event in this progress(). */
+void kvf_cuda_owner_expire(kvf_cuda_endpoint *endpoint);
 /** A client has sent something, or has hung up. True: there may be more. */
 bool kvf_cuda_owner_read(kvf_cuda_client *client);
 /** Refuses clients that know memory older than kvf_transport_oldest(). KVF_E_AGAIN: one of them may still read it. */
@@ -222,11 +237,11 @@ void kvf_cuda_link_report(kvf_cuda_link *link);
 bool kvf_cuda_map_shares(const kvf_cuda_region *a, const kvf_cuda_region *b);
 
 /**
- * Maps regions of a peer for one device. Regions in segments of another process, or of another device, have the
- * address 0 until they are fetched.
+ * Checks regions of a peer, and makes the map of them for one device. Regions of another process, and those in segments
+ * of another device, have the address 0 until they are mapped: the owner must know of us before.
  *
  * @return KVF_OK; KVF_E_UNSUPPORTED (the device or the driver cannot reach them: another fabric may);
- *         KVF_E_PARSE (card and driver disagree about them), KVF_E_NOMEM, KVF_E_IO
+ *         KVF_E_PARSE (the card is wrong), KVF_E_NOMEM, KVF_E_IO
  */
 kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, uint32_t count,
                              bool same_process, kvf_cuda_map **out);
@@ -237,6 +252,20 @@ kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, ui
  * @return as kvf_cuda_map_open()
  */
 kvf_status kvf_cuda_map_check(uint32_t device, const kvf_cuda_region *regions, uint32_t count);
+
+/** Whether a region is to be mapped by its handle, and is not yet. */
+bool kvf_cuda_map_awaits(const kvf_cuda_map *map, const kvf_cuda_region *region, uint32_t i);
+
+/**
+ * Maps all regions that have handles.
+ *
+ * @return KVF_OK; after an error some are mapped: KVF_E_UNSUPPORTED (freed, or this process may not map it),
+ *         KVF_E_PARSE (card and driver disagree), KVF_E_NOMEM, KVF_E_IO
+ */
+kvf_status kvf_cuda_map_handles(kvf_cuda_map *map, const kvf_cuda_region *regions, uint32_t count);
+
+/** Unmaps all regions that have handles; nothing may read them any more. They can be mapped again. */
+void kvf_cuda_map_close_handles(kvf_cuda_map *map, const kvf_cuda_region *regions, uint32_t count);
 
 /** Unmaps them; nothing may read them any more. */
 void kvf_cuda_map_close(kvf_cuda_map *map);
@@ -249,9 +278,11 @@ void kvf_cuda_map_close(kvf_cuda_map *map);
  * @return KVF_OK; KVF_E_PARSE, KVF_E_LIMIT (the card says what cannot be), KVF_E_NOMEM
  */
 kvf_status kvf_cuda_fetch_open(kvf_cuda_link *link, const kvf_cuda_region *regions, uint32_t count);
-/** The owner is ready: asks for the first segments. The link is ready when the last one is mapped, or one cannot be.
- * */
+/** The owner is ready, and waits for us from now on when it takes memory back: maps what has handles, and asks for the
+ * first segments. The link is ready when the last one is mapped, or something cannot be. */
 void kvf_cuda_fetch_begin(kvf_cuda_link *link);
+/** Tries again to map what has handles, if that has failed: the reason may have passed. */
+void kvf_cuda_fetch_again(kvf_cuda_link *link);
 /** Asks again for segments that could not be asked for. */
 void kvf_cuda_fetch_retry(kvf_cuda_link *link);
 /** Maps a segment that came with this descriptor, which stays the caller's. False: the message is invalid. */
@@ -297,5 +328,7 @@ bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet
 void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch);
 /** The link back to a client is lost, and nothing of it is under way: fails all that the client asked for. */
 void kvf_cuda_write_lost(kvf_cuda_link *back);
+/** The owner closes, and nothing is under way: frees what the client asked for, without an answer. */
+void kvf_cuda_write_forget(kvf_cuda_link *back);
 
 #endif

@@ -243,10 +243,14 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
                      "the memory is on a device that had none when the peer was connected: connect again");
         return false;
     }
+    if (kvf_cuda_link_refusal(link))
+        kvf_cuda_fetch_again(link);
     if (kvf_cuda_link_refusal(link)) {
         fail_current(link, KVF_E_UNSUPPORTED, kvf_cuda_link_refusal(link));
         return false;
     }
+    if (!link->ready || link->lost)
+        return false;
     if (kvf_copier_begin(endpoint->copiers[device], &job))
         return false; /* until a job of another link is over */
     kvf_status status = batch->shape ? add_nests(link, map, job, runs, batch->shape, &count)

@@ -1,4 +1,7 @@
 /*
+ * A reader maps nothing before the owner knows of it: an owner that takes memory back waits for the readers it knows,
+ * and memory that is freed while a reader has it mapped is undefined behaviour.
+ *
  * Memory in segments (cuda/segments.h) has no handle that a card could carry. The reader asks the owner for
  * descriptors, a few at a time, and maps each segment as it comes, so neither side ever has many descriptors. The
  * owner exports each segment when it is asked for, and a client gets each once, in order: so a client cannot keep an
@@ -26,6 +29,13 @@ static bool must_fetch(const kvf_cuda_link *link, const kvf_cuda_region *region,
     return region->bytes > 0 && region->segments > 0 && !is_mapped(link, i);
 }
 
+static bool must_open(const kvf_cuda_link *link, const kvf_cuda_region *region, uint32_t i) {
+    for (const kvf_cuda_map *map = link->maps; map; map = map->following)
+        if (kvf_cuda_map_awaits(map, region, i))
+            return true;
+    return false;
+}
+
 static kvf_status check_segments(const kvf_cuda_region *region, uint32_t i) {
     if (region->segments > KVF_SEGMENTS_MAX || region->segments > region->allocation_bytes)
         return kvf_fail(KVF_E_PARSE, "region %u: %llu bytes in %u segments; allowed: up to %u", i,
@@ -34,19 +44,23 @@ static kvf_status check_segments(const kvf_cuda_region *region, uint32_t i) {
 }
 
 kvf_status kvf_cuda_fetch_open(kvf_cuda_link *link, const kvf_cuda_region *regions, uint32_t count) {
-    uint32_t wanted = 0;
+    bool handles = false, in_segments = false;
     kvf_status status = KVF_OK;
-    for (uint32_t i = 0; i < count && !status; i++)
+    for (uint32_t i = 0; i < count && !status; i++) {
+        handles = handles || must_open(link, &regions[i], i);
         if (must_fetch(link, &regions[i], i)) {
             status = check_segments(&regions[i], i);
-            wanted++;
+            in_segments = true;
         }
-    if (status || wanted == 0)
+    }
+    if (status || (!handles && !in_segments))
         return status;
     link->fetching = kvf_alloc0(1, sizeof *link->fetching);
     if (!link->fetching)
         return kvf_nomem("a peer's memory");
     link->fetching->count = count;
+    link->fetching->handles = handles;
+    link->fetching->in_segments = in_segments;
     link->fetching->regions = kvf_copy(regions, count, sizeof *regions);
     link->fetching->mappings = kvf_alloc0(count, sizeof(kvf_mapping *));
     return link->fetching->regions && link->fetching->mappings ? KVF_OK : kvf_nomem("a peer's memory");
@@ -81,6 +95,19 @@ static void give_up(kvf_cuda_link *link) {
     link->ready = true;
 }
 
+/* Opens the handles for all our devices; the detail of a failure names the region. */
+static kvf_status open_handles(kvf_cuda_link *link) {
+    kvf_cuda_fetching *fetching = link->fetching;
+    kvf_status status = KVF_OK;
+    for (kvf_cuda_map *map = link->maps; map && !status; map = map->following)
+        status = kvf_cuda_map_handles(map, fetching->regions, fetching->count);
+    fetching->handles = status != KVF_OK;
+    (void)snprintf(fetching->why, sizeof fetching->why, "%s", status ? kvf_error_detail() : "");
+    for (kvf_cuda_map *map = link->maps; map && status; map = map->following)
+        kvf_cuda_map_close_handles(map, fetching->regions, fetching->count);
+    return status;
+}
+
 /* All segments of a region have come: the maps get its address, and those of later regions in the same segments. */
 static kvf_status finish_region(kvf_cuda_link *link) {
     kvf_cuda_fetching *fetching = link->fetching;
@@ -112,12 +139,12 @@ static bool next_region(kvf_cuda_link *link) {
     return fetching->region < fetching->count;
 }
 
-static kvf_status open_mapping(const kvf_cuda_region *region, kvf_mapping **out) {
+static kvf_status open_mapping(const kvf_cuda_link *link, const kvf_cuda_region *region, kvf_mapping **out) {
     const kvf_cuda *cuda;
     kvf_status status = kvf_cuda_find(&cuda);
-    return status
-               ? status
-               : kvf_mapping_open(kvf_cuda_device_with(cuda, &region->device), region->allocation_bytes, out);
+    return status ? status
+                  : kvf_mapping_open(kvf_cuda_device_with(cuda, &region->device), region->allocation_bytes,
+                                     link->maps->device, out);
 }
 
 /* Asks for the next segments, or ends. */
@@ -135,7 +162,7 @@ static void ask(kvf_cuda_link *link) {
     const kvf_cuda_fetch message = {
         .header = {CUDA_FETCH, count}, .region = fetching->region, .first = fetching->segment};
     if (!fetching->mappings[fetching->region])
-        status = open_mapping(region, &fetching->mappings[fetching->region]);
+        status = open_mapping(link, region, &fetching->mappings[fetching->region]);
     if (status) {
         give_up(link);
         return;
@@ -154,8 +181,18 @@ void kvf_cuda_fetch_begin(kvf_cuda_link *link) {
         link->ready = true;
     } else if (!link->fetching->begun) {
         link->fetching->begun = true;
-        ask(link);
+        if (link->fetching->handles && open_handles(link))
+            link->ready = true; /* for writing; reading tries again */
+        else
+            ask(link);
     }
+}
+
+void kvf_cuda_fetch_again(kvf_cuda_link *link) {
+    if (!link->fetching || !link->fetching->begun || !link->fetching->handles || open_handles(link))
+        return;
+    link->ready = false;
+    ask(link);
 }
 
 void kvf_cuda_fetch_retry(kvf_cuda_link *link) {

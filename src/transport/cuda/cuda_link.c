@@ -237,10 +237,10 @@ kvf_status kvf_cuda_link_back(kvf_cuda_client *client) {
 
 const char *kvf_cuda_link_way(const void *self) {
     const kvf_cuda_link *link = self;
-    return link->only_written   ? "kernels of the peer, which read the memory of this process"
-           : link->fetching     ? "kernels, memory mapped by file descriptors"
-           : link->same_process ? "kernels, memory of this process"
-                                : "kernels, memory mapped by CUDA IPC";
+    return link->only_written ? "kernels of the peer, which read the memory of this process"
+           : link->fetching && link->fetching->in_segments ? "kernels, memory mapped by file descriptors"
+           : link->same_process                            ? "kernels, memory of this process"
+                                                           : "kernels, memory mapped by CUDA IPC";
 }
 
 const char *kvf_cuda_link_refusal(const void *self) {
@@ -320,6 +320,7 @@ void kvf_cuda_link_disconnect(void *self) {
         abandon(link);
         return;
     }
+    kvf_cuda_write_forget(link);
     free_link(link);
     kvf_free(link);
 }

@@ -38,14 +38,11 @@ bool kvf_cuda_map_shares(const kvf_cuda_region *a, const kvf_cuda_region *b) {
            memcmp(&a->handle, &b->handle, sizeof a->handle) == 0;
 }
 
-/* `ours`: the region's address is good for this map's device. Its user has given its own device access to segments;
- * ours may be another. */
+/* Opens its allocation unless an earlier region lies there. */
 static kvf_status map_region(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_cuda_region *regions,
-                             uint32_t i, bool ours) {
+                             uint32_t i) {
     const kvf_cuda_region *region = &regions[i];
-    CUdeviceptr base = ours ? region->base : 0;
-    if (!ours && region->segments > 0)
-        return KVF_OK;
+    CUdeviceptr base = 0;
     for (uint32_t before = 0; before < i && !base; before++)
         if (map->addresses[before] && kvf_cuda_map_shares(&regions[before], region))
             base = map->addresses[before] - regions[before].offset;
@@ -65,7 +62,8 @@ static kvf_status check_device(const kvf_cuda *cuda, uint32_t device, const kvf_
     return same_process ? kvf_cuda_let_reach(device, other) : kvf_cuda_check_reach(cuda, device, other);
 }
 
-/* Checks all regions, and maps them unless `map` is NULL. */
+/* Checks all regions, and gives those their address that are good for this map's device as they are; none if `map` is
+ * NULL. The user of segments has given its own device access to them; ours may be another. */
 static kvf_status take_all(const kvf_cuda *cuda, uint32_t device, const kvf_cuda_region *regions,
                            uint32_t count, bool same_process, kvf_cuda_map *map) {
     kvf_status status = KVF_OK;
@@ -75,10 +73,9 @@ static kvf_status take_all(const kvf_cuda *cuda, uint32_t device, const kvf_cuda
         status = check_region(&regions[i], i);
         if (!status)
             status = check_device(cuda, device, &regions[i], i, same_process);
-        if (!status && map)
-            status = map_region(cuda, map, regions, i,
-                                same_process && (regions[i].segments == 0 ||
-                                                 kvf_cuda_device_with(cuda, &regions[i].device) == device));
+        if (!status && map && same_process &&
+            (regions[i].segments == 0 || kvf_cuda_device_with(cuda, &regions[i].device) == device))
+            map->addresses[i] = regions[i].base + regions[i].offset;
     }
     return status;
 }
@@ -115,11 +112,46 @@ kvf_status kvf_cuda_map_open(uint32_t device, const kvf_cuda_region *regions, ui
     return status;
 }
 
+static void close_handles(const kvf_cuda *cuda, kvf_cuda_map *map) {
+    while (map->opened_count > 0)
+        (void)cuda->cuIpcCloseMemHandle(map->opened[--map->opened_count]);
+}
+
+bool kvf_cuda_map_awaits(const kvf_cuda_map *map, const kvf_cuda_region *region, uint32_t i) {
+    return is_there(region) && region->segments == 0 && !map->addresses[i];
+}
+
+/* Of two regions without segments, either both have addresses of ours or both are mapped by handles. */
+void kvf_cuda_map_close_handles(kvf_cuda_map *map, const kvf_cuda_region *regions, uint32_t count) {
+    const kvf_cuda *cuda;
+    if (map->opened_count == 0 || kvf_cuda_enter(map->device, &cuda))
+        return;
+    close_handles(cuda, map);
+    kvf_cuda_leave(cuda);
+    for (uint32_t i = 0; i < count; i++)
+        if (regions[i].segments == 0)
+            map->addresses[i] = 0;
+}
+
+kvf_status kvf_cuda_map_handles(kvf_cuda_map *map, const kvf_cuda_region *regions, uint32_t count) {
+    const kvf_cuda *cuda;
+    bool any = false;
+    for (uint32_t i = 0; i < count; i++)
+        any = any || kvf_cuda_map_awaits(map, &regions[i], i);
+    kvf_status status = any ? kvf_cuda_enter(map->device, &cuda) : KVF_OK;
+    if (status || !any)
+        return status;
+    for (uint32_t i = 0; i < count && !status; i++)
+        if (kvf_cuda_map_awaits(map, &regions[i], i))
+            status = map_region(cuda, map, regions, i);
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
 void kvf_cuda_map_close(kvf_cuda_map *map) {
     const kvf_cuda *cuda;
     if (map->opened && map->opened_count > 0 && kvf_cuda_enter(map->device, &cuda) == KVF_OK) {
-        while (map->opened_count > 0)
-            (void)cuda->cuIpcCloseMemHandle(map->opened[--map->opened_count]);
+        close_handles(cuda, map);
         kvf_cuda_leave(cuda);
     }
     kvf_free(map->addresses);

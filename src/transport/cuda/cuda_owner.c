@@ -5,9 +5,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CLIENTS_MAX 1024u /* for all processes of this user */
-#define ACCEPTED 16       /* in one turn */
-#define PACKETS 64        /* of one client, in one turn */
+#define CLIENTS_MAX 1024u          /* for all processes of this user */
+#define HELLO_NS (15 * KVF_SECOND) /* within which a client must show the key */
+#define ACCEPTED 16                /* in one turn */
+#define PACKETS 64                 /* of one client, in one turn */
 
 _Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
@@ -18,7 +19,7 @@ void kvf_cuda_owner_drop(kvf_cuda_client *client) {
     KVF_ASSERT(!client->back);
     KVF_LIST_REMOVE(endpoint->clients, client);
     endpoint->client_count--;
-    (void)close(client->fd);
+    kvf_watch_close(endpoint->epoll_fd, &client->fd);
     kvf_free(client->told);
     kvf_free(client);
 }
@@ -59,12 +60,14 @@ void kvf_cuda_owner_refuse(kvf_cuda_client *client) {
     refuse(client, CUDA_REFUSED_PROTOCOL, 0);
 }
 
-static bool take_in(kvf_cuda_endpoint *endpoint, int fd) {
+static bool take_in(kvf_cuda_endpoint *endpoint, int fd, pid_t process) {
     kvf_cuda_client *client = kvf_alloc0(1, sizeof *client);
     if (!client)
         return false;
     client->endpoint = endpoint;
     client->fd = fd;
+    client->process = process;
+    client->accepted_ns = kvf_now(&kvf_monotonic);
     client->watch = (kvf_cuda_watch){CUDA_WATCH_CLIENT, client};
     if (kvf_watch_add(endpoint->epoll_fd, fd, &client->watch)) {
         kvf_free(client);
@@ -72,22 +75,51 @@ static bool take_in(kvf_cuda_endpoint *endpoint, int fd) {
     }
     KVF_LIST_ADD(endpoint->clients, client);
     endpoint->client_count++;
-    if (kvf_neighbour_process(fd, &client->process))
-        refuse(client, CUDA_REFUSED_USER, 0);
+    kvf_timer_by(&endpoint->timer, client->accepted_ns + HELLO_NS);
     return true;
 }
 
+/* A process of another user gets no place among the clients. */
+static void let_in(kvf_cuda_endpoint *endpoint, int fd) {
+    pid_t process = 0;
+    const kvf_status status = kvf_neighbour_process(fd, &process);
+    const bool full = endpoint->client_count == CLIENTS_MAX;
+    if (status == KVF_E_PERMISSION)
+        say_refused(fd, CUDA_REFUSED_USER, 0);
+    else if (!status && full)
+        say_refused(fd, CUDA_REFUSED_FULL, CLIENTS_MAX);
+    if (status || full || !take_in(endpoint, fd, process))
+        (void)close(fd);
+}
+
 void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {
+    const kvf_cuda_refused full = {{CUDA_REFUSED, CUDA_REFUSED_FULL}, endpoint->client_count};
     for (int i = 0; i < ACCEPTED; i++) {
-        const int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
+        int fd;
+        const kvf_status status =
+            kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd, &full, sizeof full, &fd);
+        if (status == KVF_E_AGAIN)
             return;
-        const bool full = endpoint->client_count == CLIENTS_MAX;
-        if (full)
-            say_refused(fd, CUDA_REFUSED_FULL, CLIENTS_MAX);
-        if (full || !take_in(endpoint, fd))
-            (void)close(fd);
+        if (!status)
+            let_in(endpoint, fd);
     }
+}
+
+void kvf_cuda_owner_expire(kvf_cuda_endpoint *endpoint) {
+    uint64_t next = UINT64_MAX;
+    if (endpoint->timer.at_ns == UINT64_MAX || kvf_now(&kvf_monotonic) < endpoint->timer.at_ns)
+        return;
+    const uint64_t now = kvf_now(&kvf_monotonic);
+    for (kvf_cuda_client *client = endpoint->clients, *following; client; client = following) {
+        following = client->following;
+        if (client->known)
+            continue;
+        if (now - client->accepted_ns >= HELLO_NS)
+            kvf_cuda_owner_drop(client);
+        else
+            next = kvf_min_u64(next, client->accepted_ns + HELLO_NS);
+    }
+    kvf_timer_set(&endpoint->timer, next);
 }
 
 /* ---- messages from clients ---------------------------------------------------------------------- */
@@ -244,5 +276,6 @@ void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint) {
     while (endpoint->clients)
         kvf_cuda_owner_drop(endpoint->clients);
     kvf_fd_close(&endpoint->listen_fd);
+    kvf_fd_close(&endpoint->spare_fd);
     kvf_cuda_gate_leave();
 }

@@ -5,6 +5,7 @@
  *     reader                              owner
  *     HELLO key                    ->     checks it
  *                                  <-     READY; or REFUSED why, at any time
+ *     maps what has handles
  *     FETCH region, segments       ->     of a region in segments, in order, each once
  *                                  <-     SEGMENT bytes, with a descriptor; as many as were asked for
  *     (its kernels read the owner's memory, without a message)

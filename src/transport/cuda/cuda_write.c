@@ -11,6 +11,8 @@
 
 #include "request/request.h"
 
+#define BACK_PAUSE_NS (100 * KVF_MILLISECOND) /* between two attempts to connect back */
+
 _Static_assert(CUDA_WRITES >= CUDA_COPIES, "an owner takes all that one link may have under way");
 
 /* ---- the writer -------------------------------------------------------------------------------- */
@@ -124,6 +126,7 @@ bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet) {
         if (status == KVF_E_AGAIN) {
             copy->sent = false;
             link->told_version = 0; /* versions begin at 1 */
+            link->told_next = 0;
         } else {
             kvf_cuda_copy_end(link, copy, status);
         }
@@ -145,11 +148,21 @@ static void answer(kvf_cuda_client *client, uint64_t number, kvf_status status, 
 
 /* If memory is no longer registered, the writer must tell of it anew. */
 static void connect_back(kvf_cuda_client *client) {
+    client->back_tried_ns = kvf_now(&kvf_monotonic);
     client->back_failed = kvf_cuda_link_back(client);
     (void)snprintf(client->back_why, sizeof client->back_why, "%s",
                    client->back_failed ? kvf_error_detail() : "");
     if (client->back_failed == KVF_E_NOT_REGISTERED)
         client->back_failed = KVF_OK;
+}
+
+/* What has failed may succeed now, if it was for want of a descriptor, of memory or of a place at the writer. It is not
+ * tried with each write, for it may take time. */
+static void connect_back_again(kvf_cuda_client *client) {
+    const kvf_status failed = client->back_failed;
+    if (failed && failed != KVF_E_UNSUPPORTED && failed != KVF_E_PARSE && !client->back &&
+        kvf_now(&kvf_monotonic) - client->back_tried_ns >= BACK_PAUSE_NS)
+        connect_back(client);
 }
 
 bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
@@ -232,6 +245,7 @@ bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet
         return false;
     }
     client->asked++;
+    connect_back_again(client);
     if (!asked || !client->back || client->back->lost) {
         kvf_free(asked);
         answer(client, write->number,
@@ -254,6 +268,14 @@ void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch) {
     KVF_QUEUE_REMOVE(back->asked_first, back->asked_last, batch);
     answer(back->client, ((asked_batch *)batch)->number, batch->failed, batch->reason);
     kvf_free(batch);
+}
+
+void kvf_cuda_write_forget(kvf_cuda_link *back) {
+    while (back->asked_first) {
+        kvf_batch *batch = back->asked_first;
+        KVF_QUEUE_REMOVE(back->asked_first, back->asked_last, batch);
+        kvf_free(batch);
+    }
 }
 
 void kvf_cuda_write_lost(kvf_cuda_link *back) {

@@ -1,7 +1,6 @@
 #include "transport/shm/shm.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -32,7 +31,7 @@ static kvf_status make_card(kvf_shm_card *card) {
 }
 
 static kvf_status open_descriptors(kvf_shm_endpoint *endpoint) {
-    endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    endpoint->spare_fd = kvf_neighbour_spare();
     kvf_status status = kvf_watch_open(&endpoint->epoll_fd);
     if (!status)
         status = kvf_timer_open(&endpoint->timer);

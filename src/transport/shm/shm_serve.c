@@ -2,8 +2,6 @@
  * The owner's side. A process that connects is a stranger until it has shown the key of the card, and is not
  * trusted afterwards either: it can make us copy only between our registered memory and the buffer it gave.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -183,22 +181,6 @@ static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
     return KVF_OK;
 }
 
-/* Without a descriptor for it, the connection at the head of the queue would stay there, and the listening socket
- * would stay readable forever. */
-static bool refuse_one(kvf_shm_endpoint *endpoint) {
-    if (endpoint->spare_fd < 0)
-        return false;
-    kvf_fd_close(&endpoint->spare_fd);
-    int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0) {
-        endpoint->tenants.refused++;
-        say_refused(fd, SHM_REFUSED_FULL, endpoint->tenants.clients);
-        (void)close(fd);
-    }
-    endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return fd >= 0;
-}
-
 static void shut_door(kvf_shm_endpoint *endpoint, uint64_t now) {
     endpoint->door_until_ns = now + DOOR_PAUSE_NS;
     kvf_shm_watch_change(endpoint, endpoint->listen_fd, &endpoint->listen_watch, false, false);
@@ -224,11 +206,15 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
         shut_door(endpoint, now);
         return false;
     }
-    int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const kvf_shm_refused_message full = {{SHM_REFUSED, SHM_REFUSED_FULL}, endpoint->tenants.clients};
+    int fd;
+    kvf_status status =
+        kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd, &full, sizeof full, &fd);
     *work = SHM_CONNECTION_WORK;
-    if (fd < 0)
-        return (errno == EMFILE || errno == ENFILE) && refuse_one(endpoint);
-    kvf_status status = add_client(endpoint, fd);
+    endpoint->tenants.refused += status == KVF_E_LIMIT;
+    if (status)
+        return status == KVF_E_LIMIT;
+    status = add_client(endpoint, fd);
     if (status == KVF_E_PERMISSION)
         say_refused(fd, SHM_REFUSED_USER, 0);
     if (status)

@@ -1,0 +1,294 @@
+/*
+ * Owners, readers and writers of device memory when something is in short supply, changes at a bad moment, or ends
+ * while something is under way: nothing is repeated for ever, stays lost for longer than it must, or is left behind.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cuda/device_image.h"
+#include "cuda_ends.h"
+#include "cuda_owner.h"
+#include "transport/cuda/cuda.h"
+
+#define DESCRIPTORS 256
+
+/* ---- time --------------------------------------------------------------------------------------- */
+
+static time_t ahead_s; /* of the machine's clock */
+
+/* Found before the C library's. */
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    const int failed = (int)syscall(SYS_clock_gettime, clock, out);
+    out->tv_sec += failed ? 0 : ahead_s;
+    return failed;
+}
+
+/* ---- a process without free descriptors --------------------------------------------------------- */
+
+static int taken[DESCRIPTORS], taken_count;
+static struct rlimit descriptors_before;
+
+static void take_all_descriptors(void) {
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &descriptors_before), 0);
+    const struct rlimit few = {DESCRIPTORS, descriptors_before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while ((taken[taken_count] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0)
+        taken_count++;
+}
+
+static void give_descriptors_back(void) {
+    while (taken_count > 0)
+        (void)close(taken[--taken_count]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &descriptors_before), 0);
+}
+
+/* ---- writing ------------------------------------------------------------------------------------ */
+
+/* The card that the owner has been told is too old when it connects back. That changes no region that peers may use,
+ * and the writer once said nothing when it was asked for its regions anew: the owner asked again, for ever. */
+static void a_writer_whose_generation_rises_tells_its_memory_anew(void **state) {
+    (void)state;
+    outcome noted;
+    both_open();
+    run_rounds();
+    submit(KVF_WRITE, BYTES, &noted);
+    assert_ok(kvf_transport_progress(writer.transport, NULL)); /* it tells its memory, and asks */
+    assert_ok(kvf_transport_unregister_region(writer.transport, 1));
+    run_rounds();
+    assert_int_equal(noted.calls, 1);
+    assert_int_equal(noted.status, KVF_OK);
+    assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
+    both_close();
+}
+
+/* Once a connection to the writer had failed, all its later writes did. */
+static void an_owner_that_could_not_connect_back_tries_again(void **state) {
+    (void)state;
+    outcome noted;
+    both_open();
+    run_rounds();
+    submit(KVF_WRITE, BYTES, &noted);
+    take_all_descriptors();
+    run_rounds();
+    give_descriptors_back();
+    assert_int_equal(noted.status, KVF_E_IO);
+    assert_non_null(strstr(noted.detail, "the owner could not read the data: socket: Too many open files"));
+    for (int i = 0; i < 100 && noted.status; i++) {
+        (void)usleep(10000);
+        submit(KVF_WRITE, BYTES, &noted);
+        run_rounds();
+        assert_int_equal(noted.calls, 1);
+    }
+    assert_int_equal(noted.status, KVF_OK);
+    assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
+    assert_int_equal(writer.lost, 0);
+    both_close();
+}
+
+/* ---- connections -------------------------------------------------------------------------------- */
+
+static bool has_something_to_do(kvf_transport *transport) {
+    struct pollfd fd = {kvf_transport_event_fd(transport), POLLIN, 0};
+    return poll(&fd, 1, 0) > 0;
+}
+
+/* Whether the owner has hung up. */
+static bool is_closed(int fd) {
+    kvf_cuda_packet packet;
+    kvf_status status;
+    while ((status = kvf_cuda_wire_receive(fd, &packet)) == KVF_OK)
+        continue;
+    return status == KVF_E_PEER_LOST;
+}
+
+static void a_guest_for_whom_there_is_no_descriptor_is_refused(void **state) {
+    (void)state;
+    both_open();
+    run_rounds();
+    const int first = open_guest(), second = open_guest();
+    take_all_descriptors();
+    run_rounds();
+    const bool spins = has_something_to_do(owner.transport);
+    give_descriptors_back();
+    assert_false(spins);
+    assert_int_equal(refusal_of(first), CUDA_REFUSED_FULL);
+    assert_int_equal(refusal_of(second), CUDA_REFUSED_FULL);
+    const int third = open_known_guest();
+    (void)close(third);
+    write_well();
+    both_close();
+}
+
+/* The key must be shown within 15 s; who has shown it may be silent. */
+static void a_guest_that_does_not_show_the_key_is_hung_up_on(void **state) {
+    (void)state;
+    kvf_cuda_hello wrong;
+    both_open();
+    run_rounds();
+    wrong = good_hello();
+    wrong.key[0] ^= 1;
+    const int known = open_known_guest(), silent = open_guest(), refused = open_guest();
+    say(refused, &wrong, sizeof wrong);
+    run_rounds();
+    ahead_s = 14;
+    const int late = open_guest();
+    run_rounds();
+    assert_false(is_closed(silent));
+    assert_false(is_closed(refused));
+    ahead_s = 16;
+    run_rounds();
+    assert_true(is_closed(silent));
+    assert_true(is_closed(refused));
+    assert_false(is_closed(late));
+    ahead_s = 30;
+    run_rounds();
+    assert_true(is_closed(late));
+    assert_false(is_closed(known));
+    ahead_s = 0;
+    (void)close(known);
+    (void)close(silent);
+    (void)close(refused);
+    (void)close(late);
+    write_well();
+    both_close();
+}
+
+/* What another user's process sees: 0 if it is refused by name, and then hung up on. */
+static int be_another_user(const unsigned char name[CUDA_ID_BYTES]) {
+    int fd;
+    kvf_cuda_packet packet;
+    if (setuid(65534) || kvf_cuda_wire_connect(name, &fd))
+        return 1;
+    struct pollfd readable = {fd, POLLIN, 0};
+    for (int i = 0; i < 2; i++) {
+        if (poll(&readable, 1, 5000) <= 0)
+            return 2;
+        const kvf_status status = kvf_cuda_wire_receive(fd, &packet);
+        if (i == 0 &&
+            (status || packet.as.header.kind != CUDA_REFUSED || packet.as.header.count != CUDA_REFUSED_USER))
+            return 3;
+        if (i == 1 && status != KVF_E_PEER_LOST)
+            return 4;
+    }
+    return 0;
+}
+
+static void a_process_of_another_user_is_refused_and_hung_up_on(void **state) {
+    (void)state;
+    int how = 0;
+    kvf_cuda_card card;
+    kvf_cuda_region regions[2];
+    if (geteuid() != 0)
+        skip();
+    both_open();
+    run_rounds();
+    part_of(&owner, &card, regions);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(be_another_user(card.name));
+    while (waitpid(child, &how, WNOHANG) == 0) {
+        run_rounds();
+        (void)usleep(1000);
+    }
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 0);
+    write_well();
+    both_close();
+}
+
+/* ---- children of fork() ------------------------------------------------------------------------- */
+
+/* Another thread starts a copy when this one forks: its child once waited for that thread, which it does not have. */
+static void a_child_of_fork_does_not_wait_for_a_thread_of_its_parent(void **state) {
+    (void)state;
+    int how = 0;
+    both_open();
+    kvf_cuda_gate_enter();
+    const pid_t child = fork();
+    if (child == 0) {
+        kvf_transport *transport = NULL;
+        (void)alarm(10);
+        if (kvf_transport_open("auto", NULL, &transport))
+            _exit(1);
+        kvf_transport_close(transport);
+        _exit(kvf_transport_open("cuda", NULL, &transport) == KVF_E_UNSUPPORTED &&
+                      strstr(kvf_error_detail(), "forked")
+                  ? 0
+                  : 2);
+    }
+    kvf_cuda_gate_leave();
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 0);
+    write_well();
+    both_close();
+}
+
+/* ---- closing ------------------------------------------------------------------------------------- */
+
+static void *count_allocate(void *context, size_t bytes) {
+    ++*(int64_t *)context;
+    return malloc(bytes);
+}
+
+static void *count_resize(void *context, void *memory, size_t bytes) {
+    *(int64_t *)context += memory == NULL;
+    return realloc(memory, bytes);
+}
+
+static void count_release(void *context, void *memory) {
+    *(int64_t *)context -= memory != NULL;
+    free(memory);
+}
+
+static void an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for(void **state) {
+    enum { LATE_NS = 20000000 };
+    (void)state;
+    static int64_t allocated;
+    const kvf_allocator counting = {count_allocate, count_resize, count_release, &allocated};
+    const size_t left = devices_left();
+    outcome noted;
+    assert_ok(kvf_set_allocator(&counting));
+    both_open();
+    run_rounds();
+    devices_delay(LATE_NS);
+    submit(KVF_WRITE, BYTES, &noted);
+    run_rounds();
+    devices_delay(0);
+    assert_int_equal(written(0, BYTES), 0);
+    kvf_transport_close(owner.transport);
+    kvf_transport_close(writer.transport);
+    assert_int_equal(noted.calls, 1);
+    devices_free();
+    assert_int_equal(devices_left(), left);
+    assert_int_equal(allocated, 0);
+    assert_ok(kvf_set_allocator(NULL));
+}
+
+int main(int argument_count, char **arguments) {
+    if (argument_count == 5 && strcmp(arguments[1], "owner") == 0)
+        return owner_main(arguments);
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_writer_whose_generation_rises_tells_its_memory_anew),
+        cmocka_unit_test(an_owner_that_could_not_connect_back_tries_again),
+        cmocka_unit_test(an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for),
+        cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
+        cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
+        cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
+        cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
+    };
+    devices_open();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
