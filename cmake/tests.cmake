@@ -139,6 +139,16 @@ if(KVF_BUILDS_AGENT)
     kvf_add_test(faults.${name} faults 300 faults_${name} --requests 200)
     kvf_add_test(faults.${name}_packed faults 300 faults_${name} --requests 100 --way packed)
     set_tests_properties(faults.${name} faults.${name}_packed PROPERTIES RUN_SERIAL ON)
+    # The same with caches on devices of the stand-in. The control: bytes that its kernels spoil are noticed.
+    kvf_add_test(faults.${name}_devices faults 300 faults_${name} --requests 60 --round 30 --devices 1)
+    kvf_add_test(faults.${name}_spoiled faults 300 faults_${name} --requests 10 --from 1 --devices 1)
+    add_dependencies(faults_${name} fake_cuda)
+    set_property(TEST faults.${name}_devices faults.${name}_spoiled
+                 APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+    set_property(TEST faults.${name}_spoiled APPEND PROPERTY ENVIRONMENT "FAKE_CUDA_SPOIL=3")
+    set_tests_properties(faults.${name}_devices faults.${name}_spoiled PROPERTIES SKIP_RETURN_CODE 77)
+    set_tests_properties(faults.${name}_devices PROPERTIES RUN_SERIAL ON)
+    set_tests_properties(faults.${name}_spoiled PROPERTIES PASS_REGULAR_EXPRESSION "checksums were wrong")
   endforeach()
 endif()
 
@@ -241,6 +251,7 @@ endif()
 
 # The longest tests begin first, so that the last one does not run alone for minutes.
 foreach(name transport_conformance_test stage_flow_test stage_flow_workers faults.faults faults.faults_packed
+             faults.faults_devices faults.faults_spoiled
              transport_faults_test transport_messages_test transport_fence_test agent_pace_test
              integration.demo_failures integration.demo_hybrids)
   if(TEST ${name})
