@@ -166,7 +166,7 @@ if(KVF_BUILDS_AGENT)
   add_custom_target(network DEPENDS ${network_targets})
 endif()
 
-kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)
+kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA ALSO tests/unit/device_kernels.c)
 foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})
   if(KVF_SANITIZE)
