@@ -218,6 +218,37 @@ static void memory_without_a_handle_is_refused_and_can_be_kept(void **state) {
     devices_free();
 }
 
+/* What this process has opened by a handle is another process's to share. */
+static void memory_of_another_process_is_refused_and_can_be_kept(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda");
+    const size_t left = devices_left();
+    kvf_transport *transport = open_cuda();
+    const kvf_cuda *cuda;
+    kvf_card card;
+    kvf_cuda_region theirs;
+    CUdeviceptr opened = 0;
+    assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
+    memcpy(&theirs, (const unsigned char *)card.parts[0].data + sizeof(kvf_cuda_card), sizeof theirs);
+    kvf_card_free(&card);
+    assert_ok(kvf_cuda_enter(0, &cuda));
+    assert_int_equal(cuda->cuIpcOpenMemHandle_v2(&opened, theirs.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+                     0);
+    kvf_memory memory = {.struct_size = sizeof memory,
+                         .kind = KVF_MEMORY_CUDA,
+                         .address = (void *)(uintptr_t)opened,
+                         .bytes = 4096};
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
+                 "or of another process (cuIpcOpenMemHandle()); register it as withheld: ");
+    memory.withheld = true;
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_transport_close(transport);
+    assert_int_equal(cuda->cuIpcCloseMemHandle(opened), 0);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(devices_left(), left);
+    scene_close(scene, false);
+}
+
 /* ---- cards that lie ----------------------------------------------------------------------------- */
 
 /* Makes the owner's card with another part for this fabric. */
@@ -494,6 +525,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_device_that_ours_does_not_reach_is_named),
         cmocka_unit_test(an_endpoint_without_memory_of_devices_is_not_reached_so),
         cmocka_unit_test(memory_is_a_devices_and_there),
+        cmocka_unit_test(memory_of_another_process_is_refused_and_can_be_kept),
         {"memory_without_a_handle_is_refused_and_can_be_kept (cuda)",
          memory_without_a_handle_is_refused_and_can_be_kept, NULL, NULL, cuda},
         {"memory_without_a_handle_is_refused_and_can_be_kept (auto)",
