@@ -63,14 +63,21 @@ if(KVF_USES_UCX)
   kvf_add_fake(no_ucx FILES no_ucx.c)
 endif()
 
-# A stand-in for the CUDA driver, which the loader finds before a real one.
+# A stand-in for the CUDA driver, which the loader finds before a real one; and one that lacks a function.
 if(NOT KVF_CORE_ONLY)
-  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_virtual.c
+  foreach(name fake_cuda fake_cuda_lacking)
+    add_library(${name} MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_virtual.c
                                tests/fakes/fake_cuda_streams.c)
-  set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
-                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
-  target_include_directories(fake_cuda PRIVATE include src tests/fakes)
-  target_compile_definitions(fake_cuda PRIVATE _GNU_SOURCE)
+    string(REPLACE fake_ "" folder ${name})
+    set_target_properties(${name} PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
+                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/${folder})
+    target_include_directories(${name} PRIVATE include src tests/fakes)
+    target_compile_definitions(${name} PRIVATE _GNU_SOURCE)
+  endforeach()
+  target_compile_definitions(fake_cuda_lacking PRIVATE cuIpcOpenMemHandle_v2=a_function_by_another_name)
+  if(TARGET transport_cuda_test)
+    add_dependencies(transport_cuda_test fake_cuda_lacking)
+  endif()
   target_include_directories(unit_shared PRIVATE tests/fakes)
   kvf_add_test(cuda_kernel_device_test unit 300 cuda_kernel_test device)
   add_dependencies(cuda_kernel_test fake_cuda)

@@ -467,7 +467,7 @@ static int print_opened(void) {
 }
 
 static void opened_with(const char *environment, char *out, size_t bytes) {
-    char self[256], command[600];
+    char self[256], command[1024];
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(length > 0);
     self[length] = '\0';
@@ -493,6 +493,12 @@ static void a_machine_without_a_driver_says_so_and_has_the_others(void **state) 
                               "KVF_OK: does not there is no CUDA here: the driver knows no device\n");
     opened_with("FAKE_CUDA_DEVICES=0 KVF_TEST_ONLY_AUTO=1", text, sizeof text);
     assert_string_equal(text, "KVF_OK: works \n");
+    char lacking[512];
+    (void)snprintf(lacking, sizeof lacking, "'LD_LIBRARY_PATH=%s_lacking'", getenv("LD_LIBRARY_PATH"));
+    opened_with(lacking, text, sizeof text);
+    assert_string_equal(
+        text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: libcuda.so.1 has no cuIpcOpenMemHandle_v2()\n"
+              "KVF_OK: does not there is no CUDA here: libcuda.so.1 has no cuIpcOpenMemHandle_v2()\n");
     opened_with("-u LD_LIBRARY_PATH", text, sizeof text);
     if (strstr(text, "does not")) /* no driver was found; the machine may have one of its own */
         assert_non_null(strstr(text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: libcuda.so.1: "));
