@@ -66,14 +66,21 @@ if(KVF_USES_UCX)
   kvf_add_fake(no_ucx FILES no_ucx.c)
 endif()
 
-# A stand-in for the CUDA driver, which the loader finds before a real one.
+# A stand-in for the CUDA driver, which the loader finds before a real one; and one that lacks a function.
 if(NOT KVF_CORE_ONLY)
-  add_library(fake_cuda MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_virtual.c
+  foreach(name fake_cuda fake_cuda_lacking)
+    add_library(${name} MODULE tests/fakes/fake_cuda.c tests/fakes/fake_cuda_memory.c tests/fakes/fake_cuda_virtual.c
                                tests/fakes/fake_cuda_streams.c)
-  set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
-                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/cuda)
-  target_include_directories(fake_cuda PRIVATE include src tests/fakes)
-  target_compile_definitions(fake_cuda PRIVATE _GNU_SOURCE)
+    string(REPLACE fake_ "" folder ${name})
+    set_target_properties(${name} PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
+                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/fakes/${folder})
+    target_include_directories(${name} PRIVATE include src tests/fakes)
+    target_compile_definitions(${name} PRIVATE _GNU_SOURCE)
+  endforeach()
+  target_compile_definitions(fake_cuda_lacking PRIVATE cuIpcOpenMemHandle_v2=a_function_by_another_name)
+  if(TARGET transport_cuda_test)
+    add_dependencies(transport_cuda_test fake_cuda_lacking)
+  endif()
   target_include_directories(unit_shared PRIVATE tests/fakes)
   kvf_add_test(cuda_kernel_device_test unit 300 cuda_kernel_test device)
   add_dependencies(cuda_kernel_test fake_cuda)
@@ -143,6 +150,16 @@ if(KVF_BUILDS_AGENT)
     kvf_add_test(faults.${name} faults 300 faults_${name} --requests 200)
     kvf_add_test(faults.${name}_packed faults 300 faults_${name} --requests 100 --way packed)
     set_tests_properties(faults.${name} faults.${name}_packed PROPERTIES RUN_SERIAL ON)
+    # The same with caches on devices of the stand-in. The control: bytes that its kernels spoil are noticed.
+    kvf_add_test(faults.${name}_devices faults 300 faults_${name} --requests 60 --round 30 --devices 1)
+    kvf_add_test(faults.${name}_spoiled faults 300 faults_${name} --requests 10 --from 1 --devices 1)
+    add_dependencies(faults_${name} fake_cuda)
+    set_property(TEST faults.${name}_devices faults.${name}_spoiled
+                 APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+    set_property(TEST faults.${name}_spoiled APPEND PROPERTY ENVIRONMENT "FAKE_CUDA_SPOIL=3")
+    set_tests_properties(faults.${name}_devices faults.${name}_spoiled PROPERTIES SKIP_RETURN_CODE 77)
+    set_tests_properties(faults.${name}_devices PROPERTIES RUN_SERIAL ON)
+    set_tests_properties(faults.${name}_spoiled PROPERTIES PASS_REGULAR_EXPRESSION "checksums were wrong")
   endforeach()
 endif()
 
@@ -160,7 +177,7 @@ if(KVF_BUILDS_AGENT)
   add_custom_target(network DEPENDS ${network_targets})
 endif()
 
-kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA)
+kvf_add_programs(tests/property property NAMES property_names NEEDS PkgConfig::CMOCKA ALSO tests/unit/device_kernels.c)
 foreach(name IN LISTS property_names)
   kvf_add_test(property.${name} property 600 property_${name})
   if(KVF_SANITIZE)
@@ -245,6 +262,7 @@ endif()
 
 # The longest tests begin first, so that the last one does not run alone for minutes.
 foreach(name transport_conformance_test stage_flow_test stage_flow_workers faults.faults faults.faults_packed
+             faults.faults_devices faults.faults_spoiled
              transport_faults_test transport_messages_test transport_fence_test agent_pace_test
              integration.demo_failures integration.demo_hybrids)
   if(TEST ${name})

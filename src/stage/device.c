@@ -70,6 +70,19 @@ void kvf_stage_device_drop(kvf_stage_device *device, kvf_device_table *table) {
 
 /* ---- jobs --------------------------------------------------------------------------------------- */
 
+kvf_stage_cells kvf_stage_cells_of(const kvf_stream_box *box, const kvf_device_table *table, uint64_t slot,
+                                   uint64_t begin) {
+    const uint64_t element = kvf_max_u64(1, kvf_dtype_bits(box->memory_type) / 8);
+    const uint64_t cell_bytes = box->cells.pieces * box->cells.piece_bytes;
+    const bool convert = box->memory_type != box->stream_type;
+    return (kvf_stage_cells){.pages = {.pages = &box->cells,
+                                       .table = table->address,
+                                       .table_on_host = table->on_host,
+                                       .type = box->memory_type},
+                             .packed = {.packed = slot + (box->byte - begin), .type = box->stream_type},
+                             .elements = convert ? cell_bytes / element : cell_bytes};
+}
+
 typedef struct job_filling {
     kvf_job *job;
     kvf_status failed;
@@ -78,20 +91,12 @@ typedef struct job_filling {
 static bool add_box(void *context, const kvf_stream_box *box) {
     job_filling *filling = context;
     const kvf_job *job = filling->job;
-    const uint64_t element = kvf_max_u64(1, kvf_dtype_bits(box->memory_type) / 8);
-    const uint64_t cell_bytes = box->cells.pieces * box->cells.piece_bytes;
-    const bool convert = box->memory_type != box->stream_type;
-    const kvf_device_side pages = {.pages = &box->cells,
-                                   .table = job->table.address,
-                                   .table_on_host = job->table.on_host,
-                                   .type = box->memory_type};
-    const kvf_device_side packed = {.packed = (uint64_t)(uintptr_t)job->slot + (box->byte - job->bytes.begin),
-                                    .type = box->stream_type};
-    kvf_status status =
-        kvf_copy_job_add(job->part, job->gathers ? &pages : &packed, job->gathers ? &packed : &pages,
-                         box->cells.rows, box->cells.units, convert ? cell_bytes / element : cell_bytes);
-    filling->failed = status;
-    return !status;
+    const kvf_stage_cells cells =
+        kvf_stage_cells_of(box, &job->table, (uint64_t)(uintptr_t)job->slot, job->bytes.begin);
+    filling->failed = kvf_copy_job_add(job->part, job->gathers ? &cells.pages : &cells.packed,
+                                       job->gathers ? &cells.packed : &cells.pages, box->cells.rows,
+                                       box->cells.units, cells.elements);
+    return !filling->failed;
 }
 
 static void fail(kvf_job *job, kvf_status status) {

@@ -23,6 +23,22 @@
 
 typedef struct kvf_stage_device kvf_stage_device;
 
+/** The cells of a box of a stream, as kvf_device_boxes() takes them. */
+typedef struct kvf_stage_cells {
+    kvf_device_side pages, packed;
+    uint64_t elements; /**< of a unit's cell; bytes if they are not converted */
+} kvf_stage_cells;
+
+/**
+ * Describes cells that a device is to gather or scatter.
+ *
+ * @param box    must outlive the result
+ * @param table  the stream's
+ * @param begin  the byte of the stream that is, packed, at the device's address `slot`; not after the box
+ */
+kvf_stage_cells kvf_stage_cells_of(const kvf_stream_box *box, const kvf_device_table *table, uint64_t slot,
+                                   uint64_t begin);
+
 /**
  * Opens the copy engine of a device.
  *

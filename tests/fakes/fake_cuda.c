@@ -9,7 +9,8 @@
  * capture of a graph keeps nothing of what is put on its stream; it only sees what must not happen meanwhile.
  *
  * Environment variables: FAKE_CUDA_DEVICES is the number of devices (2), FAKE_CUDA_VERSION the CUDA version of the
- * driver; with FAKE_CUDA_APART no device reaches another's memory.
+ * driver; with FAKE_CUDA_APART no device reaches another's memory; of what every FAKE_CUDA_SPOIL-th launch of a kernel
+ * has moved, a bit is wrong.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,13 +61,13 @@ CUresult fake_told(const char *function) {
 
 /* ---- devices and contexts ----------------------------------------------------------------------- */
 
-static int number_from(const char *name, int otherwise) {
+int fake_number(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text ? (int)strtol(text, NULL, 10) : otherwise;
 }
 
 CUresult cuDriverGetVersion(int *version) {
-    *version = number_from("FAKE_CUDA_VERSION", 12080);
+    *version = fake_number("FAKE_CUDA_VERSION", 12080);
     return fake_told(__func__);
 }
 
@@ -90,7 +91,7 @@ CUresult cuGetErrorString(CUresult result, const char **text) {
 }
 
 CUresult cuDeviceGetCount(int *count) {
-    *count = number_from("FAKE_CUDA_DEVICES", 2);
+    *count = fake_number("FAKE_CUDA_DEVICES", 2);
     return fake_told(__func__);
 }
 
@@ -115,7 +116,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     (void)device;
     *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT       ? 4
-             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? number_from("FAKE_CUDA_MAJOR", 9)
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake_number("FAKE_CUDA_MAJOR", 9)
                                                                          : 0;
     return 0;
 }

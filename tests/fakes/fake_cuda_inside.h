@@ -56,6 +56,9 @@ extern _Thread_local unsigned fake_depth;
 /** The result that a test wants a function to return; 0: the function's own. */
 CUresult fake_told(const char *function);
 
+/** The number in an environment variable, or `otherwise`. */
+int fake_number(const char *name, int otherwise);
+
 #define MEMORY_OF_DEVICE (1ull << 30) /* bytes of each device */
 
 /** For a call that puts nothing on a stream: if a stream is being captured, and this thread's mode is not relaxed, the

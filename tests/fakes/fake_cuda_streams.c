@@ -54,11 +54,21 @@ static struct CUstream_st *streams;
 #define KVF_ADD_SUM(address, hash) *(uint64_t *)fake_reach(address, sizeof(uint64_t)) += (hash)
 #include "cuda/kernel_hash.h"
 
+/* Changes a bit of what every FAKE_CUDA_SPOIL-th launch has moved. */
+static void spoil(const kvf_cuda_box *box) {
+    static int launches;
+    const int every = fake_number("FAKE_CUDA_SPOIL", 0);
+    if (every > 0 && ++launches % every == 0)
+        *(uint8_t *)fake_reach(kvf_address(&box->to, 0, 0, 0), 1) ^= 1;
+}
+
 static void move_cells(uint64_t boxes, uint32_t count, uint32_t tiles, bool convert, uint32_t blocks) {
     const kvf_cuda_box *given = fake_reach(boxes, count * sizeof *given);
     for (uint32_t block = 0; block < blocks && !fake.stuck; block++)
         for (uint32_t thread = 0; thread < KVF_TILE_THREADS && !fake.stuck; thread++)
             kvf_move_thread(given, count, tiles, convert, block, blocks, thread);
+    if (count > 0 && !fake.stuck)
+        spoil(given);
 }
 
 static void copy_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {

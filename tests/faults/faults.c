@@ -109,15 +109,15 @@ static void on_alarm(int signal) {
 
 static const char *const ways[] = {"auto", "direct", "packed"};
 
-/* Memory is read directly in some rounds, and packed over another fabric in the others. There is no verifying, since
- * the host takes checksums, and no faulty fabric, since it does not support withheld memory. Times are longer, because
- * the stand-in is slower than a device, and processes take turns on a real one. */
+/* Memory is read directly in some rounds, and packed over another fabric in the others. There is no faulty fabric, since
+ * it does not support withheld memory. Times are longer, because the stand-in is slower than a device, and processes
+ * take turns on a real one. */
 static void place_on_devices(run *r) {
     worker_setting *s = &r->crew.setting;
     s->on_devices = true;
-    s->verify = s->faulty_fabric = false;
-    s->lease_ns = 1500 * MS;
-    s->peer_timeout_ns = 1000 * MS;
+    s->faulty_fabric = false;
+    s->lease_ns = (SANITIZED || worker_devices_are_real() ? 1500 : 600) * MS;
+    s->peer_timeout_ns = s->lease_ns * 2 / 3;
     s->shown = r->way < 0 && chance_per_mille(&r->chance, 500);
     if (r->way < 0 && s->way == KVF_WAY_DIRECT)
         s->way = KVF_WAY_AUTO; /* what is withheld does not go direct */
@@ -354,6 +354,16 @@ static bool launch_calm(run *r) {
     return wait_until(r, is_idle, 40 * SECOND, "requests do not end though nothing is wrong");
 }
 
+/* However slow the machine is, wrong bytes are wrong: add_looks() reports them. */
+static bool has_wrong_bytes(run *r) {
+    uint64_t wrong = 0;
+    (void)look(r);
+    for (uint32_t e = 0; e < CONTENT_ENGINES; e++)
+        for (uint32_t i = 0; i < r->crew.engines[e].rank_count; i++)
+            wrong += r->crew.engines[e].members[i].looked.look.stats.checksums_wrong;
+    return wrong > 0;
+}
+
 /* Once the faults are over, everything must work again. Leases of requests on devices are longer. */
 static void be_calm(run *r) {
     const order o = {.kind = ORDER_CALM};
@@ -365,7 +375,7 @@ static void be_calm(run *r) {
     r->traffic.calm = true;
     for (int failed = 0, slow = 0; failed < CALM_ATTEMPTS && slow < SLOW_ATTEMPTS;) {
         (void)take_slowest(r);
-        if (!launch_calm(r) || !r->traffic.calm_failures)
+        if (!launch_calm(r) || !r->traffic.calm_failures || has_wrong_bytes(r))
             break;
         const uint64_t slowest = take_slowest(r);
         const bool was_slow = slowest > r->crew.setting.lease_ns / 3;

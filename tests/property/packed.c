@@ -5,6 +5,7 @@
 
 #include "../unit/elements.h"
 #include "coverage.h"
+#include "emulated.h"
 #include "forms.h"
 #include "plan/plan.h"
 #include "random.h"
@@ -210,6 +211,21 @@ static void close_end(const stream_end *end) {
 
 /* ---- moving ----------------------------------------------------------------------------------- */
 
+/* Gathers (into `out`) or scatters a range, by the host's loops or by a device's kernels. */
+static bool move_range(const stream_end *end, const memory *m, kvf_byte_range range, unsigned char *out,
+                       const unsigned char *in, rng *random) {
+    const bool by_kernels = rng_chance(random, 50);
+    const uint32_t blocks = rng_between(random, 1, 3);
+    if (by_kernels)
+        return out ? emulate_gather(end->stream, m, range, out + range.begin, blocks)
+                   : emulate_scatter(end->stream, m, range, in + range.begin, blocks);
+    if (out)
+        kvf_stream_gather(end->stream, m->regions, range, out + range.begin);
+    else
+        kvf_stream_scatter(end->stream, m->regions, range, in + range.begin);
+    return true;
+}
+
 /* Gathers (into `out`) or scatters a whole stream, in ranges of any size and in any order. */
 static bool move_ranges(const stream_end *end, const memory *m, unsigned char *out, const unsigned char *in,
                         rng *random) {
@@ -229,10 +245,8 @@ static bool move_ranges(const stream_end *end, const memory *m, unsigned char *o
         const uint32_t pick = rng_below(random, n);
         const kvf_byte_range range = ranges[pick];
         ranges[pick] = ranges[n - 1];
-        if (out)
-            kvf_stream_gather(end->stream, m->regions, range, out + range.begin);
-        else
-            kvf_stream_scatter(end->stream, m->regions, range, in + range.begin);
+        if (!move_range(end, m, range, out, in, random))
+            return false;
     }
     return true;
 }
@@ -257,6 +271,20 @@ static bool check_stream(const stream_end *holder, const unsigned char *got, con
         begin += n;
     }
     return wrong("the stream is too long");
+}
+
+/* The control: a kernel with a wrong stride must gather other bytes. */
+static bool check_spoiled(const stream_end *holder, const memory *m, const unsigned char *wanted,
+                          uint64_t bytes, rng *random) {
+    if (!rng_chance(random, 20))
+        return true;
+    unsigned char *got = arena_take(bytes + 1, 1);
+    bool spoiled;
+    if (!emulate_spoiled(holder->stream, m, (kvf_byte_range){0, bytes}, got, &spoiled))
+        return false;
+    note_if(KIND_DEVICE_SPOILED, spoiled);
+    return !spoiled || memcmp(got, wanted, bytes) != 0 ||
+           wrong("a kernel that takes one unit for all gathers the same from rank %u", holder->cells.rank);
 }
 
 /* The ranges of the layers, one after the other, must be the whole stream. */
@@ -424,7 +452,8 @@ static bool move_source(const packed_transfer *t, uint32_t source, const kvf_sel
     if (!check_sizes(&ends[REMOTE], groups[REMOTE], bytes) ||
         !check_sizes(&ends[LOCAL], groups[LOCAL], bytes) || !check_layers(&ends[LOCAL]) ||
         !move_ranges(&ends[REMOTE], &t->remote[rank], got, NULL, random) ||
-        !check_stream(&ends[REMOTE], got, wanted, bytes))
+        !check_stream(&ends[REMOTE], got, wanted, bytes) ||
+        !check_spoiled(&ends[REMOTE], &t->remote[rank], wanted, bytes, random))
         return false;
     if (got[bytes] != 0xee)
         return wrong("the stream of rank %u is written over its end", rank);

@@ -136,6 +136,37 @@ static void a_push_is_read_by_the_consumers_device(void **state) {
     close_all(&w);
 }
 
+static void assert_all_packed(const world_engine *engine, const char *fabric) {
+    kvf_agent_peer peers[2 * WORLD_MAX_RANKS] = {{.struct_size = sizeof *peers}};
+    uint32_t count;
+    for (uint32_t r = 0; r < engine->rank_count; r++) {
+        const kvf_agent_stats stats = world_stats(engine->agents[r]);
+        assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_read + stats.bytes_written);
+        assert_ok(kvf_agent_peers(engine->agents[r], peers, 2 * WORLD_MAX_RANKS, &count));
+        for (uint32_t i = 0; i < count; i++)
+            assert_string_equal(peers[i].fabric, fabric);
+    }
+}
+
+/* P reads D's arenas over the connections that it made to write to D. */
+static void a_consumer_that_was_written_to_packed_is_then_read(void **state) {
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    push_everything(&w, &options);
+    world_request_make(&w, &w.d, "back", 50, 10, 1, &held);
+    world_request_make(&w, &w.p, "back", 50, 20, 1, &wanted);
+    world_fill(&w, &w.d, &held, 2);
+    world_hold(&w.d, &held, holds);
+    world_pull(&w.p, &wanted, &w.d, pulls);
+    world_all_done(&w, &w.p, pulls);
+    world_all_done(&w, &w.d, holds);
+    assert_int_equal(world_wrong_cells(&w, &w.p, &wanted, 2), 0);
+    assert_all_packed(&w.p, *state);
+    close_all(&w);
+}
+
 /* ---- elements of other types ---------------------------------------------------------------------- */
 
 static kvf_model *attention_of(kvf_dtype type) {
@@ -157,18 +188,6 @@ static void open_unlike(world *w, const kvf_engine_spec *d, const kvf_agent_opti
     w->d.engine = engine_of(wide, d);
     kvf_model_free(wide);
     world_open_agents(&w->d, options);
-}
-
-static void assert_all_packed(const world_engine *engine, const char *fabric) {
-    kvf_agent_peer peers[2 * WORLD_MAX_RANKS] = {{.struct_size = sizeof *peers}};
-    uint32_t count;
-    for (uint32_t r = 0; r < engine->rank_count; r++) {
-        const kvf_agent_stats stats = world_stats(engine->agents[r]);
-        assert_true(stats.bytes_packed > 0 && stats.bytes_packed == stats.bytes_read + stats.bytes_written);
-        assert_ok(kvf_agent_peers(engine->agents[r], peers, 2 * WORLD_MAX_RANKS, &count));
-        for (uint32_t i = 0; i < count; i++)
-            assert_string_equal(peers[i].fabric, fabric);
-    }
 }
 
 /* The memory is shown, so "cuda" connects the peers: the elements go through arenas on the devices. */
@@ -879,6 +898,10 @@ int main(void) {
          cuda},
         {"a_push_is_read_by_the_consumers_device (auto)", a_push_is_read_by_the_consumers_device, NULL, NULL,
          automatic},
+        {"a_consumer_that_was_written_to_packed_is_then_read (cuda)",
+         a_consumer_that_was_written_to_packed_is_then_read, NULL, NULL, cuda},
+        {"a_consumer_that_was_written_to_packed_is_then_read (shm)",
+         a_consumer_that_was_written_to_packed_is_then_read, NULL, NULL, shm},
         {"elements_are_converted_between_devices (cuda)", elements_are_converted_between_devices, NULL, NULL,
          cuda},
         {"elements_are_converted_between_devices (auto)", elements_are_converted_between_devices, NULL, NULL,

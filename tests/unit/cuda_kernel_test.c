@@ -18,14 +18,7 @@
 #include "cuda/device_image.h"
 #include "kernel/convert.h"
 
-#define KVF_DEVICE static inline
-#define KVF_UNROLL
-#define KVF_REACH(address) ((void *)(uintptr_t)(address))
-#define KVF_LOAD(type, address) *(const type *)KVF_REACH(address)
-#define KVF_STORE(type, address, value) *(type *)KVF_REACH(address) = (value)
-#define KVF_CONSTANT static const
-#define KVF_ADD_SUM(address, hash) *(uint64_t *)KVF_REACH(address) += (hash)
-#include "cuda/kernel_hash.h"
+#include "device_kernels.h"
 
 #define BOXES 64u
 
@@ -195,13 +188,7 @@ static void run_job(kvf_copy_job *job) {
     assert_int_equal(status, KVF_OK);
 }
 
-/* ---- a launch ----------------------------------------------------------------------------------- */
-
-static void launch(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert, uint32_t blocks) {
-    for (uint32_t block = 0; block < blocks; block++)
-        for (uint32_t thread = 0; thread < KVF_TILE_THREADS; thread++)
-            kvf_move_thread(boxes, count, tiles, convert, block, blocks, thread);
-}
+/* ---- moves ----------------------------------------------------------------------------------------------- */
 
 static void move_and_compare(uint64_t seed, bool convert) {
     static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
@@ -255,7 +242,7 @@ static void move_and_compare(uint64_t seed, bool convert) {
     if (job)
         run_job(job);
     else
-        launch(boxes, count, tiles, convert, between(1, 7));
+        run_move_kernel(boxes, count, tiles, convert, between(1, 7));
     for (uint32_t m = 0; m < moves; m++) {
         if (memcmp(to[m].memory, expected[m], to[m].bytes) != 0)
             fail_msg("seed %llu, move %u of %u", (unsigned long long)seed, m, moves);
@@ -351,9 +338,7 @@ static void hash(const kvf_device_side *from, kvf_dtype to, test_shape shape, te
                      KVF_OK);
     assert_int_equal(count, 1);
     memset(sums->found, 0, sizeof sums->found);
-    for (uint32_t block = 0; block < blocks; block++)
-        for (uint32_t thread = 0; thread < KVF_TILE_THREADS; thread++)
-            kvf_hash_thread(&box, count, tiles, block, blocks, thread);
+    run_hash_kernel(&box, count, tiles, blocks);
 }
 
 /* Hashes cells of random shape; of `cell_elements`, or any number of them if that is 0. */
@@ -414,11 +399,11 @@ static void divisors_divide_every_number(void **unused) {
         const kvf_divisor divisor = kvf_divisor_of(by ? by : 1);
         for (uint32_t j = 0; j < 15 + 8; j++) {
             uint32_t number = j < 15 ? edges[j] : below(0x7fffffff);
-            assert_int_equal(kvf_quotient(number, divisor), number / divisor.by);
+            assert_int_equal(run_quotient(number, divisor), number / divisor.by);
             number -= number % divisor.by; /* a multiple: a wrong reciprocal shows here first */
-            assert_int_equal(kvf_quotient(number, divisor), number / divisor.by);
+            assert_int_equal(run_quotient(number, divisor), number / divisor.by);
             if (number)
-                assert_int_equal(kvf_quotient(number - 1, divisor), (number - 1) / divisor.by);
+                assert_int_equal(run_quotient(number - 1, divisor), (number - 1) / divisor.by);
         }
     }
 }

@@ -248,6 +248,37 @@ static void memory_without_a_handle_is_refused_and_can_be_kept(void **state) {
     devices_free();
 }
 
+/* What this process has opened by a handle is another process's to share. */
+static void memory_of_another_process_is_refused_and_can_be_kept(void **state) {
+    (void)state;
+    test_scene *scene = scene_open("cuda");
+    const size_t left = devices_left();
+    kvf_transport *transport = open_cuda();
+    const kvf_cuda *cuda;
+    kvf_card card;
+    kvf_cuda_region theirs;
+    CUdeviceptr opened = 0;
+    assert_ok(kvf_card_read(scene->owner.card, scene->owner.card_bytes, &card));
+    memcpy(&theirs, (const unsigned char *)card.parts[0].data + sizeof(kvf_cuda_card), sizeof theirs);
+    kvf_card_free(&card);
+    assert_ok(kvf_cuda_enter(0, &cuda));
+    assert_int_equal(cuda->cuIpcOpenMemHandle_v2(&opened, theirs.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+                     0);
+    kvf_memory memory = {.struct_size = sizeof memory,
+                         .kind = KVF_MEMORY_CUDA,
+                         .address = (void *)(uintptr_t)opened,
+                         .bytes = 4096};
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
+                 "or of another process (cuIpcOpenMemHandle()); register it as withheld: ");
+    memory.withheld = true;
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_transport_close(transport);
+    assert_int_equal(cuda->cuIpcCloseMemHandle(opened), 0);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(devices_left(), left);
+    scene_close(scene, false);
+}
+
 /* ---- cards that lie ----------------------------------------------------------------------------- */
 
 /* Makes the owner's card with another part for this fabric. */
@@ -482,7 +513,7 @@ static int print_opened(void) {
 }
 
 static void opened_with(const char *environment, char *out, size_t bytes) {
-    char self[256], command[600];
+    char self[256], command[1024];
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(length > 0);
     self[length] = '\0';
@@ -508,6 +539,12 @@ static void a_machine_without_a_driver_says_so_and_has_the_others(void **state) 
                               "KVF_OK: does not there is no CUDA here: the driver knows no device\n");
     opened_with("FAKE_CUDA_DEVICES=0 KVF_TEST_ONLY_AUTO=1", text, sizeof text);
     assert_string_equal(text, "KVF_OK: works \n");
+    char lacking[512];
+    (void)snprintf(lacking, sizeof lacking, "'LD_LIBRARY_PATH=%s_lacking'", getenv("LD_LIBRARY_PATH"));
+    opened_with(lacking, text, sizeof text);
+    assert_string_equal(
+        text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: libcuda.so.1 has no cuIpcOpenMemHandle_v2()\n"
+              "KVF_OK: does not there is no CUDA here: libcuda.so.1 has no cuIpcOpenMemHandle_v2()\n");
     opened_with("-u LD_LIBRARY_PATH", text, sizeof text);
     if (strstr(text, "does not")) /* no driver was found; the machine may have one of its own */
         assert_non_null(strstr(text, "KVF_E_UNSUPPORTED: cuda: there is no CUDA here: libcuda.so.1: "));
@@ -541,6 +578,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_device_that_ours_does_not_reach_is_named),
         cmocka_unit_test(an_endpoint_without_memory_of_devices_is_not_reached_so),
         cmocka_unit_test(memory_is_a_devices_and_there),
+        cmocka_unit_test(memory_of_another_process_is_refused_and_can_be_kept),
         {"memory_without_a_handle_is_refused_and_can_be_kept (cuda)",
          memory_without_a_handle_is_refused_and_can_be_kept, NULL, NULL, cuda},
         {"memory_without_a_handle_is_refused_and_can_be_kept (auto)",

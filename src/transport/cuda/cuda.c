@@ -270,7 +270,8 @@ static kvf_status get_handle(uint32_t device, CUdeviceptr base, CUipcMemHandle *
     (void)kvf_cuda_status(cuda, result, "getting a handle");
     return kvf_fail_in(KVF_E_UNSUPPORTED,
                        "the driver cannot share this memory with other processes, as that of a memory pool "
-                       "(cuMemAllocAsync()); register it as withheld: ");
+                       "(cuMemAllocAsync()) or of another process (cuIpcOpenMemHandle()); register it as "
+                       "withheld: ");
 }
 
 static kvf_status describe(const kvf_memory *memory, kvf_cuda_region *out) {

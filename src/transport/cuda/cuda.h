@@ -161,12 +161,14 @@ struct kvf_cuda_link {
     int fd;
     int process_fd; /* a pidfd, or -1 */
     bool same_process;
-    bool only_written; /* by the owner itself: nothing is mapped here */
+    bool only_written; /* by the owner itself: nothing is mapped here before something is read */
     bool ready;        /* for copies */
     bool lost;
-    bool stale;                  /* lost because the memory is of another generation by now */
-    char why[KVF_REASON_BYTES];  /* it was lost */
-    kvf_cuda_map *maps;          /* none if the peer is only written */
+    bool stale;                 /* lost because the memory is of another generation by now */
+    char why[KVF_REASON_BYTES]; /* it was lost */
+    kvf_cuda_map *maps;         /* none while the peer is only written */
+    kvf_cuda_region *unmapped;  /* the peer's, until something of it is read; NULL: they are mapped */
+    uint32_t unmapped_count;
     kvf_cuda_fetching *fetching; /* NULL: no region must be fetched */
     kvf_slices slices;
     kvf_cuda_copy copies[CUDA_COPIES];
@@ -214,6 +216,8 @@ void kvf_cuda_owner_drop(kvf_cuda_client *client);
 kvf_status kvf_cuda_link_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
 kvf_status kvf_cuda_link_notify(void *self, const void *data, size_t bytes);
 const char *kvf_cuda_link_way(const void *self);
+/** Maps what was not mapped because the peer was only written. After a failure it may be tried again. */
+kvf_status kvf_cuda_link_map(kvf_cuda_link *link);
 const char *kvf_cuda_link_refusal(const void *self);
 void kvf_cuda_link_disconnect(void *self);
 /** Connects back to a client, by the card that it has sent. @return as kvf_cuda_link_connect() */

@@ -226,6 +226,14 @@ static kvf_status launch(kvf_cuda_link *link, kvf_copy_job *job) {
     return status;
 }
 
+/* Whether the peer's memory is mapped; if not, it is on its way, or the batch has failed. */
+static bool is_mapped(kvf_cuda_link *link) {
+    kvf_status status = kvf_cuda_link_map(link);
+    if (status && !kvf_cuda_link_lose_if_gone(link))
+        fail_current(link, status, kvf_error_detail());
+    return !status && link->ready;
+}
+
 /* Starts a copy of the next slice, by a kernel of ours. False: none was started, or the batch has failed. */
 static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     kvf_cuda_endpoint *endpoint = link->endpoint;
@@ -238,7 +246,6 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     const kvf_cuda_map *map = map_for(link, device);
     kvf_copy_job *job;
     if (!map) {
-        KVF_ASSERT(!link->only_written);
         fail_current(link, KVF_E_UNSUPPORTED,
                      "the memory is on a device that had none when the peer was connected: connect again");
         return false;
@@ -348,7 +355,7 @@ void kvf_cuda_copy_move(kvf_cuda_link *link) {
             continue;
         if (link->slices.current->direction == KVF_WRITE)
             kvf_cuda_write_start(link, &link->copies[i]);
-        else if (!start(link, &link->copies[i]))
+        else if (!is_mapped(link) || !start(link, &link->copies[i]))
             break;
     }
     kvf_cuda_write_send(link);

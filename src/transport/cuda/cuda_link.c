@@ -92,25 +92,58 @@ bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link) {
 
 /* ---- connecting -------------------------------------------------------------------------------- */
 
-/* Makes one map for each device that we have memory on; none if nothing will be read. */
-static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_card *card,
-                              const kvf_cuda_region *regions) {
+static void close_maps(kvf_cuda_link *link) {
+    for (kvf_cuda_map *map = link->maps, *following; map; map = following) {
+        following = map->following;
+        kvf_cuda_map_close(map);
+    }
+    link->maps = NULL;
+}
+
+/* Makes one map for each device that we have memory on. */
+static kvf_status map_regions(kvf_cuda_link *link, const kvf_cuda_region *regions, uint32_t count) {
     kvf_status status = KVF_OK;
     for (uint32_t device = 0; device < KVF_CUDA_DEVICES_MAX && !status; device++) {
         kvf_cuda_map *map = NULL;
         if (!link->endpoint->copiers[device])
             continue;
-        if (link->only_written) {
-            status = kvf_cuda_map_check(device, regions, card->region_count);
-            continue;
-        }
-        status = kvf_cuda_map_open(device, regions, card->region_count, link->same_process, &map);
+        status = kvf_cuda_map_open(device, regions, count, link->same_process, &map);
         if (!status) {
             map->following = link->maps;
             link->maps = map;
         }
     }
-    return status ? status : kvf_cuda_fetch_open(link, regions, card->region_count);
+    return status ? status : kvf_cuda_fetch_open(link, regions, count);
+}
+
+/* Checks what map_regions() would, and keeps the regions for it. */
+static kvf_status keep_regions(kvf_cuda_link *link, const kvf_cuda_region *regions, uint32_t count) {
+    kvf_status status = KVF_OK;
+    for (uint32_t device = 0; device < KVF_CUDA_DEVICES_MAX && !status; device++)
+        if (link->endpoint->copiers[device])
+            status = kvf_cuda_map_check(device, regions, count);
+    if (status)
+        return status;
+    link->unmapped = kvf_copy(regions, count, sizeof *regions);
+    link->unmapped_count = count;
+    return link->unmapped ? KVF_OK : kvf_nomem("a peer's memory");
+}
+
+/* A stage has one connection to a peer, and may read arenas over one that was made for writing. */
+kvf_status kvf_cuda_link_map(kvf_cuda_link *link) {
+    if (!link->unmapped)
+        return KVF_OK;
+    kvf_status status = map_regions(link, link->unmapped, link->unmapped_count);
+    if (status) {
+        kvf_cuda_fetch_close(link);
+        close_maps(link);
+        return status;
+    }
+    kvf_free(link->unmapped);
+    link->unmapped = NULL;
+    link->ready = false;
+    kvf_cuda_fetch_begin(link);
+    return KVF_OK;
 }
 
 static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
@@ -139,11 +172,9 @@ static kvf_status know_process(kvf_cuda_link *link, const kvf_cuda_card *card,
 }
 
 static void free_link(kvf_cuda_link *link) {
-    for (kvf_cuda_map *map = link->maps, *following; map; map = following) {
-        following = map->following;
-        kvf_cuda_map_close(map);
-    }
-    link->maps = NULL;
+    close_maps(link);
+    kvf_free(link->unmapped);
+    link->unmapped = NULL;
     kvf_cuda_fetch_close(link);
     kvf_fd_close(&link->fd);
     kvf_fd_close(&link->process_fd);
@@ -157,7 +188,8 @@ static kvf_status reach(kvf_cuda_link *link, const kvf_cuda_card *card, const kv
         return status;
     status = know_process(link, card, regions);
     if (!status)
-        status = map_regions(link, card, regions);
+        status = link->only_written ? keep_regions(link, regions, card->region_count)
+                                    : map_regions(link, regions, card->region_count);
     if (!status)
         status = greet(link, card);
     if (!status)
