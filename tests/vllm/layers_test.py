@@ -505,8 +505,12 @@ class Devices(Pairs):
     def test_layers_that_a_device_computes_later_are_waited_for(self) -> None:
         """The device is a list of events, which the test makes happen one by one."""
         events: list[threading.Event] = []
+        test = self
 
         class Mark:
+            def __init__(self, blocking: bool = False) -> None:
+                test.assertTrue(blocking, "the thread that waits would spin")
+
             def record(self) -> None:
                 self.happened = threading.Event()
                 events.append(self.happened)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Waitable(Protocol):
-    """An event of a device."""
+    """An event of a device, made so that whoever waits for it sleeps (`blocking`)."""
 
     def record(self) -> None:
         """The event happens once the device has done all work queued so far."""
@@ -24,7 +24,7 @@ class DeviceMarks:
     """Marks in a device's queue. A thread of this object waits for them, one after the other.
 
     Args:
-        device: a module such as torch.cuda: its Event() is a Waitable
+        device: a module such as torch.cuda: its Event(blocking=True) is a Waitable
     """
 
     def __init__(self, device: Any) -> None:
@@ -36,7 +36,7 @@ class DeviceMarks:
     @contextlib.contextmanager
     def mark(self) -> Iterator[int]:
         """A descriptor that becomes readable when the device reaches the mark. Closed on exit: duplicate it."""
-        event: Waitable = self._device.Event()
+        event: Waitable = self._device.Event(blocking=True)  # or the thread would spin while it waits
         event.record()
         descriptor = os.eventfd(0)
         try:
