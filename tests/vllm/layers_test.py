@@ -506,16 +506,17 @@ class HowMuchAtATime(unittest.TestCase):
 class Event:
     """An event of a device that is a list of events: a test makes them happen, or fail, one by one."""
 
-    def __init__(self, device: list[Event], blocking: bool) -> None:
+    def __init__(self, device: Device, blocking: bool) -> None:
         assert blocking, "the thread that waits would spin"
         self._device = device
         self._happened = threading.Event()
         self._error: Exception | None = None
 
     def record(self) -> None:
-        self._device.append(self)
+        self._device.events.append(self)
 
     def synchronize(self) -> None:
+        assert getattr(self._device.chosen, "number", 0) == self._device.NUMBER, "device 0 would give memory"
         self._happened.wait(WAIT_SECONDS)
         if self._error is not None:
             raise self._error
@@ -525,16 +526,30 @@ class Event:
         self._happened.set()
 
 
+class Device:
+    """Stands for a module such as torch.cuda, with the queue of one of its devices."""
+
+    NUMBER = 3
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.chosen = threading.local()
+
+    def Event(self, blocking: bool = False) -> Event:  # as torch calls it
+        return Event(self, blocking)
+
+    def set_device(self, number: int) -> None:
+        self.chosen.number = number
+
+
 class Devices(Pairs):
     def on_a_device(self, prefill: Computing) -> list[Event]:
         """The queue of the device on which the engine computes from here on."""
-        events: list[Event] = []
+        device = Device()
         (worker,) = prefill.workers
         assert worker._layers is not None
-        worker._layers._marks = DeviceMarks(
-            SimpleNamespace(Event=lambda blocking=False: Event(events, blocking))
-        )
-        return events
+        worker._layers._marks = DeviceMarks(device, device.NUMBER)
+        return device.events
 
     def test_layers_that_a_device_computes_later_are_waited_for(self) -> None:
         prefill, decode = self.pair()

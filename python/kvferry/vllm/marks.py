@@ -36,10 +36,13 @@ class DeviceMarks:
 
     Args:
         device: a module such as torch.cuda: its Event(blocking=True) is a Waitable
+        number: which of these devices. The thread waits as this device's: a thread begins with device 0, and
+            CUDA would give this process some 500 MB of that device's memory
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, number: int) -> None:
         self._device = device
+        self._number = number
         self._queue: queue.SimpleQueue[_Mark | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._wait, name="kvferry marks", daemon=True)
         self._thread.start()
@@ -68,6 +71,7 @@ class DeviceMarks:
     def _wait(self) -> None:
         while (mark := self._queue.get()) is not None:
             try:
+                self._device.set_device(self._number)
                 mark.event.synchronize()
                 os.write(mark.writable, b"1")
             except Exception as error:  # whatever it is, later marks are waited for too
