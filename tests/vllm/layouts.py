@@ -30,6 +30,8 @@ from kvferry.vllm.tensors import describe
 
 Specs = dict[str, KVCacheSpec]  # of one rank, by vLLM's names for the layers
 BLOCKS = 4
+#: Where the caches lie.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass
@@ -105,7 +107,7 @@ def lay_out(
     cache = get_kv_cache_config_from_groups(config, groups, 1 << 30)
     ranks = []
     for rank in range(tp_size):
-        caches = allocate_kv_cache(cache, torch.device("cpu"), order)
+        caches = allocate_kv_cache(cache, DEVICE, order)
         geometry, memory = describe(config, cache, caches, Ranks(rank, tp_size, 0, 1))
         ranks.append(Rank(cache, caches, geometry, memory))
     return Layout(ranks, build_engine([rank.geometry for rank in ranks], name))
