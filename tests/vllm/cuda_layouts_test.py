@@ -1,4 +1,4 @@
-"""Caches in the axis orders of CUDA's attention backends, without a device: tensors with these strides.
+"""Caches in the axis orders of CUDA's attention backends: tensors with their strides, on a GPU if there is one.
 
 In vLLM 0.32 a cache is a view [block, head, token, content], with a key and its value side by side. A backend
 declares the orders of axes in memory that its kernels accept. FlashAttention, Triton and the MLA backends
@@ -96,9 +96,9 @@ def cells(layout: Layout, table: list[int], replicated: bool) -> Cells:
         for name, token in itertools.product(rank.caches, range(TOKENS)):
             page = page_of(rank, name, table, token)
             first = 0 if replicated else number * page.shape[0]
-            for head, content in enumerate(page):
+            for head, content in enumerate(page.cpu().numpy()):
                 cell = name, first + head, token
-                content_bytes = content.numpy().tobytes()
+                content_bytes = content.tobytes()
                 assert found.setdefault(cell, content_bytes) == content_bytes, f"rank {number}: {cell} differs"
     return found
 

@@ -7,6 +7,8 @@ tests check between its layers what has arrived.
 from __future__ import annotations
 
 import contextlib
+import os
+import pathlib
 import threading
 import time
 import unittest
@@ -501,23 +503,57 @@ class HowMuchAtATime(unittest.TestCase):
         self.assertFalse(KvferryConnector.requires_piecewise_for_cudagraph({}))
 
 
+class Event:
+    """An event of a device that is a list of events: a test makes them happen, or fail, one by one."""
+
+    def __init__(self, device: Device, blocking: bool) -> None:
+        assert blocking, "the thread that waits would spin"
+        self._device = device
+        self._happened = threading.Event()
+        self._error: Exception | None = None
+
+    def record(self) -> None:
+        self._device.events.append(self)
+
+    def synchronize(self) -> None:
+        assert getattr(self._device.chosen, "number", 0) == self._device.NUMBER, "device 0 would give memory"
+        self._happened.wait(WAIT_SECONDS)
+        if self._error is not None:
+            raise self._error
+
+    def happen(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._happened.set()
+
+
+class Device:
+    """Stands for a module such as torch.cuda, with the queue of one of its devices."""
+
+    NUMBER = 3
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.chosen = threading.local()
+
+    def Event(self, blocking: bool = False) -> Event:  # as torch calls it
+        return Event(self, blocking)
+
+    def set_device(self, number: int) -> None:
+        self.chosen.number = number
+
+
 class Devices(Pairs):
-    def test_layers_that_a_device_computes_later_are_waited_for(self) -> None:
-        """The device is a list of events, which the test makes happen one by one."""
-        events: list[threading.Event] = []
-
-        class Mark:
-            def record(self) -> None:
-                self.happened = threading.Event()
-                events.append(self.happened)
-
-            def synchronize(self) -> None:
-                self.happened.wait(WAIT_SECONDS)
-
-        prefill, decode = self.pair()
+    def on_a_device(self, prefill: Computing) -> list[Event]:
+        """The queue of the device on which the engine computes from here on."""
+        device = Device()
         (worker,) = prefill.workers
         assert worker._layers is not None
-        worker._layers._marks = DeviceMarks(SimpleNamespace(Event=Mark))
+        worker._layers._marks = DeviceMarks(device, device.NUMBER)
+        return device.events
+
+    def test_layers_that_a_device_computes_later_are_waited_for(self) -> None:
+        prefill, decode = self.pair()
+        events = self.on_a_device(prefill)
         self.begin(prefill, decode, [THERE], [HERE])
         with self.layers_each(1):
             prefill.step({"r": TOKENS})
@@ -525,11 +561,63 @@ class Devices(Pairs):
         for i, event in enumerate(events):
             for layer in names(prefill)[max(0, i - 1) :]:
                 self.assertTrue(self.untouched(decode, layer, range(TOKENS)), f"{layer} before event {i}")
-            event.set()
+            event.happen()
             if 0 < i < LAYERS:
                 layer = names(prefill)[i - 1]
                 self.arrives(prefill, decode, layer, range(TOKENS))
         self.end(prefill, decode)
+
+    def test_a_device_that_fails_fails_the_request_by_name_and_the_next_one_arrives(self) -> None:
+        prefill, decode = self.pair()
+        before = pipes()
+        events = self.on_a_device(prefill)
+        self.begin(prefill, decode, [THERE], [HERE])
+        with self.layers_each(1):
+            prefill.step({"r": TOKENS})
+        for event in events[:2]:
+            event.happen()
+        self.arrives(prefill, decode, names(prefill)[0], range(TOKENS))
+        with self.assertLogs(LOGGER, "WARNING") as log:
+            for event in events[2:]:
+                event.happen(RuntimeError("CUDA error: an illegal memory access\nCompile with `TORCH_USE`"))
+            self.assertTrue(prefill.finish("r")[0])
+            steps(prefill, decode, until=lambda: self.both_ended(prefill, decode))
+        why = "the event will never happen: the other end of its file descriptor was closed"
+        for said in (
+            "request r: the device failed before it had computed the request: RuntimeError: CUDA error: an "
+            f"illegal memory access ({why})",  # at the prefill engine
+            f"request r: {why}",  # at the decode engine
+        ):
+            self.assertIn(f"WARNING:{LOGGER}:{said}", log.output)
+        for layer in names(prefill)[1:]:
+            self.assertTrue(self.untouched(decode, layer, range(TOKENS)))
+
+        prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
+        decode.want("s", 40, [[12, 13, 14]], self.announced(prefill, "s", kvferry_transfer_id="cd"))
+        decode.step()
+        prefill.step({"s": 40})
+        for event in events[1 + LAYERS :]:
+            event.happen()
+        self.assertTrue(prefill.finish("s")[0])
+        with self.assertNoLogs(LOGGER, "WARNING"):
+            steps(prefill, decode, until=lambda: self.both_ended(prefill, decode, "s"))
+        for layer in names(prefill):
+            self.assertEqual(
+                tokens_of(prefill, "s", layer, range(40)), tokens_of(decode, "s", layer, range(40))
+            )
+        (worker,) = prefill.workers
+        assert worker._layers is not None
+        worker._layers.close()
+        self.assertEqual(pipes(), before)
+
+
+def pipes() -> int:
+    """How many ends of pipes this process has open."""
+    found = 0
+    for path in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder's own
+            found += os.readlink(path).startswith("pipe:")
+    return found
 
 
 class Commanded(Pairs):

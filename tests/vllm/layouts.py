@@ -30,6 +30,8 @@ from kvferry.vllm.tensors import describe
 
 Specs = dict[str, KVCacheSpec]  # of one rank, by vLLM's names for the layers
 BLOCKS = 4
+#: Where the caches lie.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass
@@ -80,6 +82,7 @@ def lay_out(
     name: str,
     blocks: int = BLOCKS,
     order: KVCacheLayout = KVCacheLayout.LBHNC,
+    kernel_tokens: int | None = None,
 ) -> Layout:
     """Lays out an engine.
 
@@ -87,6 +90,7 @@ def lay_out(
         model: the part of vLLM's model configuration that the connector reads
         specs_of: gives the caches of a rank, from the engine's number of ranks
         order: the order of axes in memory, one of those that CUDA's attention backends declare
+        kernel_tokens: the size of the kernels' blocks; None: that of vLLM's
     """
     config: Any = SimpleNamespace(
         model_config=model,
@@ -103,9 +107,10 @@ def lay_out(
     )
     groups = get_kv_cache_groups(config, specs_of(tp_size))
     cache = get_kv_cache_config_from_groups(config, groups, 1 << 30)
+    kernel_sizes = None if kernel_tokens is None else [kernel_tokens] * len(groups)
     ranks = []
     for rank in range(tp_size):
-        caches = allocate_kv_cache(cache, torch.device("cpu"), order)
+        caches = allocate_kv_cache(cache, DEVICE, order, kernel_sizes)
         geometry, memory = describe(config, cache, caches, Ranks(rank, tp_size, 0, 1))
         ranks.append(Rank(cache, caches, geometry, memory))
     return Layout(ranks, build_engine([rank.geometry for rank in ranks], name))

@@ -139,9 +139,7 @@ def read_layer(cache: torch.Tensor, spec: KVCacheSpec, ids: Sequence[int], block
         "blocks": ids,
         "block_tokens": spec.block_size,
         "pages": {  # for each block: one row per kernel block, as bytes
-            block: cache[block * each : (block + 1) * each].contiguous().flatten(1).view(torch.uint8).clone()
-            for block in ids
-            if block != NULL_BLOCK
+            block: copied(cache[block * each : (block + 1) * each]) for block in ids if block != NULL_BLOCK
         },
         "item_bytes": cache.element_size(),
         "shape": tuple(cache.shape[1:]),
@@ -150,6 +148,11 @@ def read_layer(cache: torch.Tensor, spec: KVCacheSpec, ids: Sequence[int], block
         "head_size": getattr(spec, "head_size", None),
         "states": state_tensors(spec) if isinstance(spec, MambaSpec) else None,
     }
+
+
+def copied(pages: torch.Tensor) -> torch.Tensor:
+    """The bytes of pages, on the host."""
+    return pages.contiguous().flatten(1).view(torch.uint8).to("cpu", copy=True)
 
 
 def state_tensors(spec: MambaSpec) -> list[tuple[tuple[int, ...], int]]:

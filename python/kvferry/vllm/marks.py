@@ -6,55 +6,76 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
 class Waitable(Protocol):
-    """An event of a device."""
+    """An event of a device, made so that whoever waits for it sleeps (`blocking`)."""
 
     def record(self) -> None:
         """The event happens once the device has done all work queued so far."""
 
     def synchronize(self) -> None:
-        """Waits until it has happened."""
+        """Waits until it has happened. Raises what the device's module raises when the device has failed."""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A mark that the device has not reached yet. The pipe has nothing in it, and is the thread's to close."""
+
+    event: Waitable
+    readable: int
+    writable: int
+    failed: Callable[[str], None]
 
 
 class DeviceMarks:
     """Marks in a device's queue. A thread of this object waits for them, one after the other.
 
     Args:
-        device: a module such as torch.cuda: its Event() is a Waitable
+        device: a module such as torch.cuda: its Event(blocking=True) is a Waitable
+        number: which of these devices. The thread waits as this device's: a thread begins with device 0, and
+            CUDA would give this process some 500 MB of that device's memory
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, number: int) -> None:
         self._device = device
-        self._queue: queue.SimpleQueue[tuple[Waitable, int] | None] = queue.SimpleQueue()
+        self._number = number
+        self._queue: queue.SimpleQueue[_Mark | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._wait, name="kvferry marks", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
-    def mark(self) -> Iterator[int]:
-        """A descriptor that becomes readable when the device reaches the mark. Closed on exit: duplicate it."""
-        event: Waitable = self._device.Event()
+    def mark(self, failed: Callable[[str], None]) -> Iterator[int]:
+        """A descriptor that becomes readable when the device reaches the mark. Closed on exit: duplicate it.
+
+        Args:
+            failed: called by the thread, with the reason, if the device fails before it reaches the mark. Then
+                the descriptor's other end is closed, and it never becomes readable
+        """
+        event: Waitable = self._device.Event(blocking=True)  # or the thread would spin while it waits
         event.record()
-        descriptor = os.eventfd(0)
+        mark = _Mark(event, *os.pipe(), failed)
         try:
-            self._queue.put((event, os.dup(descriptor)))
-            yield descriptor
+            yield mark.readable
         finally:
-            os.close(descriptor)
+            self._queue.put(mark)
 
     def close(self) -> None:
-        """Ends the thread, once the device has reached all earlier marks."""
+        """Ends the thread, once the device has reached all earlier marks, or has failed."""
         self._queue.put(None)
         self._thread.join()
 
     def _wait(self) -> None:
-        while (item := self._queue.get()) is not None:
-            event, descriptor = item
+        while (mark := self._queue.get()) is not None:
             try:
-                event.synchronize()
-                os.eventfd_write(descriptor, 1)
+                self._device.set_device(self._number)
+                mark.event.synchronize()
+                os.write(mark.writable, b"1")
+            except Exception as error:  # whatever it is, later marks are waited for too
+                mark.failed(f"{type(error).__name__}: {error}".partition("\n")[0])
             finally:
-                os.close(descriptor)
+                os.close(mark.writable)
+                os.close(mark.readable)

@@ -241,6 +241,7 @@ class LayerPushes:
         self._transport = transport
         self._marks = marks
         self._words: list[_Word] = []
+        self._failures: dict[int, str] = {}  # by ticket; the marks' thread adds to it
 
     def close(self) -> None:
         """The engine ends."""
@@ -255,7 +256,7 @@ class LayerPushes:
         if not known:
             return
         cost = CostModel.assumed(self._fabric())
-        with self._computed() as after:  # the tokens before the chunks
+        with self._computed([tickets[chunk.request] for chunk in known]) as after:  # the tokens before them
             for chunk in known:
                 each = self._pieces.layers_each(chunk.end - chunk.begin, cost)
                 word = _Word(tickets[chunk.request], chunk, each, self._order.layers.start)
@@ -271,7 +272,7 @@ class LayerPushes:
             return
         words = [word for word in self._words if word.said + word.each <= layers]
         if words:
-            with self._computed() as after:
+            with self._computed([word.ticket for word in words]) as after:
                 for word in words:
                     self._say(word, layers, None, after)
                     word.said = layers
@@ -280,13 +281,23 @@ class LayerPushes:
         """The step has ended: all layers of its chunks are ready, also those without a hook."""
         words, self._words = self._words, []
         if words:
-            with self._computed() as after:
+            with self._computed([word.ticket for word in words]) as after:
                 for word in words:
                     self._say(word, None, None, after)
 
-    def _computed(self) -> contextlib.AbstractContextManager[int | None]:
-        """A descriptor to wait for until all queued work is in memory; None: it is when the call returns."""
-        return contextlib.nullcontext() if self._marks is None else self._marks.mark()
+    def take_failure(self, ticket: int) -> str:
+        """Why the device did not compute what a push waited for; empty if nothing of the sort has happened."""
+        return self._failures.pop(ticket, "")
+
+    def _computed(self, tickets: Sequence[int]) -> contextlib.AbstractContextManager[int | None]:
+        """A descriptor to wait for until all queued work is in memory; None: it is when the call returns.
+
+        Args:
+            tickets: of the pushes that wait for it. They fail if the device does
+        """
+        if self._marks is None:
+            return contextlib.nullcontext()
+        return self._marks.mark(lambda why: self._failures.update(dict.fromkeys(tickets, why)))
 
     def _fabric(self) -> str:
         """The transport kind that serves the consumers; before the first push, the kind of the settings."""

@@ -177,13 +177,13 @@ class Worker:
         self._caches = Caches(self._agent, self._source, memory, self._jobs, self._note)
         self._geometry = geometry
         if self._settings.push:
-            device = memory[0].device.type
+            device = memory[0].device
             self._layers = LayerPushes(
                 self._agent,
                 LayerOrder(self._config, [name for name in self._cache_names() if name in caches]),
                 Pieces(engine, geometry.rank, geometry.layers),
                 self._settings.transport,
-                None if device == "cpu" else DeviceMarks(torch.get_device_module(device)),
+                None if device.type == "cpu" else DeviceMarks(torch.get_device_module(device), device.index),
             )
         if ranks.pcp_size > 1:
             said = KvferryHandshake(self._agent.introduction, geometry, self._weights)
@@ -426,7 +426,10 @@ class Worker:
             self._ended["failed_loads"] += job.kind in LOADS
             self._ended["failed_handovers"] += job.kind in SENDS
             job.failed, job.why = True, event.detail
-            logger.warning("request %s: %s", job.request, event.detail)
+            device = "" if self._layers is None else self._layers.take_failure(event.ticket)
+            if device:
+                job.why = f"the device failed before it had computed the request: {device} ({event.detail})"
+            logger.warning("request %s: %s", job.request, job.why)
             if job.kind in LOADS and self._names_blocks and any(event.invalid):
                 job.named = True
                 for blocks in event.invalid:
