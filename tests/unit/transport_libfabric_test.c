@@ -252,6 +252,14 @@ static void hearing_target(process *side) {
     close_side(side);
 }
 
+/* Takes the completion of an operation that was begun past the fabric. */
+static void await_raw(process *side, const void *context) {
+    struct fi_cq_msg_entry entry;
+    while (fi_cq_read(link_of(side)->port.cq, &entry, 1) != 1)
+        (void)kvf_transport_progress(side->transport, NULL);
+    CHECK(entry.op_context == context);
+}
+
 /* Sends bytes that are no notification, past the fabric. */
 static void send_raw(process *side, const void *data, size_t bytes) {
     static kvf_libfabric_message message; /* libfabric has it until it is sent */
@@ -262,10 +270,7 @@ static void send_raw(process *side, const void *data, size_t bytes) {
            -FI_EAGAIN)
         progress(side);
     CHECK(failed == 0);
-    struct fi_cq_msg_entry entry;
-    while (fi_cq_read(link->port.cq, &entry, 1) != 1)
-        (void)kvf_transport_progress(side->transport, NULL);
-    CHECK(entry.op_context == &message.operation);
+    await_raw(side, &message.operation);
 }
 
 static void babbling_actor(process *side) {
@@ -288,6 +293,39 @@ static void babbling_actor(process *side) {
 static void a_message_that_is_no_notification_is_dropped(void **state) {
     (void)state;
     run_both(&way, hearing_target, babbling_actor, false);
+}
+
+/* A write that also puts a number into the completion queue of its target, which has no operation for it. */
+static void write_with_data(process *side) {
+    static kvf_libfabric_operation operation;
+    static unsigned char byte;
+    kvf_libfabric_link *link = link_of(side);
+    const kvf_libfabric_target *to = &link->targets[0];
+    ssize_t failed;
+    byte = side_byte(1, 0, 0);
+    while ((failed = fi_writedata(link->port.ep, &byte, 1, NULL, 1234, link->address, to->base, to->key,
+                                  &operation)) == -FI_EAGAIN)
+        progress(side);
+    CHECK(failed == 0);
+    await_raw(side, &operation);
+}
+
+static void numbering_actor(process *side) {
+    open_side(side, 0, 2);
+    connect_side(side);
+    notify(side, 0, 100);
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    write_with_data(side);
+    notify(side, 1, 100);
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    close_side(side);
+}
+
+static void a_write_that_brings_a_number_for_the_completion_queue_does_no_harm(void **state) {
+    (void)state;
+    run_both(&way, hearing_target, numbering_actor, false);
 }
 
 /* ---- what this machine or build cannot do ---------------------------------------------------- */
@@ -393,6 +431,7 @@ int main(void) {
         cmocka_unit_test(a_connection_outlives_another_one_to_the_same_peer),
         cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
         cmocka_unit_test(a_message_that_is_no_notification_is_dropped),
+        cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
         cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),

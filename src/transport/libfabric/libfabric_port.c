@@ -68,7 +68,8 @@ kvf_status kvf_libfabric_port_poll(const kvf_libfabric_endpoint *endpoint, const
     ssize_t got = fi_cq_read(port->cq, entries, KVF_LIBFABRIC_COMPLETIONS);
     for (ssize_t i = 0; i < got; i++) {
         kvf_libfabric_operation *operation = entries[i].op_context;
-        operation->done(operation, entries[i].len, 0);
+        if (operation) /* NULL: a peer's write brought a number for our queue, as any holder of a card may do */
+            operation->done(operation, entries[i].len, 0);
     }
     if (got == -FI_EAVAIL)
         got = take_failed(port);
