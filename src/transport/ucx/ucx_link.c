@@ -100,18 +100,22 @@ static void close_ep(kvf_ucx_link *link) {
     kvf_wake_set(&link->endpoint->wake, true); /* messages for other links may have come in meanwhile */
 }
 
+static void tell_one(kvf_ucx_link *link) {
+    link->lost_told = true;
+    close_ep(link);
+    kvf_watch_close(link->endpoint->event_fd, &link->watch);
+    kvf_post_drop(&link->queue);
+    kvf_peer_lost(link->peer, link->lost_why);
+}
+
+/* Closing one link makes progress, in which UCX may report that others are lost, also such as were passed already. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
-    for (kvf_ucx_link *link = endpoint->links, *following; link && endpoint->any_lost; link = following) {
-        following = link->following;
-        if (!link->lost || link->lost_told)
-            continue;
-        link->lost_told = true;
-        close_ep(link);
-        kvf_watch_close(link->endpoint->event_fd, &link->watch);
-        kvf_post_drop(&link->queue);
-        kvf_peer_lost(link->peer, link->lost_why);
+    while (endpoint->any_lost) {
+        endpoint->any_lost = false;
+        for (kvf_ucx_link *link = endpoint->links; link; link = link->following)
+            if (link->lost && !link->lost_told)
+                tell_one(link);
     }
-    endpoint->any_lost = false;
 }
 
 static void free_keys(kvf_ucx_link *link) {
