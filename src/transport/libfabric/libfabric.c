@@ -63,16 +63,11 @@ static kvf_status check_settings(kvf_libfabric_endpoint *endpoint, const kvf_tra
 }
 
 static kvf_status open_domain(kvf_libfabric_endpoint *endpoint) {
-    struct fi_av_attr table = {.type = FI_AV_TABLE};
     const char *what = "fabric";
     int failed = endpoint->library->fi_fabric(endpoint->info->fabric_attr, &endpoint->fabric, NULL);
     if (!failed) {
         what = "domain";
         failed = fi_domain(endpoint->fabric, endpoint->info, &endpoint->domain, NULL);
-    }
-    if (!failed) {
-        what = "address table";
-        failed = fi_av_open(endpoint->domain, &table, &endpoint->addresses, NULL);
     }
     return failed ? kvf_libfabric_fail(endpoint->library, failed, what) : KVF_OK;
 }
@@ -130,8 +125,6 @@ static void free_endpoint(kvf_libfabric_endpoint *endpoint) {
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         (void)kvf_libfabric_unmap(&endpoint->regions[i]);
     stop_serving(endpoint); /* some providers bind the regions to the port, and close it only without them */
-    if (endpoint->addresses)
-        (void)fi_close(&endpoint->addresses->fid);
     if (endpoint->domain)
         (void)fi_close(&endpoint->domain->fid);
     if (endpoint->fabric)

@@ -138,10 +138,12 @@ typedef struct kvf_libfabric_operation {
     void (*done)(struct kvf_libfabric_operation *operation, size_t bytes, int error);
 } kvf_libfabric_operation;
 
-/** An endpoint of libfabric with a completion queue of its own, so that closing both ends everything at once. */
+/** An endpoint of libfabric with a completion queue of its own, so that closing both ends everything at once, and with a
+ * table of addresses of its own. */
 typedef struct kvf_libfabric_port {
     struct fid_ep *ep;
     struct fid_cq *cq;
+    struct fid_av *addresses;
     int fd; /**< readable when there are completions; -1: the provider has none, and must be asked */
 } kvf_libfabric_port;
 
@@ -187,8 +189,7 @@ struct kvf_libfabric_endpoint {
     struct fi_info *info;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
-    struct fid_av *addresses; /**< of peers */
-    size_t address_bytes;     /**< of each */
+    size_t address_bytes;    /**< of an address of a port */
     kvf_libfabric_port port; /**< where peers reach us: it serves their operations and takes their messages */
     kvf_libfabric_messages inbox;
     kvf_libfabric_memory *regions; /**< by number */
@@ -212,7 +213,7 @@ struct kvf_libfabric_link {
     kvf_libfabric_endpoint *endpoint;
     kvf_peer *peer;
     kvf_libfabric_port port; /**< `ep` is NULL once closed */
-    fi_addr_t address;       /**< of the peer; FI_ADDR_NOTAVAIL: none yet */
+    fi_addr_t address;       /**< of the peer, in the port's table */
     kvf_libfabric_target *targets;
     bool withholds;                          /**< some of the targets are withheld */
     kvf_libfabric_move *moves, *spare_moves; /**< all, and through `following` those not under way */

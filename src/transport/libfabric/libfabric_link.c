@@ -87,8 +87,6 @@ static void linger(kvf_libfabric_link *link) {
 static void free_link(kvf_libfabric_link *link) {
     kvf_libfabric_endpoint *endpoint = link->endpoint;
     kvf_libfabric_port_close(endpoint, &link->port);
-    if (link->address != FI_ADDR_NOTAVAIL)
-        (void)fi_av_remove(endpoint->addresses, &link->address, 1, 0);
     link->queue.in_flight = 0;
     kvf_post_drop(&link->queue);
     kvf_libfabric_messages_close(&link->outbox);
@@ -124,14 +122,11 @@ static kvf_status check_protocol(const kvf_libfabric_endpoint *endpoint, const k
 }
 
 static kvf_status find_address(kvf_libfabric_link *link, const kvf_libfabric_card *card) {
-    kvf_libfabric_endpoint *endpoint = link->endpoint;
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX]; /* aligned, unlike the card */
     memcpy(address, card->address, card->address_bytes);
-    int done = fi_av_insert(endpoint->addresses, address, 1, &link->address, 0, NULL);
-    if (done == 1)
-        return KVF_OK;
-    link->address = FI_ADDR_NOTAVAIL;
-    return kvf_libfabric_fail(endpoint->library, done < 0 ? done : FI_EINVAL, "address");
+    int done = fi_av_insert(link->port.addresses, address, 1, &link->address, 0, NULL);
+    return done == 1 ? KVF_OK
+                     : kvf_libfabric_fail(link->endpoint->library, done < 0 ? done : FI_EINVAL, "address");
 }
 
 static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card *card, kvf_peer *peer,
@@ -141,7 +136,6 @@ static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card
         return kvf_nomem("a link");
     link->endpoint = endpoint;
     link->peer = peer;
-    link->address = FI_ADDR_NOTAVAIL;
     link->port.fd = link->watch = -1;
     link->targets = card->regions; /* now the link's */
     card->regions = NULL;
@@ -152,9 +146,9 @@ static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card
     if (!status)
         status = kvf_libfabric_moves_open(link);
     if (!status)
-        status = find_address(link, card);
-    if (!status)
         status = kvf_libfabric_port_open(endpoint, &link->port);
+    if (!status)
+        status = find_address(link, card);
     if (!status && link->watch >= 0)
         status = kvf_watch_add(endpoint->event_fd, link->watch, link);
     if (status)

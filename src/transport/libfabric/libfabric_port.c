@@ -1,6 +1,8 @@
 /*
  * Ports. Each link has one for its operations, because there is no other way to make libfabric forget operations that
- * do not complete: closing a port ends them, and memory that they name is free again.
+ * do not complete: closing a port ends them, and memory that they name is free again. Each port also has a table of
+ * addresses: EFA of libfabric 1.17 to 2.1 refuses a second endpoint at the same table, and later versions do not count
+ * how often an address was put into one, so that a link that closes would take the address from another link.
  *
  * A port's descriptor counts when it becomes readable, not while it is: over TCP it stayed readable once it was, before
  * libfabric 1.19.
@@ -19,9 +21,12 @@ static kvf_status open_queue(kvf_libfabric_endpoint *endpoint, kvf_libfabric_por
 }
 
 static kvf_status open_ep(kvf_libfabric_endpoint *endpoint, kvf_libfabric_port *port) {
-    int failed = fi_endpoint(endpoint->domain, endpoint->info, &port->ep, NULL);
+    struct fi_av_attr table = {.type = FI_AV_TABLE};
+    int failed = fi_av_open(endpoint->domain, &table, &port->addresses, NULL);
     if (!failed)
-        failed = fi_ep_bind(port->ep, &endpoint->addresses->fid, 0);
+        failed = fi_endpoint(endpoint->domain, endpoint->info, &port->ep, NULL);
+    if (!failed)
+        failed = fi_ep_bind(port->ep, &port->addresses->fid, 0);
     if (!failed)
         failed = fi_ep_bind(port->ep, &port->cq->fid, FI_TRANSMIT | FI_RECV);
     if (!failed)
@@ -48,6 +53,8 @@ void kvf_libfabric_port_close(kvf_libfabric_endpoint *endpoint, kvf_libfabric_po
         (void)fi_close(&port->ep->fid);
     if (port->cq)
         (void)fi_close(&port->cq->fid);
+    if (port->addresses)
+        (void)fi_close(&port->addresses->fid);
     *port = (kvf_libfabric_port){.fd = -1};
 }
 
