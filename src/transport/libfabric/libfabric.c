@@ -193,7 +193,7 @@ static bool look_around(kvf_libfabric_endpoint *endpoint) {
             kvf_beacon_tend(&endpoint->beacon);
         } else if (events[i].data.ptr) {
             kvf_libfabric_link *link = events[i].data.ptr;
-            if (kvf_beacon_is_gone(link->watch))
+            if (kvf_beacon_is_gone(&link->watch))
                 kvf_libfabric_mark_lost(link, KVF_BEACON_GONE);
         }
     }

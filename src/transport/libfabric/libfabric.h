@@ -218,7 +218,7 @@ struct kvf_libfabric_link {
     bool withholds;                          /**< some of the targets are withheld */
     kvf_libfabric_move *moves, *spare_moves; /**< all, and through `following` those not under way */
     kvf_libfabric_messages outbox;
-    int watch;                            /**< of the peer's beacon; -1: none */
+    kvf_beacon_watch watch;
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
     uint64_t asked_ns;                    /**< when something was first under way; 0: never */
     bool answered;                        /**< something has reached the peer */

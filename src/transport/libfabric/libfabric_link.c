@@ -57,7 +57,7 @@ void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint) {
             continue;
         link->lost_told = true;
         kvf_libfabric_port_close(endpoint, &link->port);
-        kvf_watch_close(endpoint->event_fd, &link->watch);
+        kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
         link->queue.in_flight = 0;
         kvf_post_drop(&link->queue);
         kvf_peer_lost(link->peer, link->lost_why);
@@ -90,7 +90,7 @@ static void free_link(kvf_libfabric_link *link) {
     link->queue.in_flight = 0;
     kvf_post_drop(&link->queue);
     kvf_libfabric_messages_close(&link->outbox);
-    kvf_watch_close(endpoint->event_fd, &link->watch);
+    kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
     kvf_free(link->moves);
     kvf_free(link->targets);
     kvf_free(link);
@@ -136,21 +136,19 @@ static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card
         return kvf_nomem("a link");
     link->endpoint = endpoint;
     link->peer = peer;
-    link->port.fd = link->watch = -1;
+    link->port.fd = -1;
     link->targets = card->regions; /* now the link's */
     card->regions = NULL;
     for (uint32_t i = 0; i < card->region_count; i++)
         link->withholds = link->withholds || link->targets[i].withheld;
     memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
-    kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
+    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->watch);
     if (!status)
         status = kvf_libfabric_moves_open(link);
     if (!status)
         status = kvf_libfabric_port_open(endpoint, &link->port);
     if (!status)
         status = find_address(link, card);
-    if (!status && link->watch >= 0)
-        status = kvf_watch_add(endpoint->event_fd, link->watch, link);
     if (status)
         free_link(link);
     else

@@ -117,7 +117,7 @@ bool kvf_libfabric_post(kvf_libfabric_endpoint *endpoint) {
 
 static bool is_gone(kvf_post_queue *queue) {
     kvf_libfabric_link *link = (kvf_libfabric_link *)queue;
-    if (link->watch < 0 || !kvf_beacon_is_gone(link->watch))
+    if (!kvf_beacon_is_gone(&link->watch))
         return false;
     kvf_libfabric_mark_lost(link, KVF_BEACON_GONE);
     return true;

@@ -293,7 +293,7 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
             kvf_beacon_tend(&endpoint->beacon);
         } else {
             kvf_ucx_link *link = events[i].data.ptr;
-            if (kvf_beacon_is_gone(link->watch))
+            if (kvf_beacon_is_gone(&link->watch))
                 kvf_ucx_mark_lost(link, KVF_BEACON_GONE);
         }
     }

@@ -92,7 +92,7 @@ static void close_ep(kvf_ucx_link *link) {
     link->ep = NULL;
     for (int64_t end = now_ns() + LINGER_NS; is_closing(ucx, closing) || is_busy(link);) {
         idle = ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
-        if (idle >= IDLE_ROUNDS && now_ns() >= end && link->watch >= 0 && kvf_beacon_is_gone(link->watch))
+        if (idle >= IDLE_ROUNDS && now_ns() >= end && kvf_beacon_is_gone(&link->watch))
             break;
     }
     if (UCS_PTR_IS_PTR(closing))
@@ -103,7 +103,7 @@ static void close_ep(kvf_ucx_link *link) {
 static void tell_one(kvf_ucx_link *link) {
     link->lost_told = true;
     close_ep(link);
-    kvf_watch_close(link->endpoint->event_fd, &link->watch);
+    kvf_beacon_watch_close(link->endpoint->event_fd, &link->watch);
     kvf_post_drop(&link->queue);
     kvf_peer_lost(link->peer, link->lost_why);
 }
@@ -143,7 +143,7 @@ static void free_link(kvf_ucx_link *link) {
     if (!is_busy(link))
         free_keys(link);
     kvf_ucx_leave();
-    kvf_watch_close(endpoint->event_fd, &link->watch);
+    kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
     kvf_post_drop(&link->queue);
     if (is_busy(link))
         KVF_LIST_ADD(endpoint->stuck, link);
@@ -238,14 +238,12 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     kvf_ucx_prepare(link);
     memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
     kvf_ucx_enter();
-    kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
+    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->watch);
     if (!status)
         status = create_ep(link, card);
     if (!status)
         status = unpack_keys(link, card);
     kvf_ucx_leave();
-    if (!status && link->watch >= 0)
-        status = kvf_watch_add(endpoint->event_fd, link->watch, link);
     if (status)
         free_link(link);
     else
