@@ -71,7 +71,8 @@ typedef struct kvf_peer kvf_peer;
  *                 peers by CUDA IPC; "exportable": by cuMemCreate(), in multiples of what the driver asks for (2 MiB
  *                 on current devices), shared by file descriptors, which the caller can export, too
  *   "libfabric.provider"  the provider, such as "efa", "cxi", "tcp" or, in libfabric 1.17, "net" (TCP); default: the
- *                 first of these that is there. If it is set, "auto" uses libfabric on any machine
+ *                 first of these that is there, and with "auto" only efa and cxi. If it is set, "auto" uses libfabric
+ *                 on any machine
  *   "libfabric.domain"    the network interface, as the provider calls it, such as "rdmap0s6-rdm" or "eth0"; default:
  *                 the provider's first
  *   "libfabric.library"   the libfabric to load: files, separated by ':'; the first usable one is loaded. The system's

@@ -73,8 +73,8 @@ static void drop_hung_up(kvf_beacon *beacon) {
     beacon->watcher_count = kept;
 }
 
-/* Whether the process at the other end is one of our user: others cannot map our memory, and must not fill our descriptor
- * table. */
+/* Whether the process at the other end is one of our user: others cannot map our memory, and must not fill our
+ * descriptor table. */
 static bool is_ours(int socket, pid_t *process) {
     struct ucred credentials;
     socklen_t bytes = sizeof credentials;

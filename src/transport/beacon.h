@@ -2,10 +2,10 @@
  * Noticing that a peer on this machine is gone, for fabrics whose libraries notice late or never.
  *
  * Each endpoint has a beacon: a socket with a random name in this machine's abstract namespace, which exists exactly
- * as long as the endpoint. Its peers learn the name from the card, connect, and never send anything: the connection ends
- * with the endpoint, however it ends, and that wakes the peer. If a forked child of the owner still holds the sockets, an
- * owner that closes ends them all the same, and peers also watch the owner's process. A beacon cannot be seen from
- * another machine or network namespace.
+ * as long as the endpoint. Its peers learn the name from the card, connect, and never send anything: the connection
+ * ends with the endpoint, however it ends, and that wakes the peer. If a forked child of the owner still holds the
+ * sockets, an owner that closes ends them all the same, and peers also watch the owner's process. A beacon cannot be
+ * seen from another machine or network namespace.
  */
 #ifndef KVF_TRANSPORT_BEACON_H
 #define KVF_TRANSPORT_BEACON_H

@@ -398,6 +398,23 @@ static void auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_
     run_both(&way, idle_target, automatic_actor, false);
 }
 
+static void choosing_actor(process *side) {
+    (void)side;
+    const kvf_libfabric_library *library;
+    struct fi_info *info;
+    CHECK(kvf_libfabric_load(NULL, &library) == KVF_OK);
+    CHECK(kvf_libfabric_choose(library, NULL, false, "lo", &info) == KVF_OK);
+    CHECK(!kvf_libfabric_is_rdma(info));
+    library->fi_freeinfo(info);
+    CHECK(kvf_libfabric_choose(library, NULL, true, "lo", &info) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "among efa, cxi with"));
+}
+
+static void tcp_is_not_chosen_where_only_network_cards_are_wanted(void **state) {
+    (void)state;
+    run_both(&way, idle_target, choosing_actor, false);
+}
+
 static void cuda_actor(process *side) {
     const kvf_setting setting = {"libfabric.domain", "lo"};
     const kvf_transport_options options = {
@@ -434,6 +451,7 @@ int main(void) {
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
+        cmocka_unit_test(tcp_is_not_chosen_where_only_network_cards_are_wanted),
         cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),
     };
     (void)transport_variant_count(); /* sets the environment, so that tests stay on this machine */

@@ -17,7 +17,8 @@
  * keys to their arena only (kvf_transport_withhold_emulated()): late writes then hit only slots.
  *
  * "auto" looks for cards of EFA or Slingshot first, and loads libfabric only if the kernel knows one: libfabric's first
- * look at a machine takes a tenth of a second. It is never unloaded, for its providers may have threads.
+ * look at a machine takes a tenth of a second. Then it takes only providers of such cards: not TCP if none can be used.
+ * libfabric is never unloaded, for its providers may have threads.
  */
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -146,8 +147,9 @@ static kvf_status open_all(kvf_libfabric_endpoint *endpoint, const kvf_transport
         status = kvf_fail_in(KVF_E_UNSUPPORTED, "too few descriptors: ");
     if (!status)
         status = kvf_libfabric_load(kvf_setting_of(options, LIBRARY), &endpoint->library);
-    if (!status)
+    if (!status) /* unasked nothing goes over TCP, where messages can be encrypted and shut a peer out */
         status = kvf_libfabric_choose(endpoint->library, kvf_setting_of(options, PROVIDER),
+                                      kvf_transport_is_automatic(endpoint->transport),
                                       kvf_setting_of(options, DOMAIN), &endpoint->info);
     if (status)
         return status;

@@ -72,12 +72,13 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 /**
  * Chooses a provider that can do what kvferry needs: reliable datagrams with messages and one-sided operations.
  *
- * @param provider  its name; NULL: the first that is there of efa, cxi, tcp, net
- * @param domain    the network interface, as the provider calls it; NULL: its first
- * @param out       receives one description, to be freed with fi_freeinfo()
+ * @param provider    its name; NULL: the first that is there of efa, cxi, tcp, net
+ * @param only_cards  with NULL: only efa and cxi
+ * @param domain      the network interface, as the provider calls it; NULL: its first
+ * @param out         receives one description, to be freed with fi_freeinfo()
  * @return KVF_OK, KVF_E_UNSUPPORTED (none, or no memory to describe one; the detail says which were asked for)
  */
-kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider,
+kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider, bool only_cards,
                                 const char *domain, struct fi_info **out);
 
 /** Whether a provider's network cards read and write the memory of other hosts by themselves, as efa's and cxi's do.
@@ -138,8 +139,8 @@ typedef struct kvf_libfabric_operation {
     void (*done)(struct kvf_libfabric_operation *operation, size_t bytes, int error);
 } kvf_libfabric_operation;
 
-/** An endpoint of libfabric with a completion queue of its own, so that closing both ends everything at once, and with a
- * table of addresses of its own. */
+/** An endpoint of libfabric with a completion queue of its own, so that closing both ends everything at once, and with
+ * a table of addresses of its own. */
 typedef struct kvf_libfabric_port {
     struct fid_ep *ep;
     struct fid_cq *cq;

@@ -136,8 +136,9 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 
 /* ---- providers ------------------------------------------------------------------------------- */
 
-/* Those with RDMA first. TCP without a layer is "net" in libfabric 1.17, and "tcp" later. */
+/* Those of network cards first. TCP without a layer is "net" in libfabric 1.17, and "tcp" later. */
 static const char *const known[] = {"efa", "cxi", "tcp", "net"};
+#define KNOWN_OF_CARDS 2u
 
 bool kvf_libfabric_is_rdma(const struct fi_info *info) {
     const char *name = info->fabric_attr->prov_name;
@@ -202,10 +203,11 @@ static struct fi_info *look_at(const kvf_libfabric_library *library, const char 
     return keep_one(library, found, at);
 }
 
-kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider,
+kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider, bool only_cards,
                                 const char *domain, struct fi_info **out) {
+    const size_t count = only_cards ? KNOWN_OF_CARDS : sizeof known / sizeof *known;
     *out = NULL;
-    for (size_t i = 0; i < sizeof known / sizeof *known && !*out; i++) {
+    for (size_t i = 0; i < count && !*out; i++) {
         const char *name = provider ? provider : known[i];
         *out = look_at(library, name, domain, FI_HMEM);
         if (!*out)
@@ -220,8 +222,10 @@ kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char
         "libfabric %s (%s) has no provider %s%s%s with reliable datagrams and one-sided operations "
         "of its own%s%s",
         library->version, library->path, provider ? "\"" : "among ",
-        provider ? provider : "efa, cxi, tcp, net", provider ? "\"" : "", domain ? " for the interface " : "",
-        domain ? domain : "");
+        provider     ? provider
+        : only_cards ? "efa, cxi"
+                     : "efa, cxi, tcp, net",
+        provider ? "\"" : "", domain ? " for the interface " : "", domain ? domain : "");
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
