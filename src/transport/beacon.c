@@ -74,7 +74,7 @@ static void drop_hung_up(kvf_beacon *beacon) {
 }
 
 /* Whether the process at the other end is one of our user: others cannot map our memory, and must not fill our
- * descriptor table. */
+ * descriptor table. The owner hangs up on them, so a watcher of another user must not take that for the owner's end. */
 static bool is_ours(int socket, pid_t *process) {
     struct ucred credentials;
     socklen_t bytes = sizeof credentials;
@@ -128,7 +128,9 @@ static sight look(const unsigned char mark[KVF_BEACON_BYTES], kvf_beacon_watch *
         return UNSEEN;
     if (connect(watch->socket, (struct sockaddr *)&name, bytes) != 0)
         return errno == ECONNREFUSED ? GONE : UNSEEN;
-    if (!is_ours(watch->socket, &owner) || owner <= 0)
+    if (!is_ours(watch->socket, &owner))
+        return UNSEEN;
+    if (owner <= 0) /* of another namespace of processes */
         return SEEN;
     watch->process = kvf_neighbour_watch_process(owner);
     return watch->process < 0 && errno == ESRCH ? GONE : SEEN;

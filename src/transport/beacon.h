@@ -53,7 +53,8 @@ typedef struct kvf_beacon_watch {
  * Watches the beacon with this mark.
  *
  * @param set   a set of watched descriptors that gives `what` once the beacon is gone
- * @param out   receives the watch; none if the beacon cannot be seen from here. To be closed in any case
+ * @param out   receives the watch; none if the beacon cannot be seen from here, or is another user's. To be closed in
+ *              any case
  * @return KVF_OK, KVF_E_PEER_LOST (the beacon's place is here but it is gone), KVF_E_IO
  */
 kvf_status kvf_beacon_watch_open(const unsigned char mark[KVF_BEACON_BYTES], int set, void *what,

@@ -163,11 +163,31 @@ static void a_watch_wakes_when_the_owner_dies_though_its_child_lives(void **stat
     end(&scene);
 }
 
+/* The owner hangs up on strangers, because they could fill its descriptor table. */
+static void the_beacon_of_another_user_is_not_watched(void **state) {
+    (void)state;
+    beacon_scene scene;
+    int status;
+    if (geteuid() != 0)
+        skip();
+    begin_as(&scene, 1001);
+    pid_t stranger = fork();
+    assert_true(stranger >= 0);
+    if (stranger == 0) {
+        kvf_beacon_watch seen;
+        _exit(setuid(1002) || watch(&scene, &seen) || seen.socket != -1 || kvf_beacon_is_gone(&seen));
+    }
+    assert_int_equal(waitpid(stranger, &status, 0), stranger);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    end(&scene);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_watch_wakes_when_the_owner_closes),
         cmocka_unit_test(a_watch_wakes_when_the_owner_closes_though_its_child_holds_the_sockets),
         cmocka_unit_test(a_watch_wakes_when_the_owner_dies_though_its_child_lives),
+        cmocka_unit_test(the_beacon_of_another_user_is_not_watched),
     };
     (void)alarm(60); /* a watch that does not wake fails the test */
     return cmocka_run_group_tests_name("transport_beacon", tests, NULL, NULL);

@@ -199,8 +199,10 @@ static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
         (void)snprintf(words, sizeof words, "%s", kvf_error_detail());
         failed = kvf_fail(failed, "%s; the setting ucx.devices says which interfaces to use", words);
     }
-    /* The memory that connects shared memory transports has gone with its owner. */
-    return status == UCS_ERR_SHMEM_SEGMENT ? KVF_E_PEER_LOST : failed;
+    /* The memory that connects shared memory transports has gone with its owner, or is another user's. */
+    if (status == UCS_ERR_SHMEM_SEGMENT)
+        return kvf_beacon_is_gone(&link->watch) ? KVF_E_PEER_LOST : KVF_E_UNSUPPORTED;
+    return failed;
 }
 
 static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
