@@ -26,7 +26,7 @@ void kvf_beacon_open(kvf_beacon *beacon, int set) {
         socklen_t bytes = kvf_neighbour_address(PREFIX, beacon->mark, &name);
         beacon->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (beacon->listener >= 0 && bind(beacon->listener, (struct sockaddr *)&name, bytes) == 0 &&
-            listen(beacon->listener, SOMAXCONN) == 0 && !kvf_watch_add(set, beacon->listener, beacon))
+            listen(beacon->listener, SOMAXCONN) == 0 && !kvf_watch_edges(set, beacon->listener, beacon))
             return;
     }
     kvf_beacon_close(beacon);
@@ -107,7 +107,7 @@ static bool keep(kvf_beacon *beacon, int watcher) {
 }
 
 void kvf_beacon_tend(kvf_beacon *beacon) {
-    for (;;) {
+    while (beacon->listener >= 0) {
         int watcher = accept4(beacon->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (watcher < 0)
             return;

@@ -34,11 +34,13 @@ typedef struct kvf_beacon {
  * Opens a beacon, closing the one there was: cards with an earlier mark become invalid, and peers that watch it lose
  * the endpoint. Best effort: if it fails there is none, and only the fabric's own detection.
  *
- * @param set  a set of watched descriptors (base/watch.h) that gives the beacon's address when kvf_beacon_tend() is due
+ * @param set  a set of watched descriptors (base/watch.h) that gives the beacon's address once for new watchers: not
+ *             again and again while there are too few descriptors to accept them
  */
 void kvf_beacon_open(kvf_beacon *beacon, int set);
 
-/** Accepts new watchers and drops those that are gone. */
+/** Accepts new watchers and drops those that are gone. To be called whenever the endpoint looks for events. A watcher
+ * that is not accepted yet notices the beacon's end, too. */
 void kvf_beacon_tend(kvf_beacon *beacon);
 
 void kvf_beacon_close(kvf_beacon *beacon);

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,7 +34,16 @@ static void leave_child(int line) {
     }
 }
 
-/* Words: 'f' forks, 'c' closes, 'o' opens anew, 't' tends; each is answered. */
+static void allow_descriptors(rlim_t count) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit))
+        _exit(1);
+    limit.rlim_cur = count;
+    if (setrlimit(RLIMIT_NOFILE, &limit))
+        _exit(1);
+}
+
+/* Words: 'f' forks, 'c' closes, 't' tends, 'n' allows no more descriptors, 'm' allows more again; each is answered. */
 _Noreturn static void own(int line) {
     kvf_beacon beacon = {.listener = -1};
     int set;
@@ -47,10 +57,10 @@ _Noreturn static void own(int line) {
             leave_child(line);
         if (word == 'c')
             kvf_beacon_close(&beacon);
-        if (word == 'o')
-            kvf_beacon_open(&beacon, set);
         if (word == 't')
             kvf_beacon_tend(&beacon);
+        if (word == 'n' || word == 'm')
+            allow_descriptors(word == 'n' ? 0 : 64);
         struct epoll_event event;
         word = epoll_wait(set, &event, 1, 0) > 0 ? 'b' : 'i'; /* busy or idle */
         (void)send(line, &word, 1, 0);
@@ -182,12 +192,39 @@ static void the_beacon_of_another_user_is_not_watched(void **state) {
     end(&scene);
 }
 
+/* The watcher that cannot be accepted must not keep the owner awake; it notices the owner's end all the same. */
+static void an_owner_without_descriptors_sleeps_and_accepts_later(void **state) {
+    (void)state;
+    beacon_scene scene;
+    kvf_beacon_watch early, late;
+    begin(&scene);
+    tell(&scene, 'n');
+    assert_int_equal(watch(&scene, &early), KVF_OK);
+    assert_true(tell(&scene, 'n'));
+    assert_false(tell(&scene, 't'));
+    tell(&scene, 'm');
+    tell(&scene, 't');
+    tell(&scene, 'n');
+    assert_int_equal(watch(&scene, &late), KVF_OK);
+    assert_false(kvf_beacon_is_gone(&early));
+    assert_false(kvf_beacon_is_gone(&late));
+    tell(&scene, 'c');
+    assert_true(wakes(&scene));
+    assert_true(kvf_beacon_is_gone(&early));
+    while (!kvf_beacon_is_gone(&late))
+        (void)poll(NULL, 0, 1);
+    kvf_beacon_watch_close(scene.set, &early);
+    kvf_beacon_watch_close(scene.set, &late);
+    end(&scene);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_watch_wakes_when_the_owner_closes),
         cmocka_unit_test(a_watch_wakes_when_the_owner_closes_though_its_child_holds_the_sockets),
         cmocka_unit_test(a_watch_wakes_when_the_owner_dies_though_its_child_lives),
         cmocka_unit_test(the_beacon_of_another_user_is_not_watched),
+        cmocka_unit_test(an_owner_without_descriptors_sleeps_and_accepts_later),
     };
     (void)alarm(60); /* a watch that does not wake fails the test */
     return cmocka_run_group_tests_name("transport_beacon", tests, NULL, NULL);

@@ -191,14 +191,13 @@ static bool look_around(kvf_libfabric_endpoint *endpoint) {
     for (int i = 0; i < count; i++) {
         if (events[i].data.ptr == endpoint) {
             fired = true;
-        } else if (events[i].data.ptr == &endpoint->beacon) {
-            kvf_beacon_tend(&endpoint->beacon);
-        } else if (events[i].data.ptr) {
+        } else if (events[i].data.ptr && events[i].data.ptr != &endpoint->beacon) {
             kvf_libfabric_link *link = events[i].data.ptr;
             if (kvf_beacon_is_gone(&link->watch))
                 kvf_libfabric_mark_lost(link, KVF_BEACON_GONE);
         }
     }
+    kvf_beacon_tend(&endpoint->beacon);
     return fired;
 }
 
