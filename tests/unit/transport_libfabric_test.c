@@ -241,6 +241,32 @@ static void a_peer_far_away_that_dies_while_it_is_read_is_lost(void **state) {
     run_both(&way, serving_target, far_dying_actor, true);
 }
 
+static ssize_t refuse(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags) {
+    (void)ep, (void)message, (void)flags;
+    return -FI_ENOTCONN;
+}
+
+/* Its libfabric refuses a read at once, as providers do once they know that a peer is gone. */
+static void refused_actor(process *side) {
+    static struct fi_ops_rma refusing;
+    const kvf_run run = {.bytes = REGION_BYTES};
+    open_side(side, 0, 2);
+    connect_by_changed_card(side, hide_beacon);
+    refusing = *link_of(side)->port.ep->rma;
+    refusing.readmsg = refuse;
+    link_of(side)->port.ep->rma = &refusing;
+    submit(side, KVF_READ, &run, 1, NULL);
+    progress_until_lost(side);
+    CHECK(side->ends == 1 && side->ended == KVF_E_PEER_LOST);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_peer_far_away_is_lost_if_an_operation_is_refused_at_once(void **state) {
+    (void)state;
+    run_both(&way, serving_target, refused_actor, false);
+}
+
 /* ---- messages from anybody ------------------------------------------------------------------- */
 
 static void hearing_target(process *side) {
@@ -447,6 +473,7 @@ int main(void) {
         cmocka_unit_test(memory_that_is_unregistered_in_the_middle_of_a_write_is_written_no_more),
         cmocka_unit_test(a_connection_outlives_another_one_to_the_same_peer),
         cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
+        cmocka_unit_test(a_peer_far_away_is_lost_if_an_operation_is_refused_at_once),
         cmocka_unit_test(a_message_that_is_no_notification_is_dropped),
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
