@@ -215,6 +215,51 @@ static void a_connection_outlives_another_one_to_the_same_peer(void **state) {
     run_both(&way, serving_target, twice_actor, false);
 }
 
+static struct {
+    int (*close)(struct fid *fid);
+    int answer; /* of the first call */
+    bool closes;
+    uint32_t calls;
+} closing;
+
+static int close_badly(struct fid *fid) {
+    const bool first = closing.calls++ == 0;
+    const int failed = !first || closing.closes ? closing.close(fid) : 0;
+    return first ? closing.answer : failed;
+}
+
+/* Unregisters a region while libfabric answers so to the first attempt to close it; returns how often it was tried. */
+static uint32_t unregister_badly(process *side, uint32_t region, int answer, bool closes,
+                                 kvf_status expected) {
+    static struct fi_ops ops[REGIONS];
+    kvf_libfabric_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    struct fid *fid = &endpoint->regions[region].mr->fid;
+    closing.close = fid->ops->close;
+    closing.answer = answer;
+    closing.closes = closes;
+    closing.calls = 0;
+    ops[region] = *fid->ops;
+    ops[region].close = close_badly;
+    fid->ops = &ops[region];
+    CHECK(kvf_transport_unregister_region(side->transport, region) == expected);
+    if (expected)
+        CHECK(kvf_transport_unregister_region(side->transport, region) == KVF_OK);
+    return closing.calls;
+}
+
+static void closing_actor(process *side) {
+    open_side(side, 0, 1);
+    CHECK(unregister_badly(side, 0, -FI_EBUSY, false, KVF_E_AGAIN) == 2);
+    CHECK(unregister_badly(side, 1, -FI_EIO, true, KVF_OK) == 1);
+    close_side(side);
+    CHECK(closing.calls == 1);
+}
+
+static void a_registration_is_closed_again_only_if_it_was_busy(void **state) {
+    (void)state;
+    run_both(&way, idle_target, closing_actor, false);
+}
+
 /* ---- peers far away that are gone ------------------------------------------------------------ */
 
 static void far_dying_actor(process *side) {
@@ -471,6 +516,7 @@ int main(void) {
         cmocka_unit_test(a_peer_that_asks_beyond_the_memory_reaches_nothing_and_others_are_served),
         cmocka_unit_test(memory_that_is_unregistered_is_out_of_reach_of_peers_that_do_not_see_the_beacon),
         cmocka_unit_test(memory_that_is_unregistered_in_the_middle_of_a_write_is_written_no_more),
+        cmocka_unit_test(a_registration_is_closed_again_only_if_it_was_busy),
         cmocka_unit_test(a_connection_outlives_another_one_to_the_same_peer),
         cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
         cmocka_unit_test(a_peer_far_away_is_lost_if_an_operation_is_refused_at_once),

@@ -260,7 +260,7 @@ bool kvf_libfabric_port_rests(const kvf_libfabric_endpoint *endpoint, const kvf_
 kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory *memory, bool shared,
                              kvf_libfabric_memory *out);
 
-/** @return 0, or why libfabric keeps it, which then stays registered */
+/** @return 0; -FI_EBUSY: libfabric still uses it, and it stays registered: try again */
 int kvf_libfabric_unmap(kvf_libfabric_memory *memory);
 
 /** The descriptor of registered memory, which operations that use it name. */

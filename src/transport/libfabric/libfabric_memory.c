@@ -45,11 +45,13 @@ kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory 
     return status;
 }
 
+/* After any error but -FI_EBUSY the registration is gone as well: EFA frees it whatever its driver answers. */
 int kvf_libfabric_unmap(kvf_libfabric_memory *memory) {
-    int failed = memory->mr ? fi_close(&memory->mr->fid) : 0;
-    if (!failed)
-        *memory = (kvf_libfabric_memory){0};
-    return failed;
+    const int failed = memory->mr ? fi_close(&memory->mr->fid) : 0;
+    if (failed == -FI_EBUSY)
+        return failed;
+    *memory = (kvf_libfabric_memory){0};
+    return 0;
 }
 
 void *kvf_libfabric_desc(const kvf_libfabric_memory *memory) {
