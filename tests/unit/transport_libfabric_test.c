@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -26,6 +27,12 @@ static kvf_libfabric_link *link_of(const process *side) {
 }
 
 /* ---- cards and keys -------------------------------------------------------------------------- */
+
+/* Waits until the other process is gone. */
+static void hear_end(const process *side) {
+    char word;
+    CHECK(recv(side->line, &word, 1, 0) <= 0);
+}
 
 /* Connects by the target's card as `change` leaves it. */
 static void connect_by_changed_card(process *side, void (*change)(kvf_libfabric_card *card)) {
@@ -286,6 +293,33 @@ static void a_peer_far_away_that_dies_while_it_is_read_is_lost(void **state) {
     run_both(&way, serving_target, far_dying_actor, true);
 }
 
+/* Over TCP libfabric then refuses everything, and says each time that it is for now. */
+static void idle_far_actor(process *side) {
+    const kvf_run run = {.bytes = 1000};
+    open_side(side, 0, 2);
+    connect_by_changed_card(side, hide_beacon);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 1);
+    CHECK(kill(side->other, SIGKILL) == 0);
+    hear_end(side);
+    submit(side, KVF_READ, &run, 1, NULL);
+    while (side->lost == 0 && !kvf_peer_waiting(side->peer))
+        (void)kvf_transport_progress(side->transport, NULL);
+    if (side->lost == 0) {
+        CHECK(side->ends == 1);
+        CHECK(strstr(kvf_peer_waiting(side->peer), "nothing reaches it any more"));
+        link_of(side)->silent_ns -= KVF_LIBFABRIC_GIVE_UP_NS; /* as if that time had passed */
+        progress_until_lost(side);
+    }
+    CHECK(side->ends == 2 && side->ended == KVF_E_PEER_LOST);
+    close_side(side);
+}
+
+static void a_peer_far_away_that_dies_while_nothing_is_under_way_is_lost(void **state) {
+    (void)state;
+    run_both(&way, serving_target, idle_far_actor, true);
+}
+
 static ssize_t refuse(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags) {
     (void)ep, (void)message, (void)flags;
     return -FI_ENOTCONN;
@@ -519,6 +553,7 @@ int main(void) {
         cmocka_unit_test(a_registration_is_closed_again_only_if_it_was_busy),
         cmocka_unit_test(a_connection_outlives_another_one_to_the_same_peer),
         cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
+        cmocka_unit_test(a_peer_far_away_that_dies_while_nothing_is_under_way_is_lost),
         cmocka_unit_test(a_peer_far_away_is_lost_if_an_operation_is_refused_at_once),
         cmocka_unit_test(a_message_that_is_no_notification_is_dropped),
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),

@@ -5,7 +5,8 @@
  * An endpoint is one domain of libfabric, that is one network interface, with a port where peers reach it. Each link
  * has a port of its own for the operations that this side begins (libfabric_port.c says why). Ports are reliable
  * datagram endpoints: there is no connection whose end would be reported. A peer that is gone ends the operations on
- * their way to it, sooner or later; for peers on the same machine the beacon tells at once.
+ * their way to it, sooner or later, or nothing is taken for it any more (kvf_libfabric_is_patient()); for peers on the
+ * same machine the beacon tells at once.
  *
  * Which side must make progress. Network cards with RDMA need no help. Where libfabric emulates, operations move only
  * while the owner of the memory calls kvf_transport_progress().
@@ -215,8 +216,10 @@ static kvf_status take_notices(kvf_libfabric_endpoint *endpoint, size_t *moved) 
 
 static void take_completions(kvf_libfabric_endpoint *endpoint, size_t *moved) {
     for (kvf_libfabric_link *link = endpoint->links; link; link = link->following) {
-        if (!kvf_libfabric_is_pending(link))
+        if (!kvf_libfabric_is_pending(link)) {
+            link->silent_ns = 0;
             continue;
+        }
         kvf_libfabric_send_waiting(link);
         if (kvf_libfabric_port_poll(endpoint, &link->port, moved))
             kvf_libfabric_mark_lost(link, kvf_error_detail());

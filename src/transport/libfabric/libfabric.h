@@ -23,6 +23,7 @@
 #include <rdma/fi_rma.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/wake.h"
 #include "base/watch.h"
 #include "transport/beacon.h"
@@ -205,7 +206,7 @@ struct kvf_libfabric_endpoint {
     kvf_libfabric_link *links;
     kvf_poster poster;
     bool refused; /**< something could not be done now: try again soon */
-    bool patient; /**< nothing has reached some peer yet: see kvf_libfabric_is_patient() */
+    bool patient; /**< nothing gets through to some peer: see kvf_libfabric_is_patient() */
     bool any_lost;
 };
 
@@ -221,10 +222,11 @@ struct kvf_libfabric_link {
     kvf_libfabric_messages outbox;
     kvf_beacon_watch watch;
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
-    uint64_t asked_ns;                    /**< when something was first under way; 0: never */
-    bool answered;                        /**< something has reached the peer */
-    bool waits;                           /**< the front was told that nothing has */
-    bool lost;                            /**< noticed; progress() tells the front */
+    uint64_t silent_ns; /**< since when nothing gets through, though something should; 0: something does */
+    uint64_t looked_ns; /**< when that was last looked at */
+    bool answered;      /**< something has reached the peer */
+    bool waits;         /**< the front was told that nothing gets through */
+    bool lost;          /**< noticed; progress() tells the front */
     bool lost_told;
     char lost_why[KVF_REASON_BYTES];
     kvf_libfabric_link *previous, *following;
@@ -310,12 +312,14 @@ void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why);
 /** The same for an error of libfabric, where `what` failed. */
 void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *what);
 
-/** Notes that something has reached the peer. */
+/** Notes that something has just reached the peer. */
 void kvf_libfabric_mark_answered(kvf_libfabric_link *link);
 
-/** Tells the front about a pending link that nothing has reached for a second. Returns whether it is too early. */
+/** Tells the front about a pending link by which nothing gets through for a second, and loses one that has worked
+ * before, after 20. Returns whether it is too early. */
 bool kvf_libfabric_is_patient(kvf_libfabric_link *link);
-#define KVF_LIBFABRIC_PATIENCE_NS 1000000000ull
+#define KVF_LIBFABRIC_PATIENCE_NS KVF_SECOND
+#define KVF_LIBFABRIC_GIVE_UP_NS (20 * KVF_SECOND)
 
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint);

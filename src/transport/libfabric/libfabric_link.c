@@ -28,24 +28,47 @@ void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *wh
 
 void kvf_libfabric_mark_answered(kvf_libfabric_link *link) {
     link->answered = true;
+    link->silent_ns = 0;
     if (link->waits)
         kvf_peer_waits(link->peer, NULL);
     link->waits = false;
 }
 
-bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
+static void begin_to_wait(kvf_libfabric_link *link) {
     const struct fi_info *info = link->endpoint->info;
     char why[KVF_REASON_BYTES];
-    if (link->answered || link->waits)
-        return false;
-    if (link->asked_ns == 0)
-        link->asked_ns = kvf_now(&kvf_monotonic);
-    if (kvf_now(&kvf_monotonic) - link->asked_ns < KVF_LIBFABRIC_PATIENCE_NS)
-        return true;
     link->waits = true;
-    (void)snprintf(why, sizeof why, "nothing has reached it by %s over %s; " ADVICE,
-                   info->fabric_attr->prov_name, info->domain_attr->name);
+    (void)snprintf(why, sizeof why, "nothing %s by %s over %s%s",
+                   link->answered ? "reaches it any more" : "has reached it", info->fabric_attr->prov_name,
+                   info->domain_attr->name, link->answered ? "" : "; " ADVICE);
     kvf_peer_waits(link->peer, why);
+}
+
+/* For how long nothing of the link got through. Time in which nobody has looked, so that nothing was tried, does not
+ * count. */
+static uint64_t find_silence(kvf_libfabric_link *link) {
+    const uint64_t now = kvf_now(&kvf_monotonic);
+    if (link->silent_ns == 0 || now - link->looked_ns > 2 * KVF_LIBFABRIC_PATIENCE_NS)
+        link->silent_ns = now;
+    link->looked_ns = now;
+    return now - link->silent_ns;
+}
+
+/* Once something has reached the peer, what is under way completes or fails by itself. But over TCP, if the connection
+ * ended while there was nothing under way, libfabric refuses all operations from then on, and calls that temporary. */
+bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
+    if (link->answered && (link->queue.in_flight > 0 || link->outbox.under_way > 0)) {
+        link->silent_ns = 0;
+        return false;
+    }
+    const uint64_t silence = find_silence(link);
+    if (silence < KVF_LIBFABRIC_PATIENCE_NS)
+        return true;
+    if (!link->waits)
+        begin_to_wait(link);
+    if (link->answered && silence >= KVF_LIBFABRIC_GIVE_UP_NS)
+        kvf_libfabric_mark_lost(
+            link, "libfabric has no connection to it any more, and has made none for 20 seconds");
     return false;
 }
 

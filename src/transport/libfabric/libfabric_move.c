@@ -34,7 +34,7 @@ static void moved(kvf_libfabric_operation *operation, size_t bytes, int error) {
     put_back(link, move);
     if (error)
         fail(job, error);
-    else if (!link->answered)
+    else
         kvf_libfabric_mark_answered(link);
     kvf_post_completed(job);
 }

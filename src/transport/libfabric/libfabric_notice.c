@@ -97,7 +97,7 @@ static void went_out(kvf_libfabric_operation *operation, size_t bytes, int error
     put_back(&link->outbox, message);
     if (error)
         kvf_libfabric_fail_link(link, error, "notification");
-    else if (!link->answered)
+    else
         kvf_libfabric_mark_answered(link);
 }
 
