@@ -503,6 +503,99 @@ static void auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_
     run_both(&way, idle_target, automatic_actor, false);
 }
 
+static int refuse_fabric(struct fi_fabric_attr *attributes, struct fid_fabric **out, void *context) {
+    (void)attributes, (void)out, (void)context;
+    return -FI_EIO;
+}
+
+static int refuse_memory(struct fid *fid, const struct fi_mr_attr *attributes, uint64_t flags,
+                         struct fid_mr **out) {
+    (void)fid, (void)attributes, (void)flags, (void)out;
+    return -FI_ENOMEM;
+}
+
+static int refuse_endpoint(struct fid_domain *domain, struct fi_info *info, struct fid_ep **out,
+                           void *context) {
+    (void)domain, (void)info, (void)out, (void)context;
+    return -FI_ENOMEM;
+}
+
+static int refuse_address(struct fid_av *table, const void *address, size_t count, fi_addr_t *out,
+                          uint64_t flags, void *context) {
+    (void)table, (void)address, (void)count, (void)out, (void)flags, (void)context;
+    return -FI_EHOSTUNREACH;
+}
+
+static int (*open_table)(struct fid_domain *domain, struct fi_av_attr *attributes, struct fid_av **out,
+                         void *context);
+
+/* Opens a table that takes no address. */
+static int open_refusing_table(struct fid_domain *domain, struct fi_av_attr *attributes, struct fid_av **out,
+                               void *context) {
+    static struct fi_ops_av refusing;
+    const int failed = open_table(domain, attributes, out, context);
+    CHECK(!failed);
+    refusing = *(*out)->ops;
+    refusing.insert = refuse_address;
+    (*out)->ops = &refusing;
+    return 0;
+}
+
+static void open_without_fabric(process *side) {
+    const kvf_libfabric_library *library;
+    CHECK(kvf_libfabric_load(NULL, &library) == KVF_OK);
+    kvf_libfabric_library *broken = (kvf_libfabric_library *)(uintptr_t)library;
+    const __typeof__(broken->fi_fabric) whole = broken->fi_fabric;
+    broken->fi_fabric = refuse_fabric;
+    CHECK(kvf_transport_open("libfabric",
+                             &(kvf_transport_options){.struct_size = sizeof(kvf_transport_options)},
+                             &side->transport) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "libfabric fabric: "));
+    broken->fi_fabric = whole;
+}
+
+/* Connects to a peer, which must be refused by libfabric as unable, whatever its error. */
+static void connect_in_vain(process *side, const char *words) {
+    static unsigned char card[65536];
+    const size_t bytes = receive_card(side, card, sizeof card);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), words));
+}
+
+static void full_actor(process *side) {
+    static struct fi_ops_mr no_memory;
+    static struct fi_ops_domain no_endpoint, no_address;
+    unsigned char bytes[64];
+    const kvf_memory memory = {.struct_size = sizeof memory, .address = bytes, .bytes = sizeof bytes};
+    open_without_fabric(side);
+    open_side(side, 0, 2);
+    struct fid_domain *domain = ((kvf_libfabric_endpoint *)side->transport->fabrics[0].endpoint)->domain;
+    struct fi_ops_mr *memories = domain->mr;
+    struct fi_ops_domain *ops = domain->ops;
+    no_memory = *domain->mr;
+    no_memory.regattr = refuse_memory;
+    domain->mr = &no_memory;
+    CHECK(kvf_transport_register_region(side->transport, REGIONS, &memory) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "libfabric registration: "));
+    domain->mr = memories;
+    no_endpoint = *ops;
+    no_endpoint.endpoint = refuse_endpoint;
+    domain->ops = &no_endpoint;
+    connect_in_vain(side, "libfabric endpoint: ");
+    open_table = ops->av_open;
+    no_address = *ops;
+    no_address.av_open = open_refusing_table;
+    domain->ops = &no_address;
+    connect_in_vain(side, "libfabric address: ");
+    domain->ops = ops;
+    finish_well(side);
+}
+
+static void a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on(void **state) {
+    (void)state;
+    run_both(&way, offering_target, full_actor, false);
+}
+
 static void choosing_actor(process *side) {
     (void)side;
     const kvf_libfabric_library *library;
@@ -559,6 +652,7 @@ int main(void) {
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
+        cmocka_unit_test(a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on),
         cmocka_unit_test(tcp_is_not_chosen_where_only_network_cards_are_wanted),
         cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),
     };

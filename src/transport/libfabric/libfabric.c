@@ -71,7 +71,7 @@ static kvf_status open_domain(kvf_libfabric_endpoint *endpoint) {
         what = "domain";
         failed = fi_domain(endpoint->fabric, endpoint->info, &endpoint->domain, NULL);
     }
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, what) : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, what) : KVF_OK;
 }
 
 static void stop_serving(kvf_libfabric_endpoint *endpoint) {
@@ -84,8 +84,8 @@ kvf_status kvf_libfabric_serve(kvf_libfabric_endpoint *endpoint) {
     kvf_status status = kvf_libfabric_port_open(endpoint, &endpoint->port);
     if (!status)
         status = kvf_libfabric_messages_open(endpoint, endpoint, KVF_LIBFABRIC_MESSAGES_IN, &endpoint->inbox);
-    if (!status)
-        status = kvf_libfabric_listen(endpoint);
+    if (!status && kvf_libfabric_listen(endpoint))
+        status = KVF_E_UNSUPPORTED;
     if (status)
         stop_serving(endpoint);
     return status;
@@ -103,7 +103,7 @@ static kvf_status begin_to_serve(kvf_libfabric_endpoint *endpoint) {
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
     endpoint->address_bytes = sizeof address;
     int failed = fi_getname(&endpoint->port.ep->fid, address, &endpoint->address_bytes);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "address") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "address") : KVF_OK;
 }
 
 static kvf_status open_events(kvf_libfabric_endpoint *endpoint) {

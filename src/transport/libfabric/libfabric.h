@@ -89,6 +89,10 @@ bool kvf_libfabric_is_rdma(const struct fi_info *info);
 /** Fails with "libfabric <what>: <its words>". `error` is one of its errors, positive or negative. */
 kvf_status kvf_libfabric_fail(const kvf_libfabric_library *library, ssize_t error, const char *what);
 
+/** The same with KVF_E_UNSUPPORTED, whatever the error is: for what an endpoint, a region or a link needs, so that
+ * "auto" goes on without libfabric if a card cannot be used, or has no more room. */
+kvf_status kvf_libfabric_refuse(const kvf_libfabric_library *library, ssize_t error, const char *what);
+
 /** Whether an error of an operation means that the peer cannot be reached any more. */
 bool kvf_libfabric_means_lost(int error);
 

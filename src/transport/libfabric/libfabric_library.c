@@ -261,3 +261,8 @@ kvf_status kvf_libfabric_fail(const kvf_libfabric_library *library, ssize_t erro
     const int number = (int)(error < 0 ? -error : error);
     return kvf_fail(status_of(number), "libfabric %s: %s", what, library->fi_strerror(number));
 }
+
+kvf_status kvf_libfabric_refuse(const kvf_libfabric_library *library, ssize_t error, const char *what) {
+    (void)kvf_libfabric_fail(library, error, what);
+    return KVF_E_UNSUPPORTED;
+}

@@ -149,7 +149,7 @@ static kvf_status find_address(kvf_libfabric_link *link, const kvf_libfabric_car
     memcpy(address, card->address, card->address_bytes);
     int done = fi_av_insert(link->port.addresses, address, 1, &link->address, 0, NULL);
     return done == 1 ? KVF_OK
-                     : kvf_libfabric_fail(link->endpoint->library, done < 0 ? done : FI_EINVAL, "address");
+                     : kvf_libfabric_refuse(link->endpoint->library, done < 0 ? done : FI_EINVAL, "address");
 }
 
 static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card *card, kvf_peer *peer,

@@ -16,7 +16,7 @@ static kvf_status bind(kvf_libfabric_endpoint *endpoint, struct fid_mr *mr) {
     int failed = fi_mr_bind(mr, &endpoint->port.ep->fid, 0);
     if (!failed)
         failed = fi_mr_enable(mr);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "registration") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "registration") : KVF_OK;
 }
 
 kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory *memory, bool shared,
@@ -37,7 +37,7 @@ kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory 
     int failed = fi_mr_regattr(endpoint->domain, &attributes, 0, &out->mr);
     if (failed) {
         out->mr = NULL;
-        return kvf_libfabric_fail(endpoint->library, failed, "registration");
+        return kvf_libfabric_refuse(endpoint->library, failed, "registration");
     }
     status = bind(endpoint, out->mr);
     if (status)

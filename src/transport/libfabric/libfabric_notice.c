@@ -150,7 +150,7 @@ kvf_status kvf_libfabric_notify(void *self, const void *data, size_t bytes) {
     if (!outbox->all)
         status = kvf_libfabric_messages_open(link->endpoint, link, KVF_LIBFABRIC_MESSAGES_OUT, outbox);
     if (status)
-        return status;
+        return kvf_fail_in(KVF_E_NOMEM, "notification: ");
     kvf_libfabric_message *message = take_spare(outbox);
     if (!message)
         return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed: %u",

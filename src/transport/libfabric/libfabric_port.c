@@ -17,7 +17,7 @@ static kvf_status open_queue(kvf_libfabric_endpoint *endpoint, kvf_libfabric_por
     int failed = fi_cq_open(endpoint->domain, &attributes, &port->cq, NULL);
     if (!failed && !endpoint->poll_us)
         failed = fi_control(&port->cq->fid, FI_GETWAIT, &port->fd);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "completion queue") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "completion queue") : KVF_OK;
 }
 
 static kvf_status open_ep(kvf_libfabric_endpoint *endpoint, kvf_libfabric_port *port) {
@@ -31,7 +31,7 @@ static kvf_status open_ep(kvf_libfabric_endpoint *endpoint, kvf_libfabric_port *
         failed = fi_ep_bind(port->ep, &port->cq->fid, FI_TRANSMIT | FI_RECV);
     if (!failed)
         failed = fi_enable(port->ep);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "endpoint") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "endpoint") : KVF_OK;
 }
 
 kvf_status kvf_libfabric_port_open(kvf_libfabric_endpoint *endpoint, kvf_libfabric_port *port) {
