@@ -25,8 +25,9 @@
  *   "libfabric"  one-sided operations of libfabric by a network card of EFA (AWS) or Slingshot, or emulated over TCP;
  *             CUDA memory where the provider takes it. The machine's libfabric, from version 1.17 on, is loaded when
  *             the first endpoint that may use it is opened. Peers need the same provider. An endpoint uses one network
- *             interface. Over TCP an agent with a stage gives peers a key to its arena only, so that everything goes
- *             packed. Tested over TCP, on no such card yet
+ *             interface. Over TCP, and by cards of EFA that lack RDMA reads or writes or whose libfabric does not tell,
+ *             an agent with a stage gives peers a key to its arena only, so that everything goes packed. Tested over
+ *             TCP, on no such card yet
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. The machine's UCX, from
  *             version 1.13 on, is loaded when the first endpoint that may use it is opened; kvferry is not linked
  *             against it. kvf_transport_find() says what was found. Peers need the same version (1.22 and all later
@@ -211,8 +212,8 @@ KVF_API kvf_status kvf_transport_find(kvf_transport *transport, uint32_t i, kvf_
  * it.
  *
  * @param kind  a kind of kvf_transport_open(); or "shm/brought": memory on one host that callers brought and that
- *              cannot be mapped; "ucx/emulated": UCX without RDMA; or "libfabric/emulated": libfabric over TCP. NULL,
- *              "auto" and unknown kinds: the best that reaches peers on one host
+ *              cannot be mapped; "ucx/emulated": UCX without RDMA; or "libfabric/emulated": libfabric
+ *              where it emulates, as over TCP. NULL, "auto" and unknown kinds: the best that reaches peers on one host
  * @param out   receives the costs
  * @return the kind whose costs these are, owned by the library
  */

@@ -503,6 +503,43 @@ static void auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_
     run_both(&way, idle_target, automatic_actor, false);
 }
 
+static struct {
+    int failed; /* of an endpoint that does not know the question */
+    bool reads, writes;
+} emulates;
+
+static int tell_emulation(struct fid *fid, int level, int option, void *value, size_t *bytes) {
+    (void)fid;
+    const int first = -(0xefa << 16); /* of the options of EFA */
+    CHECK(level == FI_OPT_ENDPOINT && *bytes == sizeof(bool) && (option == first + 1 || option == first + 2));
+    if (!emulates.failed)
+        *(bool *)value = option == first + 1 ? emulates.reads : emulates.writes;
+    return emulates.failed;
+}
+
+static bool emulates_with(const char *provider, int failed, bool reads, bool writes) {
+    struct fi_ops_ep ops = {.size = sizeof ops, .getopt = tell_emulation};
+    struct fid_ep ep = {.ops = &ops};
+    char name[16];
+    (void)snprintf(name, sizeof name, "%s", provider);
+    struct fi_fabric_attr attributes = {.prov_name = name};
+    const struct fi_info info = {.fabric_attr = &attributes};
+    emulates.failed = failed;
+    emulates.reads = reads;
+    emulates.writes = writes;
+    return kvf_libfabric_emulates(&info, &ep);
+}
+
+static void efa_counts_as_emulating_unless_it_says_that_it_reads_and_writes_by_itself(void **state) {
+    (void)state;
+    assert_false(emulates_with("efa", 0, false, false));
+    assert_true(emulates_with("efa", 0, false, true)); /* as cards that have RDMA reads only */
+    assert_true(emulates_with("efa", 0, true, false));
+    assert_true(emulates_with("efa", -FI_ENOPROTOOPT, false, false)); /* a libfabric that does not know */
+    assert_false(emulates_with("cxi", -FI_ENOPROTOOPT, true, true));
+    assert_true(emulates_with("tcp", -FI_ENOPROTOOPT, false, false));
+}
+
 static int refuse_fabric(struct fi_fabric_attr *attributes, struct fid_fabric **out, void *context) {
     (void)attributes, (void)out, (void)context;
     return -FI_EIO;
@@ -602,7 +639,8 @@ static void choosing_actor(process *side) {
     struct fi_info *info;
     CHECK(kvf_libfabric_load(NULL, &library) == KVF_OK);
     CHECK(kvf_libfabric_choose(library, NULL, false, "lo", &info) == KVF_OK);
-    CHECK(!kvf_libfabric_is_rdma(info));
+    CHECK(strcmp(info->fabric_attr->prov_name, "tcp") == 0 ||
+          strcmp(info->fabric_attr->prov_name, "net") == 0);
     library->fi_freeinfo(info);
     CHECK(kvf_libfabric_choose(library, NULL, true, "lo", &info) == KVF_E_UNSUPPORTED);
     CHECK(strstr(kvf_error_detail(), "among efa, cxi with"));
@@ -652,6 +690,7 @@ int main(void) {
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
+        cmocka_unit_test(efa_counts_as_emulating_unless_it_says_that_it_reads_and_writes_by_itself),
         cmocka_unit_test(a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on),
         cmocka_unit_test(tcp_is_not_chosen_where_only_network_cards_are_wanted),
         cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),

@@ -8,14 +8,14 @@
  * their way to it, sooner or later, or nothing is taken for it any more (kvf_libfabric_is_patient()); for peers on the
  * same machine the beacon tells at once.
  *
- * Which side must make progress. Network cards with RDMA need no help. Where libfabric emulates, operations move only
- * while the owner of the memory calls kvf_transport_progress().
+ * Which side must make progress. Network cards with RDMA need no help: those of Slingshot, and newer ones of EFA. Where
+ * libfabric emulates, operations move only while the owner of the memory calls kvf_transport_progress().
  *
  * What a peer can reach. The owner's side checks the key and the bounds of every operation, also when it emulates, and
  * keys are drawn at random where the provider lets us choose: a peer without the card reaches nothing, and a peer with
  * it only registered memory. A peer cannot be shut out while the memory stays registered, so there is no fence; and
- * what was sent over TCP arrives even if its sender was given up. So where libfabric emulates, agents with a stage give
- * keys to their arena only (kvf_transport_withhold_emulated()): late writes then hit only slots.
+ * what was sent by emulation arrives even if its sender was given up. So where libfabric emulates, agents with a stage
+ * give keys to their arena only (kvf_transport_withhold_emulated()): late writes then hit only slots.
  *
  * "auto" looks for cards of EFA or Slingshot first, and loads libfabric only if the kernel knows one: libfabric's first
  * look at a machine takes a tenth of a second. Then it takes only providers of such cards: not TCP if none can be used.
@@ -100,6 +100,7 @@ static kvf_status begin_to_serve(kvf_libfabric_endpoint *endpoint) {
     }
     if (status)
         return status;
+    endpoint->emulates = kvf_libfabric_emulates(endpoint->info, endpoint->port.ep);
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
     endpoint->address_bytes = sizeof address;
     int failed = fi_getname(&endpoint->port.ep->fid, address, &endpoint->address_bytes);
@@ -328,7 +329,7 @@ const kvf_fabric kvf_fabric_libfabric = {
     .cancel = kvf_libfabric_cancel,
     .notify = kvf_libfabric_notify,
     .withholds = kvf_libfabric_withholds,
-    /* Over TCP: each operation is a message there and back, and a processor copies at both ends. */
+    /* Emulated, here over TCP: each operation is a message there and back, and a processor copies at both ends. */
     .apart = {"libfabric/emulated", {.ns_per_run = 4e3, .ns_per_byte = 0.6, .ns_per_source = 100e3}},
     .is_apart = kvf_libfabric_is_emulated,
     .place = kvf_libfabric_place,

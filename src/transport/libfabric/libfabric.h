@@ -82,9 +82,9 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider, bool only_cards,
                                 const char *domain, struct fi_info **out);
 
-/** Whether a provider's network cards read and write the memory of other hosts by themselves, as efa's and cxi's do.
- * All others count as emulating it. */
-bool kvf_libfabric_is_rdma(const struct fi_info *info);
+/** Whether a provider emulates one-sided operations by messages. The network cards of cxi, and newer ones of efa, read
+ * and write the memory of other hosts by themselves; of efa its endpoint says so. All others count as emulating. */
+bool kvf_libfabric_emulates(const struct fi_info *info, struct fid_ep *ep);
 
 /** Fails with "libfabric <what>: <its words>". `error` is one of its errors, positive or negative. */
 kvf_status kvf_libfabric_fail(const kvf_libfabric_library *library, ssize_t error, const char *what);
@@ -196,6 +196,7 @@ struct kvf_libfabric_endpoint {
     struct fid_fabric *fabric;
     struct fid_domain *domain;
     size_t address_bytes;    /**< of an address of a port */
+    bool emulates;           /**< see kvf_libfabric_emulates() */
     kvf_libfabric_port port; /**< where peers reach us: it serves their operations and takes their messages */
     kvf_libfabric_messages inbox;
     kvf_libfabric_memory *regions; /**< by number */

@@ -140,9 +140,21 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 static const char *const known[] = {"efa", "cxi", "tcp", "net"};
 #define KNOWN_OF_CARDS 2u
 
-bool kvf_libfabric_is_rdma(const struct fi_info *info) {
-    const char *name = info->fabric_attr->prov_name;
-    return strcmp(name, "efa") == 0 || strcmp(name, "cxi") == 0;
+/* FI_OPT_EFA_EMULATED_READ and _WRITE of libfabric's headers from 1.19 on. */
+#define EFA_EMULATED_READ ((int)-(0xefa << 16) + 1)
+#define EFA_EMULATED_WRITE ((int)-(0xefa << 16) + 2)
+
+/* Older versions do not say. */
+static bool efa_emulates(struct fid_ep *ep, int option) {
+    bool emulates = true;
+    size_t bytes = sizeof emulates;
+    return fi_getopt(&ep->fid, FI_OPT_ENDPOINT, option, &emulates, &bytes) != 0 || emulates;
+}
+
+bool kvf_libfabric_emulates(const struct fi_info *info, struct fid_ep *ep) {
+    if (strcmp(info->fabric_attr->prov_name, "efa") == 0)
+        return efa_emulates(ep, EFA_EMULATED_READ) || efa_emulates(ep, EFA_EMULATED_WRITE);
+    return strcmp(info->fabric_attr->prov_name, "cxi") != 0;
 }
 
 static void ask_for(struct fi_info *hints, uint64_t more_abilities) {

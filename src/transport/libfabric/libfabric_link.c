@@ -202,7 +202,7 @@ kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf
 
 bool kvf_libfabric_is_emulated(const void *self) {
     const kvf_libfabric_link *link = self;
-    return !kvf_libfabric_is_rdma(link->endpoint->info);
+    return link->endpoint->emulates;
 }
 
 bool kvf_libfabric_withholds(const void *self) {

@@ -78,7 +78,7 @@ kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory 
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
                         region, endpoint->info->fabric_attr->prov_name, endpoint->library->version);
-    const bool withheld = memory->kind == KVF_MEMORY_HOST && !kvf_libfabric_is_rdma(endpoint->info) &&
+    const bool withheld = memory->kind == KVF_MEMORY_HOST && endpoint->emulates &&
                           kvf_transport_withholds_emulated(endpoint->transport);
     kvf_status status = make_room(endpoint, region);
     if (!status)
@@ -99,7 +99,7 @@ kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
         (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
         return KVF_E_AGAIN;
     }
-    if (!kvf_libfabric_is_rdma(endpoint->info) && kvf_libfabric_serve(endpoint))
+    if (endpoint->emulates && kvf_libfabric_serve(endpoint))
         return KVF_E_AGAIN;
     kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
     return KVF_OK;
