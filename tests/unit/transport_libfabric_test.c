@@ -633,6 +633,40 @@ static void a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on(voi
     run_both(&way, offering_target, full_actor, false);
 }
 
+static struct {
+    uint32_t count;
+    bool provider_keys[8], devices[8];
+} looks;
+
+/* Has nothing, and notes what was asked for. */
+static int note_look(uint32_t version, const char *node, const char *service, uint64_t flags,
+                     const struct fi_info *hints, struct fi_info **out) {
+    (void)version, (void)node, (void)service, (void)flags, (void)out;
+    CHECK(looks.count < 8);
+    looks.provider_keys[looks.count] = hints->domain_attr->mr_mode & FI_MR_PROV_KEY;
+    looks.devices[looks.count++] = hints->caps & FI_HMEM;
+    return -FI_ENODATA;
+}
+
+static void looking_actor(process *side) {
+    (void)side;
+    const kvf_libfabric_library *library;
+    struct fi_info *info;
+    CHECK(kvf_libfabric_load(NULL, &library) == KVF_OK);
+    kvf_libfabric_library noting = *library;
+    noting.fi_getinfo = note_look;
+    CHECK(kvf_libfabric_choose(&noting, "cxi", false, NULL, &info) == KVF_E_UNSUPPORTED);
+    CHECK(looks.count == 4);
+    for (uint32_t i = 0; i < 4; i++)
+        CHECK(looks.devices[i] == (i < 2) && looks.provider_keys[i] == (i % 2 == 1));
+}
+
+/* Access by keys that cxi chooses does not end with the registration. */
+static void keys_of_the_provider_are_offered_only_if_there_is_no_other_way(void **state) {
+    (void)state;
+    run_both(&way, idle_target, looking_actor, false);
+}
+
 static void choosing_actor(process *side) {
     (void)side;
     const kvf_libfabric_library *library;
@@ -692,6 +726,7 @@ int main(void) {
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
         cmocka_unit_test(efa_counts_as_emulating_unless_it_says_that_it_reads_and_writes_by_itself),
         cmocka_unit_test(a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on),
+        cmocka_unit_test(keys_of_the_provider_are_offered_only_if_there_is_no_other_way),
         cmocka_unit_test(tcp_is_not_chosen_where_only_network_cards_are_wanted),
         cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),
     };

@@ -157,13 +157,20 @@ bool kvf_libfabric_emulates(const struct fi_info *info, struct fid_ep *ep) {
     return strcmp(info->fabric_attr->prov_name, "cxi") != 0;
 }
 
-static void ask_for(struct fi_info *hints, uint64_t more_abilities) {
-    hints->caps = FI_MSG | FI_RMA | more_abilities;
+/* What is looked for, best first: memory of devices, and keys that we choose. cxi takes such keys if it is not offered
+ * to choose them itself, and access by those that it chooses does not end with the registration. EFA always chooses. */
+static const struct look {
+    uint64_t abilities;
+    int keys;
+} looks[] = {{FI_HMEM, 0}, {FI_HMEM, FI_MR_PROV_KEY}, {0, 0}, {0, FI_MR_PROV_KEY}};
+
+static void ask_for(struct fi_info *hints, const struct look *look) {
+    hints->caps = FI_MSG | FI_RMA | look->abilities;
     hints->mode = FI_CONTEXT | FI_CONTEXT2; /* each operation has such a struct */
     hints->ep_attr->type = FI_EP_RDM;
     hints->ep_attr->max_msg_size = KVF_PIECE_MAX;
-    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
-                                  FI_MR_ENDPOINT | (more_abilities & FI_HMEM ? FI_MR_HMEM : 0);
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | look->keys |
+                                  FI_MR_ENDPOINT | (look->abilities & FI_HMEM ? FI_MR_HMEM : 0);
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
     hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
@@ -198,11 +205,11 @@ static bool is_wanted(const struct fi_info *info, const char *provider, const ch
 
 /* A description of a provider of this name; NULL: it has none that can be used. */
 static struct fi_info *look_at(const kvf_libfabric_library *library, const char *provider, const char *domain,
-                               uint64_t more_abilities) {
+                               const struct look *look) {
     struct fi_info *hints = library->fi_dupinfo(NULL), *found = NULL;
     if (!hints)
         return NULL;
-    ask_for(hints, more_abilities);
+    ask_for(hints, look);
     hints->fabric_attr->prov_name = strdup(provider); /* freed with the hints, as is the next */
     hints->domain_attr->name = domain ? strdup(domain) : NULL;
     int failed = library->fi_getinfo(INTERFACE, NULL, NULL, 0, hints, &found);
@@ -221,9 +228,8 @@ kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char
     *out = NULL;
     for (size_t i = 0; i < count && !*out; i++) {
         const char *name = provider ? provider : known[i];
-        *out = look_at(library, name, domain, FI_HMEM);
-        if (!*out)
-            *out = look_at(library, name, domain, 0);
+        for (size_t l = 0; l < sizeof looks / sizeof *looks && !*out; l++)
+            *out = look_at(library, name, domain, &looks[l]);
         if (provider)
             break;
     }
