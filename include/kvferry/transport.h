@@ -25,8 +25,9 @@
  *   "libfabric"  one-sided operations of libfabric by a network card of EFA (AWS) or Slingshot, or emulated over TCP;
  *             CUDA memory where the provider takes it. The machine's libfabric, from version 1.17 on, is loaded when
  *             the first endpoint that may use it is opened. Peers need the same provider. An endpoint uses one network
- *             interface. Over TCP an agent with a stage gives peers a key to its arena only, so that everything goes
- *             packed. Tested over TCP, on no such card yet
+ *             interface. Over TCP, and by cards of EFA that lack RDMA reads or writes or whose libfabric does not tell,
+ *             an agent with a stage gives peers a key to its arena only, so that everything goes packed. Tested over
+ *             TCP, on no such card yet
  *   "ucx"     UCX one-sided operations: shared memory, TCP, RDMA, CUDA, as UCX finds them. The machine's UCX, from
  *             version 1.13 on, is loaded when the first endpoint that may use it is opened; kvferry is not linked
  *             against it. kvf_transport_find() says what was found. Peers need the same version (1.22 and all later
@@ -71,7 +72,8 @@ typedef struct kvf_peer kvf_peer;
  *                 peers by CUDA IPC; "exportable": by cuMemCreate(), in multiples of what the driver asks for (2 MiB
  *                 on current devices), shared by file descriptors, which the caller can export, too
  *   "libfabric.provider"  the provider, such as "efa", "cxi", "tcp" or, in libfabric 1.17, "net" (TCP); default: the
- *                 first of these that is there. If it is set, "auto" uses libfabric on any machine
+ *                 first of these that is there, and with "auto" only efa and cxi. If it is set, "auto" uses libfabric
+ *                 on any machine
  *   "libfabric.domain"    the network interface, as the provider calls it, such as "rdmap0s6-rdm" or "eth0"; default:
  *                 the provider's first
  *   "libfabric.library"   the libfabric to load: files, separated by ':'; the first usable one is loaded. The system's
@@ -210,8 +212,8 @@ KVF_API kvf_status kvf_transport_find(kvf_transport *transport, uint32_t i, kvf_
  * it.
  *
  * @param kind  a kind of kvf_transport_open(); or "shm/brought": memory on one host that callers brought and that
- *              cannot be mapped; "ucx/emulated": UCX without RDMA; or "libfabric/emulated": libfabric over TCP. NULL,
- *              "auto" and unknown kinds: the best that reaches peers on one host
+ *              cannot be mapped; "ucx/emulated": UCX without RDMA; or "libfabric/emulated": libfabric
+ *              where it emulates, as over TCP. NULL, "auto" and unknown kinds: the best that reaches peers on one host
  * @param out   receives the costs
  * @return the kind whose costs these are, owned by the library
  */
@@ -269,8 +271,9 @@ KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint3
  * Takes one region back, at any time, for engines that move their cache. From then on cards that were exported before
  * are refused: memory has *generations*, and a card names the one it is for. Connections to us by such cards are ended,
  * with KVF_E_PEER_LOST at the peers, which must connect again by a new card. Once this has returned KVF_OK, no peer
- * touches the memory any more, except UCX where it emulates one-sided operations: peers that are connected by it must
- * have stopped before.
+ * touches the memory any more, except by UCX: peers that are connected by it must have stopped before. Where UCX
+ * emulates one-sided operations, it serves any address; with RDMA it keeps registrations in a cache, so that a peer with
+ * the old card keeps access until the memory is unmapped.
  *
  * A process that is stopped in the middle of a write, or claims to be, can write to the memory until it ends:
  * KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and how long we have

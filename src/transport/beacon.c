@@ -19,30 +19,53 @@ _Static_assert(KVF_BEACON_KEY_BYTES == KVF_NEIGHBOUR_ID_BYTES, "the key names th
 
 void kvf_beacon_open(kvf_beacon *beacon, int set) {
     kvf_beacon_close(beacon);
+    beacon->set = set;
     if (kvf_host_place(beacon->mark + KVF_BEACON_KEY_BYTES) &&
         !kvf_random(beacon->mark, KVF_BEACON_KEY_BYTES)) {
         struct sockaddr_un name;
         socklen_t bytes = kvf_neighbour_address(PREFIX, beacon->mark, &name);
         beacon->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (beacon->listener >= 0 && bind(beacon->listener, (struct sockaddr *)&name, bytes) == 0 &&
-            listen(beacon->listener, SOMAXCONN) == 0 && !kvf_watch_add(set, beacon->listener, beacon))
+            listen(beacon->listener, SOMAXCONN) == 0 && !kvf_watch_edges(set, beacon->listener, beacon))
             return;
     }
     kvf_beacon_close(beacon);
 }
 
+/* Closing alone ends no connection that a forked child of this process holds, too. */
+static void hang_up(int socket) {
+    (void)shutdown(socket, SHUT_RDWR);
+    (void)close(socket);
+}
+
+/* Connections that were not accepted yet end, too: after the shutdown no more come. */
+static void close_listener(kvf_beacon *beacon) {
+    int watcher;
+    if (beacon->listener >= 0)
+        (void)shutdown(beacon->listener, SHUT_RDWR);
+    while (beacon->listener >= 0 && (watcher = accept4(beacon->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0)
+        hang_up(watcher);
+    kvf_watch_close(beacon->set, &beacon->listener);
+}
+
 void kvf_beacon_close(kvf_beacon *beacon) {
     for (size_t i = 0; i < beacon->watcher_count; i++)
-        (void)close(beacon->watchers[i]);
+        hang_up(beacon->watchers[i]);
     kvf_free(beacon->watchers);
-    kvf_fd_close(&beacon->listener);
+    close_listener(beacon);
     *beacon = (kvf_beacon){.listener = -1};
+}
+
+/* Whether the other end is closed; nothing is ever sent. */
+static bool is_hung_up(int socket) {
+    struct pollfd look = {socket, POLLIN, 0};
+    return poll(&look, 1, 0) > 0;
 }
 
 static void drop_hung_up(kvf_beacon *beacon) {
     size_t kept = 0;
     for (size_t i = 0; i < beacon->watcher_count; i++) {
-        if (kvf_beacon_is_gone(beacon->watchers[i]))
+        if (is_hung_up(beacon->watchers[i]))
             (void)close(beacon->watchers[i]);
         else
             beacon->watchers[kept++] = beacon->watchers[i];
@@ -50,16 +73,20 @@ static void drop_hung_up(kvf_beacon *beacon) {
     beacon->watcher_count = kept;
 }
 
-/* Accepts only processes of our user: others cannot map our memory, and must not fill our descriptor table. */
-static bool is_ours(int watcher) {
+/* Whether the process at the other end is one of our user: others cannot map our memory, and must not fill our
+ * descriptor table. The owner hangs up on them, so a watcher of another user must not take that for the owner's end. */
+static bool is_ours(int socket, pid_t *process) {
     struct ucred credentials;
     socklen_t bytes = sizeof credentials;
-    return getsockopt(watcher, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) == 0 &&
-           (credentials.uid == geteuid() || credentials.uid == 0 || geteuid() == 0);
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0)
+        return false;
+    *process = credentials.pid;
+    return credentials.uid == geteuid() || credentials.uid == 0 || geteuid() == 0;
 }
 
 static bool keep(kvf_beacon *beacon, int watcher) {
-    if (!is_ours(watcher))
+    pid_t process;
+    if (!is_ours(watcher, &process))
         return false;
     if (beacon->watcher_count == beacon->watcher_capacity) {
         drop_hung_up(beacon);
@@ -80,7 +107,7 @@ static bool keep(kvf_beacon *beacon, int watcher) {
 }
 
 void kvf_beacon_tend(kvf_beacon *beacon) {
-    for (;;) {
+    while (beacon->listener >= 0) {
         int watcher = accept4(beacon->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (watcher < 0)
             return;
@@ -89,27 +116,50 @@ void kvf_beacon_tend(kvf_beacon *beacon) {
     }
 }
 
-kvf_status kvf_beacon_watch(const unsigned char mark[KVF_BEACON_BYTES], int *out) {
-    unsigned char here[KVF_PLACE_BYTES];
-    *out = -1;
-    if (!kvf_host_place(here) || memcmp(kvf_beacon_place(mark), here, sizeof here) != 0)
-        return KVF_OK;
+typedef enum sight { UNSEEN, SEEN, GONE } sight;
+
+/* A socket that is connected, but to an owner that has died, is held by a child of it. */
+static sight look(const unsigned char mark[KVF_BEACON_BYTES], kvf_beacon_watch *watch) {
     struct sockaddr_un name;
-    socklen_t bytes = kvf_neighbour_address(PREFIX, mark, &name);
-    int watch = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (watch < 0)
-        return KVF_OK;
-    if (connect(watch, (struct sockaddr *)&name, bytes) == 0) {
-        *out = watch;
-        return KVF_OK;
-    }
-    bool gone = errno == ECONNREFUSED;
-    (void)close(watch);
-    return gone ? kvf_fail(KVF_E_PEER_LOST, "%s", KVF_BEACON_GONE) : KVF_OK;
+    const socklen_t bytes = kvf_neighbour_address(PREFIX, mark, &name);
+    pid_t owner;
+    watch->socket = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (watch->socket < 0)
+        return UNSEEN;
+    if (connect(watch->socket, (struct sockaddr *)&name, bytes) != 0)
+        return errno == ECONNREFUSED ? GONE : UNSEEN;
+    if (!is_ours(watch->socket, &owner))
+        return UNSEEN;
+    if (owner <= 0) /* of another namespace of processes */
+        return SEEN;
+    watch->process = kvf_neighbour_watch_process(owner);
+    return watch->process < 0 && errno == ESRCH ? GONE : SEEN;
 }
 
-bool kvf_beacon_is_gone(int watch) {
-    char byte;
-    ssize_t got = recv(watch, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+kvf_status kvf_beacon_watch_open(const unsigned char mark[KVF_BEACON_BYTES], int set, void *what,
+                                 kvf_beacon_watch *out) {
+    unsigned char here[KVF_PLACE_BYTES];
+    *out = (kvf_beacon_watch){-1, -1};
+    if (!kvf_host_place(here) || memcmp(kvf_beacon_place(mark), here, sizeof here) != 0)
+        return KVF_OK;
+    const sight seen = look(mark, out);
+    kvf_status status = KVF_OK;
+    if (seen != SEEN)
+        kvf_beacon_watch_close(set, out);
+    if (out->socket >= 0)
+        status = kvf_watch_add(set, out->socket, what);
+    if (!status && out->process >= 0)
+        status = kvf_watch_add(set, out->process, what);
+    return seen == GONE ? kvf_fail(KVF_E_PEER_LOST, "%s", KVF_BEACON_GONE) : status;
+}
+
+void kvf_beacon_watch_close(int set, kvf_beacon_watch *watch) {
+    kvf_watch_close(set, &watch->socket);
+    kvf_watch_close(set, &watch->process);
+}
+
+bool kvf_beacon_is_gone(const kvf_beacon_watch *watch) {
+    struct pollfd looks[2] = {{watch->socket, POLLIN, 0},
+                              {watch->process, POLLIN, 0}}; /* -1 is passed over */
+    return watch->socket >= 0 && poll(looks, 2, 0) > 0;
 }

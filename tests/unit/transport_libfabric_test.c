@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -26,6 +27,12 @@ static kvf_libfabric_link *link_of(const process *side) {
 }
 
 /* ---- cards and keys -------------------------------------------------------------------------- */
+
+/* Waits until the other process is gone. */
+static void hear_end(const process *side) {
+    char word;
+    CHECK(recv(side->line, &word, 1, 0) <= 0);
+}
 
 /* Connects by the target's card as `change` leaves it. */
 static void connect_by_changed_card(process *side, void (*change)(kvf_libfabric_card *card)) {
@@ -215,6 +222,51 @@ static void a_connection_outlives_another_one_to_the_same_peer(void **state) {
     run_both(&way, serving_target, twice_actor, false);
 }
 
+static struct {
+    int (*close)(struct fid *fid);
+    int answer; /* of the first call */
+    bool closes;
+    uint32_t calls;
+} closing;
+
+static int close_badly(struct fid *fid) {
+    const bool first = closing.calls++ == 0;
+    const int failed = !first || closing.closes ? closing.close(fid) : 0;
+    return first ? closing.answer : failed;
+}
+
+/* Unregisters a region while libfabric answers so to the first attempt to close it; returns how often it was tried. */
+static uint32_t unregister_badly(process *side, uint32_t region, int answer, bool closes,
+                                 kvf_status expected) {
+    static struct fi_ops ops[REGIONS];
+    kvf_libfabric_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    struct fid *fid = &endpoint->regions[region].mr->fid;
+    closing.close = fid->ops->close;
+    closing.answer = answer;
+    closing.closes = closes;
+    closing.calls = 0;
+    ops[region] = *fid->ops;
+    ops[region].close = close_badly;
+    fid->ops = &ops[region];
+    CHECK(kvf_transport_unregister_region(side->transport, region) == expected);
+    if (expected)
+        CHECK(kvf_transport_unregister_region(side->transport, region) == KVF_OK);
+    return closing.calls;
+}
+
+static void closing_actor(process *side) {
+    open_side(side, 0, 1);
+    CHECK(unregister_badly(side, 0, -FI_EBUSY, false, KVF_E_AGAIN) == 2);
+    CHECK(unregister_badly(side, 1, -FI_EIO, true, KVF_OK) == 1);
+    close_side(side);
+    CHECK(closing.calls == 1);
+}
+
+static void a_registration_is_closed_again_only_if_it_was_busy(void **state) {
+    (void)state;
+    run_both(&way, idle_target, closing_actor, false);
+}
+
 /* ---- peers far away that are gone ------------------------------------------------------------ */
 
 static void far_dying_actor(process *side) {
@@ -241,6 +293,59 @@ static void a_peer_far_away_that_dies_while_it_is_read_is_lost(void **state) {
     run_both(&way, serving_target, far_dying_actor, true);
 }
 
+/* Over TCP libfabric then refuses everything, and says each time that it is for now. */
+static void idle_far_actor(process *side) {
+    const kvf_run run = {.bytes = 1000};
+    open_side(side, 0, 2);
+    connect_by_changed_card(side, hide_beacon);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, 1);
+    CHECK(kill(side->other, SIGKILL) == 0);
+    hear_end(side);
+    submit(side, KVF_READ, &run, 1, NULL);
+    while (side->lost == 0 && !kvf_peer_waiting(side->peer))
+        (void)kvf_transport_progress(side->transport, NULL);
+    if (side->lost == 0) {
+        CHECK(side->ends == 1);
+        CHECK(strstr(kvf_peer_waiting(side->peer), "nothing reaches it any more"));
+        link_of(side)->silent_ns -= KVF_LIBFABRIC_GIVE_UP_NS; /* as if that time had passed */
+        progress_until_lost(side);
+    }
+    CHECK(side->ends == 2 && side->ended == KVF_E_PEER_LOST);
+    close_side(side);
+}
+
+static void a_peer_far_away_that_dies_while_nothing_is_under_way_is_lost(void **state) {
+    (void)state;
+    run_both(&way, serving_target, idle_far_actor, true);
+}
+
+static ssize_t refuse(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags) {
+    (void)ep, (void)message, (void)flags;
+    return -FI_ENOTCONN;
+}
+
+/* Its libfabric refuses a read at once, as providers do once they know that a peer is gone. */
+static void refused_actor(process *side) {
+    static struct fi_ops_rma refusing;
+    const kvf_run run = {.bytes = REGION_BYTES};
+    open_side(side, 0, 2);
+    connect_by_changed_card(side, hide_beacon);
+    refusing = *link_of(side)->port.ep->rma;
+    refusing.readmsg = refuse;
+    link_of(side)->port.ep->rma = &refusing;
+    submit(side, KVF_READ, &run, 1, NULL);
+    progress_until_lost(side);
+    CHECK(side->ends == 1 && side->ended == KVF_E_PEER_LOST);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_peer_far_away_is_lost_if_an_operation_is_refused_at_once(void **state) {
+    (void)state;
+    run_both(&way, serving_target, refused_actor, false);
+}
+
 /* ---- messages from anybody ------------------------------------------------------------------- */
 
 static void hearing_target(process *side) {
@@ -250,6 +355,14 @@ static void hearing_target(process *side) {
         progress(side);
     CHECK(side->notes_in_order);
     close_side(side);
+}
+
+/* Takes the completion of an operation that was begun past the fabric. */
+static void await_raw(process *side, const void *context) {
+    struct fi_cq_msg_entry entry;
+    while (fi_cq_read(link_of(side)->port.cq, &entry, 1) != 1)
+        (void)kvf_transport_progress(side->transport, NULL);
+    CHECK(entry.op_context == context);
 }
 
 /* Sends bytes that are no notification, past the fabric. */
@@ -262,10 +375,7 @@ static void send_raw(process *side, const void *data, size_t bytes) {
            -FI_EAGAIN)
         progress(side);
     CHECK(failed == 0);
-    struct fi_cq_msg_entry entry;
-    while (fi_cq_read(link->port.cq, &entry, 1) != 1)
-        (void)kvf_transport_progress(side->transport, NULL);
-    CHECK(entry.op_context == &message.operation);
+    await_raw(side, &message.operation);
 }
 
 static void babbling_actor(process *side) {
@@ -288,6 +398,39 @@ static void babbling_actor(process *side) {
 static void a_message_that_is_no_notification_is_dropped(void **state) {
     (void)state;
     run_both(&way, hearing_target, babbling_actor, false);
+}
+
+/* A write that also puts a number into the completion queue of its target, which has no operation for it. */
+static void write_with_data(process *side) {
+    static kvf_libfabric_operation operation;
+    static unsigned char byte;
+    kvf_libfabric_link *link = link_of(side);
+    const kvf_libfabric_target *to = &link->targets[0];
+    ssize_t failed;
+    byte = side_byte(1, 0, 0);
+    while ((failed = fi_writedata(link->port.ep, &byte, 1, NULL, 1234, link->address, to->base, to->key,
+                                  &operation)) == -FI_EAGAIN)
+        progress(side);
+    CHECK(failed == 0);
+    await_raw(side, &operation);
+}
+
+static void numbering_actor(process *side) {
+    open_side(side, 0, 2);
+    connect_side(side);
+    notify(side, 0, 100);
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    write_with_data(side);
+    notify(side, 1, 100);
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    close_side(side);
+}
+
+static void a_write_that_brings_a_number_for_the_completion_queue_does_no_harm(void **state) {
+    (void)state;
+    run_both(&way, hearing_target, numbering_actor, false);
 }
 
 /* ---- what this machine or build cannot do ---------------------------------------------------- */
@@ -360,6 +503,188 @@ static void auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_
     run_both(&way, idle_target, automatic_actor, false);
 }
 
+static struct {
+    int failed; /* of an endpoint that does not know the question */
+    bool reads, writes;
+} emulates;
+
+static int tell_emulation(struct fid *fid, int level, int option, void *value, size_t *bytes) {
+    (void)fid;
+    const int first = -(0xefa << 16); /* of the options of EFA */
+    CHECK(level == FI_OPT_ENDPOINT && *bytes == sizeof(bool) && (option == first + 1 || option == first + 2));
+    if (!emulates.failed)
+        *(bool *)value = option == first + 1 ? emulates.reads : emulates.writes;
+    return emulates.failed;
+}
+
+static bool emulates_with(const char *provider, int failed, bool reads, bool writes) {
+    struct fi_ops_ep ops = {.size = sizeof ops, .getopt = tell_emulation};
+    struct fid_ep ep = {.ops = &ops};
+    char name[16];
+    (void)snprintf(name, sizeof name, "%s", provider);
+    struct fi_fabric_attr attributes = {.prov_name = name};
+    const struct fi_info info = {.fabric_attr = &attributes};
+    emulates.failed = failed;
+    emulates.reads = reads;
+    emulates.writes = writes;
+    return kvf_libfabric_emulates(&info, &ep);
+}
+
+static void efa_counts_as_emulating_unless_it_says_that_it_reads_and_writes_by_itself(void **state) {
+    (void)state;
+    assert_false(emulates_with("efa", 0, false, false));
+    assert_true(emulates_with("efa", 0, false, true)); /* as cards that have RDMA reads only */
+    assert_true(emulates_with("efa", 0, true, false));
+    assert_true(emulates_with("efa", -FI_ENOPROTOOPT, false, false)); /* a libfabric that does not know */
+    assert_false(emulates_with("cxi", -FI_ENOPROTOOPT, true, true));
+    assert_true(emulates_with("tcp", -FI_ENOPROTOOPT, false, false));
+}
+
+static int refuse_fabric(struct fi_fabric_attr *attributes, struct fid_fabric **out, void *context) {
+    (void)attributes, (void)out, (void)context;
+    return -FI_EIO;
+}
+
+static int refuse_memory(struct fid *fid, const struct fi_mr_attr *attributes, uint64_t flags,
+                         struct fid_mr **out) {
+    (void)fid, (void)attributes, (void)flags, (void)out;
+    return -FI_ENOMEM;
+}
+
+static int refuse_endpoint(struct fid_domain *domain, struct fi_info *info, struct fid_ep **out,
+                           void *context) {
+    (void)domain, (void)info, (void)out, (void)context;
+    return -FI_ENOMEM;
+}
+
+static int refuse_address(struct fid_av *table, const void *address, size_t count, fi_addr_t *out,
+                          uint64_t flags, void *context) {
+    (void)table, (void)address, (void)count, (void)out, (void)flags, (void)context;
+    return -FI_EHOSTUNREACH;
+}
+
+static int (*open_table)(struct fid_domain *domain, struct fi_av_attr *attributes, struct fid_av **out,
+                         void *context);
+
+/* Opens a table that takes no address. */
+static int open_refusing_table(struct fid_domain *domain, struct fi_av_attr *attributes, struct fid_av **out,
+                               void *context) {
+    static struct fi_ops_av refusing;
+    const int failed = open_table(domain, attributes, out, context);
+    CHECK(!failed);
+    refusing = *(*out)->ops;
+    refusing.insert = refuse_address;
+    (*out)->ops = &refusing;
+    return 0;
+}
+
+static void open_without_fabric(process *side) {
+    const kvf_libfabric_library *library;
+    CHECK(kvf_libfabric_load(NULL, &library) == KVF_OK);
+    kvf_libfabric_library *broken = (kvf_libfabric_library *)(uintptr_t)library;
+    const __typeof__(broken->fi_fabric) whole = broken->fi_fabric;
+    broken->fi_fabric = refuse_fabric;
+    CHECK(kvf_transport_open("libfabric",
+                             &(kvf_transport_options){.struct_size = sizeof(kvf_transport_options)},
+                             &side->transport) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "libfabric fabric: "));
+    broken->fi_fabric = whole;
+}
+
+/* Connects to a peer, which must be refused by libfabric as unable, whatever its error. */
+static void connect_in_vain(process *side, const char *words) {
+    static unsigned char card[65536];
+    const size_t bytes = receive_card(side, card, sizeof card);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), words));
+}
+
+static void full_actor(process *side) {
+    static struct fi_ops_mr no_memory;
+    static struct fi_ops_domain no_endpoint, no_address;
+    unsigned char bytes[64];
+    const kvf_memory memory = {.struct_size = sizeof memory, .address = bytes, .bytes = sizeof bytes};
+    open_without_fabric(side);
+    open_side(side, 0, 2);
+    struct fid_domain *domain = ((kvf_libfabric_endpoint *)side->transport->fabrics[0].endpoint)->domain;
+    struct fi_ops_mr *memories = domain->mr;
+    struct fi_ops_domain *ops = domain->ops;
+    no_memory = *domain->mr;
+    no_memory.regattr = refuse_memory;
+    domain->mr = &no_memory;
+    CHECK(kvf_transport_register_region(side->transport, REGIONS, &memory) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "libfabric registration: "));
+    domain->mr = memories;
+    no_endpoint = *ops;
+    no_endpoint.endpoint = refuse_endpoint;
+    domain->ops = &no_endpoint;
+    connect_in_vain(side, "libfabric endpoint: ");
+    open_table = ops->av_open;
+    no_address = *ops;
+    no_address.av_open = open_refusing_table;
+    domain->ops = &no_address;
+    connect_in_vain(side, "libfabric address: ");
+    domain->ops = ops;
+    finish_well(side);
+}
+
+static void a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on(void **state) {
+    (void)state;
+    run_both(&way, offering_target, full_actor, false);
+}
+
+static struct {
+    uint32_t count;
+    bool provider_keys[8], devices[8];
+} looks;
+
+/* Has nothing, and notes what was asked for. */
+static int note_look(uint32_t version, const char *node, const char *service, uint64_t flags,
+                     const struct fi_info *hints, struct fi_info **out) {
+    (void)version, (void)node, (void)service, (void)flags, (void)out;
+    CHECK(looks.count < 8);
+    looks.provider_keys[looks.count] = hints->domain_attr->mr_mode & FI_MR_PROV_KEY;
+    looks.devices[looks.count++] = hints->caps & FI_HMEM;
+    return -FI_ENODATA;
+}
+
+static void looking_actor(process *side) {
+    (void)side;
+    const kvf_libfabric_library *library;
+    struct fi_info *info;
+    CHECK(kvf_libfabric_load(NULL, &library) == KVF_OK);
+    kvf_libfabric_library noting = *library;
+    noting.fi_getinfo = note_look;
+    CHECK(kvf_libfabric_choose(&noting, "cxi", false, NULL, &info) == KVF_E_UNSUPPORTED);
+    CHECK(looks.count == 4);
+    for (uint32_t i = 0; i < 4; i++)
+        CHECK(looks.devices[i] == (i < 2) && looks.provider_keys[i] == (i % 2 == 1));
+}
+
+/* Access by keys that cxi chooses does not end with the registration. */
+static void keys_of_the_provider_are_offered_only_if_there_is_no_other_way(void **state) {
+    (void)state;
+    run_both(&way, idle_target, looking_actor, false);
+}
+
+static void choosing_actor(process *side) {
+    (void)side;
+    const kvf_libfabric_library *library;
+    struct fi_info *info;
+    CHECK(kvf_libfabric_load(NULL, &library) == KVF_OK);
+    CHECK(kvf_libfabric_choose(library, NULL, false, "lo", &info) == KVF_OK);
+    CHECK(strcmp(info->fabric_attr->prov_name, "tcp") == 0 ||
+          strcmp(info->fabric_attr->prov_name, "net") == 0);
+    library->fi_freeinfo(info);
+    CHECK(kvf_libfabric_choose(library, NULL, true, "lo", &info) == KVF_E_UNSUPPORTED);
+    CHECK(strstr(kvf_error_detail(), "among efa, cxi with"));
+}
+
+static void tcp_is_not_chosen_where_only_network_cards_are_wanted(void **state) {
+    (void)state;
+    run_both(&way, idle_target, choosing_actor, false);
+}
+
 static void cuda_actor(process *side) {
     const kvf_setting setting = {"libfabric.domain", "lo"};
     const kvf_transport_options options = {
@@ -390,11 +715,19 @@ int main(void) {
         cmocka_unit_test(a_peer_that_asks_beyond_the_memory_reaches_nothing_and_others_are_served),
         cmocka_unit_test(memory_that_is_unregistered_is_out_of_reach_of_peers_that_do_not_see_the_beacon),
         cmocka_unit_test(memory_that_is_unregistered_in_the_middle_of_a_write_is_written_no_more),
+        cmocka_unit_test(a_registration_is_closed_again_only_if_it_was_busy),
         cmocka_unit_test(a_connection_outlives_another_one_to_the_same_peer),
         cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
+        cmocka_unit_test(a_peer_far_away_that_dies_while_nothing_is_under_way_is_lost),
+        cmocka_unit_test(a_peer_far_away_is_lost_if_an_operation_is_refused_at_once),
         cmocka_unit_test(a_message_that_is_no_notification_is_dropped),
+        cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
+        cmocka_unit_test(efa_counts_as_emulating_unless_it_says_that_it_reads_and_writes_by_itself),
+        cmocka_unit_test(a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on),
+        cmocka_unit_test(keys_of_the_provider_are_offered_only_if_there_is_no_other_way),
+        cmocka_unit_test(tcp_is_not_chosen_where_only_network_cards_are_wanted),
         cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),
     };
     (void)transport_variant_count(); /* sets the environment, so that tests stay on this machine */

@@ -5,19 +5,21 @@
  * An endpoint is one domain of libfabric, that is one network interface, with a port where peers reach it. Each link
  * has a port of its own for the operations that this side begins (libfabric_port.c says why). Ports are reliable
  * datagram endpoints: there is no connection whose end would be reported. A peer that is gone ends the operations on
- * their way to it, sooner or later; for peers on the same machine the beacon tells at once.
+ * their way to it, sooner or later, or nothing is taken for it any more (kvf_libfabric_is_patient()); for peers on the
+ * same machine the beacon tells at once.
  *
- * Which side must make progress. Network cards with RDMA need no help. Where libfabric emulates, operations move only
- * while the owner of the memory calls kvf_transport_progress().
+ * Which side must make progress. Network cards with RDMA need no help: those of Slingshot, and newer ones of EFA. Where
+ * libfabric emulates, operations move only while the owner of the memory calls kvf_transport_progress().
  *
  * What a peer can reach. The owner's side checks the key and the bounds of every operation, also when it emulates, and
  * keys are drawn at random where the provider lets us choose: a peer without the card reaches nothing, and a peer with
  * it only registered memory. A peer cannot be shut out while the memory stays registered, so there is no fence; and
- * what was sent over TCP arrives even if its sender was given up. So where libfabric emulates, agents with a stage give
- * keys to their arena only (kvf_transport_withhold_emulated()): late writes then hit only slots.
+ * what was sent by emulation arrives even if its sender was given up. So where libfabric emulates, agents with a stage
+ * give keys to their arena only (kvf_transport_withhold_emulated()): late writes then hit only slots.
  *
  * "auto" looks for cards of EFA or Slingshot first, and loads libfabric only if the kernel knows one: libfabric's first
- * look at a machine takes a tenth of a second. It is never unloaded, for its providers may have threads.
+ * look at a machine takes a tenth of a second. Then it takes only providers of such cards: not TCP if none can be used.
+ * libfabric is never unloaded, for its providers may have threads.
  */
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -63,18 +65,13 @@ static kvf_status check_settings(kvf_libfabric_endpoint *endpoint, const kvf_tra
 }
 
 static kvf_status open_domain(kvf_libfabric_endpoint *endpoint) {
-    struct fi_av_attr table = {.type = FI_AV_TABLE};
     const char *what = "fabric";
     int failed = endpoint->library->fi_fabric(endpoint->info->fabric_attr, &endpoint->fabric, NULL);
     if (!failed) {
         what = "domain";
         failed = fi_domain(endpoint->fabric, endpoint->info, &endpoint->domain, NULL);
     }
-    if (!failed) {
-        what = "address table";
-        failed = fi_av_open(endpoint->domain, &table, &endpoint->addresses, NULL);
-    }
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, what) : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, what) : KVF_OK;
 }
 
 static void stop_serving(kvf_libfabric_endpoint *endpoint) {
@@ -87,8 +84,8 @@ kvf_status kvf_libfabric_serve(kvf_libfabric_endpoint *endpoint) {
     kvf_status status = kvf_libfabric_port_open(endpoint, &endpoint->port);
     if (!status)
         status = kvf_libfabric_messages_open(endpoint, endpoint, KVF_LIBFABRIC_MESSAGES_IN, &endpoint->inbox);
-    if (!status)
-        status = kvf_libfabric_listen(endpoint);
+    if (!status && kvf_libfabric_listen(endpoint))
+        status = KVF_E_UNSUPPORTED;
     if (status)
         stop_serving(endpoint);
     return status;
@@ -103,10 +100,11 @@ static kvf_status begin_to_serve(kvf_libfabric_endpoint *endpoint) {
     }
     if (status)
         return status;
+    endpoint->emulates = kvf_libfabric_emulates(endpoint->info, endpoint->port.ep);
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX];
     endpoint->address_bytes = sizeof address;
     int failed = fi_getname(&endpoint->port.ep->fid, address, &endpoint->address_bytes);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "address") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "address") : KVF_OK;
 }
 
 static kvf_status open_events(kvf_libfabric_endpoint *endpoint) {
@@ -130,8 +128,6 @@ static void free_endpoint(kvf_libfabric_endpoint *endpoint) {
     for (uint32_t i = 0; i < endpoint->region_count; i++)
         (void)kvf_libfabric_unmap(&endpoint->regions[i]);
     stop_serving(endpoint); /* some providers bind the regions to the port, and close it only without them */
-    if (endpoint->addresses)
-        (void)fi_close(&endpoint->addresses->fid);
     if (endpoint->domain)
         (void)fi_close(&endpoint->domain->fid);
     if (endpoint->fabric)
@@ -153,8 +149,9 @@ static kvf_status open_all(kvf_libfabric_endpoint *endpoint, const kvf_transport
         status = kvf_fail_in(KVF_E_UNSUPPORTED, "too few descriptors: ");
     if (!status)
         status = kvf_libfabric_load(kvf_setting_of(options, LIBRARY), &endpoint->library);
-    if (!status)
+    if (!status) /* unasked nothing goes over TCP, where messages can be encrypted and shut a peer out */
         status = kvf_libfabric_choose(endpoint->library, kvf_setting_of(options, PROVIDER),
+                                      kvf_transport_is_automatic(endpoint->transport),
                                       kvf_setting_of(options, DOMAIN), &endpoint->info);
     if (status)
         return status;
@@ -199,14 +196,13 @@ static bool look_around(kvf_libfabric_endpoint *endpoint) {
     for (int i = 0; i < count; i++) {
         if (events[i].data.ptr == endpoint) {
             fired = true;
-        } else if (events[i].data.ptr == &endpoint->beacon) {
-            kvf_beacon_tend(&endpoint->beacon);
-        } else if (events[i].data.ptr) {
+        } else if (events[i].data.ptr && events[i].data.ptr != &endpoint->beacon) {
             kvf_libfabric_link *link = events[i].data.ptr;
-            if (kvf_beacon_is_gone(link->watch))
+            if (kvf_beacon_is_gone(&link->watch))
                 kvf_libfabric_mark_lost(link, KVF_BEACON_GONE);
         }
     }
+    kvf_beacon_tend(&endpoint->beacon);
     return fired;
 }
 
@@ -224,8 +220,10 @@ static kvf_status take_notices(kvf_libfabric_endpoint *endpoint, size_t *moved) 
 
 static void take_completions(kvf_libfabric_endpoint *endpoint, size_t *moved) {
     for (kvf_libfabric_link *link = endpoint->links; link; link = link->following) {
-        if (!kvf_libfabric_is_pending(link))
+        if (!kvf_libfabric_is_pending(link)) {
+            link->silent_ns = 0;
             continue;
+        }
         kvf_libfabric_send_waiting(link);
         if (kvf_libfabric_port_poll(endpoint, &link->port, moved))
             kvf_libfabric_mark_lost(link, kvf_error_detail());
@@ -336,7 +334,7 @@ const kvf_fabric kvf_fabric_libfabric = {
     .cancel = kvf_libfabric_cancel,
     .notify = kvf_libfabric_notify,
     .withholds = kvf_libfabric_withholds,
-    /* Over TCP: each operation is a message there and back, and a processor copies at both ends. */
+    /* Emulated, here over TCP: each operation is a message there and back, and a processor copies at both ends. */
     .apart = {"libfabric/emulated", {.ns_per_run = 4e3, .ns_per_byte = 0.6, .ns_per_source = 100e3}},
     .is_apart = kvf_libfabric_is_emulated,
     .place = kvf_libfabric_place,

@@ -23,6 +23,7 @@
 #include <rdma/fi_rma.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/wake.h"
 #include "base/watch.h"
 #include "transport/beacon.h"
@@ -73,20 +74,25 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 /**
  * Chooses a provider that can do what kvferry needs: reliable datagrams with messages and one-sided operations.
  *
- * @param provider  its name; NULL: the first that is there of efa, cxi, tcp, net
- * @param domain    the network interface, as the provider calls it; NULL: its first
- * @param out       receives one description, to be freed with fi_freeinfo()
+ * @param provider    its name; NULL: the first that is there of efa, cxi, tcp, net
+ * @param only_cards  with NULL: only efa and cxi
+ * @param domain      the network interface, as the provider calls it; NULL: its first
+ * @param out         receives one description, to be freed with fi_freeinfo()
  * @return KVF_OK, KVF_E_UNSUPPORTED (none, or no memory to describe one; the detail says which were asked for)
  */
-kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider,
+kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider, bool only_cards,
                                 const char *domain, struct fi_info **out);
 
-/** Whether a provider's network cards read and write the memory of other hosts by themselves, as efa's and cxi's do.
- * All others count as emulating it. */
-bool kvf_libfabric_is_rdma(const struct fi_info *info);
+/** Whether a provider emulates one-sided operations by messages. The network cards of cxi, and newer ones of efa, read
+ * and write the memory of other hosts by themselves; of efa its endpoint says so. All others count as emulating. */
+bool kvf_libfabric_emulates(const struct fi_info *info, struct fid_ep *ep);
 
 /** Fails with "libfabric <what>: <its words>". `error` is one of its errors, positive or negative. */
 kvf_status kvf_libfabric_fail(const kvf_libfabric_library *library, ssize_t error, const char *what);
+
+/** The same with KVF_E_UNSUPPORTED, whatever the error is: for what an endpoint, a region or a link needs, so that
+ * "auto" goes on without libfabric if a card cannot be used, or has no more room. */
+kvf_status kvf_libfabric_refuse(const kvf_libfabric_library *library, ssize_t error, const char *what);
 
 /** Whether an error of an operation means that the peer cannot be reached any more. */
 bool kvf_libfabric_means_lost(int error);
@@ -139,10 +145,12 @@ typedef struct kvf_libfabric_operation {
     void (*done)(struct kvf_libfabric_operation *operation, size_t bytes, int error);
 } kvf_libfabric_operation;
 
-/** An endpoint of libfabric with a completion queue of its own, so that closing both ends everything at once. */
+/** An endpoint of libfabric with a completion queue of its own, so that closing both ends everything at once, and with
+ * a table of addresses of its own. */
 typedef struct kvf_libfabric_port {
     struct fid_ep *ep;
     struct fid_cq *cq;
+    struct fid_av *addresses;
     int fd; /**< readable when there are completions; -1: the provider has none, and must be asked */
 } kvf_libfabric_port;
 
@@ -188,8 +196,8 @@ struct kvf_libfabric_endpoint {
     struct fi_info *info;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
-    struct fid_av *addresses; /**< of peers */
-    size_t address_bytes;     /**< of each */
+    size_t address_bytes;    /**< of an address of a port */
+    bool emulates;           /**< see kvf_libfabric_emulates() */
     kvf_libfabric_port port; /**< where peers reach us: it serves their operations and takes their messages */
     kvf_libfabric_messages inbox;
     kvf_libfabric_memory *regions; /**< by number */
@@ -204,7 +212,7 @@ struct kvf_libfabric_endpoint {
     kvf_libfabric_link *links;
     kvf_poster poster;
     bool refused; /**< something could not be done now: try again soon */
-    bool patient; /**< nothing has reached some peer yet: see kvf_libfabric_is_patient() */
+    bool patient; /**< nothing gets through to some peer: see kvf_libfabric_is_patient() */
     bool any_lost;
     /** Entered by each function of the fabric's table that calls libfabric. */
     kvf_device_context device_context;
@@ -215,17 +223,18 @@ struct kvf_libfabric_link {
     kvf_libfabric_endpoint *endpoint;
     kvf_peer *peer;
     kvf_libfabric_port port; /**< `ep` is NULL once closed */
-    fi_addr_t address;       /**< of the peer; FI_ADDR_NOTAVAIL: none yet */
+    fi_addr_t address;       /**< of the peer, in the port's table */
     kvf_libfabric_target *targets;
     bool withholds;                          /**< some of the targets are withheld */
     kvf_libfabric_move *moves, *spare_moves; /**< all, and through `following` those not under way */
     kvf_libfabric_messages outbox;
-    int watch;                            /**< of the peer's beacon; -1: none */
+    kvf_beacon_watch watch;
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
-    uint64_t asked_ns;                    /**< when something was first under way; 0: never */
-    bool answered;                        /**< something has reached the peer */
-    bool waits;                           /**< the front was told that nothing has */
-    bool lost;                            /**< noticed; progress() tells the front */
+    uint64_t silent_ns; /**< since when nothing gets through, though something should; 0: something does */
+    uint64_t looked_ns; /**< when that was last looked at */
+    bool answered;      /**< something has reached the peer */
+    bool waits;         /**< the front was told that nothing gets through */
+    bool lost;          /**< noticed; progress() tells the front */
     bool lost_told;
     char lost_why[KVF_REASON_BYTES];
     kvf_libfabric_link *previous, *following;
@@ -261,7 +270,7 @@ bool kvf_libfabric_port_rests(const kvf_libfabric_endpoint *endpoint, const kvf_
 kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory *memory, bool shared,
                              kvf_libfabric_memory *out);
 
-/** @return 0, or why libfabric keeps it, which then stays registered */
+/** @return 0; -FI_EBUSY: libfabric still uses it, and it stays registered: try again */
 int kvf_libfabric_unmap(kvf_libfabric_memory *memory);
 
 /** The descriptor of registered memory, which operations that use it name. */
@@ -311,12 +320,14 @@ void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why);
 /** The same for an error of libfabric, where `what` failed. */
 void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *what);
 
-/** Notes that something has reached the peer. */
+/** Notes that something has just reached the peer. */
 void kvf_libfabric_mark_answered(kvf_libfabric_link *link);
 
-/** Tells the front about a pending link that nothing has reached for a second. Returns whether it is too early. */
+/** Tells the front about a pending link by which nothing gets through for a second, and loses one that has worked
+ * before, after 20. Returns whether it is too early. */
 bool kvf_libfabric_is_patient(kvf_libfabric_link *link);
-#define KVF_LIBFABRIC_PATIENCE_NS 1000000000ull
+#define KVF_LIBFABRIC_PATIENCE_NS KVF_SECOND
+#define KVF_LIBFABRIC_GIVE_UP_NS (20 * KVF_SECOND)
 
 /** Closes the links whose peer is gone, and tells the front. */
 void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint);

@@ -136,21 +136,41 @@ kvf_status kvf_libfabric_load(const char *candidates, const kvf_libfabric_librar
 
 /* ---- providers ------------------------------------------------------------------------------- */
 
-/* Those with RDMA first. TCP without a layer is "net" in libfabric 1.17, and "tcp" later. */
+/* Those of network cards first. TCP without a layer is "net" in libfabric 1.17, and "tcp" later. */
 static const char *const known[] = {"efa", "cxi", "tcp", "net"};
+#define KNOWN_OF_CARDS 2u
 
-bool kvf_libfabric_is_rdma(const struct fi_info *info) {
-    const char *name = info->fabric_attr->prov_name;
-    return strcmp(name, "efa") == 0 || strcmp(name, "cxi") == 0;
+/* FI_OPT_EFA_EMULATED_READ and _WRITE of libfabric's headers from 1.19 on. */
+#define EFA_EMULATED_READ ((int)-(0xefa << 16) + 1)
+#define EFA_EMULATED_WRITE ((int)-(0xefa << 16) + 2)
+
+/* Older versions do not say. */
+static bool efa_emulates(struct fid_ep *ep, int option) {
+    bool emulates = true;
+    size_t bytes = sizeof emulates;
+    return fi_getopt(&ep->fid, FI_OPT_ENDPOINT, option, &emulates, &bytes) != 0 || emulates;
 }
 
-static void ask_for(struct fi_info *hints, uint64_t more_abilities) {
-    hints->caps = FI_MSG | FI_RMA | more_abilities;
+bool kvf_libfabric_emulates(const struct fi_info *info, struct fid_ep *ep) {
+    if (strcmp(info->fabric_attr->prov_name, "efa") == 0)
+        return efa_emulates(ep, EFA_EMULATED_READ) || efa_emulates(ep, EFA_EMULATED_WRITE);
+    return strcmp(info->fabric_attr->prov_name, "cxi") != 0;
+}
+
+/* What is looked for, best first: memory of devices, and keys that we choose. cxi takes such keys if it is not offered
+ * to choose them itself, and access by those that it chooses does not end with the registration. EFA always chooses. */
+static const struct look {
+    uint64_t abilities;
+    int keys;
+} looks[] = {{FI_HMEM, 0}, {FI_HMEM, FI_MR_PROV_KEY}, {0, 0}, {0, FI_MR_PROV_KEY}};
+
+static void ask_for(struct fi_info *hints, const struct look *look) {
+    hints->caps = FI_MSG | FI_RMA | look->abilities;
     hints->mode = FI_CONTEXT | FI_CONTEXT2; /* each operation has such a struct */
     hints->ep_attr->type = FI_EP_RDM;
     hints->ep_attr->max_msg_size = KVF_PIECE_MAX;
-    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
-                                  FI_MR_ENDPOINT | (more_abilities & FI_HMEM ? FI_MR_HMEM : 0);
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | look->keys |
+                                  FI_MR_ENDPOINT | (look->abilities & FI_HMEM ? FI_MR_HMEM : 0);
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
     hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
@@ -185,11 +205,11 @@ static bool is_wanted(const struct fi_info *info, const char *provider, const ch
 
 /* A description of a provider of this name; NULL: it has none that can be used. */
 static struct fi_info *look_at(const kvf_libfabric_library *library, const char *provider, const char *domain,
-                               uint64_t more_abilities) {
+                               const struct look *look) {
     struct fi_info *hints = library->fi_dupinfo(NULL), *found = NULL;
     if (!hints)
         return NULL;
-    ask_for(hints, more_abilities);
+    ask_for(hints, look);
     hints->fabric_attr->prov_name = strdup(provider); /* freed with the hints, as is the next */
     hints->domain_attr->name = domain ? strdup(domain) : NULL;
     int failed = library->fi_getinfo(INTERFACE, NULL, NULL, 0, hints, &found);
@@ -202,14 +222,14 @@ static struct fi_info *look_at(const kvf_libfabric_library *library, const char 
     return keep_one(library, found, at);
 }
 
-kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider,
+kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char *provider, bool only_cards,
                                 const char *domain, struct fi_info **out) {
+    const size_t count = only_cards ? KNOWN_OF_CARDS : sizeof known / sizeof *known;
     *out = NULL;
-    for (size_t i = 0; i < sizeof known / sizeof *known && !*out; i++) {
+    for (size_t i = 0; i < count && !*out; i++) {
         const char *name = provider ? provider : known[i];
-        *out = look_at(library, name, domain, FI_HMEM);
-        if (!*out)
-            *out = look_at(library, name, domain, 0);
+        for (size_t l = 0; l < sizeof looks / sizeof *looks && !*out; l++)
+            *out = look_at(library, name, domain, &looks[l]);
         if (provider)
             break;
     }
@@ -220,8 +240,10 @@ kvf_status kvf_libfabric_choose(const kvf_libfabric_library *library, const char
         "libfabric %s (%s) has no provider %s%s%s with reliable datagrams and one-sided operations "
         "of its own%s%s",
         library->version, library->path, provider ? "\"" : "among ",
-        provider ? provider : "efa, cxi, tcp, net", provider ? "\"" : "", domain ? " for the interface " : "",
-        domain ? domain : "");
+        provider     ? provider
+        : only_cards ? "efa, cxi"
+                     : "efa, cxi, tcp, net",
+        provider ? "\"" : "", domain ? " for the interface " : "", domain ? domain : "");
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -256,4 +278,9 @@ bool kvf_libfabric_means_lost(int error) {
 kvf_status kvf_libfabric_fail(const kvf_libfabric_library *library, ssize_t error, const char *what) {
     const int number = (int)(error < 0 ? -error : error);
     return kvf_fail(status_of(number), "libfabric %s: %s", what, library->fi_strerror(number));
+}
+
+kvf_status kvf_libfabric_refuse(const kvf_libfabric_library *library, ssize_t error, const char *what) {
+    (void)kvf_libfabric_fail(library, error, what);
+    return KVF_E_UNSUPPORTED;
 }

@@ -28,24 +28,47 @@ void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *wh
 
 void kvf_libfabric_mark_answered(kvf_libfabric_link *link) {
     link->answered = true;
+    link->silent_ns = 0;
     if (link->waits)
         kvf_peer_waits(link->peer, NULL);
     link->waits = false;
 }
 
-bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
+static void begin_to_wait(kvf_libfabric_link *link) {
     const struct fi_info *info = link->endpoint->info;
     char why[KVF_REASON_BYTES];
-    if (link->answered || link->waits)
-        return false;
-    if (link->asked_ns == 0)
-        link->asked_ns = kvf_now(&kvf_monotonic);
-    if (kvf_now(&kvf_monotonic) - link->asked_ns < KVF_LIBFABRIC_PATIENCE_NS)
-        return true;
     link->waits = true;
-    (void)snprintf(why, sizeof why, "nothing has reached it by %s over %s; " ADVICE,
-                   info->fabric_attr->prov_name, info->domain_attr->name);
+    (void)snprintf(why, sizeof why, "nothing %s by %s over %s%s",
+                   link->answered ? "reaches it any more" : "has reached it", info->fabric_attr->prov_name,
+                   info->domain_attr->name, link->answered ? "" : "; " ADVICE);
     kvf_peer_waits(link->peer, why);
+}
+
+/* For how long nothing of the link got through. Time in which nobody has looked, so that nothing was tried, does not
+ * count. */
+static uint64_t find_silence(kvf_libfabric_link *link) {
+    const uint64_t now = kvf_now(&kvf_monotonic);
+    if (link->silent_ns == 0 || now - link->looked_ns > 2 * KVF_LIBFABRIC_PATIENCE_NS)
+        link->silent_ns = now;
+    link->looked_ns = now;
+    return now - link->silent_ns;
+}
+
+/* Once something has reached the peer, what is under way completes or fails by itself. But over TCP, if the connection
+ * ended while there was nothing under way, libfabric refuses all operations from then on, and calls that temporary. */
+bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
+    if (link->answered && (link->queue.in_flight > 0 || link->outbox.under_way > 0)) {
+        link->silent_ns = 0;
+        return false;
+    }
+    const uint64_t silence = find_silence(link);
+    if (silence < KVF_LIBFABRIC_PATIENCE_NS)
+        return true;
+    if (!link->waits)
+        begin_to_wait(link);
+    if (link->answered && silence >= KVF_LIBFABRIC_GIVE_UP_NS)
+        kvf_libfabric_mark_lost(
+            link, "libfabric has no connection to it any more, and has made none for 20 seconds");
     return false;
 }
 
@@ -57,7 +80,7 @@ void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint) {
             continue;
         link->lost_told = true;
         kvf_libfabric_port_close(endpoint, &link->port);
-        kvf_watch_close(endpoint->event_fd, &link->watch);
+        kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
         link->queue.in_flight = 0;
         kvf_post_drop(&link->queue);
         kvf_peer_lost(link->peer, link->lost_why);
@@ -87,12 +110,10 @@ static void linger(kvf_libfabric_link *link) {
 static void free_link(kvf_libfabric_link *link) {
     kvf_libfabric_endpoint *endpoint = link->endpoint;
     kvf_libfabric_port_close(endpoint, &link->port);
-    if (link->address != FI_ADDR_NOTAVAIL)
-        (void)fi_av_remove(endpoint->addresses, &link->address, 1, 0);
     link->queue.in_flight = 0;
     kvf_post_drop(&link->queue);
     kvf_libfabric_messages_close(&link->outbox);
-    kvf_watch_close(endpoint->event_fd, &link->watch);
+    kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
     kvf_free(link->moves);
     kvf_free(link->targets);
     kvf_free(link);
@@ -126,14 +147,11 @@ static kvf_status check_protocol(const kvf_libfabric_endpoint *endpoint, const k
 }
 
 static kvf_status find_address(kvf_libfabric_link *link, const kvf_libfabric_card *card) {
-    kvf_libfabric_endpoint *endpoint = link->endpoint;
     unsigned char address[KVF_LIBFABRIC_ADDRESS_MAX]; /* aligned, unlike the card */
     memcpy(address, card->address, card->address_bytes);
-    int done = fi_av_insert(endpoint->addresses, address, 1, &link->address, 0, NULL);
-    if (done == 1)
-        return KVF_OK;
-    link->address = FI_ADDR_NOTAVAIL;
-    return kvf_libfabric_fail(endpoint->library, done < 0 ? done : FI_EINVAL, "address");
+    int done = fi_av_insert(link->port.addresses, address, 1, &link->address, 0, NULL);
+    return done == 1 ? KVF_OK
+                     : kvf_libfabric_refuse(link->endpoint->library, done < 0 ? done : FI_EINVAL, "address");
 }
 
 static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card *card, kvf_peer *peer,
@@ -143,22 +161,19 @@ static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card
         return kvf_nomem("a link");
     link->endpoint = endpoint;
     link->peer = peer;
-    link->address = FI_ADDR_NOTAVAIL;
-    link->port.fd = link->watch = -1;
+    link->port.fd = -1;
     link->targets = card->regions; /* now the link's */
     card->regions = NULL;
     for (uint32_t i = 0; i < card->region_count; i++)
         link->withholds = link->withholds || link->targets[i].withheld;
     memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
-    kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
+    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->watch);
     if (!status)
         status = kvf_libfabric_moves_open(link);
     if (!status)
-        status = find_address(link, card);
-    if (!status)
         status = kvf_libfabric_port_open(endpoint, &link->port);
-    if (!status && link->watch >= 0)
-        status = kvf_watch_add(endpoint->event_fd, link->watch, link);
+    if (!status)
+        status = find_address(link, card);
     if (status)
         free_link(link);
     else
@@ -191,7 +206,7 @@ kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf
 
 bool kvf_libfabric_is_emulated(const void *self) {
     const kvf_libfabric_link *link = self;
-    return !kvf_libfabric_is_rdma(link->endpoint->info);
+    return link->endpoint->emulates;
 }
 
 bool kvf_libfabric_withholds(const void *self) {

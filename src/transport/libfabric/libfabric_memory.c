@@ -16,7 +16,7 @@ static kvf_status bind(kvf_libfabric_endpoint *endpoint, struct fid_mr *mr) {
     int failed = fi_mr_bind(mr, &endpoint->port.ep->fid, 0);
     if (!failed)
         failed = fi_mr_enable(mr);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "registration") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "registration") : KVF_OK;
 }
 
 kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory *memory, bool shared,
@@ -37,7 +37,7 @@ kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory 
     int failed = fi_mr_regattr(endpoint->domain, &attributes, 0, &out->mr);
     if (failed) {
         out->mr = NULL;
-        return kvf_libfabric_fail(endpoint->library, failed, "registration");
+        return kvf_libfabric_refuse(endpoint->library, failed, "registration");
     }
     status = bind(endpoint, out->mr);
     if (status)
@@ -45,11 +45,13 @@ kvf_status kvf_libfabric_map(kvf_libfabric_endpoint *endpoint, const kvf_memory 
     return status;
 }
 
+/* After any error but -FI_EBUSY the registration is gone as well: EFA frees it whatever its driver answers. */
 int kvf_libfabric_unmap(kvf_libfabric_memory *memory) {
-    int failed = memory->mr ? fi_close(&memory->mr->fid) : 0;
-    if (!failed)
-        *memory = (kvf_libfabric_memory){0};
-    return failed;
+    const int failed = memory->mr ? fi_close(&memory->mr->fid) : 0;
+    if (failed == -FI_EBUSY)
+        return failed;
+    *memory = (kvf_libfabric_memory){0};
+    return 0;
 }
 
 void *kvf_libfabric_desc(const kvf_libfabric_memory *memory) {
@@ -75,7 +77,7 @@ static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
                         region, endpoint->info->fabric_attr->prov_name, endpoint->library->version);
-    const bool withheld = memory->kind == KVF_MEMORY_HOST && !kvf_libfabric_is_rdma(endpoint->info) &&
+    const bool withheld = memory->kind == KVF_MEMORY_HOST && endpoint->emulates &&
                           kvf_transport_withholds_emulated(endpoint->transport);
     kvf_status status = make_room(endpoint, region);
     if (!status)
@@ -106,7 +108,7 @@ static kvf_status unregister_one(kvf_libfabric_endpoint *endpoint, uint32_t regi
         (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
         return KVF_E_AGAIN;
     }
-    if (!kvf_libfabric_is_rdma(endpoint->info) && kvf_libfabric_serve(endpoint))
+    if (endpoint->emulates && kvf_libfabric_serve(endpoint))
         return KVF_E_AGAIN;
     kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
     return KVF_OK;

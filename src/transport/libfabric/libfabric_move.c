@@ -13,10 +13,17 @@ static void put_back(kvf_libfabric_link *link, kvf_libfabric_move *move) {
     link->spare_moves = move;
 }
 
-static void fail(kvf_post_job *job, ssize_t error) {
-    const char *what = job->batch->direction == KVF_READ ? "read" : "write";
-    kvf_status failed = kvf_libfabric_fail(link_of(job)->endpoint->library, error, what);
-    kvf_batch_fail(job->batch, failed, kvf_error_detail());
+/* An operation has failed, at once or later: so has its batch, if it has not ended, and the link, if the peer cannot be
+ * reached any more. */
+static void fail(kvf_post_job *job, int error) {
+    kvf_libfabric_link *link = link_of(job);
+    if (job->batch) {
+        const char *what = job->batch->direction == KVF_READ ? "read" : "write";
+        kvf_status failed = kvf_libfabric_fail(link->endpoint->library, error, what);
+        kvf_batch_fail(job->batch, failed, kvf_error_detail());
+    }
+    if (kvf_libfabric_means_lost(error))
+        kvf_libfabric_fail_link(link, error, "connection");
 }
 
 static void moved(kvf_libfabric_operation *operation, size_t bytes, int error) {
@@ -25,11 +32,9 @@ static void moved(kvf_libfabric_operation *operation, size_t bytes, int error) {
     kvf_post_job *job = move->job;
     kvf_libfabric_link *link = link_of(job);
     put_back(link, move);
-    if (error && job->batch)
+    if (error)
         fail(job, error);
-    if (error && kvf_libfabric_means_lost(error))
-        kvf_libfabric_fail_link(link, error, "connection");
-    if (!error && !link->answered)
+    else
         kvf_libfabric_mark_answered(link);
     kvf_post_completed(job);
 }
@@ -107,7 +112,7 @@ static inline kvf_posted post(kvf_post_job *job, const kvf_piece *piece) {
         link->endpoint->refused = true;
         return KVF_POSTED_FULL;
     }
-    fail(job, failed);
+    fail(job, (int)-failed);
     return KVF_POSTED_DONE;
 }
 
@@ -117,7 +122,7 @@ bool kvf_libfabric_post(kvf_libfabric_endpoint *endpoint) {
 
 static bool is_gone(kvf_post_queue *queue) {
     kvf_libfabric_link *link = (kvf_libfabric_link *)queue;
-    if (link->watch < 0 || !kvf_beacon_is_gone(link->watch))
+    if (!kvf_beacon_is_gone(&link->watch))
         return false;
     kvf_libfabric_mark_lost(link, KVF_BEACON_GONE);
     return true;

@@ -97,7 +97,7 @@ static void went_out(kvf_libfabric_operation *operation, size_t bytes, int error
     put_back(&link->outbox, message);
     if (error)
         kvf_libfabric_fail_link(link, error, "notification");
-    else if (!link->answered)
+    else
         kvf_libfabric_mark_answered(link);
 }
 
@@ -149,7 +149,7 @@ static kvf_status notify(kvf_libfabric_link *link, const void *data, size_t byte
     if (!outbox->all)
         status = kvf_libfabric_messages_open(link->endpoint, link, KVF_LIBFABRIC_MESSAGES_OUT, outbox);
     if (status)
-        return status;
+        return kvf_fail_in(KVF_E_NOMEM, "notification: ");
     kvf_libfabric_message *message = take_spare(outbox);
     if (!message)
         return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed: %u",

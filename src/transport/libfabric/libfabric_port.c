@@ -1,6 +1,8 @@
 /*
  * Ports. Each link has one for its operations, because there is no other way to make libfabric forget operations that
- * do not complete: closing a port ends them, and memory that they name is free again.
+ * do not complete: closing a port ends them, and memory that they name is free again. Each port also has a table of
+ * addresses: EFA of libfabric 1.17 to 2.1 refuses a second endpoint at the same table, and later versions do not count
+ * how often an address was put into one, so that a link that closes would take the address from another link.
  *
  * A port's descriptor counts when it becomes readable, not while it is: over TCP it stayed readable once it was, before
  * libfabric 1.19.
@@ -15,18 +17,21 @@ static kvf_status open_queue(kvf_libfabric_endpoint *endpoint, kvf_libfabric_por
     int failed = fi_cq_open(endpoint->domain, &attributes, &port->cq, NULL);
     if (!failed && !endpoint->poll_us)
         failed = fi_control(&port->cq->fid, FI_GETWAIT, &port->fd);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "completion queue") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "completion queue") : KVF_OK;
 }
 
 static kvf_status open_ep(kvf_libfabric_endpoint *endpoint, kvf_libfabric_port *port) {
-    int failed = fi_endpoint(endpoint->domain, endpoint->info, &port->ep, NULL);
+    struct fi_av_attr table = {.type = FI_AV_TABLE};
+    int failed = fi_av_open(endpoint->domain, &table, &port->addresses, NULL);
     if (!failed)
-        failed = fi_ep_bind(port->ep, &endpoint->addresses->fid, 0);
+        failed = fi_endpoint(endpoint->domain, endpoint->info, &port->ep, NULL);
+    if (!failed)
+        failed = fi_ep_bind(port->ep, &port->addresses->fid, 0);
     if (!failed)
         failed = fi_ep_bind(port->ep, &port->cq->fid, FI_TRANSMIT | FI_RECV);
     if (!failed)
         failed = fi_enable(port->ep);
-    return failed ? kvf_libfabric_fail(endpoint->library, failed, "endpoint") : KVF_OK;
+    return failed ? kvf_libfabric_refuse(endpoint->library, failed, "endpoint") : KVF_OK;
 }
 
 kvf_status kvf_libfabric_port_open(kvf_libfabric_endpoint *endpoint, kvf_libfabric_port *port) {
@@ -48,6 +53,8 @@ void kvf_libfabric_port_close(kvf_libfabric_endpoint *endpoint, kvf_libfabric_po
         (void)fi_close(&port->ep->fid);
     if (port->cq)
         (void)fi_close(&port->cq->fid);
+    if (port->addresses)
+        (void)fi_close(&port->addresses->fid);
     *port = (kvf_libfabric_port){.fd = -1};
 }
 
@@ -68,7 +75,8 @@ kvf_status kvf_libfabric_port_poll(const kvf_libfabric_endpoint *endpoint, const
     ssize_t got = fi_cq_read(port->cq, entries, KVF_LIBFABRIC_COMPLETIONS);
     for (ssize_t i = 0; i < got; i++) {
         kvf_libfabric_operation *operation = entries[i].op_context;
-        operation->done(operation, entries[i].len, 0);
+        if (operation) /* NULL: a peer's write brought a number for our queue, as any holder of a card may do */
+            operation->done(operation, entries[i].len, 0);
     }
     if (got == -FI_EAVAIL)
         got = take_failed(port);

@@ -289,14 +289,13 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
     for (int i = 0; i < count; i++) {
         if (!events[i].data.ptr) {
             fired = true;
-        } else if (events[i].data.ptr == &endpoint->beacon) {
-            kvf_beacon_tend(&endpoint->beacon);
-        } else {
+        } else if (events[i].data.ptr != &endpoint->beacon) {
             kvf_ucx_link *link = events[i].data.ptr;
-            if (kvf_beacon_is_gone(link->watch))
+            if (kvf_beacon_is_gone(&link->watch))
                 kvf_ucx_mark_lost(link, KVF_BEACON_GONE);
         }
     }
+    kvf_beacon_tend(&endpoint->beacon);
     kvf_ucx_try_often(endpoint);
     return fired;
 }

@@ -229,7 +229,7 @@ struct kvf_ucx_link {
     kvf_ucx_target *targets;
     uint32_t target_count;
     ucp_request_param_t param; /**< of the next operation; made once, because there are many of them */
-    int watch;                 /**< of the peer's beacon; -1: none */
+    kvf_beacon_watch watch;
     unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
     uint32_t messages;                    /**< notifications UCX has not yet taken */
     bool withholds;                       /**< some target has no key, though there is memory */

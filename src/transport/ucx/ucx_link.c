@@ -92,7 +92,7 @@ static void close_ep(kvf_ucx_link *link) {
     link->ep = NULL;
     for (int64_t end = now_ns() + LINGER_NS; is_closing(ucx, closing) || is_busy(link);) {
         idle = ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
-        if (idle >= IDLE_ROUNDS && now_ns() >= end && link->watch >= 0 && kvf_beacon_is_gone(link->watch))
+        if (idle >= IDLE_ROUNDS && now_ns() >= end && kvf_beacon_is_gone(&link->watch))
             break;
     }
     if (UCS_PTR_IS_PTR(closing))
@@ -100,18 +100,22 @@ static void close_ep(kvf_ucx_link *link) {
     kvf_wake_set(&link->endpoint->wake, true); /* messages for other links may have come in meanwhile */
 }
 
+static void tell_one(kvf_ucx_link *link) {
+    link->lost_told = true;
+    close_ep(link);
+    kvf_beacon_watch_close(link->endpoint->event_fd, &link->watch);
+    kvf_post_drop(&link->queue);
+    kvf_peer_lost(link->peer, link->lost_why);
+}
+
+/* Closing one link makes progress, in which UCX may report that others are lost, also such as were passed already. */
 void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
-    for (kvf_ucx_link *link = endpoint->links, *following; link && endpoint->any_lost; link = following) {
-        following = link->following;
-        if (!link->lost || link->lost_told)
-            continue;
-        link->lost_told = true;
-        close_ep(link);
-        kvf_watch_close(link->endpoint->event_fd, &link->watch);
-        kvf_post_drop(&link->queue);
-        kvf_peer_lost(link->peer, link->lost_why);
+    while (endpoint->any_lost) {
+        endpoint->any_lost = false;
+        for (kvf_ucx_link *link = endpoint->links; link; link = link->following)
+            if (link->lost && !link->lost_told)
+                tell_one(link);
     }
-    endpoint->any_lost = false;
 }
 
 static void free_keys(kvf_ucx_link *link) {
@@ -139,7 +143,7 @@ static void free_link(kvf_ucx_link *link) {
     if (!is_busy(link))
         free_keys(link);
     kvf_ucx_leave(entered);
-    kvf_watch_close(endpoint->event_fd, &link->watch);
+    kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
     kvf_post_drop(&link->queue);
     if (is_busy(link))
         KVF_LIST_ADD(endpoint->stuck, link);
@@ -195,8 +199,10 @@ static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
         (void)snprintf(words, sizeof words, "%s", kvf_error_detail());
         failed = kvf_fail(failed, "%s; the setting ucx.devices says which interfaces to use", words);
     }
-    /* The memory that connects shared memory transports has gone with its owner. */
-    return status == UCS_ERR_SHMEM_SEGMENT ? KVF_E_PEER_LOST : failed;
+    /* The memory that connects shared memory transports has gone with its owner, or is another user's. */
+    if (status == UCS_ERR_SHMEM_SEGMENT)
+        return kvf_beacon_is_gone(&link->watch) ? KVF_E_PEER_LOST : KVF_E_UNSUPPORTED;
+    return failed;
 }
 
 static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
@@ -234,14 +240,12 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     kvf_ucx_prepare(link);
     memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
     const kvf_cuda *entered = kvf_ucx_enter(endpoint);
-    kvf_status status = kvf_beacon_watch(card->beacon, &link->watch);
+    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->watch);
     if (!status)
         status = create_ep(link, card);
     if (!status)
         status = unpack_keys(link, card);
     kvf_ucx_leave(entered);
-    if (!status && link->watch >= 0)
-        status = kvf_watch_add(endpoint->event_fd, link->watch, link);
     if (status)
         free_link(link);
     else

@@ -112,7 +112,7 @@ static kvf_posted flush(kvf_post_job *job) {
 
 static bool is_gone(kvf_post_queue *queue) {
     kvf_ucx_link *link = (kvf_ucx_link *)queue;
-    if (link->watch < 0 || !kvf_beacon_is_gone(link->watch))
+    if (!kvf_beacon_is_gone(&link->watch))
         return false;
     kvf_ucx_mark_lost(link, KVF_BEACON_GONE);
     return true;
