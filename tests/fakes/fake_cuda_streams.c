@@ -215,7 +215,7 @@ void fake_cuda_hasten(void) {
 static _Thread_local int mode_of_thread;
 
 /* Marks all captures as spoilt; returns whether there was one. Needs the lock. */
-static bool spoil(void) {
+static bool spoil_captures(void) {
     bool any = false;
     for (CUstream at = streams; at; at = at->next)
         if (at->capture == CAPTURED) {
@@ -228,7 +228,7 @@ static bool spoil(void) {
 /* A call that no mode allows while something is captured. */
 static CUresult forbidden(CUresult result) {
     (void)pthread_mutex_lock(&fake.lock);
-    const bool any = spoil();
+    const bool any = spoil_captures();
     (void)pthread_mutex_unlock(&fake.lock);
     return any ? result : 0;
 }

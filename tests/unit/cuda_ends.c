@@ -98,7 +98,7 @@ static void note(void *context, kvf_operation operation, kvf_status status, cons
     (void)snprintf(noted->detail, sizeof noted->detail, "%s", detail);
 }
 
-void submit(kvf_direction direction, uint32_t bytes, outcome *noted) {
+void submit_of_writer(kvf_direction direction, uint32_t bytes, outcome *noted) {
     static kvf_run run; /* must last until the batch has ended; there is one batch at a time */
     run = (kvf_run){.bytes = bytes};
     *noted = (outcome){0};
@@ -108,7 +108,7 @@ void submit(kvf_direction direction, uint32_t bytes, outcome *noted) {
 /* The honest writer can still write. */
 void write_well(void) {
     outcome noted;
-    submit(KVF_WRITE, BYTES, &noted);
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
     run_rounds();
     assert_int_equal(noted.calls, 1);
     assert_int_equal(noted.status, KVF_OK);
@@ -126,7 +126,7 @@ int open_guest(void) {
     return fd;
 }
 
-void say(int fd, const void *message, size_t bytes) {
+void say_as_guest(int fd, const void *message, size_t bytes) {
     assert_ok(kvf_cuda_wire_send(fd, message, bytes));
 }
 
@@ -146,7 +146,7 @@ int open_known_guest(void) {
     kvf_cuda_packet packet;
     const int fd = open_guest();
     const kvf_cuda_hello hello = good_hello();
-    say(fd, &hello, sizeof hello);
+    say_as_guest(fd, &hello, sizeof hello);
     run_rounds();
     assert_ok(kvf_cuda_wire_receive(fd, &packet));
     assert_int_equal(packet.as.header.kind, CUDA_READY);

@@ -52,13 +52,13 @@ typedef struct outcome {
 } outcome;
 
 /** Submits a batch of the writer, of one run at the beginning of region 0. There is one batch at a time. */
-void submit(kvf_direction direction, uint32_t bytes, outcome *noted);
+void submit_of_writer(kvf_direction direction, uint32_t bytes, outcome *noted);
 
 /** The writer can write. */
 void write_well(void);
 
 int open_guest(void);
-void say(int fd, const void *message, size_t bytes);
+void say_as_guest(int fd, const void *message, size_t bytes);
 kvf_cuda_hello good_hello(void);
 /** A guest that has sent HELLO. */
 int open_known_guest(void);

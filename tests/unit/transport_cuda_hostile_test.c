@@ -31,7 +31,7 @@ static void a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over(void
     both_open();
     run_rounds();
     devices_delay(HOUR_NS);
-    submit(KVF_WRITE, BYTES, &noted);
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
     run_rounds();
     for (int i = 0; i < 3; i++) { /* for as long as they run */
         assert_fails(fence_writer(kvf_transport_fence), KVF_E_AGAIN, "kernels of this process still copy",
@@ -48,7 +48,7 @@ static void a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over(void
     const uint32_t then = written(0, BYTES);
     kvf_peer_close(peer);
     connect_ends();
-    submit(KVF_WRITE, BYTES, &noted);
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
     run_rounds();
     assert_int_equal(noted.status, KVF_E_PEER_LOST);
     assert_int_equal(written(0, BYTES), then);
@@ -69,7 +69,7 @@ static void a_writer_for_whom_nothing_is_copied_is_shut_out_at_once(void **state
     both_open();
     run_rounds();
     assert_ok(fence_writer(kvf_transport_fence));
-    submit(KVF_WRITE, BYTES, &noted);
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
     run_rounds();
     assert_int_equal(noted.status, KVF_E_PEER_LOST);
     assert_int_equal(written(0, BYTES), 0);
@@ -86,8 +86,8 @@ static void refused_after(uint32_t told, const void *message, size_t bytes) {
     memory.header.count = told;
     memory.regions[1] = memory.regions[0];
     if (told)
-        say(fd, &memory, memory_bytes(&memory));
-    say(fd, message, bytes);
+        say_as_guest(fd, &memory, memory_bytes(&memory));
+    say_as_guest(fd, message, bytes);
     assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
 }
 
@@ -98,14 +98,14 @@ static void an_unknown_peer_and_one_that_makes_no_sense_are_refused(void **state
     const kvf_cuda_memory memory = good_memory();
     const kvf_cuda_write write = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = 64}}};
     int fd = open_guest();
-    say(fd, &memory, memory_bytes(&memory));
+    say_as_guest(fd, &memory, memory_bytes(&memory));
     assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
     fd = open_guest();
-    say(fd, &write, write_bytes(&write));
+    say_as_guest(fd, &write, write_bytes(&write));
     assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
     fd = open_guest();
     hello.key[0] ^= 1;
-    say(fd, &hello, sizeof hello);
+    say_as_guest(fd, &hello, sizeof hello);
     assert_int_equal(refusal_of(fd), CUDA_REFUSED_KEY);
     hello = good_hello();
     refused_after(0, &hello, sizeof hello);
@@ -199,8 +199,8 @@ static kvf_status answer_to(const kvf_cuda_write *write, const kvf_cuda_memory *
                             char reason[CUDA_REASON_BYTES]) {
     kvf_cuda_packet packet;
     const int fd = open_known_guest();
-    say(fd, memory, memory_bytes(memory));
-    say(fd, write, write_bytes(write));
+    say_as_guest(fd, memory, memory_bytes(memory));
+    say_as_guest(fd, write, write_bytes(write));
     run_rounds();
     assert_ok(kvf_cuda_wire_receive(fd, &packet));
     assert_int_equal(packet.as.header.kind, CUDA_WRITTEN);
@@ -350,12 +350,12 @@ static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(vo
     memory.regions[0].base = (uint64_t)(uintptr_t)owner.memory[1].address;
     assert_ok(kvf_cuda_wire_listen(memory.card.name, &listening));
     const int fd = open_known_guest();
-    say(fd, &memory, memory_bytes(&memory));
-    say(fd, &write, write_bytes(&write));
+    say_as_guest(fd, &memory, memory_bytes(&memory));
+    say_as_guest(fd, &write, write_bytes(&write));
     run_rounds();
     const int back = accept4(listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     assert_true(back >= 0);
-    say(back, &ready, sizeof ready);
+    say_as_guest(back, &ready, sizeof ready);
     run_rounds();
     assert_ok(kvf_cuda_wire_receive(fd, &packet));
     assert_int_equal(packet.as.header.kind, CUDA_WRITTEN);
@@ -375,13 +375,13 @@ static int open_busy_guest(uint32_t writes) {
     const kvf_cuda_memory memory = true_memory();
     const int fd = open_known_guest();
     devices_delay(HOUR_NS);
-    say(fd, &memory, memory_bytes(&memory));
+    say_as_guest(fd, &memory, memory_bytes(&memory));
     for (uint32_t i = 0; i < writes; i++) {
         const kvf_cuda_write write = {
             .header = {CUDA_WRITE, 1},
             .number = i,
             .runs = {{.local_offset = i * 64, .remote_offset = i * 64, .bytes = 64}}};
-        say(fd, &write, write_bytes(&write));
+        say_as_guest(fd, &write, write_bytes(&write));
     }
     run_rounds();
     return fd;
@@ -390,7 +390,7 @@ static int open_busy_guest(uint32_t writes) {
 /* The guest is refused for a message while its writes are under way; the writes still succeed. */
 static void refused_while_busy(uint32_t writes, const void *message, size_t bytes) {
     const int fd = open_busy_guest(writes);
-    say(fd, message, bytes);
+    say_as_guest(fd, message, bytes);
     assert_int_equal(refusal_of(fd), CUDA_REFUSED_PROTOCOL);
     devices_delay(0);
     devices_hasten();
@@ -470,7 +470,7 @@ static void writer_open(voice *v, outcome *noted) {
     v->fd = accept4(v->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     assert_true(v->fd >= 0);
     assert_ok(kvf_cuda_wire_send(v->fd, &ready, sizeof ready));
-    submit(KVF_WRITE, 64, noted);
+    submit_of_writer(KVF_WRITE, 64, noted);
     writer_rounds();
     assert_ok(kvf_cuda_wire_receive(v->fd, &packet));
     assert_int_equal(packet.as.header.kind, CUDA_HELLO);
@@ -490,7 +490,7 @@ static void writer_close(voice *v) {
 static void lost_after(voice *v, const void *message, size_t bytes, const char *word) {
     outcome noted;
     writer_open(v, &noted);
-    say(v->fd, message, bytes);
+    say_as_guest(v->fd, message, bytes);
     writer_rounds();
     assert_int_equal(writer.lost, 1);
     assert_non_null(strstr(writer.lost_detail, word));
@@ -521,18 +521,18 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
     writer_open(&v, &noted);
     wrong = (kvf_cuda_written){.header = {CUDA_WRITTEN, 12345}, .number = 1};
     memset(wrong.reason, 'x', sizeof wrong.reason);
-    say(v.fd, &wrong, sizeof wrong);
+    say_as_guest(v.fd, &wrong, sizeof wrong);
     writer_rounds();
     assert_int_equal(noted.status, KVF_E_IO);
     assert_non_null(strstr(noted.detail, "the owner could not read the data: xxx"));
-    submit(KVF_WRITE, 64, &noted);
+    submit_of_writer(KVF_WRITE, 64, &noted);
     writer_rounds();
     written_well.number = 2;
-    say(v.fd, &written_well, sizeof written_well);
+    say_as_guest(v.fd, &written_well, sizeof written_well);
     writer_rounds();
     assert_int_equal(noted.status, KVF_OK);
     assert_int_equal(noted.calls, 1);
-    say(v.fd, &written_well, sizeof written_well); /* a second time */
+    say_as_guest(v.fd, &written_well, sizeof written_well); /* a second time */
     writer_rounds();
     assert_int_equal(writer.lost, 1);
     writer_close(&v);

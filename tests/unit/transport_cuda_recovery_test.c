@@ -57,7 +57,7 @@ static void a_writer_whose_generation_rises_tells_its_memory_anew(void **state) 
     outcome noted;
     both_open();
     run_rounds();
-    submit(KVF_WRITE, BYTES, &noted);
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
     assert_ok(kvf_transport_progress(writer.transport, NULL)); /* it tells its memory, and asks */
     assert_ok(kvf_transport_unregister_region(writer.transport, 1));
     run_rounds();
@@ -73,7 +73,7 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     outcome noted;
     both_open();
     run_rounds();
-    submit(KVF_WRITE, BYTES, &noted);
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
     take_all_descriptors();
     run_rounds();
     give_descriptors_back();
@@ -81,7 +81,7 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     assert_non_null(strstr(noted.detail, "the owner could not read the data: socket: Too many open files"));
     for (int i = 0; i < 100 && noted.status; i++) {
         (void)usleep(10000);
-        submit(KVF_WRITE, BYTES, &noted);
+        submit_of_writer(KVF_WRITE, BYTES, &noted);
         run_rounds();
         assert_int_equal(noted.calls, 1);
     }
@@ -134,7 +134,7 @@ static void a_guest_that_does_not_show_the_key_is_hung_up_on(void **state) {
     wrong = good_hello();
     wrong.key[0] ^= 1;
     const int known = open_known_guest(), silent = open_guest(), refused = open_guest();
-    say(refused, &wrong, sizeof wrong);
+    say_as_guest(refused, &wrong, sizeof wrong);
     run_rounds();
     ahead_s = 14;
     const int late = open_guest();
@@ -260,7 +260,7 @@ static void an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for(void
     both_open();
     run_rounds();
     devices_delay(LATE_NS);
-    submit(KVF_WRITE, BYTES, &noted);
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
     run_rounds();
     devices_delay(0);
     assert_int_equal(written(0, BYTES), 0);
