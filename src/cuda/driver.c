@@ -272,6 +272,8 @@ static kvf_status find_place(const kvf_cuda *cuda, uint32_t device, CUdeviceptr 
                         ordinal, device);
     if (!result)
         result = cuda->cuMemGetAddressRange_v2(&out->base, &found, address);
+    if (kvf_cuda_status(cuda, result, "asking whose memory an address is") == KVF_E_NOMEM)
+        return KVF_E_NOMEM; /* this says nothing about the address */
     if (result)
         return kvf_fail(KVF_E_INVALID,
                         "address 0x%llx is not memory of CUDA device %u, or it was freed (error %d)", at,

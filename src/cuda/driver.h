@@ -234,7 +234,7 @@ typedef struct kvf_cuda_place {
  * @param device  the device whose memory it must be
  * @param bytes   how many bytes from the address on must be in the allocation
  * @return KVF_OK, KVF_E_INVALID (freed or never allocated, the host's, another device's, or not that many bytes; the
- *         detail says which), and the results of kvf_cuda_enter()
+ *         detail says which), KVF_E_NOMEM (of the driver), and the results of kvf_cuda_enter()
  */
 kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t bytes, kvf_cuda_place *out);
 

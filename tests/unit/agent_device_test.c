@@ -148,9 +148,15 @@ static void assert_all_packed(const world_engine *engine, const char *fabric) {
     }
 }
 
-/* P reads D's arenas over the connections that it made to write to D. */
+/* P reads D's arenas over the connections that it made to write to D. In segments, P must fetch them first. */
 static void a_consumer_that_was_written_to_packed_is_then_read(void **state) {
-    const kvf_agent_options options = {.struct_size = sizeof options, .transport = *state};
+    const kvf_setting exportable = {"cuda.allocation", "exportable"};
+    const bool in_segments = strcmp(*state, "segments") == 0;
+    const char *kind = in_segments ? "cuda" : *state;
+    const kvf_agent_options options = {.struct_size = sizeof options,
+                                       .transport = kind,
+                                       .settings = &exportable,
+                                       .setting_count = in_segments};
     world w;
     world_request held, wanted;
     uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
@@ -163,7 +169,7 @@ static void a_consumer_that_was_written_to_packed_is_then_read(void **state) {
     world_all_done(&w, &w.p, pulls);
     world_all_done(&w, &w.d, holds);
     assert_int_equal(world_wrong_cells(&w, &w.p, &wanted, 2), 0);
-    assert_all_packed(&w.p, *state);
+    assert_all_packed(&w.p, kind);
     close_all(&w);
 }
 
@@ -878,7 +884,7 @@ int main(void) {
     world_copies_memory(devices_get, devices_put);
     static char shm[] = "shm", messages[] = "messages", cuda[] = "cuda", automatic[] = "auto", p[] = "p",
                 d[] = "d", p_host[] = "P on the host", d_both[] = "D on both devices", none[] = "",
-                only_p[] = "P", only_d[] = "D", both[] = "PD";
+                segments[] = "segments", only_p[] = "P", only_d[] = "D", both[] = "PD";
     const struct CMUnitTest tests[] = {
         {"a_pull_goes_from_device_to_device (shm)", a_pull_goes_from_device_to_device, NULL, NULL, shm},
         {"a_pull_goes_from_device_to_device (messages)", a_pull_goes_from_device_to_device, NULL, NULL,
@@ -900,6 +906,8 @@ int main(void) {
          automatic},
         {"a_consumer_that_was_written_to_packed_is_then_read (cuda)",
          a_consumer_that_was_written_to_packed_is_then_read, NULL, NULL, cuda},
+        {"a_consumer_that_was_written_to_packed_is_then_read (segments)",
+         a_consumer_that_was_written_to_packed_is_then_read, NULL, NULL, segments},
         {"a_consumer_that_was_written_to_packed_is_then_read (shm)",
          a_consumer_that_was_written_to_packed_is_then_read, NULL, NULL, shm},
         {"elements_are_converted_between_devices (cuda)", elements_are_converted_between_devices, NULL, NULL,

@@ -14,6 +14,7 @@
 #include "transport/card.h"
 #include "transport/cuda/cuda_wire.h"
 
+#define OUT_OF_MEMORY 2
 #define OPERATING_SYSTEM 304 /* the driver's answer for a handle if containers share no name space */
 #define ILLEGAL_ADDRESS 700
 #define HOUR_NS 3600000000000ull
@@ -221,6 +222,9 @@ static void memory_is_a_devices_and_there(void **state) {
     assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
                  "is not memory of CUDA device 1");
     wrong.address = (unsigned char *)all.address + 100;
+    devices_fail("cuMemGetAddressRange_v2", OUT_OF_MEMORY, 1); /* not the address's fault */
+    assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_NOMEM,
+                 "asking whose memory an address is: CUDA_ERROR_OUT_OF_MEMORY");
     /* the region is in the middle of its allocation */
     assert_ok(kvf_transport_register(transport, &wrong, 1));
     assert_ok(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &allocated));
