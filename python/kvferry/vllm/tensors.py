@@ -92,6 +92,15 @@ def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSp
     return dict.fromkeys(names, spec)
 
 
+def _refuse_compressed(name: str, spec: AttentionSpec, tensor: torch.Tensor, block_count: int) -> None:
+    """Raises UnsupportedError for a cache like DeepSeek V4's, which has one entry for several tokens."""
+    entries, tokens = tensor.shape[0] * tensor.shape[-2], block_count * spec.block_size
+    if entries != tokens:
+        raise UnsupportedError(
+            f"layer {name} keeps {entries} entries for {tokens} tokens; allowed: one for each token"
+        )
+
+
 def _page_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Bytes from one block, one head and one token of a page to the next."""
     if tensor.dim() != 4:
@@ -252,6 +261,8 @@ def describe(
         kinds: tuple[_Kinds, _Kinds] = ({}, {})  # of the model, and of the draft
         for name, spec in _inner_specs(group.kv_cache_spec, names).items():
             place = place_layer(config, name)
+            if isinstance(spec, AttentionSpec) and caches[name].dim() == 4:
+                _refuse_compressed(name, spec, caches[name], cache.num_blocks)
             layer = _describe_layer(config, name, place, spec, caches[name], ranks, regions, orders)
             kinds[place.draft].setdefault(layer.parts, []).append((place.number, layer))
         for kind, (parts, layers) in enumerate(kinds[False].items()):
