@@ -37,6 +37,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    SparseCacheRole,
     UniformTypeKVCacheSpecs,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -69,6 +70,7 @@ __all__ = [
     "MambaSpec",
     "RequestStatus",
     "SlidingWindowSpec",
+    "SparseCacheRole",
     "SupportsHMA",
     "UniformTypeKVCacheSpecs",
     "create_metric_per_engine",

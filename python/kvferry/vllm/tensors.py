@@ -24,6 +24,7 @@ from kvferry.vllm.compat import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    SparseCacheRole,
     UniformTypeKVCacheSpecs,
     write_cpu_page,
 )
@@ -41,6 +42,10 @@ from kvferry.vllm.state_layers import configured_model, place_state, state_parts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+#: An indexer has a scale, of these bytes, for so many elements of a key.
+SCALED_ELEMENTS, SCALE_BYTES = 128, 4
 
 
 class Regions:
@@ -87,6 +92,15 @@ def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSp
     return dict.fromkeys(names, spec)
 
 
+def _refuse_compressed(name: str, spec: AttentionSpec, tensor: torch.Tensor, block_count: int) -> None:
+    """Raises UnsupportedError for a cache like DeepSeek V4's, which has one entry for several tokens."""
+    entries, tokens = tensor.shape[0] * tensor.shape[-2], block_count * spec.block_size
+    if entries != tokens:
+        raise UnsupportedError(
+            f"layer {name} keeps {entries} entries for {tokens} tokens; allowed: one for each token"
+        )
+
+
 def _page_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Bytes from one block, one head and one token of a page to the next."""
     if tensor.dim() != 4:
@@ -111,6 +125,47 @@ def _latent_layer(spec: AttentionSpec, tensor: torch.Tensor, ranks: Ranks, regio
     tokens = _kept_tokens(spec, ranks)
     place = Placement(region, offset, block, token, head)
     return _Layer((part,), (ranks.share(1, 1, tokens),), (place,), tensor.shape[0], tokens)
+
+
+def _is_quantized_indexer(spec: MLAAttentionSpec, tensor: torch.Tensor) -> bool:
+    """Whether it is the cache of a sparse-attention indexer that keeps keys in FP8, with scales."""
+    return spec.cache_role == SparseCacheRole.INDEXER and tensor.dtype == torch.uint8
+
+
+def _indexer_layer(
+    spec: AttentionSpec, name: str, tensor: torch.Tensor, ranks: Ranks, regions: Regions
+) -> _Layer:
+    """Keys of an indexer, one byte an element, and a scale of four bytes for each 128 elements.
+
+    The tensor has the shape of a latent, but CUDA's kernels keep all keys of a page before all scales:
+
+        | key 0 | key 1 | ... | scale 0 | scale 1 | ... |
+    """
+    block, head, token = _page_strides(tensor)
+    tokens, content = tensor.shape[2:]
+    quotients, rest = divmod(content, SCALED_ELEMENTS + SCALE_BYTES)
+    if rest or token != content:
+        raise UnsupportedError(
+            f"indexer {name} has {content} bytes a token; allowed: {SCALED_ELEMENTS + SCALE_BYTES} for each "
+            f"{SCALED_ELEMENTS} elements, without gaps"
+        )
+    region, offset = regions.place(tensor)
+    key, scale = quotients * SCALED_ELEMENTS, quotients * SCALE_BYTES
+    kept = _kept_tokens(spec, ranks)
+    share = ranks.share(1, 1, kept)
+    return _Layer(
+        (
+            Part("indexer", Dtype.F8_E4M3, 1, key, tp_rule=TpRule.REPLICATE),
+            Part("indexer_scale", Dtype.F32, 1, quotients, tp_rule=TpRule.REPLICATE),
+        ),
+        (share, share),
+        (
+            Placement(region, offset, block, key, head),
+            Placement(region, offset + tokens * key, block, scale, head),
+        ),
+        tensor.shape[0],
+        kept,
+    )
 
 
 def _attention_layer(
@@ -206,6 +261,8 @@ def describe(
         kinds: tuple[_Kinds, _Kinds] = ({}, {})  # of the model, and of the draft
         for name, spec in _inner_specs(group.kv_cache_spec, names).items():
             place = place_layer(config, name)
+            if isinstance(spec, AttentionSpec) and caches[name].dim() == 4:
+                _refuse_compressed(name, spec, caches[name], cache.num_blocks)
             layer = _describe_layer(config, name, place, spec, caches[name], ranks, regions, orders)
             kinds[place.draft].setdefault(layer.parts, []).append((place.number, layer))
         for kind, (parts, layers) in enumerate(kinds[False].items()):
@@ -243,6 +300,8 @@ def _describe_layer(
     orders: dict[tuple[Any, ...], str],
 ) -> _Layer:
     if isinstance(spec, MLAAttentionSpec):
+        if _is_quantized_indexer(spec, cache):
+            return _indexer_layer(spec, name, cache, ranks, regions)
         return _latent_layer(spec, cache, ranks, regions)
     if isinstance(spec, AttentionSpec):
         asked = (spec.dtype, cache.shape[2], spec.head_size)
