@@ -270,8 +270,9 @@ KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint3
  * Takes one region back, at any time, for engines that move their cache. From then on cards that were exported before
  * are refused: memory has *generations*, and a card names the one it is for. Connections to us by such cards are ended,
  * with KVF_E_PEER_LOST at the peers, which must connect again by a new card. Once this has returned KVF_OK, no peer
- * touches the memory any more, except UCX where it emulates one-sided operations: peers that are connected by it must
- * have stopped before.
+ * touches the memory any more, except by UCX: peers that are connected by it must have stopped before. Where UCX
+ * emulates one-sided operations, it serves any address; with RDMA it keeps registrations in a cache, so that a peer
+ * with the old card keeps access until the memory is unmapped.
  *
  * A process that is stopped in the middle of a write, or claims to be, can write to the memory until it ends:
  * KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and how long we have

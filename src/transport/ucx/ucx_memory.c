@@ -101,8 +101,11 @@ kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memor
     return status;
 }
 
-/* Peers on this machine watch the beacon: its end ends their connections, and makes their cards invalid. Other peers
- * get an error from UCX for the key. */
+/* Peers on this machine watch the beacon: its end ends their connections, and makes their cards invalid. UCX keeps no
+ * others out. Where it emulates, it serves any address. With RDMA, ucp_mem_unmap() only returns the registration to
+ * UCX's cache, where keys of older cards stay good until the memory is unmapped or the cache drops it. RCACHE_ENABLE=n
+ * is no way out: before 1.16 UCX would register the memory of each operation anew, and UCX aborts the process if it has
+ * to invalidate a registration without a cache. */
 kvf_status kvf_ucx_unregister(void *self, uint32_t region) {
     kvf_ucx_endpoint *endpoint = self;
     kvf_ucx_memory *memory = &endpoint->regions[region];
