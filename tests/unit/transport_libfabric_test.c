@@ -512,9 +512,11 @@ static int tell_emulation(struct fid *fid, int level, int option, void *value, s
     (void)fid;
     const int first = -(0xefa << 16); /* of the options of EFA */
     CHECK(level == FI_OPT_ENDPOINT && *bytes == sizeof(bool) && (option == first + 1 || option == first + 2));
-    if (!emulates.failed)
-        *(bool *)value = option == first + 1 ? emulates.reads : emulates.writes;
-    return emulates.failed;
+    if (emulates.failed)
+        return emulates.failed;
+    *(bool *)value = option == first + 1 ? emulates.reads : emulates.writes;
+    *bytes = sizeof(bool);
+    return 0;
 }
 
 static bool emulates_with(const char *provider, int failed, bool reads, bool writes) {
@@ -559,7 +561,8 @@ static int refuse_endpoint(struct fid_domain *domain, struct fi_info *info, stru
 
 static int refuse_address(struct fid_av *table, const void *address, size_t count, fi_addr_t *out,
                           uint64_t flags, void *context) {
-    (void)table, (void)address, (void)count, (void)out, (void)flags, (void)context;
+    (void)table, (void)address, (void)count, (void)flags, (void)context;
+    *out = FI_ADDR_NOTAVAIL;
     return -FI_EHOSTUNREACH;
 }
 

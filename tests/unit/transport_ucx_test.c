@@ -63,6 +63,61 @@ static void memory_that_peers_map_is_read_while_its_owner_does_not_progress(void
     run_both(*state, sleeping_target, one_sided_actor, false);
 }
 
+/* ---- peers that are lost --------------------------------------------------------------------- */
+
+static struct {
+    __typeof__(&ucp_ep_close_nbx) close;
+    kvf_ucx_link *other; /* of which UCX reports that it is lost, while it closes the first one */
+    unsigned lost;
+} closing;
+
+static void count_lost(void *context, kvf_transport *transport, kvf_peer *peer, const char *detail) {
+    (void)context, (void)transport, (void)peer, (void)detail;
+    closing.lost++;
+}
+
+static ucs_status_ptr_t close_and_lose(ucp_ep_h ep, const ucp_request_param_t *param) {
+    if (closing.other)
+        kvf_ucx_mark_lost(closing.other, "lost while another one is closed");
+    closing.other = NULL;
+    return closing.close(ep, param);
+}
+
+/* Connects, and reads once: UCX before 1.14 aborts if a connection ends that is not made yet. */
+static kvf_peer *connect_and_read(process *side, const void *card, size_t bytes) {
+    const kvf_run run = {.bytes = 1000};
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_end(side, side->ends + 1);
+    CHECK(side->ended == KVF_OK);
+    return side->peer;
+}
+
+static void twice_lost_actor(process *side) {
+    static unsigned char card[65536];
+    open_side(side, 0, 2);
+    const size_t bytes = receive_card(side, card, sizeof card);
+    const kvf_peer *first = connect_and_read(side, card, bytes);
+    const kvf_peer *second = connect_and_read(side, card, bytes);
+    const kvf_ucx_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    CHECK(endpoint->links == second->link); /* so that it is looked at before the first one */
+    kvf_ucx_library *ucx = (kvf_ucx_library *)(uintptr_t)endpoint->ucx;
+    closing.close = ucx->ucp_ep_close_nbx;
+    closing.other = second->link;
+    ucx->ucp_ep_close_nbx = close_and_lose;
+    side->transport->options.on_peer_lost = count_lost;
+    kvf_ucx_mark_lost(first->link, "the first");
+    while (closing.lost < 2)
+        (void)kvf_transport_progress(side->transport, NULL);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_peer_that_is_lost_while_another_one_is_closed_is_not_forgotten(void **state) {
+    (void)state;
+    run_both(&tcp_way, serving_target, twice_lost_actor, false);
+}
+
 /* ---- what this machine or build cannot do ---------------------------------------------------- */
 
 static void open_with_nonsense(process *side) {
@@ -195,6 +250,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, posix),
         BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, sysv),
+        cmocka_unit_test(a_peer_that_is_lost_while_another_one_is_closed_is_not_forgotten),
         cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),
         cmocka_unit_test(peers_without_a_transport_in_common_are_unsupported_and_nothing_is_printed),
         cmocka_unit_test(bytes_that_wait_in_connections_by_tcp_are_sent_often),
