@@ -66,7 +66,8 @@ typedef struct kvf_peer kvf_peer;
  *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
  *   "cuda.patience_ms"  how long a copy may take, 30000 by default. While one takes longer, others to the same peer
- *                 fail
+ *                 fail. kvf_transport_close() waits as long for kernels, and for readers in other processes of memory
+ *                 that the transport has allocated
  *   "cuda.allocation"  how kvf_transport_allocate() gets CUDA memory: "plain" (default): by cuMemAlloc(), shared with
  *                 peers by CUDA IPC; "exportable": by cuMemCreate(), in multiples of what the driver asks for (2 MiB
  *                 on current devices), shared by file descriptors, which the caller can export, too

@@ -105,6 +105,7 @@ typedef struct kvf_cuda_endpoint {
     kvf_copier *copiers[KVF_CUDA_DEVICES_MAX]; /* of devices that we have memory of */
     bool exportable;                           /* allocations are segments, not shared by IPC handles */
     kvf_cuda_allocation *allocations;
+    bool hangs; /* kernels of ours that did not end may access our memory */
     kvf_cuda_client *clients;
     uint32_t client_count;
     kvf_fences fences;
@@ -202,7 +203,13 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client);
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint);
 kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes);
 kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes);
-void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint);
+/**
+ * Hangs up on all clients.
+ *
+ * @param wait  until no other process has mapped memory of ours, for as long as a copy may take
+ * @return false: another process may have mapped some
+ */
+bool kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint, bool wait);
 /** Refuses a client that has violated the protocol. */
 void kvf_cuda_owner_refuse(kvf_cuda_client *client);
 /** Frees a client that is gone and for which nothing is under way. */

@@ -27,6 +27,7 @@ static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
         [CUDA_REFUSED_PROTOCOL] = "the peer refused the connection: a message of this endpoint made no sense",
         [CUDA_REFUSED_USER] = "the peer refused the connection: it runs as another user",
         [CUDA_REFUSED_FULL] = "the peer refused the connection: it has the most connections that it allows",
+        [CUDA_REFUSED_CLOSED] = "the peer has closed the connection",
     };
     const uint32_t refusal = packet->bytes == sizeof packet->as.refused ? packet->as.header.count : 0;
     char text[160];
@@ -300,6 +301,7 @@ static bool settle(kvf_cuda_link *link) {
 /* Keeps the link until the process ends: the owner must not learn that we have released its memory, for we have not. */
 static void abandon(kvf_cuda_link *link) {
     static kvf_cuda_link *abandoned;
+    link->endpoint->hangs = true;
     kvf_cuda_gate_enter();
     link->following = abandoned;
     abandoned = link;
