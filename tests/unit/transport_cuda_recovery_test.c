@@ -14,7 +14,7 @@
 
 #include "cuda/device_image.h"
 #include "cuda_ends.h"
-#include "cuda_owner.h"
+#include "cuda_scene.h"
 #include "transport/cuda/cuda.h"
 
 #define DESCRIPTORS 256
@@ -90,6 +90,32 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
     assert_int_equal(writer.lost, 0);
     both_close();
+}
+
+/* ---- reading ------------------------------------------------------------------------------------ */
+
+/* Agents with "auto" go packed then. The connection was lost once, as if the owner had sent two descriptors. */
+static void a_reader_without_descriptors_for_segments_says_so_and_stays_connected(void **state) {
+    (void)state;
+    char detail[512];
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const size_t left = devices_left();
+    assert_ok(scene_connect(scene));
+    take_all_descriptors();
+    const kvf_status status = scene_pull(scene, detail);
+    give_descriptors_back();
+    assert_int_equal(status, KVF_E_UNSUPPORTED);
+    if (!strstr(detail, "region 0: this process has no free descriptor for one that the peer has sent"))
+        fail_msg("%s", detail);
+    assert_int_equal(scene->lost, 0);
+    assert_int_equal(devices_left(), left);
+    assert_ok(scene_push(scene, detail));
+    assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+    kvf_peer_close(scene->peer);
+    assert_ok(scene_connect(scene));
+    assert_ok(scene_pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 2), 0);
+    scene_close(scene, false);
 }
 
 /* ---- connections -------------------------------------------------------------------------------- */
@@ -378,7 +404,7 @@ static void memory_that_a_hanging_device_may_write_is_not_freed(void **state) {
 }
 
 int main(int argument_count, char **arguments) {
-    if (argument_count == 5 && strcmp(arguments[1], "owner") == 0)
+    if (argument_count == 5)
         return owner_main(arguments);
     if (kvf_device_image_count == 0) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
@@ -388,6 +414,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_writer_whose_generation_rises_tells_its_memory_anew),
         cmocka_unit_test(an_owner_that_could_not_connect_back_tries_again),
         cmocka_unit_test(an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for),
+        cmocka_unit_test(a_reader_without_descriptors_for_segments_says_so_and_stays_connected),
         cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
         cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),

@@ -293,6 +293,9 @@ void kvf_cuda_fetch_again(kvf_cuda_link *link);
 void kvf_cuda_fetch_retry(kvf_cuda_link *link);
 /** Maps a segment that came with this descriptor, which stays the caller's. False: the message is invalid. */
 bool kvf_cuda_fetch_take(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd);
+/** A segment has come without its descriptor, for this process has none free; the detail says so. False: the message is
+ * invalid. */
+bool kvf_cuda_fetch_miss(kvf_cuda_link *link, const kvf_cuda_packet *packet);
 /** Unmaps all segments; nothing may read them any more. */
 void kvf_cuda_fetch_close(kvf_cuda_link *link);
 

@@ -70,9 +70,9 @@ void kvf_cuda_link_read(kvf_cuda_link *link) {
         kvf_status status = kvf_cuda_wire_receive_with(link->fd, packet, &fd);
         if (status == KVF_E_AGAIN)
             return;
-        if (status)
+        if (status && (status != KVF_E_IO || !kvf_cuda_fetch_miss(link, packet)))
             kvf_cuda_link_lose(link, kvf_error_detail());
-        else if (!take_message(link, packet, fd))
+        else if (!status && !take_message(link, packet, fd))
             kvf_cuda_link_lose(link, "a message of the peer makes no sense");
         kvf_fd_close(&fd);
     }

@@ -181,7 +181,8 @@ kvf_status kvf_cuda_wire_send_with(int socket, const void *message, size_t bytes
  * header) */
 kvf_status kvf_cuda_wire_receive(int socket, kvf_cuda_packet *out);
 
-/** As kvf_cuda_wire_receive(). `*fd` receives the descriptor that came with it, or -1; the caller closes it. */
+/** As kvf_cuda_wire_receive(). `*fd` receives the descriptor that came with it, or -1; the caller closes it. KVF_E_IO:
+ * the message has come, but there was no free descriptor for the one that it brought. */
 kvf_status kvf_cuda_wire_receive_with(int socket, kvf_cuda_packet *out, int *fd);
 
 #endif
