@@ -16,8 +16,7 @@
  *             memory of the owner that it has mapped. The owner of written memory itself reads what is written, when
  *             it makes progress: only its own kernels write its memory, because a peer that is stopped in the middle
  *             of a kernel could not be shut out. Memory must be from cuMemAlloc() or a similar function; regions may
- *             begin anywhere in an allocation. Tested with a stand-in for the driver, on no device yet; see
- *             docs/devices.md
+ *             begin anywhere in an allocation; see docs/devices.md
  *   "shm"     the peer is on this host: memory from kvf_transport_allocate() is mapped and copied from
  *             directly; memory the caller brought is read with process_vm_readv and, meanwhile, through a
  *             shared buffer that the peer fills when it has time. With a stage (stage.h) such memory goes packed where
@@ -67,7 +66,8 @@ typedef struct kvf_peer kvf_peer;
  *                 side alone is faster, and written with process_vm_writev, where the kernel allows it; "on":
  *                 never through the buffer where the kernel allows it; "off": always through the buffer
  *   "cuda.patience_ms"  how long a copy may take, 30000 by default. While one takes longer, others to the same peer
- *                 fail
+ *                 fail. kvf_transport_close() waits as long for kernels, and for readers in other processes of memory
+ *                 that the transport has allocated
  *   "cuda.allocation"  how kvf_transport_allocate() gets CUDA memory: "plain" (default): by cuMemAlloc(), shared with
  *                 peers by CUDA IPC; "exportable": by cuMemCreate(), in multiples of what the driver asks for (2 MiB
  *                 on current devices), shared by file descriptors, which the caller can export, too

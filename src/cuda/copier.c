@@ -1,6 +1,7 @@
 #include "cuda/copier.h"
 
 #include "cuda/device_image.h"
+#include "cuda/over.h"
 
 #define BLOCKS_DEFAULT 16u
 #define JOBS_DEFAULT 32u
@@ -309,15 +310,13 @@ kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
 kvf_status kvf_copy_job_poll(kvf_copy_job *job) {
     kvf_copier *copier = job->copier;
     const kvf_cuda *cuda;
-    kvf_status status = kvf_cuda_enter(copier->device, &cuda);
-    if (status)
-        return status;
-    status = kvf_cuda_status(cuda, cuda->cuEventQuery(job->over), "copying");
-    if (!status)
-        status = kvf_cuda_status(cuda, job->failed, "starting a copy");
-    kvf_cuda_leave(cuda);
+    kvf_status status = kvf_cuda_over(copier->device, job->over, "copying");
     if (status == KVF_IN_PROGRESS)
         return status;
+    if (!status)
+        status = kvf_cuda_find(&cuda);
+    if (!status)
+        status = kvf_cuda_status(cuda, job->failed, "starting a copy");
     job->started = false;
     copier->started--;
     kvf_copy_job_drop(job);

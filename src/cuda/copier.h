@@ -114,7 +114,8 @@ kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, cons
 kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after);
 
 /**
- * Polls a started job. After any result but KVF_IN_PROGRESS the job is gone.
+ * Polls a started job. After any result but KVF_IN_PROGRESS the job is gone, and touches no memory; see
+ * kvf_cuda_over().
  *
  * @return KVF_OK (devices and the host see what it wrote), KVF_IN_PROGRESS, KVF_E_IO, KVF_E_NOMEM
  */

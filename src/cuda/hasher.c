@@ -1,6 +1,7 @@
 #include "cuda/hasher.h"
 
 #include "cuda/device_image.h"
+#include "cuda/over.h"
 
 #define BLOCKS 16u /* of threads that run at once, as of a copier */
 
@@ -167,12 +168,7 @@ kvf_status kvf_hasher_start(kvf_hasher *hasher) {
 }
 
 kvf_status kvf_hasher_poll(kvf_hasher *hasher, const uint64_t **sums) {
-    const kvf_cuda *cuda;
-    kvf_status status = kvf_cuda_enter(hasher->device, &cuda);
-    if (!status) {
-        status = kvf_cuda_status(cuda, cuda->cuEventQuery(hasher->over), "computing checksums");
-        kvf_cuda_leave(cuda);
-    }
+    const kvf_status status = kvf_cuda_over(hasher->device, hasher->over, "computing checksums");
     hasher->started = status == KVF_IN_PROGRESS;
     *sums = hasher->host->sums;
     return status;

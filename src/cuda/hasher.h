@@ -50,7 +50,7 @@ kvf_status kvf_hasher_add(kvf_hasher *hasher, const kvf_box *pages, kvf_dtype fr
 kvf_status kvf_hasher_start(kvf_hasher *hasher);
 
 /**
- * Polls a started job. After any result but KVF_IN_PROGRESS it is over.
+ * Polls a started job. After any result but KVF_IN_PROGRESS it is over, and touches no memory; see kvf_cuda_over().
  *
  * @param sums  receives the sums, which stay until the next job begins
  * @return KVF_OK, KVF_IN_PROGRESS, KVF_E_IO

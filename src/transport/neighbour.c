@@ -178,10 +178,12 @@ kvf_status kvf_neighbour_send(int socket, const struct iovec *parts, size_t coun
 }
 
 /* The descriptor that came with a message, or -1. Because of alignment the space for one has room for two; further
- * descriptors are closed, and `surplus` says that there were some. */
-static int take_descriptor(struct msghdr *message, bool *surplus) {
+ * descriptors are closed, and `surplus` says that there were some. If the kernel cuts off even the first, the process
+ * has no descriptor free, which is `missed`. */
+static int take_descriptor(struct msghdr *message, bool *surplus, bool *missed) {
+    const bool cut = (message->msg_flags & MSG_CTRUNC) != 0;
     int fd = -1;
-    *surplus = (message->msg_flags & MSG_CTRUNC) != 0;
+    *surplus = false;
     for (struct cmsghdr *item = CMSG_FIRSTHDR(message); item; item = CMSG_NXTHDR(message, item)) {
         if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS)
             continue;
@@ -196,6 +198,8 @@ static int take_descriptor(struct msghdr *message, bool *surplus) {
             }
         }
     }
+    *missed = cut && fd < 0;
+    *surplus = *surplus || (cut && fd >= 0);
     return fd;
 }
 
@@ -205,7 +209,7 @@ kvf_status kvf_neighbour_receive(int socket, void *out, size_t least, size_t mos
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     ssize_t got;
     int resets = 0, came = -1;
-    bool surplus = false;
+    bool surplus = false, missed = false;
     if (fd) {
         message.msg_control = with.bytes;
         message.msg_controllen = sizeof with.bytes;
@@ -219,12 +223,14 @@ kvf_status kvf_neighbour_receive(int socket, void *out, size_t least, size_t mos
     if (got < 0 && errno != ECONNRESET)
         return kvf_fail(KVF_E_PEER_LOST, "recvmsg: %s", strerror(errno));
     if (got > 0 && fd)
-        came = take_descriptor(&message, &surplus);
+        came = take_descriptor(&message, &surplus, &missed);
     *bytes = got > 0 ? (size_t)got : 0;
     if (*bytes >= least && *bytes <= most && !surplus) {
         if (fd)
             *fd = came;
-        return KVF_OK;
+        return missed
+                   ? kvf_fail(KVF_E_IO, "this process has no free descriptor for one that the peer has sent")
+                   : KVF_OK;
     }
     kvf_fd_close(&came);
     if (*bytes == 0)

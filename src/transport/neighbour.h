@@ -79,7 +79,8 @@ kvf_status kvf_neighbour_send(int socket, const struct iovec *parts, size_t coun
  * Receives one message of `least` to `most` bytes. Never blocks.
  *
  * @param fd  receives the descriptor that came with it, or -1; the caller closes it. NULL: none is taken
- * @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (shorter, longer, more descriptors)
+ * @return KVF_OK, KVF_E_AGAIN (none is there), KVF_E_PEER_LOST, KVF_E_PARSE (shorter, longer, more descriptors),
+ *         KVF_E_IO (the message has come, but this process has no descriptor free for the one that it brought)
  */
 kvf_status kvf_neighbour_receive(int socket, void *out, size_t least, size_t most, size_t *bytes, int *fd);
 

@@ -150,10 +150,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
-    if (fake_depth == DEPTH)
-        return OUT_OF_MEMORY;
+    const CUresult told = fake_told(__func__);
+    if (told || fake_depth == DEPTH)
+        return told ? told : OUT_OF_MEMORY;
     fake_current[fake_depth++] = context;
-    return fake_told(__func__);
+    return 0;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *context) {

@@ -19,6 +19,7 @@
 
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
+#include "cuda/hasher.h"
 #include "devices.h"
 
 #define OUT_OF_MEMORY 2
@@ -448,6 +449,81 @@ static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unus
     close_scene(&scene);
 }
 
+/* As while a graph is captured, or if the host has no memory: what the driver says then is not about the job. */
+static const struct refusal {
+    const char *function;
+    int result;
+} refusals[] = {{"cuEventQuery", 900},
+                {"cuEventQuery", 906},
+                {"cuEventQuery", OUT_OF_MEMORY},
+                {"cuCtxPushCurrent_v2", 201},
+                {"cuCtxPushCurrent_v2", 900}};
+
+static void a_job_of_which_the_driver_says_nothing_is_in_progress(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(&(kvf_copier_options){.jobs = 1});
+    const kvf_box one = pages_of(scene.one);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        kvf_copy_job *job = begin(&scene, &from, &to), *other = NULL;
+        devices_delay(1000000 * MS);
+        assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+        devices_delay(0);
+        devices_fail(refusals[i].function, refusals[i].result, 3);
+        for (int poll = 0; poll < 3; poll++)
+            assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
+        assert_int_equal(kvf_copier_begin(scene.copier, &other), KVF_E_AGAIN);
+        assert_int_equal(kvf_copier_close(scene.copier), KVF_E_AGAIN);
+        devices_hasten();
+        finish(job);
+    }
+    close_scene(&scene);
+}
+
+static void checksums_of_which_the_driver_says_nothing_are_in_progress(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    const uint64_t *sums;
+    const uint32_t id = 0;
+    const size_t left = devices_left();
+    kvf_hasher *hasher = NULL;
+    assert_int_equal(kvf_hasher_open(0, &hasher), KVF_OK);
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        kvf_hasher_begin(hasher, &id, 1, 1);
+        devices_delay(1000000 * MS);
+        assert_int_equal(kvf_hasher_start(hasher), KVF_OK);
+        devices_delay(0);
+        devices_fail(refusals[i].function, refusals[i].result, 1);
+        assert_int_equal(kvf_hasher_poll(hasher, &sums), KVF_IN_PROGRESS);
+        assert_int_equal(kvf_hasher_close(hasher), KVF_E_AGAIN);
+        devices_hasten();
+        assert_int_equal(kvf_hasher_poll(hasher, &sums), KVF_OK);
+    }
+    assert_int_equal(kvf_hasher_close(hasher), KVF_OK);
+    assert_int_equal(devices_left(), left);
+}
+
+/* The device's context has ended, and the job with it. */
+static void a_job_of_a_context_that_cannot_be_entered_any_more_is_over(void **unused) {
+    enum { ILLEGAL_ADDRESS = 700 };
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(&(kvf_copier_options){.jobs = 1});
+    const kvf_box one = pages_of(scene.one);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
+    kvf_copy_job *job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    devices_fail("cuCtxPushCurrent_v2", ILLEGAL_ADDRESS, 1);
+    devices_stick(ILLEGAL_ADDRESS);
+    assert_int_equal(kvf_copy_job_poll(job), KVF_E_IO);
+    devices_stick(0);
+    job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    finish(job);
+    close_scene(&scene);
+}
+
 static void memory_is_pinned_once(void **unused) {
     (void)unused;
     test_scene scene = open_scene(NULL);
@@ -536,6 +612,9 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_engine_that_cannot_be_made_leaves_nothing),
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
+        cmocka_unit_test(a_job_of_which_the_driver_says_nothing_is_in_progress),
+        cmocka_unit_test(checksums_of_which_the_driver_says_nothing_are_in_progress),
+        cmocka_unit_test(a_job_of_a_context_that_cannot_be_entered_any_more_is_over),
         cmocka_unit_test(memory_is_pinned_once),
         cmocka_unit_test(opening_and_closing_a_copier_leave_a_capture_alone),
         cmocka_unit_test(the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair),

@@ -20,9 +20,16 @@ unsigned char content(const test_end *end, uint32_t region, uint32_t i) {
 }
 
 void device_end_open(test_end *end, uint32_t device) {
+    device_end_open_with(end, device, NULL);
+}
+
+void device_end_open_with(test_end *end, uint32_t device, const kvf_setting *setting) {
     *end = (test_end){0};
-    const kvf_transport_options options = {
-        .struct_size = sizeof options, .on_peer_lost = on_peer_lost, .context = end};
+    const kvf_transport_options options = {.struct_size = sizeof options,
+                                           .settings = setting,
+                                           .setting_count = setting ? 1 : 0,
+                                           .on_peer_lost = on_peer_lost,
+                                           .context = end};
     assert_ok(kvf_transport_open("cuda", &options, &end->transport));
     for (uint32_t r = 0; r < 2; r++) {
         void *seen;

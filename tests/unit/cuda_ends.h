@@ -32,6 +32,8 @@ extern kvf_peer *peer; /**< the owner, as the writer's peer */
 unsigned char content(const test_end *end, uint32_t region, uint32_t i);
 
 void device_end_open(test_end *end, uint32_t device);
+/** @param setting  NULL: none */
+void device_end_open_with(test_end *end, uint32_t device, const kvf_setting *setting);
 void both_open(void); /**< and connects them */
 void both_close(void);
 void connect_ends(void);

@@ -4,6 +4,7 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -13,7 +14,7 @@
 
 #include "cuda/device_image.h"
 #include "cuda_ends.h"
-#include "cuda_owner.h"
+#include "cuda_scene.h"
 #include "transport/cuda/cuda.h"
 
 #define DESCRIPTORS 256
@@ -89,6 +90,32 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
     assert_int_equal(writer.lost, 0);
     both_close();
+}
+
+/* ---- reading ------------------------------------------------------------------------------------ */
+
+/* Agents with "auto" go packed then. The connection was lost once, as if the owner had sent two descriptors. */
+static void a_reader_without_descriptors_for_segments_says_so_and_stays_connected(void **state) {
+    (void)state;
+    char detail[512];
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const size_t left = devices_left();
+    assert_ok(scene_connect(scene));
+    take_all_descriptors();
+    const kvf_status status = scene_pull(scene, detail);
+    give_descriptors_back();
+    assert_int_equal(status, KVF_E_UNSUPPORTED);
+    if (!strstr(detail, "region 0: this process has no free descriptor for one that the peer has sent"))
+        fail_msg("%s", detail);
+    assert_int_equal(scene->lost, 0);
+    assert_int_equal(devices_left(), left);
+    assert_ok(scene_push(scene, detail));
+    assert_int_equal(owner_tell(&scene->owner, 'c'), 0);
+    kvf_peer_close(scene->peer);
+    assert_ok(scene_connect(scene));
+    assert_ok(scene_pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 2), 0);
+    scene_close(scene, false);
 }
 
 /* ---- connections -------------------------------------------------------------------------------- */
@@ -273,8 +300,111 @@ static void an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for(void
     assert_ok(kvf_set_allocator(NULL));
 }
 
+/* A reader in another process, which needs no device for this: it says HELLO, and hangs up `after_ms` after it was told
+ * that the owner closes; 0: never. */
+static _Noreturn void be_reader(const unsigned char name[CUDA_ID_BYTES], const kvf_cuda_hello *hello,
+                                int known, unsigned after_ms) {
+    kvf_cuda_packet packet;
+    int fd;
+    struct pollfd readable = {-1, POLLIN, 0};
+    (void)alarm(60);
+    if (kvf_cuda_wire_connect(name, &fd) || kvf_cuda_wire_send(fd, hello, sizeof *hello))
+        _exit(1);
+    readable.fd = fd;
+    for (;;) {
+        if (poll(&readable, 1, -1) < 0 || kvf_cuda_wire_receive(fd, &packet))
+            _exit(2);
+        if (packet.as.header.kind == CUDA_READY && write(known, "k", 1) == 1)
+            continue;
+        if (packet.as.header.kind != CUDA_REFUSED || packet.as.header.count != CUDA_REFUSED_CLOSED)
+            _exit(3);
+        if (after_ms == 0)
+            pause();
+        (void)usleep(after_ms * 1000);
+        _exit(0);
+    }
+}
+
+/* Closes an owner of memory that another process has mapped; returns how many ms that took. */
+static uint64_t close_read_owner(const char *allocation, unsigned after_ms, CUdeviceptr *out) {
+    const kvf_setting impatient = {"cuda.patience_ms", "1000"},
+                      exportable = {"cuda.allocation", "exportable"};
+    kvf_cuda_card card;
+    kvf_cuda_region regions[2];
+    void *made;
+    int how, known[2];
+    assert_int_equal(pipe(known), 0);
+    device_end_open_with(&owner, 0, strcmp(allocation, "plain") == 0 ? &impatient : &exportable);
+    device_end_open(&writer, 1);
+    assert_ok(kvf_transport_allocate(owner.transport, KVF_MEMORY_CUDA, 0, 4096, &made));
+    *out = (CUdeviceptr)(uintptr_t)made;
+    part_of(&owner, &card, regions);
+    const kvf_cuda_hello hello = good_hello();
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        be_reader(card.name, &hello, known[1], after_ms);
+    struct pollfd readable = {known[0], POLLIN, 0};
+    while (poll(&readable, 1, 1) == 0)
+        run_rounds();
+    (void)close(known[0]);
+    (void)close(known[1]);
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    kvf_transport_close(owner.transport);
+    const uint64_t took = kvf_now(&kvf_monotonic) - begun;
+    if (after_ms == 0)
+        assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(after_ms == 0 || (WIFEXITED(how) && WEXITSTATUS(how) == 0));
+    kvf_transport_close(writer.transport);
+    devices_free();
+    return took / KVF_MILLISECOND;
+}
+
+/* For the driver, freeing memory that another process has opened is undefined behaviour. */
+static void memory_is_freed_once_no_other_process_has_it_mapped(void **state) {
+    (void)state;
+    CUdeviceptr made;
+    const kvf_cuda *cuda;
+    const size_t left = devices_left();
+    assert_in_range(close_read_owner("plain", 100, &made), 90, 990);
+    assert_int_equal(devices_left(), left);
+    /* After its patience the owner leaves the memory, for as long as the process runs. */
+    assert_in_range(close_read_owner("plain", 0, &made), 1000, 20000);
+    assert_int_equal(devices_left(), left + 1);
+    assert_ok(kvf_cuda_enter(0, &cuda));
+    assert_int_equal(cuda->cuMemFree_v2(made), 0);
+    kvf_cuda_leave(cuda);
+    /* The control: readers keep a segment, so nothing is waited for. */
+    assert_in_range(close_read_owner("exportable", 0, &made), 0, 990);
+    assert_int_equal(devices_left(), left);
+}
+
+/* Must be the last test: it leaves a copy that does not end while the endpoint is there. */
+static void memory_that_a_hanging_device_may_write_is_not_freed(void **state) {
+    (void)state;
+    const kvf_setting impatient = {"cuda.patience_ms", "1"};
+    outcome noted;
+    void *made;
+    device_end_open(&owner, 0);
+    device_end_open_with(&writer, 1, &impatient);
+    connect_ends();
+    run_rounds();
+    assert_ok(kvf_transport_allocate(writer.transport, KVF_MEMORY_CUDA, 1, 4096, &made));
+    devices_delay(HOUR_NS);
+    submit(KVF_READ, BYTES, &noted);
+    assert_ok(kvf_transport_progress(writer.transport, NULL));
+    kvf_transport_close(writer.transport);
+    assert_int_equal(noted.calls, 1);
+    assert_non_null(devices_look((uint64_t)(uintptr_t)made));
+    devices_delay(0);
+    devices_hasten();
+    kvf_transport_close(owner.transport);
+    devices_free();
+}
+
 int main(int argument_count, char **arguments) {
-    if (argument_count == 5 && strcmp(arguments[1], "owner") == 0)
+    if (argument_count == 5)
         return owner_main(arguments);
     if (kvf_device_image_count == 0) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
@@ -284,10 +414,13 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_writer_whose_generation_rises_tells_its_memory_anew),
         cmocka_unit_test(an_owner_that_could_not_connect_back_tries_again),
         cmocka_unit_test(an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for),
+        cmocka_unit_test(a_reader_without_descriptors_for_segments_says_so_and_stays_connected),
         cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
         cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
+        cmocka_unit_test(memory_is_freed_once_no_other_process_has_it_mapped),
+        cmocka_unit_test(memory_that_a_hanging_device_may_write_is_not_freed),
     };
     devices_open();
     return cmocka_run_group_tests(tests, NULL, NULL);

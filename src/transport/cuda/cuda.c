@@ -140,20 +140,33 @@ static void free_allocation(kvf_cuda_allocation *made) {
     kvf_free(made);
 }
 
-static void free_memory(kvf_cuda_endpoint *endpoint) {
+/* For the driver, freeing memory that another process has opened by a handle is undefined behaviour; a segment stays
+ * for those that have mapped it. */
+static bool has_handles(const kvf_cuda_endpoint *endpoint) {
+    for (const kvf_cuda_allocation *made = endpoint->allocations; made; made = made->following)
+        if (!made->exportable)
+            return true;
+    return false;
+}
+
+/* Memory that may be accessed stays until the process ends. */
+static void free_memory(kvf_cuda_endpoint *endpoint, bool quiet) {
     for (kvf_cuda_allocation *made = endpoint->allocations, *following; made; made = following) {
         following = made->following;
-        free_allocation(made);
+        if (endpoint->hangs || (!quiet && !made->exportable))
+            kvf_free(made);
+        else
+            free_allocation(made);
     }
 }
 
 static void cuda_close(void *self) {
     kvf_cuda_endpoint *endpoint = self;
     unlist(endpoint);
-    kvf_cuda_owner_close(endpoint);
+    const bool quiet = kvf_cuda_owner_close(endpoint, has_handles(endpoint));
     for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
         (void)kvf_copier_close(endpoint->copiers[i]); /* a copier with a copy that does not end stays open */
-    free_memory(endpoint);
+    free_memory(endpoint, quiet);
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
     kvf_looks_close(&endpoint->looks);

@@ -106,6 +106,7 @@ typedef struct kvf_cuda_endpoint {
     kvf_copier *copiers[KVF_CUDA_DEVICES_MAX]; /* of devices that we have memory of */
     bool exportable;                           /* allocations are segments, not shared by IPC handles */
     kvf_cuda_allocation *allocations;
+    bool hangs; /* kernels of ours that did not end may access our memory */
     kvf_cuda_client *clients;
     uint32_t client_count;
     kvf_fences fences;
@@ -205,7 +206,13 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client);
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint);
 kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes);
 kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes);
-void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint);
+/**
+ * Hangs up on all clients.
+ *
+ * @param wait  until no other process has mapped memory of ours, for as long as a copy may take
+ * @return false: another process may have mapped some
+ */
+bool kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint, bool wait);
 /** Refuses a client that has violated the protocol. */
 void kvf_cuda_owner_refuse(kvf_cuda_client *client);
 /** Frees a client that is gone and for which nothing is under way. */
@@ -291,6 +298,9 @@ void kvf_cuda_fetch_again(kvf_cuda_link *link);
 void kvf_cuda_fetch_retry(kvf_cuda_link *link);
 /** Maps a segment that came with this descriptor, which stays the caller's. False: the message is invalid. */
 bool kvf_cuda_fetch_take(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd);
+/** A segment has come without its descriptor, for this process has none free; the detail says so. False: the message is
+ * invalid. */
+bool kvf_cuda_fetch_miss(kvf_cuda_link *link, const kvf_cuda_packet *packet);
 /** Unmaps all segments; nothing may read them any more. */
 void kvf_cuda_fetch_close(kvf_cuda_link *link);
 

@@ -232,6 +232,17 @@ bool kvf_cuda_fetch_take(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd) {
     return true;
 }
 
+bool kvf_cuda_fetch_miss(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
+    kvf_cuda_fetching *fetching = link->fetching;
+    if (packet->as.header.kind != CUDA_SEGMENT || packet->bytes != sizeof packet->as.segment || !fetching ||
+        fetching->asked == 0)
+        return false;
+    fetching->asked--;
+    if (!*fetching->why)
+        give_up(link);
+    return true;
+}
+
 /* ---- the owner ----------------------------------------------------------------------------------- */
 
 /* Sends one segment, or why it cannot be sent. */

@@ -27,6 +27,7 @@ static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
         [CUDA_REFUSED_PROTOCOL] = "the peer refused the connection: a message of this endpoint made no sense",
         [CUDA_REFUSED_USER] = "the peer refused the connection: it runs as another user",
         [CUDA_REFUSED_FULL] = "the peer refused the connection: it has the most connections that it allows",
+        [CUDA_REFUSED_CLOSED] = "the peer has closed the connection",
     };
     const uint32_t refusal = packet->bytes == sizeof packet->as.refused ? packet->as.header.count : 0;
     char text[160];
@@ -69,9 +70,9 @@ void kvf_cuda_link_read(kvf_cuda_link *link) {
         kvf_status status = kvf_cuda_wire_receive_with(link->fd, packet, &fd);
         if (status == KVF_E_AGAIN)
             return;
-        if (status)
+        if (status && (status != KVF_E_IO || !kvf_cuda_fetch_miss(link, packet)))
             kvf_cuda_link_lose(link, kvf_error_detail());
-        else if (!take_message(link, packet, fd))
+        else if (!status && !take_message(link, packet, fd))
             kvf_cuda_link_lose(link, "a message of the peer makes no sense");
         kvf_fd_close(&fd);
     }
@@ -332,6 +333,7 @@ static bool settle(kvf_cuda_link *link) {
 /* Keeps the link until the process ends: the owner must not learn that we have released its memory, for we have not. */
 static void abandon(kvf_cuda_link *link) {
     static kvf_cuda_link *abandoned;
+    link->endpoint->hangs = true;
     kvf_cuda_gate_enter();
     link->following = abandoned;
     abandoned = link;

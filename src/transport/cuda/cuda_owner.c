@@ -3,12 +3,14 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CLIENTS_MAX 1024u          /* for all processes of this user */
 #define HELLO_NS (15 * KVF_SECOND) /* within which a client must show the key */
 #define ACCEPTED 16                /* in one turn */
 #define PACKETS 64                 /* of one client, in one turn */
+#define PAUSE_NS 100000            /* between two looks while readers are waited for */
 
 _Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
@@ -265,17 +267,48 @@ kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes) {
     return status;
 }
 
-void kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint) {
+/* Whether a client may have mapped memory of ours: another process that knows the key, until it hangs up. */
+static bool maps(const kvf_cuda_client *client) {
+    return client->known && client->process != getpid();
+}
+
+static bool is_mapped(kvf_cuda_endpoint *endpoint) {
+    bool any = false;
+    for (kvf_cuda_client *client = endpoint->clients, *following; client; client = following) {
+        following = client->following;
+        if (!maps(client))
+            continue;
+        refuse(client, CUDA_REFUSED_CLOSED, 0);
+        any = true;
+        (void)kvf_cuda_owner_read(client); /* may free it */
+    }
+    return any;
+}
+
+static bool wait_for_readers(kvf_cuda_endpoint *endpoint) {
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    while (is_mapped(endpoint)) {
+        if (kvf_now(&kvf_monotonic) - begun > endpoint->patience_ns)
+            return false;
+        (void)nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
+bool kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint, bool wait) {
+    kvf_fd_close(&endpoint->listen_fd);
     for (kvf_cuda_client *client = endpoint->clients; client; client = client->following) {
         kvf_cuda_link *back = client->back;
         client->back = NULL;
         if (back)
             kvf_cuda_link_disconnect(back);
     }
+    const bool quiet = !wait || wait_for_readers(endpoint);
     kvf_cuda_gate_enter();
     while (endpoint->clients)
         kvf_cuda_owner_drop(endpoint->clients);
-    kvf_fd_close(&endpoint->listen_fd);
     kvf_fd_close(&endpoint->spare_fd);
     kvf_cuda_gate_leave();
+    return quiet;
 }

@@ -59,6 +59,7 @@ typedef enum kvf_cuda_refusal {
     CUDA_REFUSED_USER = 5,
     CUDA_REFUSED_GENERATION = 6, /**< the card describes memory that is gone */
     CUDA_REFUSED_FULL = 7,       /**< the owner has as many connections as it accepts */
+    CUDA_REFUSED_CLOSED = 8,     /**< the owner closes, and waits until nothing of it is mapped any more */
 } kvf_cuda_refusal;
 
 typedef struct kvf_cuda_header {
@@ -180,7 +181,8 @@ kvf_status kvf_cuda_wire_send_with(int socket, const void *message, size_t bytes
  * header) */
 kvf_status kvf_cuda_wire_receive(int socket, kvf_cuda_packet *out);
 
-/** As kvf_cuda_wire_receive(). `*fd` receives the descriptor that came with it, or -1; the caller closes it. */
+/** As kvf_cuda_wire_receive(). `*fd` receives the descriptor that came with it, or -1; the caller closes it. KVF_E_IO:
+ * the message has come, but there was no free descriptor for the one that it brought. */
 kvf_status kvf_cuda_wire_receive_with(int socket, kvf_cuda_packet *out, int *fd);
 
 #endif

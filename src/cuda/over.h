@@ -1,0 +1,19 @@
+/*
+ * Whether the work that an event stands behind is over, so that nothing of it accesses memory any more.
+ */
+#ifndef KVF_CUDA_OVER_H
+#define KVF_CUDA_OVER_H
+
+#include "cuda/driver.h"
+
+/**
+ * Polls a recorded event. Only two answers of the driver say that the work is over: success, and an error that ends
+ * the device's context, with all its kernels. Others, as while a graph is captured, say nothing about the work: the
+ * caller's patience ends such waiting.
+ *
+ * @param doing  for the detail, as of kvf_cuda_status()
+ * @return KVF_OK, KVF_IN_PROGRESS, KVF_E_IO (the device is unusable for this process)
+ */
+kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing);
+
+#endif
