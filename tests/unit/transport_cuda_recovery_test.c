@@ -392,7 +392,7 @@ static void memory_that_a_hanging_device_may_write_is_not_freed(void **state) {
     run_rounds();
     assert_ok(kvf_transport_allocate(writer.transport, KVF_MEMORY_CUDA, 1, 4096, &made));
     devices_delay(HOUR_NS);
-    submit(KVF_READ, BYTES, &noted);
+    submit_of_writer(KVF_READ, BYTES, &noted);
     assert_ok(kvf_transport_progress(writer.transport, NULL));
     kvf_transport_close(writer.transport);
     assert_int_equal(noted.calls, 1);
