@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/fork.h"
 #include "base/list.h"
 #include "cuda/looks.h"
 
@@ -17,7 +18,8 @@ struct kvf_stage_device {
     const kvf_transport *transport;
     kvf_copier *copier;
     kvf_looks looks;
-    bool changed; /* a job was put or taken since the jobs were last polled */
+    uint32_t forks; /* of the process that opened it */
+    bool changed;   /* a job was put or taken since the jobs were last polled */
     void *arena;
     struct {
         kvf_job *first, *last;
@@ -40,6 +42,7 @@ kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport
         return kvf_nomem("the device of a stage");
     const kvf_copier_options options = {.blocks = ARENA_BLOCKS};
     device->transport = transport;
+    device->forks = kvf_fork_count();
     device->looks = (kvf_looks){-1, 0};
     kvf_status status = kvf_copier_open(number, &options, &device->copier);
     if (!status)
@@ -213,7 +216,8 @@ bool kvf_stage_device_settle(kvf_stage_device *device) {
 void kvf_stage_device_close(kvf_stage_device *device) {
     if (!device)
         return;
-    const bool ended = wait_for(device, KVF_DEVICE_PATIENCE_NS);
+    const bool ours = device->forks == kvf_fork_count(); /* a child has nothing under way */
+    const bool ended = !ours || wait_for(device, KVF_DEVICE_PATIENCE_NS);
     while (device->jobs.first)
         remove_job(device, device->jobs.first);
     if (ended)

@@ -24,6 +24,7 @@
 static time_t ahead_s; /* of the machine's clock */
 
 /* Found before the C library's. */
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
 int clock_gettime(clockid_t clock, struct timespec *out) {
     const int failed = (int)syscall(SYS_clock_gettime, clock, out);
     out->tv_sec += failed ? 0 : ahead_s;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cuda/device_image.h"
 #include "cuda_scene.h"
 #include "transport/card.h"
@@ -94,7 +95,8 @@ static void memory_that_was_written_from_can_be_taken_back(void **state) {
     scene_close(scene, false);
 }
 
-/* The writer's memory is freed while it is registered, so the owner cannot map it. */
+/* The writer's memory is freed while it is registered, so the owner cannot map it. All that was asked for is answered
+ * then: once the second of two writes waited until something else happened. */
 static void memory_that_the_owner_cannot_read_is_not_written(void **state) {
     (void)state;
     char detail[512];
@@ -105,7 +107,9 @@ static void memory_that_the_owner_cannot_read_is_not_written(void **state) {
     assert_int_equal(cuda->cuMemFree_v2(scene->here.base), 0);
     kvf_cuda_leave(cuda);
     scene->here.base = 0;
+    const uint64_t begun = kvf_now(&kvf_monotonic);
     assert_int_equal(scene_move(scene, KVF_WRITE, detail), KVF_E_UNSUPPORTED);
+    assert_true(kvf_now(&kvf_monotonic) - begun < 10 * KVF_SECOND);
     assert_non_null(strstr(detail, "cuda: writing to "));
     assert_non_null(strstr(detail, "the owner could not read the data: region 0 is freed"));
     assert_true(owner_tell(&scene->owner, 'c') > 500);

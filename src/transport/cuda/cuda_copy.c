@@ -234,6 +234,16 @@ static bool is_mapped(kvf_cuda_link *link) {
     return !status && link->ready;
 }
 
+/* Tries once more to map what could not be mapped; if that fails, so do all batches up to the next one that writes.
+ * False: nothing can be read now. */
+static bool try_again(kvf_cuda_link *link) {
+    kvf_cuda_fetch_again(link);
+    const char *why = kvf_cuda_link_refusal(link);
+    while (why && link->slices.current && link->slices.current->direction == KVF_READ)
+        fail_current(link, KVF_E_UNSUPPORTED, why);
+    return !why && link->ready && !link->lost;
+}
+
 /* Starts a copy of the next slice, by a kernel of ours. False: none was started, or the batch has failed. */
 static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
     kvf_cuda_endpoint *endpoint = link->endpoint;
@@ -250,13 +260,7 @@ static bool start(kvf_cuda_link *link, kvf_cuda_copy *copy) {
                      "the memory is on a device that had none when the peer was connected: connect again");
         return false;
     }
-    if (kvf_cuda_link_refusal(link))
-        kvf_cuda_fetch_again(link);
-    if (kvf_cuda_link_refusal(link)) {
-        fail_current(link, KVF_E_UNSUPPORTED, kvf_cuda_link_refusal(link));
-        return false;
-    }
-    if (!link->ready || link->lost)
+    if (kvf_cuda_link_refusal(link) && !try_again(link))
         return false;
     if (kvf_copier_begin(endpoint->copiers[device], &job))
         return false; /* until a job of another link is over */
@@ -342,6 +346,23 @@ static void fail_all(kvf_cuda_link *link) {
         fail_current(link, KVF_E_IO, why);
 }
 
+/* Begins to move the next slice: if its batch fails, one of the next batch, for nothing may cause another progress().
+ * False: nothing can be begun now. */
+static bool begin(kvf_cuda_link *link, kvf_cuda_copy *copy) {
+    while (link->ready && link->slices.current && !link->lost) {
+        const kvf_batch *batch = link->slices.current;
+        if (batch->direction == KVF_WRITE) {
+            kvf_cuda_write_start(link, copy);
+            return true;
+        }
+        if (is_mapped(link) && start(link, copy))
+            return true;
+        if (link->slices.current == batch)
+            return false; /* until a job of the device is over */
+    }
+    return false;
+}
+
 void kvf_cuda_copy_move(kvf_cuda_link *link) {
     kvf_cuda_copy_poll(link);
     if (link->lost)
@@ -350,14 +371,9 @@ void kvf_cuda_copy_move(kvf_cuda_link *link) {
     kvf_slices_reap(&link->slices);
     if (is_late(link))
         fail_all(link);
-    for (uint32_t i = 0; i < CUDA_COPIES && link->ready && link->slices.current && !link->lost; i++) {
-        if (link->copies[i].batch)
-            continue;
-        if (link->slices.current->direction == KVF_WRITE)
-            kvf_cuda_write_start(link, &link->copies[i]);
-        else if (!is_mapped(link) || !start(link, &link->copies[i]))
+    for (uint32_t i = 0; i < CUDA_COPIES && !link->lost; i++)
+        if (!link->copies[i].batch && !begin(link, &link->copies[i]))
             break;
-    }
     kvf_cuda_write_send(link);
 }
 
