@@ -15,6 +15,7 @@ static kvf_cuda driver;
 static enum { UNSEEN, LOADED, FOUND, MISSING } seen; /* FOUND: loaded and started */
 static char why_missing[512];
 static uint32_t forks; /* kvf_fork_count() when the driver was started */
+static bool starting;  /* a thread starts it */
 
 static const struct {
     const char *name;
@@ -122,11 +123,13 @@ static void look(bool start) {
         seen = LOADED;
     }
     if (!status && start && seen == LOADED) {
+        starting = true;
+        forks = kvf_fork_count();
         kvf_cuda_relax(&driver);
         status = look_at_devices();
         kvf_cuda_restore(&driver);
+        starting = false;
         seen = FOUND;
-        forks = kvf_fork_count();
     }
     if (status) {
         (void)snprintf(why_missing, sizeof why_missing, "%s", kvf_error_detail());
@@ -135,7 +138,20 @@ static void look(bool start) {
     }
 }
 
+/* A thread of the parent may have held the lock, even while it started the driver, which the child cannot use then. */
+static void renew(void) {
+    (void)pthread_mutex_init(&lock, NULL);
+    if (starting)
+        seen = FOUND;
+}
+
+static void watch_forks(void) {
+    kvf_fork_renew(renew);
+}
+
 static kvf_status find(bool start, const kvf_cuda **out) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, watch_forks);
     const uint32_t now = kvf_fork_count();
     kvf_status status = KVF_OK;
     (void)pthread_mutex_lock(&lock);
@@ -324,10 +340,17 @@ static kvf_status meaning(CUresult result) {
     }
 }
 
-/* Whether, after this result, every call that uses the context fails with it until the process ends. */
-static bool stays(CUresult result) {
-    return result >= 700 && result <= 719 && result != 704 && result != 705 && result != 708 &&
-           result != 712 && result != 713;
+bool kvf_cuda_stays(CUresult result) {
+    switch (result) {
+    case 704:
+    case 705: /* access of peers, enabled already or not yet */
+    case 708: /* the context is in use already */
+    case 712:
+    case 713: /* memory of the host, registered already or not yet */
+        return false;
+    default:
+        return result >= 700 && result <= 719;
+    }
 }
 
 kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing) {
@@ -340,5 +363,5 @@ kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *do
         !text)
         return kvf_fail(meaning(result), "%s: error %d of the CUDA driver", doing, result);
     return kvf_fail(meaning(result), "%s: %s (%s)%s", doing, name, text,
-                    stays(result) ? "; this process cannot use the device any more" : "");
+                    kvf_cuda_stays(result) ? "; this process cannot use the device any more" : "");
 }

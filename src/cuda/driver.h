@@ -247,4 +247,7 @@ kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t byte
  */
 kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing);
 
+/** Whether, after this result, every call that uses the context fails with it until the process ends. */
+bool kvf_cuda_stays(CUresult result);
+
 #endif
