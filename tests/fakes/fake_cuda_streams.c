@@ -497,6 +497,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
         return INVALID_VALUE;
     (void)pthread_mutex_lock(&fake.lock);
     fake.grid = grid_x;
+    fake.launches++;
     (void)pthread_mutex_unlock(&fake.lock);
     return put(stream, (action){.kind = LAUNCH,
                                 .function = function,
@@ -511,6 +512,13 @@ unsigned fake_cuda_grid(void) {
     const unsigned grid = fake.grid;
     (void)pthread_mutex_unlock(&fake.lock);
     return grid;
+}
+
+unsigned fake_cuda_launches(void) {
+    (void)pthread_mutex_lock(&fake.lock);
+    const unsigned launches = fake.launches;
+    (void)pthread_mutex_unlock(&fake.lock);
+    return launches;
 }
 
 /* ---- events ------------------------------------------------------------------------------------- */
