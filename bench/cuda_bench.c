@@ -46,8 +46,9 @@ void bench_gpu_open(void) {
     bench_gpu_enter();
     const uint32_t all = bench_gpu.cuda->devices[0].multiprocessors;
     for (size_t i = 0; i < BENCH_CAPS; i++) {
+        const uint32_t blocks = bench_caps[i] ? bench_caps[i] : all; /* whatever waits */
         const kvf_copier_options options = {
-            .blocks = bench_caps[i] ? bench_caps[i] : all, .jobs = 2, .boxes = LAYERS * 2};
+            .least_blocks = blocks, .most_blocks = blocks, .jobs = 2, .boxes = LAYERS * 2};
         if (bench_caps[i] <= all)
             bench_must(kvf_copier_open(0, &options, &bench_gpu.copiers[i]));
     }

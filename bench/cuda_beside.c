@@ -1,7 +1,7 @@
 /*
  * How much a product of matrices is slowed down by the copy engine that gathers beside it on a stream of its own: as
- * fast as it can, with several numbers of blocks of threads; and with the default number, as fast as a link of 400
- * Gbit/s takes the bytes. The product is cuBLAS's, which is loaded if it is there.
+ * fast as it can, with several fixed numbers of blocks of threads and with as many as cuda/grid.h gives by default; and
+ * by default as fast as a link of 400 Gbit/s takes the bytes. The product is cuBLAS's, which is loaded if it is there.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -251,7 +251,8 @@ static void measure(bench_report *report, const product *p, uint64_t run) {
     static const char *const names[BENCH_CAPS] = {"4", "8", "16", "32", "all SMs"};
     bench_shape s = bench_shape_of(run, bench_gpu.bytes);
     const kvf_copier_options options = {.jobs = JOBS, .boxes = LAYERS};
-    load paced = {.blocks = "default, paced", .shape = &s, .parts = parts_of(&s, PACED_PARTS), .paced = true};
+    load waiting = {.blocks = "default", .shape = &s, .parts = parts_of(&s, FAST_PARTS)},
+         paced = {.blocks = "default, paced", .shape = &s, .parts = parts_of(&s, PACED_PARTS), .paced = true};
     bench_cells_fill(&s, HEADS_FIRST);
     for (size_t cap = 0; cap < BENCH_CAPS; cap++) {
         load fast = {.blocks = names[cap],
@@ -262,6 +263,8 @@ static void measure(bench_report *report, const product *p, uint64_t run) {
             add_row(report, p, &fast);
     }
     bench_must(kvf_copier_open(0, &options, &paced.copier));
+    waiting.copier = paced.copier;
+    add_row(report, p, &waiting);
     add_row(report, p, &paced);
     bench_must(kvf_copier_close(paced.copier));
     free(s.ids);

@@ -71,6 +71,10 @@ typedef struct kvf_peer kvf_peer;
  *   "cuda.allocation"  how kvf_transport_allocate() gets CUDA memory: "plain" (default): by cuMemAlloc(), shared with
  *                 peers by CUDA IPC; "exportable": by cuMemCreate(), in multiples of what the driver asks for (2 MiB
  *                 on current devices), shared by file descriptors, which the caller can export, too
+ *   "cuda.blocks"  the most blocks of threads, and so multiprocessors, that a copy takes: 1 to 1024, 32 by default,
+ *                 and never more than the device has. A copy takes at most 16 of them while no other waits in front of
+ *                 it. This side copies what it reads, and what peers write to it. Copies to and from a stage's arenas
+ *                 have numbers of their own
  *   "libfabric.provider"  the provider, such as "efa", "cxi", "tcp" or, in libfabric 1.17, "net" (TCP); default: the
  *                 first of these that is there, and with "auto" only efa and cxi. If it is set, "auto" uses libfabric
  *                 on any machine

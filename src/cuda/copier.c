@@ -1,9 +1,9 @@
 #include "cuda/copier.h"
 
 #include "cuda/device_image.h"
+#include "cuda/grid.h"
 #include "cuda/over.h"
 
-#define BLOCKS_DEFAULT 16u
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
 
@@ -29,14 +29,17 @@ struct kvf_copy_job {
 };
 
 struct kvf_copier {
-    uint32_t device, blocks, job_count, room, id_room;
+    uint32_t device, job_count, room, id_room;
+    kvf_grid grid;
     CUstream stream;
     CUmodule module;
     CUfunction kernels[LAUNCHES];
     void *boxes;          /* of all jobs, and behind them their ids */
     CUdeviceptr uploaded; /* the same on the device */
     kvf_copy_job *jobs, *free;
-    uint32_t started; /* jobs started and not over */
+    /* Of jobs that are started and not over, as far as polls have shown. */
+    uint32_t started;
+    uint64_t started_tiles;
 };
 
 /* ---- device code -------------------------------------------------------------------------------- */
@@ -110,9 +113,8 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
         return kvf_nomem("a device's copy engine");
     }
     copier->device = device;
-    copier->blocks = given->blocks ? given->blocks : BLOCKS_DEFAULT;
-    if (cuda->devices[device].multiprocessors && copier->blocks > cuda->devices[device].multiprocessors)
-        copier->blocks = cuda->devices[device].multiprocessors;
+    copier->grid =
+        kvf_grid_of(given->least_blocks, given->most_blocks, cuda->devices[device].multiprocessors);
     copier->job_count = given->jobs ? given->jobs : JOBS_DEFAULT;
     copier->room = given->boxes ? given->boxes : BOXES_DEFAULT;
     copier->id_room = given->ids;
@@ -263,9 +265,10 @@ static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which, bool *an
                                                  given->count * sizeof(kvf_cuda_box), copier->stream);
     *any = *any || !result;
     void *arguments[] = {&boxes, &given->count, &given->tiles};
+    const uint32_t blocks = kvf_grid_blocks(&copier->grid, given->tiles, copier->started_tiles);
     if (!result)
-        result = cuda->cuLaunchKernel(copier->kernels[which], kvf_blocks_for(given->tiles, copier->blocks), 1,
-                                      1, KVF_BLOCK_THREADS, 1, 1, 0, copier->stream, arguments, NULL);
+        result = cuda->cuLaunchKernel(copier->kernels[which], blocks, 1, 1, KVF_BLOCK_THREADS, 1, 1, 0,
+                                      copier->stream, arguments, NULL);
     return result;
 }
 
@@ -288,6 +291,10 @@ static CUresult put(kvf_copy_job *job, const kvf_cuda *cuda, CUevent after) {
     return result;
 }
 
+static uint64_t tiles_of(const kvf_copy_job *job) {
+    return (uint64_t)job->launches[COPIES].tiles + job->launches[CONVERSIONS].tiles;
+}
+
 kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
     kvf_copier *copier = job->copier;
     const kvf_cuda *cuda;
@@ -303,6 +310,7 @@ kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
     } else {
         job->started = true;
         copier->started++;
+        copier->started_tiles += tiles_of(job);
     }
     return status;
 }
@@ -319,6 +327,7 @@ kvf_status kvf_copy_job_poll(kvf_copy_job *job) {
         status = kvf_cuda_status(cuda, job->failed, "starting a copy");
     job->started = false;
     copier->started--;
+    copier->started_tiles -= tiles_of(job);
     kvf_copy_job_drop(job);
     return status;
 }

@@ -26,8 +26,9 @@ typedef struct kvf_copy_job kvf_copy_job;
 
 /** Zeroed fields mean their defaults. */
 typedef struct kvf_copier_options {
-    uint32_t
-        blocks;     /**< of threads that run at once; 0: 16. Never more than the device has multiprocessors */
+    /** Blocks of threads of a kernel, as kvf_grid_of() takes them (grid.h): with nothing in front of it, 16; and the
+     * most, 32, which it gets while jobs wait behind each other. Never more than the device has multiprocessors */
+    uint32_t least_blocks, most_blocks;
     uint32_t jobs;  /**< jobs under way at once; 0: 32 */
     uint32_t boxes; /**< boxes of a job; 0: 256 */
     uint32_t ids;   /**< block ids in tables of a job's own */

@@ -3,7 +3,7 @@
 #include "cuda/device_image.h"
 #include "cuda/over.h"
 
-#define BLOCKS 16u /* of threads that run at once, as of a copier */
+#define BLOCKS 16u /* of threads that run at once, as of a copier before which nothing waits */
 
 /* A job's boxes and ids, which are copied to the device, and its sums, which are copied back; on both sides alike. */
 typedef struct room {

@@ -141,18 +141,23 @@ const char *kvf_setting_of(const kvf_transport_options *options, const char *key
     return NULL;
 }
 
-kvf_status kvf_setting_number(const kvf_transport_options *options, const char *key, uint32_t *out) {
+kvf_status kvf_setting_up_to(const kvf_transport_options *options, const char *key, uint32_t most,
+                             uint32_t *out) {
     const char *text = kvf_setting_of(options, key);
     char *end;
     if (!text)
         return KVF_OK;
     errno = 0;
     const unsigned long long value = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || value < 1 || value > UINT32_MAX)
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < 1 || value > most)
         return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%.40s\"; allowed: 1 to %u", key, text,
-                        UINT32_MAX);
+                        most);
     *out = (uint32_t)value;
     return KVF_OK;
+}
+
+kvf_status kvf_setting_number(const kvf_transport_options *options, const char *key, uint32_t *out) {
+    return kvf_setting_up_to(options, key, UINT32_MAX, out);
 }
 
 /* Whether a fabric has this setting; if not, adds the settings that it has to the text. */

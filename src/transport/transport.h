@@ -454,8 +454,12 @@ bool kvf_transport_is_automatic(const kvf_transport *transport);
 /** The value that the options give to a key; NULL if they give none. */
 const char *kvf_setting_of(const kvf_transport_options *options, const char *key);
 
-/** Takes the number, 1 to UINT32_MAX, that the options give to a key; `*out` stays if they give none. KVF_E_INVALID:
- * another value */
+/** Takes the number, 1 to `most`, that the options give to a key; `*out` stays if they give none. KVF_E_INVALID: another
+ * value */
+kvf_status kvf_setting_up_to(const kvf_transport_options *options, const char *key, uint32_t most,
+                             uint32_t *out);
+
+/** The same up to UINT32_MAX. */
 kvf_status kvf_setting_number(const kvf_transport_options *options, const char *key, uint32_t *out);
 
 /** The fabrics of this build, best first: ordered by reach, then by the cost of a byte, then of a run. NULL past the

@@ -9,7 +9,7 @@
  * capture of a graph keeps nothing of what is put on its stream; it only sees what must not happen meanwhile.
  *
  * Environment variables: FAKE_CUDA_DEVICES is the number of devices (2), FAKE_CUDA_VERSION the CUDA version of the
- * driver; with FAKE_CUDA_APART no device reaches another's memory; of what every FAKE_CUDA_SPOIL-th launch of a kernel
+ * driver, FAKE_CUDA_MULTIPROCESSORS those of each device (4); with FAKE_CUDA_APART no device reaches another's memory; of what every FAKE_CUDA_SPOIL-th launch of a kernel
  * has moved, a bit is wrong.
  */
 #include <stdio.h>
@@ -115,7 +115,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     (void)device;
-    *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT       ? 4
+    *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+                 ? fake_number("FAKE_CUDA_MULTIPROCESSORS", 4)
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake_number("FAKE_CUDA_MAJOR", 9)
                                                                          : 0;
     return 0;

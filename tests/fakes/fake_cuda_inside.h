@@ -43,8 +43,10 @@ typedef struct fake_cuda {
     size_t left;
     uint64_t delay_ns;
     int stuck;
-    bool pooled; /* new memory is like that of a memory pool */
-    int running; /* the device whose stream runs an action */
+    bool pooled;       /* new memory is like that of a memory pool */
+    int running;       /* the device whose stream runs an action */
+    unsigned launches; /* so far */
+    unsigned grid;     /* of the latest one */
 } fake_cuda;
 
 extern fake_cuda fake;

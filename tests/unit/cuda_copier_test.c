@@ -531,6 +531,89 @@ static void memory_is_pinned_once(void **unused) {
     close_scene(&scene);
 }
 
+/* ---- blocks of threads ----------------------------------------------------------------------------- */
+
+#define MULTIPROCESSORS "40" /* of each stand-in here */
+#define LOAD_BYTES                                                                                           \
+    ((uint64_t)3 << 20) /* of a job: 192 tiles, so more than MULTIPROCESSORS blocks have work */
+enum { LOAD_JOBS = 12 };
+
+/* Starts jobs one behind the other, none of which ends, and notes the blocks of threads that each gets. Then lets all
+ * end, and notes what one more gets. */
+static void note_grids(const kvf_copier_options *options, uint32_t grids[LOAD_JOBS + 1]) {
+    test_scene scene = open_scene(options);
+    const CUdeviceptr from = device_room(1, LOAD_BYTES), to = device_room(1, LOAD_BYTES);
+    kvf_copy_job *jobs[LOAD_JOBS + 1];
+    devices_delay(1000000 * MS);
+    for (int i = 0; i <= LOAD_JOBS; i++) {
+        assert_int_equal(kvf_copier_begin(scene.copier, &jobs[i]), KVF_OK);
+        assert_int_equal(kvf_copy_job_add(jobs[i], &(kvf_device_side){.packed = from},
+                                          &(kvf_device_side){.packed = to}, LOAD_BYTES / 4096, 1, 4096),
+                         KVF_OK);
+        if (i == LOAD_JOBS) {
+            devices_hasten();
+            devices_delay(0);
+            for (int over = 0; over < LOAD_JOBS; over++)
+                finish(jobs[over]);
+        }
+        assert_int_equal(kvf_copy_job_start(jobs[i], NULL), KVF_OK);
+        grids[i] = devices_grid();
+    }
+    finish(jobs[LOAD_JOBS]);
+    device_room_free(from);
+    device_room_free(to);
+    close_scene(&scene);
+}
+
+/* A MiB in front is 64 tiles, for each of which there is one block more: three for each job. */
+static void copies_that_wait_behind_others_get_more_blocks_up_to_the_most(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    uint32_t grids[LOAD_JOBS + 1];
+    static const uint32_t expected[] = {16, 19, 22, 25, 28, 31, 32, 32, 32, 32, 32, 32, 16};
+    note_grids(NULL, grids);
+    assert_memory_equal(grids, expected, sizeof expected);
+}
+
+static void copies_get_no_more_blocks_than_the_device_has_multiprocessors(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    uint32_t grids[LOAD_JOBS + 1];
+    static const uint32_t expected[] = {16, 19, 22, 25, 28, 31, 34, 37, 40, 40, 40, 40, 16};
+    note_grids(&(kvf_copier_options){.most_blocks = 1000}, grids);
+    assert_memory_equal(grids, expected, sizeof expected);
+}
+
+static void blocks_are_as_few_as_the_opener_allows(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    uint32_t grids[LOAD_JOBS + 1];
+    note_grids(&(kvf_copier_options){.most_blocks = 3}, grids);
+    for (int i = 0; i <= LOAD_JOBS; i++)
+        assert_int_equal(grids[i], 3);
+}
+
+/* A copy of 70 x 4 cells of 96 B has 7 tiles: work for two blocks, whatever waits. */
+static void a_small_copy_gets_only_the_blocks_that_have_work(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(NULL);
+    const kvf_box one = pages_of(scene.one);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
+    kvf_copy_job *jobs[2];
+    devices_delay(1000000 * MS);
+    for (int i = 0; i < 2; i++) {
+        jobs[i] = begin(&scene, &from, &to);
+        assert_int_equal(kvf_copy_job_start(jobs[i], NULL), KVF_OK);
+        assert_int_equal(devices_grid(), 2);
+    }
+    devices_hasten();
+    devices_delay(0);
+    finish(jobs[0]);
+    finish(jobs[1]);
+    close_scene(&scene);
+}
+
 /* ---- captures of graphs --------------------------------------------------------------------------- */
 
 /* The engine captures in the same thread, which is the harder case. A real driver may wait for the device when memory
@@ -616,9 +699,14 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(checksums_of_which_the_driver_says_nothing_are_in_progress),
         cmocka_unit_test(a_job_of_a_context_that_cannot_be_entered_any_more_is_over),
         cmocka_unit_test(memory_is_pinned_once),
+        cmocka_unit_test(copies_that_wait_behind_others_get_more_blocks_up_to_the_most),
+        cmocka_unit_test(copies_get_no_more_blocks_than_the_device_has_multiprocessors),
+        cmocka_unit_test(blocks_are_as_few_as_the_opener_allows),
+        cmocka_unit_test(a_small_copy_gets_only_the_blocks_that_have_work),
         cmocka_unit_test(opening_and_closing_a_copier_leave_a_capture_alone),
         cmocka_unit_test(the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair),
     };
+    (void)setenv("FAKE_CUDA_MULTIPROCESSORS", MULTIPROCESSORS, 1);
     devices_open();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,6 +21,8 @@ static struct {
     size_t (*left)(void);
     void (*stick)(int result);
     void (*pooled)(int pooled);
+    unsigned (*grid)(void);
+    unsigned (*launches)(void);
 } fake;
 
 /* The driver's own, which only tests call; it is found in a real driver only. */
@@ -66,7 +68,8 @@ static bool find_all(void) {
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
            find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
            find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_pooled", &fake.pooled);
+           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "fake_cuda_grid", &fake.grid) &&
+           find(library, "fake_cuda_launches", &fake.launches);
 }
 
 /* For devices_hold_up(). By default a driver puts streams on 8 queues, so a stream that is held up may hold up others,
@@ -349,4 +352,12 @@ void *devices_look(uint64_t address) {
 void devices_pooled(bool pooled) {
     if (fake.pooled)
         fake.pooled(pooled);
+}
+
+uint32_t devices_grid(void) {
+    return fake.grid ? fake.grid() : 0;
+}
+
+uint32_t devices_launches(void) {
+    return fake.launches ? fake.launches() : 0;
 }

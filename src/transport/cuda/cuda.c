@@ -12,6 +12,8 @@
 #define PATIENCE "cuda.patience_ms"
 #define PATIENCE_MS 30000u
 #define ALLOCATION "cuda.allocation"
+#define BLOCKS "cuda.blocks"
+#define BLOCKS_MOST 1024u /* more than any device has multiprocessors */
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static kvf_cuda_endpoint *endpoints; /* of this process; guarded by the gate */
@@ -85,7 +87,7 @@ static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport
                         ALLOCATION, allocation);
     kvf_status status = kvf_setting_number(options, PATIENCE, &ms);
     endpoint->patience_ns = ms * KVF_MILLISECOND;
-    return status;
+    return status ? status : kvf_setting_up_to(options, BLOCKS, BLOCKS_MOST, &endpoint->most_blocks);
 }
 
 /* An id that all endpoints of this process share. A child of fork() is another process. */
@@ -322,7 +324,8 @@ static kvf_status listen_for_readers(kvf_cuda_endpoint *endpoint) {
 
 static kvf_status cuda_register(void *self, uint32_t region, const kvf_memory *memory) {
     kvf_cuda_endpoint *endpoint = self;
-    const kvf_copier_options options = {.jobs = CUDA_JOBS, .boxes = CUDA_BOXES, .ids = CUDA_IDS};
+    const kvf_copier_options options = {
+        .most_blocks = endpoint->most_blocks, .jobs = CUDA_JOBS, .boxes = CUDA_BOXES, .ids = CUDA_IDS};
     kvf_cuda_region described;
     kvf_status status = describe(memory, &described);
     if (!status && !endpoint->copiers[memory->device])
@@ -433,7 +436,7 @@ static kvf_status cuda_progress(void *self, bool *busy) {
     return KVF_OK;
 }
 
-static const char *const settings[] = {PATIENCE, ALLOCATION, NULL};
+static const char *const settings[] = {PATIENCE, ALLOCATION, BLOCKS, NULL};
 
 extern const kvf_fabric kvf_fabric_cuda;
 

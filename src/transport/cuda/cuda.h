@@ -112,6 +112,7 @@ typedef struct kvf_cuda_endpoint {
     kvf_fences fences;
     kvf_cuda_link *links, *first_to_go;
     uint64_t patience_ns; /* how long a copy may take */
+    uint32_t most_blocks; /* of threads of a copy; 0: the default */
     bool changed;         /* a copy began or ended in this progress() */
     kvf_cuda_packet packet;
     struct kvf_cuda_endpoint *previous, *following; /* of this process */
