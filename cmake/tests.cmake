@@ -92,11 +92,11 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST checksum_device_test APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
     set_property(TEST checksum_device_test PROPERTY SKIP_RETURN_CODE 77)
   endif()
-  foreach(name agent_device_processes_test agent_device_test cuda_copier_test device_info_test stage_arenas_test
-               stage_device_blocks_test stage_device_test transport_conformance_test transport_cuda_blocks_test
-               transport_cuda_hostile_test transport_cuda_nests_test transport_cuda_recovery_test
-               transport_cuda_segments_test transport_cuda_test transport_libfabric_devices_test
-               transport_ucx_devices_test)
+  foreach(name agent_device_processes_test agent_device_test cuda_copier_test device_info_test postprocess_device_test
+               stage_arenas_test stage_device_blocks_test stage_device_test transport_conformance_test
+               transport_cuda_blocks_test transport_cuda_hostile_test transport_cuda_nests_test
+               transport_cuda_recovery_test transport_cuda_segments_test transport_cuda_test
+               transport_libfabric_devices_test transport_ucx_devices_test)
     if(NOT TARGET ${name})
       continue()
     endif()
@@ -195,9 +195,16 @@ if(vectors_sources AND KVF_WITH_CONNECTOR)
   add_executable(vectors ${vectors_sources})
   set_target_properties(vectors PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/vectors)
   target_include_directories(vectors PRIVATE src tests/vectors)
-  target_compile_definitions(vectors PRIVATE _GNU_SOURCE $<$<NOT:$<BOOL:${KVF_BUILDS_AGENT}>>:KVF_WITHOUT_ENGINE>)
+  target_compile_definitions(vectors PRIVATE _GNU_SOURCE $<$<NOT:$<BOOL:${KVF_BUILDS_AGENT}>>:KVF_WITHOUT_ENGINE>
+                                             $<$<BOOL:${KVF_CORE_ONLY}>:KVF_WITHOUT_DEVICES>)
   target_link_libraries(vectors PRIVATE kvferry_static PkgConfig::JSONC Threads::Threads m)
   kvf_add_test(vectors vectors 300 vectors ${PROJECT_SOURCE_DIR}/tests/vectors)
+  if(TARGET fake_cuda) # the same cases, with blocks to be permuted and copied on a device
+    kvf_add_test(vectors_device vectors 300 vectors ${PROJECT_SOURCE_DIR}/tests/vectors)
+    add_dependencies(vectors fake_cuda)
+    set_property(TEST vectors_device APPEND PROPERTY ENVIRONMENT KVF_VECTORS_DEVICE=1
+                                                     "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+  endif()
 endif()
 
 if(NOT KVF_CORE_ONLY)

@@ -2,7 +2,14 @@
 
 See kvferry/connector/postprocess.h. A plan puts every cell in its place while it moves and needs none of this;
 these functions are for caches that were received as whole blocks in the sender's form. On an error nothing is
-changed. Calls on different blocks may run at the same time in different threads.
+changed, unless a device fails while it works. Calls on different blocks may run at the same time in different
+threads.
+
+Arrays and tensors may lie in the memory of CUDA devices, which then do the work. A call returns when they have
+finished, but it does not wait for what the caller's streams do with these blocks: synchronize them before. A
+device raises InvalidError (the memory is not the device's), OutOfRangeError (no such device), UnsupportedError
+(no driver), LimitError (a page of 1 GiB or more), OutOfMemoryError, or InputOutputError (it failed, or did not
+finish within 30 s: blocks on devices have undefined contents).
 """
 
 from __future__ import annotations
@@ -155,8 +162,9 @@ def permute_received(
         block_ids: in the order of the sequence, each once
         scratch: working memory, see ReceivedShape.scratch_bytes(); None: allocated for the call
 
-    Raises InvalidError, UnsupportedError (memory of a device), NotExpressibleError (neither number of tokens
-    divides the other), OutOfRangeError (a block the region does not have), OverlapError (a block listed twice).
+    Raises InvalidError, NotExpressibleError (neither number of tokens divides the other), OutOfRangeError (a
+    block the region does not have), OverlapError (a block listed twice), UnsupportedError (scratch on a
+    device), and what devices raise (above).
     """
     arena = Arena()
     ids, count = arena.ids(block_ids)
@@ -225,8 +233,8 @@ def copy_blocks(
     Returns the pairs copied in each layer: 0 if one side has no layers or no ids, or if the lists differ in
     length, as the public function does.
     Raises NotFoundError (no layer of that name), OutOfRangeError, MismatchError (sizes differ), OverlapError,
-    UnsupportedError (memory of a device), InvalidError (an unknown direction; memory of a device on the host's
-    side).
+    InvalidError (an unknown direction; memory of a device on the host's side), and what devices raise (above):
+    then some layers may have been copied, and the error names the one that was not.
     """
     if direction not in DIRECTIONS:
         raise InvalidError(f"direction is {direction!r}; allowed: {', '.join(map(repr, DIRECTIONS))}")

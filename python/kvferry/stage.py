@@ -217,9 +217,11 @@ class Stage:
             lib.kvf_stage_stop(pointer, peer._of(self._transport))
 
     def revoke(self, permission: int) -> bool:
-        """Ends the flows that peers have opened by a permission, with CancelledError there. Returns whether none
-        of them touches the shard's memory any more: a device cannot be stopped in a copy. Progress, and ask
-        again."""
+        """Ends the flows that peers have opened by a permission, with CancelledError there.
+
+        Returns whether none of them touches the shard's memory any more. A device cannot be stopped in a copy:
+        progress, and ask again.
+        """
         with self._using() as pointer:
             return bool(lib.kvf_stage_revoke(pointer, permission))
 

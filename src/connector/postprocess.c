@@ -1,32 +1,20 @@
 #include "connector/postprocess.h"
 
+#include "connector/id_set.h"
+#include "connector/postprocess_device.h"
+
 /* One call. Its scratch holds, in this order, the addresses of the blocks of two pages, the permutation's working
  * memory, and the table of block ids. */
 typedef struct job {
-    kvf_received_shape shape;
+    kvf_received received;
     kvf_gather gather;
     kvf_permute_way way;
     uint64_t permute_at, table_at, scratch_bytes;
     uint64_t table_slots;
     unsigned char *scratch;
-    const kvf_block_region *regions;
-    size_t region_count;
-    const kvf_received_request *requests;
-    size_t request_count;
 } job;
 
 /* ---- scratch --------------------------------------------------------------------------------- */
-
-/* The slots of a table for `ids` ids: a power of two, and at least twice `ids`. */
-static bool slots_for(uint64_t ids, uint64_t *out) {
-    *out = 4;
-    while (*out / 2 < ids) {
-        if (*out > UINT64_MAX / 4)
-            return false;
-        *out *= 2;
-    }
-    return true;
-}
 
 /* Makes the last section end at a multiple of 8, so that the next one is aligned. */
 static bool add_section(uint64_t bytes, uint64_t *end) {
@@ -40,15 +28,16 @@ static kvf_status start_job(job *j, const kvf_received_shape *shape, uint64_t bl
     *j = (job){.scratch = NULL};
     if (!shape)
         return kvf_fail(KVF_E_INVALID, "shape is NULL");
-    kvf_status status = kvf_take_options(&j->shape, sizeof j->shape, shape, "kvf_received_shape");
+    kvf_status status =
+        kvf_take_options(&j->received.shape, sizeof j->received.shape, shape, "kvf_received_shape");
     if (!status)
-        status = kvf_gather_of(&j->shape, &j->gather);
+        status = kvf_gather_of(&j->received.shape, &j->gather);
     if (status)
         return status;
     j->way = kvf_permute_best_way(&j->gather);
     uint64_t end = 0, permute_bytes, table_bytes;
     bool fits = kvf_permute_memory_bytes(&j->gather, j->way, &permute_bytes) &&
-                slots_for(block_id_count, &j->table_slots) &&
+                kvf_id_set_slots(block_id_count, &j->table_slots) &&
                 kvf_mul(j->table_slots, sizeof(uint32_t), &table_bytes) &&
                 add_section(2 * sizeof(void *) * (uint64_t)j->gather.block_count, &end);
     j->permute_at = end;
@@ -83,27 +72,14 @@ static kvf_status check_scratch(const job *j, const kvf_scratch *scratch) {
 
 /* ---- no block may be listed twice ------------------------------------------------------------ */
 
-#define NO_ID UINT32_MAX /* no region has this block */
-
-/* Adds an id to a hash table with open addressing; false if the id is in the table already. */
-static bool insert_id(uint32_t *table, uint64_t slots, uint32_t id) {
-    /* The factor is 2^64 over the golden ratio: it spreads ids that are near each other. */
-    uint64_t slot = (id * 0x9e3779b97f4a7c15u >> 32) & (slots - 1);
-    for (; table[slot] != NO_ID; slot = (slot + 1) & (slots - 1))
-        if (table[slot] == id)
-            return false;
-    table[slot] = id;
-    return true;
-}
-
 static kvf_status check_listed_once(const job *j) {
     uint32_t *table = (uint32_t *)(void *)(j->scratch + j->table_at);
-    memset(table, 0xff, j->table_slots * sizeof *table);
-    for (size_t r = 0; r < j->request_count; r++)
-        for (size_t i = 0; i < j->requests[r].block_id_count; i++)
-            if (!insert_id(table, j->table_slots, j->requests[r].block_ids[i]))
+    kvf_id_set_clear(table, j->table_slots);
+    for (size_t r = 0; r < j->received.request_count; r++)
+        for (size_t i = 0; i < j->received.requests[r].block_id_count; i++)
+            if (!kvf_id_set_add(table, j->table_slots, j->received.requests[r].block_ids[i]))
                 return kvf_fail(KVF_E_OVERLAP, "request %zu: entry %zu is block %u, which is listed before",
-                                r, i, j->requests[r].block_ids[i]);
+                                r, i, j->received.requests[r].block_ids[i]);
     return KVF_OK;
 }
 
@@ -116,7 +92,7 @@ static kvf_status check_request(const job *j, const kvf_received_request *reques
     if (request->block_id_count % j->gather.block_count != 0)
         return kvf_fail(KVF_E_INVALID, "%zu blocks, but each received page takes %u", request->block_id_count,
                         j->gather.block_count);
-    if (!kvf_mul(request->block_id_count, j->shape.wanted.tokens, &tokens))
+    if (!kvf_mul(request->block_id_count, j->received.shape.wanted.tokens, &tokens))
         return kvf_fail(KVF_E_OVERFLOW, "the tokens of %zu blocks do not fit in 64 bits",
                         request->block_id_count);
     if (request->covered_tokens > tokens)
@@ -126,7 +102,7 @@ static kvf_status check_request(const job *j, const kvf_received_request *reques
 }
 
 static kvf_status check_region(const job *j, size_t index) {
-    const kvf_block_region *region = &j->regions[index];
+    const kvf_block_region *region = &j->received.regions[index];
     kvf_status status = kvf_check_region(region, "region", index);
     if (status)
         return status;
@@ -135,11 +111,11 @@ static kvf_status check_region(const job *j, size_t index) {
                         index, (unsigned long long)region->part_bytes,
                         (unsigned long long)j->gather.block_bytes);
     for (size_t other = 0; other < index; other++)
-        if (j->regions[other].base == region->base) /* it would be permuted twice */
+        if (j->received.regions[other].base == region->base) /* it would be permuted twice */
             return kvf_fail(KVF_E_OVERLAP, "regions %zu and %zu have the same base", other, index);
-    for (size_t r = 0; r < j->request_count; r++) {
-        status =
-            kvf_check_block_ids(region, j->requests[r].block_ids, j->requests[r].block_id_count, "block_ids");
+    for (size_t r = 0; r < j->received.request_count; r++) {
+        status = kvf_check_block_ids(region, j->received.requests[r].block_ids,
+                                     j->received.requests[r].block_id_count, "block_ids");
         if (status)
             return kvf_fail_in(status, "region %zu, request %zu: ", index, r);
     }
@@ -147,12 +123,12 @@ static kvf_status check_region(const job *j, size_t index) {
 }
 
 static kvf_status check_job(const job *j) {
-    for (size_t r = 0; r < j->request_count; r++) {
-        kvf_status status = check_request(j, &j->requests[r]);
+    for (size_t r = 0; r < j->received.request_count; r++) {
+        kvf_status status = check_request(j, &j->received.requests[r]);
         if (status)
             return kvf_fail_in(status, "request %zu: ", r);
     }
-    for (size_t i = 0; i < j->region_count; i++) {
+    for (size_t i = 0; i < j->received.region_count; i++) {
         kvf_status status = check_region(j, i);
         if (status)
             return status;
@@ -162,28 +138,28 @@ static kvf_status check_job(const job *j) {
 
 /* ---- permuting and zeroing ------------------------------------------------------------------- */
 
-/* A received page in one part of one region. */
+/* A received page in one part of one region in host memory. */
 typedef struct place {
     size_t region, request;
     uint64_t part, page;
 } place;
 
-/* The number of pages with a covered token; the others need no permuting. */
-static uint64_t covered_pages(const job *j, const kvf_received_request *request) {
-    uint64_t page_tokens = kvf_max_u64(j->shape.received.tokens, j->shape.wanted.tokens);
-    return request->covered_tokens / page_tokens + (request->covered_tokens % page_tokens != 0);
+static bool is_on_host(const kvf_block_region *region) {
+    return region->kind == KVF_MEMORY_HOST;
 }
 
 /* Moves on to the next place that has a page, which may be `at` itself; false if there is none. */
 static bool settle(const job *j, place *at) {
-    while (at->region < j->region_count) {
-        if (at->request == j->request_count) {
+    while (at->region < j->received.region_count) {
+        if (!is_on_host(&j->received.regions[at->region])) {
+            at->region++;
+        } else if (at->request == j->received.request_count) {
             at->request = 0;
-            if (++at->part == kvf_part_count(&j->regions[at->region])) {
+            if (++at->part == kvf_part_count(&j->received.regions[at->region])) {
                 at->part = 0;
                 at->region++;
             }
-        } else if (at->page == covered_pages(j, &j->requests[at->request])) {
+        } else if (at->page == kvf_covered_pages(&j->received, &j->received.requests[at->request])) {
             at->page = 0;
             at->request++;
         } else {
@@ -198,9 +174,9 @@ static unsigned char *part_of(const kvf_block_region *region, uint32_t block, ui
 }
 
 static void locate(const job *j, const place *at, unsigned char **blocks) {
-    const uint32_t *ids = j->requests[at->request].block_ids + at->page * j->gather.block_count;
+    const uint32_t *ids = j->received.requests[at->request].block_ids + at->page * j->gather.block_count;
     for (uint32_t b = 0; b < j->gather.block_count; b++)
-        blocks[b] = part_of(&j->regions[at->region], ids[b], at->part);
+        blocks[b] = part_of(&j->received.regions[at->region], ids[b], at->part);
 }
 
 static void permute_pages(const job *j) {
@@ -236,19 +212,31 @@ static void zero_from(const kvf_received_shape *shape, unsigned char *block, uin
 
 static void zero_uncovered(const job *j, const kvf_block_region *region, uint64_t part,
                            const kvf_received_request *request) {
-    uint64_t tokens = j->shape.wanted.tokens;
+    uint64_t tokens = j->received.shape.wanted.tokens;
     uint64_t whole = request->covered_tokens / tokens, rest = request->covered_tokens % tokens;
     for (uint64_t b = whole; b < request->block_id_count; b++)
-        zero_from(&j->shape, part_of(region, request->block_ids[b], part), b == whole ? rest : 0);
+        zero_from(&j->received.shape, part_of(region, request->block_ids[b], part), b == whole ? rest : 0);
 }
 
-static void do_job(const job *j) {
+static void do_on_host(const job *j) {
     if (j->way != KVF_PERMUTE_NOTHING)
         permute_pages(j);
-    for (size_t i = 0; i < j->region_count; i++)
-        for (uint64_t part = 0; part < kvf_part_count(&j->regions[i]); part++)
-            for (size_t r = 0; r < j->request_count; r++)
-                zero_uncovered(j, &j->regions[i], part, &j->requests[r]);
+    for (size_t i = 0; i < j->received.region_count; i++)
+        for (uint64_t part = 0;
+             is_on_host(&j->received.regions[i]) && part < kvf_part_count(&j->received.regions[i]); part++)
+            for (size_t r = 0; r < j->received.request_count; r++)
+                zero_uncovered(j, &j->received.regions[i], part, &j->received.requests[r]);
+}
+
+/* Devices come first, because only they can fail: then host memory is unchanged. */
+static kvf_status do_job(job *j) {
+    j->received.permutes = j->way != KVF_PERMUTE_NOTHING;
+    j->received.page_blocks = j->gather.block_count;
+    j->received.block_bytes = j->gather.block_bytes;
+    kvf_status status = kvf_finish_on_devices(&j->received, KVF_DEVICE_LIMITS);
+    if (!status)
+        do_on_host(j);
+    return status;
 }
 
 kvf_status kvf_finish_received(const kvf_received_shape *shape, const kvf_block_region *regions,
@@ -265,10 +253,10 @@ kvf_status kvf_finish_received(const kvf_received_shape *shape, const kvf_block_
     kvf_status status = start_job(&j, shape, ids);
     if (status)
         return status;
-    j.regions = regions;
-    j.region_count = region_count;
-    j.requests = requests;
-    j.request_count = request_count;
+    j.received.regions = regions;
+    j.received.region_count = region_count;
+    j.received.requests = requests;
+    j.received.request_count = request_count;
     status = check_job(&j);
     if (!status && scratch)
         status = check_scratch(&j, scratch);
@@ -279,7 +267,7 @@ kvf_status kvf_finish_received(const kvf_received_shape *shape, const kvf_block_
         return kvf_nomem("scratch for received blocks");
     status = check_listed_once(&j);
     if (!status)
-        do_job(&j);
+        status = do_job(&j);
     if (!scratch)
         kvf_free(j.scratch);
     return status;

@@ -17,7 +17,8 @@
 kvf_status kvf_gather_of(const kvf_received_shape *shape, kvf_gather *out);
 
 /**
- * Checks a region: every part of every block lies within its bytes, and none shares a byte with another.
+ * Checks a region: every part of every block lies within its bytes, none shares a byte with another, and memory of a
+ * device is what it says.
  * `name` ("region", "source") and `index` are for the detail.
  */
 kvf_status kvf_check_region(const kvf_block_region *region, const char *name, size_t index);

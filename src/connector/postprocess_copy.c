@@ -1,4 +1,5 @@
-#include "connector/postprocess.h"
+#include "connector/id_set.h"
+#include "connector/postprocess_device.h"
 #include "kernel/kernel.h"
 
 /* ---- finding the other side ------------------------------------------------------------------ */
@@ -16,7 +17,7 @@ static const kvf_block_region *layer_named(const kvf_block_region *regions, size
 
 static bool share_memory(const kvf_block_region *a, const kvf_block_region *b) {
     uintptr_t first = (uintptr_t)a->base, second = (uintptr_t)b->base;
-    return first < second + b->bytes && second < first + a->bytes;
+    return a->kind == b->kind && first < second + b->bytes && second < first + a->bytes;
 }
 
 typedef struct pairs {
@@ -116,6 +117,54 @@ static void copy_layer(const kvf_block_region *from, const kvf_block_region *to,
     copy_batch(&b);
 }
 
+/* ---- copying to and from devices ------------------------------------------------------------- */
+
+static bool any_on_device(const kvf_block_region *regions, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (regions[i].kind == KVF_MEMORY_CUDA)
+            return true;
+    return false;
+}
+
+/* Leaves out pairs whose destination a later pair overwrites, because a device copies all pairs at once. `memory` is
+ * freed by the caller, also after a failure. */
+static kvf_status leave_out_overwritten(pairs *list, uint32_t **memory) {
+    uint64_t slots, words;
+    *memory = kvf_id_set_slots(list->count, &slots) && kvf_mul(list->count, 2, &words) &&
+                      kvf_add(words, slots, &words) && words <= SIZE_MAX / sizeof **memory
+                  ? kvf_alloc(words, sizeof **memory)
+                  : NULL;
+    if (!*memory)
+        return kvf_nomem("pairs of blocks");
+    uint32_t *from = *memory + list->count, *to = from + list->count, *set = to;
+    kvf_id_set_clear(set, slots);
+    size_t kept = 0;
+    for (size_t i = list->count; i-- > 0;)
+        if (kvf_id_set_add(set, slots, list->to[i])) {
+            kept++;
+            *(from - kept) = list->from[i];
+            *(to - kept) = list->to[i];
+        }
+    *list = (pairs){from - kept, to - kept, kept};
+    return KVF_OK;
+}
+
+static kvf_status copy_all(const kvf_block_region *source, size_t source_count,
+                           const kvf_block_region *destination, size_t destination_count, const pairs *list) {
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < source_count && !status; i++) {
+        const kvf_block_region *to = layer_named(destination, destination_count, source[i].layer, i);
+        if (source[i].kind == KVF_MEMORY_HOST && to->kind == KVF_MEMORY_HOST)
+            copy_layer(&source[i], to, list);
+        else
+            status = kvf_copy_layer_on_device(&source[i], to, list->from, list->to, list->count,
+                                              KVF_DEVICE_LIMITS);
+        if (status)
+            return kvf_fail_in(status, "layer %s: ", source[i].layer);
+    }
+    return status;
+}
+
 kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
                            const kvf_block_region *destination, size_t destination_count,
                            const uint32_t *source_ids, size_t source_id_count,
@@ -134,15 +183,17 @@ kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
                         : !destination ? "destination"
                         : !source_ids  ? "source_ids"
                                        : "destination_ids");
-    const pairs list = {source_ids, destination_ids, source_id_count};
+    pairs list = {source_ids, destination_ids, source_id_count};
     kvf_status status = check_direction(source, source_count, destination, destination_count, direction);
     if (!status)
         status = check_layers(source, source_count, destination, destination_count, &list);
-    if (status)
-        return status;
-    for (size_t i = 0; i < source_count; i++)
-        copy_layer(&source[i], layer_named(destination, destination_count, source[i].layer, i), &list);
-    if (copied)
+    uint32_t *memory = NULL;
+    if (!status && any_on_device(destination, destination_count))
+        status = leave_out_overwritten(&list, &memory);
+    if (!status)
+        status = copy_all(source, source_count, destination, destination_count, &list);
+    kvf_free(memory);
+    if (!status && copied)
         *copied = source_id_count;
-    return KVF_OK;
+    return status;
 }

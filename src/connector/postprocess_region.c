@@ -1,5 +1,7 @@
 #include "connector/postprocess.h"
 
+#include "connector/postprocess_device.h"
+
 /* An axis of a region: the number of its entries, and the bytes from one to the next. */
 typedef struct spaced {
     const char *count_name, *stride_name;
@@ -21,12 +23,8 @@ static kvf_status span(const spaced *axis, uint64_t *bytes, const char *name, si
 }
 
 static kvf_status check_kind(const kvf_block_region *region, const char *name, size_t index) {
-    if (region->kind == KVF_MEMORY_HOST)
+    if (region->kind == KVF_MEMORY_HOST || region->kind == KVF_MEMORY_CUDA)
         return KVF_OK;
-    if (region->kind == KVF_MEMORY_CUDA)
-        return kvf_fail(KVF_E_UNSUPPORTED,
-                        "%s %zu: it lies in memory of CUDA device %u; allowed: host memory", name, index,
-                        region->device);
     return kvf_fail(KVF_E_INVALID, "%s %zu: kind is %d, which is not a kvf_memory_kind", name, index,
                     (int)region->kind);
 }
@@ -59,7 +57,9 @@ kvf_status kvf_check_region(const kvf_block_region *region, const char *name, si
     if ((uintptr_t)region->base > UINTPTR_MAX - region->bytes)
         return kvf_fail(KVF_E_OVERFLOW, "%s %zu: base and %llu bytes go beyond the last address", name, index,
                         (unsigned long long)region->bytes);
-    return KVF_OK;
+    status = region->kind == KVF_MEMORY_CUDA ? kvf_check_device_memory(region) : KVF_OK;
+    return status ? kvf_fail_in(status, "%s %zu, in memory of CUDA device %u: ", name, index, region->device)
+                  : KVF_OK;
 }
 
 kvf_status kvf_check_block_ids(const kvf_block_region *region, const uint32_t *ids, size_t count,

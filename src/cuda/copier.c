@@ -199,6 +199,27 @@ void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table) {
     kvf_cuda_leave(cuda);
 }
 
+kvf_status kvf_copier_room(kvf_copier *copier, uint64_t bytes, uint64_t *address) {
+    const kvf_cuda *cuda;
+    CUdeviceptr made = 0;
+    kvf_status status = kvf_cuda_enter(copier->device, &cuda);
+    if (status)
+        return status;
+    status =
+        kvf_cuda_status(cuda, cuda->cuMemAllocAsync(&made, bytes, copier->stream), "making room on a device");
+    *address = status ? 0 : made;
+    kvf_cuda_leave(cuda);
+    return status;
+}
+
+void kvf_copier_drop_room(kvf_copier *copier, uint64_t address) {
+    const kvf_cuda *cuda;
+    if (!address || kvf_cuda_enter(copier->device, &cuda))
+        return;
+    (void)cuda->cuMemFreeAsync(address, copier->stream);
+    kvf_cuda_leave(cuda);
+}
+
 /* ---- jobs --------------------------------------------------------------------------------------- */
 
 kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out) {

@@ -11,7 +11,7 @@
  *
  * The device computes addresses from boxes and tables, so the host's work for a job grows with its boxes, not with
  * bytes or runs. Memory on either side is a device's, or the host's if the driver knows it (kvf_copier_pin()). After
- * opening, only tables are allocated.
+ * opening, only tables and rooms are allocated.
  *
  * A copier is used by one thread at a time.
  */
@@ -79,6 +79,19 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
 
 /** Frees a table; no job under way may use it. A zeroed table is accepted. */
 void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table);
+
+/**
+ * Gives memory of the device to jobs that are started afterwards; its contents are undefined. It is allocated and freed
+ * in the order of the copier's stream, so neither waits for the device.
+ *
+ * @param bytes    at least 1
+ * @param address  receives the device's address, which kvf_copier_drop_room() takes
+ * @return KVF_OK, KVF_E_NOMEM, KVF_E_IO
+ */
+kvf_status kvf_copier_room(kvf_copier *copier, uint64_t bytes, uint64_t *address);
+
+/** Frees such memory; no job under way may use it. 0 is accepted. */
+void kvf_copier_drop_room(kvf_copier *copier, uint64_t address);
 
 /**
  * Begins a job.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A room includes only itself and the rooms before it; a folder inside a room, such as a fabric, is included only by
-# itself; and the command includes public headers only. The connector uses the kernels, and no room uses the connector:
-# rooms.sh SOURCE
+# itself; and the command includes public headers only. The connector uses the kernels and devices, and no room uses
+# the connector: rooms.sh SOURCE
 set -euo pipefail
 cd "$1/src"
 
@@ -23,7 +23,7 @@ for room in "${rooms[@]}"; do
     allowed+="${allowed:+|}$room"
     check "$room" "$allowed"
 done
-check connector "base|kernel|connector"
+check connector "base|kernel|cuda|connector"
 if grep -nE '^ *# *include *<kvferry/connector/' -r "${rooms[@]}" cli ../tools --include='*.[ch]'; then
     echo "only connector may include <kvferry/connector/...>"
     bad=1

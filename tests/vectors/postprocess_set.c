@@ -8,6 +8,7 @@
 
 #include <kvferry/connector/postprocess.h>
 
+#include "on_device.h"
 #include "vectors.h"
 
 /* ---- numbers and refusals -------------------------------------------------------------------- */
@@ -97,7 +98,9 @@ static answer convert(vector_case *c, kvf_page_order wanted) {
     elements memory = read_elements(c, read_field(c, c->in, "before"));
     blocks ids = read_blocks(c, read_field(c, c->in, "block_ids"));
     kvf_block_region region = region_of(c, &shape, &memory);
+    region_to_device(&region);
     kvf_status status = kvf_permute_received(&shape, &region, 1, ids.at, ids.count, NULL);
+    region_from_device(&region, memory.at);
     if (status)
         return refused(status);
     return answer_with(with(json_object_new_object(), "after", json_elements(&memory)));
@@ -146,7 +149,9 @@ static answer receive_step(vector_case *c) {
         elements memory = read_elements(c, json_object_array_get_idx(groups, g));
         kvf_block_region region = region_of(c, &shape, &memory);
         size_t count = read_requests(c, g, page_tokens, requests);
+        region_to_device(&region);
         kvf_status status = kvf_finish_received(&shape, &region, 1, requests, count, NULL);
+        region_from_device(&region, memory.at);
         if (status) {
             json_object_put(after);
             return refused(status);
@@ -199,15 +204,20 @@ static layers read_layers(vector_case *c, const char *name, const char *shape_na
     return list;
 }
 
-/* Both directions are the same copy. */
+/* Both directions are the same copy; on a device, the side that need not be the host is there. */
 static answer copy_blocks(vector_case *c) {
     layers source = read_layers(c, "src", "src_shape"), destination = read_layers(c, "dst", "dst_shape");
     blocks from = read_blocks(c, read_field(c, c->in, "src_block_ids"));
     blocks to = read_blocks(c, read_field(c, c->in, "dst_block_ids"));
     kvf_copy_direction direction =
         strcmp(read_text(c, c->in, "direction"), "h2d") == 0 ? KVF_COPY_H2D : KVF_COPY_D2H;
+    layers *there = direction == KVF_COPY_H2D ? &destination : &source;
+    for (size_t i = 0; i < there->count; i++)
+        region_to_device(&there->regions[i]);
     kvf_status status = kvf_copy_blocks(source.regions, source.count, destination.regions, destination.count,
                                         from.at, from.count, to.at, to.count, direction, NULL);
+    for (size_t i = 0; i < there->count; i++)
+        region_from_device(&there->regions[i], there->memory[i].at);
     if (status)
         return refused(status);
     json_object *after = json_object_new_object();

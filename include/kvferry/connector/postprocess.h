@@ -19,12 +19,29 @@
  * It also does the reverse: NHD to HND, and received pages that are longer than a block. The receive step of
  * release 0.32 is kvf_finish_received(), copy_kv_blocks is kvf_copy_blocks().
  *
- * The processor does all of this, in host memory. A region may be declared to lie in a device's memory; today every
- * function refuses such a region (KVF_E_UNSUPPORTED, and the detail names it).
+ * Regions may lie in host memory, where the processor does the work, and in the memory of CUDA devices, which do it
+ * themselves (docs/devices.md). A call may have regions of several devices and of the host.
  *
- * Every argument is checked before the first byte is changed: on an error nothing is changed. No byte outside
- * the regions is read or written. Threads may call at the same time for different blocks; a block may be in only
- * one call at a time, and no other code may read or write it during the call.
+ * Every argument is checked before the first byte is changed: on an error nothing is changed, except that a device may
+ * fail while it works (below). No byte outside the regions is read or written. Threads may call at the same time for
+ * different blocks; a block may be in only one call at a time, and no other code may read or write it during the call.
+ *
+ * Memory of devices. A call returns when the device has finished, and then every stream sees what it wrote. It works
+ * on a stream of kvferry's own, which waits for no other stream: before the call, the caller waits for what its own
+ * streams do with these blocks (cuStreamSynchronize(), or cuEventSynchronize()). Blocks that an agent or a transport
+ * has reported as received need no such wait. Beyond the results of each function, devices give
+ *
+ *     KVF_E_INVALID       a region's bytes do not all lie in memory of its device: nothing is changed
+ *     KVF_E_RANGE         there is no such device: nothing is changed
+ *     KVF_E_UNSUPPORTED   no driver, no code for the device, or a build without devices: nothing is changed
+ *     KVF_E_LIMIT         a received or wanted page of 1 GiB or more: nothing is changed
+ *     KVF_E_NOMEM         the device or the host has no memory for the work: nothing is changed on this device,
+ *                         but on those of earlier regions
+ *     KVF_E_IO            the device has failed, or has not finished a copy within 30 s: blocks on devices have
+ *                         undefined contents. A device that hangs may still write them while the process lives
+ *
+ * If a call also has regions of the host, these are changed only after the devices have succeeded, in
+ * kvf_finish_received() and kvf_permute_received(); kvf_copy_blocks() copies layer by layer.
  */
 #ifndef KVFERRY_CONNECTOR_POSTPROCESS_H
 #define KVFERRY_CONNECTOR_POSTPROCESS_H
@@ -59,11 +76,12 @@ typedef struct kvf_block_region {
     uint64_t part_count; /**< 0 means 1 */
     uint64_t part_stride_bytes;
     uint64_t part_bytes;
-    kvf_memory_kind kind; /**< 0: host memory, the only kind that is not refused */
-    uint32_t device;      /**< number of the device; not used for host memory */
+    kvf_memory_kind kind; /**< 0: host memory */
+    uint32_t device;      /**< number of the device, to which `base` belongs; not used for host memory */
 } kvf_block_region;
 
-/** Working memory of the caller's, in host memory, aligned for uint64_t; only one call at a time may use it. */
+/** Working memory of the caller's, in host memory, aligned for uint64_t; only one call at a time may use it. What a
+ * device needs is allocated besides, by the call: on the device up to 64 MiB, or one page if that is longer. */
 typedef struct kvf_scratch {
     void *memory;
     uint64_t bytes;
@@ -107,12 +125,12 @@ typedef struct kvf_received_shape {
  * @param scratch       at least kvf_received_scratch_bytes(); NULL: allocated for the call
  * @return KVF_OK; KVF_E_INVALID (NULL, zero, an unknown order, a region whose part_bytes differ, a scratch
  *         that is too small or not aligned, blocks that do not make whole received pages);
- *         KVF_E_UNSUPPORTED (a region in a device's memory); KVF_E_NOT_EXPRESSIBLE (neither number of tokens
+ *         KVF_E_NOT_EXPRESSIBLE (neither number of tokens
  *         divides the other); KVF_E_RANGE (a block id the region does not have, a region that is longer than
  *         its bytes); KVF_E_OVERLAP (a block listed twice, parts or blocks that share bytes); KVF_E_OVERFLOW;
- *         KVF_E_NOMEM
+ *         KVF_E_NOMEM; for regions on devices also the results listed at the top
  *
- * Cost: each byte of the blocks is read once and written once; with cells under 64 bytes, twice.
+ * Cost: each byte of the blocks is read once and written once; with cells under 64 bytes, or on a device, twice.
  */
 KVF_API kvf_status kvf_permute_received(const kvf_received_shape *shape, const kvf_block_region *regions,
                                         size_t region_count, const uint32_t *block_ids, size_t block_id_count,
@@ -160,8 +178,9 @@ typedef enum kvf_copy_direction {
  * Copies blocks, in every layer of the source, to the destination's layer of the same name.
  *
  * The source is read in either direction: "h2d" from a staging buffer into the cache, and "d2h" back. With both sides
- * in host memory, as is required today, both directions do the same. Pairs are copied in the order of the lists; a
- * destination block that is listed twice keeps the later copy.
+ * in host memory, both directions do the same. Host memory need not be pinned: copies to and from a device go through
+ * 4 MiB of pinned memory of the library's. Pairs are copied in the order of the lists; a destination block that is
+ * listed twice keeps the later copy.
  *
  * As vLLM's function does, this one copies nothing and returns KVF_OK if there are no source layers, no destination
  * layers or no block ids on one side, or if the lists differ in length; `copied` is then 0.
@@ -175,8 +194,9 @@ typedef enum kvf_copy_direction {
  *         one side does not have, a region that is longer than its bytes); KVF_E_MISMATCH (number or size of
  *         the parts differ); KVF_E_OVERLAP (source and destination share memory, or parts or blocks share
  *         bytes); KVF_E_INVALID (NULL, zero, a layer without a name, an unknown direction, memory of a device
- *         on the host's side of the direction); KVF_E_UNSUPPORTED (memory of a device on the other side);
- *         KVF_E_OVERFLOW
+ *         on the host's side of the direction); KVF_E_OVERFLOW; with a device on the other side also the results listed
+ *         at the top: then some layers may have been copied, and the detail names the one that was not. After
+ *         KVF_E_IO nothing more is written to host memory
  */
 KVF_API kvf_status kvf_copy_blocks(const kvf_block_region *source, size_t source_count,
                                    const kvf_block_region *destination, size_t destination_count,
