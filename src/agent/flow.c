@@ -284,12 +284,16 @@ static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer)
         flow->session->agent->flow_sweep.due = 0; /* frees it */
 }
 
-/* After losing the connection we cannot promise that no more writes arrive. The consumer then greets anew, and shuts us
- * out, because we no longer answer for what it asked before. */
+/* After losing the connection we cannot promise that no more writes arrive, whatever else has ended the flow. */
+static bool has_lost(const kvf_flow *flow) {
+    return flow->status == KVF_E_PEER_LOST || flow->session->peer_lost;
+}
+
+/* The consumer then greets anew, and shuts us out, because we no longer answer for what it asked before. */
 static void answer_withdraw(kvf_flow *flow, uint64_t number) {
     kvf_session *session = flow->session;
     const kvf_call_body call = {.number = number, .kind = KVF_CALL_WITHDRAW};
-    const bool lost = flow->status == KVF_E_PEER_LOST || session->peer_lost;
+    const bool lost = has_lost(flow);
     session->joins_again = session->joins_again || lost;
     kvf_answer_status(session, &call, lost ? KVF_E_PEER_LOST : KVF_OK, "");
 }
@@ -307,7 +311,7 @@ static void tell(kvf_flow *flow) {
         return;
     kvf_call_body body = {.request = {flow->id, flow->id_bytes},
                           .generation = flow->generation,
-                          .status = flow->status,
+                          .status = flow->status && has_lost(flow) ? KVF_E_PEER_LOST : flow->status,
                           .detail = flow->detail ? flow->detail : "",
                           .bytes = flow->bytes};
     if (flow->push)

@@ -225,6 +225,22 @@ static void a_withdrawal_leaves_alone_what_else_the_writer_writes(void **state) 
     lease_close(&s);
 }
 
+/* Nobody but the transport knows then whether its last writes have arrived. */
+static void a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_have_stopped(void **state) {
+    (void)state;
+    for (int lost = 0; lost < 2; lost++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        lease_meet(&s);
+        s.p->all_sessions->peer_lost = lost;
+        assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+        s.p->all_sessions->peer_lost = false;
+        (void)world_failed(&s.w, s.d, s.ours[0], lost ? KVF_E_PEER_LOST : KVF_E_CANCELLED);
+        (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+        lease_close(&s);
+    }
+}
+
 static bool may_connect(const kvf_agent *from, const kvf_agent *to) {
     kvf_peer *peer = NULL;
     const kvf_status status = kvf_transport_connect(from->transport, to->card, to->card_bytes, &peer);
@@ -585,6 +601,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_a_withdrawal),
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
+        cmocka_unit_test(a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_have_stopped),
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),
