@@ -292,9 +292,9 @@ KVF_API kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, 
  * exception that kvf_transport_unregister_region() names.
  *
  * @return KVF_OK, KVF_E_AGAIN (a request has blocks in the region, and the detail names it: cancel it or wait for its
- *         event; or a peer is in the middle of a write, and the detail names the peer, its process, and how long the
- *         agent has waited for it: let the agent make progress and call again), KVF_E_NOT_REGISTERED, KVF_E_RANGE (no
- *         such region), KVF_E_INVALID
+ *         event; a peer is in the middle of a write, and the detail names the peer, its process, and how long the agent
+ *         has waited for it; or a device still copies or hashes cells: let the agent make progress and call again),
+ *         KVF_E_NOT_REGISTERED, KVF_E_RANGE (no such region), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_agent_unregister_region(kvf_agent *agent, uint32_t region);
 
