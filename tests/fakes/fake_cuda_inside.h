@@ -40,7 +40,7 @@ struct CUctx_st {
 /* State of the whole process; `lock` guards the fields that tests do not set. */
 typedef struct fake_cuda {
     pthread_mutex_t lock;
-    size_t left;
+    _Atomic size_t left;
     uint64_t delay_ns;
     int stuck;
     bool pooled;       /* new memory is like that of a memory pool */
