@@ -19,8 +19,7 @@ typedef struct kvf_area {
     const kvf_block_table *table;
     uint64_t begin, end; /* steps */
     kvf_dtype dtype;     /* elements are hashed in this type; KVF_DTYPE_INVALID: in their own */
-    bool
-        regions_stay; /* they were checked before: the driver of a device takes microseconds for each segment */
+    bool regions_stay;   /* they were checked before: a driver takes microseconds for each segment */
 
     /* filled in by kvf_area_check() */
     kvf_walk_side side;

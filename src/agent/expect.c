@@ -184,8 +184,8 @@ static kvf_status expect_begin(kvf_ticket *ticket, const kvf_agent_request *requ
 }
 
 static void expect_ready(kvf_ticket *ticket, kvf_after *after) {
-    kvf_after_drop(after);
-    kvf_asker_of(ticket)->after = NULL;
+    (void)after;
+    kvf_asker_stop_waiting(kvf_asker_of(ticket));
     if (ticket->state == KVF_TICKET_ASKING)
         ask_all(kvf_asker_of(ticket));
 }

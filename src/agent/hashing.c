@@ -28,9 +28,7 @@ static kvf_area area_of(const kvf_hashing *h, const slice *of) {
                       .table = h->blocks,
                       .begin = h->step,
                       .end = h->step + of->steps,
-                      .dtype = h->dtype,
-                      .regions_stay =
-                          true}; /* as kvf_hashing_start() has found them: blocks of them are claimed */
+                      .dtype = h->dtype};
 }
 
 /* As much as fits: whole steps; of a step that is too long, whole layers; and of such a layer, some units. The
@@ -67,6 +65,7 @@ static void advance(kvf_hashing *h, const slice *done) {
 static kvf_status start_slice(kvf_hashing *h, const slice *next, const kvf_sum_places *places) {
     kvf_agent *agent = h->agent;
     kvf_area area = area_of(h, next);
+    area.regions_stay = true; /* as kvf_hashing_start() found them: blocks of them are claimed */
     kvf_status status = kvf_area_check(&area);
     if (!status && !h->uses_device)
         return kvf_area_sum_on_host(&area, area.layers, places);
@@ -123,7 +122,6 @@ kvf_status kvf_hashing_start(kvf_hashing *h) {
     kvf_area area = area_of(h, &(slice){0, h->layers, h->units});
     area.table = &(kvf_block_table){0};
     area.begin = area.end = h->begin;
-    area.regions_stay = false;
     kvf_status status = kvf_area_check(&area);
     h->uses_device = !status && kvf_area_uses_devices(&area);
     if (h->uses_device)

@@ -250,8 +250,8 @@ static kvf_status pull_begin(kvf_ticket *ticket, const kvf_agent_request *reques
 
 static void pull_ready(kvf_ticket *ticket, kvf_after *after) {
     kvf_pull *pull = kvf_pull_of(ticket);
-    kvf_after_drop(after);
-    pull->asker.after = NULL;
+    (void)after;
+    kvf_asker_stop_waiting(&pull->asker);
     if (pull->base.state == KVF_TICKET_RESERVED && pull->base.groups)
         kvf_pull_move(pull);
 }

@@ -1,12 +1,10 @@
 #include "agent/summing.h"
 
-#include <time.h>
-
 #include "base/clock.h"
+#include "cuda/over.h"
 #include "shard/shard.h"
 
 #define PATIENCE_NS (30 * KVF_SECOND)
-#define PAUSE_NS 20000 /* between two polls of a caller that waits */
 
 /*
  * The layers of an area are visited in order: those in memory of the host are hashed at once, and neighbouring ones on
@@ -195,18 +193,13 @@ bool kvf_summing_is_busy(kvf_summing *s) {
     return s && s->runs && kvf_hasher_poll(s->runs, &sums) == KVF_IN_PROGRESS;
 }
 
-static void pause_shortly(void) {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    (void)nanosleep(&pause, NULL);
-}
-
 /* If the device hangs, it still reads the memory, so its hasher stays. */
 void kvf_summing_free(kvf_summing *s) {
     const uint64_t *sums;
     if (!s)
         return;
     while (s->runs && kvf_hasher_poll(s->runs, &sums) == KVF_IN_PROGRESS && !is_late(s))
-        pause_shortly();
+        kvf_cuda_pause();
     for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
         (void)kvf_hasher_close(s->hashers[i]);
     kvf_free(s);
@@ -217,7 +210,7 @@ void kvf_summing_free(kvf_summing *s) {
 static kvf_status wait_for(kvf_summing *s, const kvf_area *area, const kvf_sum_places *places) {
     kvf_status status = kvf_summing_start(s, area, places);
     while (status == KVF_IN_PROGRESS) {
-        pause_shortly();
+        kvf_cuda_pause();
         status = kvf_summing_poll(s);
     }
     return status;

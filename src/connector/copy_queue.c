@@ -1,12 +1,11 @@
 #include "connector/copy_queue.h"
 
 #include <pthread.h>
-#include <time.h>
 
 #include "base/clock.h"
+#include "cuda/over.h"
 
 enum { JOBS = 8 };
-#define PAUSE_NS 20000 /* between two polls */
 
 struct kvf_copy_queue {
     uint32_t device;
@@ -144,11 +143,6 @@ kvf_status kvf_copy_queue_slot(kvf_copy_queue *queue, unsigned char **out) {
 
 /* ---- jobs --------------------------------------------------------------------------------------- */
 
-static void pause_shortly(void) {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    (void)nanosleep(&pause, NULL);
-}
-
 static kvf_status late(const kvf_copy_queue *queue) {
     return kvf_fail(KVF_E_IO,
                     "CUDA device %u has not finished a copy of blocks for %llu ms: something on it hangs",
@@ -166,7 +160,7 @@ static kvf_status wait_for_one(kvf_copy_queue *queue) {
             queue->late = true;
             return late(queue);
         }
-        pause_shortly();
+        kvf_cuda_pause();
     }
     queue->first = (queue->first + 1) % JOBS;
     queue->count--;

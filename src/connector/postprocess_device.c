@@ -178,26 +178,23 @@ static kvf_status add_pages(device_work *w, const kvf_block_region *region, uint
     return status;
 }
 
-static kvf_status permute_part(device_work *w, const kvf_block_region *region, uint64_t part) {
+static kvf_status permute_request(device_work *w, const kvf_block_region *region, uint64_t part,
+                                  const kvf_received_request *request, uint64_t first) {
     const kvf_received *r = w->received;
     kvf_status status = KVF_OK;
-    uint64_t first = 0;
-    for (size_t q = 0; q < r->request_count && !status; q++) {
-        const uint64_t pages = kvf_covered_pages(r, &r->requests[q]);
-        for (uint64_t at = 0; at < pages && !status;) {
-            const uint64_t fit = (w->room_bytes - w->used) / w->page_bytes,
-                           now = kvf_min_u64(kvf_min_u64(fit, pages - at), w->item_pages);
-            /* An item becomes at most two boxes, because its bytes are below 2^30. */
-            if (now == 0 || w->items == KVF_COPY_QUEUE_BOXES / 2) {
-                status = start_both(w);
-                continue;
-            }
-            status = begin_both(w);
-            if (!status)
-                status = add_pages(w, region, part, first + at * r->page_blocks, now);
-            at += now;
+    const uint64_t pages = kvf_covered_pages(r, request);
+    for (uint64_t at = 0; at < pages && !status;) {
+        const uint64_t fit = (w->room_bytes - w->used) / w->page_bytes,
+                       now = kvf_min_u64(kvf_min_u64(fit, pages - at), w->item_pages);
+        /* An item becomes at most two boxes, because its bytes are below 2^30. */
+        if (now == 0 || w->items == KVF_COPY_QUEUE_BOXES / 2) {
+            status = start_both(w);
+            continue;
         }
-        first += r->requests[q].block_id_count;
+        status = begin_both(w);
+        if (!status)
+            status = add_pages(w, region, part, first + at * r->page_blocks, now);
+        at += now;
     }
     return status;
 }
@@ -233,28 +230,31 @@ static kvf_status zero_request(device_work *w, const kvf_block_region *region, u
     return status;
 }
 
-static kvf_status zero_part(device_work *w, const kvf_block_region *region, uint64_t part) {
+/* ---- a call -------------------------------------------------------------------------------------- */
+
+/* Does one thing to a request's blocks, which are in the words from `first` on, in one part of a region. */
+typedef kvf_status deed(device_work *w, const kvf_block_region *region, uint64_t part,
+                        const kvf_received_request *request, uint64_t first);
+
+static kvf_status each_request(device_work *w, const kvf_block_region *region, uint64_t part, deed *thing) {
     const kvf_received *r = w->received;
     kvf_status status = KVF_OK;
     uint64_t first = 0;
     for (size_t q = 0; q < r->request_count && !status; q++) {
-        status = zero_request(w, region, part, &r->requests[q], first);
+        status = thing(w, region, part, &r->requests[q], first);
         first += r->requests[q].block_id_count;
     }
     return status;
 }
 
-/* ---- a call -------------------------------------------------------------------------------------- */
-
-/* Does one thing to every part of every region here, and starts what is left. */
-static kvf_status each_part(device_work *w,
-                            kvf_status (*thing)(device_work *, const kvf_block_region *, uint64_t part)) {
+/* Does it in every part of every region here, and starts what is left. */
+static kvf_status each_part(device_work *w, deed *thing) {
     const kvf_received *r = w->received;
     kvf_status status = KVF_OK;
     for (size_t i = 0; i < r->region_count; i++)
         for (uint64_t part = 0;
              is_here(w, &r->regions[i]) && part < kvf_part_count(&r->regions[i]) && !status; part++)
-            status = thing(w, &r->regions[i], part);
+            status = each_request(w, &r->regions[i], part, thing);
     return status ? status : start_both(w);
 }
 
@@ -271,9 +271,9 @@ static kvf_status finish_on(const kvf_received *received, uint32_t device, kvf_d
         status = put_tables(&w);
     const bool begun = !status;
     if (!status && w.room_bytes)
-        status = each_part(&w, permute_part);
+        status = each_part(&w, permute_request);
     if (!status)
-        status = each_part(&w, zero_part);
+        status = each_part(&w, zero_request);
     if (w.out)
         kvf_copy_job_drop(w.out);
     if (w.back)

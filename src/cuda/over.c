@@ -1,5 +1,9 @@
 #include "cuda/over.h"
 
+#include <time.h>
+
+#define PAUSE_NS 20000
+
 /* After these nothing of this process runs on the device. */
 static bool ends_work(CUresult result) {
     enum { DEINITIALIZED = 4, ECC_UNCORRECTABLE = 214, NVLINK_UNCORRECTABLE = 220, CONTAINED = 226 };
@@ -17,4 +21,9 @@ kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {
     if (entered)
         kvf_cuda_leave(cuda);
     return result == 0 || ends_work(result) ? kvf_cuda_status(cuda, result, doing) : KVF_IN_PROGRESS;
+}
+
+void kvf_cuda_pause(void) {
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    (void)nanosleep(&pause, NULL);
 }

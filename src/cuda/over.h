@@ -16,4 +16,7 @@
  */
 kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing);
 
+/** Sleeps for 20 us: the pause between two polls, for callers that wait. */
+void kvf_cuda_pause(void);
+
 #endif

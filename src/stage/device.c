@@ -1,14 +1,13 @@
 #include "stage/device.h"
 
 #include <stdio.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/fork.h"
 #include "base/list.h"
 #include "cuda/looks.h"
+#include "cuda/over.h"
 
-#define PAUSE_NS 20000 /* between two polls while a call waits */
 #define SETTLE_NS UINT64_C(100000000)
 /* Blocks of threads: 4 move what PCIe carries to and from an arena of the host, and within the device more than a link
  * of 400 Gbit/s does. While slots wait for each other, up to 8: that is as much as helps with runs of 64 B over PCIe,
@@ -203,10 +202,9 @@ static bool copies_nothing(kvf_stage_device *device) {
 static bool wait_for(kvf_stage_device *device, uint64_t patience_ns) {
     const uint64_t end = kvf_now(&kvf_monotonic) + patience_ns;
     while (!copies_nothing(device)) {
-        const struct timespec pause = {.tv_nsec = PAUSE_NS};
         if (kvf_now(&kvf_monotonic) >= end)
             return false;
-        (void)nanosleep(&pause, NULL);
+        kvf_cuda_pause();
     }
     return true;
 }

@@ -468,12 +468,12 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
     return flow->mover ? !ours || flow->next == flow->bytes : !flow->open || kvf_stage_flow_is_lent(flow);
 }
 
-/* The device has half of the time, so that the peer hears of it before it would call us silent. */
 static bool waits_for_device(const kvf_stage_flow *flow) {
     return flow->stage->device && !flow->ended && kvf_stage_flow_is_copied(flow);
 }
 
-/* Ends a flow whose peer has been silent for too long, or whose device finishes no copy. */
+/* Ends a flow whose peer has been silent for too long, or whose device finishes no copy. The device has half of the
+ * time, so that the peer hears of it before it would call us silent. */
 static void end_stalled(kvf_stage_flow *flow, uint64_t silent_ns) {
     const unsigned long long ms = silent_ns / 1000000;
     const uint64_t most = flow->stage->options.stall_ns;

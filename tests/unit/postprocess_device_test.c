@@ -23,13 +23,6 @@
 #define OUT_OF_MEMORY 2
 #define LAUNCH_FAILED 1 /* of one call; the device goes on */
 
-#define assert_refused(call, status, word)                                                                   \
-    do {                                                                                                     \
-        assert_int_equal(call, status);                                                                      \
-        if (!strstr(kvf_error_detail(), word))                                                               \
-            fail_msg("\"%s\" does not say \"%s\"", kvf_error_detail(), word);                                \
-    } while (0)
-
 /* ---- worlds on a device ------------------------------------------------------------------------ */
 
 /* Copies the bytes to a device, and gives the same region there. */

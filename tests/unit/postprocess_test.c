@@ -224,13 +224,6 @@ static void scratch_for_long_cells_is_a_fraction_of_a_page(void **state) {
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-#define assert_refused(call, status, word)                                                                   \
-    do {                                                                                                     \
-        assert_int_equal(call, status);                                                                      \
-        if (!strstr(kvf_error_detail(), word))                                                               \
-            fail_msg("\"%s\" does not say \"%s\"", kvf_error_detail(), word);                                \
-    } while (0)
-
 static void a_shape_without_meaning_is_refused(void **state) {
     (void)state;
     const kvf_received_shape good = shape_of(2, 4, KVF_PAGE_HND, 2, KVF_PAGE_HND, 4);

@@ -141,4 +141,12 @@ static inline uint64_t blocks_of_page(const kvf_received_shape *shape) {
     return shape->received.tokens > shape->wanted.tokens ? shape->received.tokens / shape->wanted.tokens : 1;
 }
 
+/** The call must fail with this status, and its detail must have this word. */
+#define assert_refused(call, status, word)                                                                   \
+    do {                                                                                                     \
+        assert_int_equal(call, status);                                                                      \
+        if (!strstr(kvf_error_detail(), word))                                                               \
+            fail_msg("\"%s\" does not say \"%s\"", kvf_error_detail(), word);                                \
+    } while (0)
+
 #endif

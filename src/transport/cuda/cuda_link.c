@@ -3,9 +3,8 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <time.h>
 
-#define PAUSE_NS 20000 /* between two looks while waiting */
+#include "cuda/over.h"
 
 /* ---- an owner that is gone ----------------------------------------------------------------------- */
 
@@ -325,8 +324,7 @@ static bool settle(kvf_cuda_link *link) {
             return true;
         if (kvf_now(&kvf_monotonic) - begun > link->endpoint->patience_ns)
             return false;
-        const struct timespec pause = {.tv_nsec = PAUSE_NS};
-        (void)nanosleep(&pause, NULL);
+        kvf_cuda_pause();
     }
 }
 
