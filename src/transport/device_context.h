@@ -19,10 +19,8 @@
 
 /** Of an endpoint; all zeros: none is needed. */
 typedef struct kvf_device_context {
-    bool
-        needed; /**< memory of a device was registered, perhaps not any more: libraries keep what they know of it */
-    uint32_t
-        device; /**< of that which was registered last: any device's context serves calls that name no memory */
+    bool needed; /**< memory of a device was registered; stays true, as libraries remember what they saw */
+    uint32_t device; /**< whose memory was registered last: calls that name no memory take any context */
 } kvf_device_context;
 
 /** To be called before memory is registered. Returns what was before, to be put back if the memory is refused. */

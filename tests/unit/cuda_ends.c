@@ -181,7 +181,6 @@ size_t write_bytes(const kvf_cuda_write *write) {
     return offsetof(kvf_cuda_write, runs) + write->header.count * sizeof *write->runs;
 }
 
-/* How the owner has refused a guest, which is then disconnected; NOBODY: the owner has not refused it. */
 uint32_t refusal_of(int fd) {
     kvf_cuda_packet packet;
     uint32_t refusal = NOBODY;

@@ -28,7 +28,7 @@ typedef struct test_end {
 extern test_end owner, writer;
 extern kvf_peer *peer; /**< the owner, as the writer's peer */
 
-/** What a byte of a region is at first. */
+/** The initial content of a byte of a region. */
 unsigned char content(const test_end *end, uint32_t region, uint32_t i);
 
 void device_end_open(test_end *end, uint32_t device);
@@ -68,7 +68,7 @@ int open_known_guest(void);
 kvf_cuda_memory good_memory(void);
 size_t memory_bytes(const kvf_cuda_memory *memory);
 size_t write_bytes(const kvf_cuda_write *write);
-/** How the owner has refused a guest, which is then disconnected; NOBODY: the owner has not refused it. */
+/** The reason for which the owner refused a guest, whose socket is then closed; NOBODY: the owner has not refused it. */
 uint32_t refusal_of(int fd);
 
 #endif

@@ -156,8 +156,8 @@ static void connect_back(kvf_cuda_client *client) {
         client->back_failed = KVF_OK;
 }
 
-/* What has failed may succeed now, if it was for want of a descriptor, of memory or of a place at the writer. It is not
- * tried with each write, for it may take time. */
+/* A connection that failed because a descriptor, memory or a place at the writer was missing may succeed now. An attempt
+ * may take time, so not every write makes one. */
 static void connect_back_again(kvf_cuda_client *client) {
     const kvf_status failed = client->back_failed;
     if (failed && failed != KVF_E_UNSUPPORTED && failed != KVF_E_PARSE && !client->back &&

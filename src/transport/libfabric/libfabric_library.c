@@ -157,8 +157,9 @@ bool kvf_libfabric_emulates(const struct fi_info *info, struct fid_ep *ep) {
     return strcmp(info->fabric_attr->prov_name, "cxi") != 0;
 }
 
-/* What is looked for, best first: memory of devices, and keys that we choose. cxi takes such keys if it is not offered
- * to choose them itself, and access by those that it chooses does not end with the registration. EFA always chooses. */
+/* Searches for a provider, best first: one that takes memory of devices, and keys that we choose. cxi takes such keys
+ * unless it may choose them itself, and access by keys that it chose does not end with the registration. EFA always
+ * chooses. */
 static const struct look {
     uint64_t abilities;
     int keys;
