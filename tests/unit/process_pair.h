@@ -75,6 +75,9 @@ void serve_until_told(process *side);
 void serving_target(process *side);
 /** Serves until it is told to sleep. To the transport it is asleep until it hears 'w'; it finds its memory as it was. */
 void sleeping_target(process *side);
+/** The actor of a fabric over TCP: reads until a connection of it sends again each second, or until the alarm. Where the
+ * kernel cannot do that, it reads nothing. */
+void trying_actor(process *side);
 /** Calls `act`, which must print nothing. */
 void silent(process *side, void (*act)(process *));
 void submit(process *side, kvf_direction direction, const kvf_run *runs, size_t count,

@@ -688,6 +688,11 @@ static void tcp_is_not_chosen_where_only_network_cards_are_wanted(void **state) 
     run_both(&way, idle_target, choosing_actor, false);
 }
 
+static void bytes_that_wait_in_connections_by_tcp_are_sent_often(void **state) {
+    (void)state;
+    run_both(&way, serving_target, trying_actor, false);
+}
+
 static void cuda_actor(process *side) {
     const kvf_setting setting = {"libfabric.domain", "lo"};
     const kvf_transport_options options = {
@@ -731,6 +736,7 @@ int main(void) {
         cmocka_unit_test(a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on),
         cmocka_unit_test(keys_of_the_provider_are_offered_only_if_there_is_no_other_way),
         cmocka_unit_test(tcp_is_not_chosen_where_only_network_cards_are_wanted),
+        cmocka_unit_test(bytes_that_wait_in_connections_by_tcp_are_sent_often),
         cmocka_unit_test(cuda_memory_that_the_provider_does_not_take_is_unsupported),
     };
     (void)transport_variant_count(); /* sets the environment, so that tests stay on this machine */

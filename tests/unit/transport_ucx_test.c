@@ -2,8 +2,6 @@
  * What only the UCX fabric can do or meet, between real processes; see process_pair.h.
  */
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -166,50 +164,9 @@ static void peers_without_a_transport_in_common_are_unsupported_and_nothing_is_p
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-#ifndef TCP_RTO_MAX_MS /* since Linux 6.15 */
-#define TCP_RTO_MAX_MS 44
-#endif
-
-static int longest_wait_ms(int fd) {
-    int longest = 0;
-    socklen_t bytes = sizeof longest;
-    return getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &longest, &bytes) ? -1 : longest;
-}
-
-/* Counts the TCP connections of this process, which are UCX's, that send again each second. */
-static uint32_t trying_often(void) {
-    uint32_t count = 0;
-    for (int fd = 0; fd < 256; fd++) {
-        struct tcp_info info;
-        socklen_t bytes = sizeof info;
-        const bool made =
-            getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == TCP_ESTABLISHED;
-        count += made && longest_wait_ms(fd) == 1000;
-    }
-    return count;
-}
-
-/* Reads until a connection sends again each second, or until the alarm. */
-static void often_actor(process *side) {
-    const kvf_run run = {.bytes = 4096};
-    const int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const bool can = longest_wait_ms(one) > 0;
-    (void)close(one);
-    open_side(side, 0, 2);
-    CHECK(trying_often() == 0);
-    connect_side(side);
-    for (unsigned ends = 1; can && trying_often() == 0; ends++) {
-        submit(side, KVF_READ, &run, 1, NULL);
-        await_end(side, ends);
-        CHECK(side->ended == KVF_OK);
-    }
-    say(side, 'x');
-    close_side(side);
-}
-
 static void bytes_that_wait_in_connections_by_tcp_are_sent_often(void **state) {
     (void)state;
-    run_both(&tcp_way, serving_target, often_actor, false);
+    run_both(&tcp_way, serving_target, trying_actor, false);
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */

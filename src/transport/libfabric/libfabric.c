@@ -187,6 +187,14 @@ static void libfabric_close(void *self) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
+/* Over TCP, any port's descriptor shows the sockets of all. Ports that are polled have none. */
+static void try_often(kvf_libfabric_endpoint *endpoint) {
+    if (endpoint->emulates && endpoint->port.ep)
+        kvf_sockets_try_often(&endpoint->sockets, endpoint->port.fd);
+    else if (endpoint->emulates && endpoint->links)
+        kvf_sockets_try_often(&endpoint->sockets, endpoint->links->port.fd);
+}
+
 /* Handles the events that do not come through libfabric: new watchers of our beacon, and the beacons we watch. Returns
  * whether a port has become readable, which is told once: it must be read again before the endpoint rests. */
 static bool look_around(kvf_libfabric_endpoint *endpoint) {
@@ -203,6 +211,7 @@ static bool look_around(kvf_libfabric_endpoint *endpoint) {
         }
     }
     kvf_beacon_tend(&endpoint->beacon);
+    try_often(endpoint);
     return fired;
 }
 

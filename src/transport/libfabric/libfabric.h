@@ -29,6 +29,7 @@
 #include "transport/beacon.h"
 #include "transport/device_context.h"
 #include "transport/poster.h"
+#include "transport/sockets.h"
 #include "transport/transport.h"
 
 /* ---- libfabric_library.c --------------------------------------------------------------------- */
@@ -203,10 +204,11 @@ struct kvf_libfabric_endpoint {
     kvf_libfabric_memory *regions; /**< by number */
     uint32_t region_count;
     kvf_beacon beacon;
-    int event_fd;     /**< an epoll of the ports, `wake`, `timer`, the beacon and the links' watches */
-    kvf_wake wake;    /**< readable while progress() has something to do that no port shows */
-    kvf_timer timer;  /**< for looking at ports that have no descriptor */
-    uint32_t poll_us; /**< how often; 0: ports have descriptors */
+    int event_fd;        /**< an epoll of the ports, `wake`, `timer`, the beacon and the links' watches */
+    kvf_wake wake;       /**< readable while progress() has something to do that no port shows */
+    kvf_timer timer;     /**< for looking at ports that have no descriptor */
+    kvf_sockets sockets; /**< of a provider that uses TCP */
+    uint32_t poll_us;    /**< how often; 0: ports have descriptors */
     uint32_t idle_rounds;
     uint32_t rounds;
     kvf_libfabric_link *links;

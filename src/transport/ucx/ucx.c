@@ -284,7 +284,7 @@ static void ucx_close(void *self) {
  * Returns whether UCX's descriptor, or ours, is readable. */
 static bool look_around(kvf_ucx_endpoint *endpoint) {
     struct epoll_event events[16];
-    int count = epoll_wait(endpoint->event_fd, events, sizeof events / sizeof *events, 0);
+    int count = epoll_wait(endpoint->event_fd, events, sizeof events / sizeof *events, 0), fd = -1;
     bool fired = false;
     for (int i = 0; i < count; i++) {
         if (!events[i].data.ptr) {
@@ -296,7 +296,8 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
         }
     }
     kvf_beacon_tend(&endpoint->beacon);
-    kvf_ucx_try_often(endpoint);
+    if (endpoint->emulates && endpoint->ucx->ucp_worker_get_efd(endpoint->worker, &fd) == UCS_OK)
+        kvf_sockets_try_often(&endpoint->sockets, fd);
     return fired;
 }
 

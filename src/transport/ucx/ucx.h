@@ -7,7 +7,6 @@
  *   ucx_post.c    moving runs
  *   ucx_card.c    the form of its part of the card
  *   ucx_library.c loading UCX, and the transports that it finds
- *   ucx_sockets.c its sockets, if it uses TCP
  *   ucx_words.c   UCX's errors and log lines in our words
  *
  * The front does not include this.
@@ -23,6 +22,7 @@
 #include "transport/beacon.h"
 #include "transport/device_context.h"
 #include "transport/poster.h"
+#include "transport/sockets.h"
 #include "transport/transport.h"
 
 typedef struct kvf_ucx_endpoint kvf_ucx_endpoint;
@@ -194,9 +194,9 @@ struct kvf_ucx_endpoint {
     uint32_t region_count;
     kvf_ucx_allocation *allocations;
     kvf_beacon beacon;
-    int event_fd;           /**< an epoll of UCX's descriptor, `wake`, the beacon and the links' watches */
-    kvf_wake wake;          /**< readable while progress() has something to do that UCX does not show */
-    int64_t sockets_due_ns; /**< when to look at UCX's sockets again */
+    int event_fd;        /**< an epoll of UCX's descriptor, `wake`, the beacon and the links' watches */
+    kvf_wake wake;       /**< readable while progress() has something to do that UCX does not show */
+    kvf_sockets sockets; /**< of a UCX that uses TCP */
     uint32_t idle_rounds;
     uint32_t rounds;
     kvf_ucx_link *links;
@@ -247,11 +247,6 @@ struct kvf_ucx_link {
 
 /** KVF_E_UNSUPPORTED: this endpoint would emulate, and another fabric moves memory of that kind. */
 kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kind kind);
-
-/* ---- ucx_sockets.c --------------------------------------------------------------------------- */
-
-/** If UCX uses TCP: makes waiting data go out soon after a network link is back. Acts at most once a second. */
-void kvf_ucx_try_often(kvf_ucx_endpoint *endpoint);
 
 /* ---- ucx_memory.c and ucx_link.c: of the fabric's table, see kvf_fabric ---------------------- */
 

@@ -1,23 +1,28 @@
-/*
- * The sockets of a UCX that uses TCP.
- *
- * UCX has no setting for how often TCP retransmits, and gives access to no socket. But the descriptor of its worker is
- * an epoll of epolls with all its sockets, and the kernel lists what an epoll contains.
- */
+#include "transport/sockets.h"
+
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/tcp.h"
-#include "transport/ucx/ucx.h"
 
 #define LOOK_EVERY_NS 1000000000
 #define UNACKNOWLEDGED_MS 60000 /* as long as a host that sends nothing may be silent */
-#define DEPTH_MAX 3u            /* the worker's epoll, its interfaces' epolls, and their sockets */
+#define DEPTH_MAX 3u            /* the library's epoll, those of its parts, and their sockets */
+
+/* Whether a second has passed since this was true. */
+static bool is_due(kvf_sockets *sockets) {
+    struct timespec at;
+    (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &at);
+    const int64_t now = (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
+    if (now < sockets->due_ns)
+        return false;
+    sockets->due_ns = now + LOOK_EVERY_NS;
+    return true;
+}
 
 static bool is_tcp(int fd) {
     int protocol = 0;
@@ -47,14 +52,7 @@ static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at
         (void)fclose(file);
 }
 
-void kvf_ucx_try_often(kvf_ucx_endpoint *endpoint) {
-    struct timespec at;
-    (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &at);
-    const int64_t now = (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
-    if (!endpoint->emulates || now < endpoint->sockets_due_ns)
-        return;
-    endpoint->sockets_due_ns = now + LOOK_EVERY_NS;
-    int fd;
-    if (endpoint->ucx->ucp_worker_get_efd(endpoint->worker, &fd) == UCS_OK)
+void kvf_sockets_try_often(kvf_sockets *sockets, int fd) {
+    if (fd >= 0 && is_due(sockets))
         try_often(fd, DEPTH_MAX);
 }
