@@ -102,6 +102,7 @@ typedef struct fake_range {
     bool pooled;      /**< it has no handles */
     void *allocation; /**< VIRTUAL: what is mapped here */
     uint64_t access;  /**< VIRTUAL: a bit for each device that may use it */
+    bool rdma;        /**< VIRTUAL: it was created for network cards */
 } fake_range;
 
 /** The range that contains an address, or NULL. */
