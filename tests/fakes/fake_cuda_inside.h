@@ -46,6 +46,7 @@ typedef struct fake_cuda {
     bool pooled;       /* new memory is like that of a memory pool */
     int running;       /* the device whose stream runs an action */
     unsigned launches; /* so far */
+    unsigned copies;   /* by cuMemcpyAsync(), so far */
     unsigned grid;     /* of the latest one */
 } fake_cuda;
 

@@ -418,7 +418,17 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     BEGIN_PUT;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake.copies++;
+    (void)pthread_mutex_unlock(&fake.lock);
     return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
+}
+
+unsigned fake_cuda_copies(void) {
+    (void)pthread_mutex_lock(&fake.lock);
+    const unsigned copies = fake.copies;
+    (void)pthread_mutex_unlock(&fake.lock);
+    return copies;
 }
 
 /* Found by name only: drivers have it from CUDA 12.8 on. */
