@@ -454,6 +454,19 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, s
     return 0;
 }
 
+/* From CUDA 13 on. */
+__attribute__((visibility("default"))) CUresult
+cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
+                      size_t *attribute_begins, size_t attribute_count, CUstream stream);
+
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                               void *attributes, size_t *attribute_begins, size_t attribute_count,
+                               CUstream stream) {
+    size_t failed = 0;
+    return cuMemcpyBatchAsync(to, from, bytes, count, attributes, attribute_begins, attribute_count, &failed,
+                              stream);
+}
+
 /* As the driver lays it out, for addresses of one layer. */
 typedef struct box_side {
     int kind; /* 1: an address */
