@@ -312,7 +312,8 @@ static void exportable_memory_that_the_driver_refuses_is_named_and_nothing_stays
     assert_ok(open_allocating("cuda", "exportable", &transport));
     const size_t left = devices_left();
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        const bool tried_twice = strcmp(refusals[i].function, "cuMemCreate") == 0; /* for network cards first */
+        const bool tried_twice =
+            strcmp(refusals[i].function, "cuMemCreate") == 0; /* for network cards first */
         devices_fail(refusals[i].function, refusals[i].result, tried_twice ? 2 : 1);
         assert_fails(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &made), refusals[i].status,
                      refusals[i].word);
