@@ -4,6 +4,8 @@
  *   moves       gather, scatter and copy between two orders of pages within the device, gather to the host and scatter
  *               from it over the link; by run length, and by the number of blocks of threads
  *   batches     the same gather by the driver's copies of many places in one call
+ *   link        long runs between device and host: by our kernel, and by the driver's copies, singly and in batches;
+ *               also while a product of matrices runs
  *   checksums   a device's checksums of a cache
  *   submitting  the host's time for submitting
  *   beside      how much a product of matrices is slowed down by the copy engine beside it
@@ -280,20 +282,25 @@ static void submitting(bench_report *report) {
 
 /* ---- parts ---------------------------------------------------------------------------------------- */
 
-enum { PEERS = 5, PARTS };
+enum { PEERS = 6, PARTS };
 
 static const struct {
     const char *name;
     void (*measure)(bench_report *report);
-} parts[PARTS] = {{"moves", moves},           {"batches", bench_batches}, {"checksums", checksums},
-                  {"submitting", submitting}, {"beside", bench_beside},   [PEERS] = {"peers", bench_peers}};
+} parts[PARTS] = {{"moves", moves},
+                  {"batches", bench_batches},
+                  {"link", bench_link},
+                  {"checksums", checksums},
+                  {"submitting", submitting},
+                  {"beside", bench_beside},
+                  [PEERS] = {"peers", bench_peers}};
 
 static size_t part_named(const char *name, size_t length) {
     size_t i = 0;
     while (i < PARTS && (strlen(parts[i].name) != length || strncmp(parts[i].name, name, length) != 0))
         i++;
     bench_require(i < PARTS,
-                  "KVF_BENCH_PARTS are some of moves, batches, checksums, submitting, beside, peers, "
+                  "KVF_BENCH_PARTS are some of moves, batches, link, checksums, submitting, beside, peers, "
                   "with commas between");
     return i;
 }

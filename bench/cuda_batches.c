@@ -23,6 +23,10 @@ typedef struct batch_attributes {
 typedef CUresult (*copy_runs_call)(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
                                    batch_attributes *attributes, size_t *attribute_begins,
                                    size_t attribute_count, size_t *failed, CUstream stream);
+/* From CUDA 13 on. */
+typedef CUresult (*copy_runs_call_2)(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                                     batch_attributes *attributes, size_t *attribute_begins,
+                                     size_t attribute_count, CUstream stream);
 
 typedef struct batch_side {
     int kind;
@@ -46,21 +50,31 @@ typedef CUresult (*copy_boxes_call)(size_t count, batch_box *boxes, size_t *fail
 
 typedef struct batch {
     size_t count;
-    CUdeviceptr *from, *to; /* runs */
-    size_t *bytes;
+    bench_runs runs;
     batch_box *boxes;
 } batch;
 
+bench_runs bench_runs_of(size_t count) {
+    return (bench_runs){.count = count,
+                        .from = bench_alloc(count, sizeof(CUdeviceptr)),
+                        .to = bench_alloc(count, sizeof(CUdeviceptr)),
+                        .bytes = bench_alloc(count, sizeof(size_t))};
+}
+
+void bench_runs_free(bench_runs *runs) {
+    free(runs->from);
+    free(runs->to);
+    free(runs->bytes);
+}
+
 static batch runs_of(const bench_shape *s) {
     batch made = {.count = (size_t)s->tokens * HEADS};
-    made.from = bench_alloc(made.count, sizeof *made.from);
-    made.to = bench_alloc(made.count, sizeof *made.to);
-    made.bytes = bench_alloc(made.count, sizeof *made.bytes);
+    made.runs = bench_runs_of(made.count);
     for (size_t i = 0; i < made.count; i++) {
         const uint32_t token = (uint32_t)(i / HEADS), head = (uint32_t)(i % HEADS);
-        made.from[i] = bench_gpu.memory[HEADS_FIRST] + bench_place_of(s, HEADS_FIRST, token, head);
-        made.to[i] = bench_gpu.memory[PACKED] + bench_place_of(s, PACKED, token, head);
-        made.bytes[i] = s->run;
+        made.runs.from[i] = bench_gpu.memory[HEADS_FIRST] + bench_place_of(s, HEADS_FIRST, token, head);
+        made.runs.to[i] = bench_gpu.memory[PACKED] + bench_place_of(s, PACKED, token, head);
+        made.runs.bytes[i] = s->run;
     }
     return made;
 }
@@ -86,9 +100,7 @@ static batch boxes_of(const bench_shape *s) {
 }
 
 static void drop(batch *of) {
-    free(of->from);
-    free(of->to);
-    free(of->bytes);
+    bench_runs_free(&of->runs);
     free(of->boxes);
 }
 
@@ -100,12 +112,21 @@ typedef struct batch_way {
     CUresult (*copy)(void *call, const batch *of);
 } batch_way;
 
-static CUresult copy_runs(void *call, const batch *of) {
+CUresult bench_runs_batched(void *call, bool second, const bench_runs *runs) {
     batch_attributes attributes = {.source_order = IN_ORDER_OF_STREAM};
     size_t begin = 0, failed = 0;
     copy_runs_call copy;
+    copy_runs_call_2 copy_2;
     memcpy(&copy, &call, sizeof copy);
-    return copy(of->to, of->from, of->bytes, of->count, &attributes, &begin, 1, &failed, bench_gpu.stream);
+    memcpy(&copy_2, &call, sizeof copy_2);
+    return second ? copy_2(runs->to, runs->from, runs->bytes, runs->count, &attributes, &begin, 1,
+                           bench_gpu.stream)
+                  : copy(runs->to, runs->from, runs->bytes, runs->count, &attributes, &begin, 1, &failed,
+                         bench_gpu.stream);
+}
+
+static CUresult copy_runs(void *call, const batch *of) {
+    return bench_runs_batched(call, false, &of->runs);
 }
 
 static CUresult copy_boxes(void *call, const batch *of) {

@@ -92,8 +92,23 @@ double bench_move_ns(kvf_copier *copier, const bench_shape *s, bench_form from, 
 /** The driver's copy of as many bytes, between other memory of the same device or host. */
 double bench_copy_ns(const bench_shape *s, bench_form from, bench_form to);
 
+/** Runs for the driver's copies. */
+typedef struct bench_runs {
+    size_t count;
+    CUdeviceptr *from, *to;
+    size_t *bytes;
+} bench_runs;
+
+/** Makes room for runs, all 0. */
+bench_runs bench_runs_of(size_t count);
+void bench_runs_free(bench_runs *runs);
+/** Puts all of them on `stream` by one call of cuMemcpyBatchAsync(), or, `second`, cuMemcpyBatchAsync_v2(). */
+CUresult bench_runs_batched(void *call, bool second, const bench_runs *runs);
+
 /** The driver's copies of many places in one call: cuda_batches.c. */
 void bench_batches(bench_report *report);
+/** The link between device and host, in long runs: cuda_link.c. */
+void bench_link(bench_report *report);
 /** A product of matrices beside the copy engine: cuda_beside.c. */
 void bench_beside(bench_report *report);
 /** Two processes: cuda_peers.c. */

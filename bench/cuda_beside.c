@@ -1,124 +1,16 @@
 /*
  * How much a product of matrices is slowed down by the copy engine that gathers beside it on a stream of its own: as
  * fast as it can, with several fixed numbers of blocks of threads and with as many as cuda/grid.h gives by default; and
- * by default as fast as a link of 400 Gbit/s takes the bytes. The product is cuBLAS's, which is loaded if it is there.
+ * by default as fast as a link of 400 Gbit/s takes the bytes.
  */
-#include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "cuda_bench.h"
+#include "cuda_product.h"
 
-#define EDGE 8192u
-#define MATRIX_BYTES ((uint64_t)EDGE * EDGE * sizeof(uint16_t))
-#define CHUNK_BYTES MEGABYTE /* of a matrix that is filled; fits into `seen` */
-#define PRODUCTS 20u         /* measured together */
 #define LINK_BYTES_PER_NS 50.0
 #define FAST_PARTS 4u   /* jobs that last much longer than the host needs to start the next one */
 #define PACED_PARTS 16u /* a link takes small pieces */
 #define JOBS 2u         /* while one runs, the next is ready */
-
-/* ---- the product ------------------------------------------------------------------------------------- */
-
-/* cuBLAS's own values. */
-enum { AS_IT_IS = 0, BF16 = 14, IN_F32 = 68, ITS_CHOICE = -1 };
-
-typedef int (*gemm_call)(void *handle, int a_turned, int b_turned, int m, int n, int k, const void *alpha,
-                         const void *a, int a_type, int a_step, const void *b, int b_type, int b_step,
-                         const void *beta, void *c, int c_type, int c_step, int compute, int algorithm);
-
-typedef struct product {
-    void *handle; /* of cuBLAS */
-    gemm_call gemm;
-    int (*set_stream)(void *handle, CUstream stream);
-    int (*destroy)(void *handle);
-    CUstream stream;
-    CUevent over;
-    CUdeviceptr a, b, c;
-} product;
-
-static void *load_cublas(void) {
-    static const char *const names[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
-    void *library = NULL;
-    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    return library;
-}
-
-static void *function_of(void *library, const char *name) {
-    void *found = dlsym(library, name);
-    bench_require(found != NULL, "cuBLAS lacks a function");
-    return found;
-}
-
-/* Random elements of both signs, from 1/2 to 1: zeros would need less power, and so run at a higher clock. */
-static void fill_matrix(CUdeviceptr matrix, uint64_t seed) {
-    uint16_t *chunk = (uint16_t *)(void *)bench_gpu.seen;
-    uint64_t state = seed;
-    for (uint64_t done = 0; done < MATRIX_BYTES; done += CHUNK_BYTES) {
-        for (size_t i = 0; i < CHUNK_BYTES / sizeof *chunk; i++) {
-            state = state * 6364136223846793005u + 1442695040888963407u;
-            chunk[i] = (uint16_t)(0x3f00u | (state >> 48 & 0x807fu));
-        }
-        bench_driver(bench_gpu.cuda->cuMemcpyAsync(matrix + done, (CUdeviceptr)(uintptr_t)chunk, CHUNK_BYTES,
-                                                   bench_gpu.stream),
-                     "filling a matrix");
-        bench_stream_wait();
-    }
-}
-
-/* False: cuBLAS does not start, as where the driver is older than it. */
-static bool start_cublas(product *p, void *library) {
-    int (*create)(void **handle);
-    void *found = function_of(library, "cublasCreate_v2");
-    memcpy(&create, &found, sizeof found);
-    found = function_of(library, "cublasSetStream_v2");
-    memcpy(&p->set_stream, &found, sizeof found);
-    found = function_of(library, "cublasGemmEx");
-    memcpy(&p->gemm, &found, sizeof found);
-    found = function_of(library, "cublasDestroy_v2");
-    memcpy(&p->destroy, &found, sizeof found);
-    return create(&p->handle) == 0;
-}
-
-static void open_product(product *p) {
-    bench_driver(bench_gpu.cuda->cuStreamCreateWithPriority(&p->stream, CU_STREAM_NON_BLOCKING, 0),
-                 "making a stream");
-    bench_driver(bench_gpu.cuda->cuEventCreate(&p->over, CU_EVENT_DISABLE_TIMING), "making an event");
-    CUdeviceptr *const matrices[] = {&p->a, &p->b, &p->c};
-    for (size_t i = 0; i < 3; i++)
-        bench_driver(bench_gpu.cuda->cuMemAlloc_v2(matrices[i], MATRIX_BYTES), "allocating a matrix");
-    fill_matrix(p->a, 1);
-    fill_matrix(p->b, 2);
-    bench_require(p->set_stream(p->handle, p->stream) == 0, "cuBLAS refuses a stream");
-}
-
-static void close_product(product *p) {
-    (void)p->destroy(p->handle);
-    (void)bench_gpu.cuda->cuMemFree_v2(p->a);
-    (void)bench_gpu.cuda->cuMemFree_v2(p->b);
-    (void)bench_gpu.cuda->cuMemFree_v2(p->c);
-    (void)bench_gpu.cuda->cuEventDestroy_v2(p->over);
-    (void)bench_gpu.cuda->cuStreamDestroy_v2(p->stream);
-}
-
-static void start_products(const product *p) {
-    const float one = 1, zero = 0;
-    for (uint32_t i = 0; i < PRODUCTS; i++)
-        bench_require(p->gemm(p->handle, AS_IT_IS, AS_IT_IS, EDGE, EDGE, EDGE, &one,
-                              (const void *)(uintptr_t)p->a, BF16, EDGE, (const void *)(uintptr_t)p->b, BF16,
-                              EDGE, &zero, (void *)(uintptr_t)p->c, BF16, EDGE, IN_F32, ITS_CHOICE) == 0,
-                      "cuBLAS refuses the product");
-    bench_driver(bench_gpu.cuda->cuEventRecord(p->over, p->stream), "recording");
-}
-
-static bool is_running(const product *p) {
-    const CUresult result = bench_gpu.cuda->cuEventQuery(p->over);
-    if (result != CUDA_NOT_READY)
-        bench_driver(result, "multiplying");
-    return result == CUDA_NOT_READY;
-}
 
 /* ---- the copy engine beside it ------------------------------------------------------------------------- */
 
@@ -196,23 +88,15 @@ static void keep_busy(load *l) {
 
 /* ---- both --------------------------------------------------------------------------------------------- */
 
-static double alone_ns(const product *p) {
-    const uint64_t begun = bench_now_ns();
-    start_products(p);
-    while (is_running(p))
-        ;
-    return (double)(bench_now_ns() - begun);
-}
-
 /* `copied` receives the rate of the jobs that ended while the product ran, from the end of the one before; 0: none. The
  * cache is gathered at least once, as far as needed without the product, so that it can be checked. */
-static double beside_ns(const product *p, load *l, double *copied) {
+static double beside_ns(const bench_product *p, load *l, double *copied) {
     l->started = l->ended = l->moved_bytes = l->due_ns = 0;
     while (l->ended == 0)
         keep_busy(l);
     const uint64_t begun = bench_now_ns();
-    start_products(p);
-    while (is_running(p))
+    bench_product_start(p);
+    while (bench_product_runs(p))
         keep_busy(l);
     const double taken = (double)(bench_now_ns() - begun);
     *copied = l->moved_bytes ? (double)l->moved_bytes / (double)(l->last_ended_ns - l->first_ended_ns) : 0;
@@ -223,14 +107,14 @@ static double beside_ns(const product *p, load *l, double *copied) {
     return taken;
 }
 
-static void add_row(bench_report *report, const product *p, load *l) {
+static void add_row(bench_report *report, const bench_product *p, load *l) {
     double alone[ROUNDS_MAX], beside[ROUNDS_MAX], ratios[ROUNDS_MAX], copied[ROUNDS_MAX];
     const uint32_t rounds = bench_gpu.rounds;
     bench_must(kvf_copier_put_table(l->copier, l->shape->ids, l->shape->blocks, &l->table));
     bench_cells_control(l->shape, PACKED);
     for (uint32_t round = 0; round < rounds; round++) {
-        alone[round] = alone_ns(p) / PRODUCTS;
-        beside[round] = beside_ns(p, l, &copied[round]) / PRODUCTS;
+        alone[round] = bench_product_ns(p) / BENCH_PRODUCTS;
+        beside[round] = beside_ns(p, l, &copied[round]) / BENCH_PRODUCTS;
         ratios[round] = beside[round] / alone[round];
     }
     bench_gpu.spoiled = bench_gpu.spoiled || bench_cells_wrong(l->shape, PACKED) > 0;
@@ -247,7 +131,7 @@ static uint32_t parts_of(const bench_shape *s, uint32_t wanted) {
     return wanted < s->blocks ? wanted : s->blocks;
 }
 
-static void measure(bench_report *report, const product *p, uint64_t run) {
+static void measure(bench_report *report, const bench_product *p, uint64_t run) {
     static const char *const names[BENCH_CAPS] = {"4", "8", "16", "32", "all SMs"};
     bench_shape s = bench_shape_of(run, bench_gpu.bytes);
     const kvf_copier_options options = {.jobs = JOBS, .boxes = LAYERS};
@@ -271,15 +155,9 @@ static void measure(bench_report *report, const product *p, uint64_t run) {
 }
 
 void bench_beside(bench_report *report) {
-    product p;
-    void *library = load_cublas();
-    if (!library || !start_cublas(&p, library)) {
-        bench_note(report, library ? "No product beside the copy engine: cuBLAS does not start."
-                                   : "No product beside the copy engine: there is no cuBLAS.");
+    bench_product p;
+    if (!bench_product_open(report, &p))
         return;
-    }
-    open_product(&p);
-    (void)alone_ns(&p); /* loads its kernels, and raises the clock */
     bench_table(
         report,
         "A product of two matrices of 8192 x 8192 in bf16, alone and beside a gather within the device",
@@ -287,5 +165,5 @@ void bench_beside(bench_report *report) {
     measure(report, &p, 256);
     measure(report, &p, 2048);
     bench_note(report, "\"paced\": at 50 GB/s, as a link of 400 Gbit/s takes the bytes.");
-    close_product(&p);
+    bench_product_close(&p);
 }

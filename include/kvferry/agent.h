@@ -206,6 +206,7 @@ typedef struct kvf_agent_options {
      */
     uint32_t max_connections_per_second;
     uint64_t device_arena_bytes; /**< of the stage, see kvf_stage_options [64 MiB] */
+    uint64_t device_copy_bytes;  /**< of the stage, see kvf_stage_options [256 KiB] */
 } kvf_agent_options;
 
 /**

@@ -96,9 +96,14 @@ typedef struct kvf_stage_options {
      * either, and kvf_stage_info says so.
      */
     uint64_t device_arena_bytes;
+    /** Between the shard's memory, if it is a device's, and the arena of the host, runs of so many bytes and more are
+     * copied by the driver. Such copies take none of the device's multiprocessors, and do not wait until kernels leave
+     * one; all else is copied by a kernel. 0: 256 KiB; KVF_NO_DEVICE_COPIES: a kernel copies everything. */
+    uint64_t device_copy_bytes;
 } kvf_stage_options;
 
 #define KVF_NO_DEVICE_ARENA UINT64_MAX
+#define KVF_NO_DEVICE_COPIES UINT64_MAX
 
 /**
  * Opens a stage: allocates the arena from the transport, which keeps it until it is closed, and registers it under the
@@ -278,8 +283,8 @@ KVF_API kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64
                                    kvf_way_prediction *out);
 
 /**
- * Predicts the same for caches in memory of these kinds. The costs of gathering and scattering by devices are taken
- * from publications; none was measured. If the kind of transport does not serve one side's memory, nothing goes direct,
+ * Predicts the same for caches in memory of these kinds. The costs of gathering and scattering by devices were
+ * measured on one NVIDIA H100 (docs/performance.md); those of network cards that reach a device are assumed. If the kind of transport does not serve one side's memory, nothing goes direct,
  * and direct_ns is 0.
  *
  * @param local   where the cache of the plan's local rank is

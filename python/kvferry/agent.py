@@ -43,7 +43,7 @@ from kvferry.events import (
 from kvferry.model import DtypeLike, dtype_set
 from kvferry.region import MemoryKind, Region
 from kvferry.shard import Engine, Shard
-from kvferry.stage import device_arena
+from kvferry.stage import device_arena, device_copies
 from kvferry.transport import settings_of
 from kvferry.ucx import with_ucx
 
@@ -79,6 +79,8 @@ class Agent(Requests, Events, Looks):
         arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched once something goes packed
         device_arena_bytes: the same in memory of the device, if the cache is there and a transport takes such
             memory; 0: 64 MiB; None: there is none
+        device_copy_bytes: of a run between the cache's device and the arena of the host that the driver copies
+            instead of a kernel; 0: 256 KiB; None: a kernel copies everything
         slot_bytes: most that one packed operation moves, a power of two from 4 KiB to 1 MiB; 0: a default
         workers: threads that copy to and from that memory; 0: the thread that makes progress copies; up to 16
         convert: element types (of f32, f16, bf16) that may be converted into each other on the way; a group
@@ -123,6 +125,7 @@ class Agent(Requests, Events, Looks):
         way: Way = Way.AUTO,
         arena_bytes: int = 0,
         device_arena_bytes: int | None = 0,
+        device_copy_bytes: int | None = 0,
         slot_bytes: int = 0,
         workers: int = 0,
         convert: Iterable[DtypeLike] = (),
@@ -170,6 +173,7 @@ class Agent(Requests, Events, Looks):
             way=way,
             arena_bytes=arena_bytes,
             device_arena_bytes=device_arena(device_arena_bytes),
+            device_copy_bytes=device_copies(device_copy_bytes),
             slot_bytes=slot_bytes,
             workers=workers,
             convert=dtype_set(convert),

@@ -82,6 +82,11 @@ def device_arena(given: int | None) -> int:
     return int(lib.KVF_NO_DEVICE_ARENA) if given is None else given
 
 
+def device_copies(given: int | None) -> int:
+    """The bytes of a run that the driver copies, as the library takes them."""
+    return int(lib.KVF_NO_DEVICE_COPIES) if given is None else given
+
+
 class Stage:
     """Moves a rank's requests in fewer, longer operations.
 
@@ -92,6 +97,8 @@ class Stage:
         arena_bytes: 0: 64 MiB; at least 4 slots
         device_arena_bytes: of a second arena in memory of the device, if the shard's regions are there and a
             transport takes such memory; 0: 64 MiB; None: there is none
+        device_copy_bytes: of a run between the device and the host's arena that the driver copies instead of a
+            kernel, which takes multiprocessors; 0: 256 KiB; None: a kernel copies everything
         slot_bytes: most that one operation moves: a power of two from 4 KiB to 1 MiB; 0: 1 MiB
         window: slots lent for one flow at once, up to 16; 0: 8
         flows: open with one peer at once, each way, if both sides allow as many; further ones wait; 0: 64
@@ -116,6 +123,7 @@ class Stage:
         *,
         arena_bytes: int = 0,
         device_arena_bytes: int | None = 0,
+        device_copy_bytes: int | None = 0,
         slot_bytes: int = 0,
         window: int = 0,
         flows: int = 0,
@@ -141,6 +149,7 @@ class Stage:
             "kvf_stage_options",
             arena_bytes=arena_bytes,
             device_arena_bytes=device_arena(device_arena_bytes),
+            device_copy_bytes=device_copies(device_copy_bytes),
             slot_bytes=slot_bytes,
             window=window,
             flows=flows,

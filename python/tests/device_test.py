@@ -413,6 +413,13 @@ def test_a_stage_has_an_arena_on_its_device_where_the_transport_takes_that(drive
     pair.close()
 
 
+@pytest.mark.parametrize("least", [1, None])
+def test_runs_may_be_copied_by_the_driver_or_by_kernels(driver: Driver, least: int | None) -> None:
+    pair = Stages(driver, "shm", device_copy_bytes=least)
+    pair.pull(Way.AUTO)
+    pair.close()
+
+
 def test_a_stage_may_do_without_an_arena_on_its_device(driver: Driver) -> None:
     pair = Stages(driver, "auto", device_arena_bytes=None)
     pair.pull(Way.AUTO)

@@ -107,7 +107,8 @@ kvf_status kvf_agent_open_stage(kvf_agent *agent) {
                                        .context = agent,
                                        .convert = agent->own_facts.convert,
                                        .assumed_costs = o->assumed_costs,
-                                       .device_arena_bytes = o->device_arena_bytes};
+                                       .device_arena_bytes = o->device_arena_bytes,
+                                       .device_copy_bytes = o->device_copy_bytes};
     kvf_transport_withhold_emulated(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);

@@ -61,6 +61,9 @@ int report_make(report *to);
 /** The time of a source by the way that would be chosen. */
 double report_chosen(const kvf_way_prediction *cost);
 
+/** Where the costs of a kind of transport come from: "assumed", "calibrated", or a measurement of another day. */
+const char *report_costs_are(const options *asked, const char *kind);
+
 /** Writes one line about the prediction and the costs that it assumes. */
 void report_say_costs(const report *of, char *out, size_t bytes);
 

@@ -148,7 +148,7 @@ int sweep_write_page(const sweep *of, const char *file) {
         "What the slowest decode rank takes for a request of %llu tokens whose blocks are scattered, by the "
         "chosen way of each source, with costs as %s for %s; and how long a run is on average. The darker, "
         "the slower.",
-        (unsigned long long)of->asked->tokens, of->asked->calibrate ? "calibrated" : "assumed",
+        (unsigned long long)of->asked->tokens, report_costs_are(of->asked, of->cost_kind.text),
         of->cost_kind.text);
     page_markup(&to, "</p>\n");
     add_map(&to, of);

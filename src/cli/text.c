@@ -26,7 +26,7 @@ text text_bytes(uint64_t bytes) {
 
 text text_time(double ns) {
     if (ns < 1e3)
-        return text_format("%.0f ns", ns);
+        return text_format(ns > 0 && ns < 1 ? "%.1f ns" : "%.0f ns", ns);
     if (ns < 1e6)
         return text_format("%.2f us", ns / 1e3);
     if (ns < 1e9)

@@ -2,6 +2,7 @@
 
 #include "cuda/device_image.h"
 #include "cuda/grid.h"
+#include "cuda/long_runs.h"
 #include "cuda/over.h"
 
 #define JOBS_DEFAULT 32u
@@ -14,6 +15,13 @@ typedef struct launch {
 
 enum { COPIES, CONVERSIONS, LAUNCHES };
 
+/* What a job copies. */
+typedef struct filling {
+    launch launches[LAUNCHES];
+    uint32_t run_count;  /* by the driver's copies */
+    kvf_long_run latest; /* may go on with what is added next; if it has bytes, there is room for its box */
+} filling;
+
 struct kvf_copy_job {
     kvf_copier *copier;
     kvf_cuda_box *boxes;  /* in pinned host memory: `room` copies, then `room` conversions */
@@ -21,7 +29,8 @@ struct kvf_copy_job {
     uint32_t *ids;        /* of tables of its own, in pinned host memory */
     CUdeviceptr uploaded_ids;
     uint32_t id_count;
-    launch launches[LAUNCHES];
+    filling filling;
+    kvf_long_run runs[KVF_LONG_RUNS];
     CUevent over;
     bool started;
     CUresult failed; /* a part could not be started; the parts before it run */
@@ -30,6 +39,7 @@ struct kvf_copy_job {
 
 struct kvf_copier {
     uint32_t device, job_count, room, id_room;
+    uint64_t long_run_bytes;
     kvf_grid grid;
     CUstream stream;
     CUmodule module;
@@ -118,6 +128,7 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
     copier->job_count = given->jobs ? given->jobs : JOBS_DEFAULT;
     copier->room = given->boxes ? given->boxes : BOXES_DEFAULT;
     copier->id_room = given->ids;
+    copier->long_run_bytes = given->long_run_bytes;
     status = load(copier, cuda);
     if (!status)
         status = make_stream(copier, cuda);
@@ -228,7 +239,7 @@ kvf_status kvf_copier_begin(kvf_copier *copier, kvf_copy_job **out) {
         return kvf_fail(KVF_E_AGAIN, "%u jobs of CUDA device %u are under way, the most allowed",
                         copier->job_count, copier->device);
     copier->free = job->next_free;
-    memset(job->launches, 0, sizeof job->launches);
+    memset(&job->filling, 0, sizeof job->filling);
     job->id_count = 0;
     job->failed = 0;
     *out = job;
@@ -250,17 +261,83 @@ uint32_t *kvf_copy_job_table(kvf_copy_job *job, uint64_t count, uint64_t *addres
     return table;
 }
 
-kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, const kvf_device_side *to,
+static kvf_status add_boxes(kvf_copy_job *job, const kvf_device_side *from, const kvf_device_side *to,
                             uint64_t rows, uint64_t units, uint64_t cell_elements) {
     const int which = from->type == to->type ? COPIES : CONVERSIONS;
     const uint32_t room = job->copier->room;
-    launch *add = &job->launches[which];
-    uint32_t made = 0, tiles = add->tiles;
+    launch *add = &job->filling.launches[which];
+    uint32_t made = 0;
     kvf_status status =
         kvf_device_boxes(from, to, rows, units, cell_elements, job->boxes + (size_t)which * room + add->count,
-                         room - add->count, &made, &tiles);
-    if (!status)
-        *add = (launch){.count = add->count + made, .tiles = tiles};
+                         room - add->count, &made, &add->tiles);
+    add->count += made;
+    return status;
+}
+
+/* Decides which way the latest run goes. */
+static kvf_status end_run(kvf_copy_job *job) {
+    const kvf_long_run latest = job->filling.latest;
+    const kvf_device_side from = {.packed = latest.from}, to = {.packed = latest.to};
+    job->filling.latest = (kvf_long_run){0};
+    if (latest.bytes == 0)
+        return KVF_OK;
+    if (latest.bytes < job->copier->long_run_bytes || job->filling.run_count == KVF_LONG_RUNS)
+        return add_boxes(job, &from, &to, 1, 1, latest.bytes);
+    job->runs[job->filling.run_count++] = latest;
+    return KVF_OK;
+}
+
+static kvf_status add_run(kvf_copy_job *job, kvf_long_run run) {
+    kvf_long_run *latest = &job->filling.latest;
+    if (latest->bytes > 0 && latest->from + latest->bytes == run.from &&
+        latest->to + latest->bytes == run.to) {
+        latest->bytes += run.bytes;
+        return KVF_OK;
+    }
+    kvf_status status = end_run(job);
+    if (!status && job->filling.launches[COPIES].count == job->copier->room)
+        status = kvf_fail(KVF_E_LIMIT, "there is room for %u boxes of a device", job->copier->room);
+    *latest = run;
+    return status;
+}
+
+/* Adds pages, and the bytes that they have packed in the host's memory. */
+static kvf_status add_runs(kvf_copy_job *job, const kvf_box *pages, uint64_t packed, bool gathers,
+                           uint64_t rows, uint64_t row_bytes) {
+    kvf_status status = KVF_OK;
+    for (uint64_t row = 0, together; row < rows && !status; row += together) {
+        together = kvf_rows_together(pages, row, rows, row_bytes);
+        const uint64_t memory = (uint64_t)(uintptr_t)kvf_box_row(pages, row), at = packed + row * row_bytes;
+        status = add_run(job, (kvf_long_run){.from = gathers ? memory : at,
+                                             .to = gathers ? at : memory,
+                                             .bytes = together * row_bytes});
+    }
+    return status;
+}
+
+/* Whether one side has pages of a device, the other bytes in the host's memory, and the driver may copy them. */
+static bool go_by_runs(const kvf_copier *copier, const kvf_device_side *from, const kvf_device_side *to,
+                       uint64_t rows, uint64_t units, uint64_t cell_bytes) {
+    const kvf_box *pages = from->pages ? from->pages : to->pages;
+    return copier->long_run_bytes > 0 && from->type == to->type && from->on_host != to->on_host && pages &&
+           kvf_rows_are_whole(pages, units, cell_bytes) &&
+           kvf_has_long_runs(pages, rows, units * cell_bytes, copier->long_run_bytes);
+}
+
+kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, const kvf_device_side *to,
+                            uint64_t rows, uint64_t units, uint64_t cell_elements) {
+    const filling before = job->filling;
+    kvf_status status;
+    if (go_by_runs(job->copier, from, to, rows, units, cell_elements)) {
+        status = add_runs(job, from->pages ? from->pages : to->pages, from->pages ? to->packed : from->packed,
+                          from->pages != NULL, rows, units * cell_elements);
+    } else {
+        status = end_run(job);
+        if (!status)
+            status = add_boxes(job, from, to, rows, units, cell_elements);
+    }
+    if (status)
+        job->filling = before;
     return status;
 }
 
@@ -270,14 +347,25 @@ static CUresult upload_ids(const kvf_copy_job *job, const kvf_cuda *cuda, bool *
         return 0;
     const CUresult result = cuda->cuMemcpyHtoDAsync_v2(job->uploaded_ids, job->ids,
                                                        job->id_count * sizeof *job->ids, job->copier->stream);
-    *any = !result;
+    *any = *any || !result;
+    return result;
+}
+
+/* Before the kernels, because these may have to wait for others. */
+static CUresult copy_runs(const kvf_copy_job *job, const kvf_cuda *cuda, bool *any) {
+    CUresult result = 0;
+    for (uint32_t i = 0; !result && i < job->filling.run_count; i++) {
+        const kvf_long_run *run = &job->runs[i];
+        result = cuda->cuMemcpyAsync(run->to, run->from, run->bytes, job->copier->stream);
+        *any = *any || !result;
+    }
     return result;
 }
 
 /* Uploads and launches one kind of boxes; sets `any` once something is on the stream. */
 static CUresult run(kvf_copy_job *job, const kvf_cuda *cuda, int which, bool *any) {
     kvf_copier *copier = job->copier;
-    launch *given = &job->launches[which];
+    launch *given = &job->filling.launches[which];
     const size_t before = (size_t)which * copier->room;
     CUdeviceptr boxes = job->uploaded + before * sizeof(kvf_cuda_box);
     if (given->count == 0)
@@ -300,6 +388,8 @@ static CUresult put(kvf_copy_job *job, const kvf_cuda *cuda, CUevent after) {
     bool any = false;
     CUresult result = after ? cuda->cuStreamWaitEvent(copier->stream, after, 0) : 0;
     if (!result)
+        result = copy_runs(job, cuda, &any);
+    if (!result)
         result = upload_ids(job, cuda, &any);
     for (int i = 0; !result && i < LAUNCHES; i++)
         result = run(job, cuda, i, &any);
@@ -313,7 +403,7 @@ static CUresult put(kvf_copy_job *job, const kvf_cuda *cuda, CUevent after) {
 }
 
 static uint64_t tiles_of(const kvf_copy_job *job) {
-    return (uint64_t)job->launches[COPIES].tiles + job->launches[CONVERSIONS].tiles;
+    return (uint64_t)job->filling.launches[COPIES].tiles + job->filling.launches[CONVERSIONS].tiles;
 }
 
 kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
@@ -324,7 +414,9 @@ kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
         kvf_copy_job_drop(job);
         return status;
     }
-    status = kvf_cuda_status(cuda, put(job, cuda, after), "starting a copy");
+    status = end_run(job);
+    if (!status)
+        status = kvf_cuda_status(cuda, put(job, cuda, after), "starting a copy");
     kvf_cuda_leave(cuda);
     if (status) {
         kvf_copy_job_drop(job);

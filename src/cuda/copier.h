@@ -32,6 +32,9 @@ typedef struct kvf_copier_options {
     uint32_t jobs;  /**< jobs under way at once; 0: 32 */
     uint32_t boxes; /**< boxes of a job; 0: 256 */
     uint32_t ids;   /**< block ids in tables of a job's own */
+    /** Runs of so many bytes and more go to and from the host's memory by the driver's copies, not by a kernel; 0: none
+     * do (long_runs.h) */
+    uint64_t long_run_bytes;
 } kvf_copier_options;
 
 /**

@@ -20,6 +20,8 @@ typedef struct kvf_device_side {
     uint64_t table;
     const uint32_t *table_on_host;
     kvf_dtype type; /**< of an element; if both sides have the same, bytes are moved */
+    bool
+        on_host; /**< packed cells are in pinned memory of the host: long runs may go by the driver's copies */
 } kvf_device_side;
 
 /**

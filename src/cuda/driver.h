@@ -41,12 +41,19 @@ typedef uint64_t CUmemGenericAllocationHandle;
 typedef struct CUmemLocation {
     int type, id;
 } CUmemLocation;
+typedef struct CUmemAllocationFlags {
+    unsigned char compressionType, gpuDirectRDMACapable;
+    unsigned short usage;
+    unsigned char reserved[4];
+} CUmemAllocationFlags;
 typedef struct CUmemAllocationProp {
     int type, requestedHandleTypes;
     CUmemLocation location;
     void *win32HandleMetaData;
-    unsigned char allocFlags[8];
+    CUmemAllocationFlags allocFlags;
 } CUmemAllocationProp;
+_Static_assert(sizeof(CUmemAllocationFlags) == 8 && sizeof(CUmemAllocationProp) == 32,
+               "the sizes of the driver's structs");
 typedef struct CUmemAccessDesc {
     CUmemLocation location;
     int flags;
@@ -65,6 +72,7 @@ enum {
     CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+    CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
     CU_MEMORYTYPE_DEVICE = 2,
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -74,6 +82,7 @@ enum {
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
 };
 
 /* Each function that is called: its name in the library, and its arguments. */

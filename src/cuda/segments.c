@@ -116,12 +116,33 @@ kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, ui
     return status;
 }
 
+/* Whether memory of cuMemCreate() may be asked for that network cards reach. */
+static bool serves_network_cards(const kvf_cuda *cuda, uint32_t device) {
+    CUdevice handle = 0;
+    int can = 0;
+    return !cuda->cuDeviceGet(&handle, (int)device) &&
+           !cuda->cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                       handle) &&
+           can;
+}
+
+/* Creates memory for network cards if the driver gives it, and otherwise without. */
+static CUresult create(const kvf_cuda *cuda, uint64_t bytes, const CUmemAllocationProp *properties,
+                       CUmemGenericAllocationHandle *out) {
+    CUmemAllocationProp without = *properties;
+    const CUresult result = cuda->cuMemCreate(out, bytes, properties, 0);
+    if (!result || !properties->allocFlags.gpuDirectRDMACapable)
+        return result;
+    without.allocFlags.gpuDirectRDMACapable = 0;
+    return cuda->cuMemCreate(out, bytes, &without, 0);
+}
+
 /* Maps new memory at reserved addresses. */
 static kvf_status create_at(const kvf_cuda *cuda, CUdeviceptr at, uint64_t bytes,
                             const CUmemAllocationProp *properties) {
     const CUmemAccessDesc access = {properties->location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle handle = 0;
-    CUresult result = cuda->cuMemCreate(&handle, bytes, properties, 0);
+    CUresult result = create(cuda, bytes, properties, &handle);
     if (result)
         return kvf_cuda_status(cuda, result, "creating memory of a device that can be exported");
     result = cuda->cuMemMap(at, bytes, 0, handle, 0);
@@ -153,7 +174,9 @@ static kvf_status allocate(const kvf_cuda *cuda, uint32_t device, uint64_t bytes
                            uint64_t *all_bytes) {
     const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                             .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device}};
+                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device},
+                                            .allocFlags.gpuDirectRDMACapable =
+                                                serves_network_cards(cuda, device)};
     kvf_status status = round_up(cuda, bytes, &properties, all_bytes);
     if (!status)
         status = kvf_cuda_status(cuda, cuda->cuMemAddressReserve(out, *all_bytes, 0, 0, 0),

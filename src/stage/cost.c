@@ -12,18 +12,21 @@
 #define NOTICES_PER_FLOW 4.0   /* opened, accepted, ended by both */
 #define NOTICE_RUNS 2.0        /* the cost of a notification, in operations of the fabric */
 #define NS_PER_NEAR_NOTICE 5e3 /* on one host */
-/* Costs of a device that gathers into the host's pinned memory, or scatters from it: published elsewhere, for PCIe 5
- * and CUDA 12. The extra cost of short runs to its kernels is not known. */
-#define NS_PER_DEVICE_BYTE (1 / 52.0)         /* SGLang, pull request 18968 */
-#define NS_PER_BYTE_WITHIN_DEVICE (1 / 136.0) /* with the blocks of a stage, measured: docs/performance.md */
-#define NS_PER_DRIVER_CALL 2300.0             /* FlexKV, pull request 193 */
-#define DRIVER_CALLS_PER_SLOT 4.0             /* boxes copied, kernel launched, event recorded and polled */
-#define DRIVER_CALLS_PER_SOURCE 2.0           /* table allocated and copied */
-#define TRANSPOSED_BYTES 16u                  /* read and written by one step of transposing */
-#define WEIGHT 0.25                           /* of one transfer in the average */
-#define FACTOR_MAX 16.0     /* a larger factor means that something else disturbed the transfer */
-#define SURPRISE_MAX 4.0    /* likewise, for a class with measurements */
-#define SHORTEST_BYTES 256u /* shorter runs are in the first class of lengths */
+/* Costs of a device that gathers and scatters, with the four blocks of threads that a stage gives it: measured on one
+ * NVIDIA H100 (80 GB HBM3, PCIe 5, driver 580.159, 27 November 2026; docs/performance.md). Runs below 64 B, other
+ * devices, and several slots at once were not measured. */
+#define NS_PER_BYTE_TO_HOST (1 / 51.0) /* 0.93 of the driver's copy of 55 GB/s, both ways, from 1 KiB on */
+#define NS_PER_PIECE_TO_HOST 0.3       /* runs of 256 B and 64 B: gather 0 and 0.2, scatter 0.3 and 0.8 */
+#define NS_PER_BYTE_IN_DEVICE (1 / 136.0)
+#define NS_PER_PIECE_IN_DEVICE 0.8  /* runs of 256 B and 64 B: 0.7 and 1.0 */
+#define NS_PER_DRIVER_CALL 3200.0   /* a fifth of the 16 us that submitting 32 layers takes, by five calls */
+#define DRIVER_CALLS_PER_SLOT 4.0   /* boxes copied, kernel launched, event recorded and polled */
+#define DRIVER_CALLS_PER_SOURCE 2.0 /* table allocated and copied */
+#define TRANSPOSED_BYTES 16u        /* read and written by one step of transposing */
+#define WEIGHT 0.25                 /* of one transfer in the average */
+#define FACTOR_MAX 16.0             /* a larger factor means that something else disturbed the transfer */
+#define SURPRISE_MAX 4.0            /* likewise, for a class with measurements */
+#define SHORTEST_BYTES 256u         /* shorter runs are in the first class of lengths */
 #define SMALLEST_BYTES (64u << 10)
 
 /* ---- what is assumed ------------------------------------------------------------------------- */
@@ -69,13 +72,13 @@ static kvf_cost_model packed_by_cores(const char *kind, const kvf_cost_model *fa
     return packed;
 }
 
-/* Adjusts the cost for one side whose device makes the copies instead of a core. */
-static void assume_device(kvf_cost_model *packed, double ns_per_byte, uint32_t slot_bytes) {
+/* Adjusts the cost for one side whose device makes the copies instead of a core. If both sides copy at once, there is
+ * only one core's time to take off. */
+static void assume_device(kvf_cost_model *packed, kvf_copy_price by_device, uint32_t slot_bytes) {
     const kvf_copy_price copying = kvf_cost_copying();
-    packed->ns_per_run =
-        fmax(packed->ns_per_run - copying.ns_per_piece, 0); /* only one core's, if both copy at once */
-    packed->ns_per_byte +=
-        ns_per_byte - copying.ns_per_byte + DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / slot_bytes;
+    const double calls = DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / slot_bytes;
+    packed->ns_per_run = fmax(packed->ns_per_run - copying.ns_per_piece, 0) + by_device.ns_per_piece;
+    packed->ns_per_byte = fmax(packed->ns_per_byte - copying.ns_per_byte, 0) + by_device.ns_per_byte + calls;
     packed->ns_per_source += DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;
 }
 
@@ -86,10 +89,12 @@ void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_byt
     const kvf_cost_model packed = packed_by_cores(kind, &fabric, slot_bytes);
     *cost = (kvf_assumed_cost){.direct = fabric, .packed = {packed, packed}};
     (void)fabric_of(kind, &apart);
-    /* A fabric that emulates brings memory of devices to the host itself. */
-    const double within = apart ? 2 * NS_PER_DEVICE_BYTE : NS_PER_BYTE_WITHIN_DEVICE;
+    const kvf_copy_price to_host = {NS_PER_PIECE_TO_HOST, NS_PER_BYTE_TO_HOST};
+    kvf_copy_price within = {NS_PER_PIECE_IN_DEVICE, NS_PER_BYTE_IN_DEVICE};
+    if (apart) /* assumed: a fabric that emulates brings memory of devices to the host itself */
+        within.ns_per_byte = 2 * NS_PER_BYTE_TO_HOST;
     for (uint32_t i = 0; i < devices; i++) {
-        assume_device(&cost->packed[KVF_MEMORY_HOST], NS_PER_DEVICE_BYTE, slot_bytes);
+        assume_device(&cost->packed[KVF_MEMORY_HOST], to_host, slot_bytes);
         assume_device(&cost->packed[KVF_MEMORY_CUDA], within, slot_bytes);
     }
 }

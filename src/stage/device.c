@@ -1,5 +1,6 @@
 #include "stage/device.h"
 
+#include <kvferry/stage.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -19,9 +20,10 @@ struct kvf_stage_device {
     const kvf_transport *transport;
     kvf_copier *copier;
     kvf_looks looks;
-    uint32_t forks; /* of the process that opened it */
-    bool changed;   /* a job was put or taken since the jobs were last polled */
-    void *arena;
+    uint32_t forks;   /* of the process that opened it */
+    bool changed;     /* a job was put or taken since the jobs were last polled */
+    kvf_memory arena; /* of the host */
+    bool pinned;      /* by us */
     struct {
         kvf_job *first, *last;
     } jobs; /* in the order in which they were put; running jobs before waiting ones */
@@ -30,18 +32,22 @@ struct kvf_stage_device {
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
 static void unmake(kvf_stage_device *device) {
-    if (device->arena)
-        kvf_copier_unpin(device->copier, device->arena);
+    if (device->pinned)
+        kvf_copier_unpin(device->copier, device->arena.address);
     kvf_looks_close(&device->looks);
     (void)kvf_copier_close(device->copier); /* in a child of fork(), this leaves the parent's open */
     kvf_free(device);
 }
 
-kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport, kvf_stage_device **out) {
+kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport, uint64_t copy_bytes,
+                                 kvf_stage_device **out) {
     kvf_stage_device *device = kvf_alloc0(1, sizeof *device);
     if (!device)
         return kvf_nomem("the device of a stage");
-    const kvf_copier_options options = {.least_blocks = ARENA_BLOCKS, .most_blocks = ARENA_BLOCKS_MOST};
+    const kvf_copier_options options = {.least_blocks = ARENA_BLOCKS,
+                                        .most_blocks = ARENA_BLOCKS_MOST,
+                                        .long_run_bytes =
+                                            copy_bytes == KVF_NO_DEVICE_COPIES ? 0 : copy_bytes};
     device->transport = transport;
     device->forks = kvf_fork_count();
     device->looks = (kvf_looks){-1, 0};
@@ -57,7 +63,8 @@ kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport
 
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes) {
     const kvf_status status = kvf_copier_pin(device->copier, arena, bytes);
-    device->arena = status ? NULL : arena;
+    device->arena = (kvf_memory){.address = arena, .bytes = bytes};
+    device->pinned = !status;
     return status == KVF_E_EXISTS ? KVF_OK : status; /* a fabric has pinned it when it was registered */
 }
 
@@ -89,14 +96,20 @@ kvf_stage_cells kvf_stage_cells_of(const kvf_stream_box *box, const kvf_device_t
 
 typedef struct job_filling {
     kvf_job *job;
+    bool on_host; /* its slot */
     kvf_status failed;
 } job_filling;
+
+static bool is_on_host(const kvf_stage_device *device, const unsigned char *slot) {
+    return (uint64_t)(uintptr_t)slot - (uint64_t)(uintptr_t)device->arena.address < device->arena.bytes;
+}
 
 static bool add_box(void *context, const kvf_stream_box *box) {
     job_filling *filling = context;
     const kvf_job *job = filling->job;
-    const kvf_stage_cells cells =
+    kvf_stage_cells cells =
         kvf_stage_cells_of(box, &job->table, (uint64_t)(uintptr_t)job->slot, job->bytes.begin);
+    cells.packed.on_host = filling->on_host;
     filling->failed = kvf_copy_job_add(job->part, job->gathers ? &cells.pages : &cells.packed,
                                        job->gathers ? &cells.packed : &cells.pages, box->cells.rows,
                                        box->cells.units, cells.elements);
@@ -111,7 +124,7 @@ static void fail(kvf_job *job, kvf_status status) {
 
 /* Starts the next part of a job, if the device takes one more. */
 static void start(kvf_stage_device *device, kvf_job *job) {
-    job_filling filling = {.job = job};
+    job_filling filling = {.job = job, .on_host = is_on_host(device, job->slot)};
     kvf_status status = kvf_copier_begin(device->copier, &job->part);
     if (status == KVF_E_AGAIN)
         return;

@@ -42,12 +42,14 @@ kvf_stage_cells kvf_stage_cells_of(const kvf_stream_box *box, const kvf_device_t
 /**
  * Opens the copy engine of a device.
  *
- * @param transport  knows where the shard's regions begin; must outlive the device
+ * @param transport   knows where the shard's regions begin; must outlive the device
+ * @param copy_bytes  kvf_stage_options.device_copy_bytes
  * @return as kvf_copier_open()
  */
-kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport, kvf_stage_device **out);
+kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport, uint64_t copy_bytes,
+                                 kvf_stage_device **out);
 
-/** Pins the host's arena, memory that must stay until kvf_stage_device_close(), unless a fabric has pinned it already.
+/** Takes the host's arena, memory that must stay until kvf_stage_device_close(), and pins it unless a fabric has.
  * @return as kvf_copier_pin(), but not KVF_E_EXISTS */
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);
 

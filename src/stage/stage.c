@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 
+#include "cuda/long_runs.h"
 #include "stage/cost.h"
 #include "stage/flow.h"
 #include "stage/ways.h"
@@ -30,6 +31,7 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
                         KVF_WORKERS_MAX);
     options->arena_bytes = options->arena_bytes ? options->arena_bytes : ARENA_BYTES;
     options->device_arena_bytes = options->device_arena_bytes ? options->device_arena_bytes : ARENA_BYTES;
+    options->device_copy_bytes = options->device_copy_bytes ? options->device_copy_bytes : KVF_LONG_RUN_BYTES;
     options->slot_bytes = options->slot_bytes ? options->slot_bytes : KVF_SLOT_BYTES;
     options->window = options->window ? options->window : WINDOW;
     options->flows = options->flows ? options->flows : FLOWS;
@@ -157,7 +159,8 @@ static kvf_status open_copiers(kvf_stage *stage) {
     const kvf_memory *memory = NULL;
     kvf_status status = find_memory(stage, &memory);
     if (!status && memory && memory->kind == KVF_MEMORY_CUDA)
-        status = kvf_stage_device_open(memory->device, stage->transport, &stage->device);
+        status = kvf_stage_device_open(memory->device, stage->transport, stage->options.device_copy_bytes,
+                                       &stage->device);
     else if (!status && stage->options.workers > 0)
         status = kvf_workers_open(stage->options.workers, &stage->workers);
     if (status || (!stage->device && !stage->workers))

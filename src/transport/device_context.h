@@ -43,4 +43,13 @@ static inline void kvf_device_context_leave(const kvf_cuda *entered) {
         kvf_cuda_leave(entered);
 }
 
+/**
+ * Explains that a library does not register memory: the detail has the library's reason, and gets what the owner of a
+ * device's memory can do about it.
+ *
+ * @return KVF_E_UNSUPPORTED, so that "auto" goes on without the library; for memory of the host `status`, with the
+ *         detail as it is
+ */
+kvf_status kvf_device_memory_refused(kvf_status status, const kvf_memory *memory);
+
 #endif

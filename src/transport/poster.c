@@ -1,9 +1,12 @@
 #include "transport/poster.h"
 
+#include <stdio.h>
+
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
-void kvf_poster_open(kvf_poster *poster, const kvf_post_actions *actions, uint32_t max_in_flight) {
-    *poster = (kvf_poster){.actions = actions, .max_in_flight = max_in_flight};
+void kvf_poster_open(kvf_poster *poster, const kvf_post_actions *actions, uint32_t max_in_flight,
+                     kvf_wake *wake) {
+    *poster = (kvf_poster){.actions = actions, .max_in_flight = max_in_flight, .wake = wake};
     poster->ready_last = &poster->ready;
 }
 
@@ -15,9 +18,8 @@ void kvf_poster_close(kvf_poster *poster) {
     poster->spare = NULL;
 }
 
-void kvf_post_queue_add(kvf_poster *poster, kvf_post_queue *queue) {
-    queue->poster = poster;
-    KVF_LIST_ADD(poster->queues, queue);
+void kvf_post_queue_add(kvf_post_queue *queue) {
+    KVF_LIST_ADD(queue->poster->queues, queue);
 }
 
 void kvf_post_queue_remove(kvf_post_queue *queue) {
@@ -66,7 +68,7 @@ static void free_job(kvf_post_job *job) {
     queue->poster->spare = job;
 }
 
-kvf_status kvf_post_add(kvf_post_queue *queue, kvf_batch *batch) {
+static kvf_status add(kvf_post_queue *queue, kvf_batch *batch) {
     kvf_poster *poster = queue->poster;
     kvf_post_job *job = poster->spare;
     if (job)
@@ -80,6 +82,33 @@ kvf_status kvf_post_add(kvf_post_queue *queue, kvf_batch *batch) {
     if (!queue->posting)
         queue->posting = job;
     return KVF_OK;
+}
+
+kvf_status kvf_post_submit(void *link, kvf_batch *batch) {
+    kvf_post_queue *queue = link;
+    if (queue->lost)
+        return kvf_fail(KVF_E_PEER_LOST, "submit: %s", queue->lost_why);
+    kvf_status status = queue->withholds ? queue->poster->actions->check(queue, batch) : KVF_OK;
+    if (!status)
+        status = add(queue, batch);
+    if (!status)
+        kvf_wake_set(queue->poster->wake, true);
+    return status;
+}
+
+/* Operations in flight cannot be taken back, only waited for; posting handles the rest. */
+void kvf_post_cancel(void *link, kvf_batch *batch) {
+    const kvf_post_queue *queue = link;
+    (void)batch;
+    kvf_wake_set(queue->poster->wake, true);
+}
+
+bool kvf_post_withholds(const void *link) {
+    return ((const kvf_post_queue *)link)->withholds;
+}
+
+const unsigned char *kvf_post_place(const void *link) {
+    return ((const kvf_post_queue *)link)->place;
 }
 
 void kvf_post_drop(kvf_post_queue *queue) {
@@ -140,12 +169,46 @@ static bool is_finishing(kvf_post_job *job) {
 void kvf_post_end_ready(kvf_poster *poster) {
     kvf_post_job *job;
     while ((job = next_ready(poster))) {
-        if (job->queue->halted || is_finishing(job))
+        if (job->queue->lost || is_finishing(job))
             continue; /* if the peer is lost, the front ends all its batches */
         kvf_batch *batch = job->batch;
-        if (!batch->failed && poster->actions->is_gone(job->queue))
+        if (!batch->failed && kvf_post_is_gone(job->queue))
             continue;
         free_job(job);
         kvf_batch_end(batch);
+    }
+}
+
+/* ---- peers that are gone ------------------------------------------------------------------------ */
+
+void kvf_post_lose(kvf_post_queue *queue, const char *why) {
+    if (!queue->lost) {
+        queue->lost = true;
+        (void)snprintf(queue->lost_why, sizeof queue->lost_why, "%s", why);
+    }
+    queue->poster->any_lost = true;
+}
+
+bool kvf_post_is_gone(kvf_post_queue *queue) {
+    if (!kvf_beacon_is_gone(&queue->watch))
+        return false;
+    kvf_post_lose(queue, KVF_BEACON_GONE);
+    return true;
+}
+
+static void tell_one(kvf_post_queue *queue) {
+    queue->lost_told = true;
+    queue->poster->actions->close(queue);
+    kvf_post_drop(queue);
+    kvf_peer_lost(queue->peer, queue->lost_why);
+}
+
+/* Closing one link may make progress, in which others are lost, also such as were passed already. */
+void kvf_post_tell_lost(kvf_poster *poster) {
+    while (poster->any_lost) {
+        poster->any_lost = false;
+        for (kvf_post_queue *queue = poster->queues; queue; queue = queue->following)
+            if (queue->lost && !queue->lost_told)
+                tell_one(queue);
     }
 }

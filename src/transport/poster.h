@@ -4,11 +4,14 @@
  *
  *   add -> posting -> all posted -> nothing in flight: ready -> (a write: finished -> ready again) -> ended
  *
- * A fabric has one poster for each endpoint and one queue for each link. One thread at a time.
+ * A fabric has one poster for each endpoint and one queue for each link, which also keeps what all such links have: the
+ * peer, a watch of its beacon, and whether it is lost. One thread at a time.
  */
 #ifndef KVF_TRANSPORT_POSTER_H
 #define KVF_TRANSPORT_POSTER_H
 
+#include "base/wake.h"
+#include "transport/beacon.h"
 #include "transport/transport.h"
 
 typedef struct kvf_post_queue kvf_post_queue;
@@ -43,19 +46,24 @@ typedef enum kvf_posted {
 /** Posts a piece of the first run of a job that is not posted yet. */
 typedef kvf_posted kvf_post_function(kvf_post_job *job, const kvf_piece *piece);
 
-/** What the fabric does when operations are complete. */
+/** What differs between fabrics. */
 typedef struct kvf_post_actions {
+    /** Checks that the peer shows all memory that a batch names. @return KVF_OK or KVF_E_PERMISSION */
+    kvf_status (*check)(const kvf_post_queue *queue, const kvf_batch *batch);
+
     /** Ensures that what a write, or a part of it, has posted is at the peer. Not KVF_POSTED_FULL. NULL: it is when its
      * operations are complete. */
     kvf_posted (*finish)(kvf_post_job *job);
 
-    /** Whether the peer is gone, so that the bytes of a batch do not count; the fabric halts the queue then. */
-    bool (*is_gone)(kvf_post_queue *queue);
+    /** Closes the connection to a peer that is lost, and the watch of it. May lose other peers. */
+    void (*close)(kvf_post_queue *queue);
 } kvf_post_actions;
 
 typedef struct kvf_poster {
     const kvf_post_actions *actions;
     uint32_t max_in_flight; /**< operations of one link */
+    kvf_wake *wake;         /**< of the endpoint: set when there is something to post */
+    bool any_lost;          /**< peers of which the front was not told: kvf_post_tell_lost() */
     kvf_post_queue *queues;
     kvf_post_queue *turn;              /**< posts first in the next round; NULL: the first */
     kvf_post_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
@@ -64,27 +72,41 @@ typedef struct kvf_poster {
 
 /** A link's batches. The first member of the fabric's link, so that the two can be cast. */
 struct kvf_post_queue {
+    /* Set by the fabric, before the queue is added. */
     kvf_poster *poster;
+    kvf_peer *peer;
+    kvf_beacon_watch watch;
+    unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
+    bool withholds;                       /**< some of the peer's regions are withheld */
+
+    bool answered; /**< set by the fabric: something has reached the peer */
+    bool lost;     /**< nothing more is posted, and no batch ends: kvf_post_lose() */
+    bool lost_told;
+    char lost_why[KVF_REASON_BYTES];
+
     kvf_post_queue *previous, *following;
     kvf_post_job *first, *last; /**< in order of submission */
     kvf_post_job *posting;      /**< the first job with runs not yet posted */
     uint64_t posted_bytes;      /**< of the run posting->batch->next, if it is a long one */
     uint32_t in_flight;         /**< operations, of ended batches too */
-    bool halted; /**< set by the fabric when the peer is lost: nothing more is posted, no batch ends */
 };
 
-/** @param actions  must live as long as the poster */
-void kvf_poster_open(kvf_poster *poster, const kvf_post_actions *actions, uint32_t max_in_flight);
+/** @param actions, wake  must live as long as the poster */
+void kvf_poster_open(kvf_poster *poster, const kvf_post_actions *actions, uint32_t max_in_flight,
+                     kvf_wake *wake);
 /** All queues are removed already, and their jobs dropped. */
 void kvf_poster_close(kvf_poster *poster);
 
-/** Adds a queue, which is all zeros. */
-void kvf_post_queue_add(kvf_poster *poster, kvf_post_queue *queue);
+/** Adds a queue to its poster's. */
+void kvf_post_queue_add(kvf_post_queue *queue);
 /** Takes it from the turns; its jobs stay. */
 void kvf_post_queue_remove(kvf_post_queue *queue);
 
-/** Accepts a batch. @return KVF_OK or KVF_E_NOMEM */
-kvf_status kvf_post_add(kvf_post_queue *queue, kvf_batch *batch);
+/* Of the fabric's table, see kvf_fabric: a link is a queue. */
+kvf_status kvf_post_submit(void *link, kvf_batch *batch);
+void kvf_post_cancel(void *link, kvf_batch *batch);
+bool kvf_post_withholds(const void *link);
+const unsigned char *kvf_post_place(const void *link);
 
 /** An operation is complete; if it failed, the fabric has called kvf_batch_fail() before, unless the batch is NULL.
  * May be called from inside the library. */
@@ -95,6 +117,17 @@ void kvf_post_end_ready(kvf_poster *poster);
 
 /** Forgets the batches of a queue. Jobs with operations in flight stay until the next call with none in flight. */
 void kvf_post_drop(kvf_post_queue *queue);
+
+/* ---- peers that are gone ------------------------------------------------------------------------ */
+
+/** Notes that the peer is lost; the first reason stays. Safe inside the library: kvf_post_tell_lost() does the rest. */
+void kvf_post_lose(kvf_post_queue *queue, const char *why);
+
+/** Whether the beacon of the peer is gone; then the peer is lost. */
+bool kvf_post_is_gone(kvf_post_queue *queue);
+
+/** Closes the links whose peer is lost, and tells the front. */
+void kvf_post_tell_lost(kvf_poster *poster);
 
 /* ---- posting ------------------------------------------------------------------------------------ */
 
@@ -142,7 +175,7 @@ static inline kvf_posted kvf_post_piece(kvf_post_job *job, kvf_post_function *po
 static inline bool kvf_post_link(kvf_post_queue *queue, kvf_post_function *post, uint64_t *bytes_left,
                                  uint32_t *operations_left) {
     kvf_post_job *job;
-    while ((job = queue->posting) && !queue->halted) {
+    while ((job = queue->posting) && !queue->lost) {
         const kvf_batch *batch = job->batch;
         while (batch->next < batch->count) {
             uint64_t at_once = 0;

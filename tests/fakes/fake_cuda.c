@@ -9,8 +9,9 @@
  * capture of a graph keeps nothing of what is put on its stream; it only sees what must not happen meanwhile.
  *
  * Environment variables: FAKE_CUDA_DEVICES is the number of devices (2), FAKE_CUDA_VERSION the CUDA version of the
- * driver, FAKE_CUDA_MULTIPROCESSORS those of each device (4); with FAKE_CUDA_APART no device reaches another's memory; of what every FAKE_CUDA_SPOIL-th launch of a kernel
- * has moved, a bit is wrong.
+ * driver, FAKE_CUDA_MULTIPROCESSORS those of each device (4); with FAKE_CUDA_APART no device reaches another's memory;
+ * with FAKE_CUDA_RDMA=0 no device has memory of cuMemCreate() for network cards; of what every FAKE_CUDA_SPOIL-th
+ * launch of a kernel has moved, a bit is wrong.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,7 +119,9 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
                  ? fake_number("FAKE_CUDA_MULTIPROCESSORS", 4)
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake_number("FAKE_CUDA_MAJOR", 9)
-                                                                         : 0;
+             : attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+                 ? fake_number("FAKE_CUDA_RDMA", 1)
+                 : 0;
     return 0;
 }
 

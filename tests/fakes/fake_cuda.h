@@ -44,6 +44,9 @@ FAKE_API unsigned fake_cuda_grid(void);
 /** How many kernels this process has launched. */
 FAKE_API unsigned fake_cuda_launches(void);
 
+/** How many copies this process has put on streams by cuMemcpyAsync(). */
+FAKE_API unsigned fake_cuda_copies(void);
+
 /** Every later call fails with `result`, as after an illegal address, until it is set to 0. */
 FAKE_API void fake_cuda_stick(int result);
 

@@ -46,6 +46,7 @@ typedef struct fake_cuda {
     bool pooled;       /* new memory is like that of a memory pool */
     int running;       /* the device whose stream runs an action */
     unsigned launches; /* so far */
+    unsigned copies;   /* by cuMemcpyAsync(), so far */
     unsigned grid;     /* of the latest one */
 } fake_cuda;
 
@@ -102,6 +103,7 @@ typedef struct fake_range {
     bool pooled;      /**< it has no handles */
     void *allocation; /**< VIRTUAL: what is mapped here */
     uint64_t access;  /**< VIRTUAL: a bit for each device that may use it */
+    bool rdma;        /**< VIRTUAL: it was created for network cards */
 } fake_range;
 
 /** The range that contains an address, or NULL. */

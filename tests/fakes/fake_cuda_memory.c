@@ -212,7 +212,9 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) 
     const range *found = fake_range_at(address);
     const bool of_device = found && found->kind != HOST && found->kind != PINNED;
     const int known = attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? (of_device ? CU_MEMORYTYPE_DEVICE : 1)
-                                                                    : (found ? found->device : -1);
+                      : attribute == CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
+                          ? of_device && (found->kind != VIRTUAL || found->rdma)
+                          : (found ? found->device : -1);
     (void)pthread_mutex_unlock(&fake.lock);
     if (!found)
         return INVALID_VALUE;

@@ -418,7 +418,17 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     BEGIN_PUT;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake.copies++;
+    (void)pthread_mutex_unlock(&fake.lock);
     return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
+}
+
+unsigned fake_cuda_copies(void) {
+    (void)pthread_mutex_lock(&fake.lock);
+    const unsigned copies = fake.copies;
+    (void)pthread_mutex_unlock(&fake.lock);
+    return copies;
 }
 
 /* Found by name only: drivers have it from CUDA 12.8 on. */
@@ -442,6 +452,19 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, s
         }
     }
     return 0;
+}
+
+/* From CUDA 13 on. */
+__attribute__((visibility("default"))) CUresult
+cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
+                      size_t *attribute_begins, size_t attribute_count, CUstream stream);
+
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                               void *attributes, size_t *attribute_begins, size_t attribute_count,
+                               CUstream stream) {
+    size_t failed = 0;
+    return cuMemcpyBatchAsync(to, from, bytes, count, attributes, attribute_begins, attribute_count, &failed,
+                              stream);
 }
 
 /* As the driver lays it out, for addresses of one layer. */

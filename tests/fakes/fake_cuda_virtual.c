@@ -19,6 +19,7 @@
 
 typedef struct allocation {
     int file, device, types;
+    bool rdma; /* for network cards */
     size_t bytes;
     unsigned handles, mappings;
 } allocation;
@@ -32,14 +33,15 @@ static reservation reservations[RESERVATIONS];
 
 /* ---- allocations -------------------------------------------------------------------------------- */
 
-static CUresult new_allocation(int file, int device, int types, size_t bytes,
+static CUresult new_allocation(int file, int device, int types, bool rdma, size_t bytes,
                                CUmemGenericAllocationHandle *out) {
     allocation *made = calloc(1, sizeof *made);
     if (!made) {
         (void)close(file);
         return OUT_OF_MEMORY;
     }
-    *made = (allocation){.file = file, .device = device, .types = types, .bytes = bytes, .handles = 1};
+    *made = (allocation){
+        .file = file, .device = device, .types = types, .rdma = rdma, .bytes = bytes, .handles = 1};
     fake.left++;
     *out = (uint64_t)(uintptr_t)made;
     return 0;
@@ -88,6 +90,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
         properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
         properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return INVALID_VALUE;
+    const bool rdma = properties->allocFlags.gpuDirectRDMACapable;
+    if (rdma && !fake_number("FAKE_CUDA_RDMA", 1))
+        return INVALID_DEVICE;
     (void)snprintf(name, sizeof name, NAME "-%d-%d", properties->location.id,
                    properties->requestedHandleTypes);
     const int file = new_file(name, bytes);
@@ -95,7 +100,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
         return OUT_OF_MEMORY;
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result =
-        new_allocation(file, properties->location.id, properties->requestedHandleTypes, bytes, handle);
+        new_allocation(file, properties->location.id, properties->requestedHandleTypes, rdma, bytes, handle);
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
@@ -134,7 +139,8 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
     const allocation *of = allocation_of(handle);
     *properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                         .requestedHandleTypes = of->types,
-                                        .location = {CU_MEM_LOCATION_TYPE_DEVICE, of->device}};
+                                        .location = {CU_MEM_LOCATION_TYPE_DEVICE, of->device},
+                                        .allocFlags.gpuDirectRDMACapable = of->rdma};
     return 0;
 }
 
@@ -169,7 +175,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     if (file < 0)
         return OUT_OF_MEMORY;
     (void)pthread_mutex_lock(&fake.lock);
-    const CUresult result = new_allocation(file, device, types, (size_t)found.st_size, handle);
+    const CUresult result = new_allocation(file, device, types, false, (size_t)found.st_size, handle);
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
@@ -254,7 +260,8 @@ static CUresult map_segment(uint64_t address, size_t bytes, allocation *of) {
                          .bytes = bytes,
                          .file = -1,
                          .device = of->device,
-                         .allocation = of};
+                         .allocation = of,
+                         .rdma = of->rdma};
     of->mappings++;
     fake.left++;
     return 0;

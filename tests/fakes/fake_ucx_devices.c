@@ -146,10 +146,16 @@ SEEN ucs_status_t ucp_worker_get_address(ucp_worker_h worker, ucp_address_t **ou
     return UCS_OK;
 }
 
+static ucs_status_t refusal = UCS_OK;
+
+void fake_ucx_refuse(int result) {
+    refusal = (ucs_status_t)result;
+}
+
 SEEN ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t *parameters, ucp_mem_h *out) {
     note(__func__);
     *out = thing();
-    return UCS_OK;
+    return parameters->memory_type == UCS_MEMORY_TYPE_CUDA ? refusal : UCS_OK;
 }
 
 SEEN ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void **out, size_t *bytes) {

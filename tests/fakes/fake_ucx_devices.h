@@ -11,4 +11,7 @@ typedef struct fake_ucx_calls {
 __attribute__((visibility("default"))) fake_ucx_calls fake_ucx_calls_of(const char *function);
 __attribute__((visibility("default"))) void fake_ucx_forget(void);
 
+/** From now on memory of a device is registered with this result: a ucs_status_t, 0 for success. */
+__attribute__((visibility("default"))) void fake_ucx_refuse(int result);
+
 #endif

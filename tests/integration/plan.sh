@@ -20,8 +20,14 @@ succeeds "keys by channel are said" '^prefill .* 16 hnd with keys by channel$' p
 succeeds "every transport has its prediction" '^shm/brought +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s ' plan --fabrics
 succeeds "what copies cost is measured" 'time as calibrated for shm: ' plan --calibrate
 succeeds "memory of devices goes packed" '^ +0 +0 .* packed$' plan --transport shm --cuda-memory both
-succeeds "what devices are assumed to take is said not to be measured" \
-    '^Memory: prefill cuda, decode host; .* not measured' plan --cuda-memory prefill
+succeeds "which costs of devices were measured is said" \
+    '^Memory: prefill cuda, decode host. Measured on one NVIDIA H100 .* Assumed: ' plan --cuda-memory prefill
+succeeds "the costs of cuda were measured, whatever is calibrated" \
+    'time as measured on one H100 for cuda: 0.3 ns a run, 368 GB/s, ' plan --transport cuda --calibrate
+succeeds "each transport is predicted for memory of devices, which cuda moves directly" \
+    '^cuda +[0-9.]+ us +[0-9.]+ ms +[0-9.]+ us +direct +0.3 ns ' plan --fabrics --cuda-memory both
+succeeds "bytes of devices cost something beside memory that was brought, too" \
+    '^shm/brought +[0-9.]+ ms +[0-9.]+ ms +packed ' plan --fabrics --cuda-memory both
 refuses "a side that there is not is refused" 2 '--cuda-memory is "gpu"; allowed: prefill, decode and both' \
     plan --cuda-memory gpu
 succeeds "plans are verified" '2 plans, each verified' plan

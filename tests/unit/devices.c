@@ -23,6 +23,7 @@ static struct {
     void (*pooled)(int pooled);
     unsigned (*grid)(void);
     unsigned (*launches)(void);
+    unsigned (*copies)(void);
 } fake;
 
 /* The driver's own, which only tests call; it is found in a real driver only. */
@@ -69,7 +70,8 @@ static bool find_all(void) {
            find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
            find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
            find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "fake_cuda_grid", &fake.grid) &&
-           find(library, "fake_cuda_launches", &fake.launches);
+           find(library, "fake_cuda_launches", &fake.launches) &&
+           find(library, "fake_cuda_copies", &fake.copies);
 }
 
 /* For devices_hold_up(). By default a driver puts streams on 8 queues, so a stream that is held up may hold up others,
@@ -356,6 +358,10 @@ void devices_pooled(bool pooled) {
 
 uint32_t devices_grid(void) {
     return fake.grid ? fake.grid() : 0;
+}
+
+uint32_t devices_copies(void) {
+    return fake.copies ? fake.copies() : 0;
 }
 
 uint32_t devices_launches(void) {

@@ -101,5 +101,7 @@ void *devices_look(uint64_t address);
 void devices_pooled(bool pooled);
 uint32_t devices_grid(void);
 uint32_t devices_launches(void);
+/** Copies that this process has put on streams by cuMemcpyAsync(); 0 with a real driver. */
+uint32_t devices_copies(void);
 
 #endif

@@ -173,8 +173,7 @@ static void costs_that_cannot_be_measured_stay_as_they_were(void **state) {
     kvf_yardstick_close(&yardstick);
 }
 
-/* Device memory, which no kind of transport moves directly, goes packed; the device moves whole slots, so runs add no
- * cost. */
+/* Device memory, which this kind of transport does not move directly, goes packed. */
 static void memory_of_a_device_goes_packed(void **state) {
     (void)state;
     const kvf_engine_spec d = {.struct_size = sizeof d,
@@ -195,10 +194,10 @@ static void memory_of_a_device_goes_packed(void **state) {
     assert_int_equal(one.way, KVF_WAY_PACKED);
     assert_true(one.direct_ns == 0 && both.direct_ns == 0);
     assert_int_equal(one.bytes, host.bytes);
-    /* With a device a byte costs 1/52 ns and its share of 9.2 us a slot instead of 0.15 ns, a piece costs nothing
-     * instead of 6 ns, and a source costs 4.6 us more. */
+    /* With a device a byte costs 1/51 ns and its share of 12.8 us a slot instead of 0.15 ns, a piece costs 0.3 ns
+     * instead of 6, and a source costs 6.4 us more. */
     const double less =
-        (double)host.bytes * (0.15 - 1 / 52.0 - 9200.0 / (1 << 20)) + 6.0 * (double)host.pieces - 4600;
+        (double)host.bytes * (0.15 - 1 / 51.0 - 12800.0 / (1 << 20)) + 5.7 * (double)host.pieces - 6400;
     assert_true(fabs(host.packed_ns - one.packed_ns - less) < 1);
     assert_true(fabs(one.packed_ns - both.packed_ns - less) < 1);
     assert_fails(kvf_way_predict_in(plan, 0, 1000, "inproc", (kvf_memory_kind)2, cuda, &one), KVF_E_INVALID,

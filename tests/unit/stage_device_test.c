@@ -85,6 +85,20 @@ static void states_arrive(void **state) {
     move_all(*state, shape, device_memory_first, device_memory_second);
 }
 
+/* The slots of "cuda" are in memory of devices, where kernels copy everything. */
+static void long_runs_are_copied_by_the_driver(void **state) {
+    const uint32_t before = devices_copies();
+    stage_pair shape = heads(150);
+    shape.options.device_copy_bytes = 96;
+    move_all(*state, shape, device_memory_second, device_memory_first);
+    const uint32_t copies = devices_copies();
+    assert_true(devices_are_real() || (copies > before) == (strcmp(*state, "cuda") != 0));
+    shape = heads(150);
+    shape.options.device_copy_bytes = KVF_NO_DEVICE_COPIES;
+    move_all(*state, shape, device_memory_second, device_memory_first);
+    assert_int_equal(devices_copies(), copies);
+}
+
 /* Three tokens of 400 lanes are less than a slot, but more boxes than the device takes at once. */
 static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
     static const kvf_engine_spec d = {.struct_size = sizeof d,
@@ -340,6 +354,7 @@ int main(void) {
         NAMED(heads_go_from_host_to_device),
         NAMED(one_latent_for_all_ranks_arrives),
         NAMED(states_arrive),
+        NAMED(long_runs_are_copied_by_the_driver),
         NAMED(more_boxes_than_a_job_has_room_for_go_in_parts),
         NAMED(a_device_that_is_slow_is_waited_for),
         NAMED(memory_that_is_kept_does_not_go_direct),

@@ -233,6 +233,39 @@ static void exportable_memory_of_any_size_is_one_segment_of_zeros(void **state) 
         }
 }
 
+static bool is_for_network_cards(CUdeviceptr address) {
+    const kvf_cuda *cuda;
+    CUmemAllocationProp found = {0};
+    CUmemGenericAllocationHandle handle = 0;
+    assert_ok(kvf_cuda_enter(0, &cuda));
+    assert_int_equal(cuda->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)address), 0);
+    assert_int_equal(cuda->cuMemGetAllocationPropertiesFromHandle(&found, handle), 0);
+    assert_int_equal(cuda->cuMemRelease(handle), 0);
+    kvf_cuda_leave(cuda);
+    return found.allocFlags.gpuDirectRDMACapable;
+}
+
+static void exportable_memory_is_for_network_cards_if_the_driver_gives_such(void **state) {
+    enum { NOT_SUPPORTED = 801 };
+    static const struct {
+        const char *of_device; /* FAKE_CUDA_RDMA */
+        unsigned refusals;
+        bool expected;
+    } cases[] = {{"1", 0, true}, {"0", 0, false}, {"1", 1, false}};
+    DEVICES_ARE_STAND_INS();
+    kvf_transport *transport = NULL;
+    assert_ok(open_allocating(*state, "exportable", &transport));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        void *made = NULL;
+        assert_int_equal(setenv("FAKE_CUDA_RDMA", cases[i].of_device, 1), 0);
+        devices_fail("cuMemCreate", NOT_SUPPORTED, cases[i].refusals);
+        assert_ok(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &made));
+        assert_int_equal(is_for_network_cards((CUdeviceptr)(uintptr_t)made), cases[i].expected);
+    }
+    assert_int_equal(unsetenv("FAKE_CUDA_RDMA"), 0);
+    kvf_transport_close(transport);
+}
+
 /* The user's copy is late when the transport is closed: the memory must wait for it. */
 static void exportable_memory_is_freed_after_the_last_use(void **state) {
     enum { LATE_NS = 20000000 };
@@ -279,7 +312,9 @@ static void exportable_memory_that_the_driver_refuses_is_named_and_nothing_stays
     assert_ok(open_allocating("cuda", "exportable", &transport));
     const size_t left = devices_left();
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        devices_fail(refusals[i].function, refusals[i].result, 1);
+        const bool tried_twice =
+            strcmp(refusals[i].function, "cuMemCreate") == 0; /* for network cards first */
+        devices_fail(refusals[i].function, refusals[i].result, tried_twice ? 2 : 1);
         assert_fails(kvf_transport_allocate(transport, KVF_MEMORY_CUDA, 0, 100, &made), refusals[i].status,
                      refusals[i].word);
         devices_fail("", 0, 0);
@@ -775,6 +810,8 @@ int main(int argument_count, char **arguments) {
          memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept, NULL, NULL, automatic},
         {"exportable_memory_of_any_size_is_one_segment_of_zeros (cuda)",
          exportable_memory_of_any_size_is_one_segment_of_zeros, NULL, NULL, cuda},
+        {"exportable_memory_is_for_network_cards_if_the_driver_gives_such",
+         exportable_memory_is_for_network_cards_if_the_driver_gives_such, NULL, NULL, cuda},
         {"exportable_memory_of_any_size_is_one_segment_of_zeros (auto)",
          exportable_memory_of_any_size_is_one_segment_of_zeros, NULL, NULL, automatic},
         cmocka_unit_test(exportable_memory_is_freed_after_the_last_use),

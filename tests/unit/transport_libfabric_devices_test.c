@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "devices.h"
+#include "shapes.h"
 #include "transport/front.h"
 #include "transport/libfabric/libfabric.h"
 
@@ -20,6 +21,8 @@
 /* ---- libfabric's functions, each with a look at the context before ------------------------------ */
 
 static CUresult (*get_current)(CUcontext *context);
+
+static int refusal; /* of memory of a device */
 
 /* Calls since the test began to count. */
 static struct { unsigned registered, freed, read, without; } calls;
@@ -45,6 +48,8 @@ static int register_memory(struct fid *domain, const struct fi_mr_attr *attribut
     struct fi_mr_attr seen = *attributes;
     struct iovec where = *attributes->mr_iov;
     look(&calls.registered);
+    if (attributes->iface == FI_HMEM_CUDA && refusal)
+        return refusal;
     if (attributes->iface == FI_HMEM_CUDA) {
         where.iov_base = devices_look((uint64_t)(uintptr_t)where.iov_base);
         seen.mr_iov = &where;
@@ -78,7 +83,7 @@ static void watch(kvf_libfabric_endpoint *endpoint) {
 
 /* ---- tests -------------------------------------------------------------------------------------- */
 
-static void use(const kvf_memory *memory) {
+static kvf_transport *open_watched(void) {
     const kvf_transport_options options = {.struct_size = sizeof options};
     kvf_transport *transport;
     if (kvf_transport_open("libfabric", &options, &transport) != KVF_OK) {
@@ -86,6 +91,11 @@ static void use(const kvf_memory *memory) {
         skip();
     }
     watch(transport->fabrics[0].endpoint);
+    return transport;
+}
+
+static void use(const kvf_memory *memory) {
+    kvf_transport *transport = open_watched();
     assert_int_equal(kvf_transport_register(transport, memory, 1), KVF_OK);
     for (int i = 0; i < 100; i++)
         assert_int_equal(kvf_transport_progress(transport, NULL), KVF_OK);
@@ -114,10 +124,29 @@ static void without_memory_of_a_device_no_context_is_entered(void **unused) {
     assert_int_equal(calls.without, calls.registered + calls.read + calls.freed);
 }
 
+static void a_refusal_says_whether_the_memory_was_created_for_network_cards(void **unused) {
+    (void)unused;
+    const CUdeviceptr segments = device_segments(0, SEGMENT, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const kvf_memory memory = {.struct_size = sizeof memory,
+                               .address = (void *)(uintptr_t)segments,
+                               .bytes = SEGMENT,
+                               .kind = KVF_MEMORY_CUDA};
+    kvf_transport *transport = open_watched();
+    refusal = -FI_EINVAL;
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
+                 "cuMemCreate() without allocFlags.gpuDirectRDMACapable",
+                 "create it with that, or register it as withheld: libfabric registration: ");
+    refusal = 0;
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_transport_close(transport);
+    device_segments_free(segments, SEGMENT);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_memory_of_a_device_calls_of_libfabric_have_a_context),
         cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
+        cmocka_unit_test(a_refusal_says_whether_the_memory_was_created_for_network_cards),
     };
     devices_open();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *address = NULL;

@@ -1,6 +1,6 @@
 /*
  * A UCX that takes memory of CUDA devices, which is a fake one (tests/fakes/fake_ucx_devices.c), over the stand-in for
- * the CUDA driver: which CUDA context is current while UCX is called.
+ * the CUDA driver: which CUDA context is current while UCX is called, and what becomes of memory that UCX refuses.
  */
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -16,6 +16,8 @@
 
 #include "devices.h"
 #include "fake_ucx_devices.h"
+#include "shapes.h"
+#include "transport/front.h"
 #include "transport/ucx/ucx.h"
 
 #define BYTES 65536u
@@ -23,6 +25,7 @@
 static char library[1024]; /* the fake UCX that the build made */
 static fake_ucx_calls (*calls_of)(const char *function);
 static void (*forget)(void);
+static void (*refuse)(int result);
 static CUresult (*get_current)(CUcontext *context);
 
 static void find(const char *file, const char *name, void *out) {
@@ -43,17 +46,22 @@ static int prepare(void **unused) {
     (void)snprintf(library, sizeof library, "%s/tests/fakes/libfake_ucx_devices.so", self);
     find(library, "fake_ucx_calls_of", &calls_of);
     find(library, "fake_ucx_forget", &forget);
+    find(library, "fake_ucx_refuse", &refuse);
     find("libcuda.so.1", "cuCtxGetCurrent", &get_current);
     return 0;
 }
 
-static kvf_transport *open_fake(void) {
+static kvf_transport *open_kind(const char *kind) {
     const kvf_setting setting = {"ucx.library", library};
     const kvf_transport_options options = {
         .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
     kvf_transport *made;
-    assert_int_equal(kvf_transport_open("ucx", &options, &made), KVF_OK);
+    assert_int_equal(kvf_transport_open(kind, &options, &made), KVF_OK);
     return made;
+}
+
+static kvf_transport *open_fake(void) {
+    return open_kind("ucx");
 }
 
 /* Another endpoint, with memory of the host, and its card. */
@@ -157,10 +165,74 @@ static void without_memory_of_a_device_no_context_is_entered(void **unused) {
     assert_int_equal(calls_of(NULL).with_context, 0);
 }
 
+/* ---- memory that UCX refuses -------------------------------------------------------------------- */
+
+static kvf_memory in_segments(CUdeviceptr segments) {
+    return (kvf_memory){.struct_size = sizeof(kvf_memory),
+                        .address = (void *)(uintptr_t)segments,
+                        .bytes = SEGMENT,
+                        .kind = KVF_MEMORY_CUDA};
+}
+
+static void a_refusal_says_whether_the_memory_was_created_for_network_cards(void **unused) {
+    (void)unused;
+    static const char *const cause = "cuMemCreate() without allocFlags.gpuDirectRDMACapable";
+    const CUdeviceptr segments = device_segments(0, SEGMENT, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    kvf_memory memory = in_segments(segments);
+    void *seen;
+    kvf_transport *transport = open_fake();
+    refuse(UCS_ERR_IO_ERROR);
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED, cause,
+                 "create it with that, or register it as withheld: UCX registration: ");
+    memory.withheld = true;
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_transport_close(transport);
+    device_segments_free(segments, SEGMENT);
+
+    memory = device_memory(0, BYTES, &seen);
+    memory.withheld = false;
+    transport = open_fake();
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
+                 "memory of CUDA device 0 is refused; to move it packed, register it as withheld: UCX ");
+    assert_null(strstr(kvf_error_detail(), cause));
+    refuse(UCS_OK);
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_transport_close(transport);
+    devices_free();
+}
+
+/* "cuda" takes the memory; UCX stays for what goes packed, because it takes plain memory, as arenas are. */
+static void with_auto_memory_that_ucx_refuses_goes_packed_over_it(void **unused) {
+    (void)unused;
+    const CUdeviceptr segments = device_segments(0, SEGMENT, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    kvf_memory memory = in_segments(segments);
+    void *seen;
+    kvf_transport *transport = open_kind("auto");
+    refuse(UCS_ERR_IO_ERROR);
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    refuse(UCS_OK);
+    kvf_memory arena = device_memory(0, BYTES, &seen);
+    arena.withheld = false;
+    assert_ok(kvf_transport_register_arena(transport, 1, &arena));
+    const kvf_front_fabric *ucx = NULL;
+    for (uint32_t i = 0; i < transport->fabric_count; i++)
+        if (strcmp(transport->fabrics[i].fabric->kind.name, "ucx") == 0)
+            ucx = &transport->fabrics[i];
+    assert_non_null(ucx);
+    assert_false(ucx->runs);
+    assert_false(ucx->disabled);
+    assert_int_equal(ucx->arena_kinds, 1u << KVF_MEMORY_CUDA);
+    kvf_transport_close(transport);
+    device_segments_free(segments, SEGMENT);
+    devices_free();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_memory_of_a_device_every_call_of_ucx_has_a_context),
         cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
+        cmocka_unit_test(a_refusal_says_whether_the_memory_was_created_for_network_cards),
+        cmocka_unit_test(with_auto_memory_that_ucx_refuses_goes_packed_over_it),
     };
     devices_open();
     return cmocka_run_group_tests(tests, prepare, NULL);

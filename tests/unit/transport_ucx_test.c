@@ -76,7 +76,7 @@ static void count_lost(void *context, kvf_transport *transport, kvf_peer *peer, 
 
 static ucs_status_ptr_t close_and_lose(ucp_ep_h ep, const ucp_request_param_t *param) {
     if (closing.other)
-        kvf_ucx_mark_lost(closing.other, "lost while another one is closed");
+        kvf_post_lose(&closing.other->queue, "lost while another one is closed");
     closing.other = NULL;
     return closing.close(ep, param);
 }
@@ -104,7 +104,7 @@ static void twice_lost_actor(process *side) {
     closing.other = second->link;
     ucx->ucp_ep_close_nbx = close_and_lose;
     side->transport->options.on_peer_lost = count_lost;
-    kvf_ucx_mark_lost(first->link, "the first");
+    kvf_post_lose(first->link, "the first");
     while (closing.lost < 2)
         (void)kvf_transport_progress(side->transport, NULL);
     say(side, 'x');

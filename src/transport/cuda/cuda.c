@@ -453,8 +453,11 @@ const kvf_fabric kvf_fabric_cuda = {
             .lists = true,
             .fences = true,
             .in_flight = CUDA_COPIES,
-            /* Not measured: half the memory's bandwidth of a current device, a box for some runs, a launch. */
-            .cost = {.ns_per_run = 10, .ns_per_byte = 0.001, .ns_per_source = 3e4},
+            /* Reading between two processes on one device, by pages: 0.26 of the driver's copy (1414 GB/s) from 1 KiB
+             * on, 0.19 and 0.08 in runs of 256 and 64 B, and 25 us for a single run. Measured on one NVIDIA H100 (80
+             * GB HBM3, driver 580.159, 27 November 2026; docs/performance.md). Not measured: two devices. Writing is
+             * a little faster, but a single run takes 61 us; and lists of runs take a hundred times as long. */
+            .cost = {.ns_per_run = 0.3, .ns_per_byte = 1 / 368.0, .ns_per_source = 25e3},
             .settings = settings,
         },
     .open = cuda_open,

@@ -156,7 +156,8 @@ static kvf_status open_all(kvf_libfabric_endpoint *endpoint, const kvf_transport
     if (status)
         return status;
     kvf_poster_open(&endpoint->poster, &kvf_libfabric_post_actions,
-                    (uint32_t)kvf_min_u64(wanted, kvf_max_u64(endpoint->info->tx_attr->size, 1)));
+                    (uint32_t)kvf_min_u64(wanted, kvf_max_u64(endpoint->info->tx_attr->size, 1)),
+                    &endpoint->wake);
     status = open_domain(endpoint);
     if (!status)
         status = open_events(endpoint);
@@ -205,9 +206,7 @@ static bool look_around(kvf_libfabric_endpoint *endpoint) {
         if (events[i].data.ptr == endpoint) {
             fired = true;
         } else if (events[i].data.ptr && events[i].data.ptr != &endpoint->beacon) {
-            kvf_libfabric_link *link = events[i].data.ptr;
-            if (kvf_beacon_is_gone(&link->watch))
-                kvf_libfabric_mark_lost(link, KVF_BEACON_GONE);
+            (void)kvf_post_is_gone(events[i].data.ptr);
         }
     }
     kvf_beacon_tend(&endpoint->beacon);
@@ -235,7 +234,7 @@ static void take_completions(kvf_libfabric_endpoint *endpoint, size_t *moved) {
         }
         kvf_libfabric_send_waiting(link);
         if (kvf_libfabric_port_poll(endpoint, &link->port, moved))
-            kvf_libfabric_mark_lost(link, kvf_error_detail());
+            kvf_post_lose(&link->queue, kvf_error_detail());
         endpoint->patient = kvf_libfabric_is_patient(link) || endpoint->patient;
     }
 }
@@ -270,7 +269,7 @@ static bool is_busy(kvf_libfabric_endpoint *endpoint, bool moved, bool fired) {
     bool pending = false;
     endpoint->idle_rounds = moved ? 0 : endpoint->idle_rounds + 1;
     bool busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || fired || endpoint->poster.ready ||
-                endpoint->any_lost || !rests(endpoint, &pending);
+                endpoint->poster.any_lost || !rests(endpoint, &pending);
     if (!busy)
         set_timer(endpoint, pending);
     kvf_wake_set(&endpoint->wake, busy);
@@ -296,8 +295,7 @@ static kvf_status libfabric_progress(void *self, bool *busy) {
     if (endpoint->idle_rounds >= IDLE_ROUNDS_MAX || ++endpoint->rounds % LOOK_AROUND_EVERY == 0)
         fired = look_around(endpoint);
     kvf_post_end_ready(&endpoint->poster);
-    if (endpoint->any_lost)
-        kvf_libfabric_tell_lost(endpoint);
+    kvf_post_tell_lost(&endpoint->poster);
     *busy = is_busy(endpoint, any, fired);
     kvf_device_context_leave(entered);
     return status;
@@ -339,14 +337,14 @@ const kvf_fabric kvf_fabric_libfabric = {
     .unregister_region = kvf_libfabric_unregister,
     .card = kvf_libfabric_write_card,
     .connect = kvf_libfabric_connect,
-    .submit = kvf_libfabric_submit,
-    .cancel = kvf_libfabric_cancel,
+    .submit = kvf_post_submit,
+    .cancel = kvf_post_cancel,
     .notify = kvf_libfabric_notify,
-    .withholds = kvf_libfabric_withholds,
+    .withholds = kvf_post_withholds,
     /* Emulated, here over TCP: each operation is a message there and back, and a processor copies at both ends. */
     .apart = {"libfabric/emulated", {.ns_per_run = 4e3, .ns_per_byte = 0.6, .ns_per_source = 100e3}},
     .is_apart = kvf_libfabric_is_emulated,
-    .place = kvf_libfabric_place,
+    .place = kvf_post_place,
     .disconnect = kvf_libfabric_disconnect,
     .progress = libfabric_progress,
     .event_fd = libfabric_event_fd,

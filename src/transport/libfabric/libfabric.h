@@ -215,7 +215,6 @@ struct kvf_libfabric_endpoint {
     kvf_poster poster;
     bool refused; /**< something could not be done now: try again soon */
     bool patient; /**< nothing gets through to some peer: see kvf_libfabric_is_patient() */
-    bool any_lost;
     /** Entered by each function of the fabric's table that calls libfabric. */
     kvf_device_context device_context;
 };
@@ -223,22 +222,14 @@ struct kvf_libfabric_endpoint {
 struct kvf_libfabric_link {
     kvf_post_queue queue; /* first, so that the two can be cast */
     kvf_libfabric_endpoint *endpoint;
-    kvf_peer *peer;
     kvf_libfabric_port port; /**< `ep` is NULL once closed */
     fi_addr_t address;       /**< of the peer, in the port's table */
     kvf_libfabric_target *targets;
-    bool withholds;                          /**< some of the targets are withheld */
     kvf_libfabric_move *moves, *spare_moves; /**< all, and through `following` those not under way */
     kvf_libfabric_messages outbox;
-    kvf_beacon_watch watch;
-    unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
     uint64_t silent_ns; /**< since when nothing gets through, though something should; 0: something does */
     uint64_t looked_ns; /**< when that was last looked at */
-    bool answered;      /**< something has reached the peer */
     bool waits;         /**< the front was told that nothing gets through */
-    bool lost;          /**< noticed; progress() tells the front */
-    bool lost_told;
-    char lost_why[KVF_REASON_BYTES];
     kvf_libfabric_link *previous, *following;
 };
 
@@ -310,16 +301,11 @@ bool kvf_libfabric_is_notifying(const kvf_libfabric_link *link);
 kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
 void kvf_libfabric_disconnect(void *self);
 bool kvf_libfabric_is_emulated(const void *self);
-const unsigned char *kvf_libfabric_place(const void *self);
-bool kvf_libfabric_withholds(const void *self);
 
 /** Whether something of the link is with libfabric, or should be. */
 bool kvf_libfabric_is_pending(const kvf_libfabric_link *link);
 
-/** Notes that the peer is gone; the first reason stays. Safe inside done(): progress() does the rest. */
-void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why);
-
-/** The same for an error of libfabric, where `what` failed. */
+/** Loses the peer (kvf_post_lose()) for an error of libfabric, where `what` failed. */
 void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *what);
 
 /** Notes that something has just reached the peer. */
@@ -331,14 +317,12 @@ bool kvf_libfabric_is_patient(kvf_libfabric_link *link);
 #define KVF_LIBFABRIC_PATIENCE_NS KVF_SECOND
 #define KVF_LIBFABRIC_GIVE_UP_NS (20 * KVF_SECOND)
 
-/** Closes the links whose peer is gone, and tells the front. */
-void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint);
+/** Closes the connection to a peer that is lost: see kvf_post_actions. */
+void kvf_libfabric_close_lost(kvf_post_queue *queue);
 
 /* ---- libfabric_move.c ------------------------------------------------------------------------ */
 
 kvf_status kvf_libfabric_moves_open(kvf_libfabric_link *link);
-kvf_status kvf_libfabric_submit(void *self, kvf_batch *batch);
-void kvf_libfabric_cancel(void *self, kvf_batch *batch);
 
 extern const kvf_post_actions kvf_libfabric_post_actions;
 

@@ -8,29 +8,21 @@
 
 /* ---- peers that are gone --------------------------------------------------------------------- */
 
-void kvf_libfabric_mark_lost(kvf_libfabric_link *link, const char *why) {
-    if (!link->lost) {
-        link->lost = link->queue.halted = true;
-        (void)snprintf(link->lost_why, sizeof link->lost_why, "%s", why);
-    }
-    link->endpoint->any_lost = true;
-}
-
 /* For a peer that nothing has ever reached. */
 #define ADVICE "the setting libfabric.domain says which interface to use"
 
 void kvf_libfabric_fail_link(kvf_libfabric_link *link, int error, const char *what) {
     char why[KVF_REASON_BYTES];
     (void)kvf_libfabric_fail(link->endpoint->library, error, what);
-    (void)snprintf(why, sizeof why, "%s%s", kvf_error_detail(), link->answered ? "" : "; " ADVICE);
-    kvf_libfabric_mark_lost(link, why);
+    (void)snprintf(why, sizeof why, "%s%s", kvf_error_detail(), link->queue.answered ? "" : "; " ADVICE);
+    kvf_post_lose(&link->queue, why);
 }
 
 void kvf_libfabric_mark_answered(kvf_libfabric_link *link) {
-    link->answered = true;
+    link->queue.answered = true;
     link->silent_ns = 0;
     if (link->waits)
-        kvf_peer_waits(link->peer, NULL);
+        kvf_peer_waits(link->queue.peer, NULL);
     link->waits = false;
 }
 
@@ -39,9 +31,10 @@ static void begin_to_wait(kvf_libfabric_link *link) {
     char why[KVF_REASON_BYTES];
     link->waits = true;
     (void)snprintf(why, sizeof why, "nothing %s by %s over %s%s",
-                   link->answered ? "reaches it any more" : "has reached it", info->fabric_attr->prov_name,
-                   info->domain_attr->name, link->answered ? "" : "; " ADVICE);
-    kvf_peer_waits(link->peer, why);
+                   link->queue.answered ? "reaches it any more" : "has reached it",
+                   info->fabric_attr->prov_name, info->domain_attr->name,
+                   link->queue.answered ? "" : "; " ADVICE);
+    kvf_peer_waits(link->queue.peer, why);
 }
 
 /* For how long nothing of the link got through. Time in which nobody has looked, so that nothing was tried, does not
@@ -57,7 +50,7 @@ static uint64_t find_silence(kvf_libfabric_link *link) {
 /* Once something has reached the peer, what is under way completes or fails by itself. But over TCP, if the connection
  * ended while there was nothing under way, libfabric refuses all operations from then on, and calls that temporary. */
 bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
-    if (link->answered && (link->queue.in_flight > 0 || link->outbox.under_way > 0)) {
+    if (link->queue.answered && (link->queue.in_flight > 0 || link->outbox.under_way > 0)) {
         link->silent_ns = 0;
         return false;
     }
@@ -66,30 +59,21 @@ bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
         return true;
     if (!link->waits)
         begin_to_wait(link);
-    if (link->answered && silence >= KVF_LIBFABRIC_GIVE_UP_NS)
-        kvf_libfabric_mark_lost(
-            link, "libfabric has no connection to it any more, and has made none for 20 seconds");
+    if (link->queue.answered && silence >= KVF_LIBFABRIC_GIVE_UP_NS)
+        kvf_post_lose(&link->queue,
+                      "libfabric has no connection to it any more, and has made none for 20 seconds");
     return false;
 }
 
-void kvf_libfabric_tell_lost(kvf_libfabric_endpoint *endpoint) {
-    for (kvf_libfabric_link *link = endpoint->links, *following; link && endpoint->any_lost;
-         link = following) {
-        following = link->following;
-        if (!link->lost || link->lost_told)
-            continue;
-        link->lost_told = true;
-        kvf_libfabric_port_close(endpoint, &link->port);
-        kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
-        link->queue.in_flight = 0;
-        kvf_post_drop(&link->queue);
-        kvf_peer_lost(link->peer, link->lost_why);
-    }
-    endpoint->any_lost = false;
+void kvf_libfabric_close_lost(kvf_post_queue *queue) {
+    kvf_libfabric_link *link = (kvf_libfabric_link *)queue;
+    kvf_libfabric_port_close(link->endpoint, &link->port);
+    kvf_beacon_watch_close(link->endpoint->event_fd, &queue->watch);
+    queue->in_flight = 0;
 }
 
 bool kvf_libfabric_is_pending(const kvf_libfabric_link *link) {
-    return !link->lost && (link->queue.first || kvf_libfabric_is_notifying(link));
+    return !link->queue.lost && (link->queue.first || kvf_libfabric_is_notifying(link));
 }
 
 /* ---- closing --------------------------------------------------------------------------------- */
@@ -99,7 +83,7 @@ static void linger(kvf_libfabric_link *link) {
     kvf_libfabric_endpoint *endpoint = link->endpoint;
     size_t moved = 0;
     for (uint64_t end = kvf_now(&kvf_monotonic) + LINGER_NS;
-         kvf_libfabric_is_notifying(link) && !link->lost && kvf_now(&kvf_monotonic) < end;) {
+         kvf_libfabric_is_notifying(link) && !link->queue.lost && kvf_now(&kvf_monotonic) < end;) {
         kvf_libfabric_send_waiting(link);
         if (kvf_libfabric_port_poll(endpoint, &link->port, &moved))
             break;
@@ -113,7 +97,7 @@ static void free_link(kvf_libfabric_link *link) {
     link->queue.in_flight = 0;
     kvf_post_drop(&link->queue);
     kvf_libfabric_messages_close(&link->outbox);
-    kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
+    kvf_beacon_watch_close(endpoint->event_fd, &link->queue.watch);
     kvf_free(link->moves);
     kvf_free(link->targets);
     kvf_free(link);
@@ -160,14 +144,15 @@ static kvf_status make_link(kvf_libfabric_endpoint *endpoint, kvf_libfabric_card
     if (!link)
         return kvf_nomem("a link");
     link->endpoint = endpoint;
-    link->peer = peer;
+    link->queue.poster = &endpoint->poster;
+    link->queue.peer = peer;
     link->port.fd = -1;
     link->targets = card->regions; /* now the link's */
     card->regions = NULL;
     for (uint32_t i = 0; i < card->region_count; i++)
-        link->withholds = link->withholds || link->targets[i].withheld;
-    memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
-    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->watch);
+        link->queue.withholds = link->queue.withholds || link->targets[i].withheld;
+    memcpy(link->queue.place, kvf_beacon_place(card->beacon), sizeof link->queue.place);
+    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->queue.watch);
     if (!status)
         status = kvf_libfabric_moves_open(link);
     if (!status)
@@ -198,7 +183,7 @@ kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf
     if (status)
         return status;
     KVF_LIST_ADD(endpoint->links, link);
-    kvf_post_queue_add(&endpoint->poster, &link->queue);
+    kvf_post_queue_add(&link->queue);
     kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
@@ -207,13 +192,4 @@ kvf_status kvf_libfabric_connect(void *self, const void *data, size_t bytes, kvf
 bool kvf_libfabric_is_emulated(const void *self) {
     const kvf_libfabric_link *link = self;
     return link->endpoint->emulates;
-}
-
-bool kvf_libfabric_withholds(const void *self) {
-    const kvf_libfabric_link *link = self;
-    return link->withholds;
-}
-
-const unsigned char *kvf_libfabric_place(const void *self) {
-    return ((const kvf_libfabric_link *)self)->place;
 }

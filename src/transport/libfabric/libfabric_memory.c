@@ -80,8 +80,10 @@ static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region
     const bool withheld = memory->kind == KVF_MEMORY_HOST && endpoint->emulates &&
                           kvf_transport_withholds_emulated(endpoint->transport);
     kvf_status status = make_room(endpoint, region);
-    if (!status)
+    if (!status) {
         status = kvf_libfabric_map(endpoint, memory, !withheld, &endpoint->regions[region]);
+        status = status ? kvf_device_memory_refused(status, memory) : KVF_OK;
+    }
     if (status)
         return kvf_fail_in(status, "region %u: ", region);
     endpoint->regions[region].withheld = withheld;

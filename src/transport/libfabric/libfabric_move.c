@@ -51,8 +51,9 @@ kvf_status kvf_libfabric_moves_open(kvf_libfabric_link *link) {
     return KVF_OK;
 }
 
-static kvf_status check_targets(const kvf_libfabric_link *link, const kvf_batch *batch) {
-    for (size_t i = 0; i < batch->count && kvf_libfabric_withholds(link); i++) {
+static kvf_status check_targets(const kvf_post_queue *queue, const kvf_batch *batch) {
+    const kvf_libfabric_link *link = (const kvf_libfabric_link *)queue;
+    for (size_t i = 0; i < batch->count; i++) {
         const uint32_t region = batch->runs[i].remote_region;
         if (batch->runs[i].bytes > 0 && link->targets[region].withheld)
             return kvf_fail(
@@ -62,25 +63,6 @@ static kvf_status check_targets(const kvf_libfabric_link *link, const kvf_batch 
                 region);
     }
     return KVF_OK;
-}
-
-kvf_status kvf_libfabric_submit(void *self, kvf_batch *batch) {
-    kvf_libfabric_link *link = self;
-    if (link->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "submit: %s", link->lost_why);
-    kvf_status status = check_targets(link, batch);
-    if (!status)
-        status = kvf_post_add(&link->queue, batch);
-    if (!status)
-        kvf_wake_set(&link->endpoint->wake, true);
-    return status;
-}
-
-/* Operations in flight cannot be taken back, only waited for; posting handles the rest. */
-void kvf_libfabric_cancel(void *self, kvf_batch *batch) {
-    (void)batch;
-    kvf_libfabric_link *link = self;
-    kvf_wake_set(&link->endpoint->wake, true);
 }
 
 static inline kvf_posted post(kvf_post_job *job, const kvf_piece *piece) {
@@ -120,12 +102,5 @@ bool kvf_libfabric_post(kvf_libfabric_endpoint *endpoint) {
     return kvf_post_round(&endpoint->poster, post);
 }
 
-static bool is_gone(kvf_post_queue *queue) {
-    kvf_libfabric_link *link = (kvf_libfabric_link *)queue;
-    if (!kvf_beacon_is_gone(&link->watch))
-        return false;
-    kvf_libfabric_mark_lost(link, KVF_BEACON_GONE);
-    return true;
-}
-
-const kvf_post_actions kvf_libfabric_post_actions = {.is_gone = is_gone};
+const kvf_post_actions kvf_libfabric_post_actions = {.check = check_targets,
+                                                     .close = kvf_libfabric_close_lost};

@@ -109,7 +109,7 @@ void kvf_libfabric_send_waiting(kvf_libfabric_link *link) {
     kvf_libfabric_messages *outbox = &link->outbox;
     kvf_libfabric_message *message;
     void *desc = kvf_libfabric_desc(&outbox->memory);
-    while ((message = outbox->waiting) != NULL && !link->lost) {
+    while ((message = outbox->waiting) != NULL && !link->queue.lost) {
         const struct iovec bytes = {message->data, message->bytes};
         const struct fi_msg out = {.msg_iov = &bytes,
                                    .desc = &desc,
@@ -144,8 +144,8 @@ static void write_message(const kvf_libfabric_link *link, const void *data, size
 static kvf_status notify(kvf_libfabric_link *link, const void *data, size_t bytes) {
     kvf_libfabric_messages *outbox = &link->outbox;
     kvf_status status = KVF_OK;
-    if (link->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "%s", link->lost_why);
+    if (link->queue.lost)
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->queue.lost_why);
     if (!outbox->all)
         status = kvf_libfabric_messages_open(link->endpoint, link, KVF_LIBFABRIC_MESSAGES_OUT, outbox);
     if (status)

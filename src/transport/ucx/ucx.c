@@ -256,7 +256,7 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
     endpoint->transport = transport;
     endpoint->ucx = ucx;
     kvf_poster_open(&endpoint->poster, &kvf_ucx_post_actions,
-                    options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT);
+                    options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT, &endpoint->wake);
     endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;
     const kvf_cuda *entered = kvf_ucx_enter(endpoint);
     status = open_context(endpoint, options);
@@ -290,9 +290,7 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
         if (!events[i].data.ptr) {
             fired = true;
         } else if (events[i].data.ptr != &endpoint->beacon) {
-            kvf_ucx_link *link = events[i].data.ptr;
-            if (kvf_beacon_is_gone(&link->watch))
-                kvf_ucx_mark_lost(link, KVF_BEACON_GONE);
+            (void)kvf_post_is_gone(events[i].data.ptr);
         }
     }
     kvf_beacon_tend(&endpoint->beacon);
@@ -307,7 +305,7 @@ static bool look_around(kvf_ucx_endpoint *endpoint) {
  */
 static kvf_status rest(kvf_ucx_endpoint *endpoint, bool moved, bool fired, bool *busy) {
     endpoint->idle_rounds = moved ? 0 : endpoint->idle_rounds + 1;
-    *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->poster.ready || endpoint->any_lost;
+    *busy = endpoint->idle_rounds <= IDLE_ROUNDS_MAX || endpoint->poster.ready || endpoint->poster.any_lost;
     kvf_status status = KVF_OK;
     if (!*busy && (endpoint->wake.on || fired)) {
         ucs_status_t armed = endpoint->ucx->ucp_worker_arm(endpoint->worker);
@@ -339,8 +337,7 @@ static kvf_status ucx_progress(void *self, bool *busy) {
     if (endpoint->idle_rounds >= IDLE_ROUNDS_MAX || ++endpoint->rounds % LOOK_AROUND_EVERY == 0)
         fired = look_around(endpoint);
     kvf_post_end_ready(&endpoint->poster);
-    if (endpoint->any_lost)
-        kvf_ucx_tell_lost(endpoint);
+    kvf_post_tell_lost(&endpoint->poster);
     kvf_status status = KVF_OK;
     if (endpoint->notice_lost) /* while a connection was being closed, which cannot wait for memory */
         status = kvf_fail(KVF_E_IO, "a notification was lost: no memory for it");
@@ -389,14 +386,14 @@ const kvf_fabric kvf_fabric_ucx = {
     .unregister_region = kvf_ucx_unregister,
     .card = kvf_ucx_write_card,
     .connect = kvf_ucx_connect,
-    .submit = kvf_ucx_submit,
-    .cancel = kvf_ucx_cancel,
+    .submit = kvf_post_submit,
+    .cancel = kvf_post_cancel,
     .notify = kvf_ucx_notify,
-    .withholds = kvf_ucx_withholds,
+    .withholds = kvf_post_withholds,
     /* Over TCP: each operation is a message there and back, and a processor copies at both ends. */
     .apart = {"ucx/emulated", {.ns_per_run = 4e3, .ns_per_byte = 0.6, .ns_per_source = 100e3}},
     .is_apart = kvf_ucx_is_emulated,
-    .place = kvf_ucx_place,
+    .place = kvf_post_place,
     .disconnect = kvf_ucx_disconnect,
     .progress = ucx_progress,
     .event_fd = ucx_event_fd,

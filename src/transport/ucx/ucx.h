@@ -203,7 +203,6 @@ struct kvf_ucx_endpoint {
     kvf_ucx_link *stuck; /**< closed, but UCX has not called back, and may not until the worker ends */
     kvf_poster poster;
     bool notice_lost; /**< there was no memory for a notification */
-    bool any_lost;
     kvf_device_context device_context;
 };
 
@@ -224,22 +223,14 @@ struct kvf_ucx_link {
     kvf_post_queue queue; /* first, so that the two can be cast */
     kvf_ucx_endpoint *endpoint;
     const kvf_ucx_library *ucx; /**< of the endpoint */
-    kvf_peer *peer;
-    ucp_ep_h ep; /**< NULL once closed */
+    ucp_ep_h ep;                /**< NULL once closed */
     kvf_ucx_target *targets;
     uint32_t target_count;
     ucp_request_param_t param; /**< of the next operation; made once, because there are many of them */
-    kvf_beacon_watch watch;
-    unsigned char place[KVF_PLACE_BYTES]; /**< of the peer; zeros: not known */
-    uint32_t messages;                    /**< notifications UCX has not yet taken */
-    bool withholds;                       /**< some target has no key, though there is memory */
-    bool notified;                        /**< something may have to leave before the link is closed */
-    bool answered;                        /**< something has reached the peer: the connection is made */
-    kvf_ucx_message *spare;               /**< messages to use again */
-    uint32_t lingering;                   /**< flushes of disconnect() that are not complete */
-    bool lost;                            /**< noticed; progress() tells the front */
-    bool lost_told;
-    char lost_why[KVF_REASON_BYTES];
+    uint32_t messages;         /**< notifications UCX has not yet taken */
+    bool notified;             /**< something may have to leave before the link is closed */
+    kvf_ucx_message *spare;    /**< messages to use again */
+    uint32_t lingering;        /**< flushes of disconnect() that are not complete */
     kvf_ucx_link *previous, *following;
 };
 
@@ -257,23 +248,15 @@ kvf_status kvf_ucx_write_card(void *self, kvf_buffer *out);
 kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer *peer, void **out);
 void kvf_ucx_disconnect(void *self);
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes);
-bool kvf_ucx_withholds(const void *self);
 bool kvf_ucx_is_emulated(const void *self); /**< by our own UCX; the peer's may differ */
-const unsigned char *kvf_ucx_place(const void *self);
 
-/** Notes that the peer is gone; the first reason stays. Safe inside UCX's callbacks: progress() does the rest. */
-void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why);
-
-/** Closes the links whose peer is gone, and tells the front. */
-void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint);
+/** Closes the connection to a peer that is lost: see kvf_post_actions. */
+void kvf_ucx_close_lost(kvf_post_queue *queue);
 
 /** Ends UCX's worker, and frees the links for which it had not called back. All links are disconnected already. */
 void kvf_ucx_end_worker(kvf_ucx_endpoint *endpoint);
 
 /* ---- ucx_post.c ------------------------------------------------------------------------------ */
-
-kvf_status kvf_ucx_submit(void *self, kvf_batch *batch);
-void kvf_ucx_cancel(void *self, kvf_batch *batch);
 
 extern const kvf_post_actions kvf_ucx_post_actions;
 

@@ -12,25 +12,17 @@
 
 /* ---- peers that are gone --------------------------------------------------------------------- */
 
-void kvf_ucx_mark_lost(kvf_ucx_link *link, const char *why) {
-    if (!link->lost) {
-        link->lost = link->queue.halted = true;
-        (void)snprintf(link->lost_why, sizeof link->lost_why, "%s", why);
-    }
-    link->endpoint->any_lost = true;
-}
-
 static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status) {
     (void)ep;
     kvf_ucx_link *link = argument;
     (void)kvf_ucx_fail(link->ucx, status, "connection");
-    kvf_ucx_mark_lost(link, kvf_error_detail());
+    kvf_post_lose(&link->queue, kvf_error_detail());
 }
 
 static void linger_done(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_link *link = user_data;
     link->lingering--;
-    link->answered = link->answered || status == UCS_OK;
+    link->queue.answered = link->queue.answered || status == UCS_OK;
     link->ucx->ucp_request_free(request);
 }
 
@@ -48,7 +40,7 @@ static int64_t now_ns(void) {
  * closes its endpoint in that moment, nor when this process dies.
  */
 static bool harms_the_peer(const kvf_ucx_link *link) {
-    return !link->answered && link->ucx->major == 1 && link->ucx->minor < 14;
+    return !link->queue.answered && link->ucx->major == 1 && link->ucx->minor < 14;
 }
 
 /* A forced close discards what UCX still has to send. This gives notifications a moment to leave, and a connection one
@@ -59,12 +51,12 @@ static void linger(kvf_ucx_link *link) {
         .cb.send = linger_done,
         .user_data = link,
     };
-    if ((!link->notified && !harms_the_peer(link)) || link->lost || link->queue.in_flight > 0)
+    if ((!link->notified && !harms_the_peer(link)) || link->queue.lost || link->queue.in_flight > 0)
         return;
     if (!UCS_PTR_IS_PTR(link->ucx->ucp_ep_flush_nbx(link->ep, &param)))
         return;
     link->lingering++;
-    for (int64_t end = now_ns() + LINGER_NS; link->lingering > 0 && !link->lost && now_ns() < end;)
+    for (int64_t end = now_ns() + LINGER_NS; link->lingering > 0 && !link->queue.lost && now_ns() < end;)
         (void)link->ucx->ucp_worker_progress(link->endpoint->worker);
 }
 
@@ -92,7 +84,7 @@ static void close_ep(kvf_ucx_link *link) {
     link->ep = NULL;
     for (int64_t end = now_ns() + LINGER_NS; is_closing(ucx, closing) || is_busy(link);) {
         idle = ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
-        if (idle >= IDLE_ROUNDS && now_ns() >= end && kvf_beacon_is_gone(&link->watch))
+        if (idle >= IDLE_ROUNDS && now_ns() >= end && kvf_beacon_is_gone(&link->queue.watch))
             break;
     }
     if (UCS_PTR_IS_PTR(closing))
@@ -100,22 +92,10 @@ static void close_ep(kvf_ucx_link *link) {
     kvf_wake_set(&link->endpoint->wake, true); /* messages for other links may have come in meanwhile */
 }
 
-static void tell_one(kvf_ucx_link *link) {
-    link->lost_told = true;
+void kvf_ucx_close_lost(kvf_post_queue *queue) {
+    kvf_ucx_link *link = (kvf_ucx_link *)queue;
     close_ep(link);
-    kvf_beacon_watch_close(link->endpoint->event_fd, &link->watch);
-    kvf_post_drop(&link->queue);
-    kvf_peer_lost(link->peer, link->lost_why);
-}
-
-/* Closing one link makes progress, in which UCX may report that others are lost, also such as were passed already. */
-void kvf_ucx_tell_lost(kvf_ucx_endpoint *endpoint) {
-    while (endpoint->any_lost) {
-        endpoint->any_lost = false;
-        for (kvf_ucx_link *link = endpoint->links; link; link = link->following)
-            if (link->lost && !link->lost_told)
-                tell_one(link);
-    }
+    kvf_beacon_watch_close(link->endpoint->event_fd, &queue->watch);
 }
 
 static void free_keys(kvf_ucx_link *link) {
@@ -143,7 +123,7 @@ static void free_link(kvf_ucx_link *link) {
     if (!is_busy(link))
         free_keys(link);
     kvf_ucx_leave(entered);
-    kvf_beacon_watch_close(endpoint->event_fd, &link->watch);
+    kvf_beacon_watch_close(endpoint->event_fd, &link->queue.watch);
     kvf_post_drop(&link->queue);
     if (is_busy(link))
         KVF_LIST_ADD(endpoint->stuck, link);
@@ -201,7 +181,7 @@ static kvf_status create_ep(kvf_ucx_link *link, const kvf_ucx_card *card) {
     }
     /* The memory that connects shared memory transports has gone with its owner, or is another user's. */
     if (status == UCS_ERR_SHMEM_SEGMENT)
-        return kvf_beacon_is_gone(&link->watch) ? KVF_E_PEER_LOST : KVF_E_UNSUPPORTED;
+        return kvf_beacon_is_gone(&link->queue.watch) ? KVF_E_PEER_LOST : KVF_E_UNSUPPORTED;
     return failed;
 }
 
@@ -209,7 +189,7 @@ static kvf_status unpack_keys(kvf_ucx_link *link, const kvf_ucx_card *card) {
     for (uint32_t i = 0; i < card->region_count; i++) {
         const kvf_ucx_card_region *region = &card->regions[i];
         link->target_count = i + 1;
-        link->withholds = link->withholds || (region->bytes > 0 && !region->key);
+        link->queue.withholds = link->queue.withholds || (region->bytes > 0 && !region->key);
         if (!region->key)
             continue;
         void *key = kvf_ucx_card_blob(region->key, region->key_bytes);
@@ -235,12 +215,13 @@ static kvf_status make_link(kvf_ucx_endpoint *endpoint, const kvf_ucx_card *card
     }
     link->endpoint = endpoint;
     link->ucx = endpoint->ucx;
-    link->peer = peer;
+    link->queue.poster = &endpoint->poster;
+    link->queue.peer = peer;
     link->targets = targets;
     kvf_ucx_prepare(link);
-    memcpy(link->place, kvf_beacon_place(card->beacon), sizeof link->place);
+    memcpy(link->queue.place, kvf_beacon_place(card->beacon), sizeof link->queue.place);
     const kvf_cuda *entered = kvf_ucx_enter(endpoint);
-    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->watch);
+    kvf_status status = kvf_beacon_watch_open(card->beacon, endpoint->event_fd, link, &link->queue.watch);
     if (!status)
         status = create_ep(link, card);
     if (!status)
@@ -269,7 +250,7 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
     if (status)
         return status;
     KVF_LIST_ADD(endpoint->links, link);
-    kvf_post_queue_add(&endpoint->poster, &link->queue);
+    kvf_post_queue_add(&link->queue);
     kvf_wake_set(&endpoint->wake, true);
     *out = link;
     return KVF_OK;
@@ -278,15 +259,6 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
 bool kvf_ucx_is_emulated(const void *self) {
     const kvf_ucx_link *link = self;
     return link->endpoint->emulates;
-}
-
-const unsigned char *kvf_ucx_place(const void *self) {
-    return ((const kvf_ucx_link *)self)->place;
-}
-
-bool kvf_ucx_withholds(const void *self) {
-    const kvf_ucx_link *link = self;
-    return link->withholds;
 }
 
 void kvf_ucx_disconnect(void *self) {
@@ -312,7 +284,7 @@ static void sent(void *request, ucs_status_t status, void *user_data) {
     kvf_ucx_message *message = user_data;
     kvf_ucx_link *link = message->link;
     link->messages--;
-    link->answered = link->answered || status == UCS_OK;
+    link->queue.answered = link->queue.answered || status == UCS_OK;
     recycle(message);
     link->ucx->ucp_request_free(request);
 }
@@ -338,8 +310,8 @@ static kvf_status send_message(kvf_ucx_link *link, kvf_ucx_message *message, siz
 
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes) {
     kvf_ucx_link *link = self;
-    if (link->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "%s", link->lost_why);
+    if (link->queue.lost)
+        return kvf_fail(KVF_E_PEER_LOST, "%s", link->queue.lost_why);
     if (link->messages >= MESSAGES_MAX)
         return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed: %u", link->messages,
                         MESSAGES_MAX);

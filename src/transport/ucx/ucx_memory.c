@@ -79,7 +79,7 @@ static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf
     }
     kvf_status status = map_memory(endpoint, 0, out);
     out->mapped = !status;
-    return status ? kvf_fail_in(status, "region %u: ", i) : KVF_OK;
+    return status ? kvf_fail_in(kvf_device_memory_refused(status, region), "region %u: ", i) : KVF_OK;
 }
 
 kvf_status kvf_ucx_register(void *self, uint32_t region, const kvf_memory *memory) {

@@ -9,8 +9,9 @@ static kvf_ucx_link *link_of(const kvf_post_job *job) {
 
 /* ---- accepting ------------------------------------------------------------------------------- */
 
-static kvf_status check_keys(const kvf_ucx_link *link, const kvf_batch *batch) {
-    for (size_t i = 0; i < batch->count && link->withholds; i++) {
+static kvf_status check_keys(const kvf_post_queue *queue, const kvf_batch *batch) {
+    const kvf_ucx_link *link = (const kvf_ucx_link *)queue;
+    for (size_t i = 0; i < batch->count; i++) {
         uint32_t region = batch->runs[i].remote_region;
         if (batch->runs[i].bytes > 0 && !link->targets[region].key)
             return kvf_fail(KVF_E_PERMISSION,
@@ -21,25 +22,6 @@ static kvf_status check_keys(const kvf_ucx_link *link, const kvf_batch *batch) {
                             region);
     }
     return KVF_OK;
-}
-
-kvf_status kvf_ucx_submit(void *self, kvf_batch *batch) {
-    kvf_ucx_link *link = self;
-    if (link->lost)
-        return kvf_fail(KVF_E_PEER_LOST, "submit: %s", link->lost_why);
-    kvf_status status = check_keys(link, batch);
-    if (!status)
-        status = kvf_post_add(&link->queue, batch);
-    if (!status)
-        kvf_wake_set(&link->endpoint->wake, true);
-    return status;
-}
-
-/* Operations in flight cannot be taken back, only waited for; posting handles the rest. */
-void kvf_ucx_cancel(void *self, kvf_batch *batch) {
-    (void)batch;
-    kvf_ucx_link *link = self;
-    kvf_wake_set(&link->endpoint->wake, true);
 }
 
 /* ---- posting --------------------------------------------------------------------------------- */
@@ -57,7 +39,7 @@ static void completed(void *request, ucs_status_t status, void *user_data) {
     kvf_post_job *job = user_data;
     kvf_ucx_link *link = link_of(job);
     link->ucx->ucp_request_free(request);
-    link->answered = link->answered || status == UCS_OK;
+    link->queue.answered = link->queue.answered || status == UCS_OK;
     if (status != UCS_OK && job->batch)
         fail(job, status, word_of(job));
     kvf_post_completed(job);
@@ -110,12 +92,5 @@ static kvf_posted flush(kvf_post_job *job) {
     return take_result(job, link->ucx->ucp_ep_flush_nbx(link->ep, &param), "flush");
 }
 
-static bool is_gone(kvf_post_queue *queue) {
-    kvf_ucx_link *link = (kvf_ucx_link *)queue;
-    if (!kvf_beacon_is_gone(&link->watch))
-        return false;
-    kvf_ucx_mark_lost(link, KVF_BEACON_GONE);
-    return true;
-}
-
-const kvf_post_actions kvf_ucx_post_actions = {.finish = flush, .is_gone = is_gone};
+const kvf_post_actions kvf_ucx_post_actions = {
+    .check = check_keys, .finish = flush, .close = kvf_ucx_close_lost};
