@@ -158,6 +158,10 @@ class Host:
         names, numbers = (line.split() for line in lines if line.startswith("TcpExt:"))
         return int(numbers[names.index("TCPOFOQueue")])
 
+    def remember_no_rate(self) -> None:
+        """TCP, if it is BBR, otherwise sends at a slow link's rate for seconds after the link became fast."""
+        run(*self.command("sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno"))
+
     def lose(self, percent: float) -> None:
         """Drops incoming packets at random, by nftables."""
         if not shutil.which("nft"):

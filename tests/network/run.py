@@ -462,6 +462,8 @@ def bytes_under_way(seconds: float, lease_ms: int, direction: str = "both") -> C
 
     def check(self: Case) -> None:
         a, b, wire = self.network.wire(self.programs.wire)
+        a.remember_no_rate()
+        b.remember_no_rate()
         pair = self.pair(a, b, lease_ms)
         pair.move()
         pair.move(writes=True)
@@ -489,8 +491,11 @@ def bytes_under_way(seconds: float, lease_ms: int, direction: str = "both") -> C
                 assert words[0] == "done" and words[4] == "0", " ".join(words)
                 last = max(last, when)
             self.notes.append(f"{len(cut)} by {kind} were done {last - healed:.2f} s after the link was back")
-            # TCP sends again once in a second, or after about as long again as the link was down.
-            waits = 0.0 if seconds > lease_ms / 1000 else 1.0 if self.often else seconds
+            # TCP sends again once in a second, or after about as long again as the link was down. Without bytes
+            # that wait in a fabric's only connection, agents make a second one.
+            waits = 1.0 if self.often else seconds
+            if seconds > lease_ms / 1000 and self.fabric.kind == "messages":
+                waits = 0.0
             assert last - healed <= waits + self.recovery_s, self.notes[-1]
             wire.tell(rate=1)
 
