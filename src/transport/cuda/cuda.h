@@ -166,6 +166,8 @@ struct kvf_cuda_link {
     bool only_written; /* by the owner itself: nothing is mapped here before something is read */
     bool ready;        /* for copies */
     bool lost;
+    bool refused;               /* lost because the owner refused us; it lives */
+    bool closed;                /* lost because the owner's endpoint closes */
     bool stale;                 /* lost because the memory is of another generation by now */
     char why[KVF_REASON_BYTES]; /* it was lost */
     kvf_cuda_map *maps;         /* none while the peer is only written */
