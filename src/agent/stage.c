@@ -225,8 +225,9 @@ kvf_peer *kvf_session_mate(const kvf_session *session) {
 }
 
 bool kvf_session_carries(const kvf_session *session) {
-    return session->agent->stage && session->peer &&
-           kvf_stage_peer_moves(session->agent->stage, session->peer);
+    const kvf_stage *stage = session->agent->stage;
+    return session->peer &&
+           (kvf_peer_is_used(session->peer) || (stage && kvf_stage_peer_moves(stage, session->peer)));
 }
 
 bool kvf_session_goes_on(const kvf_session *session) {

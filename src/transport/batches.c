@@ -329,6 +329,10 @@ void kvf_peer_waits(kvf_peer *peer, const char *why) {
     peer->transport->waits += why != NULL;
 }
 
+bool kvf_peer_is_used(const kvf_peer *peer) {
+    return peer->users != NULL;
+}
+
 bool kvf_peer_lives(const kvf_peer *peer) {
     return peer->lives;
 }

@@ -254,6 +254,9 @@ void kvf_peer_lost(kvf_peer *peer, const char *reason);
 /** The same if the other side is still there and said so itself: it refuses the connection, or has ended it. */
 void kvf_peer_refused(kvf_peer *peer, const char *reason);
 
+/** Whether a transfer uses the connection to a peer. */
+bool kvf_peer_is_used(const kvf_peer *peer);
+
 /** There is no connection to a peer yet, and `why`; the fabric tries again. NULL: now there is one. */
 void kvf_peer_waits(kvf_peer *peer, const char *why);
 

@@ -241,6 +241,28 @@ static void a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_h
     }
 }
 
+/* The connection was closed by this side, or was that of another session to the same rank. */
+static void a_writer_whose_connection_ends_under_its_writes_does_not_claim_to_have_stopped(void **state) {
+    (void)state;
+    scene s;
+    faulty_install(&(faulty_options){.per_mille = {[FAULTY_LATE_START] = 1000}, .turns = 100000});
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    s.held.request.way = KVF_WAY_DIRECT;
+    lease_meet(&s);
+    world_ready(&s.w.p, s.theirs);
+    world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+    assert_ok(kvf_agent_lock(s.p));
+    kvf_work_take(s.p);
+    assert_true(kvf_session_carries(s.p->all_sessions)); /* so it is not evicted as idle meanwhile */
+    kvf_session_disconnect(s.p->all_sessions);
+    kvf_work_give(s.p);
+    kvf_agent_unlock(s.p);
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+    lease_close(&s);
+    faulty_remove();
+}
+
 static bool may_connect(const kvf_agent *from, const kvf_agent *to) {
     kvf_peer *peer = NULL;
     const kvf_status status = kvf_transport_connect(from->transport, to->card, to->card_bytes, &peer);
@@ -602,6 +624,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
         cmocka_unit_test(a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_have_stopped),
+        cmocka_unit_test(a_writer_whose_connection_ends_under_its_writes_does_not_claim_to_have_stopped),
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),
