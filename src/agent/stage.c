@@ -203,7 +203,7 @@ void kvf_session_disconnect(kvf_session *session) {
     bool was_mate = agent->stage && kvf_stage_peer_named(agent->stage, name) == peer;
     if (was_mate)
         kvf_stage_leave(agent->stage, peer);
-    kvf_peer_close(peer);
+    kvf_peer_part(peer);
     /* The connection to a living process may also be lost, and that process may still access memory lent to it. */
     if (was_mate && session->gone && (!session->peer_lost || is_outside(session)))
         kvf_stage_quiet(agent->stage, name);

@@ -147,7 +147,7 @@ kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
     if (peer->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind.name, peer->name,
                         peer->lost_reason);
-    if (peer->closing)
+    if (peer->closing || peer->parting)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s is being closed", what, peer->name);
     return KVF_OK;
 }

@@ -360,6 +360,10 @@ void kvf_cuda_link_leave(kvf_cuda_link *back) {
     kvf_cuda_link_lose(back, "the client has other memory now");
 }
 
+bool kvf_cuda_link_quiet(const void *self) {
+    return kvf_cuda_copy_count(self) == 0;
+}
+
 void kvf_cuda_link_disconnect(void *self) {
     kvf_cuda_link *link = self;
     unlist(link);
