@@ -479,7 +479,8 @@ KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, 
  *
  * After a failure the request may be expected again, into other blocks at once, also while the first blocks are in doubt:
  * a push that goes on writes to both until it hears of the withdrawal. If the push has ended, as it does when its last
- * consumer withdraws, the new expectation fails with KVF_E_EXISTS. */
+ * consumer withdraws, the new expectation fails with KVF_E_EXISTS if the producer remembers it (`remember_ns`), and
+ * otherwise waits for another push. */
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
 /**

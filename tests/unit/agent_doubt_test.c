@@ -286,7 +286,9 @@ static void a_request_whose_push_was_withdrawn_from_is_not_waited_for_when_it_is
     scene s;
     world_request anew;
     uint64_t ours[WORLD_MAX_RANKS];
-    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    kvf_agent_options options = *LEASE(20 * SECOND);
+    options.remember_ns = 60 * SECOND;
+    lease_open(&s, ONE("P"), ONE("D"), &options);
     lease_meet(&s);
     assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
     (void)world_done(&s.w, s.p, s.theirs[0]);
