@@ -1,5 +1,6 @@
 #include "content.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "chance.h"
@@ -205,6 +206,12 @@ uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_t
         get_regions(rank);
     walk_cells(&walk, content_all(rank, group, table));
     return walk.wrong;
+}
+
+void content_describe(const content_cell *cell, char out[CONTENT_WORDS]) {
+    (void)snprintf(out, CONTENT_WORDS, "group %u, layer %u, part %u, step %u, row %u, unit %u, byte %u: %s",
+                   cell->group, cell->layer, cell->part, cell->step, cell->row, cell->unit, cell->byte,
+                   cell->wanted ? "not what was sent" : "was not to be touched");
 }
 
 bool content_is_of(const content_cell *cell, uint64_t seed, uint32_t *step) {

@@ -80,6 +80,11 @@ typedef struct content_cell {
 uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_table *table, uint64_t seed,
                        uint64_t before, content_cell *first);
 
+#define CONTENT_WORDS 160u
+
+/** Says which cell that is, and what is wrong with it. */
+void content_describe(const content_cell *cell, char out[CONTENT_WORDS]);
+
 /** Whether the bytes of a wrong cell are those of a seed, at any step, which `step` receives. Words of a few bytes may be
  * those of any seed, so nothing is said of them. */
 bool content_is_of(const content_cell *cell, uint64_t seed, uint32_t *step);

@@ -364,9 +364,9 @@ static void check_bytes(const worker *w, const task *t, const char *when) {
     }
     if (cells == 0)
         return;
-    wrong(w, t, "%u cells are wrong %s; group %u, layer %u, part %u, step %u, row %u, unit %u, byte %u: %s",
-          cells, when, first.group, first.layer, first.part, first.step, first.row, first.unit, first.byte,
-          first.wanted ? "not what was sent" : "was not to be touched");
+    char words[CONTENT_WORDS];
+    content_describe(&first, words);
+    wrong(w, t, "%u cells are wrong %s; %s", cells, when, words);
     tell_story(w, &first);
 }
 
