@@ -329,18 +329,16 @@ void kvf_cuda_link_report(kvf_cuda_link *link) {
     }
 }
 
+static bool has_settled(void *context) {
+    kvf_cuda_link *link = context;
+    kvf_cuda_copy_poll(link);
+    return kvf_cuda_copy_count(link) == 0;
+}
+
 /* Waits until our kernels end, but not for ever if the device hangs: then the memory that they access stays mapped. */
 static bool settle(kvf_cuda_link *link) {
-    const uint64_t begun = kvf_now(&kvf_monotonic);
     kvf_cuda_link_lose(link, "the connection is closed");
-    for (;;) {
-        kvf_cuda_copy_poll(link);
-        if (kvf_cuda_copy_count(link) == 0)
-            return true;
-        if (kvf_now(&kvf_monotonic) - begun > link->endpoint->patience_ns)
-            return false;
-        kvf_cuda_pause();
-    }
+    return kvf_cuda_await(has_settled, link, link->endpoint->patience_ns);
 }
 
 /* Keeps the link until the process ends: the owner must not learn that we have released its memory, for we have not. */
