@@ -476,7 +476,12 @@ KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const 
 KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                              uint32_t group_count, const kvf_ready_event *after);
 
-/** Consumer: lets a producer write a request into blocks of its own. Events and errors as of kvf_agent_pull(). */
+/** Consumer: lets a producer write a request into blocks of its own. Events and errors as of kvf_agent_pull().
+ *
+ * After a failure the request may be expected again, into other blocks at once, also while the first blocks are in doubt:
+ * a push that goes on writes to both until it hears of the withdrawal. If the push has ended, as it does when its last
+ * consumer withdraws, the new expectation fails with KVF_E_EXISTS if the producer remembers it (`remember_ns`), and
+ * otherwise waits for another push. */
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
 /**

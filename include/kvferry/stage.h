@@ -182,7 +182,8 @@ typedef struct kvf_move_options {
 } kvf_move_options;
 
 /**
- * Reads a request from all its sources.
+ * Reads a request from all its sources. If one cannot be started after another was, the move fails with that reason,
+ * once nothing of the others is under way.
  *
  * @param request  over a plan whose local shard is the stage's; must stay unchanged until the move is freed
  * @param peers    the peer of each source, by source index. KVF_WAY_AUTO reads peers that have not joined directly

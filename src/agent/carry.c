@@ -196,6 +196,10 @@ kvf_carried kvf_carry_counts(const kvf_carry *carry) {
     return out;
 }
 
+bool kvf_carry_was_cut(const kvf_carry *carry) {
+    return carry->move ? kvf_move_was_cut(carry->move) : kvf_transfer_was_cut(carry->transfer);
+}
+
 void kvf_carry_cancel(const kvf_carry *carry) {
     kvf_transfer_cancel(carry->transfer);
     kvf_move_cancel(carry->move);

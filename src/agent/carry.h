@@ -63,6 +63,8 @@ kvf_status kvf_carry_status(const kvf_carry *carry);
 kvf_carried kvf_carry_counts(const kvf_carry *carry);
 /** The bytes of one source that have moved packed. */
 uint64_t kvf_carry_packed(const kvf_carry *carry, uint32_t source);
+/** Whether its connection ended under it: then what it wrote last may still arrive. */
+bool kvf_carry_was_cut(const kvf_carry *carry);
 void kvf_carry_cancel(const kvf_carry *carry);
 void kvf_carry_free(kvf_carry *carry);
 

@@ -258,6 +258,7 @@ static void end_part(kvf_flow *flow) {
     agent->stats.bytes_written += carried.bytes;
     agent->stats.bytes_packed += carried.packed;
     agent->stats.runs += carried.runs;
+    flow->cut = flow->cut || kvf_carry_was_cut(&flow->carry);
     kvf_peer_served(flow->session);
     if (kvf_session_is_past(flow->session))
         agent->due = 0; /* other flows may wait until it is left */
@@ -284,9 +285,10 @@ static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer)
         flow->session->agent->flow_sweep.due = 0; /* frees it */
 }
 
-/* After losing the connection we cannot promise that no more writes arrive, whatever else has ended the flow. */
+/* After losing a connection under our writes, be it one that another session made, we cannot promise that no more of
+ * them arrive, whatever else has ended the flow. */
 static bool has_lost(const kvf_flow *flow) {
-    return flow->status == KVF_E_PEER_LOST || flow->session->peer_lost;
+    return flow->status == KVF_E_PEER_LOST || flow->cut || flow->session->peer_lost;
 }
 
 /* The consumer then greets anew, and shuts us out, because we no longer answer for what it asked before. */

@@ -62,6 +62,7 @@ struct kvf_flow {
     bool posted;       /* some of it was under way */
     bool packed;       /* the consumer demands packed: no other way is used */
     bool over;         /* nothing more will be written */
+    bool cut;          /* a connection ended under its writes */
     kvf_status status; /* why it failed */
     char *detail;
     bool withdrawn;

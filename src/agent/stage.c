@@ -204,7 +204,7 @@ void kvf_session_disconnect(kvf_session *session) {
     bool was_mate = agent->stage && kvf_stage_peer_named(agent->stage, name) == peer;
     if (was_mate)
         kvf_stage_leave(agent->stage, peer);
-    kvf_peer_close(peer);
+    kvf_peer_part(peer);
     /* The connection to a living process may also be lost, and that process may still access memory lent to it. */
     if (was_mate && session->gone && (!session->peer_lost || is_outside(session)))
         kvf_stage_quiet(agent->stage, name);
@@ -226,8 +226,9 @@ kvf_peer *kvf_session_mate(const kvf_session *session) {
 }
 
 bool kvf_session_carries(const kvf_session *session) {
-    return session->agent->stage && session->peer &&
-           kvf_stage_peer_moves(session->agent->stage, session->peer);
+    const kvf_stage *stage = session->agent->stage;
+    return session->peer &&
+           (kvf_peer_is_used(session->peer) || (stage && kvf_stage_peer_moves(stage, session->peer)));
 }
 
 bool kvf_session_goes_on(const kvf_session *session) {

@@ -193,13 +193,16 @@ bool kvf_summing_is_busy(kvf_summing *s) {
     return s && s->runs && kvf_hasher_poll(s->runs, &sums) == KVF_IN_PROGRESS;
 }
 
+static bool is_idle(void *context) {
+    return !kvf_summing_is_busy(context);
+}
+
 /* If the device hangs, it still reads the memory, so its hasher stays. */
 void kvf_summing_free(kvf_summing *s) {
-    const uint64_t *sums;
     if (!s)
         return;
-    while (s->runs && kvf_hasher_poll(s->runs, &sums) == KVF_IN_PROGRESS && !is_late(s))
-        kvf_cuda_pause();
+    const uint64_t waited = kvf_now(&kvf_monotonic) - s->started_ns;
+    (void)kvf_cuda_await(is_idle, s, PATIENCE_NS - kvf_min_u64(waited, PATIENCE_NS));
     for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
         (void)kvf_hasher_close(s->hashers[i]);
     kvf_free(s);

@@ -149,19 +149,25 @@ static kvf_status late(const kvf_copy_queue *queue) {
                     queue->device, (unsigned long long)(queue->patience_ns / KVF_MILLISECOND));
 }
 
+/* A job that is over is polled once: then the copier has it back. */
+typedef struct polled_job {
+    kvf_copy_job *job;
+    kvf_status status;
+} polled_job;
+
+static bool is_over(void *context) {
+    polled_job *polled = context;
+    polled->status = kvf_copy_job_poll(polled->job);
+    return polled->status != KVF_IN_PROGRESS;
+}
+
 /* Waits for the oldest job. */
 static kvf_status wait_for_one(kvf_copy_queue *queue) {
-    const uint64_t begun = kvf_now(&kvf_monotonic);
-    kvf_status status;
+    polled_job oldest = {.job = queue->jobs[queue->first]};
+    queue->late = queue->late || !kvf_cuda_await(is_over, &oldest, queue->patience_ns);
     if (queue->late)
         return late(queue);
-    while ((status = kvf_copy_job_poll(queue->jobs[queue->first])) == KVF_IN_PROGRESS) {
-        if (kvf_now(&kvf_monotonic) - begun > queue->patience_ns) {
-            queue->late = true;
-            return late(queue);
-        }
-        kvf_cuda_pause();
-    }
+    const kvf_status status = oldest.status;
     queue->first = (queue->first + 1) % JOBS;
     queue->count--;
     if (!queue->bad)

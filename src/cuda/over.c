@@ -2,6 +2,8 @@
 
 #include <time.h>
 
+#include "base/clock.h"
+
 #define PAUSE_NS 20000
 
 /* After these nothing of this process runs on the device. */
@@ -26,4 +28,14 @@ kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {
 void kvf_cuda_pause(void) {
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
     (void)nanosleep(&pause, NULL);
+}
+
+bool kvf_cuda_await(bool (*is_over)(void *context), void *context, uint64_t patience_ns) {
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    while (!is_over(context)) {
+        if (kvf_now(&kvf_monotonic) - begun > patience_ns)
+            return false;
+        kvf_cuda_pause();
+    }
+    return true;
 }

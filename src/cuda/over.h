@@ -19,4 +19,13 @@ kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing);
 /** Sleeps for 20 us: the pause between two polls, for callers that wait. */
 void kvf_cuda_pause(void);
 
+/**
+ * Polls until something is over, with these pauses.
+ *
+ * @param is_over      polls once; is called at least once
+ * @param patience_ns  how long it is polled
+ * @return false: it is not over
+ */
+bool kvf_cuda_await(bool (*is_over)(void *context), void *context, uint64_t patience_ns);
+
 #endif

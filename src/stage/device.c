@@ -203,7 +203,8 @@ bool kvf_stage_device_withdraw(kvf_stage_device *device, kvf_job *job) {
 }
 
 /* Advances all jobs: one that waits for room on the device may be listed before some that have room. */
-static bool copies_nothing(kvf_stage_device *device) {
+static bool copies_nothing(void *context) {
+    kvf_stage_device *device = context;
     bool nothing = true;
     for (kvf_job *job = device->jobs.first; job; job = job->following) {
         advance(device, job);
@@ -212,25 +213,15 @@ static bool copies_nothing(kvf_stage_device *device) {
     return nothing;
 }
 
-static bool wait_for(kvf_stage_device *device, uint64_t patience_ns) {
-    const uint64_t end = kvf_now(&kvf_monotonic) + patience_ns;
-    while (!copies_nothing(device)) {
-        if (kvf_now(&kvf_monotonic) >= end)
-            return false;
-        kvf_cuda_pause();
-    }
-    return true;
-}
-
 bool kvf_stage_device_settle(kvf_stage_device *device) {
-    return wait_for(device, SETTLE_NS);
+    return kvf_cuda_await(copies_nothing, device, SETTLE_NS);
 }
 
 void kvf_stage_device_close(kvf_stage_device *device) {
     if (!device)
         return;
     const bool ours = device->forks == kvf_fork_count(); /* a child has nothing under way */
-    const bool ended = !ours || wait_for(device, KVF_DEVICE_PATIENCE_NS);
+    const bool ended = !ours || kvf_cuda_await(copies_nothing, device, KVF_DEVICE_PATIENCE_NS);
     while (device->jobs.first)
         remove_job(device, device->jobs.first);
     if (ended)

@@ -243,6 +243,36 @@ static kvf_status make(kvf_stage *stage, uint32_t legs, kvf_move **out) {
     return KVF_OK;
 }
 
+static void stop(const leg *at) {
+    if (at->transfer)
+        kvf_transfer_cancel(at->transfer);
+    if (at->flow && !at->flow->ended)
+        kvf_stage_flow_end(at->flow, kvf_fail(KVF_E_CANCELLED, "cancelled by its owner"));
+}
+
+static void fail(kvf_move *move, kvf_status status, const char *detail) {
+    if (move->failed)
+        return;
+    move->failed = status;
+    (void)snprintf(move->detail, sizeof move->detail, "%s", detail);
+    for (uint32_t i = 0; i < move->leg_count; i++)
+        if (!move->legs[i].over)
+            stop(&move->legs[i]);
+}
+
+/* Source `i` cannot be started. If another was, and may write to our memory for a while, the move ends as one that fails
+ * later. False: nothing is under way. */
+static bool fail_begun(kvf_move *move, uint32_t i, kvf_status status) {
+    bool begun = false;
+    for (uint32_t before = 0; before < i; before++)
+        begun = begun || !move->legs[before].over;
+    for (uint32_t rest = i; rest < move->leg_count && begun; rest++)
+        move->legs[rest].over = true;
+    if (begun)
+        fail(move, status, kvf_error_detail());
+    return begun;
+}
+
 kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                           const kvf_move_options *options, kvf_move **out) {
     return kvf_stage_pull_held(stage, request, peers, options, false, out);
@@ -267,11 +297,13 @@ kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf
             status = kvf_fail(KVF_E_INVALID, "pull: the peer of source %u is NULL", i);
     if (!status)
         status = make(stage, sources, &move);
-    for (uint32_t i = 0; i < sources && !status; i++) {
+    for (uint32_t i = 0; i < sources && !status && !move->failed; i++) {
         by.source = i;
         by.peer = peers[i];
         by.permission = by.options.permissions ? by.options.permissions[i] : 0;
         status = start_leg(move, &by, &move->legs[i]);
+        if (status && fail_begun(move, i, status))
+            status = KVF_OK;
     }
     if (!status)
         *out = move;
@@ -311,23 +343,6 @@ kvf_status kvf_stage_push_held(kvf_stage *stage, const kvf_request *request, uin
     else if (move)
         kvf_move_free(move);
     return status;
-}
-
-static void stop(const leg *at) {
-    if (at->transfer)
-        kvf_transfer_cancel(at->transfer);
-    if (at->flow && !at->flow->ended)
-        kvf_stage_flow_end(at->flow, kvf_fail(KVF_E_CANCELLED, "cancelled by its owner"));
-}
-
-static void fail(kvf_move *move, kvf_status status, const char *detail) {
-    if (move->failed)
-        return;
-    move->failed = status;
-    (void)snprintf(move->detail, sizeof move->detail, "%s", detail);
-    for (uint32_t i = 0; i < move->leg_count; i++)
-        if (!move->legs[i].over)
-            stop(&move->legs[i]);
 }
 
 static uint64_t bytes_of(const leg *at) {
@@ -421,6 +436,13 @@ uint64_t kvf_move_advance(kvf_move *move, uint64_t bytes) {
     }
     move->turn = move->leg_count ? (move->turn + 1) % move->leg_count : 0;
     return done;
+}
+
+bool kvf_move_was_cut(const kvf_move *move) {
+    for (uint32_t i = 0; i < move->leg_count; i++)
+        if (kvf_transfer_was_cut(move->legs[i].transfer))
+            return true;
+    return false;
 }
 
 uint64_t kvf_move_packed(const kvf_move *move, uint32_t source) {

@@ -47,6 +47,10 @@ void kvf_move_hold(kvf_move *move, bool held);
  */
 uint64_t kvf_move_advance(kvf_move *move, uint64_t bytes);
 
+/** As kvf_transfer_was_cut(), of the sources that go directly. What goes packed reaches only slots of the other side,
+ * which its stage keeps as long as they are in doubt. */
+bool kvf_move_was_cut(const kvf_move *move);
+
 /** How many bytes of a source have moved packed. */
 uint64_t kvf_move_packed(const kvf_move *move, uint32_t source);
 

@@ -147,7 +147,7 @@ kvf_status kvf_front_check_peer(const kvf_peer *peer, const char *what) {
     if (peer->lost)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s: %s is gone: %s", what, peer->fabric->kind.name, peer->name,
                         peer->lost_reason);
-    if (peer->closing)
+    if (peer->closing || peer->parting)
         return kvf_fail(KVF_E_PEER_LOST, "%s: %s is being closed", what, peer->name);
     return KVF_OK;
 }
@@ -327,6 +327,10 @@ void kvf_peer_refused(kvf_peer *peer, const char *reason) {
 void kvf_peer_waits(kvf_peer *peer, const char *why) {
     (void)snprintf(peer->waits, sizeof peer->waits, "%s", why ? why : "");
     peer->transport->waits += why != NULL;
+}
+
+bool kvf_peer_is_used(const kvf_peer *peer) {
+    return peer->users != NULL;
 }
 
 bool kvf_peer_lives(const kvf_peer *peer) {

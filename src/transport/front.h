@@ -58,6 +58,7 @@ struct kvf_peer {
     bool lost_untold;             /* on_peer_lost is due */
     char waits[KVF_REASON_BYTES]; /* why there is no connection yet; "": there is one, or nothing was tried */
     bool closing;
+    bool parting; /* to be closed once its link is quiet */
     struct kvf_peer *previous, *following;
 };
 

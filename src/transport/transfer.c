@@ -62,6 +62,7 @@ struct kvf_transfer {
     kvf_status failed; /* the first failure, or KVF_E_CANCELLED */
     char detail[DETAIL_BYTES];
     uint32_t in_flight; /* batches */
+    bool cut;           /* see kvf_transfer_was_cut() */
     bool abandoned;     /* kvf_transfer_free() was called: freed with the last batch */
     uint64_t bytes, runs;
     transfer_source *sources;
@@ -230,9 +231,11 @@ static void on_done(void *context, kvf_operation operation, kvf_status status, c
     (void)operation;
     transfer_batch *batch = context;
     kvf_transfer *transfer = batch->source->transfer;
+    const kvf_peer *peer = batch->source->peer;
     batch->submitted = false;
     transfer->in_flight--;
     if (status) {
+        transfer->cut = transfer->cut || !peer || peer->lost || peer->closing;
         fail(transfer, status, detail);
     } else {
         transfer->bytes += batch->bytes;
@@ -421,6 +424,10 @@ kvf_status kvf_transfer_status(const kvf_transfer *transfer) {
     if (!is_over(transfer))
         return KVF_IN_PROGRESS;
     return transfer->failed ? kvf_fail(transfer->failed, "%s", transfer->detail) : KVF_OK;
+}
+
+bool kvf_transfer_was_cut(const kvf_transfer *transfer) {
+    return transfer && transfer->cut;
 }
 
 const char *kvf_transfer_detail(const kvf_transfer *transfer) {

@@ -27,4 +27,10 @@ void kvf_transfer_hold(kvf_transfer *transfer, bool held);
  */
 uint64_t kvf_transfer_advance(kvf_transfer *transfer, uint64_t bytes);
 
+/**
+ * Whether the transfer's connection was lost, or closed, while batches of it were under way. Then only the other side
+ * knows whether the last writes of a push have arrived, or still will.
+ */
+bool kvf_transfer_was_cut(const kvf_transfer *transfer);
+
 #endif

@@ -540,6 +540,41 @@ kvf_status kvf_peer_check_regions(const kvf_peer *peer, uint32_t count, const ui
     return KVF_OK;
 }
 
+/* None of them submits more. */
+static void leave_users(kvf_peer *peer) {
+    for (kvf_front_user *user; (user = peer->users);) {
+        KVF_LIST_REMOVE(peer->users, user);
+        user->closed(user->context);
+    }
+}
+
+static bool is_quiet(const kvf_peer *peer) {
+    return peer->lost || !peer->fabric->quiet || peer->fabric->quiet(peer->link);
+}
+
+void kvf_peer_part(kvf_peer *peer) {
+    if (is_quiet(peer)) {
+        kvf_peer_close(peer);
+        return;
+    }
+    peer->parting = true;
+    leave_users(peer);
+    for (kvf_batch *batch = peer->batches.first, *following; batch; batch = following) {
+        following = batch->following;
+        (void)kvf_transport_cancel(peer->transport, batch->operation);
+    }
+}
+
+/* From the start each time: the callbacks of a peer's batches may close others. */
+static void close_parted(kvf_transport *transport) {
+    for (kvf_peer *peer = transport->peers; peer;) {
+        const bool closes = peer->parting && is_quiet(peer);
+        if (closes)
+            kvf_peer_close(peer);
+        peer = closes ? transport->peers : peer->following;
+    }
+}
+
 void kvf_peer_close(kvf_peer *peer) {
     if (!peer || peer->closing || peer->transport->forks != kvf_fork_count())
         return;
@@ -548,10 +583,7 @@ void kvf_peer_close(kvf_peer *peer) {
     peer->fabric->disconnect(peer->link);
     kvf_front_end_batches(peer, KVF_E_CANCELLED, "the connection was closed");
     kvf_front_dispatch_peer(transport, peer);
-    for (kvf_front_user *user; (user = peer->users);) {
-        KVF_LIST_REMOVE(peer->users, user);
-        user->closed(user->context);
-    }
+    leave_users(peer);
     if (peer->lost_untold)
         transport->lost_untold--;
     KVF_LIST_REMOVE(transport->peers, peer);
@@ -588,6 +620,7 @@ kvf_status kvf_transport_progress(kvf_transport *transport, bool *busy) {
         if (failed && !status)
             status = kvf_fail_in(failed, "progress: %s: ", front->fabric->kind.name);
     }
+    close_parted(transport);
     kvf_front_dispatch(transport);
     kvf_front_update_wake(transport);
     transport->calling--;

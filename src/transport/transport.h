@@ -177,6 +177,9 @@ typedef struct kvf_fabric {
      * ends the batches. Called outside of progress(). */
     void (*disconnect)(void *link);
 
+    /** Whether disconnect() would return at once: nothing that must be waited for touches our memory. NULL: always. */
+    bool (*quiet)(const void *link);
+
     /**
      * Keeps the endpoint that wrote this part of a card from accessing our memory from now on. NULL if the fabric
      * cannot ensure that (kind.fences is false); then admit is NULL too.
@@ -253,6 +256,16 @@ void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
 /** The same if the other side is still there and said so itself: it refuses the connection, or has ended it. */
 void kvf_peer_refused(kvf_peer *peer, const char *reason);
+
+/**
+ * Closes a peer as kvf_peer_close() does, but waits for nothing: as long as something of this process touches memory for
+ * its batches, they are only cancelled, and end when that is over. The peer is then closed in a later progress(). The
+ * caller must not use it any more.
+ */
+void kvf_peer_part(kvf_peer *peer);
+
+/** Whether a transfer uses the connection to a peer. */
+bool kvf_peer_is_used(const kvf_peer *peer);
 
 /** There is no connection to a peer yet, and `why`; the fabric tries again. NULL: now there is one. */
 void kvf_peer_waits(kvf_peer *peer, const char *why);

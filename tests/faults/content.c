@@ -96,10 +96,9 @@ typedef struct cell_walk {
     void (*visit)(struct cell_walk *walk, const kvf_cell_location *cell, unsigned char *bytes);
     uint64_t seed, before;
     content_part wanted;
-    uint32_t layer, part, step, row, unit; /* the current cell; layer: of the model */
+    uint32_t layer, part, step, row, unit, block; /* the current cell; layer: of the model */
     uint32_t wrong;
-    char *first;
-    size_t first_bytes;
+    content_cell *first;
 } cell_walk;
 
 static void walk_row(cell_walk *walk, uint32_t layer_index, kvf_range units, uint32_t rows) {
@@ -109,6 +108,7 @@ static void walk_row(cell_walk *walk, uint32_t layer_index, kvf_range units, uin
     uint32_t row = walk->step % per_block * rows + walk->row;
     if (block == KVF_NO_BLOCK)
         return;
+    walk->block = block;
     for (walk->unit = units.begin; walk->unit < units.end; walk->unit++) {
         kvf_cell_location cell = {.struct_size = sizeof cell};
         if (kvf_shard_locate(rank->shard, walk->group, layer_index, walk->part, block, row, walk->unit,
@@ -161,11 +161,19 @@ static void check_cell(cell_walk *walk, const kvf_cell_location *cell, unsigned 
         uint64_t word = cell_word(walk, seed, at);
         if (memcmp(bytes + at, &word, count - at < 8 ? count - at : 8) == 0)
             continue;
-        if (walk->wrong++ == 0)
-            (void)snprintf(walk->first, walk->first_bytes,
-                           "group %u, layer %u, part %u, step %u, row %u, unit %u, byte %u: %s", walk->group,
-                           walk->layer, walk->part, walk->step, walk->row, walk->unit, (unsigned)at,
-                           wanted ? "not what was sent" : "was not to be touched");
+        if (walk->wrong++ == 0) {
+            *walk->first = (content_cell){.group = walk->group,
+                                          .layer = walk->layer,
+                                          .part = walk->part,
+                                          .step = walk->step,
+                                          .row = walk->row,
+                                          .unit = walk->unit,
+                                          .block = walk->block,
+                                          .byte = (uint32_t)at,
+                                          .wanted = wanted,
+                                          .bytes = (uint32_t)(count - at < 8 ? count - at : 8)};
+            memcpy(&walk->first->word, bytes + at, walk->first->bytes);
+        }
         return;
     }
 }
@@ -185,9 +193,7 @@ static void get_regions(const content_rank *rank) {
 }
 
 uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_table *table, uint64_t seed,
-                       uint64_t before,
-                       char *first, /* NOLINT(readability-non-const-parameter): written to while walking */
-                       size_t first_bytes) {
+                       uint64_t before, content_cell *first) {
     cell_walk walk = {.rank = rank,
                       .table = table,
                       .group = group,
@@ -195,10 +201,26 @@ uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_t
                       .seed = seed,
                       .before = before,
                       .wanted = content_wanted(rank, group, table),
-                      .first = first,
-                      .first_bytes = first_bytes};
+                      .first = first};
     if (rank->mirror)
         get_regions(rank);
     walk_cells(&walk, content_all(rank, group, table));
     return walk.wrong;
+}
+
+void content_describe(const content_cell *cell, char out[CONTENT_WORDS]) {
+    (void)snprintf(out, CONTENT_WORDS, "group %u, layer %u, part %u, step %u, row %u, unit %u, byte %u: %s",
+                   cell->group, cell->layer, cell->part, cell->step, cell->row, cell->unit, cell->byte,
+                   cell->wanted ? "not what was sent" : "was not to be touched");
+}
+
+bool content_is_of(const content_cell *cell, uint64_t seed, uint32_t *step) {
+    cell_walk walk = {
+        .group = cell->group, .layer = cell->layer, .part = cell->part, .row = cell->row, .unit = cell->unit};
+    for (; cell->bytes == 8 && walk.step <= CONTENT_TOKENS; walk.step++)
+        if (cell_word(&walk, seed, cell->byte) == cell->word) {
+            *step = walk.step;
+            return true;
+        }
+    return false;
 }

@@ -64,11 +64,29 @@ content_part content_wanted(const content_rank *rank, uint32_t group, const cont
 void content_fill(const content_rank *rank, uint32_t group, const content_table *table, content_part part,
                   uint64_t seed);
 
+/** A cell that has wrong bytes, and the first of them. */
+typedef struct content_cell {
+    uint32_t group, layer, part, step, row, unit; /**< layer: of the model */
+    uint32_t block, byte;
+    bool wanted;
+    uint64_t word;  /**< what lies there, at `byte` */
+    uint32_t bytes; /**< of the word */
+} content_cell;
+
 /**
  * How many cells of the blocks have wrong bytes. Cells that the request moves must have those of `seed`, the others
- * those of `before`. `first` receives a description of the first wrong cell.
+ * those of `before`. `first` receives the first wrong cell.
  */
 uint32_t content_wrong(const content_rank *rank, uint32_t group, const content_table *table, uint64_t seed,
-                       uint64_t before, char *first, size_t first_bytes);
+                       uint64_t before, content_cell *first);
+
+#define CONTENT_WORDS 160u
+
+/** Says which cell that is, and what is wrong with it. */
+void content_describe(const content_cell *cell, char out[CONTENT_WORDS]);
+
+/** Whether the bytes of a wrong cell are those of a seed, at any step, which `step` receives. Words of a few bytes may be
+ * those of any seed, so nothing is said of them. */
+bool content_is_of(const content_cell *cell, uint64_t seed, uint32_t *step);
 
 #endif

@@ -196,7 +196,7 @@ static void take_reports(crew *c, uint32_t engine, uint32_t rank) {
     static report r;
     crew_member *m = &c->engines[engine].members[rank];
     while (m->fd > 0 && recv(m->fd, &r, sizeof r, MSG_DONTWAIT) == (ssize_t)sizeof r) {
-        if (m->leaving && r.kind != REPORT_WRONG)
+        if (m->leaving && r.kind != REPORT_WRONG && r.kind != REPORT_STORY)
             continue; /* its requests have ended already */
         if (r.kind == REPORT_OPEN) {
             m->opened = r;

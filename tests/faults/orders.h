@@ -60,6 +60,7 @@ typedef enum report_kind {
     REPORT_CHECKED,
     REPORT_LOOK,
     REPORT_WRONG, /* something that must not happen; see `words` */
+    REPORT_STORY, /* what may explain it */
 } report_kind;
 
 typedef struct report {

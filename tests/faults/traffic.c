@@ -403,6 +403,10 @@ void traffic_report(traffic *t, uint32_t engine, uint32_t rank, const report *r)
             t->on_wrong(t->context, words);
         return;
     }
+    if (r->kind == REPORT_STORY) {
+        (void)printf("  %s rank %u: %s\n", content_engine_name(engine), rank, r->words);
+        return;
+    }
     if (!p || p->engine != engine)
         return; /* the report is from an engine that is gone */
     if (r->kind == REPORT_EVENT) {

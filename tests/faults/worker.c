@@ -24,8 +24,14 @@ typedef struct task {
     bool placed;             /* its destination is known */
     uint32_t results, frees; /* events so far */
     bool failed;
+    kvf_status status;
+    struct {
+        uint64_t began, result, free, refilled, forgotten; /* 0: never */
+    } at_ns;
     struct task *next;
 } task;
+
+#define KEPT_TASKS 256u /* that are forgotten, for the story of wrong bytes */
 
 typedef struct worker {
     const worker_setting *setting;
@@ -36,6 +42,8 @@ typedef struct worker {
     const kvf_link_table *mail;
     content_rank rank;
     task *tasks;
+    task *past[KEPT_TASKS];
+    uint32_t past_count; /* all so far */
     chance chance;
     uint64_t slow_until, slow_us;
     bool calm, quit;
@@ -61,6 +69,65 @@ __attribute__((format(printf, 3, 4))) static void wrong(const worker *w, const t
     (void)vsnprintf(r.words, sizeof r.words, format, list);
     va_end(list);
     send_report(w, &r);
+}
+
+/* ---- the story of wrong bytes ----------------------------------------------------------------- */
+
+static bool has_block(const task *t, uint32_t group, uint32_t block) {
+    const content_table *table = &t->start.start.groups[group];
+    for (uint32_t i = 0; i < table->count; i++)
+        if (table->ids[i] == block)
+            return true;
+    return false;
+}
+
+/* "free 12.3 ms ago" */
+static void add_moment(char *words, const char *what, uint64_t at_ns) {
+    const size_t used = strlen(words);
+    if (at_ns)
+        (void)snprintf(words + used, ORDERS_WORDS - used, ", %s %.1f ms ago", what,
+                       (double)(now_ns() - at_ns) / 1e6);
+}
+
+/* Reports what a request had to do with a wrong cell: its blocks, or its bytes. */
+static void tell_of(const worker *w, const task *t, const content_cell *cell) {
+    static const char *const kinds[] = {"none", "hold", "pull", "push", "expect", "connect"};
+    report r = {.kind = REPORT_STORY, .handle = t->start.handle};
+    uint32_t step = 0;
+    const char *bytes = content_is_of(cell, t->start.start.seed, &step)     ? "the bytes it moved"
+                        : content_is_of(cell, t->seed, &step)               ? "the bytes it was given later"
+                        : content_is_of(cell, t->start.start.before, &step) ? "the bytes before it"
+                                                                            : NULL;
+    const bool had_block = has_block(t, cell->group, cell->block);
+    if (!bytes && !had_block)
+        return;
+    (void)snprintf(r.words, sizeof r.words, "%s %llu, handle %u, ticket %llu: %sstatus %s",
+                   kinds[t->start.start.kind], (unsigned long long)t->start.start.id, t->start.handle,
+                   (unsigned long long)t->ticket, had_block ? "it has or had the block; " : "",
+                   kvf_status_name(t->status));
+    add_moment(r.words, "begun", t->at_ns.began);
+    add_moment(r.words, "told", t->at_ns.result);
+    add_moment(r.words, "free", t->at_ns.free);
+    add_moment(r.words, "computed", t->at_ns.refilled);
+    add_moment(r.words, "forgotten", t->at_ns.forgotten);
+    const size_t used = strlen(r.words);
+    if (bytes)
+        (void)snprintf(r.words + used, sizeof r.words - used, "; the cell has %s, of step %u", bytes, step);
+    send_report(w, &r);
+}
+
+/* Who wrote it: the requests whose bytes lie there, and those that had the block. */
+static void tell_story(const worker *w, const content_cell *cell) {
+    const uint32_t kept = w->past_count < KEPT_TASKS ? w->past_count : KEPT_TASKS;
+    report r = {.kind = REPORT_STORY};
+    (void)snprintf(r.words, sizeof r.words,
+                   "the first wrong cell is in block %u of group %u, its word is %016llx", cell->block,
+                   cell->group, (unsigned long long)cell->word);
+    send_report(w, &r);
+    for (uint32_t i = 0; i < kept; i++)
+        tell_of(w, w->past[(w->past_count - kept + i) % KEPT_TASKS], cell);
+    for (const task *t = w->tasks; t; t = t->next)
+        tell_of(w, t, cell);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -238,6 +305,7 @@ static void on_start(worker *w, const order *o) {
     t->start = *o;
     t->seed = o->start.seed;
     t->placed = !o->start.later;
+    t->at_ns.began = now_ns();
     t->next = w->tasks;
     w->tasks = t;
     prepare_memory(w, t);
@@ -285,21 +353,26 @@ static void on_ready(worker *w, task *t, const order *o) {
 }
 
 static void check_bytes(const worker *w, const task *t, const char *when) {
-    char first[200] = "";
+    content_cell first = {0};
     uint32_t cells = 0;
     for (uint32_t g = 0; g < groups_of(w); g++) {
-        char here[200] = "";
-        cells += content_wrong(&w->rank, g, &t->start.start.groups[g], t->seed, t->start.start.before, here,
-                               sizeof here);
-        if (!first[0])
-            memcpy(first, here, sizeof first);
+        content_cell here = {0};
+        const uint32_t found =
+            content_wrong(&w->rank, g, &t->start.start.groups[g], t->seed, t->start.start.before, &here);
+        first = cells == 0 ? here : first;
+        cells += found;
     }
-    if (cells)
-        wrong(w, t, "%u cells are wrong %s; %s", cells, when, first);
+    if (cells == 0)
+        return;
+    char words[CONTENT_WORDS];
+    content_describe(&first, words);
+    wrong(w, t, "%u cells are wrong %s; %s", cells, when, words);
+    tell_story(w, &first);
 }
 
 static void on_refill(const worker *w, task *t, uint64_t seed) {
     t->seed = seed;
+    t->at_ns.refilled = now_ns();
     for (uint32_t g = 0; g < groups_of(w); g++) {
         const content_table *table = &t->start.start.groups[g];
         content_fill(&w->rank, g, table, content_all(&w->rank, g, table), t->start.start.before);
@@ -314,7 +387,10 @@ static void on_forget(worker *w, task *gone) {
     *at = gone->next;
     if (gone->results != 1 || gone->frees != 1)
         wrong(w, gone, "%u results and %u times blocks_free", gone->results, gone->frees);
-    free(gone);
+    task **kept = &w->past[w->past_count++ % KEPT_TASKS];
+    gone->at_ns.forgotten = now_ns();
+    free(*kept);
+    *kept = gone;
 }
 
 static uint32_t count_descriptors(void) {
@@ -405,6 +481,9 @@ static void check_event(const worker *w, task *t, const kvf_event *event) {
     if (event->recompute != (event->kind == KVF_EVENT_FAILED && w->setting->policy == KVF_FAILURE_RECOMPUTE))
         wrong(w, t, "event %d: recompute is %d", (int)event->kind, event->recompute);
     t->failed = t->failed || event->kind == KVF_EVENT_FAILED;
+    t->status = event->kind == KVF_EVENT_FAILED ? event->status : t->status;
+    t->at_ns.result = result ? now_ns() : t->at_ns.result;
+    t->at_ns.free = event->blocks_free ? now_ns() : t->at_ns.free;
     if (is_destination(t) && done)
         check_bytes(w, t, "in what is DONE");
     if (is_destination(t) && event->kind == KVF_EVENT_FAILED && t->placed)
@@ -542,6 +621,8 @@ static void close_worker(worker *w) {
         w->tasks = t->next;
         free(t);
     }
+    for (uint32_t i = 0; i < KEPT_TASKS; i++)
+        free(w->past[i]);
     kvf_engine_free(w->engine);
     kvf_model_free(w->model);
 }

@@ -122,11 +122,13 @@ static void start(honest *h, slot *s) {
 }
 
 static void check(honest *h, const slot *s) {
-    char first[256];
+    content_cell first;
+    char words[CONTENT_WORDS];
     for (uint32_t g = 0; g < group_count(h); g++)
-        if (content_wrong(&h->rank, g, &s->tables[g], s->number, ~s->number, first, sizeof first)) {
+        if (content_wrong(&h->rank, g, &s->tables[g], s->number, ~s->number, &first)) {
             h->wrong++;
-            (void)fprintf(stderr, "honest: request %llu: %s\n", (unsigned long long)s->number, first);
+            content_describe(&first, words);
+            (void)fprintf(stderr, "honest: request %llu: %s\n", (unsigned long long)s->number, words);
             return;
         }
 }

@@ -330,13 +330,15 @@ static kvf_status move(reader *r, bool push, uint32_t nth, bool *on) {
 }
 
 static void check(reader *r, uint64_t seed, uint64_t before) {
-    char first[256];
+    char words[CONTENT_WORDS];
+    content_cell first;
     content_table table;
     stage_pair_table(r->half.rank.shard, 0, &table);
-    if (content_wrong(&r->half.rank, 0, &table, seed, before, first, sizeof first) == 0)
+    if (content_wrong(&r->half.rank, 0, &table, seed, before, &first) == 0)
         return;
+    content_describe(&first, words);
     if (r->half.wrong++ == 0)
-        (void)fprintf(stderr, "stage_honest: round %llu: %s\n", (unsigned long long)r->round, first);
+        (void)fprintf(stderr, "stage_honest: round %llu: %s\n", (unsigned long long)r->round, words);
 }
 
 /* Pulls, or pushes and pulls the pushed cells back; then every cell must be right. */

@@ -145,10 +145,10 @@ static void start(host *h, const char *kind, uint64_t number, uint64_t deadline_
 }
 
 static uint32_t count_wrong(const host *h, const slot *s) {
-    char first[256];
+    content_cell first;
     uint32_t wrong = 0;
     for (uint32_t g = 0; g < group_count(h) && !h->produces; g++)
-        wrong += content_wrong(&h->rank, g, &s->tables[g], s->number, ~s->number, first, sizeof first);
+        wrong += content_wrong(&h->rank, g, &s->tables[g], s->number, ~s->number, &first);
     return wrong;
 }
 

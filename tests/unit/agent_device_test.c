@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "agent/session.h"
 #include "agent_letters.h"
 #include "agent_world.h"
 #include "cuda/device_image.h"
@@ -17,6 +18,7 @@
 #define TP4                                                                                                  \
     ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "BLHNP"})
 
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
 #define TP2_D ENGINE(.name = "D", .tp_size = 2, .all = {.block_count = 64, .order = "L|BPHN"})
 
 /* P on the first device and D on the second, unless they are to be on the host. */
@@ -645,6 +647,50 @@ static void blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them(void *
     close_all(&w);
 }
 
+/* The session of a peer ends while the device that reads from it hangs. The agent's thread once waited for the device,
+ * and then took its blocks for free. */
+static void the_end_of_a_session_does_not_wait_for_a_device_that_hangs(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "cuda"};
+    world w;
+    world_request held, wanted, other_held, other;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS], lent[WORLD_MAX_RANKS], read[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    shown = true;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_request_make(&w, &w.d, "b", 50, 8, 3, &other_held);
+    world_request_make(&w, &w.p, "b", 50, 8, 3, &other);
+    world_hold(&w.p, &held, holds);
+    world_hold(&w.d, &other_held, lent);
+    devices_delay(HOUR_NS);
+    world_pull(&w.d, &wanted, &w.p, pulls); /* read by D's device, which hangs */
+    world_run_for(&w, SECOND);
+    devices_delay(0);
+    kvf_agent *d = w.d.agents[0];
+    kvf_session *session = d->all_sessions;
+    while (session && session->incoming)
+        session = session->next;
+    assert_non_null(session);
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    assert_ok(kvf_agent_lock(d));
+    kvf_work_take(d);
+    kvf_session_lose(session, KVF_E_PEER_LOST, "the test says so");
+    kvf_work_give(d);
+    kvf_agent_unlock(d);
+    assert_false(world_failed(&w, d, pulls[0], KVF_E_PEER_LOST)->blocks_free);
+    world_pull(&w.p, &other, &w.d, read); /* by P's device */
+    world_all_done(&w, &w.p, read);
+    world_all_done(&w, &w.d, lent);
+    assert_true(kvf_now(&kvf_monotonic) - begun < 10 * SECOND);
+    assert_true(world_stats(d).blocks_in_doubt_now > 0);
+    devices_hasten();
+    assert_int_equal(world_next(&w, d, pulls[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    (void)world_next(&w, w.p.agents[0], holds[0]);
+    close_all(&w);
+}
+
 /* ---- captures of graphs --------------------------------------------------------------------------- */
 
 /* The engine begins to capture a graph from a stream of its own. */
@@ -947,6 +993,8 @@ int main(void) {
                                   leave_nothing_held_up),
         {"a_hold_behind_a_stream_that_never_ends_ends_with_its_lease",
          a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},
+        {"the_end_of_a_session_does_not_wait_for_a_device_that_hangs",
+         the_end_of_a_session_does_not_wait_for_a_device_that_hangs, SIMULATED, NULL},
         {"blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them",
          blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them, SIMULATED, NULL},
         {"agents_at_work_leave_a_capture_of_a_graph_alone (shm)",

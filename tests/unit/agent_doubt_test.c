@@ -225,6 +225,82 @@ static void a_withdrawal_leaves_alone_what_else_the_writer_writes(void **state) 
     lease_close(&s);
 }
 
+/* The consumer tries again with other blocks, and the producer, which has not heard of the withdrawal, begins to push: it
+ * may write the first blocks, too, which are in doubt until it has. */
+static void a_request_that_is_expected_anew_while_it_is_withdrawn_is_written_to_both(void **state) {
+    (void)state;
+    for (int pushed_first = 0; pushed_first < 2; pushed_first++) {
+        scene s;
+        world_request anew;
+        uint64_t ours[WORLD_MAX_RANKS];
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        if (pushed_first)
+            world_push(&s.w.p, &s.held, s.theirs);
+        world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, SECOND);
+        letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+        world_request_make(&s.w, &s.w.d, "a", 50, 40, 1, &anew);
+        world_expect(&s.w.d, &anew, &s.w.p, ours);
+        world_run_for(&s.w, SECOND);
+        assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+        if (!pushed_first)
+            world_push(&s.w.p, &s.held, s.theirs);
+        world_ready(&s.w.p, s.theirs);
+        world_all_done(&s.w, &s.w.d, ours);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &anew, 1), 0);
+        letters_no_rules();
+        letters_deliver();
+        assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        world_fill(&s.w, &s.w.d, &s.wanted, 7);
+        world_run_for(&s.w, SECOND);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+        lease_close(&s);
+    }
+}
+
+static void a_request_that_was_withdrawn_before_its_push_is_written_when_it_is_expected_anew(void **state) {
+    (void)state;
+    scene s;
+    world_request anew;
+    uint64_t ours[WORLD_MAX_RANKS];
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, SECOND);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    world_request_make(&s.w, &s.w.d, "a", 50, 40, 1, &anew);
+    world_expect(&s.w.d, &anew, &s.w.p, ours);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &anew, 1), 0);
+    lease_close(&s);
+}
+
+/* The push is over with the withdrawal of its only consumer. */
+static void a_request_whose_push_was_withdrawn_from_is_not_waited_for_when_it_is_expected_anew(void **state) {
+    (void)state;
+    scene s;
+    world_request anew;
+    uint64_t ours[WORLD_MAX_RANKS];
+    kvf_agent_options options = *LEASE(20 * SECOND);
+    options.remember_ns = 60 * SECOND;
+    lease_open(&s, ONE("P"), ONE("D"), &options);
+    lease_meet(&s);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    (void)world_done(&s.w, s.p, s.theirs[0]);
+    world_request_make(&s.w, &s.w.d, "a", 50, 40, 1, &anew);
+    world_expect(&s.w.d, &anew, &s.w.p, ours);
+    const uint64_t begun = world_now();
+    const world_outcome *failed = world_failed(&s.w, s.d, ours[0], KVF_E_EXISTS);
+    assert_true(failed->blocks_free);
+    assert_true(world_now() - begun < SECOND);
+    lease_close(&s);
+}
+
 /* Nobody but the transport knows then whether its last writes have arrived. */
 static void a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_have_stopped(void **state) {
     (void)state;
@@ -239,6 +315,28 @@ static void a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_h
         (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
         lease_close(&s);
     }
+}
+
+/* The connection was closed by this side, or was that of another session to the same rank. */
+static void a_writer_whose_connection_ends_under_its_writes_does_not_claim_to_have_stopped(void **state) {
+    (void)state;
+    scene s;
+    faulty_install(&(faulty_options){.per_mille = {[FAULTY_LATE_START] = 1000}, .turns = 100000});
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    s.held.request.way = KVF_WAY_DIRECT;
+    lease_meet(&s);
+    world_ready(&s.w.p, s.theirs);
+    world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+    assert_ok(kvf_agent_lock(s.p));
+    kvf_work_take(s.p);
+    assert_true(kvf_session_carries(s.p->all_sessions)); /* so it is not evicted as idle meanwhile */
+    kvf_session_disconnect(s.p->all_sessions);
+    kvf_work_give(s.p);
+    kvf_agent_unlock(s.p);
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+    lease_close(&s);
+    faulty_remove();
 }
 
 static bool may_connect(const kvf_agent *from, const kvf_agent *to) {
@@ -601,7 +699,11 @@ int main(void) {
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_a_withdrawal),
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
+        cmocka_unit_test(a_request_that_is_expected_anew_while_it_is_withdrawn_is_written_to_both),
+        cmocka_unit_test(a_request_that_was_withdrawn_before_its_push_is_written_when_it_is_expected_anew),
+        cmocka_unit_test(a_request_whose_push_was_withdrawn_from_is_not_waited_for_when_it_is_expected_anew),
         cmocka_unit_test(a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_have_stopped),
+        cmocka_unit_test(a_writer_whose_connection_ends_under_its_writes_does_not_claim_to_have_stopped),
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),

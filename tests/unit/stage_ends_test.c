@@ -212,11 +212,45 @@ static void an_arena_that_cannot_be_registered(void **state) {
     faulty_remove();
 }
 
+/* What was started before may write for a while: a move that nobody has could not say when that is over. */
+static void a_source_that_cannot_be_started_fails_the_move_of_those_before_it(void **state) {
+    (void)state;
+    static const kvf_engine_spec one = {
+        .struct_size = sizeof one,
+        .tp_size = 1,
+        .all = {.tokens_per_block = 8, .block_count = 100, .order = "L|BPNH"}};
+    const stage_pair shape = {
+        attention(3, 4, 32), &one, &p_spec, 600, {.arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .window = 4}};
+    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    take_notices(true);
+    stage_world *w = stage_world_open("inproc", &shape);
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    kvf_move *move = NULL;
+    kvf_peer *peers[WORLD_RANKS];
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    stage_world_sources(w, &w->d[0], plan, peers);
+    for (uint32_t left = 2; left-- > 0;) {
+        kvf_stage_leave(w->d[0].stage, peers[left]);
+        const kvf_status status = kvf_stage_pull(w->d[0].stage, request, peers, &options, &move);
+        assert_int_equal(status, left == 1 ? KVF_OK : KVF_E_NOT_FOUND);
+        if (left == 0)
+            continue; /* nothing was started */
+        assert_fails(stage_world_finish(w, move), KVF_E_NOT_FOUND, "source 1: its peer has not joined");
+        kvf_move_free(move);
+    }
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    stage_world_close(w);
+    faulty_remove();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_holder_dies_between_gather_and_notice),
         cmocka_unit_test(a_writer_dies_between_write_and_notice),
         cmocka_unit_test(an_arena_that_cannot_be_registered),
+        cmocka_unit_test(a_source_that_cannot_be_started_fails_the_move_of_those_before_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@
 #include "cuda_ends.h"
 #include "cuda_scene.h"
 #include "transport/cuda/cuda.h"
+#include "transport/transport.h"
 
 #define DESCRIPTORS 256
 
@@ -81,12 +82,11 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     give_descriptors_back();
     assert_int_equal(noted.status, KVF_E_IO);
     assert_non_null(strstr(noted.detail, "the owner could not read the data: socket: Too many open files"));
-    for (int i = 0; i < 100 && noted.status; i++) {
-        (void)usleep(10000);
-        submit_of_writer(KVF_WRITE, BYTES, &noted);
-        run_rounds();
-        assert_int_equal(noted.calls, 1);
-    }
+    ahead_s = 1; /* longer than the pause between two attempts */
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
+    run_rounds();
+    ahead_s = 0;
+    assert_int_equal(noted.calls, 1);
     assert_int_equal(noted.status, KVF_OK);
     assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
     assert_int_equal(writer.lost, 0);
@@ -187,6 +187,31 @@ static void a_guest_that_does_not_show_the_key_is_hung_up_on(void **state) {
     both_close();
 }
 
+/* Whoever waits for a peer that refused it may not take the peer's last writes for over: it lives, and may connect again.
+ * Once it counted as a process that has ended, and blocks that it could still write were free. */
+static void a_peer_that_refuses_us_lives_and_one_that_closes_does_not(void **state) {
+    (void)state;
+    const void *card;
+    size_t bytes;
+    for (int closes = 0; closes < 2; closes++) {
+        both_open();
+        run_rounds();
+        assert_ok(kvf_transport_export(writer.transport, &card, &bytes));
+        if (closes)
+            kvf_transport_close(owner.transport);
+        else
+            assert_ok(kvf_transport_fence(owner.transport, card, bytes));
+        for (int i = 0; i < ROUNDS; i++)
+            assert_ok(kvf_transport_progress(writer.transport, NULL));
+        assert_int_equal(writer.lost, 1);
+        assert_int_equal(kvf_peer_lives(peer), !closes);
+        kvf_transport_close(writer.transport);
+        if (!closes)
+            kvf_transport_close(owner.transport);
+        devices_free();
+    }
+}
+
 /* What another user's process sees: 0 if it is refused by name, and then hung up on. */
 static int be_another_user(const unsigned char name[CUDA_ID_BYTES]) {
     int fd;
@@ -221,10 +246,15 @@ static void a_process_of_another_user_is_refused_and_hung_up_on(void **state) {
     assert_true(child >= 0);
     if (child == 0)
         _exit(be_another_user(card.name));
-    while (waitpid(child, &how, WNOHANG) == 0) {
+    struct pollfd either[2] = {{kvf_transport_event_fd(owner.transport), POLLIN, 0},
+                               {kvf_neighbour_watch_process(child), POLLIN, 0}};
+    assert_true(either[1].fd >= 0);
+    while (!either[1].revents) {
+        assert_true(poll(either, 2, -1) > 0);
         run_rounds();
-        (void)usleep(1000);
     }
+    (void)close(either[1].fd);
+    assert_int_equal(waitpid(child, &how, 0), child);
     assert_true(WIFEXITED(how));
     assert_int_equal(WEXITSTATUS(how), 0);
     write_well();
@@ -418,6 +448,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_reader_without_descriptors_for_segments_says_so_and_stays_connected),
         cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
         cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
+        cmocka_unit_test(a_peer_that_refuses_us_lives_and_one_that_closes_does_not),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
         cmocka_unit_test(memory_is_freed_once_no_other_process_has_it_mapped),

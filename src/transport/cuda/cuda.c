@@ -473,6 +473,7 @@ const kvf_fabric kvf_fabric_cuda = {
     .way = kvf_cuda_link_way,
     .refusal = kvf_cuda_link_refusal,
     .disconnect = kvf_cuda_link_disconnect,
+    .quiet = kvf_cuda_link_quiet,
     .fence = kvf_cuda_owner_fence,
     .admit = kvf_cuda_owner_admit,
     .found = cuda_found,

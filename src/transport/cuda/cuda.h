@@ -166,6 +166,8 @@ struct kvf_cuda_link {
     bool only_written; /* by the owner itself: nothing is mapped here before something is read */
     bool ready;        /* for copies */
     bool lost;
+    bool refused;               /* lost because the owner refused us; it lives */
+    bool closed;                /* lost because the owner's endpoint closes */
     bool stale;                 /* lost because the memory is of another generation by now */
     char why[KVF_REASON_BYTES]; /* it was lost */
     kvf_cuda_map *maps;         /* none while the peer is only written */
@@ -228,6 +230,8 @@ const char *kvf_cuda_link_way(const void *self);
 kvf_status kvf_cuda_link_map(kvf_cuda_link *link);
 const char *kvf_cuda_link_refusal(const void *self);
 void kvf_cuda_link_disconnect(void *self);
+/** Whether none of our kernels is under way for it. */
+bool kvf_cuda_link_quiet(const void *self);
 /** Connects back to a client, by the card that it has sent. @return as kvf_cuda_link_connect() */
 kvf_status kvf_cuda_link_back(kvf_cuda_client *client);
 /** Leaves a link back that its client no longer needs. It ends with this progress(), for it may have events until

@@ -30,6 +30,10 @@ static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
     };
     const uint32_t refusal = packet->bytes == sizeof packet->as.refused ? packet->as.header.count : 0;
     char text[160];
+    if (!link->lost) {
+        link->closed = refusal == CUDA_REFUSED_CLOSED;
+        link->refused = !link->closed;
+    }
     if (refusal == CUDA_REFUSED_GENERATION) {
         (void)snprintf(text, sizeof text,
                        "the card is for generation %llu of the peer's memory, which is now at %llu: a new "
@@ -295,6 +299,16 @@ static void unlist(kvf_cuda_link *link) {
     KVF_LIST_REMOVE(endpoint->links, link);
 }
 
+/* Whether the owner of a lost link lives: it refused us, or this side ended the link, as after a message that made no
+ * sense. What it wrote before may then still be under way, and it may connect again and write more. */
+static bool owner_lives(const kvf_cuda_link *link) {
+    struct pollfd looked_at[2] = {{link->fd, 0, 0}, {link->process_fd, POLLIN, 0}};
+    if (link->refused || link->closed)
+        return link->refused;
+    (void)poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0);
+    return !(looked_at[0].revents & (POLLHUP | POLLERR)) && !looked_at[1].revents;
+}
+
 void kvf_cuda_link_report(kvf_cuda_link *link) {
     kvf_peer *peer = link->peer;
     if (!link->lost || kvf_cuda_copy_count(link) > 0)
@@ -309,23 +323,22 @@ void kvf_cuda_link_report(kvf_cuda_link *link) {
         link->peer = NULL;
         link->slices = (kvf_slices){0};
         memset(link->copies, 0, sizeof link->copies);
+        const bool lives = owner_lives(link);
         free_link(link);
-        kvf_peer_lost(peer, link->why);
+        (lives ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
     }
+}
+
+static bool has_settled(void *context) {
+    kvf_cuda_link *link = context;
+    kvf_cuda_copy_poll(link);
+    return kvf_cuda_copy_count(link) == 0;
 }
 
 /* Waits until our kernels end, but not for ever if the device hangs: then the memory that they access stays mapped. */
 static bool settle(kvf_cuda_link *link) {
-    const uint64_t begun = kvf_now(&kvf_monotonic);
     kvf_cuda_link_lose(link, "the connection is closed");
-    for (;;) {
-        kvf_cuda_copy_poll(link);
-        if (kvf_cuda_copy_count(link) == 0)
-            return true;
-        if (kvf_now(&kvf_monotonic) - begun > link->endpoint->patience_ns)
-            return false;
-        kvf_cuda_pause();
-    }
+    return kvf_cuda_await(has_settled, link, link->endpoint->patience_ns);
 }
 
 /* Keeps the link until the process ends: the owner must not learn that we have released its memory, for we have not. */
@@ -343,6 +356,10 @@ void kvf_cuda_link_leave(kvf_cuda_link *back) {
     back->client = NULL;
     back->left = true;
     kvf_cuda_link_lose(back, "the client has other memory now");
+}
+
+bool kvf_cuda_link_quiet(const void *self) {
+    return kvf_cuda_copy_count(self) == 0;
 }
 
 void kvf_cuda_link_disconnect(void *self) {
