@@ -63,6 +63,8 @@ kvf_status kvf_carry_status(const kvf_carry *carry);
 kvf_carried kvf_carry_counts(const kvf_carry *carry);
 /** The bytes of one source that have moved packed. */
 uint64_t kvf_carry_packed(const kvf_carry *carry, uint32_t source);
+/** How many of the first model layers of a pull are here; 0 unless its ticket counts them. */
+uint32_t kvf_carry_layers(const kvf_carry *carry);
 void kvf_carry_cancel(const kvf_carry *carry);
 void kvf_carry_free(kvf_carry *carry);
 

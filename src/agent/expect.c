@@ -236,7 +236,7 @@ static void expect_check(kvf_asker *expect) {
 
 static const kvf_ticket_ops expect_ops;
 
-const kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
+kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
     const uint64_t number = generation & ~KVF_EXPECTATION;
     kvf_ticket *expect = generation == number ? NULL : kvf_ticket_find(agent, number, &expect_ops);
     bool live = expect && (expect->state == KVF_TICKET_ASKING || expect->state == KVF_TICKET_MOVING);

@@ -123,6 +123,7 @@ struct kvf_asker {
     uint32_t source_count;
     uint64_t posted;         /* when the first run was posted */
     struct kvf_check *check; /* verifying */
+    kvf_arrival *arrival;    /* layer by layer; NULL: it is not counted */
     kvf_after *after;        /* no byte is written to the blocks before it; NULL: nothing to wait for */
     bool complete;           /* expect: all is here, and verified if it is to be */
 };

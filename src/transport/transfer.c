@@ -6,7 +6,7 @@
  */
 #include <stdio.h>
 
-#include "request/request.h"
+#include "request/order.h"
 #include "transport/front.h"
 #include "transport/transfer.h"
 
@@ -31,8 +31,8 @@ typedef struct transfer_batch {
     kvf_operation operation;
     bool submitted;
     size_t count;
-    size_t whole; /* runs that end in it */
-    uint64_t bytes;
+    size_t whole;          /* runs that end in it */
+    uint64_t bytes, begin; /* of the source's, in the order in which they are taken */
     kvf_run *runs;
     kvf_run_shape shape; /* of nests */
 } transfer_batch;
@@ -42,6 +42,9 @@ struct transfer_source {
     kvf_transfer *transfer;
     kvf_peer *peer; /* NULL: its connection was closed */
     kvf_run_cursor cursor;
+    kvf_layer_order *order;  /* NULL: the cursor's */
+    kvf_layer_cursor layers; /* with an order, instead of `cursor` */
+    uint64_t taken;          /* bytes, into batches */
     bool nests;
     kvf_run
         ahead[PULL_RUNS]; /* nests, or runs of a held transfer: taken from the cursor and not submitted yet */
@@ -73,6 +76,7 @@ static void free_transfer(kvf_transfer *transfer) {
         transfer_source *source = &transfer->sources[i];
         if (source->peer)
             KVF_LIST_REMOVE(source->peer->users, &source->user);
+        kvf_layer_order_free(source->order);
         kvf_free(source->batches);
         kvf_free(source->runs);
     }
@@ -96,11 +100,21 @@ static void fail(kvf_transfer *transfer, kvf_status status, const char *detail) 
         cancel_batches(&transfer->sources[i]);
 }
 
+static size_t next_runs(transfer_source *source, kvf_run *runs, size_t capacity) {
+    return source->order ? kvf_layer_cursor_next(&source->layers, runs, capacity)
+                         : kvf_run_cursor_next(&source->cursor, runs, capacity);
+}
+
+static size_t next_nests(transfer_source *source, kvf_run *nests, size_t capacity, kvf_run_shape *shape) {
+    return source->order ? kvf_layer_cursor_next_nests(&source->layers, nests, capacity, shape)
+                         : kvf_run_cursor_next_nests(&source->cursor, nests, capacity, shape);
+}
+
 /* Takes whole runs: for a transfer at full speed. */
 static void fill(transfer_source *source, transfer_batch *batch) {
     while (batch->count < source->depth.runs && batch->bytes < BATCH_BYTES && !source->exhausted) {
         size_t room = (size_t)kvf_min_u64(source->depth.runs - batch->count, PULL_RUNS);
-        size_t got = kvf_run_cursor_next(&source->cursor, batch->runs + batch->count, room);
+        size_t got = next_runs(source, batch->runs + batch->count, room);
         for (size_t i = 0; i < got; i++, batch->count++) {
             batch->bytes += batch->runs[batch->count].bytes;
             if (source->transfer->swapped)
@@ -115,9 +129,9 @@ static void fill(transfer_source *source, transfer_batch *batch) {
 static kvf_run *look_ahead(transfer_source *source) {
     if (source->ahead_at == source->ahead_count && !source->exhausted) {
         source->ahead_at = 0;
-        source->ahead_count = source->nests ? kvf_run_cursor_next_nests(&source->cursor, source->ahead,
-                                                                        PULL_RUNS, &source->ahead_shape)
-                                            : kvf_run_cursor_next(&source->cursor, source->ahead, PULL_RUNS);
+        source->ahead_count = source->nests
+                                  ? next_nests(source, source->ahead, PULL_RUNS, &source->ahead_shape)
+                                  : next_runs(source, source->ahead, PULL_RUNS);
         source->exhausted = source->ahead_count == 0;
         for (size_t i = 0; i < source->ahead_count && source->transfer->swapped; i++)
             source->ahead[i] = kvf_run_swapped(&source->ahead[i]);
@@ -213,12 +227,14 @@ static uint64_t pump(transfer_source *source, uint64_t most) {
             continue;
         batch->count = batch->whole = 0;
         batch->bytes = 0;
+        batch->begin = source->taken;
         if (source->nests)
             fill_with_nests(source, batch, kvf_min_u64(most - bytes, BATCH_BYTES));
         else if (most == UINT64_MAX && source->ahead_at == source->ahead_count)
             fill(source, batch);
         else
             fill_up_to(source, batch, kvf_min_u64(most - bytes, BATCH_BYTES));
+        source->taken += batch->bytes;
         if (batch->count == 0 || !submit(source, batch))
             break;
         bytes += batch->bytes;
@@ -306,7 +322,7 @@ static kvf_status make(uint32_t sources, kvf_transfer **out) {
 
 /* The transfer's next source is source `of_plan` of the request's plan. */
 static kvf_status place_source(kvf_transfer *transfer, const kvf_request *request, uint32_t of_plan,
-                               kvf_peer *peer) {
+                               kvf_peer *peer, bool by_layer) {
     transfer_source *source = &transfer->sources[transfer->source_count++];
     const transfer_depth depth = depth_of(peer, request, of_plan);
     source->batches = kvf_alloc0(depth.batches, sizeof *source->batches);
@@ -323,7 +339,10 @@ static kvf_status place_source(kvf_transfer *transfer, const kvf_request *reques
     source->user = (kvf_front_user){.closed = on_closed, .context = source};
     KVF_LIST_ADD(peer->users, &source->user);
     (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */
-    return KVF_OK;
+    kvf_status status = by_layer ? kvf_layer_order_make(request, of_plan, &source->order) : KVF_OK;
+    if (source->order)
+        kvf_layer_cursor_start(&source->layers, source->order);
+    return status;
 }
 
 /* Starts a transfer whose sources are placed, unless that failed; frees it if nothing is under way after a failure. */
@@ -347,7 +366,8 @@ static kvf_status launch(kvf_transfer *transfer, kvf_status placed, kvf_transfer
 }
 
 kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction direction,
-                                   kvf_peer *const *peers, bool held, kvf_transfer **out) {
+                                   kvf_peer *const *peers, kvf_transfer_start_options options,
+                                   kvf_transfer **out) {
     if (!request || !out)
         return kvf_fail(KVF_E_INVALID, "transfer: %s is NULL", !request ? "request" : "out");
     if (direction != KVF_READ && direction != KVF_WRITE)
@@ -364,20 +384,20 @@ kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction dir
         return status;
     transfer->transport = sources > 0 ? peers[0]->transport : NULL;
     transfer->direction = direction;
-    transfer->held = held;
+    transfer->held = options.held;
     for (uint32_t i = 0; i < sources && !status; i++)
-        status = place_source(transfer, request, i, peers[i]);
+        status = place_source(transfer, request, i, peers[i], options.by_layer);
     return launch(transfer, status, out);
 }
 
 kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction, kvf_peer *const *peers,
                               kvf_transfer **out) {
-    return kvf_transfer_start_held(request, direction, peers, false, out);
+    return kvf_transfer_start_held(request, direction, peers, (kvf_transfer_start_options){0}, out);
 }
 
 /* Moves the bytes of one source; `direction` KVF_WRITE: this process is that source. */
 static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_peer *peer,
-                            kvf_direction direction, bool held, kvf_transfer **out) {
+                            kvf_direction direction, kvf_transfer_start_options options, kvf_transfer **out) {
     const char *what = direction == KVF_WRITE ? "push" : "transfer";
     if (!request || !peer || !out)
         return kvf_fail(KVF_E_INVALID, "%s: %s is NULL", what, !request ? "request" : !peer ? "peer" : "out");
@@ -395,19 +415,19 @@ static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_pee
     transfer->transport = peer->transport;
     transfer->direction = direction;
     transfer->swapped = direction == KVF_WRITE;
-    transfer->held = held;
-    status = place_source(transfer, request, source, peer);
+    transfer->held = options.held;
+    status = place_source(transfer, request, source, peer, options.by_layer);
     return launch(transfer, status, out);
 }
 
 kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
                                   kvf_transfer **out) {
-    return start_one(request, source, peer, KVF_WRITE, held, out);
+    return start_one(request, source, peer, KVF_WRITE, (kvf_transfer_start_options){.held = held}, out);
 }
 
-kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
-                                    kvf_transfer **out) {
-    return start_one(request, source, peer, KVF_READ, held, out);
+kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                                    kvf_transfer_start_options options, kvf_transfer **out) {
+    return start_one(request, source, peer, KVF_READ, options, out);
 }
 
 kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
@@ -421,6 +441,27 @@ kvf_status kvf_transfer_status(const kvf_transfer *transfer) {
     if (!is_over(transfer))
         return KVF_IN_PROGRESS;
     return transfer->failed ? kvf_fail(transfer->failed, "%s", transfer->detail) : KVF_OK;
+}
+
+/* What was taken before the first batch that is under way is there. */
+static uint64_t bytes_there(const transfer_source *source) {
+    uint64_t there = source->taken;
+    for (uint32_t i = 0; i < source->depth.batches; i++)
+        if (source->batches[i].submitted)
+            there = kvf_min_u64(there, source->batches[i].begin);
+    return there;
+}
+
+uint32_t kvf_transfer_layers(const kvf_transfer *transfer) {
+    uint32_t layers = UINT32_MAX;
+    for (uint32_t i = 0; i < transfer->source_count; i++) {
+        const transfer_source *source = &transfer->sources[i];
+        const uint32_t whole = source->order && !transfer->failed
+                                   ? kvf_layer_order_whole(source->order, bytes_there(source))
+                                   : 0;
+        layers = whole < layers ? whole : layers;
+    }
+    return layers;
 }
 
 const char *kvf_transfer_detail(const kvf_transfer *transfer) {
