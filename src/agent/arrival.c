@@ -1,11 +1,7 @@
 #include "agent/arrival.h"
 
-#include "agent/expect.h"
-#include "agent/pull.h"
 #include "cuda/word.h"
 #include "model/model.h"
-#include "stage/stream.h"
-#include "stage/ways.h"
 
 /* ---- life -------------------------------------------------------------------------------------- */
 
@@ -21,14 +17,6 @@ kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request)
     asker->arrival = arrival;
     DL_APPEND(agent->arrivals, arrival);
     return KVF_OK;
-}
-
-static void stop_counting(kvf_asker *asker) {
-    if (!asker->arrival->counts)
-        return;
-    KVF_ASSERT(kvf_work_is_ours(asker->base.agent));
-    (void)kvf_stage_count(asker->base.agent->stage, kvf_expect_generation(asker), NULL);
-    asker->arrival->counts = false;
 }
 
 void kvf_arrival_end(kvf_asker *asker) {
@@ -50,8 +38,8 @@ void kvf_arrival_free(kvf_asker *asker) {
     kvf_arrival *arrival = asker->arrival;
     if (!arrival)
         return;
+    KVF_ASSERT(!arrival->counts);
     kvf_arrival_end(asker);
-    stop_counting(asker);
     DL_DELETE(asker->base.agent->arrivals, arrival);
     kvf_free(arrival->come);
     kvf_free(arrival->awaited);
@@ -59,76 +47,13 @@ void kvf_arrival_free(kvf_asker *asker) {
     asker->arrival = NULL;
 }
 
-/* ---- what packed writers bring -------------------------------------------------------------------- */
-
-/* Adds what one source of the plan gives: its stream in our memory, as its flows have it in parts. */
-static kvf_status add_source(const kvf_asker *expect, uint32_t source, uint64_t *by_layer) {
-    const kvf_agent *agent = expect->base.agent;
-    kvf_selection *selection = NULL;
-    kvf_stream_map *map = NULL;
-    kvf_stream *stream = NULL;
-    kvf_status status = kvf_selection_of_plan(expect->remote->plan, source, &selection);
-    if (!status)
-        status = kvf_stream_map_create(agent->shard, selection, &map);
-    if (!status)
-        status = kvf_stream_create(map, expect->base.groups, expect->base.group_count, &stream);
-    if (!status)
-        kvf_stream_add_layers(stream, (kvf_byte_range){0, kvf_stream_bytes(stream)}, by_layer);
-    kvf_stream_free(stream);
-    kvf_stream_map_free(map);
-    kvf_selection_free(selection);
-    return status;
-}
-
-static kvf_status start_counting(kvf_asker *expect) {
-    kvf_arrival *arrival = expect->arrival;
-    arrival->come = kvf_alloc0(arrival->all, sizeof *arrival->come);
-    arrival->awaited = kvf_alloc0(arrival->all, sizeof *arrival->awaited);
-    kvf_status status = arrival->come && arrival->awaited ? KVF_OK : kvf_nomem("a count of layers");
-    for (uint32_t i = 0; i < kvf_plan_source_count(expect->remote->plan) && !status; i++)
-        status = add_source(expect, i, arrival->awaited);
-    if (!status)
-        status = kvf_stage_count(expect->base.agent->stage, kvf_expect_generation(expect), arrival->come);
-    return status;
-}
-
-/* If it cannot be counted, the engine waits for the end. */
-void kvf_arrival_flows(kvf_asker *expect) {
-    kvf_arrival *arrival = expect->arrival;
-    KVF_ASSERT(kvf_work_is_ours(expect->base.agent));
-    if (!arrival || arrival->come || expect->base.agent->options.verify)
-        return;
-    arrival->counts = !start_counting(expect);
-    if (arrival->counts)
-        return;
-    kvf_free(arrival->awaited);
-    arrival->awaited = NULL;
-}
-
 /* ---- counting ------------------------------------------------------------------------------------- */
-
-/* Counts only while all leases are good: until now the blocks were the request's, so what was read is. */
-static uint32_t pulled(const kvf_arrival *arrival) {
-    const kvf_pull *pull = kvf_pull_of(&arrival->asker->base);
-    if (!kvf_carry_is_there(&pull->carry) || kvf_pull_expired(pull, kvf_agent_now(pull->base.agent)))
-        return 0;
-    return kvf_carry_layers(&pull->carry);
-}
-
-static uint32_t written(const kvf_arrival *arrival) {
-    uint32_t layers = 0;
-    if (!arrival->counts)
-        return 0;
-    while (layers < arrival->all && arrival->come[layers] >= arrival->awaited[layers])
-        layers++;
-    return layers;
-}
 
 static uint32_t count(const kvf_arrival *arrival) {
     const kvf_ticket *ticket = &arrival->asker->base;
     if (ticket->state != KVF_TICKET_MOVING || ticket->agent->options.verify || ticket->silent)
         return 0;
-    return ticket->kind == KVF_REQUEST_PULL ? pulled(arrival) : written(arrival);
+    return ticket->ops->arrived ? ticket->ops->arrived(ticket) : 0;
 }
 
 void kvf_arrivals_look(kvf_agent *agent) {

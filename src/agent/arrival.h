@@ -26,9 +26,6 @@ struct kvf_arrival {
 /** Begins to count for a new request, if it asks for it. KVF_OK, KVF_E_NOMEM */
 kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request);
 
-/** A writer begins a packed flow to an expectation: from the first one on its bytes are counted. */
-void kvf_arrival_flows(kvf_asker *expect);
-
 /** Looks at all requests that move. Once a round. */
 void kvf_arrivals_look(kvf_agent *agent);
 

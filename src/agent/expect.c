@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "agent/after.h"
+#include "agent/brought.h"
 #include "agent/carry.h"
 #include "agent/expect.h"
 #include "agent/histogram.h"
@@ -451,6 +452,7 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
 
 static void expect_free(kvf_ticket *ticket) {
     (void)end_flows(kvf_asker_of(ticket));
+    kvf_brought_end(kvf_asker_of(ticket));
     kvf_verify_stop(kvf_asker_of(ticket));
     kvf_asker_stop_waiting(kvf_asker_of(ticket));
 }
@@ -463,6 +465,7 @@ static const kvf_ticket_ops expect_ops = {
     .tick = expect_tick,
     .fail = expect_fail,
     .met = expect_met,
+    .arrived = kvf_brought_layers,
     .ready = expect_ready,
     .verified = expect_verified,
     .free = expect_free,

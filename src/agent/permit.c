@@ -4,7 +4,7 @@
  */
 #include <stdio.h>
 
-#include "agent/arrival.h"
+#include "agent/brought.h"
 #include "agent/expect.h"
 #include "agent/hold.h"
 #include "agent/permit.h"
@@ -63,7 +63,7 @@ static kvf_status check_write(const kvf_agent *agent, const char *peer, const kv
     for (uint32_t i = 0; expect && i < expect->source_count; i++) {
         const kvf_source *source = &expect->sources[i];
         if (source->session && source->until && !source->settled && is_of(source->session, peer)) {
-            kvf_arrival_flows(expect);
+            kvf_brought_begin(expect);
             return check_blocks(agent, request, expect->base.groups);
         }
     }

@@ -40,6 +40,8 @@ typedef struct kvf_ticket_ops {
     void (*met)(kvf_ticket *ticket);
     /** The cells it received have the checksums of its sources. NULL: it receives nothing. */
     void (*verified)(kvf_ticket *ticket);
+    /** How many of the first model layers have arrived while it moves, for arrival.c. NULL: it receives nothing. */
+    uint32_t (*arrived)(const kvf_ticket *ticket);
     /** An event that it waits for has happened; drops it. NULL: it never waits for one. */
     void (*ready)(kvf_ticket *ticket, kvf_after *after);
     /** Frees what is special to its kind; NULL: nothing. */
