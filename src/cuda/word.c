@@ -2,7 +2,8 @@
 
 #include <pthread.h>
 
-#define PAGE_BYTES 4096u
+/* Large, so that hardly any process needs a second one: allocating it may wait for streams that wait for words. */
+#define PAGE_BYTES (64u << 10)
 #define PAGE_WORDS (PAGE_BYTES / sizeof(uint32_t))
 
 struct kvf_cuda_word {

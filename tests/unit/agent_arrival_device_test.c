@@ -464,10 +464,10 @@ static void numbers_go_round(void **state) {
     reader_close(&at);
 }
 
-/* A page has 1024 words; what is taken once is taken again. */
+/* A page has 16384 words; what is taken once is taken again. */
 static void many_requests_share_pages(void **state) {
     (void)state;
-    static kvf_cuda_word *words[3000];
+    static kvf_cuda_word *words[40000];
     for (uint32_t i = 0; i < COUNT_OF(words); i++)
         assert_ok(kvf_cuda_word_take(D_DEVICE, 1, &words[i]));
     const size_t left = devices_left();
