@@ -317,19 +317,21 @@ class Requests:
     def arrived(self, ticket: int) -> int:
         """How many model layers of a pull or an expect with `by_layer` have arrived: the first ones.
 
-        A layer has arrived when all that the request brings to this rank's blocks of it is there, of all groups.
-        With `verify`, and of what a producer writes directly, nothing has arrived before the end. Raises
-        NotFoundError (the request has ended: see its event), InvalidError (it has no `by_layer`).
+        A layer has arrived when all that the request brings to this rank's blocks of it is there, of all
+        groups. With `verify`, and of what a producer writes directly, nothing has arrived before the end.
+
+        Raises NotFoundError (the request has ended: see its event), InvalidError (it has no `by_layer`).
         """
         with self._session.using() as pointer:
             return int(take(lib.kvf_agent_arrived, "uint32_t", pointer, ticket))
 
     def let_wait(self, ticket: int, layers: int, stream: HasCudaStream | CudaStream) -> None:
-        """Lets a CUDA stream wait until so many layers have arrived, or the request has ended; does not wait itself.
+        """Lets a CUDA stream wait until so many layers have arrived, or the request has ended.
 
-        A stream also passes when the request fails: what was computed then counts only if the event says DONE.
-        The agent must make progress meanwhile, on a thread that does not wait for the stream. The stream should
-        have a higher priority than the lowest: `torch.cuda.Stream(priority=-1)`.
+        The call itself does not wait. A stream also passes when the request fails: what was computed then
+        counts only if the event says DONE. The agent must make progress meanwhile, on a thread that does not
+        wait for the stream. The stream should have a higher priority than the lowest:
+        `torch.cuda.Stream(priority=-1)`.
 
         Args:
             ticket: of a pull or an expect with `by_layer`; if it has ended, nothing is put on the stream

@@ -55,7 +55,6 @@ class Driver:
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
-
     def is_over(self, device: int, event: ctypes.c_void_p) -> bool:
         """Whether an event that was recorded here has happened."""
         self._call("cuCtxPushCurrent_v2", self._contexts[device])

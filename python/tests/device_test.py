@@ -373,9 +373,9 @@ class Waiting:
         self.driver.on(self.device.index, "cuStreamDestroy_v2", ctypes.c_void_p(self.cuda_stream))
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(count: Callable[[], int], wanted: int) -> None:
     deadline = time.monotonic() + 20
-    while not condition():
+    while count() < wanted:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -404,10 +404,11 @@ def test_a_stream_passes_as_layers_arrive(driver: Driver, by_handle: bool) -> No
         assert (consumer.arrived(ticket), waiting.passed()) == (0, 0)
         for layer in range(1, layers):
             producer.push_ready(push, (0, TOKENS), layers=layer)
-            until(lambda layer=layer: waiting.passed() == layer)
+            wait_until(waiting.passed, layer)
+            assert waiting.passed() == layer
             assert consumer.arrived(ticket) == layer
         producer.push_ready(push)
-        until(lambda: waiting.passed() == layers)
+        wait_until(waiting.passed, layers)
         done = consumer.wait_event(30)
         assert done is not None and done.kind is EventKind.DONE, done
         assert ours.wrong(DECODE_TABLE) == 0
