@@ -15,18 +15,12 @@
 
 #include "request/request.h"
 
-/** Pages of one rule that follow one another in the order. */
-typedef struct kvf_layer_stretch {
-    uint32_t rule;
-    kvf_range lanes;
-    uint32_t layer; /* the first model layer of its lanes */
-    uint64_t bytes;
-} kvf_layer_stretch;
-
 typedef struct kvf_layer_order {
-    const kvf_request *request;
-    kvf_layer_stretch *stretches;
-    uint32_t stretch_count;
+    /** The same request over a plan of one source, 0, whose rules are stretches of the given plan's, in the order:
+     * cursors over it give the runs, or nests. */
+    kvf_request request;
+    kvf_plan plan;
+    kvf_range rules; /* of the source: all */
     uint64_t
         *whole_after; /* [model layer]: so many bytes of the order bring all of this layer and those before */
     uint32_t layer_count; /* of the model */
@@ -35,7 +29,7 @@ typedef struct kvf_layer_order {
 /**
  * Makes the order of one source. O(lanes log lanes).
  *
- * @param request  over a plan that has runs; must stay unchanged while the order is used
+ * @param request  over a plan that has runs; both must stay unchanged while the order is used
  * @param out      receives an order owned by the caller, see kvf_layer_order_free()
  * @return KVF_OK, KVF_E_NOMEM
  */
@@ -44,18 +38,5 @@ void kvf_layer_order_free(kvf_layer_order *order); /**< NULL is accepted */
 
 /** How many model layers are whole once the first `bytes` of the order are there; the model's if these are all. */
 uint32_t kvf_layer_order_whole(const kvf_layer_order *order, uint64_t bytes);
-
-/** A place in the runs, or nests, of an order. */
-typedef struct kvf_layer_cursor {
-    const kvf_layer_order *order;
-    uint32_t stretch;
-    kvf_run_cursor runs; /* of this stretch */
-} kvf_layer_cursor;
-
-void kvf_layer_cursor_start(kvf_layer_cursor *cursor, const kvf_layer_order *order);
-/** As kvf_run_cursor_next() and kvf_run_cursor_next_nests(): fewer than fit do not mean that the end has come. */
-size_t kvf_layer_cursor_next(kvf_layer_cursor *cursor, kvf_run *runs, size_t capacity);
-size_t kvf_layer_cursor_next_nests(kvf_layer_cursor *cursor, kvf_run *nests, size_t capacity,
-                                   kvf_run_shape *shape);
 
 #endif

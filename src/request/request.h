@@ -38,10 +38,6 @@ struct kvf_request {
 /** What a request was set to, one for each group of the model; owned by the request. */
 const kvf_group_request *kvf_request_groups(const kvf_request *request);
 
-/** Puts a cursor before the first run of a range of lanes of one rule of the plan, which ends at a page. */
-void kvf_run_cursor_start_in(kvf_run_cursor *cursor, const kvf_request *request, uint32_t rule,
-                             kvf_range lanes);
-
 /**
  * Gives the next *nests* of a cursor: the runs of one piece of a rule, in two loops, as one entry. Its offsets are those
  * of the first run, and its bytes those of all. For fabrics that take many runs at even distances at once. A cursor

@@ -11,7 +11,6 @@ typedef struct place {
     const kvf_request *request;
     uint32_t rule, rule_end;
     uint32_t lane, lane_in_page;
-    uint32_t lane_end; /* or the rule's, if it has fewer */
     uint32_t piece;
     uint64_t run; /* within the piece */
 } place;
@@ -20,22 +19,9 @@ _Static_assert(sizeof(place) <= sizeof(kvf_run_cursor), "a place must fit into a
 
 kvf_status kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source) {
     kvf_range rules = kvf_plan_source_rules(request->plan, source);
-    const place start = {
-        .request = request, .rule = rules.begin, .rule_end = rules.end, .lane_end = UINT32_MAX};
+    const place start = {.request = request, .rule = rules.begin, .rule_end = rules.end};
     memcpy(cursor, &start, sizeof start);
     return kvf_plan_check_runs(request->plan);
-}
-
-void kvf_run_cursor_start_in(kvf_run_cursor *cursor, const kvf_request *request, uint32_t rule,
-                             kvf_range lanes) {
-    const place start = {
-        .request = request, .rule = rule, .rule_end = rule + 1, .lane = lanes.begin, .lane_end = lanes.end};
-    memcpy(cursor, &start, sizeof start);
-}
-
-/* One past the last lane of a rule that the cursor visits. */
-static uint32_t lanes_end(const place *at, const kvf_copy_rule *rule) {
-    return rule->lane_count < at->lane_end ? rule->lane_count : at->lane_end;
 }
 
 /* The array that receives runs. */
@@ -198,8 +184,7 @@ static void emit_whole(const kvf_copy_rule *rule, const kvf_copy_lane *lanes, co
  * full before the end.
  */
 static bool emit_rule(place *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk, emitter *out) {
-    const uint32_t end = lanes_end(c, rule);
-    for (; c->lane < end; c->lane += rule->lanes_per_page, c->piece = 0) {
+    for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0) {
         const kvf_copy_lane *lanes = rule->lanes + c->lane;
         KVF_ASSERT(c->lane + rule->lanes_per_page <= rule->lane_count &&
                    c->lane_in_page < rule->lanes_per_page);
@@ -261,8 +246,7 @@ typedef struct nest_emitter {
 static bool emit_nests(place *c, const kvf_copy_rule *rule, const kvf_walk_pieces *walk, nest_emitter *out) {
     kvf_run_shape shape = {0};
     uint64_t shape_rows = 0;
-    const uint32_t end = lanes_end(c, rule);
-    for (; c->lane < end; c->lane += rule->lanes_per_page, c->piece = 0)
+    for (; c->lane < rule->lane_count; c->lane += rule->lanes_per_page, c->piece = 0)
         for (; c->piece < walk->count; c->piece++, c->lane_in_page = 0) {
             const kvf_piece *piece = &walk->pieces[c->piece];
             const uint64_t rows = (uint64_t)piece->steps * rule->rows_per_step;

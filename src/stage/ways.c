@@ -468,7 +468,9 @@ kvf_status kvf_stage_count(kvf_stage *stage, uint64_t permission, uint64_t *by_l
     tally = kvf_alloc0(1, sizeof *tally);
     if (!tally)
         return kvf_nomem("a count of layers");
-    *tally = (kvf_stage_tally){permission, by_layer, stage->tallies};
+    tally->permission = permission;
+    tally->by_layer = by_layer;
+    tally->next = stage->tallies;
     stage->tallies = tally;
     return KVF_OK;
 }

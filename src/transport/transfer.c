@@ -42,9 +42,8 @@ struct transfer_source {
     kvf_transfer *transfer;
     kvf_peer *peer; /* NULL: its connection was closed */
     kvf_run_cursor cursor;
-    kvf_layer_order *order;  /* NULL: the cursor's */
-    kvf_layer_cursor layers; /* with an order, instead of `cursor` */
-    uint64_t taken;          /* bytes, into batches */
+    kvf_layer_order *order; /* over which the cursor goes; NULL: over the request itself */
+    uint64_t taken;         /* bytes, into batches */
     bool nests;
     kvf_run
         ahead[PULL_RUNS]; /* nests, or runs of a held transfer: taken from the cursor and not submitted yet */
@@ -100,21 +99,11 @@ static void fail(kvf_transfer *transfer, kvf_status status, const char *detail) 
         cancel_batches(&transfer->sources[i]);
 }
 
-static size_t next_runs(transfer_source *source, kvf_run *runs, size_t capacity) {
-    return source->order ? kvf_layer_cursor_next(&source->layers, runs, capacity)
-                         : kvf_run_cursor_next(&source->cursor, runs, capacity);
-}
-
-static size_t next_nests(transfer_source *source, kvf_run *nests, size_t capacity, kvf_run_shape *shape) {
-    return source->order ? kvf_layer_cursor_next_nests(&source->layers, nests, capacity, shape)
-                         : kvf_run_cursor_next_nests(&source->cursor, nests, capacity, shape);
-}
-
 /* Takes whole runs: for a transfer at full speed. */
 static void fill(transfer_source *source, transfer_batch *batch) {
     while (batch->count < source->depth.runs && batch->bytes < BATCH_BYTES && !source->exhausted) {
         size_t room = (size_t)kvf_min_u64(source->depth.runs - batch->count, PULL_RUNS);
-        size_t got = next_runs(source, batch->runs + batch->count, room);
+        size_t got = kvf_run_cursor_next(&source->cursor, batch->runs + batch->count, room);
         for (size_t i = 0; i < got; i++, batch->count++) {
             batch->bytes += batch->runs[batch->count].bytes;
             if (source->transfer->swapped)
@@ -129,9 +118,9 @@ static void fill(transfer_source *source, transfer_batch *batch) {
 static kvf_run *look_ahead(transfer_source *source) {
     if (source->ahead_at == source->ahead_count && !source->exhausted) {
         source->ahead_at = 0;
-        source->ahead_count = source->nests
-                                  ? next_nests(source, source->ahead, PULL_RUNS, &source->ahead_shape)
-                                  : next_runs(source, source->ahead, PULL_RUNS);
+        source->ahead_count = source->nests ? kvf_run_cursor_next_nests(&source->cursor, source->ahead,
+                                                                        PULL_RUNS, &source->ahead_shape)
+                                            : kvf_run_cursor_next(&source->cursor, source->ahead, PULL_RUNS);
         source->exhausted = source->ahead_count == 0;
         for (size_t i = 0; i < source->ahead_count && source->transfer->swapped; i++)
             source->ahead[i] = kvf_run_swapped(&source->ahead[i]);
@@ -338,10 +327,11 @@ static kvf_status place_source(kvf_transfer *transfer, const kvf_request *reques
     source->nests = kvf_peer_takes_nests(peer);
     source->user = (kvf_front_user){.closed = on_closed, .context = source};
     KVF_LIST_ADD(peer->users, &source->user);
-    (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */
     kvf_status status = by_layer ? kvf_layer_order_make(request, of_plan, &source->order) : KVF_OK;
-    if (source->order)
-        kvf_layer_cursor_start(&source->layers, source->order);
+    if (source->order) /* checked: the plan has runs */
+        (void)kvf_run_cursor_start(&source->cursor, &source->order->request, 0);
+    else
+        (void)kvf_run_cursor_start(&source->cursor, request, of_plan);
     return status;
 }
 

@@ -58,9 +58,9 @@ typedef struct layer_runs {
 
 static layer_runs all_of(const kvf_layer_order *order, size_t capacity) {
     layer_runs out = {.runs = malloc(MOST_RUNS * sizeof *out.runs)};
-    kvf_layer_cursor cursor;
-    kvf_layer_cursor_start(&cursor, order);
-    for (size_t got; (got = kvf_layer_cursor_next(&cursor, out.runs + out.count, capacity)) > 0;) {
+    kvf_run_cursor cursor;
+    assert_ok(kvf_run_cursor_start(&cursor, &order->request, 0));
+    for (size_t got; (got = kvf_run_cursor_next(&cursor, out.runs + out.count, capacity)) > 0;) {
         out.count += got;
         assert_true(out.count + capacity <= MOST_RUNS);
     }
