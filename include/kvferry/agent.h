@@ -429,6 +429,11 @@ typedef struct kvf_agent_request {
      */
     const kvf_record *records;
     uint32_t record_count; /**< up to KVF_MAX_RECORDS */
+    /**
+     * pull, expect: layers are counted as they arrive, for kvf_agent_arrived() and kvf_agent_let_wait(). What is read
+     * directly then comes layer by layer, in more and shorter batches. Not used by hold and push.
+     */
+    bool by_layer;
 } kvf_agent_request;
 
 /**
@@ -541,6 +546,64 @@ KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, const
  * @return KVF_OK, KVF_E_NOT_FOUND (the ticket has ended)
  */
 KVF_API kvf_status kvf_agent_cancel(kvf_agent *agent, uint64_t ticket);
+
+/* ---- layer by layer ---------------------------------------------------------------------------------------
+ * A consumer may begin with the first layers of a request while others still arrive. A model layer has arrived when
+ * all that the request brings to this rank's blocks of that layer is there: of all groups, their states too, from all
+ * ranks that it comes from. A layer of which nothing comes has arrived.
+ *
+ *   kvf_agent_pull(agent, &(kvf_agent_request){.by_layer = true, ...}, &ticket);
+ *   for (uint32_t layer = 0; layer < layers; layer++) {
+ *       kvf_agent_let_wait(agent, ticket, layer + 1, device, stream);      // returns at once
+ *       ...                                                                // puts the layer's kernels on the stream
+ *   }
+ *
+ * What can be told, and when:
+ *
+ *   pull     by any way: a layer at a time. Layers that lie together in the pages of both sides, and are read directly,
+ *            arrive together
+ *   expect   packed: a layer at a time, as the producer writes them. Where a producer writes directly, only it knows
+ *            what it has written: nothing has arrived before it reports the end
+ *   either   with `verify`, nothing has arrived before all is verified
+ *
+ * The agent must make progress meanwhile: on a thread of its own, or on one that does not wait for the stream.
+ */
+
+/**
+ * How many model layers of a pull or an expect have arrived: the layers [0, *layers) may be used. The number never
+ * falls. A request that fails later has still brought them; its event says what to do with its blocks.
+ *
+ * @return KVF_OK; KVF_E_NOT_FOUND (the request has ended: see its event); KVF_E_INVALID (it is no pull or expect with
+ *         `by_layer`; a NULL)
+ *
+ * Thread safety: any thread; does not wait.
+ */
+KVF_API kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t *layers);
+
+/**
+ * Lets a stream of a CUDA device wait, without the host, until the first `layers` model layers of a pull or an expect
+ * have arrived, or the request has ended, also by a failure. What is put on the stream afterwards then sees the bytes.
+ * A stream passes when a request fails, so that it does not hang: what was computed counts only if the request's event
+ * says DONE, or if kvf_agent_arrived() has said so before.
+ *
+ * The stream waits for a word in the host's memory, which CUDA does not know as a dependency. So the stream should have a
+ * higher priority than the lowest, which kvferry's streams have: streams of the same priority share a few queues of the
+ * driver, and a copy of the request behind the waiting stream in its queue would not begin, until the request has failed
+ * by its deadline. Until the stream has passed, a thread that has to make progress for the request must not wait for the
+ * stream, nor make a CUDA call that waits for the whole device.
+ *
+ * @param layers  more than the model has: until the request has ended
+ * @param device  the number of the stream's device
+ * @param stream  a cudaStream_t, which is a CUstream; NULL: the device's default stream
+ * @return KVF_OK, also if there is nothing to wait for any more: then nothing is put on the stream; KVF_E_NOT_FOUND
+ *         (there never was such a ticket); KVF_E_INVALID (the request is no pull or expect with `by_layer`; a CUDA graph
+ *         is being captured from the stream: let it wait before the graph is launched); KVF_E_UNSUPPORTED (no driver,
+ *         or a device whose streams cannot wait for words); KVF_E_RANGE (no such device); KVF_E_IO; KVF_E_NOMEM
+ *
+ * Thread safety: any thread; does not wait.
+ */
+KVF_API kvf_status kvf_agent_let_wait(kvf_agent *agent, uint64_t ticket, uint32_t layers, uint32_t device,
+                                      void *stream);
 
 /**
  * Drains the agent, for an engine that is to end or to be taken out of service: nothing new is accepted, and what is

@@ -17,7 +17,7 @@ from kvferry.buffers import Buffer
 from kvferry.checksum import checksum_cells, checksum_steps
 from kvferry.commands import Command, Reply, ask
 from kvferry.contact import Contact, KeyGrant, KeyPair, make_keys
-from kvferry.device import CudaEvent, Device, DeviceArray, devices
+from kvferry.device import CudaEvent, CudaStream, Device, DeviceArray, devices
 from kvferry.errors import (
     AgainError,
     CancelledError,
@@ -128,6 +128,7 @@ __all__ = [
     "CopyRule",
     "CostModel",
     "CudaEvent",
+    "CudaStream",
     "Cut",
     "DeadlineError",
     "Device",

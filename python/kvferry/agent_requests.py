@@ -9,7 +9,7 @@ from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, fill, id_fields, nanoseconds, take
 from kvferry._session import Session
 from kvferry.contact import Contact, contact_fields
-from kvferry.device import CudaEvent
+from kvferry.device import CudaEvent, CudaStream
 from kvferry.errors import OutOfRangeError
 from kvferry.events import Way
 from kvferry.records import Record, records_in
@@ -37,6 +37,19 @@ class HasCudaEvent(Protocol):
     @property
     def device(self) -> Any:
         """The event's device: an object with an `index`."""
+
+
+@runtime_checkable
+class HasCudaStream(Protocol):
+    """A stream like torch.cuda.Stream."""
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle; 0: the default stream."""
+
+    @property
+    def device(self) -> Any:
+        """The stream's device: an object with an `index`."""
 
 
 # A file descriptor that becomes readable when memory is ready to be read, and stays so; or an event of a CUDA
@@ -80,6 +93,7 @@ class Requests:
         after: Readable | None = None,
         way: Way = Way.AUTO,
         records: Sequence[Record] = (),
+        by_layer: bool = False,
     ) -> int:
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise OutOfRangeError(
@@ -98,6 +112,7 @@ class Requests:
             bytes_per_second=bytes_per_second or 0,
             after=_ready_event(after, arena),
             way=way,
+            by_layer=by_layer,
             **records_in(records, arena),
         )
         if contact is not None:
@@ -149,6 +164,7 @@ class Requests:
         bytes_per_second: int | None = None,
         after: Readable | None = None,
         way: Way = Way.AUTO,
+        by_layer: bool = False,
     ) -> int:
         """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
 
@@ -164,6 +180,7 @@ class Requests:
             bytes_per_second: most that this rank moves of the request; None: no cap
             after: as in hold(): the blocks are not written before; for engines whose device still uses them
             way: how its bytes go; AUTO: the agent's way
+            by_layer: layers are counted as they arrive, for arrived() and let_wait()
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
         Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
@@ -179,6 +196,7 @@ class Requests:
             bytes_per_second=bytes_per_second,
             after=after,
             way=way,
+            by_layer=by_layer,
         )
 
     def pull_into(self, ticket: int, groups: Sequence[GroupSteps], *, after: Readable | None = None) -> None:
@@ -200,6 +218,7 @@ class Requests:
         deadline: float | None = None,
         after: Readable | None = None,
         way: Way = Way.AUTO,
+        by_layer: bool = False,
     ) -> int:
         """Consumer: lets a producer write a request into own blocks. Events and errors are those of pull().
 
@@ -207,9 +226,17 @@ class Requests:
             after: as in pull()
             way: PACKED: the request is written packed, and its blocks are free as soon as it has ended; AUTO:
                 the agent's way, or that of the push
+            by_layer: as in pull(); what a producer writes directly is not counted before the end
         """
         return self._submit(
-            lib.kvf_agent_expect, request_id, groups, deadline, contact=contact, after=after, way=way
+            lib.kvf_agent_expect,
+            request_id,
+            groups,
+            deadline,
+            contact=contact,
+            after=after,
+            way=way,
+            by_layer=by_layer,
         )
 
     def push(
@@ -286,6 +313,45 @@ class Requests:
                 **records_in(records, arena),
             )
             call(lib.kvf_agent_push_ready, pointer, ticket, said)
+
+    def arrived(self, ticket: int) -> int:
+        """How many model layers of a pull or an expect with `by_layer` have arrived: the first ones.
+
+        A layer has arrived when all that the request brings to this rank's blocks of it is there, of all
+        groups. With `verify`, and of what a producer writes directly, nothing has arrived before the end.
+
+        Raises NotFoundError (the request has ended: see its event), InvalidError (it has no `by_layer`).
+        """
+        with self._session.using() as pointer:
+            return int(take(lib.kvf_agent_arrived, "uint32_t", pointer, ticket))
+
+    def let_wait(self, ticket: int, layers: int, stream: HasCudaStream | CudaStream) -> None:
+        """Lets a CUDA stream wait until so many layers have arrived, or the request has ended.
+
+        The call itself does not wait. A stream also passes when the request fails: what was computed then
+        counts only if the event says DONE. The agent must make progress meanwhile, on a thread that does not
+        wait for the stream. The stream should have a higher priority than the lowest:
+        `torch.cuda.Stream(priority=-1)`.
+
+        Args:
+            ticket: of a pull or an expect with `by_layer`; if it has ended, nothing is put on the stream
+            layers: more than the model has, such as ALL_LAYERS: until the request has ended
+            stream: a torch.cuda.Stream, or a CudaStream with its handle
+
+        Raises NotFoundError (there never was such a ticket), InvalidError (no `by_layer`; a CUDA graph is being
+        captured from the stream), UnsupportedError, OutOfRangeError (no such device).
+        """
+        if isinstance(stream, HasCudaStream):
+            stream = CudaStream(stream.cuda_stream, getattr(stream.device, "index", None) or 0)
+        with self._session.using() as pointer:
+            call(
+                lib.kvf_agent_let_wait,
+                pointer,
+                ticket,
+                min(layers, ALL_LAYERS),
+                stream.device,
+                ffi.cast("void *", stream.handle),
+            )
 
     def cancel(self, ticket: int) -> None:
         """Stops a request; its event still comes. Raises NotFoundError if the ticket has ended."""

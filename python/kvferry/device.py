@@ -95,6 +95,19 @@ class CudaEvent:
     device: int = 0
 
 
+@dataclass(frozen=True)
+class CudaStream:
+    """A CUDA stream that is to wait for layers: its handle, a cudaStream_t, which is a CUstream.
+
+    Attributes:
+        handle: the pointer as a number, as `torch.cuda.Stream.cuda_stream` gives it; 0: the default stream
+        device: the number of the device whose stream it is
+    """
+
+    handle: int
+    device: int = 0
+
+
 class DeviceArray:
     """An array in a device's memory that a transport or an agent has allocated.
 

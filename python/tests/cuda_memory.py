@@ -55,6 +55,16 @@ class Driver:
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
+    def is_over(self, device: int, event: ctypes.c_void_p) -> bool:
+        """Whether an event that was recorded here has happened."""
+        self._call("cuCtxPushCurrent_v2", self._contexts[device])
+        try:
+            result = self._library.cuEventQuery(event)
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        assert result in (0, 600), result
+        return bool(result == 0)
+
 
 class DeviceMemory:
     """Bytes on a device, freed with the object."""

@@ -7,6 +7,7 @@ import gc
 import time
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,14 @@ from kvferry import (
     Agent,
     ClosedError,
     CudaEvent,
+    CudaStream,
     DeviceArray,
     EventKind,
     GroupRequest,
     GroupSteps,
     InvalidError,
     MemoryKind,
+    NotFoundError,
     OutOfRangeError,
     Plan,
     Request,
@@ -343,6 +346,82 @@ def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, by_handle: boo
         done = consumer.wait_event(30)
         assert done is not None and done.kind is EventKind.DONE, done
         assert ours.wrong(DECODE_TABLE) == 0
+
+
+class Waiting:
+    """Like a torch.cuda.Stream; counts what it has passed by events behind each wait."""
+
+    def __init__(self, driver: Driver, number: int) -> None:
+        stream = ctypes.c_void_p()
+        driver.on(number, "cuStreamCreateWithPriority", ctypes.byref(stream), 1, -1)
+        self.driver, self.cuda_stream = driver, stream.value or 0
+        self.device = types.SimpleNamespace(type="cuda", index=number)
+        self.events: list[ctypes.c_void_p] = []
+
+    def record(self) -> None:
+        event = ctypes.c_void_p()
+        self.driver.on(self.device.index, "cuEventCreate", ctypes.byref(event), 2)
+        self.driver.on(self.device.index, "cuEventRecord", event, ctypes.c_void_p(self.cuda_stream))
+        self.events.append(event)
+
+    def passed(self) -> int:
+        return sum(self.driver.is_over(self.device.index, event) for event in self.events)
+
+    def destroy(self) -> None:
+        for event in self.events:
+            self.driver.on(self.device.index, "cuEventDestroy_v2", event)
+        self.driver.on(self.device.index, "cuStreamDestroy_v2", ctypes.c_void_p(self.cuda_stream))
+
+
+def wait_until(count: Callable[[], int], wanted: int) -> None:
+    deadline = time.monotonic() + 20
+    while count() < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("by_handle", [False, True])
+def test_a_stream_passes_as_layers_arrive(driver: Driver, by_handle: bool) -> None:
+    prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(small_model())
+    theirs, ours = Cache(driver, 0, prefill.shard(0)), Cache(driver, 1, decode.shard(0))
+    theirs.fill(PREFILL_TABLE)
+    waiting = Waiting(driver, driver.number(1))
+    stream = CudaStream(waiting.cuda_stream, waiting.device.index) if by_handle else waiting
+    layers = small_model().layer_count
+    assert layers >= 2
+    with (
+        Agent(prefill, transport="shm") as producer,
+        Agent(decode, transport="shm") as consumer,
+    ):
+        producer.register(theirs.arrays)
+        consumer.register(ours.arrays)
+        steps = [GroupSteps(DECODE_TABLE, 0, TOKENS)]
+        ticket = consumer.expect("r", producer.contact, steps, way=Way.PACKED, by_layer=True)
+        push = producer.push("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)])
+        for layer in range(layers):
+            consumer.let_wait(ticket, layer + 1, stream)
+            waiting.record()
+        assert (consumer.arrived(ticket), waiting.passed()) == (0, 0)
+        for layer in range(1, layers):
+            producer.push_ready(push, (0, TOKENS), layers=layer)
+            wait_until(waiting.passed, layer)
+            assert waiting.passed() == layer
+            assert consumer.arrived(ticket) == layer
+        producer.push_ready(push)
+        wait_until(waiting.passed, layers)
+        done = consumer.wait_event(30)
+        assert done is not None and done.kind is EventKind.DONE, done
+        assert ours.wrong(DECODE_TABLE) == 0
+        with pytest.raises(NotFoundError, match="ticket"):
+            consumer.arrived(ticket)
+        consumer.let_wait(ticket, 1, stream)  # nothing is left to wait for
+        with pytest.raises(NotFoundError, match="12345"):
+            consumer.let_wait(12345, 1, stream)
+        other = consumer.expect("s", producer.contact, steps)
+        with pytest.raises(InvalidError, match="by_layer"):
+            consumer.let_wait(other, 1, stream)
+        consumer.cancel(other)
+    waiting.destroy()
 
 
 class Stages:

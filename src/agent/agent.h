@@ -79,6 +79,7 @@ typedef struct kvf_waiting kvf_waiting;
 typedef struct kvf_hashing kvf_hashing;
 typedef struct kvf_hashing_queue kvf_hashing_queue;
 typedef struct kvf_after kvf_after;
+typedef struct kvf_arrival kvf_arrival;
 typedef struct kvf_departed kvf_departed;
 typedef struct kvf_past kvf_past;
 typedef struct kvf_event_node kvf_event_node;
@@ -252,9 +253,10 @@ struct kvf_agent {
     kvf_pull *moving_pulls;
     kvf_ticket *over; /* freed at the end of a round */
     kvf_flow *moving_flows;
-    bool paces;        /* a moving ticket has a priority or a cap */
-    uint64_t pace_due; /* when to pace again, at the latest */
-    kvf_after *afters; /* events that tickets wait for */
+    bool paces;            /* a moving ticket has a priority or a cap */
+    uint64_t pace_due;     /* when to pace again, at the latest */
+    kvf_arrival *arrivals; /* of tickets whose layers are counted */
+    kvf_after *afters;     /* events that tickets wait for */
     struct pollfd *after_polls;
     uint32_t after_count, after_room;
     kvf_looks looks; /* watches events of devices; opened with the first */

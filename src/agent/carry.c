@@ -145,10 +145,12 @@ kvf_status kvf_carry_pull(kvf_carry *carry, kvf_ticket *ticket, const kvf_reques
     else if (way == KVF_WAY_PACKED && without)
         status = cannot_pack(without);
     const kvf_move_options options = options_of(ticket, way, permissions);
+    const kvf_transfer_start_options start = {.held = held,
+                                              .by_layer = kvf_asker_of(ticket)->arrival != NULL};
     if (!status && mates > 0)
-        status = kvf_stage_pull_held(agent->stage, request, peers, &options, held, &carry->move);
+        status = kvf_stage_pull_held(agent->stage, request, peers, &options, start, &carry->move);
     else if (!status)
-        status = kvf_transfer_start_held(request, KVF_READ, peers, held, &carry->transfer);
+        status = kvf_transfer_start_held(request, KVF_READ, peers, start, &carry->transfer);
     kvf_free(peers);
     return status;
 }
@@ -175,6 +177,10 @@ kvf_status kvf_carry_push(kvf_carry *carry, kvf_ticket *ticket, kvf_way way, con
 
 kvf_status kvf_carry_status(const kvf_carry *carry) {
     return carry->move ? kvf_move_status(carry->move) : kvf_transfer_status(carry->transfer);
+}
+
+uint32_t kvf_carry_layers(const kvf_carry *carry) {
+    return carry->move ? kvf_move_layers(carry->move) : kvf_transfer_layers(carry->transfer);
 }
 
 uint64_t kvf_carry_packed(const kvf_carry *carry, uint32_t source) {

@@ -65,6 +65,8 @@ kvf_carried kvf_carry_counts(const kvf_carry *carry);
 uint64_t kvf_carry_packed(const kvf_carry *carry, uint32_t source);
 /** Whether its connection ended under it: then what it wrote last may still arrive. */
 bool kvf_carry_was_cut(const kvf_carry *carry);
+/** How many of the first model layers of a pull are here; 0 unless its ticket counts them. */
+uint32_t kvf_carry_layers(const kvf_carry *carry);
 void kvf_carry_cancel(const kvf_carry *carry);
 void kvf_carry_free(kvf_carry *carry);
 

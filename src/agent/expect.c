@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "agent/after.h"
+#include "agent/brought.h"
 #include "agent/carry.h"
 #include "agent/expect.h"
 #include "agent/histogram.h"
@@ -236,7 +237,7 @@ static void expect_check(kvf_asker *expect) {
 
 static const kvf_ticket_ops expect_ops;
 
-const kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
+kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
     const uint64_t number = generation & ~KVF_EXPECTATION;
     kvf_ticket *expect = generation == number ? NULL : kvf_ticket_find(agent, number, &expect_ops);
     bool live = expect && (expect->state == KVF_TICKET_ASKING || expect->state == KVF_TICKET_MOVING);
@@ -451,6 +452,7 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
 
 static void expect_free(kvf_ticket *ticket) {
     (void)end_flows(kvf_asker_of(ticket));
+    kvf_brought_end(kvf_asker_of(ticket));
     kvf_verify_stop(kvf_asker_of(ticket));
     kvf_asker_stop_waiting(kvf_asker_of(ticket));
 }
@@ -463,6 +465,7 @@ static const kvf_ticket_ops expect_ops = {
     .tick = expect_tick,
     .fail = expect_fail,
     .met = expect_met,
+    .arrived = kvf_brought_layers,
     .ready = expect_ready,
     .verified = expect_verified,
     .free = expect_free,

@@ -12,7 +12,7 @@ static inline uint64_t kvf_expect_generation(const kvf_asker *expect) {
 }
 
 /** The expectation with this generation, if producers may write it now; NULL: there is none. */
-const kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation);
+kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation);
 
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call);
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "agent/after.h"
+#include "agent/arrival.h"
 #include "agent/command.h"
 #include "agent/drain.h"
 #include "agent/early.h"
@@ -145,6 +146,7 @@ static bool work(kvf_agent *agent) {
     kvf_link_progress(agent->link, &more);
     if (agent->transport)
         busy = move_and_hash(agent);
+    kvf_arrivals_look(agent); /* before the end of those that are done */
     look_at_carries(agent);
     kvf_afters_look(agent);
     uint64_t now = kvf_agent_now(agent);

@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 
+#include "agent/brought.h"
 #include "agent/expect.h"
 #include "agent/hold.h"
 #include "agent/permit.h"
@@ -58,11 +59,13 @@ static kvf_status check_read(const kvf_agent *agent, const char *peer, const kvf
 }
 
 static kvf_status check_write(const kvf_agent *agent, const char *peer, const kvf_flow_request *request) {
-    const kvf_asker *expect = kvf_expect_moving(agent, request->permission);
+    kvf_asker *expect = kvf_expect_moving(agent, request->permission);
     for (uint32_t i = 0; expect && i < expect->source_count; i++) {
         const kvf_source *source = &expect->sources[i];
-        if (source->session && source->until && !source->settled && is_of(source->session, peer))
+        if (source->session && source->until && !source->settled && is_of(source->session, peer)) {
+            kvf_brought_begin(expect);
             return check_blocks(agent, request, expect->base.groups);
+        }
     }
     return kvf_fail(KVF_E_PERMISSION, "it has no expectation number %llu",
                     (unsigned long long)request->permission);

@@ -256,6 +256,14 @@ static void pull_ready(kvf_ticket *ticket, kvf_after *after) {
         kvf_pull_move(pull);
 }
 
+/* Counts only while all leases are good: until now the blocks were the request's, so what was read is. */
+static uint32_t pull_arrived(const kvf_ticket *ticket) {
+    const kvf_pull *pull = (const kvf_pull *)ticket;
+    if (!kvf_carry_is_there(&pull->carry) || kvf_pull_expired(pull, kvf_agent_now(ticket->agent)))
+        return 0;
+    return kvf_carry_layers(&pull->carry);
+}
+
 static void pull_free(kvf_ticket *ticket) {
     kvf_pull *pull = kvf_pull_of(ticket);
     kvf_remote *remote = pull->asker.remote;
@@ -280,6 +288,7 @@ static const kvf_ticket_ops pull_ops = {
     .tick = pull_tick,
     .fail = pull_fail,
     .met = pull_met,
+    .arrived = pull_arrived,
     .ready = pull_ready,
     .verified = pull_verified,
     .free = pull_free,

@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 
+#include "agent/arrival.h"
 #include "agent/past.h"
 #include "agent/peers.h"
 #include "agent/terms.h"
@@ -137,6 +138,8 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
     ticket->pace = (kvf_pace){
         .priority = request->priority, .cap = request->bytes_per_second, .counted = ticket->created};
     kvf_status status = ticket->ops->begin ? ticket->ops->begin(ticket, request) : KVF_OK;
+    if (!status && ticket->ops->asks)
+        status = kvf_arrival_begin(kvf_asker_of(ticket), request);
     if (!status && ticket->ops->lends)
         status = kvf_records_add(&ticket->records, request->records, request->record_count, agent->rank);
     if (status)
@@ -241,6 +244,7 @@ static void free_asker(kvf_asker *ticket) {
         kvf_records_free(&ticket->sources[i].records);
         kvf_free(ticket->sources[i].card);
     }
+    kvf_arrival_free(ticket);
     kvf_ticket_detach(ticket);
     kvf_remote_drop(ticket->remote);
     kvf_free(ticket->sources);
@@ -333,10 +337,17 @@ kvf_status kvf_ticket_gather(kvf_asker *ticket) {
     return status;
 }
 
+/* Streams that wait for layers go on. */
+static void end_arrival(kvf_ticket *ticket) {
+    if (ticket->ops->asks)
+        kvf_arrival_end(kvf_asker_of(ticket));
+}
+
 void kvf_ticket_done(kvf_ticket *ticket) {
     kvf_agent *agent = ticket->agent;
     if (ticket->state == KVF_TICKET_OVER)
         return;
+    end_arrival(ticket);
     unclaim(ticket);
     agent->stats.done[ticket->kind]++;
     kvf_event_ticket(ticket, ticket->kind == KVF_REQUEST_CONNECT ? KVF_EVENT_PEER_READY : KVF_EVENT_DONE,
@@ -360,6 +371,7 @@ void kvf_ticket_record_failure(kvf_ticket *ticket, kvf_status status, const char
 
 void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free) {
     kvf_agent *agent = ticket->agent;
+    end_arrival(ticket);
     agent->stats.failed[ticket->kind]++;
     if ((unsigned)ticket->status < sizeof agent->stats.failures_by_status / sizeof(uint64_t))
         agent->stats.failures_by_status[ticket->status]++;

@@ -40,6 +40,8 @@ typedef struct kvf_ticket_ops {
     void (*met)(kvf_ticket *ticket);
     /** The cells it received have the checksums of its sources. NULL: it receives nothing. */
     void (*verified)(kvf_ticket *ticket);
+    /** How many of the first model layers have arrived while it moves, for arrival.c. NULL: it receives nothing. */
+    uint32_t (*arrived)(const kvf_ticket *ticket);
     /** An event that it waits for has happened; drops it. NULL: it never waits for one. */
     void (*ready)(kvf_ticket *ticket, kvf_after *after);
     /** Frees what is special to its kind; NULL: nothing. */
@@ -123,6 +125,7 @@ struct kvf_asker {
     uint32_t source_count;
     uint64_t posted;         /* when the first run was posted */
     struct kvf_check *check; /* verifying */
+    kvf_arrival *arrival;    /* layer by layer; NULL: it is not counted */
     kvf_after *after;        /* no byte is written to the blocks before it; NULL: nothing to wait for */
     bool complete;           /* expect: all is here, and verified if it is to be */
 };

@@ -79,9 +79,12 @@ enum {
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    CU_STREAM_WAIT_VALUE_GEQ = 0,         /* by the sign of the difference, so that numbers may wrap */
+    CU_STREAM_WAIT_VALUE_FLUSH = 1 << 30, /* then, of writes from outside */
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES = 98,
     CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
 };
 
@@ -141,6 +144,8 @@ enum {
     F(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority))                         \
     F(cuStreamDestroy_v2, (CUstream stream))                                                                 \
     F(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                   \
+    F(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags))        \
+    F(cuStreamIsCapturing, (CUstream stream, int *status))                                                   \
     F(cuStreamSynchronize, (CUstream stream))                                                                \
     F(cuThreadExchangeStreamCaptureMode, (int *mode))                                                        \
     F(cuEventCreate, (CUevent * event, unsigned flags))                                                      \

@@ -158,9 +158,36 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
 void kvf_credit_done(kvf_credit *credit, kvf_credit_state next) {
     kvf_stage_flow *flow = credit->flow;
     flow->done += credit->note.bytes.end - credit->note.bytes.begin;
+    if (flow->by_layer)
+        kvf_stream_add_layers(flow->stream, credit->note.bytes, flow->by_layer);
     kvf_credit_give(credit, next);
     if (flow->done == flow->bytes)
         kvf_stage_flow_end(flow, KVF_OK);
+}
+
+/* Slots are filled in the order of the stream, and may be scattered in another. */
+uint64_t kvf_stage_flow_in_place(const kvf_stage_flow *flow) {
+    uint64_t first = flow->next;
+    if (flow->done == flow->bytes)
+        return flow->bytes;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++) {
+        const kvf_credit *credit = &flow->credits[i];
+        switch (credit->state) {
+        case KVF_CREDIT_HERE:
+        case KVF_CREDIT_MOVING:
+        case KVF_CREDIT_MOVED:
+        case KVF_CREDIT_COPYING:
+        case KVF_CREDIT_BACK:
+            first = kvf_min_u64(first, credit->note.bytes.begin);
+            break;
+        case KVF_CREDIT_NONE:
+        case KVF_CREDIT_TO_LEND:
+        case KVF_CREDIT_LENT:
+        case KVF_CREDIT_TO_RETURN:
+            break;
+        }
+    }
+    return first;
 }
 
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow) {

@@ -42,6 +42,13 @@
 typedef struct kvf_stage_flow kvf_stage_flow;
 typedef struct kvf_stage_peer kvf_stage_peer;
 
+/** Where bytes that come by a permission are counted. */
+typedef struct kvf_stage_tally {
+    uint64_t permission;
+    uint64_t *by_layer; /**< the caller's */
+    struct kvf_stage_tally *next;
+} kvf_stage_tally;
+
 /** The state of one slot of the window. */
 typedef enum kvf_credit_state {
     KVF_CREDIT_NONE = 0,
@@ -94,6 +101,8 @@ struct kvf_stage_flow {
     uint64_t next;          /**< the first byte that is in no credit yet */
     uint64_t told;          /**< the first byte that none of our messages has named */
     uint64_t done;          /**< how many bytes are in place, or (lender of a pull) were read */
+    uint64_t *
+        by_layer; /**< lender of a push: where they are counted by layer, see kvf_stage_count(); NULL: nowhere */
     kvf_credit credits[KVF_WINDOW_MAX];
     bool theirs_on_device;                   /**< mover: the lender's arena is to be a device's */
     uint32_t region, slot_bytes, slot_count; /**< mover: of the lender's arena */
@@ -148,6 +157,7 @@ struct kvf_stage {
     kvf_stage_peer *peers;
     kvf_known_cost *known_costs;  /**< of these peers */
     kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
+    kvf_stage_tally *tallies;     /**< of kvf_stage_count() */
     uint64_t last_flow;           /**< number of the last flow that we opened */
     uint32_t moving;              /**< operations under way, of all flows */
     uint32_t moves;               /**< moves that are not freed */
@@ -237,6 +247,9 @@ void kvf_stage_flow_uncount(kvf_stage_flow *flow);
 /** Whether a worker or device copies between a slot of the flow and the shard's memory. One that has ended may still
  * have such copies: of a device that cannot be stopped. */
 bool kvf_stage_flow_is_copied(const kvf_stage_flow *flow);
+
+/** Reader: how many of the first bytes of the stream are in place. */
+uint64_t kvf_stage_flow_in_place(const kvf_stage_flow *flow);
 
 /** Whether nothing is left to do or to send. A flow that is over and not `owned` can be freed. */
 bool kvf_stage_flow_is_over(const kvf_stage_flow *flow);

@@ -68,6 +68,14 @@ static kvf_status check_permission(kvf_stage_flow *flow, const kvf_opening *open
                   : kvf_fail(KVF_E_PERMISSION, "the mover may not %s", verb);
 }
 
+/* Where the bytes of a push are counted by layer. */
+static uint64_t *tally_of(const kvf_stage_flow *flow) {
+    const kvf_stage_tally *tally = flow->direction == KVF_WRITE ? flow->stage->tallies : NULL;
+    while (tally && tally->permission != flow->permission)
+        tally = tally->next;
+    return tally ? tally->by_layer : NULL;
+}
+
 static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     kvf_stage *stage = flow->stage;
     if (opening->model != stage->model)
@@ -87,6 +95,7 @@ static kvf_status accept(kvf_stage_flow *flow, const kvf_opening *opening) {
     flow->window = opening->window < stage->options.window ? opening->window : stage->options.window;
     const uint32_t slot = flow->arena->slot_bytes;
     flow->slot_bytes = opening->slot_bytes < slot ? opening->slot_bytes : slot;
+    flow->by_layer = tally_of(flow);
     return make_stream(flow, opening);
 }
 

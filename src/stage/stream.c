@@ -210,6 +210,19 @@ uint32_t kvf_stream_lane(const kvf_stream *stream, uint64_t byte) {
     return low;
 }
 
+uint32_t kvf_stream_whole_layers(const kvf_stream *stream, uint64_t bytes) {
+    const uint32_t lane = kvf_stream_lane(stream, bytes);
+    return lane < stream->map->lane_count ? stream->map->lanes[lane].layer : UINT32_MAX;
+}
+
+void kvf_stream_add_layers(const kvf_stream *stream, kvf_byte_range bytes, uint64_t *by_layer) {
+    for (uint32_t i = kvf_stream_lane(stream, bytes.begin); bytes.begin < bytes.end; i++) {
+        const uint64_t end = kvf_min_u64(bytes.end, stream->begins[i + 1]);
+        by_layer[stream->map->lanes[i].layer] += end - bytes.begin;
+        bytes.begin = end;
+    }
+}
+
 uint64_t kvf_stream_cut(const kvf_stream *stream, uint64_t begin, uint64_t most) {
     const kvf_stream_map *map = stream->map;
     const uint64_t all = kvf_stream_bytes(stream);

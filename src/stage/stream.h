@@ -147,6 +147,12 @@ uint64_t kvf_stream_bytes(const kvf_stream *stream);
 /** The bytes of a range of model layers: one range, empty if none of their cells flows. */
 kvf_byte_range kvf_stream_layers(const kvf_stream *stream, kvf_range layers);
 
+/** How many model layers lie whole in the first `bytes` of the stream; UINT32_MAX if that is all of it. */
+uint32_t kvf_stream_whole_layers(const kvf_stream *stream, uint64_t bytes);
+
+/** Adds, for each model layer, how many of its bytes lie in a range. */
+void kvf_stream_add_layers(const kvf_stream *stream, kvf_byte_range bytes, uint64_t *by_layer);
+
 /**
  * Copies bytes of the stream out of this rank's memory. O(lanes) to find the first, then the bytes.
  *

@@ -44,7 +44,7 @@ typedef struct order {
     kvf_direction direction;
     uint64_t permission;
     kvf_move_options options;
-    bool held;
+    kvf_transfer_start_options start;
 } order;
 
 /* ---- the two ways ---------------------------------------------------------------------------- */
@@ -53,8 +53,8 @@ static kvf_status go_direct(const kvf_move *move, const order *by, leg *out) {
     out->way = KVF_WAY_DIRECT;
     out->began_ns = kvf_now(move->stage->clock);
     return by->direction == KVF_READ
-               ? kvf_transfer_read_source(by->request, by->source, by->peer, by->held, &out->transfer)
-               : kvf_transfer_push_held(by->request, by->source, by->peer, by->held, &out->transfer);
+               ? kvf_transfer_read_source(by->request, by->source, by->peer, by->start, &out->transfer)
+               : kvf_transfer_push_held(by->request, by->source, by->peer, by->start.held, &out->transfer);
 }
 
 /* The shape of the source's selection in our memory. */
@@ -87,7 +87,7 @@ static kvf_status go_packed(const kvf_move *move, const order *by, kvf_stage_sha
                           .group_count = count,
                           .priority = by->options.priority,
                           .permission = by->permission,
-                          .held = by->held,
+                          .held = by->start.held,
                           .arenas = out->arenas};
     kvf_status status = kvf_mover_begin(move->stage, peer, &wish, &out->flow);
     kvf_free(steps);
@@ -187,7 +187,7 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
     kvf_way way = KVF_WAY_DIRECT;
     out->peer = by->peer;
     out->direction = by->direction;
-    out->was_held = by->held;
+    out->was_held = by->start.held;
     out->bytes = kvf_request_bytes(by->request, by->source);
     if (out->bytes == 0) {
         out->over = true;
@@ -275,11 +275,12 @@ static bool fail_begun(kvf_move *move, uint32_t i, kvf_status status) {
 
 kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                           const kvf_move_options *options, kvf_move **out) {
-    return kvf_stage_pull_held(stage, request, peers, options, false, out);
+    return kvf_stage_pull_held(stage, request, peers, options, (kvf_transfer_start_options){0}, out);
 }
 
 kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
-                               const kvf_move_options *options, bool held, kvf_move **out) {
+                               const kvf_move_options *options, kvf_transfer_start_options start,
+                               kvf_move **out) {
     uint32_t sources = request ? kvf_plan_source_count(kvf_request_plan(request)) : 0;
     if (!stage || !request || (sources > 0 && !peers) || !out)
         return kvf_fail(KVF_E_INVALID, "pull: %s is NULL",
@@ -287,7 +288,7 @@ kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf
                         : !request ? "request"
                         : !out     ? "out"
                                    : "peers");
-    order by = {.request = request, .direction = KVF_READ, .held = held};
+    order by = {.request = request, .direction = KVF_READ, .start = start};
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
     if (!status)
@@ -328,7 +329,8 @@ kvf_status kvf_stage_push_held(kvf_stage *stage, const kvf_request *request, uin
     uint32_t sources = kvf_plan_source_count(kvf_request_plan(request));
     if (source >= sources)
         return kvf_fail(KVF_E_RANGE, "push: source is %u; the plan has %u", source, sources);
-    order by = {.request = request, .source = source, .peer = peer, .direction = KVF_WRITE, .held = held};
+    order by = {
+        .request = request, .source = source, .peer = peer, .direction = KVF_WRITE, .start = {.held = held}};
     kvf_move *move = NULL;
     kvf_status status = take_options(&by.options, options);
     by.permission = by.options.permissions ? by.options.permissions[0] : 0;
@@ -448,6 +450,51 @@ bool kvf_move_was_cut(const kvf_move *move) {
 uint64_t kvf_move_packed(const kvf_move *move, uint32_t source) {
     const leg *at = &move->legs[source];
     return at->flow ? bytes_of(at) : 0;
+}
+
+/* Of one source. */
+static uint32_t layers_of(const leg *at) {
+    if (at->transfer)
+        return kvf_transfer_layers(at->transfer);
+    if (!at->flow)
+        return UINT32_MAX;
+    if (at->flow->ended && at->flow->status)
+        return 0;
+    return kvf_stream_whole_layers(at->flow->stream, kvf_stage_flow_in_place(at->flow));
+}
+
+uint32_t kvf_move_layers(const kvf_move *move) {
+    uint32_t layers = UINT32_MAX;
+    for (uint32_t i = 0; i < move->leg_count; i++) {
+        const uint32_t whole = layers_of(&move->legs[i]);
+        layers = whole < layers ? whole : layers;
+    }
+    return layers;
+}
+
+kvf_status kvf_stage_count(kvf_stage *stage, uint64_t permission, uint64_t *by_layer) {
+    kvf_stage_tally **at = &stage->tallies;
+    while (*at && (*at)->permission != permission)
+        at = &(*at)->next;
+    kvf_stage_tally *tally = *at;
+    if (!by_layer) {
+        for (kvf_stage_flow *flow = stage->first; flow && tally; flow = flow->following)
+            if (flow->by_layer == tally->by_layer)
+                flow->by_layer = NULL;
+        if (tally)
+            *at = tally->next;
+        kvf_free(tally);
+        return KVF_OK;
+    }
+    KVF_ASSERT(!tally);
+    tally = kvf_alloc0(1, sizeof *tally);
+    if (!tally)
+        return kvf_nomem("a count of layers");
+    tally->permission = permission;
+    tally->by_layer = by_layer;
+    tally->next = stage->tallies;
+    stage->tallies = tally;
+    return KVF_OK;
 }
 
 uint64_t kvf_move_operations(const kvf_move *move) {

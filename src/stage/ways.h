@@ -8,6 +8,7 @@
 #include <kvferry/stage.h>
 
 #include "base/clock.h"
+#include "transport/transfer.h"
 
 /** kvf_stage_open() with the caller's own clock. */
 kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
@@ -30,9 +31,11 @@ bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer);
 /** Whether the stage has no flow: then no timeout is pending. */
 bool kvf_stage_is_idle(const kvf_stage *stage);
 
-/** As kvf_stage_pull() and kvf_stage_push(); with `held`, nothing moves before the move is released. */
+/** As kvf_stage_pull(), and the options of kvf_transfer_start_held(), for packed sources too. */
 kvf_status kvf_stage_pull_held(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
-                               const kvf_move_options *options, bool held, kvf_move **out);
+                               const kvf_move_options *options, kvf_transfer_start_options start,
+                               kvf_move **out);
+/** As kvf_stage_push(); with `held`, nothing moves before the move is released. */
 kvf_status kvf_stage_push_held(kvf_stage *stage, const kvf_request *request, uint32_t source, kvf_peer *peer,
                                const kvf_move_options *options, bool held, kvf_move **out);
 
@@ -53,6 +56,19 @@ bool kvf_move_was_cut(const kvf_move *move);
 
 /** How many bytes of a source have moved packed. */
 uint64_t kvf_move_packed(const kvf_move *move, uint32_t source);
+
+/** How many of the first model layers of a pull are whole, those of which nothing moves too; UINT32_MAX: all. */
+uint32_t kvf_move_layers(const kvf_move *move);
+
+/**
+ * From now on counts, by model layer, the bytes that peers' flows bring by a permission, once they are in the shard's
+ * memory. Flows that were accepted before are not counted.
+ *
+ * @param by_layer  of the caller, an element for each layer of the model, to which bytes are added. NULL: none of the
+ *                  permission are counted any more, and the array is not touched again
+ * @return KVF_OK, KVF_E_NOMEM
+ */
+kvf_status kvf_stage_count(kvf_stage *stage, uint64_t permission, uint64_t *by_layer);
 
 /** Operations completed: runs of direct sources, slots of packed ones. */
 uint64_t kvf_move_operations(const kvf_move *move);

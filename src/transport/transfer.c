@@ -6,7 +6,7 @@
  */
 #include <stdio.h>
 
-#include "request/request.h"
+#include "request/order.h"
 #include "transport/front.h"
 #include "transport/transfer.h"
 
@@ -31,8 +31,8 @@ typedef struct transfer_batch {
     kvf_operation operation;
     bool submitted;
     size_t count;
-    size_t whole; /* runs that end in it */
-    uint64_t bytes;
+    size_t whole;          /* runs that end in it */
+    uint64_t bytes, begin; /* of the source's, in the order in which they are taken */
     kvf_run *runs;
     kvf_run_shape shape; /* of nests */
 } transfer_batch;
@@ -42,6 +42,8 @@ struct transfer_source {
     kvf_transfer *transfer;
     kvf_peer *peer; /* NULL: its connection was closed */
     kvf_run_cursor cursor;
+    kvf_layer_order *order; /* over which the cursor goes; NULL: over the request itself */
+    uint64_t taken;         /* bytes, into batches */
     bool nests;
     kvf_run
         ahead[PULL_RUNS]; /* nests, or runs of a held transfer: taken from the cursor and not submitted yet */
@@ -74,6 +76,7 @@ static void free_transfer(kvf_transfer *transfer) {
         transfer_source *source = &transfer->sources[i];
         if (source->peer)
             KVF_LIST_REMOVE(source->peer->users, &source->user);
+        kvf_layer_order_free(source->order);
         kvf_free(source->batches);
         kvf_free(source->runs);
     }
@@ -214,12 +217,14 @@ static uint64_t pump(transfer_source *source, uint64_t most) {
             continue;
         batch->count = batch->whole = 0;
         batch->bytes = 0;
+        batch->begin = source->taken;
         if (source->nests)
             fill_with_nests(source, batch, kvf_min_u64(most - bytes, BATCH_BYTES));
         else if (most == UINT64_MAX && source->ahead_at == source->ahead_count)
             fill(source, batch);
         else
             fill_up_to(source, batch, kvf_min_u64(most - bytes, BATCH_BYTES));
+        source->taken += batch->bytes;
         if (batch->count == 0 || !submit(source, batch))
             break;
         bytes += batch->bytes;
@@ -309,7 +314,7 @@ static kvf_status make(uint32_t sources, kvf_transfer **out) {
 
 /* The transfer's next source is source `of_plan` of the request's plan. */
 static kvf_status place_source(kvf_transfer *transfer, const kvf_request *request, uint32_t of_plan,
-                               kvf_peer *peer) {
+                               kvf_peer *peer, bool by_layer) {
     transfer_source *source = &transfer->sources[transfer->source_count++];
     const transfer_depth depth = depth_of(peer, request, of_plan);
     source->batches = kvf_alloc0(depth.batches, sizeof *source->batches);
@@ -325,8 +330,12 @@ static kvf_status place_source(kvf_transfer *transfer, const kvf_request *reques
     source->nests = kvf_peer_takes_nests(peer);
     source->user = (kvf_front_user){.closed = on_closed, .context = source};
     KVF_LIST_ADD(peer->users, &source->user);
-    (void)kvf_run_cursor_start(&source->cursor, request, of_plan); /* checked: the plan has runs */
-    return KVF_OK;
+    kvf_status status = by_layer ? kvf_layer_order_make(request, of_plan, &source->order) : KVF_OK;
+    if (source->order) /* checked: the plan has runs */
+        (void)kvf_run_cursor_start(&source->cursor, &source->order->request, 0);
+    else
+        (void)kvf_run_cursor_start(&source->cursor, request, of_plan);
+    return status;
 }
 
 /* Starts a transfer whose sources are placed, unless that failed; frees it if nothing is under way after a failure. */
@@ -350,7 +359,8 @@ static kvf_status launch(kvf_transfer *transfer, kvf_status placed, kvf_transfer
 }
 
 kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction direction,
-                                   kvf_peer *const *peers, bool held, kvf_transfer **out) {
+                                   kvf_peer *const *peers, kvf_transfer_start_options options,
+                                   kvf_transfer **out) {
     if (!request || !out)
         return kvf_fail(KVF_E_INVALID, "transfer: %s is NULL", !request ? "request" : "out");
     if (direction != KVF_READ && direction != KVF_WRITE)
@@ -367,20 +377,20 @@ kvf_status kvf_transfer_start_held(const kvf_request *request, kvf_direction dir
         return status;
     transfer->transport = sources > 0 ? peers[0]->transport : NULL;
     transfer->direction = direction;
-    transfer->held = held;
+    transfer->held = options.held;
     for (uint32_t i = 0; i < sources && !status; i++)
-        status = place_source(transfer, request, i, peers[i]);
+        status = place_source(transfer, request, i, peers[i], options.by_layer);
     return launch(transfer, status, out);
 }
 
 kvf_status kvf_transfer_start(const kvf_request *request, kvf_direction direction, kvf_peer *const *peers,
                               kvf_transfer **out) {
-    return kvf_transfer_start_held(request, direction, peers, false, out);
+    return kvf_transfer_start_held(request, direction, peers, (kvf_transfer_start_options){0}, out);
 }
 
 /* Moves the bytes of one source; `direction` KVF_WRITE: this process is that source. */
 static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_peer *peer,
-                            kvf_direction direction, bool held, kvf_transfer **out) {
+                            kvf_direction direction, kvf_transfer_start_options options, kvf_transfer **out) {
     const char *what = direction == KVF_WRITE ? "push" : "transfer";
     if (!request || !peer || !out)
         return kvf_fail(KVF_E_INVALID, "%s: %s is NULL", what, !request ? "request" : !peer ? "peer" : "out");
@@ -398,19 +408,19 @@ static kvf_status start_one(const kvf_request *request, uint32_t source, kvf_pee
     transfer->transport = peer->transport;
     transfer->direction = direction;
     transfer->swapped = direction == KVF_WRITE;
-    transfer->held = held;
-    status = place_source(transfer, request, source, peer);
+    transfer->held = options.held;
+    status = place_source(transfer, request, source, peer, options.by_layer);
     return launch(transfer, status, out);
 }
 
 kvf_status kvf_transfer_push_held(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
                                   kvf_transfer **out) {
-    return start_one(request, source, peer, KVF_WRITE, held, out);
+    return start_one(request, source, peer, KVF_WRITE, (kvf_transfer_start_options){.held = held}, out);
 }
 
-kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer, bool held,
-                                    kvf_transfer **out) {
-    return start_one(request, source, peer, KVF_READ, held, out);
+kvf_status kvf_transfer_read_source(const kvf_request *request, uint32_t source, kvf_peer *peer,
+                                    kvf_transfer_start_options options, kvf_transfer **out) {
+    return start_one(request, source, peer, KVF_READ, options, out);
 }
 
 kvf_status kvf_transfer_push(const kvf_request *request, uint32_t source, kvf_peer *peer,
@@ -428,6 +438,27 @@ kvf_status kvf_transfer_status(const kvf_transfer *transfer) {
 
 bool kvf_transfer_was_cut(const kvf_transfer *transfer) {
     return transfer && transfer->cut;
+}
+
+/* What was taken before the first batch that is under way is there. */
+static uint64_t bytes_there(const transfer_source *source) {
+    uint64_t there = source->taken;
+    for (uint32_t i = 0; i < source->depth.batches; i++)
+        if (source->batches[i].submitted)
+            there = kvf_min_u64(there, source->batches[i].begin);
+    return there;
+}
+
+uint32_t kvf_transfer_layers(const kvf_transfer *transfer) {
+    uint32_t layers = UINT32_MAX;
+    for (uint32_t i = 0; i < transfer->source_count; i++) {
+        const transfer_source *source = &transfer->sources[i];
+        const uint32_t whole = source->order && !transfer->failed
+                                   ? kvf_layer_order_whole(source->order, bytes_there(source))
+                                   : 0;
+        layers = whole < layers ? whole : layers;
+    }
+    return layers;
 }
 
 const char *kvf_transfer_detail(const kvf_transfer *transfer) {

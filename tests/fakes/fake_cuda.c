@@ -118,6 +118,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     (void)device;
     *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
                  ? fake_number("FAKE_CUDA_MULTIPROCESSORS", 4)
+             : attribute == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES  ? 1
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake_number("FAKE_CUDA_MAJOR", 9)
              : attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
                  ? fake_number("FAKE_CUDA_RDMA", 1)

@@ -4,7 +4,7 @@
 
 #include "fake_cuda_inside.h"
 
-typedef enum action_kind { COPY, FILL, LAUNCH, RECORD, WAIT, RELEASE } action_kind;
+typedef enum action_kind { COPY, FILL, LAUNCH, RECORD, WAIT, WAIT_VALUE, RELEASE } action_kind;
 
 struct CUevent_st {
     uint64_t recorded, reached; /* records that were put on streams, and those that have run */
@@ -25,6 +25,7 @@ typedef struct action {
     unsigned char value;
     CUevent event;
     uint64_t record; /* WAIT: number of the event's record to wait for */
+    uint32_t word;   /* WAIT_VALUE: what the word at `from` is waited to be */
     CUfunction function;
     uint32_t count, tiles, blocks;
     struct action *next;
@@ -146,10 +147,16 @@ static void let_go(CUevent event) {
         free(event);
 }
 
+static bool has_value(const action *todo) {
+    const uint32_t *word = fake_reach(todo->from, sizeof *word);
+    return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - todo->word) >= 0;
+}
+
 /* Runs the first action of a stream; false: it is not due yet. */
 static bool step(CUstream stream, uint64_t now) {
     action *todo = stream->first;
-    if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->reached < todo->record))
+    if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->reached < todo->record) ||
+        (todo->kind == WAIT_VALUE && !fake.stuck && !has_value(todo)))
         return false;
     fake.running = stream->device;
     if (!fake.stuck) {
@@ -168,6 +175,7 @@ static bool step(CUstream stream, uint64_t now) {
             break;
         case RECORD:
         case WAIT:
+        case WAIT_VALUE:
             break;
         }
     }
@@ -388,6 +396,24 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     BEGIN_PUT;
     (void)flags;
     return put(stream, (action){.kind = WAIT, .event = event});
+}
+
+/* Of words in the host's memory only; the driver takes others, too. */
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags) {
+    BEGIN_PUT;
+    (void)pthread_mutex_lock(&fake.lock);
+    const fake_range *found = fake_range_at(address);
+    const bool good = found && (found->kind == HOST || found->kind == PINNED) && address % sizeof value == 0;
+    (void)pthread_mutex_unlock(&fake.lock);
+    if (!good || (flags & ~(unsigned)CU_STREAM_WAIT_VALUE_FLUSH) != CU_STREAM_WAIT_VALUE_GEQ)
+        return INVALID_VALUE;
+    return put(stream, (action){.kind = WAIT_VALUE, .from = address, .word = value});
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, int *status) {
+    BEGIN_PUT;
+    *status = (int)stream->capture;
+    return 0;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {

@@ -320,9 +320,12 @@ static void expected_cell(uint32_t seed, const uint64_t at[6], kvf_dtype from, c
     }
 }
 
-/* Visits every cell of a request on one rank: fills it, or counts it if it is wrong. */
+#define ALL_LAYERS UINT32_MAX
+
+/* Visits every cell of a request on one rank, in the first layers: fills it, or counts it if it is wrong, and prints the
+ * first one if that is of all layers. */
 static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *request, uint32_t seed,
-                           bool fill) {
+                           bool fill, uint32_t below) {
     const kvf_shard *shard = kvf_engine_shard(e->engine, rank);
     uint64_t wrong = 0;
     for (uint32_t g = 0; g < request->group_count; g++) {
@@ -343,6 +346,8 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
                 for (uint32_t p = 0; p < group->part_count; p++)
                     for (uint32_t r = 0; r < group->parts[p].rows_per_step; r++)
                         for (uint32_t u = held->parts[p].units.begin; u < held->parts[p].units.end; u++) {
+                            if (group->layers[l] >= below)
+                                continue;
                             uint64_t at[6] = {of_name(group->name),
                                               group->layers[l],
                                               of_name(group->parts[p].name),
@@ -373,7 +378,7 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
                                 else
                                     bad += *byte != want;
                             }
-                            if (bad && !wrong)
+                            if (bad && !wrong && below == ALL_LAYERS)
                                 printf("rank %u: group %s, layer %u, part %s, step %llu, row %u, unit %u is "
                                        "wrong\n",
                                        rank, group->name, group->layers[l], group->parts[p].name,
@@ -402,7 +407,7 @@ void world_fill(const world *w, world_engine *engine, const world_request *reque
     (void)w;
     for (uint32_t r = 0; r < engine->rank_count; r++) {
         carry(memory_get, engine, r);
-        (void)visit_rank(engine, r, request, seed, true);
+        (void)visit_rank(engine, r, request, seed, true, ALL_LAYERS);
         carry(memory_put, engine, r);
     }
 }
@@ -426,9 +431,15 @@ uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_req
     (void)w;
     for (uint32_t r = 0; r < engine->rank_count; r++) {
         carry(memory_get, engine, r);
-        wrong += visit_rank(engine, r, request, seed, false);
+        wrong += visit_rank(engine, r, request, seed, false, ALL_LAYERS);
     }
     return wrong;
+}
+
+uint64_t world_wrong_cells_below(world_engine *engine, uint32_t rank, const world_request *request,
+                                 uint32_t seed, uint32_t layers) {
+    carry(memory_get, engine, rank);
+    return visit_rank(engine, rank, request, seed, false, layers);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */

@@ -146,6 +146,10 @@ void world_filled_as(const kvf_model *model);
 /** How many cells of a request do not have the bytes of world_fill(); prints the first one. */
 uint64_t world_wrong_cells(const world *w, world_engine *engine, const world_request *request, uint32_t seed);
 
+/** The same of one rank, in the model layers [0, layers). Prints nothing. */
+uint64_t world_wrong_cells_below(world_engine *engine, uint32_t rank, const world_request *request,
+                                 uint32_t seed, uint32_t layers);
+
 /** Lets all agents work until the condition holds. */
 #define world_until(w, condition)                                                                            \
     do {                                                                                                     \

@@ -258,7 +258,8 @@ static void a_held_transfer_moves_nest_by_nest(void **state) {
         test_scene scene;
         kvf_transfer *transfer = NULL;
         caches_open(&scene, i);
-        assert_ok(kvf_transfer_start_held(scene.request, KVF_READ, scene.peers, true, &transfer));
+        assert_ok(kvf_transfer_start_held(scene.request, KVF_READ, scene.peers,
+                                          (kvf_transfer_start_options){.held = true}, &transfer));
         advance(&scene, transfer, UINT64_MAX / 2);
         assert_ok(kvf_transfer_status(transfer));
         assert_ok(finish(&scene, transfer));
@@ -271,7 +272,8 @@ static void a_held_transfer_moves_nest_by_nest(void **state) {
 static kvf_transfer *half_moved(test_scene *scene) {
     kvf_transfer *transfer = NULL;
     caches_open(scene, 3);
-    assert_ok(kvf_transfer_start_held(scene->request, KVF_READ, scene->peers, true, &transfer));
+    assert_ok(kvf_transfer_start_held(scene->request, KVF_READ, scene->peers,
+                                      (kvf_transfer_start_options){.held = true}, &transfer));
     advance(scene, transfer, 20 * STEP_BYTES);
     return transfer;
 }

@@ -308,7 +308,9 @@ static void a_transfer_outlives_its_transport(void **state) {
 static void a_held_transfer_ends_with_a_connection_it_still_needs(void **state) {
     test_world *world = world_open(*state);
     kvf_transfer *transfer = NULL;
-    assert_int_equal(kvf_transfer_read_source(world->request, 1, world->peers[1], true, &transfer), KVF_OK);
+    assert_int_equal(kvf_transfer_read_source(world->request, 1, world->peers[1],
+                                              (kvf_transfer_start_options){.held = true}, &transfer),
+                     KVF_OK);
     assert_int_equal(kvf_transfer_advance(transfer, 4096), 4096);
     uint64_t bytes = 0;
     while (bytes < 4096) {

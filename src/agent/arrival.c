@@ -1,0 +1,136 @@
+#include "agent/arrival.h"
+
+#include "cuda/word.h"
+#include "model/model.h"
+
+/* ---- life -------------------------------------------------------------------------------------- */
+
+kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request) {
+    kvf_agent *agent = asker->base.agent;
+    if (!request->by_layer)
+        return KVF_OK;
+    kvf_arrival *arrival = kvf_alloc0(1, sizeof *arrival);
+    if (!arrival)
+        return kvf_nomem("a request");
+    arrival->all = kvf_model_layer_count(kvf_engine_model(agent->engine));
+    arrival->asker = asker;
+    asker->arrival = arrival;
+    DL_APPEND(agent->arrivals, arrival);
+    return KVF_OK;
+}
+
+void kvf_arrival_end(kvf_asker *asker) {
+    if (!asker->arrival)
+        return;
+    asker->arrival->over = true;
+    kvf_cuda_word_give(asker->arrival->word);
+    asker->arrival->word = NULL;
+}
+
+void kvf_arrivals_end(kvf_agent *agent) {
+    kvf_arrival *arrival;
+    DL_FOREACH(agent->arrivals, arrival) {
+        kvf_arrival_end(arrival->asker);
+    }
+}
+
+void kvf_arrival_free(kvf_asker *asker) {
+    kvf_arrival *arrival = asker->arrival;
+    if (!arrival)
+        return;
+    KVF_ASSERT(!arrival->counts);
+    kvf_arrival_end(asker);
+    DL_DELETE(asker->base.agent->arrivals, arrival);
+    kvf_free(arrival->come);
+    kvf_free(arrival->awaited);
+    kvf_free(arrival);
+    asker->arrival = NULL;
+}
+
+/* ---- counting ------------------------------------------------------------------------------------- */
+
+static uint32_t count(const kvf_arrival *arrival) {
+    const kvf_ticket *ticket = &arrival->asker->base;
+    if (ticket->state != KVF_TICKET_MOVING || ticket->agent->options.verify || ticket->silent)
+        return 0;
+    return ticket->ops->arrived ? ticket->ops->arrived(ticket) : 0;
+}
+
+void kvf_arrivals_look(kvf_agent *agent) {
+    kvf_arrival *arrival;
+    DL_FOREACH(agent->arrivals, arrival) {
+        uint32_t layers = count(arrival);
+        layers = layers < arrival->all ? layers : arrival->all;
+        if (layers <= arrival->layers)
+            continue;
+        arrival->layers = layers;
+        if (arrival->word)
+            kvf_cuda_word_set(arrival->word, layers);
+    }
+}
+
+/* ---- what the engine calls ------------------------------------------------------------------------ */
+
+/* The arrival of a request that has not ended. KVF_E_INVALID; KVF_E_NOT_FOUND: it has, or never was. */
+static kvf_status find(const kvf_agent *agent, uint64_t number, kvf_arrival **out) {
+    kvf_ticket *ticket = NULL;
+    HASH_FIND(hh, agent->tickets, &number, sizeof number, ticket);
+    if (!ticket)
+        return kvf_fail(KVF_E_NOT_FOUND, "no request has ticket %llu", (unsigned long long)number);
+    if (!ticket->ops->asks || !kvf_asker_of(ticket)->arrival)
+        return kvf_fail(KVF_E_INVALID, "ticket %llu is no pull or expect with by_layer",
+                        (unsigned long long)number);
+    *out = kvf_asker_of(ticket)->arrival;
+    if ((*out)->over)
+        return kvf_fail(KVF_E_NOT_FOUND, "the request of ticket %llu has ended", (unsigned long long)number);
+    return KVF_OK;
+}
+
+kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t *layers) {
+    kvf_arrival *arrival;
+    if (!layers)
+        return kvf_fail(KVF_E_INVALID, "layers is NULL");
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = find(agent, ticket, &arrival);
+    if (!status)
+        *layers = arrival->layers;
+    kvf_agent_unlock(agent);
+    return status;
+}
+
+/* The first stream that waits for a request takes a word for it. Its highest number is the request's end. */
+static kvf_status take_word(kvf_arrival *arrival, uint32_t device) {
+    if (arrival->word)
+        return KVF_OK;
+    kvf_status status = kvf_cuda_word_take(device, arrival->all + 1, &arrival->word);
+    if (!status)
+        kvf_cuda_word_set(arrival->word, arrival->layers);
+    return status;
+}
+
+static kvf_status let_wait(kvf_arrival *arrival, uint32_t layers, uint32_t device, CUstream stream) {
+    if (layers <= arrival->layers)
+        return KVF_OK;
+    kvf_status status = take_word(arrival, device);
+    if (!status)
+        status = kvf_cuda_word_await(arrival->word, device, stream,
+                                     layers <= arrival->all ? layers : arrival->all + 1);
+    return status ? kvf_fail_in(status, "let_wait: ") : KVF_OK;
+}
+
+kvf_status kvf_agent_let_wait(kvf_agent *agent, uint64_t ticket, uint32_t layers, uint32_t device,
+                              void *stream) {
+    kvf_arrival *arrival;
+    kvf_status status = kvf_agent_lock(agent);
+    if (status)
+        return status;
+    status = find(agent, ticket, &arrival);
+    if (!status)
+        status = let_wait(arrival, layers, device, stream);
+    else if (status == KVF_E_NOT_FOUND && ticket > 0 && ticket <= agent->next_ticket)
+        status = KVF_OK; /* it has ended */
+    kvf_agent_unlock(agent);
+    return status;
+}

@@ -1,0 +1,38 @@
+/*
+ * The arrival of a pull or an expectation, layer by layer: the one place where it is counted, for its engine and for
+ * streams that wait.
+ *
+ * Only requests that ask for it have one (kvf_agent_request.by_layer). It is looked at once a round, by the thread that
+ * has the work. What is counted stays true: a pull's leases are good at the time, and a layer is never taken back.
+ */
+#ifndef KVF_AGENT_ARRIVAL_H
+#define KVF_AGENT_ARRIVAL_H
+
+#include "agent/ticket.h"
+
+typedef struct kvf_cuda_word kvf_cuda_word;
+
+struct kvf_arrival {
+    uint32_t layers, all; /* model layers that have arrived, and that there are */
+    kvf_cuda_word *word;  /* streams wait for it; NULL: none has yet */
+    bool over;            /* the request has ended: no stream waits any more */
+    bool counts;          /* expect: the stage counts in `come` */
+    uint64_t *come,
+        *awaited; /* expect: bytes by layer that came packed, and that all writers give; NULL: not known */
+    kvf_asker *asker;
+    kvf_arrival *prev, *next; /* agent->arrivals */
+};
+
+/** Begins to count for a new request, if it asks for it. KVF_OK, KVF_E_NOMEM */
+kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request);
+
+/** Looks at all requests that move. Once a round. */
+void kvf_arrivals_look(kvf_agent *agent);
+
+/** The request has ended, or its agent is being closed: all streams go on. */
+void kvf_arrival_end(kvf_asker *asker);
+/** The same for all of an agent, which is being closed. */
+void kvf_arrivals_end(kvf_agent *agent);
+void kvf_arrival_free(kvf_asker *asker);
+
+#endif

@@ -1,0 +1,566 @@
+/*
+ * Streams that wait for the layers of a consumer's request. Behind each wait, a stream copies the whole cache to the
+ * host: what it finds there is what a kernel of the engine would have seen. Over the stand-in for the CUDA driver only.
+ */
+#include <stdio.h>
+
+#include "agent_world.h"
+#include "cuda/device_image.h"
+#include "cuda/word.h"
+#include "devices.h"
+
+#define LAYERS 6u
+#define TOKENS 100u
+#define SLOWLY 400000u
+#define TP2 ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 64, .order = "L|BPNH"})
+#define TP4                                                                                                  \
+    ENGINE(.name = "D", .tp_size = 4, .all = {.tokens_per_block = 8, .block_count = 128, .order = "L|BPHN"})
+#define D_DEVICE 1u
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+static bool on_host, shown;
+
+/* Where the world sees memory, and where devices do. */
+typedef struct placed_memory {
+    void *seen;
+    kvf_memory memory;
+} placed_memory;
+static placed_memory placed[256];
+static uint32_t placed_count;
+
+static kvf_memory place(const char *engine, uint64_t bytes, void **seen) {
+    placed_memory *made = &placed[placed_count++];
+    assert_true(placed_count <= COUNT_OF(placed));
+    if (on_host) {
+        *seen = calloc(1, bytes);
+        made->memory = (kvf_memory){.struct_size = sizeof(kvf_memory), .address = *seen, .bytes = bytes};
+    } else {
+        made->memory = device_memory(engine[0] == 'P' ? 0 : D_DEVICE, bytes, seen);
+        made->memory.withheld = !shown;
+    }
+    made->seen = *seen;
+    return made->memory;
+}
+
+static const kvf_memory *memory_seen_at(const void *seen) {
+    for (uint32_t i = 0; i < placed_count; i++)
+        if (placed[i].seen == seen)
+            return &placed[i].memory;
+    fail_msg("unknown memory");
+    return NULL;
+}
+
+/* ---- streams that read behind a wait -------------------------------------------------------------- */
+
+/* A stream, and copies of the cache of one rank: the i-th as the stream found it behind its i-th wait. */
+typedef struct reader {
+    const kvf_cuda *cuda;
+    CUstream stream;
+    CUevent passed[LAYERS + 1];
+    void *copies[LAYERS + 1][WORLD_MAX_REGIONS];
+    uint32_t count, regions;
+} reader;
+
+static void reader_open(reader *out) {
+    memset(out, 0, sizeof *out);
+    assert_ok(kvf_cuda_enter(D_DEVICE, &out->cuda));
+    assert_int_equal(out->cuda->cuStreamCreateWithPriority(&out->stream, CU_STREAM_NON_BLOCKING, -1), 0);
+    kvf_cuda_leave(out->cuda);
+}
+
+/* Copies all regions of a rank, behind what the stream has. */
+static void reader_copy(reader *at, const world_engine *engine, uint32_t rank) {
+    at->regions = kvf_shard_get(kvf_engine_shard(engine->engine, rank))->region_count;
+    assert_ok(kvf_cuda_enter(D_DEVICE, &at->cuda));
+    for (uint32_t i = 0; i < at->regions; i++) {
+        const kvf_memory *memory = memory_seen_at(engine->memory[rank][i]);
+        void *copy = at->copies[at->count][i] = malloc(memory->bytes);
+        assert_int_equal(at->cuda->cuMemcpyAsync((CUdeviceptr)(uintptr_t)copy,
+                                                 (CUdeviceptr)(uintptr_t)memory->address, memory->bytes,
+                                                 at->stream),
+                         0);
+    }
+    assert_int_equal(at->cuda->cuEventCreate(&at->passed[at->count], CU_EVENT_DISABLE_TIMING), 0);
+    assert_int_equal(at->cuda->cuEventRecord(at->passed[at->count], at->stream), 0);
+    kvf_cuda_leave(at->cuda);
+    at->count++;
+}
+
+/* Whether the stream has passed its i-th wait. */
+static bool reader_passed(const reader *at, uint32_t i) {
+    const kvf_cuda *cuda;
+    assert_ok(kvf_cuda_enter(D_DEVICE, &cuda));
+    const CUresult result = cuda->cuEventQuery(at->passed[i]);
+    kvf_cuda_leave(cuda);
+    assert_true(result == 0 || result == CUDA_NOT_READY);
+    return result == 0;
+}
+
+static bool reader_is_idle(const reader *at) {
+    return reader_passed(at, at->count - 1);
+}
+
+/* Wrong cells of the first layers in the i-th copy. */
+static uint64_t reader_wrong(const reader *at, uint32_t i, world_engine *engine, uint32_t rank,
+                             const world_request *wanted, uint32_t layers) {
+    void *memory[WORLD_MAX_REGIONS];
+    memcpy(memory, engine->memory[rank], sizeof memory);
+    memcpy(engine->memory[rank], at->copies[i], sizeof memory);
+    const uint64_t wrong = world_wrong_cells_below(engine, rank, wanted, 1, layers);
+    memcpy(engine->memory[rank], memory, sizeof memory);
+    return wrong;
+}
+
+static void reader_close(reader *at) {
+    assert_ok(kvf_cuda_enter(D_DEVICE, &at->cuda));
+    for (uint32_t i = 0; i < at->count; i++) {
+        assert_int_equal(at->cuda->cuEventDestroy_v2(at->passed[i]), 0);
+        for (uint32_t r = 0; r < at->regions; r++)
+            free(at->copies[i][r]);
+    }
+    assert_int_equal(at->cuda->cuStreamDestroy_v2(at->stream), 0);
+    kvf_cuda_leave(at->cuda);
+}
+
+/* ---- scenes ------------------------------------------------------------------------------------ */
+
+typedef struct route {
+    const char *transport;
+    kvf_way way;
+    bool shown, on_host;
+} route;
+
+typedef struct scene {
+    world w;
+    world_request held, wanted;
+    uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
+    reader readers[WORLD_MAX_RANKS];
+} scene;
+
+static void open_scene(scene *s, const route *by) {
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .transport = by->transport, .way = by->way, .slot_bytes = 4096};
+    memset(s, 0, sizeof *s);
+    on_host = by->on_host;
+    shown = by->shown;
+    placed_count = 0;
+    world_open_model(&s->w, attention(LAYERS, 8, 8), TP2, TP4, &options);
+    world_request_make(&s->w, &s->w.p, "a", TOKENS, 3, 2, &s->held);
+    world_request_make(&s->w, &s->w.d, "a", TOKENS, 7, 3, &s->wanted);
+    s->wanted.request.by_layer = true;
+    world_fill(&s->w, &s->w.p, &s->held, 1);
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        reader_open(&s->readers[r]);
+}
+
+static void close_scene(scene *s) {
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        reader_close(&s->readers[r]);
+    world_quiet(&s->w);
+    world_close(&s->w);
+    devices_free();
+    for (uint32_t i = 0; on_host && i < placed_count; i++)
+        free(placed[i].seen);
+}
+
+static void let_wait(scene *s, uint32_t rank, uint32_t layers) {
+    assert_ok(
+        kvf_agent_let_wait(s->w.d.agents[rank], s->ours[rank], layers, D_DEVICE, s->readers[rank].stream));
+    reader_copy(&s->readers[rank], &s->w.d, rank);
+}
+
+/* As an engine would: all its layers are put on its stream before the first has arrived. */
+static void let_wait_for_each_layer(scene *s) {
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        for (uint32_t layer = 1; layer <= LAYERS; layer++)
+            let_wait(s, r, layer);
+}
+
+static bool all_idle(const scene *s) {
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        if (!reader_is_idle(&s->readers[r]))
+            return false;
+    return true;
+}
+
+/* The i-th copy of each rank has the first i + 1 layers. Returns in how many copies later layers were missing. */
+static uint32_t check_copies(scene *s) {
+    uint32_t missing = 0;
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        for (uint32_t i = 0; i < LAYERS; i++) {
+            assert_int_equal(reader_wrong(&s->readers[r], i, &s->w.d, r, &s->wanted, i + 1), 0);
+            missing += reader_wrong(&s->readers[r], i, &s->w.d, r, &s->wanted, LAYERS) > 0;
+        }
+    return missing;
+}
+
+static void start_pull(scene *s, uint64_t cap) {
+    s->wanted.request.bytes_per_second = cap;
+    world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+}
+
+static void start_push(scene *s) {
+    world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_push(&s->w.p, &s->held, s->theirs);
+}
+
+static void ready(scene *s, uint32_t layers) {
+    for (uint32_t r = 0; r < s->w.p.rank_count; r++)
+        assert_ok(kvf_agent_push_ready(s->w.p.agents[r], s->theirs[r], CHUNK(0, UINT64_MAX, layers)));
+}
+
+static void await_layers(scene *s, uint32_t layers) {
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++) {
+        uint32_t there = 0;
+        world_until(&s->w,
+                    (assert_ok(kvf_agent_arrived(s->w.d.agents[r], s->ours[r], &there)), there >= layers));
+    }
+}
+
+/* ---- layers as they arrive ----------------------------------------------------------------------- */
+
+static void streams_pass_as_the_layers_of_a_pull_arrive(void **state) {
+    scene s;
+    open_scene(&s, *state);
+    start_pull(&s, SLOWLY);
+    let_wait_for_each_layer(&s);
+    assert_false(reader_passed(&s.readers[0], 0));
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_until(&s.w, all_idle(&s)); /* the stand-in's streams go on while somebody looks */
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    /* Streams did not wait for the end, and one that passes too early would be seen. */
+    assert_true(check_copies(&s) >= s.w.d.rank_count);
+    close_scene(&s);
+}
+
+/* The control: a stream that waits for the first layer only finds that others are missing. */
+static void a_stream_that_does_not_wait_finds_that_layers_are_missing(void **state) {
+    scene s;
+    open_scene(&s, *state);
+    start_pull(&s, SLOWLY);
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        let_wait(&s, r, 1);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_until(&s.w, all_idle(&s));
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++) {
+        assert_int_equal(reader_wrong(&s.readers[r], 0, &s.w.d, r, &s.wanted, 1), 0);
+        assert_true(reader_wrong(&s.readers[r], 0, &s.w.d, r, &s.wanted, LAYERS) > 0);
+    }
+    close_scene(&s);
+}
+
+static void streams_pass_as_layers_are_pushed(void **state) {
+    scene s;
+    open_scene(&s, *state);
+    start_push(&s);
+    let_wait_for_each_layer(&s);
+    for (uint32_t layer = 1; layer <= LAYERS; layer++) {
+        assert_false(reader_passed(&s.readers[0], layer - 1));
+        ready(&s, layer);
+        for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+            world_until(&s.w, reader_passed(&s.readers[r], layer - 1));
+    }
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(check_copies(&s), s.w.d.rank_count * (LAYERS - 1));
+    close_scene(&s);
+}
+
+/* Before the end nobody on this side knows what a direct push has written. */
+static void streams_pass_with_the_end_of_a_direct_push(void **state) {
+    scene s;
+    open_scene(&s, *state);
+    start_push(&s);
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        let_wait(&s, r, 1);
+    ready(&s, LAYERS - 1);
+    world_run_for(&s.w, 100 * MS);
+    assert_false(reader_passed(&s.readers[0], 0));
+    ready(&s, LAYERS);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_until(&s.w, all_idle(&s));
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        assert_int_equal(reader_wrong(&s.readers[r], 0, &s.w.d, r, &s.wanted, LAYERS), 0);
+    close_scene(&s);
+}
+
+/* More layers than there are: the end. What has arrived needs no wait. */
+static void a_stream_waits_for_the_end_or_not_at_all(void **state) {
+    scene s;
+    open_scene(&s, *state);
+    start_push(&s);
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        let_wait(&s, r, UINT32_MAX);
+    ready(&s, 2);
+    await_layers(&s, 2);
+    devices_fail("cuStreamWaitValue32_v2", 1, UINT32_MAX); /* so that a call of it would fail */
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        let_wait(&s, r, 2);
+    assert_fails(kvf_agent_let_wait(s.w.d.agents[0], s.ours[0], 3, D_DEVICE, s.readers[0].stream), KVF_E_IO,
+                 "let_wait", "letting a stream wait");
+    devices_fail("", 0, 0);
+    assert_false(reader_passed(&s.readers[0], 0));
+    ready(&s, LAYERS);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_until(&s.w, all_idle(&s));
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++) {
+        assert_int_equal(reader_wrong(&s.readers[r], 0, &s.w.d, r, &s.wanted, LAYERS), 0);
+        devices_fail("cuStreamWaitValue32_v2", 1, UINT32_MAX);
+        assert_ok(kvf_agent_let_wait(s.w.d.agents[r], s.ours[r], LAYERS, D_DEVICE, s.readers[r].stream));
+        devices_fail("", 0, 0);
+    }
+    close_scene(&s);
+}
+
+/* ---- ends without all layers ---------------------------------------------------------------------- */
+
+/* Two layers have arrived, and streams wait for the third. */
+static void open_half_way(scene *s, const route *by) {
+    open_scene(s, by);
+    s->wanted.request.deadline_ns = 2 * SECOND;
+    start_push(s);
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        let_wait(s, r, 3);
+    ready(s, 2);
+    await_layers(s, 2);
+    world_run_for(&s->w, 20 * MS);
+    for (uint32_t r = 0; r < s->w.d.rank_count; r++)
+        assert_false(reader_passed(&s->readers[r], 0));
+}
+
+static void cancelling_lets_streams_pass(void **state) {
+    scene s;
+    open_half_way(&s, *state);
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++) {
+        assert_false(reader_passed(&s.readers[r], 0));
+        assert_ok(kvf_agent_cancel(s.w.d.agents[r], s.ours[r]));
+        assert_true(reader_passed(&s.readers[r], 0));
+        (void)world_failed(&s.w, s.w.d.agents[r], s.ours[r], KVF_E_CANCELLED);
+    }
+    for (uint32_t r = 0; r < s.w.p.rank_count; r++)
+        (void)kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]);
+    close_scene(&s);
+}
+
+static void a_writer_that_goes_lets_streams_pass(void **state) {
+    scene s;
+    open_half_way(&s, *state);
+    world_close_agents(&s.w.p);
+    world_until(&s.w, all_idle(&s));
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        (void)world_failed(&s.w, s.w.d.agents[r], s.ours[r], KVF_E_PEER_LOST);
+    close_scene(&s);
+}
+
+static void a_writer_that_is_late_lets_streams_pass_at_the_deadline(void **state) {
+    scene s;
+    open_half_way(&s, *state);
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        (void)world_failed(&s.w, s.w.d.agents[r], s.ours[r], KVF_E_TIMEOUT);
+    assert_true(all_idle(&s));
+    for (uint32_t r = 0; r < s.w.p.rank_count; r++)
+        (void)kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]);
+    close_scene(&s);
+}
+
+static void closing_the_agent_lets_streams_pass(void **state) {
+    scene s;
+    open_half_way(&s, *state);
+    world_close_agents(&s.w.d);
+    assert_true(all_idle(&s));
+    world_forget(&s.w);
+    for (uint32_t r = 0; r < s.w.p.rank_count; r++)
+        (void)kvf_agent_cancel(s.w.p.agents[r], s.theirs[r]);
+    close_scene(&s);
+}
+
+/* ---- words ------------------------------------------------------------------------------------- */
+
+#define HOUR_NS 3600000000000ull
+
+static void await_word(reader *at, const kvf_cuda_word *word, uint32_t number) {
+    assert_ok(kvf_cuda_word_await(word, D_DEVICE, at->stream, number));
+    assert_ok(kvf_cuda_enter(D_DEVICE, &at->cuda));
+    assert_int_equal(at->cuda->cuEventCreate(&at->passed[at->count], CU_EVENT_DISABLE_TIMING), 0);
+    assert_int_equal(at->cuda->cuEventRecord(at->passed[at->count++], at->stream), 0);
+    kvf_cuda_leave(at->cuda);
+}
+
+static void a_stream_waits_until_a_word_has_the_number(void **state) {
+    (void)state;
+    reader at;
+    kvf_cuda_word *word;
+    reader_open(&at);
+    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    await_word(&at, word, 3);
+    await_word(&at, word, 10);
+    kvf_cuda_word_set(word, 2);
+    assert_false(reader_passed(&at, 0));
+    kvf_cuda_word_set(word, 5);
+    assert_true(reader_passed(&at, 0));
+    assert_false(reader_passed(&at, 1));
+    kvf_cuda_word_give(word);
+    assert_true(reader_passed(&at, 1));
+    reader_close(&at);
+}
+
+/* A stream comes to its wait after the word was given back and taken by another. */
+static void a_late_stream_does_not_wait_for_the_words_next_owner(void **state) {
+    (void)state;
+    reader late, next;
+    kvf_cuda_word *word, *again;
+    reader_open(&late);
+    reader_open(&next);
+    for (uint32_t i = 0; i < 3; i++) { /* so that it does not begin at 0 */
+        assert_ok(kvf_cuda_word_take(D_DEVICE, KVF_CUDA_WORD_MOST, &word));
+        kvf_cuda_word_give(word);
+    }
+    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    devices_delay(HOUR_NS);
+    await_word(&late, word, 10);
+    devices_delay(0);
+    kvf_cuda_word_give(word);
+    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &again));
+    assert_ptr_equal(again, word);
+    await_word(&next, again, 1);
+    assert_false(reader_passed(&late, 0));
+    devices_hasten();
+    assert_true(reader_passed(&late, 0));
+    assert_false(reader_passed(&next, 0));
+    kvf_cuda_word_give(again);
+    assert_true(reader_passed(&next, 0));
+    reader_close(&late);
+    reader_close(&next);
+}
+
+/* What streams compare passes 2^32: 5000 owners of 2^20 numbers each. */
+static void numbers_go_round(void **state) {
+    (void)state;
+    reader at;
+    kvf_cuda_word *word;
+    reader_open(&at);
+    for (uint32_t i = 0; i < 5000; i++) {
+        assert_ok(kvf_cuda_word_take(D_DEVICE, KVF_CUDA_WORD_MOST, &word));
+        if (i % 1000 == 0 || (i >= 2046 && i <= 2049) || (i >= 4094 && i <= 4097)) {
+            at.count = 0;
+            await_word(&at, word, 7);
+            kvf_cuda_word_set(word, 6);
+            assert_false(reader_passed(&at, 0));
+            kvf_cuda_word_set(word, 7);
+            assert_true(reader_passed(&at, 0));
+            assert_ok(kvf_cuda_enter(D_DEVICE, &at.cuda));
+            assert_int_equal(at.cuda->cuEventDestroy_v2(at.passed[0]), 0);
+            kvf_cuda_leave(at.cuda);
+            at.count = 0;
+        }
+        kvf_cuda_word_give(word);
+    }
+    reader_close(&at);
+}
+
+/* A page has 16384 words; what is taken once is taken again. */
+static void many_requests_share_pages(void **state) {
+    (void)state;
+    static kvf_cuda_word *words[40000];
+    for (uint32_t i = 0; i < COUNT_OF(words); i++)
+        assert_ok(kvf_cuda_word_take(D_DEVICE, 1, &words[i]));
+    const size_t left = devices_left();
+    for (uint32_t round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i < COUNT_OF(words); i++)
+            kvf_cuda_word_give(words[i]);
+        for (uint32_t i = 0; i < COUNT_OF(words); i++)
+            assert_ok(kvf_cuda_word_take(D_DEVICE, 1, &words[i]));
+    }
+    for (uint32_t i = 0; i < COUNT_OF(words); i++)
+        kvf_cuda_word_give(words[i]);
+    assert_int_equal(devices_left(), left);
+}
+
+static void a_stream_whose_graph_is_captured_is_refused(void **state) {
+    (void)state;
+    reader at;
+    kvf_cuda_word *word;
+    reader_open(&at);
+    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    assert_ok(kvf_cuda_enter(D_DEVICE, &at.cuda));
+    devices_capture(at.stream);
+    assert_fails(kvf_cuda_word_await(word, D_DEVICE, at.stream, 1), KVF_E_INVALID, "captured");
+    assert_int_equal(devices_capture_end(at.stream), 0); /* and the capture is good */
+    kvf_cuda_leave(at.cuda);
+    await_word(&at, word, 1);
+    kvf_cuda_word_give(word);
+    assert_true(reader_passed(&at, 0));
+    reader_close(&at);
+}
+
+#define NOT_SUPPORTED 801
+
+static void refusals_of_the_driver_are_told(void **state) {
+    (void)state;
+    reader at;
+    kvf_cuda_word *word;
+    reader_open(&at);
+    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    devices_fail("cuStreamWaitValue32_v2", NOT_SUPPORTED, 1);
+    assert_fails(kvf_cuda_word_await(word, D_DEVICE, at.stream, 1), KVF_E_UNSUPPORTED,
+                 "letting a stream wait");
+    assert_fails(kvf_cuda_word_await(word, 7, at.stream, 1), KVF_E_RANGE, "7");
+    kvf_cuda_word_give(word);
+    reader_close(&at);
+}
+
+int main(void) {
+    if (kvf_device_image_count == 0) {
+        (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
+        return 77;
+    }
+    devices_open();
+    if (devices_are_real()) {
+        (void)printf("skipped: these tests need the stand-in for the CUDA driver\n");
+        return 77;
+    }
+    world_place_memory(place);
+    static const route shm = {"shm", KVF_WAY_PACKED, false, false};
+    static const route messages = {"messages", KVF_WAY_PACKED, false, false};
+    static const route cuda_packed = {"cuda", KVF_WAY_PACKED, false, false};
+    static const route cuda = {"cuda", KVF_WAY_DIRECT, true, false};
+    static const route host = {"shm", KVF_WAY_DIRECT, false, true};
+    static const route host_packed = {"shm", KVF_WAY_PACKED, false, true};
+#define OVER(test, by)                                                                                       \
+    { #test " over " #by, test, NULL, NULL, (void *)(uintptr_t) & (by) }
+    const struct CMUnitTest tests[] = {
+        OVER(streams_pass_as_the_layers_of_a_pull_arrive, shm),
+        OVER(streams_pass_as_the_layers_of_a_pull_arrive, messages),
+        OVER(streams_pass_as_the_layers_of_a_pull_arrive, cuda),
+        OVER(streams_pass_as_the_layers_of_a_pull_arrive, cuda_packed),
+        OVER(streams_pass_as_the_layers_of_a_pull_arrive, host),
+        OVER(streams_pass_as_the_layers_of_a_pull_arrive, host_packed),
+        OVER(a_stream_that_does_not_wait_finds_that_layers_are_missing, shm),
+        OVER(a_stream_that_does_not_wait_finds_that_layers_are_missing, cuda),
+        OVER(streams_pass_as_layers_are_pushed, shm),
+        OVER(streams_pass_as_layers_are_pushed, messages),
+        OVER(streams_pass_as_layers_are_pushed, cuda_packed),
+        OVER(streams_pass_as_layers_are_pushed, host_packed),
+        OVER(streams_pass_with_the_end_of_a_direct_push, cuda),
+        OVER(streams_pass_with_the_end_of_a_direct_push, host),
+        OVER(a_stream_waits_for_the_end_or_not_at_all, shm),
+        OVER(cancelling_lets_streams_pass, shm),
+        OVER(cancelling_lets_streams_pass, host_packed),
+        OVER(a_writer_that_goes_lets_streams_pass, shm),
+        OVER(a_writer_that_is_late_lets_streams_pass_at_the_deadline, shm),
+        OVER(closing_the_agent_lets_streams_pass, shm),
+        cmocka_unit_test(a_stream_waits_until_a_word_has_the_number),
+        cmocka_unit_test(a_late_stream_does_not_wait_for_the_words_next_owner),
+        cmocka_unit_test(numbers_go_round),
+        cmocka_unit_test(many_requests_share_pages),
+        cmocka_unit_test(a_stream_whose_graph_is_captured_is_refused),
+        cmocka_unit_test(refusals_of_the_driver_are_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
