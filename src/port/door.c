@@ -81,7 +81,7 @@ static void name_guest(int fd, char name[KVF_GUEST_ADDRESS_BYTES]) {
 
 /* Duplicates a descriptor whose number may have been reused; `file` receives the kernel's number of the file behind
  * it. */
-static bool look_at(const kvf_door *door, int fd, uint64_t *file) {
+static bool look_at_guest(const kvf_door *door, int fd, uint64_t *file) {
     struct stat found;
     if (dup3(fd, door->spare_fd, O_CLOEXEC) < 0 || fstat(door->spare_fd, &found))
         return false;
@@ -111,7 +111,7 @@ static void hang_up(void *owner, kvf_guest *guest) {
     const kvf_door *door = owner;
     uint64_t file;
     const int none = 0;
-    if (look_at(door, (int)guest->id, &file) && file == guest->mark) {
+    if (look_at_guest(door, (int)guest->id, &file) && file == guest->mark) {
         const bool deaf = guest->muted || (guest->is_suspect && stop_receiving(door));
         (void)shutdown(door->spare_fd, SHUT_RDWR);
         if (deaf) /* else the other end's goodbye would be dropped, too */
@@ -123,7 +123,8 @@ static void hang_up(void *owner, kvf_guest *guest) {
 static bool mute(void *owner, const kvf_guest *guest) {
     const kvf_door *door = owner;
     uint64_t file;
-    const bool muted = look_at(door, (int)guest->id, &file) && file == guest->mark && stop_receiving(door);
+    const bool muted =
+        look_at_guest(door, (int)guest->id, &file) && file == guest->mark && stop_receiving(door);
     look_away(door);
     return muted;
 }
@@ -144,7 +145,7 @@ static void narrow(void *owner, const kvf_guest *guest) {
     uint64_t file;
     if (!door->gate.narrow)
         return;
-    if (look_at(door, (int)guest->id, &file) && file == guest->mark)
+    if (look_at_guest(door, (int)guest->id, &file) && file == guest->mark)
         (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
     look_away(door);
 }
@@ -154,7 +155,7 @@ void kvf_door_widen(kvf_door *door, zmq_msg_t *message) {
     uint64_t file;
     if (!door->gate.narrow)
         return;
-    if (look_at(door, zmq_msg_get(message, ZMQ_SRCFD), &file))
+    if (look_at_guest(door, zmq_msg_get(message, ZMQ_SRCFD), &file))
         (void)setsockopt(door->spare_fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
     look_away(door);
 }
@@ -180,7 +181,7 @@ static void begin_to_weigh(kvf_door *door, uint64_t id) {
 
 static void listen_again(const kvf_door *door, const kvf_guest *guest) {
     uint64_t file;
-    if (look_at(door, (int)guest->id, &file) && file == guest->mark)
+    if (look_at_guest(door, (int)guest->id, &file) && file == guest->mark)
         listen_to(door, guest->id, true);
     look_away(door);
 }
@@ -229,7 +230,7 @@ static bool arrived(kvf_door *door, int fd, uint64_t now) {
     char name[KVF_GUEST_ADDRESS_BYTES];
     uint64_t file;
     kvf_status status = KVF_OK;
-    if (look_at(door, fd, &file)) {
+    if (look_at_guest(door, fd, &file)) {
         name_guest(door->spare_fd, name);
         if (door->port)
             kvf_tcp_try_often(door->spare_fd);
@@ -291,7 +292,7 @@ static bool leads_to(int fd, uint16_t port) {
 uint64_t kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t now) {
     char host[KVF_GUEST_ADDRESS_BYTES];
     uint64_t file, call = 0;
-    if (look_at(door, fd, &file) && leads_to(door->spare_fd, port)) {
+    if (look_at_guest(door, fd, &file) && leads_to(door->spare_fd, port)) {
         kvf_tcp_try_often(door->spare_fd);
         name_guest(door->spare_fd, host);
         call = name_call(door, fd);

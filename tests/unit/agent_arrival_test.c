@@ -328,8 +328,6 @@ int main(void) {
     static const route shm = {.transport = "shm", .way = KVF_WAY_DIRECT};
     static const route shm_packed = {.transport = "shm", .way = KVF_WAY_PACKED};
     static const route shm_workers = {.transport = "shm", .way = KVF_WAY_PACKED, .workers = 2};
-    static const route inproc = {.transport = "inproc", .way = KVF_WAY_DIRECT};
-    static const route inproc_packed = {.transport = "inproc", .way = KVF_WAY_PACKED};
     static const route messages = {.transport = "messages", .way = KVF_WAY_DIRECT};
     static const route messages_packed = {.transport = "messages", .way = KVF_WAY_PACKED};
     static const route messages_workers = {.transport = "messages", .way = KVF_WAY_PACKED, .workers = 2};
@@ -343,8 +341,8 @@ int main(void) {
         OVER(nothing_is_counted_early_at_full_speed, shm),
         OVER(nothing_is_counted_early_at_full_speed, shm_workers),
         OVER(nothing_is_counted_early_at_full_speed, messages_workers),
-        OVER(an_engine_may_ask_while_the_agents_thread_works, inproc),
-        OVER(an_engine_may_ask_while_the_agents_thread_works, inproc_packed),
+        OVER(an_engine_may_ask_while_the_agents_thread_works, shm),
+        OVER(an_engine_may_ask_while_the_agents_thread_works, shm_packed),
         OVER(nothing_is_counted_early_at_full_speed, shm_packed),
         OVER(nothing_is_counted_early_at_full_speed, messages),
         OVER(nothing_is_counted_early_at_full_speed, messages_packed),
