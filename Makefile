@@ -28,7 +28,7 @@ help:
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
 	@echo 'make check-cuda       the tests of devices on a GPU; without one it prints "skipped: no GPU" and succeeds'
 	@echo 'make bench-cuda       the benchmark of devices on a GPU; the same without one'
-	@echo 'make carry-cuda       pack both for a machine without a network: build/carry/kvferry-cuda.tar.gz'
+	@echo 'make carry-cuda       pack both, with Python, for a machine without a network: build/carry/*.tar.gz; KVF_CARRY_UCX=1'
 	@echo 'make wheel            build the Python package into build/wheel, self-contained'
 	@echo 'make fuzz             every decoder under libFuzzer, KVF_FUZZ_SECONDS (60) each'
 	@echo 'make bench            build and run the benchmarks; results in build/release/bench/*.json'
@@ -148,7 +148,7 @@ bench-cuda:
 	@scripts/bench-cuda
 
 carry-cuda:
-	@scripts/setup build check device
+	@scripts/setup build check device python
 	@scripts/carry-cuda
 
 wheel:

@@ -286,6 +286,36 @@ def test_a_request_goes_from_device_to_device(driver: Driver, transport: str, by
             assert ours.wrong(DECODE_TABLE) == (cells // 2 if spoiled else 0)
 
 
+@pytest.mark.skipif("ucx" not in transport_kinds(), reason="this build has no UCX")
+def test_a_request_goes_from_device_to_device_by_a_ucx_that_knows_cuda(driver: Driver) -> None:
+    if devices()[0].name.startswith("stand-in"):
+        pytest.skip("UCX calls more of the driver than the stand-in has")
+    prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(small_model())
+    theirs, ours = Cache(driver, 0, prefill.shard(0)), Cache(driver, 1, decode.shard(0))
+    theirs.fill(PREFILL_TABLE)
+    cells = ours.wrong(DECODE_TABLE)
+    try:
+        producer = Agent(prefill, transport="ucx")
+    except UnsupportedError as error:
+        pytest.skip(f"UCX does not work here: {error}")
+    with producer, Agent(decode, transport="ucx") as consumer:
+        try:
+            producer.register(theirs.arrays, withheld=False)
+        except UnsupportedError as error:
+            pytest.skip(f"UCX takes no memory of devices here: {error}")
+        consumer.register(ours.arrays, withheld=False)
+        for spoiled in (False, True):
+            if spoiled:
+                theirs.spoil()
+            name = f"request {spoiled}"
+            producer.hold(name, [GroupSteps(PREFILL_TABLE, 0, TOKENS)])
+            consumer.pull(name, producer.contact, [GroupSteps(DECODE_TABLE, 0, TOKENS)])
+            event = consumer.wait_event(30)
+            assert event is not None and event.kind is EventKind.DONE, event
+            assert event.bytes > 0 and event.bytes_packed == 0
+            assert ours.wrong(DECODE_TABLE) == (cells // 2 if spoiled else 0)
+
+
 @pytest.mark.parametrize("choice", ["withheld", "shown", "cannot be shared"])
 def test_memory_of_devices_is_withheld_where_it_must_be(
     driver: Driver, choice: str, monkeypatch: pytest.MonkeyPatch

@@ -1,11 +1,12 @@
 """One side of a pull between caches that are torch tensors on a CUDA device, for tests.
 
-    torch_process.py produce WITHHELD
-    torch_process.py consume WITHHELD ENDPOINT
+    torch_process.py produce WITHHELD TRANSPORT
+    torch_process.py consume WITHHELD TRANSPORT ENDPOINT
 
 WITHHELD is "withheld" or "shown". Prints one JSON value a line: first what the other side or the test must
 know, then results after each line of the standard input. The first request is right; before the second one
-the producer changes every byte of its first layer.
+the producer changes every byte of its first layer. If the transport takes no memory of devices, the only value
+is {"unsupported": WHY}.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from coordinates import (
     small_model,
     wrong_cells,
 )
-from kvferry import Agent, Contact, GroupSteps, LogLine, Shard
+from kvferry import Agent, Contact, GroupSteps, LogLine, Shard, UnsupportedError
 
 REQUESTS = ("right", "changed")
 
@@ -76,12 +77,22 @@ def log(line: LogLine) -> None:
     print(line.text, file=sys.stderr)
 
 
-def produce(withheld: bool) -> None:
+def registered(agent: Agent, cache: Cache, withheld: bool) -> bool:
+    try:
+        agent.register(cache.tensors, withheld=withheld)
+    except UnsupportedError as error:
+        say({"unsupported": str(error)})
+        return False
+    return True
+
+
+def produce(withheld: bool, transport: str) -> None:
     engine = prefill_engine(small_model(), tp_size=1)
     cache = Cache(engine.shard(0))
     cache.fill(PREFILL_TABLE)
-    with Agent(engine, own_thread=True, log=log) as agent:
-        agent.register(cache.tensors, withheld=withheld)
+    with Agent(engine, transport=transport, own_thread=True, log=log) as agent:
+        if not registered(agent, cache, withheld):
+            return
         say(agent.endpoint)
         for name in REQUESTS:
             sys.stdin.readline()
@@ -94,11 +105,12 @@ def produce(withheld: bool) -> None:
         sys.stdin.readline()  # until the other side has looked at its peers
 
 
-def consume(withheld: bool, endpoint: str) -> None:
+def consume(withheld: bool, transport: str, endpoint: str) -> None:
     engine = decode_engine(small_model())
     cache = Cache(engine.shard(0))
-    with Agent(engine, own_thread=True, log=log) as agent:
-        agent.register(cache.tensors, withheld=withheld)
+    with Agent(engine, transport=transport, own_thread=True, log=log) as agent:
+        if not registered(agent, cache, withheld):
+            return
         say(cache.wrong(DECODE_TABLE))
         for name in REQUESTS:
             sys.stdin.readline()
@@ -118,11 +130,11 @@ def consume(withheld: bool, endpoint: str) -> None:
 
 
 def main() -> None:
-    role, withheld, *rest = sys.argv[1:]
+    role, withheld, transport, *rest = sys.argv[1:]
     if role == "produce":
-        produce(withheld == "withheld")
+        produce(withheld == "withheld", transport)
     else:
-        consume(withheld == "withheld", *rest)
+        consume(withheld == "withheld", transport, *rest)
 
 
 if __name__ == "__main__":

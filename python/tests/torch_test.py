@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from coordinates import HEAD_SIZE, HEADS, LAYERS, TOKENS
+from kvferry import Transport, transport_kinds
 
 pytest.importorskip("torch")
 
@@ -66,12 +67,13 @@ def started(allocator: str, *arguments: str) -> Iterator[Process]:
             process.kill()
 
 
-@pytest.mark.parametrize("withheld", ["shown", "withheld"])
-@pytest.mark.parametrize("allocator", ["expandable_segments:False", "expandable_segments:True"])
-def test_tensors_of_another_process_are_pulled(allocator: str, withheld: str) -> None:
-    with started(allocator, "produce", withheld) as prefill:
+def pull_from_another_process(allocator: str, withheld: str, transport: str, fabric: str) -> None:
+    """`fabric`: which must serve the peer if the tensors are shown."""
+    with started(allocator, "produce", withheld, transport) as prefill:
         endpoint = prefill.hear()
-        with started(allocator, "consume", withheld, endpoint) as decode:
+        if isinstance(endpoint, dict):
+            pytest.skip(f"{transport} takes no memory of devices here: {endpoint['unsupported']}")
+        with started(allocator, "consume", withheld, transport, endpoint) as decode:
             assert decode.hear() == CELLS
             for wrong in (0, CELLS // 2):  # a changed layer proves that wrong bytes are found
                 prefill.go_on()
@@ -81,7 +83,25 @@ def test_tensors_of_another_process_are_pulled(allocator: str, withheld: str) ->
                 assert (got["event"], got["detail"], got["wrong"]) == ("DONE", "", wrong)
                 assert got["bytes"] == CELLS * HEAD_SIZE * 4
                 assert got["packed"] == (got["bytes"] if withheld == "withheld" else 0)
-                ((fabric, *why),) = got["peers"]
-                assert (fabric == "cuda") == (withheld == "shown"), why
+                ((used, *why),) = got["peers"]
+                assert transport != "auto" or (used == fabric) == (withheld == "shown"), why
+                assert transport == "auto" or used == fabric, why
                 assert prefill.hear() == "DONE"
             prefill.go_on()
+
+
+@pytest.mark.parametrize("withheld", ["shown", "withheld"])
+@pytest.mark.parametrize("allocator", ["expandable_segments:False", "expandable_segments:True"])
+def test_tensors_of_another_process_are_pulled(allocator: str, withheld: str) -> None:
+    pull_from_another_process(allocator, withheld, "auto", "cuda")
+
+
+# Not in expandable segments, which UCX may not reach.
+@pytest.mark.skipif("ucx" not in transport_kinds(), reason="this build has no UCX")
+@pytest.mark.parametrize("withheld", ["shown", "withheld"])
+def test_tensors_of_another_process_are_pulled_by_ucx(withheld: str) -> None:
+    with Transport() as transport:
+        ucx = next(found for found in transport.findings if found.kind == "ucx")
+    if not ucx.works:
+        pytest.skip(f"UCX does not work here: {ucx.why_not}")
+    pull_from_another_process("expandable_segments:False", withheld, "ucx", "ucx")

@@ -23,9 +23,47 @@ without_gpu() {
 without_gpu "tests without a GPU say so and end with 0" 0 \
     '^skipped: no GPU \(there is no CUDA here: the driver knows no device\)$' check-cuda FAKE_CUDA_DEVICES=0
 without_gpu "a stand-in for a driver does not count as a GPU" 1 '^check-cuda: the loader finds the stand-in' check-cuda
+without_gpu "a driver that is too old is no sign that there is no GPU" 1 \
+    '^check-cuda: .*the driver is for CUDA 11\.0.*no sign that there is no GPU$' check-cuda FAKE_CUDA_VERSION=11000
+without_gpu "tests of which none ran are no success" 1 '^0 passed, 0 failed, over a stand-in' check-cuda \
+    KVF_CHECK_STAND_IN=1 KVF_CHECK_PARTS=vllm KVF_PYTHON=
+without_gpu "a part that is unknown is refused" 2 'has "fault"; allowed: programs,faults,' check-cuda \
+    KVF_CHECK_PARTS=programs,fault
 if [ -x "$KVF_BIN_DIR/bench/cuda" ]; then
     without_gpu "the benchmark without a GPU says so and ends with 0" 0 \
         '^skipped: no GPU \(there is no CUDA here: the driver knows no device\)$' bench-cuda FAKE_CUDA_DEVICES=0
+    without_gpu "the benchmark with a driver that is too old fails" 1 'no sign that there is no GPU$' bench-cuda \
+        FAKE_CUDA_VERSION=11000
+    without_gpu "figures of a stand-in for a driver are refused" 1 'these figures mean nothing$' bench-cuda \
+        KVF_BENCH_PARTS=checksums KVF_BENCH_BYTES=65536 KVF_BENCH_ROUNDS=1
+fi
+
+# What carry-cuda packs runs from its own folder, with nothing of the source tree and nearly no environment.
+if [ -x "$KVF_BIN_DIR/bench/cuda" ] && [ -x "$KVF_BIN_DIR/tests/faults/faults" ]; then
+    carried=$(mktemp -d)
+    trap 'rm -rf "$output" "$errors" "$carried"' EXIT
+    # from_archive NAME CODE PATTERN COMMAND...
+    from_archive() {
+        local name=$1 wanted=$2 pattern=$3
+        shift 3
+        code=0
+        timeout "${LIMIT:-120}" env -i "PATH=/usr/bin:/bin" "LD_LIBRARY_PATH=$KVF_BIN_DIR/tests/fakes/cuda" FAKE_CUDA_DEVICES=0 \
+            "$carried/kvferry-cuda/run" "$@" >"$output" 2>"$errors" </dev/null || code=$?
+        if [ "$code" -eq "$wanted" ] && tail -qn 1 "$output" "$errors" | grep -Eq -- "$pattern"; then
+            pass "$name"
+        else
+            fail "$name" "exit code $code, or no last line like '$pattern'"
+        fi
+    }
+    if KVF_CARRY_PYTHON=0 "$scripts/carry-cuda" --built "$KVF_BIN_DIR" "$carried/all.tar.gz" >"$output" 2>"$errors" &&
+        tar -C "$carried" -xzf "$carried/all.tar.gz"; then
+        from_archive "a carried check-cuda says that there is no GPU" 0 '^skipped: no GPU ' check-cuda
+        from_archive "a carried bench-cuda says that there is no GPU" 0 '^skipped: no GPU ' bench-cuda
+        rm "$carried/kvferry-cuda/build/release/tests/unit/stage_arenas_test"
+        from_archive "a program that was not carried is a failure" 1 'stage_arenas_test is not built$' check-cuda
+    else
+        fail "what check-cuda needs is packed" "carry-cuda failed"
+    fi
 fi
 
 finish

@@ -9,10 +9,12 @@
 #include "flows.h"
 #include "forms.h"
 #include "model/match.h"
+#include "nests.h"
 #include "packed.h"
 #include "random.h"
 #include "request/request.h"
 #include "requests.h"
+#include "sums.h"
 
 enum { MOST_RUNS_AT_ONCE = 64 };
 
@@ -423,6 +425,33 @@ static bool set_and_refuse(const transfer *t, kvf_request *request) {
     return refused || set_request(t, request, groups);
 }
 
+/* Whether memory is as the oracle wants it. */
+static bool is_expected(const transfer *t, const memory *m) {
+    for (uint32_t i = 0; i < t->own->region_count; i++)
+        if (memcmp(m->regions[i], t->expected.regions[i], t->own->region_bytes[i]) != 0)
+            return false;
+    return true;
+}
+
+/* Moves the nests of all sources by kernels into memory that was as ours before. With `spoil`, the control, one of the
+ * kernels may have a wrong stride, and then the memory must be wrong. */
+static bool move_nests(const transfer *t, const kvf_request *request, rng *random, bool spoil) {
+    memory m;
+    bool spoiled = false;
+    take_memory(t->own, &m);
+    fill_with_garbage(t->own, &m, t->r->ids_seed + 50 + t->rank);
+    for (uint32_t s = 0; s < kvf_plan_source_count(t->plan); s++) {
+        const memory *from = &t->remote[kvf_plan_source_rank(t->plan, s)];
+        if (!emulate_nests(request, s, from, &m, random, spoil && !spoiled ? &spoiled : NULL))
+            return false;
+    }
+    note_if(KIND_NEST_SPOILED, spoiled);
+    if (is_expected(t, &m) != spoiled)
+        return true;
+    return spoiled ? wrong("a kernel that takes one run of a nest for all moves the same")
+                   : wrong("nests that kernels move leave wrong memory");
+}
+
 static bool move_request(transfer *t, kvf_request *request) {
     if (!set_and_refuse(t, request) || !expect_memory(t))
         return false;
@@ -440,7 +469,8 @@ static bool move_request(transfer *t, kvf_request *request) {
     for (uint32_t i = 0; i < MAX_RANKS; i++)
         if (t->wanted_bytes[i])
             return wrong("rank %u is read, but is not a source", i);
-    return compare_memory(t);
+    return compare_memory(t) && move_nests(t, request, &random, false) &&
+           (!rng_chance(&random, 20) || move_nests(t, request, &random, true));
 }
 
 /* ---- plans ----------------------------------------------------------------------------------- */
@@ -580,6 +610,11 @@ bool transfer_case(const recipe *r, const world *w, const built *b, uint32_t *lo
     uint32_t ranks = w->engines[LOCAL].rank_count;
     choices *by_rank = arena_take(ranks, sizeof *by_rank);
     fill_remote(r, w, remote);
+#ifdef KVF_HAVE_MESSAGES /* checksums are part of builds with agents */
+    for (uint32_t i = 0; i < w->engines[REMOTE].rank_count; i++)
+        if (!check_sums(w, i, kvf_engine_shard(b->remote, i), &remote[i]))
+            return false;
+#endif
     bool all_covered = true; /* in every layer and group */
     for (*local_rank = 0; *local_rank < ranks; (*local_rank)++)
         if (!transfer_rank(r, w, b, remote, *local_rank, &by_rank[*local_rank], &all_covered))

@@ -7,6 +7,7 @@
  *   cuda_map.c     memory of another process, mapped here
  *   cuda_fetch.c   memory in segments: its descriptors, asked for and sent
  *   cuda_copy.c    runs of batches, copied by kernels
+ *   nest_pages.c   nests of runs as pages of the kernels
  *   cuda_write.c   writing: the writer asks the owner, and the owner reads
  *   cuda_wire.c    messages
  *

@@ -10,6 +10,7 @@
 
 #include "request/request.h"
 #include "transport/cuda/cuda.h"
+#include "transport/cuda/nest_pages.h"
 
 /* Runs of one length at even distances. */
 typedef struct series {
@@ -81,88 +82,20 @@ static kvf_status add_runs(const kvf_cuda_link *link, const kvf_cuda_map *map, k
 
 /* ---- nests ------------------------------------------------------------------------------------- */
 
-#define COARSEST 4096u /* the most bytes by which an id counts */
-
-/* Nests of the same two regions; `count` of them. */
-typedef struct nest_group {
-    const kvf_run *nests;
-    const kvf_run_shape *shape;
-    uint64_t count;
-} nest_group;
-
-/* One side of a group: where its region begins, and the bytes by which ids count. */
-typedef struct nest_side {
-    uint64_t memory, id_bytes;
-    uint64_t outer, inner; /* the shape's steps */
-} nest_side;
-
-/* The largest power of two, up to COARSEST, that divides all offsets whose bits are in `ored`. */
-static uint64_t id_bytes_of(uint64_t ored) {
-    ored |= COARSEST;
-    return ored & (0 - ored);
-}
-
-/* A single nest has an id of 0, so any place can be told. */
-static kvf_box pages_of(const nest_group *group, const nest_side *side, const uint32_t *ids) {
-    const kvf_run_shape *shape = group->shape;
-    return (kvf_box){.memory = (unsigned char *)(uintptr_t)side->memory, /* never dereferenced here */
-                     .block_stride = side->id_bytes,
-                     .row_stride = shape->outer_count > 1 ? side->outer : side->id_bytes,
-                     .unit_stride = shape->inner_count > 1 ? side->inner : shape->bytes,
-                     .blocks = ids,
-                     .kernel_blocks = 1,
-                     .block_rows = shape->outer_count,
-                     .rows = group->count * shape->outer_count,
-                     .units = shape->inner_count,
-                     .pieces = 1,
-                     .piece_bytes = shape->bytes};
-}
-
-static kvf_status add_group(kvf_copy_job *job, const nest_group *group, const nest_side *from,
-                            const nest_side *to) {
+static kvf_status add_group(kvf_copy_job *job, const kvf_nest_group *group, const kvf_nest_side *from,
+                            const kvf_nest_side *to) {
     uint64_t address;
     uint32_t *from_ids = kvf_copy_job_table(job, 2 * group->count, &address);
     if (!from_ids)
         return KVF_E_LIMIT;
     uint32_t *to_ids = from_ids + group->count;
-    const uint32_t from_shift = (uint32_t)__builtin_ctzll(from->id_bytes),
-                   to_shift = (uint32_t)__builtin_ctzll(to->id_bytes);
-    for (uint64_t i = 0; i < group->count; i++) {
-        from_ids[i] = group->count > 1 ? (uint32_t)(group->nests[i].remote_offset >> from_shift) : 0;
-        to_ids[i] = group->count > 1 ? (uint32_t)(group->nests[i].local_offset >> to_shift) : 0;
-    }
-    const kvf_box from_pages = pages_of(group, from, from_ids), to_pages = pages_of(group, to, to_ids);
+    kvf_nest_ids(group, from, to, from_ids, to_ids);
+    const kvf_box from_pages = kvf_nest_pages(group, from, from_ids),
+                  to_pages = kvf_nest_pages(group, to, to_ids);
     const kvf_device_side sides[] = {{.pages = &from_pages, .table = address, .table_on_host = from_ids},
                                      {.pages = &to_pages, .table = address, .table_on_host = from_ids}};
     return kvf_copy_job_add(job, &sides[0], &sides[1], from_pages.rows, from_pages.units,
                             group->shape->bytes);
-}
-
-static bool in_same_regions(const kvf_run *a, const kvf_run *b) {
-    return a->local_region == b->local_region && a->remote_region == b->remote_region;
-}
-
-/* The nests at the front that ids can name together: at least one. */
-static nest_group next_group(const kvf_run *nests, uint64_t count, const kvf_run_shape *shape,
-                             nest_side *from, nest_side *to) {
-    uint64_t from_ored = 0, to_ored = 0;
-    uint64_t taken = 0;
-    for (; taken < count && in_same_regions(nests, &nests[taken]); taken++) {
-        const uint64_t from_all = from_ored | nests[taken].remote_offset,
-                       to_all = to_ored | nests[taken].local_offset;
-        if (from_all / id_bytes_of(from_all) > UINT32_MAX || to_all / id_bytes_of(to_all) > UINT32_MAX)
-            break;
-        from_ored = from_all;
-        to_ored = to_all;
-    }
-    if (taken <= 1) {
-        taken = 1;
-        from->memory += nests->remote_offset;
-        to->memory += nests->local_offset;
-    }
-    from->id_bytes = id_bytes_of(from_ored);
-    to->id_bytes = id_bytes_of(to_ored);
-    return (nest_group){nests, shape, taken};
 }
 
 /* As add_runs(), for nests. */
@@ -174,13 +107,13 @@ static kvf_status add_nests(const kvf_cuda_link *link, const kvf_cuda_map *map, 
     while (here < *count && link->endpoint->devices[nests[here].local_region] == map->device)
         here++;
     while (added < here && !status) {
-        nest_side from = {.memory = map->addresses[nests[added].remote_region],
-                          .outer = shape->outer_remote,
-                          .inner = shape->inner_remote},
-                  to = {.memory = (uint64_t)(uintptr_t)bases[nests[added].local_region],
-                        .outer = shape->outer_local,
-                        .inner = shape->inner_local};
-        const nest_group group = next_group(nests + added, here - added, shape, &from, &to);
+        kvf_nest_side from = {.memory = map->addresses[nests[added].remote_region],
+                              .outer = shape->outer_remote,
+                              .inner = shape->inner_remote},
+                      to = {.memory = (uint64_t)(uintptr_t)bases[nests[added].local_region],
+                            .outer = shape->outer_local,
+                            .inner = shape->inner_local};
+        const kvf_nest_group group = kvf_nest_group_next(nests + added, here - added, shape, &from, &to);
         status = add_group(job, &group, &from, &to);
         if (!status)
             added += group.count;
