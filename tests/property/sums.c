@@ -196,7 +196,7 @@ static bool check_controls(const summed *s, uint64_t *sums, rng *random) {
     unsigned char *cell = s->m->regions[s->some->at.region] + s->some->at.offset;
     if (s->own == s->type && rng_chance(random, 30)) {
         unsigned char *changed = cell + rng_below(random, bytes);
-        *changed ^= 1u << rng_below(random, 8);
+        *changed = (unsigned char)(*changed ^ 1u << rng_below(random, 8));
         (void)sum_by_kernel(s, false, 1, sums);
         const bool noticed = !same_sums(s, sums);
         cell_content(s->some, cell);
