@@ -530,7 +530,12 @@ static kvf_status asks(kvf_agent *agent, const kvf_agent *from, const char *engi
                        const kvf_flow_request *by) {
     char name[KVF_ENDPOINT_NAME_BYTES];
     kvf_endpoint_name(name, engine, from->rank, from->incarnation);
-    return kvf_permit_flow(agent, name, by);
+    assert_ok(kvf_agent_lock(agent));
+    kvf_work_take(agent);
+    const kvf_status status = kvf_permit_flow(agent, name, by);
+    kvf_work_give(agent);
+    kvf_agent_unlock(agent);
+    return status;
 }
 
 /* Tries a flow as it is permitted, and then with one thing changed. */
