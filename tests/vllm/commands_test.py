@@ -552,6 +552,9 @@ class Sorting(unittest.TestCase):
                 commands.wait(0.0001)
                 found += [event.ticket for event in commands.events()]
             if number == 2000:
+                deadline = time.monotonic() + PATIENCE
+                while not agent.replies and time.monotonic() < deadline:  # the thread may not have run yet
+                    time.sleep(0.001)
                 commands.close()
         while commands.wait(0.01):
             found += [event.ticket for event in commands.events()]

@@ -1,4 +1,4 @@
-"""Runs the tests of this folder that need no servers, `*_test.py`. Ends with `N passed, N failed`."""
+"""Runs the tests of this folder that need no servers, `*_test.py`. Ends with `N passed, N failed`, after what failed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def main() -> int:
     folder = str(pathlib.Path(__file__).parent)
     tests = unittest.defaultTestLoader.discover(folder, "*_test.py", folder)
     result = unittest.TextTestRunner(verbosity=2).run(tests)
+    for test, trace in result.failures + result.errors:
+        print(f"FAILED {test.id()}: {trace.rstrip().splitlines()[-1]}")
     bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
     good = result.testsRun - bad - len(result.skipped)
     print(f"{good} passed, {bad} failed")
