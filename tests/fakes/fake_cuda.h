@@ -38,15 +38,6 @@ FAKE_API void fake_cuda_pooled(int pooled);
 /** Writes the handle of memory that another process has as a file: a CUipcMemHandle. */
 FAKE_API void fake_cuda_handle(long process, int file, uint64_t bytes, void *handle);
 
-/** The blocks of threads that the latest kernel of this process was launched with, on any device. */
-FAKE_API unsigned fake_cuda_grid(void);
-
-/** How many kernels this process has launched. */
-FAKE_API unsigned fake_cuda_launches(void);
-
-/** How many copies this process has put on streams by cuMemcpyAsync(). */
-FAKE_API unsigned fake_cuda_copies(void);
-
 /** Every later call fails with `result`, as after an illegal address, until it is set to 0. */
 FAKE_API void fake_cuda_stick(int result);
 

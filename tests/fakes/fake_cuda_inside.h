@@ -43,11 +43,8 @@ typedef struct fake_cuda {
     _Atomic size_t left;
     uint64_t delay_ns;
     int stuck;
-    bool pooled;       /* new memory is like that of a memory pool */
-    int running;       /* the device whose stream runs an action */
-    unsigned launches; /* so far */
-    unsigned copies;   /* by cuMemcpyAsync(), so far */
-    unsigned grid;     /* of the latest one */
+    bool pooled; /* new memory is like that of a memory pool */
+    int running; /* the device whose stream runs an action */
 } fake_cuda;
 
 extern fake_cuda fake;

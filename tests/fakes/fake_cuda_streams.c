@@ -444,17 +444,7 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     BEGIN_PUT;
-    (void)pthread_mutex_lock(&fake.lock);
-    fake.copies++;
-    (void)pthread_mutex_unlock(&fake.lock);
     return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
-}
-
-unsigned fake_cuda_copies(void) {
-    (void)pthread_mutex_lock(&fake.lock);
-    const unsigned copies = fake.copies;
-    (void)pthread_mutex_unlock(&fake.lock);
-    return copies;
 }
 
 /* Found by name only: drivers have it from CUDA 12.8 on. */
@@ -544,30 +534,12 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_BLOCK_THREADS || block_y != 1 ||
         block_z != 1 || extra)
         return INVALID_VALUE;
-    (void)pthread_mutex_lock(&fake.lock);
-    fake.grid = grid_x;
-    fake.launches++;
-    (void)pthread_mutex_unlock(&fake.lock);
     return put(stream, (action){.kind = LAUNCH,
                                 .function = function,
                                 .from = *(uint64_t *)arguments[0],
                                 .count = *(uint32_t *)arguments[1],
                                 .tiles = *(uint32_t *)arguments[2],
                                 .blocks = grid_x * KVF_BLOCK_TILES});
-}
-
-unsigned fake_cuda_grid(void) {
-    (void)pthread_mutex_lock(&fake.lock);
-    const unsigned grid = fake.grid;
-    (void)pthread_mutex_unlock(&fake.lock);
-    return grid;
-}
-
-unsigned fake_cuda_launches(void) {
-    (void)pthread_mutex_lock(&fake.lock);
-    const unsigned launches = fake.launches;
-    (void)pthread_mutex_unlock(&fake.lock);
-    return launches;
 }
 
 /* ---- events ------------------------------------------------------------------------------------- */

@@ -278,7 +278,7 @@ static uint32_t peers_over(kvf_agent *agent, kvf_peer_role role, bool cuda) {
 static void a_pull_goes_packed_where_the_devices_do_not_reach_each_other(void **state) {
     (void)state;
     world w;
-    DEVICES_ARE_STAND_INS();
+    DEVICES_ARE_SEVERAL();
     shown = true;
     devices_fail("cuDeviceCanAccessPeer", NOT_SUPPORTED, UINT32_MAX);
     pull_everything(&w, NULL);
@@ -293,7 +293,7 @@ static void a_pull_goes_packed_where_the_devices_do_not_reach_each_other(void **
 static void a_push_goes_packed_where_the_devices_do_not_reach_each_other(void **state) {
     (void)state;
     world w;
-    DEVICES_ARE_STAND_INS();
+    DEVICES_ARE_SEVERAL();
     shown = true;
     devices_fail("cuDeviceCanAccessPeer", NOT_SUPPORTED, UINT32_MAX);
     push_everything(&w, NULL);
@@ -312,7 +312,7 @@ static void one_peer_that_is_not_reached_goes_packed_and_others_go_directly(void
     (void)state;
     world w;
     uint32_t direct = 0, packed = 0;
-    DEVICES_ARE_STAND_INS();
+    DEVICES_ARE_SEVERAL();
     shown = true;
     devices_fail("cuDeviceCanAccessPeer", NOT_SUPPORTED, 1);
     world_open_model(&w, attention(4, 8, 8), ENGINE(.name = "P", .tp_size = 4, .all = {.block_count = 64}),
@@ -895,7 +895,6 @@ static void checksums_that_a_device_does_not_finish_end_with_the_request(void **
 
 static void a_refusal_of_the_driver_fails_the_request(void **state) {
     checked c;
-    DEVICES_ARE_STAND_INS();
     stop_before_checking(&c, *state, false);
     devices_fail("cuLaunchKernel", OUT_OF_MEMORY, UINT32_MAX);
     letters_deliver();

@@ -383,7 +383,6 @@ static void a_job_has_room_for_as_many_ids_as_were_asked_for(void **unused) {
 
 static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
     (void)unused;
-    DEVICES_ARE_STAND_INS();
     static const char *const functions[] = {"cuModuleLoadData", "cuStreamCreateWithPriority",
                                             "cuMemHostAlloc", "cuMemAlloc_v2", "cuEventCreate"};
     const kvf_cuda *cuda;

@@ -1,6 +1,7 @@
 #include "devices.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,16 +15,12 @@
 #define MOST 256u
 
 static struct {
-    void (*refuse)(const char *function, int result, unsigned times);
     void (*delay)(uint64_t ns);
     void (*hasten)(void);
     void *(*look)(uint64_t address);
     size_t (*left)(void);
     void (*stick)(int result);
     void (*pooled)(int pooled);
-    unsigned (*grid)(void);
-    unsigned (*launches)(void);
-    unsigned (*copies)(void);
 } fake;
 
 /* The driver's own, which only tests call; it is found in a real driver only. */
@@ -66,13 +63,127 @@ static bool find_captures(void *library) {
 
 static bool find_all(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
-           find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
-           find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "fake_cuda_grid", &fake.grid) &&
-           find(library, "fake_cuda_launches", &fake.launches) &&
-           find(library, "fake_cuda_copies", &fake.copies);
+    return find(library, "fake_cuda_delay", &fake.delay) && find(library, "fake_cuda_hasten", &fake.hasten) &&
+           find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
+           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_pooled", &fake.pooled);
 }
+
+/* ---- calls of the driver ----------------------------------------------------------------------------- */
+
+/* kvferry and tests call the driver through one table. Here its entries are replaced: some count their calls, and that
+ * of devices_fail() refuses them. So both work over any driver. */
+static kvf_cuda *table;
+static kvf_cuda own; /* the table as kvferry has filled it */
+static _Atomic uint32_t launches, copies, grid;
+
+static CUresult count_launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                             unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                             CUstream stream, void **arguments, void **extra) {
+    const CUresult result = own.cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                               shared_bytes, stream, arguments, extra);
+    if (!result) {
+        grid = grid_x;
+        launches++;
+    }
+    return result;
+}
+
+static CUresult count_copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    const CUresult result = own.cuMemcpyAsync(to, from, bytes, stream);
+    if (!result)
+        copies++;
+    return result;
+}
+
+uint32_t devices_grid(void) {
+    return grid;
+}
+
+uint32_t devices_launches(void) {
+    return launches;
+}
+
+uint32_t devices_copies(void) {
+    return copies;
+}
+
+typedef void (*entry)(void); /* any function of the table */
+
+static struct {
+    pthread_mutex_t lock;
+    size_t at;     /* of the entry that refuses, in the table */
+    entry counted; /* what belongs there; NULL: no entry refuses */
+    int result;
+    unsigned times;
+} refusal = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void end_refusal(void) {
+    if (refusal.counted)
+        memcpy((char *)table + refusal.at, &refusal.counted, sizeof(entry));
+    refusal.counted = NULL;
+}
+
+static int refuse(void) {
+    (void)pthread_mutex_lock(&refusal.lock);
+    const int result = refusal.result;
+    if (--refusal.times == 0)
+        end_refusal();
+    (void)pthread_mutex_unlock(&refusal.lock);
+    return result;
+}
+
+/* For each function of the driver one with the same arguments that refuses. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define REFUSE(name, arguments)                                                                              \
+    static CUresult refuse_##name arguments {                                                                \
+        return refuse();                                                                                     \
+    }
+KVF_CUDA_FUNCTIONS(REFUSE)
+#undef REFUSE
+#pragma GCC diagnostic pop
+
+static const struct {
+    const char *name;
+    size_t at;
+    entry refuses;
+} functions[] = {
+#define ENTRY(name, arguments) {#name, offsetof(kvf_cuda, name), (entry)refuse_##name},
+    KVF_CUDA_FUNCTIONS(ENTRY)
+#undef ENTRY
+};
+
+void devices_fail(const char *function, int result, unsigned times) {
+    const size_t count = sizeof functions / sizeof *functions;
+    size_t i = 0;
+    (void)pthread_mutex_lock(&refusal.lock);
+    end_refusal();
+    while (i < count && strcmp(functions[i].name, function) != 0)
+        i++;
+    if (i < count && times > 0) {
+        refusal.at = functions[i].at;
+        refusal.result = result;
+        refusal.times = times;
+        memcpy(&refusal.counted, (char *)table + refusal.at, sizeof(entry));
+        memcpy((char *)table + refusal.at, &functions[i].refuses, sizeof(entry));
+    }
+    (void)pthread_mutex_unlock(&refusal.lock);
+    assert_true(i < count || times == 0);
+}
+
+/* Before any other thread calls the driver. It is not started, so that children of fork() can use it. */
+static bool take_table(void) {
+    const kvf_cuda *found;
+    if (kvf_cuda_load(&found))
+        return false;
+    table = (kvf_cuda *)(uintptr_t)found; /* const only for those who call through it */
+    own = *table;
+    table->cuLaunchKernel = count_launch;
+    table->cuMemcpyAsync = count_copy;
+    return true;
+}
+
+/* ---- finding the driver ------------------------------------------------------------------------------ */
 
 /* For devices_hold_up(). By default a driver puts streams on 8 queues, so a stream that is held up may hold up others,
  * and it loads kernels when they are first launched, for which it may wait until the device has no other work. A
@@ -84,14 +195,18 @@ static void set_up_real(void) {
 
 void devices_open(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    const bool real = library && !look_up(library, "fake_cuda_look");
+    const bool real = library && (getenv("KVF_TEST_DEVICES_AS_REAL") || !look_up(library, "fake_cuda_look"));
     if (real)
         set_up_real();
-    if ((real ? find(library, "cuStreamWaitValue32_v2", &wait_for_value) : find_all()) &&
-        find_captures(library))
-        return;
-    (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
-    exit(1);
+    if (!(real ? find(library, "cuStreamWaitValue32_v2", &wait_for_value) : find_all()) ||
+        !find_captures(library)) {
+        (void)fprintf(stderr, "neither a CUDA driver nor the stand-in for one is found: %s\n", dlerror());
+        exit(1);
+    }
+    if (!take_table()) {
+        (void)fprintf(stderr, "%s\n", kvf_error_detail());
+        exit(1);
+    }
 }
 
 bool devices_present(void) {
@@ -332,11 +447,6 @@ int devices_capture_end(CUstream stream) {
     return result;
 }
 
-void devices_fail(const char *function, int result, unsigned times) {
-    if (fake.refuse)
-        fake.refuse(function, result, times);
-}
-
 void devices_stick(int result) {
     if (fake.stick)
         fake.stick(result);
@@ -354,16 +464,4 @@ void *devices_look(uint64_t address) {
 void devices_pooled(bool pooled) {
     if (fake.pooled)
         fake.pooled(pooled);
-}
-
-uint32_t devices_grid(void) {
-    return fake.grid ? fake.grid() : 0;
-}
-
-uint32_t devices_copies(void) {
-    return fake.copies ? fake.copies() : 0;
-}
-
-uint32_t devices_launches(void) {
-    return fake.launches ? fake.launches() : 0;
 }

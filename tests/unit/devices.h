@@ -4,7 +4,9 @@
  *
  * If the loader finds a real driver instead (scripts/check-cuda), the host cannot look at the memory: tests look at a
  * copy, which devices_get() and devices_put() bring from the device and back. Streams are late only by
- * devices_hold_up(), and tests that need more of the stand-in say so (DEVICES_ARE_STAND_INS).
+ * devices_hold_up(), and tests that need more of the stand-in say so (DEVICES_ARE_STAND_INS). With the environment
+ * variable KVF_TEST_DEVICES_AS_REAL the stand-in is used as a real driver would be, to test on a machine without devices
+ * what tests do with them.
  */
 #ifndef DEVICES_H
 #define DEVICES_H
@@ -91,17 +93,22 @@ void devices_capture(CUstream stream);
 /** Ends the capture; returns the driver's result, 0 if nothing has spoilt it. */
 int devices_capture_end(CUstream stream);
 
+/** Calls of the driver by this process that succeeded: kernels launched, the blocks of threads of the latest one, and
+ * copies put on streams by cuMemcpyAsync(). */
+uint32_t devices_launches(void);
+uint32_t devices_grid(void);
+uint32_t devices_copies(void);
+
+/** The next `times` calls of a function of the driver return this result and do nothing; UINT32_MAX: until
+ * devices_fail("", 0, 0). Only one function at a time is refused, and none is called meanwhile by another thread. */
+void devices_fail(const char *function, int result, unsigned times);
+
 /** See fake_cuda.h. With a real driver only two do anything: devices_hasten(), after devices_hold_up(), and
  * devices_look(), for memory of the functions above. */
 void devices_delay(uint64_t ns);
 void devices_hasten(void);
-void devices_fail(const char *function, int result, unsigned times);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
 void devices_pooled(bool pooled);
-uint32_t devices_grid(void);
-uint32_t devices_launches(void);
-/** Copies that this process has put on streams by cuMemcpyAsync(); 0 with a real driver. */
-uint32_t devices_copies(void);
 
 #endif

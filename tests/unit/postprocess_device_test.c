@@ -329,10 +329,10 @@ static void memory_that_is_not_the_devices_is_refused_and_nothing_changes(void *
 
 static void without_memory_nothing_changes_and_the_next_call_succeeds(void **state) {
     (void)state;
-    DEVICES_ARE_STAND_INS();
     world w = small_world();
     CUdeviceptr room;
     kvf_block_region there = move(&w, 0, &room);
+    void *seen = devices_look(room);
     kvf_block_region regions[] = {w.region, there};
     world host = w; /* the host's region comes first in the call, and stays as it is */
     host.expected = malloc(w.bytes);
@@ -343,18 +343,21 @@ static void without_memory_nothing_changes_and_the_next_call_succeeds(void **sta
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_NOMEM,
                    "making room on a device");
     check(&host);
-    assert_memory_equal(devices_look(room), w.memory, w.bytes);
+    devices_get(seen);
+    assert_memory_equal(seen, w.memory, w.bytes);
     devices_fail("cuMemcpyHtoDAsync_v2", OUT_OF_MEMORY, 1);
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_NOMEM,
                    "bringing a block table to a device");
     check(&host);
-    assert_memory_equal(devices_look(room), w.memory, w.bytes);
+    devices_get(seen);
+    assert_memory_equal(seen, w.memory, w.bytes);
     /* A kernel that is refused is another failure: then the device's blocks have undefined contents */
     devices_fail("cuLaunchKernel", OUT_OF_MEMORY, 1);
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_IO,
                    "CUDA device 0: starting a copy");
     check(&host);
-    memcpy(devices_look(room), w.memory, w.bytes);
+    memcpy(seen, w.memory, w.bytes);
+    devices_put(seen);
     /* Then it works once there is memory */
     expect(&w, UINT64_MAX);
     assert_int_equal(permute_there(&w, &there), KVF_OK);

@@ -92,7 +92,7 @@ static void long_runs_are_copied_by_the_driver(void **state) {
     shape.options.device_copy_bytes = 96;
     move_all(*state, shape, device_memory_second, device_memory_first);
     const uint32_t copies = devices_copies();
-    assert_true(devices_are_real() || (copies > before) == (strcmp(*state, "cuda") != 0));
+    assert_int_equal(copies > before, strcmp(*state, "cuda") != 0);
     shape = heads(150);
     shape.options.device_copy_bytes = KVF_NO_DEVICE_COPIES;
     move_all(*state, shape, device_memory_second, device_memory_first);
