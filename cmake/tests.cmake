@@ -105,6 +105,16 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
     set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE 77)
   endforeach()
+  # What these do over a real driver with one device.
+  foreach(name agent_arrival_device_test cuda_long_runs_test)
+    if(TARGET ${name})
+      kvf_add_test(${name}_as_real unit 300 ${name})
+      set_property(TEST ${name}_as_real
+                   APPEND PROPERTY ENVIRONMENT KVF_TEST_DEVICES_AS_REAL=1 FAKE_CUDA_DEVICES=1
+                                   "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+      set_property(TEST ${name}_as_real PROPERTY SKIP_RETURN_CODE 77)
+    endif()
+  endforeach()
 endif()
 
 # Runs the benchmark of devices with little memory of the stand-in, to test its code: the figures mean nothing.
