@@ -106,7 +106,7 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE 77)
   endforeach()
   # What these do over a real driver with one device.
-  foreach(name agent_arrival_device_test cuda_long_runs_test)
+  foreach(name agent_arrival_device_test cuda_long_runs_test transport_cuda_test)
     if(TARGET ${name})
       kvf_add_test(${name}_as_real unit 300 ${name})
       set_property(TEST ${name}_as_real

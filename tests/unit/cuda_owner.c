@@ -41,21 +41,15 @@ static void *next_part(void *context, uint64_t bytes) {
 
 void cache_open(device_cache *cache, const char *kind, const kvf_transport_options *options,
                 const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, bool in_segments) {
-    const kvf_cuda *cuda;
     const kvf_shard_desc *desc = kvf_shard_get(shard);
     uint64_t bytes = LEAD;
-    *cache = (device_cache){.device = device, .in_segments = in_segments, .used = LEAD};
+    *cache = (device_cache){.in_segments = in_segments, .used = LEAD};
     assert_true(desc->region_count <= CACHE_REGIONS_MAX);
     for (uint32_t i = 0; i < desc->region_count; i++)
         bytes += (desc->region_bytes[i] + LEAD - 1) / LEAD * LEAD + LEAD;
     cache->bytes = bytes;
-    if (in_segments) {
-        cache->base = device_segments(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    } else {
-        assert_ok(kvf_cuda_enter(device, &cuda));
-        assert_int_equal(cuda->cuMemAlloc_v2(&cache->base, bytes), 0);
-        kvf_cuda_leave(cuda);
-    }
+    cache->base = in_segments ? device_segments(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+                              : device_room(device, bytes);
     cache->seen = devices_look(cache->base);
     rank_open(&cache->cells, shard, sequence, next_part, cache);
     for (uint32_t i = 0; i < desc->region_count; i++) {
@@ -64,27 +58,37 @@ void cache_open(device_cache *cache, const char *kind, const kvf_transport_optio
                                          .address = (void *)(uintptr_t)(cache->base + at),
                                          .bytes = desc->region_bytes[i],
                                          .kind = KVF_MEMORY_CUDA,
-                                         .device = device};
+                                         .device = devices_number(device)};
     }
+    devices_put(cache->seen);
     assert_ok(kvf_transport_open(kind, options, &cache->transport));
     assert_ok(kvf_transport_register(cache->transport, cache->regions, desc->region_count));
 }
 
-static void free_memory(device_cache *cache) {
-    const kvf_cuda *cuda;
-    if (cache->base && cache->in_segments) {
+void cache_free(device_cache *cache) {
+    if (cache->base && cache->in_segments)
         device_segments_free(cache->base, cache->bytes);
-    } else if (cache->base && kvf_cuda_enter(cache->device, &cuda) == KVF_OK) {
-        (void)cuda->cuMemFree_v2(cache->base);
-        kvf_cuda_leave(cuda);
-    }
+    else if (cache->base)
+        device_room_free(cache->base);
     cache->base = 0;
 }
 
 void cache_close(device_cache *cache) {
     kvf_transport_close(cache->transport);
     rank_close(&cache->cells);
-    free_memory(cache);
+    cache_free(cache);
+}
+
+void cache_fill(const device_cache *cache, uint32_t seed) {
+    devices_get(cache->seen);
+    rank_fill(&cache->cells, all_layers(cache->cells.shard), seed);
+    devices_put(cache->seen);
+}
+
+void cache_scribble(const device_cache *cache, uint32_t seed) {
+    devices_get(cache->seen);
+    rank_scribble(&cache->cells, seed);
+    devices_put(cache->seen);
 }
 
 typedef struct comparison {
@@ -104,6 +108,7 @@ static void compare(void *context, const cell_rank *rank, cell_place at, kvf_cel
 
 uint64_t cache_wrong_cells(const device_cache *cache, uint32_t seed) {
     comparison found = {.seed = seed};
+    devices_get(cache->seen);
     each_cell(&cache->cells, all_layers(cache->cells.shard), compare, &found);
     assert_true(found.cells > 1000);
     return found.wrong;
@@ -187,10 +192,14 @@ uint64_t open_descriptors(void) {
 
 static uint64_t obey(device_cache *cache, char what) {
     comparison found = {0};
-    if (what == 's')
+    if (what == 's' || what == 'c')
+        devices_get(cache->seen);
+    if (what == 's') {
         each_cell(&cache->cells, all_layers(cache->cells.shard), spoil, NULL);
+        devices_put(cache->seen);
+    }
     if (what == 'f')
-        free_memory(cache);
+        cache_free(cache);
     if (what == 'u')
         return (uint64_t)kvf_transport_unregister_region(cache->transport, 0);
     if (what == 'd')
@@ -225,7 +234,7 @@ int owner_main(char **arguments) {
     engines_open(&known);
     cache_open(&cache, arguments[2], NULL, kvf_engine_shard(known.engines.remote, 0), &known.there, 0,
                strcmp(arguments[1], "owner in segments") == 0);
-    rank_fill(&cache.cells, all_layers(cache.cells.shard), 1);
+    cache_fill(&cache, 1);
     assert_ok(kvf_transport_export(cache.transport, &card, &bytes));
     if (write(answers, &bytes, sizeof bytes) != sizeof bytes || write(answers, card, bytes) != (ssize_t)bytes)
         return 1;

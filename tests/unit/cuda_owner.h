@@ -1,5 +1,5 @@
 /*
- * Two processes with caches on devices of the stand-in: this process reads, and the other, for which this program is
+ * Two processes with caches on devices of the stand-in, or real ones: this process reads, and the other, for which this program is
  * started once more, owns the cache that is read. Both know the same engines; cells are compared by their
  * coordinates.
  */
@@ -14,11 +14,10 @@
 /** A rank's cache in one allocation of a device, as engines' allocators make it. */
 typedef struct device_cache {
     kvf_transport *transport;
-    uint32_t device;
     CUdeviceptr base;
     uint64_t bytes;                        /**< of the allocation */
     bool in_segments;                      /**< it is in segments, of which regions cut some */
-    unsigned char *seen;                   /**< where the test finds the allocation */
+    unsigned char *seen;                   /**< where the test finds the allocation, see devices_look() */
     uint64_t used;                         /**< bytes of the allocation that are taken */
     cell_rank cells;                       /**< the regions at the addresses that the test uses */
     kvf_memory regions[CACHE_REGIONS_MAX]; /**< the regions at the device's addresses */
@@ -35,10 +34,16 @@ typedef struct device_engines {
 void engines_open(device_engines *known);
 void engines_close(device_engines *known);
 
-/** Takes memory for a shard, opens an endpoint and registers the memory. */
+/** Takes memory for a shard on a device, or another if there are fewer, opens an endpoint and registers the memory. */
 void cache_open(device_cache *cache, const char *kind, const kvf_transport_options *options,
                 const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, bool in_segments);
 void cache_close(device_cache *cache);
+/** Frees the memory, even if it is registered. */
+void cache_free(device_cache *cache);
+
+/** Writes the cells of the sequence, as rank_fill() does, or all bytes, as rank_scribble() does. */
+void cache_fill(const device_cache *cache, uint32_t seed);
+void cache_scribble(const device_cache *cache, uint32_t seed);
 
 /** Counts the cells of the sequence that differ from what rank_fill() with this seed writes. */
 uint64_t cache_wrong_cells(const device_cache *cache, uint32_t seed);

@@ -75,6 +75,6 @@ kvf_status scene_pull(const test_scene *scene, char detail[512]) {
 }
 
 kvf_status scene_push(const test_scene *scene, char detail[512]) {
-    rank_fill(&scene->here.cells, all_layers(scene->here.cells.shard), 2);
+    cache_fill(&scene->here, 2);
     return scene_move(scene, KVF_WRITE, detail);
 }

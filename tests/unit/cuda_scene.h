@@ -1,5 +1,5 @@
 /*
- * A reader on device 1, and an owner in another process on device 0 (cuda_owner.h): connected, and with data moved
+ * A reader on device 1, if there are two, and an owner in another process on device 0 (cuda_owner.h): connected, and with data moved
  * between them.
  */
 #ifndef CUDA_SCENE_H

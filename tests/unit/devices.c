@@ -278,13 +278,15 @@ static void show_zeroed(uint32_t device, CUdeviceptr address, uint64_t bytes) {
     devices_put(seen);
 }
 
-void device_hide(CUdeviceptr address) {
+uint32_t device_hide(CUdeviceptr address) {
     size_t i = 0;
     while (i < block_count && blocks[i].address != address)
         i++;
     assert_true(i < block_count);
+    const uint32_t device = blocks[i].device;
     free(blocks[i].copy);
     blocks[i] = blocks[--block_count];
+    return device;
 }
 
 CUdeviceptr device_room(uint32_t device, uint64_t bytes) {
@@ -300,8 +302,7 @@ CUdeviceptr device_room(uint32_t device, uint64_t bytes) {
 
 void device_room_free(CUdeviceptr address) {
     const kvf_cuda *cuda;
-    device_hide(address);
-    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(device_hide(address), &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemFree_v2(address), 0);
     kvf_cuda_leave(cuda);
 }
@@ -361,8 +362,7 @@ CUdeviceptr device_segments(uint32_t device, uint64_t bytes, int types) {
 
 void device_segments_free(CUdeviceptr address, uint64_t bytes) {
     const kvf_cuda *cuda;
-    device_hide(address);
-    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(device_hide(address), &cuda), KVF_OK);
     assert_int_equal(cuda->cuMemUnmap(address, all_segments(bytes)), 0);
     assert_int_equal(cuda->cuMemAddressFree(address, all_segments(bytes)), 0);
     kvf_cuda_leave(cuda);

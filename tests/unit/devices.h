@@ -42,10 +42,10 @@ uint32_t devices_number(uint32_t wanted);
 CUdeviceptr device_room(uint32_t device, uint64_t bytes);
 void device_room_free(CUdeviceptr address);
 
-/** Lets a test look at memory of a device that it has allocated in another way, until device_hide(). devices_get()
- * brings what is there already. */
+/** Lets a test look at memory of a device that it has allocated in another way, until device_hide(), which
+ * returns the device. devices_get() brings what is there already. */
 void device_show(uint32_t device, CUdeviceptr address, uint64_t bytes);
-void device_hide(CUdeviceptr address);
+uint32_t device_hide(CUdeviceptr address);
 
 /** Brings the allocation that is seen at `seen`, all of it, from the device to the copy, or back; waits for no stream.
  * Does nothing with the stand-in, where the host sees the memory itself, nor with other memory of the host. Nobody else

@@ -1,7 +1,7 @@
 /*
- * The fabric for device memory, between two processes, over the stand-in for the driver: cells arrive in the reader's
- * order, and everything that can go wrong gives one error with a sentence. transport_conformance_test tests what it
- * shares with other fabrics.
+ * The fabric for device memory, between two processes, over the stand-in for the driver or a real one
+ * (scripts/check-cuda): cells arrive in the reader's order, and everything that can go wrong gives one error with a
+ * sentence. transport_conformance_test tests what it shares with other fabrics.
  */
 #include <poll.h>
 #include <signal.h>
@@ -100,13 +100,10 @@ static void memory_that_was_written_from_can_be_taken_back(void **state) {
 static void memory_that_the_owner_cannot_read_is_not_written(void **state) {
     (void)state;
     char detail[512];
+    DEVICES_ARE_STAND_INS(); /* a driver may have given the memory to somebody else */
     test_scene *scene = scene_open("cuda");
-    const kvf_cuda *cuda;
     assert_ok(scene_connect(scene));
-    assert_ok(kvf_cuda_enter(1, &cuda));
-    assert_int_equal(cuda->cuMemFree_v2(scene->here.base), 0);
-    kvf_cuda_leave(cuda);
-    scene->here.base = 0;
+    cache_free(&scene->here);
     const uint64_t begun = kvf_now(&kvf_monotonic);
     assert_int_equal(scene_move(scene, KVF_WRITE, detail), KVF_E_UNSUPPORTED);
     assert_true(kvf_now(&kvf_monotonic) - begun < 10 * KVF_SECOND);
@@ -140,6 +137,7 @@ static void a_handle_that_is_refused_is_named(void **state) {
 /* An owner that takes memory back waits for those that it knows. */
 static void nothing_is_mapped_before_the_owner_knows_of_the_reader(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS(); /* which count what is mapped */
     char detail[512];
     test_scene *scene = scene_open("cuda");
     const size_t left = devices_left();
@@ -158,6 +156,7 @@ static void nothing_is_mapped_before_the_owner_knows_of_the_reader(void **state)
 
 static void memory_that_its_owner_has_freed_is_not_mapped(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS(); /* a driver may have given the memory to somebody else */
     char detail[512];
     test_scene *scene = scene_open("cuda");
     const size_t left = devices_left();
@@ -171,6 +170,7 @@ static void memory_that_its_owner_has_freed_is_not_mapped(void **state) {
 
 static void a_device_that_ours_does_not_reach_is_named(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS();
     test_scene *scene = scene_open("cuda");
     assert_int_equal(setenv("FAKE_CUDA_APART", "1", 1), 0);
     assert_fails(scene_connect(scene), KVF_E_UNSUPPORTED,
@@ -204,6 +204,7 @@ static kvf_transport *open_cuda(void) {
 
 static void memory_is_a_devices_and_there(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS(); /* of which there are two */
     void *seen, *allocated = NULL;
     kvf_transport *transport = open_cuda();
     const kvf_memory all = device_memory(1, 4096, &seen);
@@ -241,6 +242,7 @@ static void memory_is_a_devices_and_there(void **state) {
 }
 
 static void memory_without_a_handle_is_refused_and_can_be_kept(void **state) {
+    DEVICES_ARE_STAND_INS();
     void *seen;
     kvf_transport *transport = NULL;
     assert_ok(kvf_transport_open(*state, NULL, &transport));
@@ -401,6 +403,7 @@ static void a_card_that_says_something_else_than_the_driver_is_refused(void **st
 
 static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS(); /* a real device would finish the copy before the peer dies */
     char detail[512];
     const size_t left = devices_left();
     test_scene *scene = scene_open("cuda");
@@ -424,7 +427,7 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
     assert_int_equal(devices_left(), unconnected); /* nothing of the dead process is mapped any more */
     owner_start(&other, "cuda", false);
     assert_ok(kvf_transport_connect(scene->here.transport, other.card, other.card_bytes, &scene->peer));
-    rank_scribble(&scene->here.cells, 3);
+    cache_scribble(&scene->here, 3);
     assert_ok(scene_pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
     scene->owner = other;
@@ -452,11 +455,12 @@ static void an_owner_that_dies_while_it_reads_is_lost(void **state) {
 
 static void an_error_that_stays_with_the_device_ends_batches_with_a_sentence(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS();
     char detail[512];
     test_scene *scene = scene_open("cuda");
     assert_ok(scene_connect(scene));
     assert_ok(scene_pull(scene, detail));
-    rank_scribble(&scene->here.cells, 3);
+    cache_scribble(&scene->here, 3);
     devices_stick(ILLEGAL_ADDRESS);
     assert_int_equal(scene_pull(scene, detail), KVF_E_IO);
     assert_non_null(strstr(detail, "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered); "
@@ -476,6 +480,7 @@ static void note_status(void *context, kvf_operation operation, kvf_status statu
 /* Must be the last test: it leaves a copy that never ends. */
 static void a_device_that_does_not_come_to_an_end_is_not_waited_for(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS();
     static char first[512], second[512];
     const kvf_setting impatient = {"cuda.patience_ms", "1"};
     const kvf_run run = {.bytes = 64};
@@ -534,6 +539,7 @@ static void opened_with(const char *environment, char *out, size_t bytes) {
 
 static void a_machine_without_a_driver_says_so_and_has_the_others(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS();
     char text[2048];
     opened_with("FAKE_CUDA_VERSION=11080", text, sizeof text);
     assert_string_equal(
