@@ -133,6 +133,7 @@ static int refuse(void) {
 }
 
 /* For each function of the driver one with the same arguments that refuses. */
+/* NOLINTBEGIN(misc-unused-parameters) */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #define REFUSE(name, arguments)                                                                              \
@@ -142,6 +143,7 @@ static int refuse(void) {
 KVF_CUDA_FUNCTIONS(REFUSE)
 #undef REFUSE
 #pragma GCC diagnostic pop
+/* NOLINTEND(misc-unused-parameters) */
 
 static const struct {
     const char *name;
