@@ -21,6 +21,7 @@ static struct {
     size_t (*left)(void);
     void (*stick)(int result);
     void (*pooled)(int pooled);
+    void (*strict)(int strict);
     unsigned (*grid)(void);
     unsigned (*launches)(void);
     unsigned (*copies)(void);
@@ -69,7 +70,8 @@ static bool find_all(void) {
     return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
            find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
            find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "fake_cuda_grid", &fake.grid) &&
+           find(library, "fake_cuda_pooled", &fake.pooled) &&
+           find(library, "fake_cuda_strict", &fake.strict) && find(library, "fake_cuda_grid", &fake.grid) &&
            find(library, "fake_cuda_launches", &fake.launches) &&
            find(library, "fake_cuda_copies", &fake.copies);
 }
@@ -354,6 +356,11 @@ void *devices_look(uint64_t address) {
 void devices_pooled(bool pooled) {
     if (fake.pooled)
         fake.pooled(pooled);
+}
+
+void devices_strict(bool strict) {
+    if (fake.strict)
+        fake.strict(strict);
 }
 
 uint32_t devices_grid(void) {

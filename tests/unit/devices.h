@@ -99,6 +99,7 @@ void devices_fail(const char *function, int result, unsigned times);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
 void devices_pooled(bool pooled);
+void devices_strict(bool strict);
 uint32_t devices_grid(void);
 uint32_t devices_launches(void);
 /** Copies that this process has put on streams by cuMemcpyAsync(); 0 with a real driver. */
