@@ -36,6 +36,29 @@ if [ -x "$KVF_BIN_DIR/bench/cuda" ]; then
         FAKE_CUDA_VERSION=11000
     without_gpu "figures of a stand-in for a driver are refused" 1 'these figures mean nothing$' bench-cuda \
         KVF_BENCH_PARTS=checksums KVF_BENCH_BYTES=65536 KVF_BENCH_ROUNDS=1
+
+    # The second part lasts ten times as long as the first; the file is there before it ends.
+    name="a benchmark that is killed leaves the figures of the parts before"
+    figures=$(mktemp)
+    LD_LIBRARY_PATH=$KVF_BIN_DIR/tests/fakes/cuda KVF_BENCH_PARTS=checksums,peers KVF_BENCH_BYTES=4194304 \
+        KVF_BENCH_ROUNDS=64 "$KVF_BIN_DIR/bench/cuda" --json "$figures" >"$output" 2>"$errors" </dev/null &
+    for ((i = 0; i < 600; i++)); do
+        if [ -s "$figures" ] || ! kill -0 $! 2>/dev/null; then
+            break
+        fi
+        sleep 0.1
+    done
+    code=0
+    kill -KILL $! 2>/dev/null || true
+    wait $! 2>/dev/null || code=$?
+    if [ "$code" -eq 137 ] && is_json "$figures" && [ "$(grep -c '"title"' "$figures")" -eq 1 ]; then
+        pass "$name"
+    elif [ "$code" -eq 77 ] && grep -q '^skipped: this build has no device code' "$output"; then
+        echo "[  SKIPPED ] $name"
+    else
+        fail "$name" "exit code $code, or no figures: $(cat "$figures")"
+    fi
+    rm -f "$figures"
 fi
 
 # What carry-cuda packs runs from its own folder, with nothing of the source tree and nearly no environment.
