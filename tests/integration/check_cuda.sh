@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# What scripts/check-cuda does with its programs, some of which are replaced here: limits, logs and counts. Over the stand-in
+# for a driver.
+set -euo pipefail
+# shellcheck source=cases.bash
+. "$(dirname "$0")/cases.bash"
+scripts=$(cd "$(dirname "$0")/../../scripts" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$output" "$errors" "$work"' EXIT
+export KVF_CHECK_LOGS=$work/logs PATH=$work:$PATH
+
+# checks PART [ENVIRONMENT...]: runs a part of check-cuda, whose logs are new.
+checks() {
+    local part=$1
+    shift
+    rm -rf "$work/logs"
+    code=0
+    timeout 120 env "LD_LIBRARY_PATH=$KVF_BIN_DIR/tests/fakes/cuda" KVF_CHECK_STAND_IN=1 "KVF_CHECK_PARTS=$part" "$@" \
+        "$scripts/check-cuda" "$KVF_BIN_DIR" >"$output" 2>"$errors" </dev/null || code=$?
+}
+
+# says NAME CODE LAST-LINE LINE...: how the command ended; its last line; and lines that it printed, as patterns.
+says() {
+    local name=$1 wanted=$2 last=$3
+    shift 3
+    if [ "$code" -ne "$wanted" ] || ! tail -n 1 "$output" | grep -Eq -- "^$last, over a stand-in"; then
+        fail "$name" "exit code $code, or no last line like '$last'"
+        return
+    fi
+    for line in "$@"; do
+        grep -Eq -- "$line" "$output" && continue
+        fail "$name" "nothing printed is like '$line'"
+        return
+    done
+    pass "$name"
+}
+
+# A program in place of another, which does what the lines say.
+replace() {
+    { echo '#!/usr/bin/env bash'; cat; } >"$work/$1"
+    chmod +x "$work/$1"
+}
+
+replace python-that-hangs <<'END_OF_PROGRAM'
+case $* in
+    *torch*) exit 1 ;;
+    *"-m pytest"*) echo begun; sleep 100 ;;
+esac
+END_OF_PROGRAM
+checks python KVF_PYTHON=python-that-hangs KVF_CHECK_LIMIT=1
+says "a program that takes too long is ended, and its log has what it said" 1 '0 passed, 1 failed' \
+    'took more than 1 s' '^begun$' "^== tensors of the Python package \($work/logs/tensors-of-the-Python-package.log\)"
+
+checks faults KVF_CHECK_REQUESTS=100000 KVF_CHECK_LONG_LIMIT=1
+if grep -q '^skipped: no device code' "$output"; then
+    echo "[  SKIPPED ] this build has no device code"
+else
+    says "the fault harness has a limit of its own" 1 '0 passed, 1 failed' '^faults: seed' 'has not ended in its time' \
+        "^== agents under faults, 100000 requests \($work/logs/agents-under-faults-100000-requests.log\)"
+fi
+
+finish
