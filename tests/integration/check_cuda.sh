@@ -48,15 +48,45 @@ case $* in
 esac
 END_OF_PROGRAM
 checks python KVF_PYTHON=python-that-hangs KVF_CHECK_LIMIT=1
-says "a program that takes too long is ended, and its log has what it said" 1 '0 passed, 1 failed' \
+says "a program that takes too long is ended, and its log has what it said" 1 '0 passed, 1 failed, parts skipped: 1' \
     'took more than 1 s' '^begun$' "^== tensors of the Python package \($work/logs/tensors-of-the-Python-package.log\)"
 
 checks faults KVF_CHECK_REQUESTS=100000 KVF_CHECK_LONG_LIMIT=1
 if grep -q '^skipped: no device code' "$output"; then
     echo "[  SKIPPED ] this build has no device code"
 else
-    says "the fault harness has a limit of its own" 1 '0 passed, 1 failed' '^faults: seed' 'has not ended in its time' \
+    says "the fault harness has a limit of its own" 1 '0 passed, 1 failed, parts skipped: 0' '^faults: seed' 'has not ended in its time' \
         "^== agents under faults, 100000 requests \($work/logs/agents-under-faults-100000-requests.log\)"
+fi
+
+# In place of compute-sanitizer: writes which tool runs which program, and answers as it would.
+sanitizer() {
+    {
+        echo 'tool=$(sed "s/.*--tool \([a-z]*\) .*/\1/" <<<"$*")'
+        echo 'echo "$tool $(sed "s|.*/tests/unit/||" <<<"$*")" >>"$(dirname "$0")/calls"'
+        cat
+    } | replace compute-sanitizer
+    rm -f "$work/calls"
+}
+
+sanitizer <<<'echo "========= Error: Device not supported. Please refer to its documentation"; "${@: -1}"; exit 9'
+checks sanitizer
+says "a device that compute-sanitizer does not take is skipped by name, whatever the program says" 1 \
+    '0 passed, 0 failed, parts skipped: 1' '^skipped: compute-sanitizer does not take this device \(Device not supported\.'
+
+sanitizer <<<'echo "========= Internal error"; exit 9'
+checks sanitizer
+says "any other failure of compute-sanitizer is one failure" 1 '0 passed, 1 failed, parts skipped: 0' 'Internal error'
+
+sanitizer <<<'echo "[       OK ] a case"'
+checks sanitizer
+says "programs run under the tools of compute-sanitizer" 0 '14 passed, 0 failed, parts skipped: 0'
+name="long runs and received blocks run under memcheck, kernels under all four tools"
+if [ "$(grep -c '^memcheck ' "$work/calls")" -eq 6 ] && [ "$(grep -c ' cuda_kernel_test device$' "$work/calls")" -eq 4 ] &&
+    grep -q '^memcheck cuda_long_runs_test$' "$work/calls" && grep -q '^memcheck postprocess_device_test$' "$work/calls"; then
+    pass "$name"
+else
+    fail "$name" "$(cat "$work/calls")"
 fi
 
 finish
