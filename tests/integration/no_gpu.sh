@@ -82,6 +82,8 @@ if [ -x "$KVF_BIN_DIR/bench/cuda" ] && [ -x "$KVF_BIN_DIR/tests/faults/faults" ]
         tar -C "$carried" -xzf "$carried/all.tar.gz"; then
         from_archive "a carried check-cuda says that there is no GPU" 0 '^skipped: no GPU ' check-cuda
         from_archive "a carried bench-cuda says that there is no GPU" 0 '^skipped: no GPU ' bench-cuda
+        from_archive "the recorded answers are packed, with their program" 0 '^[1-9][0-9]* passed, 0 failed, 0 skipped$' \
+            bash -c 'cd "${0%/run}" && build/release/tests/vectors/vectors tests/vectors' "$carried/kvferry-cuda/run"
         rm "$carried/kvferry-cuda/build/release/tests/unit/stage_arenas_test"
         from_archive "a program that was not carried is a failure" 1 'stage_arenas_test is not built$' check-cuda
     else
