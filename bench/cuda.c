@@ -13,8 +13,8 @@
  *
  * Rates are compared with the driver's copy of the same bytes, in turns in one run. The destination of each case is
  * checked by token and head; before the case it is cleared, and the check must fail. KVF_BENCH_BYTES and
- * KVF_BENCH_ROUNDS set how much is moved at once (256 MiB), and how often (7). Ends with 77, and a message, if there is
- * no device, or this build has no code for any.
+ * KVF_BENCH_ROUNDS set how much is moved at once (256 MiB), and how often (7). The file of --json is written anew after
+ * each part. Ends with 77, and a message, if there is no device, or this build has no code for any.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -316,6 +316,17 @@ static void choose_parts(bool chosen[PARTS]) {
     }
 }
 
+static void measure_part(bench_report *report, size_t part) {
+    char sentence[64];
+    bench_gpu.spoiled = false;
+    parts[part].measure(report);
+    if (bench_gpu.spoiled) {
+        (void)snprintf(sentence, sizeof sentence, "%s: what arrived is wrong", parts[part].name);
+        bench_fail(report, sentence);
+    }
+    bench_report_save(report);
+}
+
 int main(int argc, char **argv) {
     const kvf_cuda *cuda;
     bool chosen[PARTS];
@@ -336,12 +347,10 @@ int main(int argc, char **argv) {
     char words[160];
     (void)snprintf(words, sizeof words, "%s, %u SMs, a driver for CUDA %u.%u", cuda->devices[0].name,
                    cuda->devices[0].multiprocessors, cuda->version / 1000, cuda->version % 1000 / 10);
+    bench_note(report, words);
     for (size_t i = 0; i < PARTS; i++)
         if (chosen[i])
-            parts[i].measure(report);
-    bench_note(report, words);
-    if (bench_gpu.spoiled)
-        bench_fail(report, "what arrived is wrong");
+            measure_part(report, i);
     bench_gpu_close();
     return bench_report_end(report);
 }

@@ -9,6 +9,7 @@
 
 #define COLUMNS_MAX 16
 #define CELL_BYTES 40
+#define PATH_BYTES 4096
 
 struct bench_report {
     const char *json_path;
@@ -125,13 +126,23 @@ void bench_fail(bench_report *report, const char *sentence) {
     report->failed = true;
 }
 
-int bench_report_end(bench_report *report) {
-    bool failed = report->failed;
-    if (report->json_path &&
-        json_object_to_file_ext(report->json_path, report->all, JSON_C_TO_STRING_PRETTY) != 0) {
+/* A program that is killed while it writes leaves the file as it was. */
+void bench_report_save(bench_report *report) {
+    char unfinished[PATH_BYTES];
+    if (!report->json_path)
+        return;
+    const int length = snprintf(unfinished, sizeof unfinished, "%s.unfinished", report->json_path);
+    if (length < 0 || (size_t)length >= sizeof unfinished ||
+        json_object_to_file_ext(unfinished, report->all, JSON_C_TO_STRING_PRETTY) != 0 ||
+        rename(unfinished, report->json_path) != 0) {
         fprintf(stderr, "%s: cannot be written\n", report->json_path);
-        failed = true;
+        report->failed = true;
     }
+}
+
+int bench_report_end(bench_report *report) {
+    bench_report_save(report);
+    const bool failed = report->failed;
     json_object_put(report->all);
     free(report);
     return failed ? 1 : 0;

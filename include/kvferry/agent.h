@@ -600,7 +600,8 @@ KVF_API kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t
  *         is being captured from the stream: let it wait before the graph is launched); KVF_E_UNSUPPORTED (no driver,
  *         or a device whose streams cannot wait for words); KVF_E_RANGE (no such device); KVF_E_IO; KVF_E_NOMEM
  *
- * Thread safety: any thread; does not wait.
+ * Thread safety: any thread. It waits only for room on the stream, of which a driver has about 1000 places, and holds up
+ * nobody meanwhile; so not on the thread that makes progress, if it puts that much on a stream.
  */
 KVF_API kvf_status kvf_agent_let_wait(kvf_agent *agent, uint64_t ticket, uint32_t layers, uint32_t device,
                                       void *stream);

@@ -328,10 +328,10 @@ class Requests:
     def let_wait(self, ticket: int, layers: int, stream: HasCudaStream | CudaStream) -> None:
         """Lets a CUDA stream wait until so many layers have arrived, or the request has ended.
 
-        The call itself does not wait. A stream also passes when the request fails: what was computed then
-        counts only if the event says DONE. The agent must make progress meanwhile, on a thread that does not
-        wait for the stream. The stream should have a higher priority than the lowest:
-        `torch.cuda.Stream(priority=-1)`.
+        The call itself waits only for room on the stream, of which there are about 1000 places. A stream also
+        passes when the request fails: what was computed then counts only if the event says DONE. The agent must
+        make progress meanwhile, on a thread that does not wait for the stream. The stream should have a higher
+        priority than the lowest: `torch.cuda.Stream(priority=-1)`.
 
         Args:
             ticket: of a pull or an expect with `by_layer`; if it has ended, nothing is put on the stream

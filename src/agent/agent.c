@@ -4,7 +4,6 @@
 #include <sodium.h>
 #include <stdio.h>
 
-#include "agent/arrival.h"
 #include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/command.h"
@@ -387,7 +386,6 @@ void kvf_agent_close(kvf_agent *agent) {
     if (!agent || agent->forks != kvf_fork_count())
         return; /* a child of fork() has nothing to end: threads and connections are the parent's */
     kvf_loop_stop(agent);
-    kvf_arrivals_end(agent); /* what follows may wait for a device, whose streams must not wait for us */
     /* First everything that moves; then the tickets it moves for; then the connections it uses. */
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {

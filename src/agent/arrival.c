@@ -13,6 +13,7 @@ kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request)
     if (!arrival)
         return kvf_nomem("a request");
     arrival->all = kvf_model_layer_count(kvf_engine_model(agent->engine));
+    arrival->over = agent->stopping;
     arrival->asker = asker;
     asker->arrival = arrival;
     DL_APPEND(agent->arrivals, arrival);
@@ -101,36 +102,51 @@ kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t *layers
 }
 
 /* The first stream that waits for a request takes a word for it. Its highest number is the request's end. */
-static kvf_status take_word(kvf_arrival *arrival, uint32_t device) {
+static kvf_status take_word(kvf_arrival *arrival) {
     if (arrival->word)
         return KVF_OK;
-    kvf_status status = kvf_cuda_word_take(device, arrival->all + 1, &arrival->word);
+    kvf_status status = kvf_cuda_word_take(arrival->all + 1, &arrival->word);
     if (!status)
         kvf_cuda_word_set(arrival->word, arrival->layers);
     return status;
 }
 
-static kvf_status let_wait(kvf_arrival *arrival, uint32_t layers, uint32_t device, CUstream stream) {
+static kvf_status mark_of_arrival(kvf_arrival *arrival, uint32_t layers, kvf_cuda_mark *out) {
     if (layers <= arrival->layers)
         return KVF_OK;
-    kvf_status status = take_word(arrival, device);
+    kvf_status status = take_word(arrival);
     if (!status)
-        status = kvf_cuda_word_await(arrival->word, device, stream,
-                                     layers <= arrival->all ? layers : arrival->all + 1);
-    return status ? kvf_fail_in(status, "let_wait: ") : KVF_OK;
+        *out = kvf_cuda_word_mark(arrival->word, layers <= arrival->all ? layers : arrival->all + 1);
+    return status;
 }
 
-kvf_status kvf_agent_let_wait(kvf_agent *agent, uint64_t ticket, uint32_t layers, uint32_t device,
-                              void *stream) {
+/* What a stream waits for, if for anything. KVF_E_AGAIN: there is no word for it. */
+static kvf_status mark_of(kvf_agent *agent, uint64_t ticket, uint32_t layers, kvf_cuda_mark *out) {
     kvf_arrival *arrival;
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
+    *out = (kvf_cuda_mark){0};
     status = find(agent, ticket, &arrival);
     if (!status)
-        status = let_wait(arrival, layers, device, stream);
+        status = mark_of_arrival(arrival, layers, out);
     else if (status == KVF_E_NOT_FOUND && ticket > 0 && ticket <= agent->next_ticket)
         status = KVF_OK; /* it has ended */
     kvf_agent_unlock(agent);
     return status;
+}
+
+/* The driver may make this thread wait for streams that wait for the agent, so it is called without the agent's lock. */
+kvf_status kvf_agent_let_wait(kvf_agent *agent, uint64_t ticket, uint32_t layers, uint32_t device,
+                              void *stream) {
+    kvf_cuda_mark mark;
+    kvf_status status = mark_of(agent, ticket, layers, &mark);
+    while (status == KVF_E_AGAIN) {
+        status = kvf_cuda_words_add(device);
+        if (!status)
+            status = mark_of(agent, ticket, layers, &mark);
+    }
+    if (!status && mark.shown)
+        status = kvf_cuda_mark_await(&mark, device, stream);
+    return status ? kvf_fail_in(status, "let_wait: ") : KVF_OK;
 }

@@ -4,6 +4,10 @@
  *
  * Only requests that ask for it have one (kvf_agent_request.by_layer). It is looked at once a round, by the thread that
  * has the work. What is counted stays true: a pull's leases are good at the time, and a layer is never taken back.
+ *
+ * The driver may make its caller wait until a device has done all its work, and then for streams that wait here. So
+ * streams are let go before a request's connections are closed, and while any of the process still wait, the fabric
+ * "cuda" puts off what it takes back (cuda_link.c).
  */
 #ifndef KVF_AGENT_ARRIVAL_H
 #define KVF_AGENT_ARRIVAL_H
@@ -29,9 +33,9 @@ kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request)
 /** Looks at all requests that move. Once a round. */
 void kvf_arrivals_look(kvf_agent *agent);
 
-/** The request has ended, or its agent is being closed: all streams go on. */
+/** The request has ended, or is going to: all streams go on. */
 void kvf_arrival_end(kvf_asker *asker);
-/** The same for all of an agent, which is being closed. */
+/** The same for all of an agent, which is being closed. No stream waits for later requests. */
 void kvf_arrivals_end(kvf_agent *agent);
 void kvf_arrival_free(kvf_asker *asker);
 

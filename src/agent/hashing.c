@@ -2,6 +2,7 @@
 
 #include "agent/summing.h"
 #include "base/watch.h"
+#include "cuda/word.h"
 
 /* Memory that is hashed at once: a tenth of a millisecond. Devices take more, as a slice costs a launch and a look. */
 #define SLICE_BYTES (1u << 18)
@@ -71,6 +72,9 @@ static kvf_status start_slice(kvf_hashing *h, const slice *next, const kvf_sum_p
         return kvf_area_sum_on_host(&area, area.layers, places);
     if (!status && !agent->summing)
         status = kvf_summing_make(&agent->summing);
+    /* Opening it may wait for streams that wait for requests of this process. */
+    if (!status && kvf_summing_must_open(agent->summing, &area) && kvf_cuda_words_awaited())
+        return KVF_IN_PROGRESS;
     if (!status)
         status = kvf_summing_start(agent->summing, &area, places);
     h->on_device = status == KVF_IN_PROGRESS;

@@ -78,10 +78,26 @@ static void log_findings(kvf_agent *agent) {
 }
 
 /* From here on peers are served. */
+/* With `verify` all that arrives is hashed. The driver may make who opens a device for that wait for the engine's
+ * streams, so it is done now, and not when one of these waits for a request. */
+static kvf_status open_summing(kvf_agent *agent) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < agent->region_count && agent->options.verify && !status; i++) {
+        if (agent->regions[i].kind != KVF_MEMORY_CUDA)
+            continue;
+        status = agent->summing ? KVF_OK : kvf_summing_make(&agent->summing);
+        if (!status)
+            status = kvf_summing_open(agent->summing, agent->regions[i].device);
+    }
+    return status;
+}
+
 static kvf_status open_memory(kvf_agent *agent) {
     const void *card;
     size_t bytes;
     kvf_status status = kvf_agent_open_stage(agent);
+    if (!status)
+        status = open_summing(agent);
     if (!status)
         status = kvf_transport_export(agent->transport, &card, &bytes);
     if (!status && !agent->with_facts.data)

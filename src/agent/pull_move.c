@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 
+#include "agent/arrival.h"
 #include "agent/histogram.h"
 #include "agent/pace.h"
 #include "agent/peers.h"
@@ -182,9 +183,12 @@ static bool leave_connections(const kvf_pull *pull) {
     return left;
 }
 
-/* After a refusal, everything is read anew, from the refused source by another transport. False: there is none. */
+/* After a refusal, everything is read anew, from the refused source by another transport. False: there is none; or the
+ * engine uses layers that have arrived, and must not see them written again. */
 static bool move_anew(kvf_pull *pull, kvf_status status) {
     bool any = false;
+    if (pull->asker.arrival && pull->asker.arrival->layers > 0)
+        return false;
     for (uint32_t i = 0; i < pull->asker.source_count && status == KVF_E_UNSUPPORTED; i++)
         any = is_to_pass_over(pull, &pull->asker.sources[i]) || any;
     if (!any)

@@ -2,6 +2,7 @@
  * The functions that answer each call of a peer, and that are told when a session or a meeting ends: the table by which
  * lower files call higher ones.
  */
+#include "agent/arrival.h"
 #include "agent/beat.h"
 #include "agent/command.h"
 #include "agent/early.h"
@@ -41,8 +42,18 @@ static void serve_checksum(kvf_session *session, const kvf_call_body *call, bool
     kvf_verify_answer(session, call);
 }
 
+/* Requests that are going to fail, before their connection is closed, for which the driver may wait for all streams. */
+static void let_streams_go(const kvf_session *session) {
+    const kvf_source *source;
+    DL_FOREACH(session->sources, source) {
+        kvf_arrival_end(source->ticket);
+    }
+}
+
 static void hide_session(kvf_session *session, bool lost) {
     kvf_remote *remote, *next;
+    if (lost)
+        let_streams_go(session);
     DL_FOREACH_SAFE(session->agent->all_remotes, remote, next) {
         kvf_remote_rank *rank = kvf_remote_rank_of(remote, session);
         if (!rank)

@@ -15,7 +15,7 @@
  *             a job           a job
  */
 struct kvf_summing {
-    kvf_hasher *hashers[KVF_CUDA_DEVICES_MAX]; /* opened when first used */
+    kvf_hasher *hashers[KVF_CUDA_DEVICES_MAX]; /* opened when first used, or before */
     kvf_area area;
     kvf_block_table table; /* the area's */
     uint32_t ids[KVF_HASHER_IDS];
@@ -32,6 +32,19 @@ kvf_status kvf_summing_make(kvf_summing **out) {
         return kvf_nomem("checksums");
     *out = made;
     return KVF_OK;
+}
+
+kvf_status kvf_summing_open(kvf_summing *s, uint32_t device) {
+    return s->hashers[device] ? KVF_OK : kvf_hasher_open(device, &s->hashers[device]);
+}
+
+bool kvf_summing_must_open(const kvf_summing *s, const kvf_area *area) {
+    for (uint32_t layer = area->layers.begin; layer < area->layers.end; layer++) {
+        const kvf_memory *memory = kvf_area_memory(area, layer);
+        if (memory->kind == KVF_MEMORY_CUDA && !s->hashers[memory->device])
+            return true;
+    }
+    return false;
 }
 
 static bool is_late(const kvf_summing *s) {
@@ -96,7 +109,7 @@ static kvf_status start_job(kvf_summing *s, uint32_t device) {
     if (sums > KVF_HASHER_SUMS)
         return kvf_fail(KVF_E_LIMIT, "checksum: %llu units of a layer; devices sum up to %u at once",
                         (unsigned long long)sums, KVF_HASHER_SUMS);
-    kvf_status status = s->hashers[device] ? KVF_OK : kvf_hasher_open(device, &s->hashers[device]);
+    kvf_status status = kvf_summing_open(s, device);
     kvf_hasher *hasher = s->hashers[device];
     if (status)
         return status;

@@ -22,6 +22,13 @@ typedef struct kvf_summing kvf_summing;
 /** Opens nothing yet on devices. @return KVF_OK, KVF_E_NOMEM */
 kvf_status kvf_summing_make(kvf_summing **out);
 
+/** Opens a device, unless that was done. The driver may wait meanwhile until the device has done all its work.
+ * @return as kvf_hasher_open() */
+kvf_status kvf_summing_open(kvf_summing *summing, uint32_t device);
+
+/** Whether an area needs a device that is not open; kvf_summing_start() would open it. */
+bool kvf_summing_must_open(const kvf_summing *summing, const kvf_area *area);
+
 /** Frees it, and waits for what a device still computes, but not for a device that hangs. NULL is accepted. */
 void kvf_summing_free(kvf_summing *summing);
 

@@ -7,6 +7,7 @@
 
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
+#define POOL_BYTES UINT64_C(8388608) /* kept for tables of blocks; larger room is given back */
 
 /* Boxes of one kernel: copies and conversions are launched separately. */
 typedef struct launch {
@@ -42,6 +43,7 @@ struct kvf_copier {
     uint64_t long_run_bytes;
     kvf_grid grid;
     CUstream stream;
+    CUmemoryPool pool; /* of tables and other room */
     CUmodule module;
     CUfunction kernels[LAUNCHES];
     void *boxes;          /* of all jobs, and behind them their ids */
@@ -57,13 +59,24 @@ struct kvf_copier {
 static kvf_status load(kvf_copier *copier, const kvf_cuda *cuda) {
     static const char *const names[LAUNCHES] = {"kvf_copy_cells", "kvf_convert_cells"};
     kvf_status status = kvf_device_code_load(cuda, copier->device, &copier->module);
-    CUresult result = 0;
-    for (int i = 0; !status && !result && i < LAUNCHES; i++)
-        result = cuda->cuModuleGetFunction(&copier->kernels[i], copier->module, names[i]);
-    return status ? status : kvf_cuda_status(cuda, result, "loading device code");
+    for (int i = 0; !status && i < LAUNCHES; i++)
+        status = kvf_device_kernel(cuda, copier->module, names[i], &copier->kernels[i]);
+    return status;
 }
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
+
+/* Its own, because room in the device's default pool may be what the engine's streams free only after they have waited
+ * for us; and an engine that waits for its device would give the room back each time. */
+static kvf_status make_pool(kvf_copier *copier, const kvf_cuda *cuda) {
+    const CUmemPoolProps properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                       .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)copier->device}};
+    uint64_t kept = POOL_BYTES;
+    CUresult result = cuda->cuMemPoolCreate(&copier->pool, &properties);
+    if (!result)
+        result = cuda->cuMemPoolSetAttribute(copier->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &kept);
+    return kvf_cuda_status(cuda, result, "making a pool of memory");
+}
 
 static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
     return kvf_cuda_status(cuda, kvf_cuda_least_stream(cuda, &copier->stream), "making a stream");
@@ -107,6 +120,8 @@ static void unmake(kvf_copier *copier, const kvf_cuda *cuda) {
         (void)cuda->cuModuleUnload(copier->module);
     if (copier->stream)
         (void)cuda->cuStreamDestroy_v2(copier->stream);
+    if (copier->pool)
+        (void)cuda->cuMemPoolDestroy(copier->pool);
     kvf_free(copier->jobs);
     kvf_free(copier);
 }
@@ -130,6 +145,8 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
     copier->id_room = given->ids;
     copier->long_run_bytes = given->long_run_bytes;
     status = load(copier, cuda);
+    if (!status)
+        status = make_pool(copier, cuda);
     if (!status)
         status = make_stream(copier, cuda);
     if (!status)
@@ -189,7 +206,7 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
     const size_t bytes = (size_t)(count ? count : 1) * sizeof *ids;
     CUdeviceptr address = 0;
     /* In the stream's order: freeing memory otherwise waits for all work of the device. */
-    CUresult result = cuda->cuMemAllocAsync(&address, bytes, copier->stream);
+    CUresult result = cuda->cuMemAllocFromPoolAsync(&address, bytes, copier->pool, copier->stream);
     if (!result && count)
         result = cuda->cuMemcpyHtoDAsync_v2(address, ids, bytes, copier->stream);
     status = kvf_cuda_status(cuda, result, "bringing a block table to a device");
@@ -216,8 +233,8 @@ kvf_status kvf_copier_room(kvf_copier *copier, uint64_t bytes, uint64_t *address
     kvf_status status = kvf_cuda_enter(copier->device, &cuda);
     if (status)
         return status;
-    status =
-        kvf_cuda_status(cuda, cuda->cuMemAllocAsync(&made, bytes, copier->stream), "making room on a device");
+    status = kvf_cuda_status(cuda, cuda->cuMemAllocFromPoolAsync(&made, bytes, copier->pool, copier->stream),
+                             "making room on a device");
     *address = status ? 0 : made;
     kvf_cuda_leave(cuda);
     return status;
@@ -290,7 +307,7 @@ static kvf_status end_run(kvf_copy_job *job) {
 static kvf_status add_run(kvf_copy_job *job, kvf_long_run run) {
     kvf_long_run *latest = &job->filling.latest;
     if (latest->bytes > 0 && latest->from + latest->bytes == run.from &&
-        latest->to + latest->bytes == run.to) {
+        latest->to + latest->bytes == run.to && latest->region == run.region) {
         latest->bytes += run.bytes;
         return KVF_OK;
     }
@@ -302,15 +319,17 @@ static kvf_status add_run(kvf_copy_job *job, kvf_long_run run) {
 }
 
 /* Adds pages, and the bytes that they have packed in the host's memory. */
-static kvf_status add_runs(kvf_copy_job *job, const kvf_box *pages, uint64_t packed, bool gathers,
+static kvf_status add_runs(kvf_copy_job *job, const kvf_device_side *side, uint64_t packed, bool gathers,
                            uint64_t rows, uint64_t row_bytes) {
+    const kvf_box *pages = side->pages;
     kvf_status status = KVF_OK;
     for (uint64_t row = 0, together; row < rows && !status; row += together) {
         together = kvf_rows_together(pages, row, rows, row_bytes);
         const uint64_t memory = (uint64_t)(uintptr_t)kvf_box_row(pages, row), at = packed + row * row_bytes;
         status = add_run(job, (kvf_long_run){.from = gathers ? memory : at,
                                              .to = gathers ? at : memory,
-                                             .bytes = together * row_bytes});
+                                             .bytes = together * row_bytes,
+                                             .region = side->region});
     }
     return status;
 }
@@ -329,7 +348,7 @@ kvf_status kvf_copy_job_add(kvf_copy_job *job, const kvf_device_side *from, cons
     const filling before = job->filling;
     kvf_status status;
     if (go_by_runs(job->copier, from, to, rows, units, cell_elements)) {
-        status = add_runs(job, from->pages ? from->pages : to->pages, from->pages ? to->packed : from->packed,
+        status = add_runs(job, from->pages ? from : to, from->pages ? to->packed : from->packed,
                           from->pages != NULL, rows, units * cell_elements);
     } else {
         status = end_run(job);

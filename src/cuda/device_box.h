@@ -19,6 +19,8 @@ typedef struct kvf_device_side {
     /** The device's address of the table that contains pages->blocks, and the table's beginning on the host. */
     uint64_t table;
     const uint32_t *table_on_host;
+    uint32_t
+        region; /**< of pages; the driver copies no run over two allocations, even if one ends where the other begins */
     kvf_dtype type; /**< of an element; if both sides have the same, bytes are moved */
     bool
         on_host; /**< packed cells are in pinned memory of the host: long runs may go by the driver's copies */

@@ -24,3 +24,10 @@ kvf_status kvf_device_code_load(const kvf_cuda *cuda, uint32_t device, CUmodule 
                         known->name, known->major, known->minor);
     return kvf_cuda_status(cuda, cuda->cuModuleLoadData(out, image->data), "loading device code");
 }
+
+kvf_status kvf_device_kernel(const kvf_cuda *cuda, CUmodule module, const char *name, CUfunction *out) {
+    CUresult result = cuda->cuModuleGetFunction(out, module, name);
+    if (!result && cuda->cuFuncLoad)
+        result = cuda->cuFuncLoad(*out);
+    return kvf_cuda_status(cuda, result, "loading device code");
+}

@@ -20,9 +20,13 @@ static bool starting;  /* a thread starts it */
 static const struct {
     const char *name;
     size_t at;
+    bool needed;
 } functions[] = {
-#define ENTRY(name, arguments) {#name, offsetof(kvf_cuda, name)},
+#define ENTRY(name, arguments) {#name, offsetof(kvf_cuda, name), true},
     KVF_CUDA_FUNCTIONS(ENTRY)
+#undef ENTRY
+#define ENTRY(name, arguments) {#name, offsetof(kvf_cuda, name), false},
+        KVF_CUDA_LATER_FUNCTIONS(ENTRY)
 #undef ENTRY
 };
 
@@ -50,7 +54,7 @@ void kvf_cuda_restore(const kvf_cuda *cuda) {
 static kvf_status find_functions(void *library) {
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         void *address = dlsym(library, functions[i].name);
-        if (!address)
+        if (!address && functions[i].needed)
             return kvf_fail(KVF_E_UNSUPPORTED, "%s has no %s()", LIBRARY, functions[i].name);
         memcpy((char *)&driver + functions[i].at, &address, sizeof address);
     }

@@ -31,6 +31,7 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUipcMemHandle {
     char bytes[64];
 } CUipcMemHandle;
@@ -59,6 +60,16 @@ typedef struct CUmemAccessDesc {
     int flags;
 } CUmemAccessDesc;
 
+typedef struct CUmemPoolProps {
+    int type, handleTypes;
+    CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} CUmemPoolProps;
+_Static_assert(sizeof(CUmemPoolProps) == 88, "the size of the driver's struct");
+
 enum {
     CUDA_NOT_READY = 600,                   /* of a stream or an event: not finished */
     CUDA_PEER_ACCESS_ALREADY_ENABLED = 704, /* counts as success */
@@ -79,6 +90,7 @@ enum {
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_STREAM_WAIT_VALUE_GEQ = 0,         /* by the sign of the difference, so that numbers may wrap */
     CU_STREAM_WAIT_VALUE_FLUSH = 1 << 30, /* then, of writes from outside */
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
@@ -111,7 +123,10 @@ enum {
     F(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t * bytes, CUdeviceptr address))                    \
     F(cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))                                                  \
     F(cuMemFree_v2, (CUdeviceptr address))                                                                   \
-    F(cuMemAllocAsync, (CUdeviceptr * address, size_t bytes, CUstream stream))                               \
+    F(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties))                              \
+    F(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))                                \
+    F(cuMemPoolDestroy, (CUmemoryPool pool))                                                                 \
+    F(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))    \
     F(cuMemFreeAsync, (CUdeviceptr address, CUstream stream))                                                \
     F(cuMemHostAlloc, (void **address, size_t bytes, unsigned flags))                                        \
     F(cuMemFreeHost, (void *address))                                                                        \
@@ -159,6 +174,9 @@ enum {
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,          \
                        CUstream stream, void **arguments, void **extra))
 
+/* Functions of later drivers, which are NULL where there is none. */
+#define KVF_CUDA_LATER_FUNCTIONS(F) F(cuFuncLoad, (CUfunction function)) /* 12.4 */
+
 /* ---- finding driver and devices ----------------------------------------------------------------- */
 
 #define KVF_CUDA_DEVICES_MAX 64u
@@ -174,6 +192,7 @@ typedef struct kvf_cuda_device {
 typedef struct kvf_cuda {
 #define MEMBER(name, arguments) CUresult(*name) arguments; /* NOLINT(bugprone-macro-parentheses) */
     KVF_CUDA_FUNCTIONS(MEMBER)
+    KVF_CUDA_LATER_FUNCTIONS(MEMBER)
 #undef MEMBER
     uint32_t version; /**< 1000 * major + 10 * minor, as the driver says */
     uint32_t device_count;

@@ -36,9 +36,10 @@ static kvf_status make(kvf_hasher *hasher, const kvf_cuda *cuda) {
     kvf_status status = kvf_device_code_load(cuda, hasher->device, &hasher->module);
     if (status)
         return status;
-    CUresult result = cuda->cuModuleGetFunction(&hasher->kernel, hasher->module, "kvf_hash_cells");
-    if (!result)
-        result = kvf_cuda_least_stream(cuda, &hasher->stream);
+    status = kvf_device_kernel(cuda, hasher->module, "kvf_hash_cells", &hasher->kernel);
+    if (status)
+        return status;
+    CUresult result = kvf_cuda_least_stream(cuda, &hasher->stream);
     if (!result)
         result = cuda->cuEventCreate(&hasher->over, CU_EVENT_DISABLE_TIMING);
     if (!result)

@@ -19,9 +19,10 @@
 /** The most of a job; what is more goes by the kernel. */
 #define KVF_LONG_RUNS 16u
 
-/** Bytes that are contiguous on both sides. */
+/** Bytes that are contiguous on both sides, in one region of the pages. */
 typedef struct kvf_long_run {
     uint64_t from, to, bytes;
+    uint32_t region;
 } kvf_long_run;
 
 /**

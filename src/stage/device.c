@@ -89,6 +89,7 @@ kvf_stage_cells kvf_stage_cells_of(const kvf_stream_box *box, const kvf_device_t
     return (kvf_stage_cells){.pages = {.pages = &box->cells,
                                        .table = table->address,
                                        .table_on_host = table->on_host,
+                                       .region = box->region,
                                        .type = box->memory_type},
                              .packed = {.packed = slot + (box->byte - begin), .type = box->stream_type},
                              .elements = convert ? cell_bytes / element : cell_bytes};

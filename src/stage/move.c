@@ -45,6 +45,7 @@ typedef struct lane_walk {
     const kvf_kept *kept;
     const kvf_stream_group *group;
     uint64_t piece_atoms;
+    uint32_t region;
     kvf_box whole; /* a box for all rows, without its first row */
 } lane_walk;
 
@@ -58,6 +59,7 @@ static lane_walk walk_lane(const kvf_stream *stream, const kvf_lane *lane, unsig
     lane_walk walk = {.shape = &map->shapes[lane->item],
                       .kept = &map->kept[item->group],
                       .group = &stream->groups[item->group]};
+    walk.region = placement->region;
     walk.piece_atoms = walk.shape->cell_atoms / placement->pieces;
     walk.whole = (kvf_box){.memory = bases[placement->region] + placement->offset +
                                      units_before * placement->unit_stride,
@@ -195,8 +197,10 @@ uint64_t kvf_stream_boxes(const kvf_stream *stream, unsigned char *const *bases,
         const lane_walk walk = walk_lane(stream, &stream->map->lanes[i], bases);
         const uint64_t atom = walk.shape->stream_atom, end = kvf_min_u64(bytes.end, stream->begins[i + 1]);
         while (at < end) {
-            kvf_stream_box found = {
-                .byte = at, .memory_type = walk.shape->memory_type, .stream_type = walk.shape->stream_type};
+            kvf_stream_box found = {.region = walk.region,
+                                    .byte = at,
+                                    .memory_type = walk.shape->memory_type,
+                                    .stream_type = walk.shape->stream_type};
             const uint64_t atoms = next_box(&walk, (at - stream->begins[i]) / atom,
                                             (end - stream->begins[i]) / atom, &found.cells);
             if (!visit(context, &found))

@@ -169,8 +169,9 @@ void kvf_stream_scatter(const kvf_stream *stream, unsigned char *const *bases, k
 
 /** Cells of a stream, as one box. */
 typedef struct kvf_stream_box {
-    kvf_box cells; /**< in this rank's memory */
-    uint64_t byte; /**< of the stream, where they begin */
+    kvf_box cells;   /**< in this rank's memory */
+    uint32_t region; /**< of it */
+    uint64_t byte;   /**< of the stream, where they begin */
     kvf_dtype memory_type, stream_type;
 } kvf_stream_box;
 

@@ -44,6 +44,10 @@ size_t fake_cuda_left(void) {
     return fake.left;
 }
 
+void fake_cuda_strict(int strict) {
+    fake.strict = strict != 0;
+}
+
 void fake_cuda_pooled(int pooled) {
     fake.pooled = pooled != 0;
 }

@@ -31,6 +31,7 @@ enum {
 /* Each driver function as kvferry declares it. */
 #define DECLARE(name, arguments) __attribute__((visibility("default"))) CUresult name arguments;
 KVF_CUDA_FUNCTIONS(DECLARE)
+KVF_CUDA_LATER_FUNCTIONS(DECLARE)
 #undef DECLARE
 
 struct CUctx_st {
@@ -43,6 +44,7 @@ typedef struct fake_cuda {
     _Atomic size_t left;
     uint64_t delay_ns;
     int stuck;
+    bool strict; /* it makes callers wait where the driver may */
     bool pooled; /* new memory is like that of a memory pool */
     int running; /* the device whose stream runs an action */
 } fake_cuda;
@@ -64,6 +66,9 @@ int fake_number(const char *name, int otherwise);
 /** For a call that puts nothing on a stream: if a stream is being captured, and this thread's mode is not relaxed, the
  * capture is invalid from then on. With the driver this is so for some of these calls; it does not say which. */
 CUresult fake_unsafe(void);
+
+/** For a call that, with the driver, may wait until all streams have done their work: waits if that was asked for. */
+void fake_wait_for_streams(void);
 
 /* The beginning of a call that needs a context and puts something on a stream. */
 #define BEGIN_PUT                                                                                            \
@@ -117,6 +122,9 @@ bool fake_knows(uint64_t address);
 
 /** Frees memory of a device. */
 CUresult fake_free(uint64_t address);
+
+/** Allocates memory of the current device; needs the lock. */
+CUresult fake_allocate(CUdeviceptr *address, size_t bytes);
 
 /* ---- streams: needs the lock ---- */
 

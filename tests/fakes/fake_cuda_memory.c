@@ -122,6 +122,7 @@ CUresult fake_free(uint64_t address) {
 
 CUresult cuMemFree_v2(CUdeviceptr address) {
     BEGIN;
+    fake_wait_for_streams();
     (void)pthread_mutex_lock(&fake.lock);
     fake_advance();
     const CUresult result = unmap(address, DEVICE);
@@ -129,7 +130,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     return result;
 }
 
-static CUresult allocate(CUdeviceptr *address, size_t bytes) {
+CUresult fake_allocate(CUdeviceptr *address, size_t bytes) {
     const int file = bytes > 0 && bytes <= MEMORY_OF_DEVICE ? memfd_create("fake_cuda", MFD_CLOEXEC) : -1;
     if (file < 0 || ftruncate(file, (off_t)bytes) != 0)
         return bytes == 0 ? INVALID_VALUE : OUT_OF_MEMORY;
@@ -139,7 +140,7 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes) {
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
-    const CUresult result = allocate(address, bytes);
+    const CUresult result = fake_allocate(address, bytes);
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
@@ -190,6 +191,7 @@ static CUresult forget_host(void *address, fake_kind kind) {
 
 CUresult cuMemHostUnregister(void *address) {
     BEGIN;
+    fake_wait_for_streams();
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result = forget_host(address, PINNED);
     (void)pthread_mutex_unlock(&fake.lock);
@@ -198,6 +200,7 @@ CUresult cuMemHostUnregister(void *address) {
 
 CUresult cuMemFreeHost(void *address) {
     BEGIN;
+    fake_wait_for_streams();
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result = forget_host(address, HOST);
     if (result == 0)
@@ -297,6 +300,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle bytes, unsig
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     BEGIN;
+    fake_wait_for_streams();
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result = unmap(address, MAPPED);
     (void)pthread_mutex_unlock(&fake.lock);

@@ -4,6 +4,8 @@
 
 #include "fake_cuda_inside.h"
 
+#define STREAM_ROOM 16u
+
 typedef enum action_kind { COPY, FILL, LAUNCH, RECORD, WAIT, WAIT_VALUE, RELEASE } action_kind;
 
 struct CUevent_st {
@@ -16,6 +18,11 @@ struct CUevent_st {
 struct CUfunc_st {
     const char *name;
     void (*run)(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks);
+    _Atomic bool loaded;
+};
+
+struct CUmemPoolHandle_st {
+    int device;
 };
 
 typedef struct action {
@@ -87,12 +94,14 @@ static void hash_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t 
             kvf_hash_thread(given, count, tiles, block, blocks, thread);
 }
 
-static struct CUfunc_st kernels[] = {
-    {"kvf_copy_cells", copy_cells}, {"kvf_convert_cells", convert_cells}, {"kvf_hash_cells", hash_cells}};
+static struct CUfunc_st kernels[] = {{"kvf_copy_cells", copy_cells, false},
+                                     {"kvf_convert_cells", convert_cells, false},
+                                     {"kvf_hash_cells", hash_cells, false}};
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     BEGIN;
     static int loaded;
+    fake_wait_for_streams();
     /* Machine code is an ELF file, and PTX a text that begins with a comment. */
     if (memcmp(image, "\177ELF", 4) != 0 && memcmp(image, "//", 2) != 0)
         return INVALID_IMAGE;
@@ -104,6 +113,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 CUresult cuModuleUnload(CUmodule module) {
     BEGIN;
     (void)module;
+    fake_wait_for_streams();
     fake.left--;
     return 0;
 }
@@ -117,6 +127,15 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
             return 0;
         }
     return NOT_FOUND;
+}
+
+/* By default the driver loads a kernel when it is first launched. */
+CUresult cuFuncLoad(CUfunction function) {
+    BEGIN;
+    if (!function->loaded)
+        fake_wait_for_streams();
+    function->loaded = true;
+    return 0;
 }
 
 /* ---- streams ------------------------------------------------------------------------------------ */
@@ -294,6 +313,27 @@ static bool is_captured(CUstream stream, const action *given) {
 
 /* ---- actions ------------------------------------------------------------------------------------ */
 
+static void pause_shortly(void) {
+    const struct timespec pause = {.tv_nsec = 100000};
+    (void)nanosleep(&pause, NULL);
+}
+
+static bool has_room(CUstream stream) {
+    unsigned count = 0;
+    for (const action *at = stream->first; at; at = at->next)
+        count++;
+    return !fake.strict || count < STREAM_ROOM;
+}
+
+/* Waits for room; needs the lock, and gives it up meanwhile. */
+static void wait_for_room(CUstream stream) {
+    for (fake_advance(); !has_room(stream); fake_advance()) {
+        (void)pthread_mutex_unlock(&fake.lock);
+        pause_shortly();
+        (void)pthread_mutex_lock(&fake.lock);
+    }
+}
+
 static CUresult put(CUstream stream, action given) {
     action *made = malloc(sizeof *made);
     if (!made)
@@ -305,7 +345,7 @@ static CUresult put(CUstream stream, action given) {
         free(made);
         return spoilt ? CAPTURE_INVALIDATED : 0;
     }
-    fake_advance();
+    wait_for_room(stream);
     given.due_ns = now_ns() + fake.delay_ns;
     given.next = NULL;
     *made = given;
@@ -340,11 +380,6 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     return 0;
 }
 
-static void pause_shortly(void) {
-    const struct timespec pause = {.tv_nsec = 100000};
-    (void)nanosleep(&pause, NULL);
-}
-
 CUresult cuStreamSynchronize(CUstream stream) {
     BEGIN;
     for (;;) {
@@ -356,6 +391,25 @@ CUresult cuStreamSynchronize(CUstream stream) {
             return fake.stuck;
         pause_shortly();
     }
+}
+
+static bool all_are_idle(void) {
+    for (CUstream at = streams; at; at = at->next)
+        if (at->first)
+            return false;
+    return true;
+}
+
+void fake_wait_for_streams(void) {
+    bool waits;
+    do {
+        (void)pthread_mutex_lock(&fake.lock);
+        fake_advance();
+        waits = fake.strict && !all_are_idle();
+        (void)pthread_mutex_unlock(&fake.lock);
+        if (waits)
+            pause_shortly();
+    } while (waits);
 }
 
 static bool is_idle(int device) {
@@ -416,10 +470,39 @@ CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     return 0;
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
-    BEGIN_PUT;
-    (void)stream;
-    return cuMemAlloc_v2(address, bytes);
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    BEGIN;
+    if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return INVALID_VALUE;
+    *pool = malloc(sizeof **pool);
+    if (!*pool)
+        return OUT_OF_MEMORY;
+    (*pool)->device = properties->location.id;
+    fake.left++;
+    return 0;
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
+    BEGIN;
+    return pool && value && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? 0 : INVALID_VALUE;
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    BEGIN;
+    free(pool);
+    fake.left--;
+    return 0;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    BEGIN;
+    if (pool->device != stream->device)
+        return INVALID_VALUE;
+    (void)pthread_mutex_lock(&fake.lock);
+    const CUresult result = fake_allocate(address, bytes);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
@@ -531,6 +614,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         CUstream stream, void **arguments, void **extra) {
     BEGIN_PUT;
     (void)shared_bytes;
+    if (!function->loaded)
+        fake_wait_for_streams();
+    function->loaded = true;
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_BLOCK_THREADS || block_y != 1 ||
         block_z != 1 || extra)
         return INVALID_VALUE;

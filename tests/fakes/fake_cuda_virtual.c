@@ -303,6 +303,7 @@ static void unmap_segment(fake_range *segment) {
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     BEGIN;
+    fake_wait_for_streams();
     (void)pthread_mutex_lock(&fake.lock);
     fake_advance();
     const bool good = is_whole(address, bytes);

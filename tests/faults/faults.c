@@ -554,6 +554,7 @@ int main(int argc, char **argv) {
     }
     if (!r.limit_s)
         r.limit_s = 240 + r.requests / 4;
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is ended has said its seed, to a file, too */
     (void)signal(SIGALRM, on_alarm);
     (void)alarm(r.limit_s);
     (void)printf("faults: seed %llu\n", (unsigned long long)r.seed);

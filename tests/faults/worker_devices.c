@@ -128,7 +128,7 @@ kvf_status worker_devices_memory(uint32_t device, uint64_t bytes, kvf_memory *ou
 
 void worker_devices_trouble(chance *dice) {
     static const char *const functions[] = {"cuLaunchKernel",        "cuMemcpyHtoDAsync_v2",
-                                            "cuEventRecord",         "cuMemAllocAsync",
+                                            "cuEventRecord",         "cuMemAllocFromPoolAsync",
                                             "cuIpcOpenMemHandle_v2", "cuMemGetAddressRange_v2"};
     if (is_real)
         return;

@@ -95,7 +95,7 @@ static uint32_t kept_before(const rank_group *held, uint32_t step) {
 }
 
 /* Describes a layer to the kernel as src/agent/summing.c does; boxes of later layers follow. */
-static kvf_status add_layer(const summed *s, uint32_t layer, uint64_t *sums, kvf_cuda_box *boxes,
+static kvf_status add_layer(const summed *s, uint32_t layer, const uint64_t *sums, kvf_cuda_box *boxes,
                             uint32_t *count, uint32_t *tiles) {
     const engine_world *e = &s->w->engines[REMOTE];
     const rank_group *held = &e->ranks[s->rank].groups[s->group];

@@ -6,9 +6,12 @@
  * One thread drives all agents here. So while a stream waits, it must not wait for a device: nothing is allocated or
  * freed meanwhile, and streams copy from memory of a device, or pinned memory of the host, to memory of a device.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include "agent/agent.h"
+#include "agent/session.h"
 #include "agent_world.h"
 #include "cuda/device_image.h"
 #include "cuda/word.h"
@@ -24,7 +27,7 @@
 
 /* ---- memory ------------------------------------------------------------------------------------ */
 
-static bool on_host, shown;
+static bool on_host, shown, verifies;
 
 /* Where the world sees memory, and where devices do. */
 typedef struct placed_memory {
@@ -208,8 +211,11 @@ typedef struct scene {
 } scene;
 
 static void open_scene(scene *s, const route *by) {
-    const kvf_agent_options options = {
-        .struct_size = sizeof options, .transport = by->transport, .way = by->way, .slot_bytes = 4096};
+    const kvf_agent_options options = {.struct_size = sizeof options,
+                                       .transport = by->transport,
+                                       .way = by->way,
+                                       .slot_bytes = 4096,
+                                       .verify = verifies};
     memset(s, 0, sizeof *s);
     on_host = by->on_host;
     shown = by->shown;
@@ -226,12 +232,17 @@ static void open_scene(scene *s, const route *by) {
     }
 }
 
-static void close_scene(scene *s) {
+/* Ends it with what is under way. */
+static void leave_scene(scene *s) {
     for (uint32_t r = 0; r < s->w.d.rank_count; r++)
         reader_close(&s->readers[r]);
-    world_quiet(&s->w);
     world_close(&s->w);
     free_placed();
+}
+
+static void close_scene(scene *s) {
+    world_quiet(&s->w);
+    leave_scene(s);
 }
 
 static void let_wait(scene *s, uint32_t rank, uint32_t layers) {
@@ -462,12 +473,119 @@ static void closing_the_agent_lets_streams_pass(void **state) {
     close_scene(&s);
 }
 
+/* ---- where the driver waits for streams ----------------------------------------------------------- */
+
+#define MANY_WAITS 64u /* more than the stand-in has room for on a stream */
+
+typedef struct waits {
+    kvf_agent *agent;
+    uint64_t ticket;
+    CUstream stream;
+    kvf_status status;
+} waits;
+
+static void *let_wait_often(void *context) {
+    waits *w = context;
+    for (uint32_t i = 0; i < MANY_WAITS && !w->status; i++)
+        w->status = kvf_agent_let_wait(w->agent, w->ticket, i % LAYERS + 1, D_DEVICE, w->stream);
+    return NULL;
+}
+
+/* The thread waits in the driver for room on its stream. With the agent's lock, it would wait for ever. */
+static void who_waits_for_room_on_a_stream_holds_up_nobody(void **state) {
+    scene s;
+    pthread_t thread;
+    open_scene(&s, *state);
+    start_pull(&s, SLOWLY);
+    waits w = {s.w.d.agents[0], s.ours[0], s.readers[0].stream, KVF_OK};
+    devices_strict(true);
+    assert_int_equal(pthread_create(&thread, NULL, let_wait_often, &w), 0);
+    world_run_for(&s.w, 100 * MS);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(w.status, KVF_OK);
+    devices_strict(false);
+    close_scene(&s);
+}
+
+static kvf_session *first_connected(kvf_agent *agent) {
+    kvf_session *session = agent->all_sessions;
+    while (session && (session->incoming || !session->peer))
+        session = session->next;
+    assert_non_null(session);
+    return session;
+}
+
+/* The driver unmaps the peer's memory only when the stream has gone on. */
+static void losing_a_peer_lets_streams_pass_before_its_memory_is_let_go(void **state) {
+    scene s;
+    open_scene(&s, *state);
+    start_pull(&s, SLOWLY);
+    kvf_agent *d = s.w.d.agents[0];
+    let_wait(&s, 0, UINT32_MAX);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_until(&s.w, d->moving_pulls);
+    assert_false(reader_passed(&s.readers[0], 0));
+    devices_strict(true);
+    assert_ok(kvf_agent_lock(d));
+    kvf_work_take(d);
+    kvf_session_lose(first_connected(d), KVF_E_PEER_LOST, "the test says so");
+    kvf_work_give(d);
+    kvf_agent_unlock(d);
+    assert_true(reader_passed(&s.readers[0], 0));
+    (void)world_failed(&s.w, d, s.ours[0], KVF_E_PEER_LOST);
+    devices_strict(false);
+    leave_scene(&s);
+}
+
+static void closing_lets_streams_pass_before_the_driver_waits_for_them(void **state) {
+    scene s;
+    open_scene(&s, *state);
+    start_push(&s);
+    let_wait(&s, 0, LAYERS); /* of one rank only, for this thread closes one after the other */
+    devices_strict(true);
+    world_close_agents(&s.w.d);
+    assert_true(reader_is_idle(&s.readers[0]));
+    devices_strict(false);
+    leave_scene(&s);
+}
+
+/* What hashes on the device was opened with the memory: opening it now would wait for the stream. */
+static void what_is_verified_arrives_though_a_stream_waits(void **state) {
+    scene s;
+    verifies = true;
+    open_scene(&s, *state);
+    verifies = false;
+    start_pull(&s, 0);
+    devices_strict(true);
+    for (uint32_t r = 0; r < s.w.d.rank_count; r++)
+        let_wait(&s, r, LAYERS);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_true(all_idle(&s));
+    devices_strict(false);
+    close_scene(&s);
+}
+
 /* ---- words ------------------------------------------------------------------------------------- */
 
 #define HOUR_NS 3600000000000ull
 
-static void await_word(reader *at, const kvf_cuda_word *word, uint32_t number) {
-    assert_ok(kvf_cuda_word_await(word, D_DEVICE, at->stream, number));
+static kvf_cuda_word *take_word(uint32_t most) {
+    kvf_cuda_word *word = NULL;
+    kvf_status status;
+    while ((status = kvf_cuda_word_take(most, &word)) == KVF_E_AGAIN)
+        assert_ok(kvf_cuda_words_add(D_DEVICE));
+    assert_ok(status);
+    return word;
+}
+
+static void await_word(reader *at, kvf_cuda_word *word, uint32_t number) {
+    const kvf_cuda_mark mark = kvf_cuda_word_mark(word, number);
+    assert_ok(kvf_cuda_mark_await(&mark, D_DEVICE, at->stream));
     assert_ok(kvf_cuda_enter(D_DEVICE, &at->cuda));
     assert_int_equal(at->cuda->cuEventCreate(&at->passed[at->count], CU_EVENT_DISABLE_TIMING), 0);
     assert_int_equal(at->cuda->cuEventRecord(at->passed[at->count++], at->stream), 0);
@@ -479,7 +597,7 @@ static void a_stream_waits_until_a_word_has_the_number(void **state) {
     reader at;
     kvf_cuda_word *word;
     reader_open(&at);
-    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    word = take_word(10);
     await_word(&at, word, 3);
     await_word(&at, word, 10);
     kvf_cuda_word_set(word, 2);
@@ -500,16 +618,16 @@ static void a_late_stream_does_not_wait_for_the_words_next_owner(void **state) {
     reader_open(&late);
     reader_open(&next);
     for (uint32_t i = 0; i < 3; i++) { /* so that it does not begin at 0 */
-        assert_ok(kvf_cuda_word_take(D_DEVICE, KVF_CUDA_WORD_MOST, &word));
+        word = take_word(KVF_CUDA_WORD_MOST);
         kvf_cuda_word_give(word);
     }
-    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    word = take_word(10);
     devices_delay(HOUR_NS);
     reader_hold_up(&late);
     await_word(&late, word, 10);
     devices_delay(0);
     kvf_cuda_word_give(word);
-    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &again));
+    again = take_word(10);
     assert_ptr_equal(again, word);
     await_word(&next, again, 1);
     assert_false(reader_passed(&late, 0));
@@ -529,7 +647,7 @@ static void numbers_go_round(void **state) {
     kvf_cuda_word *word;
     reader_open(&at);
     for (uint32_t i = 0; i < 5000; i++) {
-        assert_ok(kvf_cuda_word_take(D_DEVICE, KVF_CUDA_WORD_MOST, &word));
+        word = take_word(KVF_CUDA_WORD_MOST);
         if (i % 1000 == 0 || (i >= 2046 && i <= 2049) || (i >= 4094 && i <= 4097)) {
             at.count = 0;
             await_word(&at, word, 7);
@@ -552,13 +670,13 @@ static void many_requests_share_pages(void **state) {
     (void)state;
     static kvf_cuda_word *words[40000];
     for (uint32_t i = 0; i < COUNT_OF(words); i++)
-        assert_ok(kvf_cuda_word_take(D_DEVICE, 1, &words[i]));
+        words[i] = take_word(1);
     const size_t left = devices_left();
     for (uint32_t round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < COUNT_OF(words); i++)
             kvf_cuda_word_give(words[i]);
         for (uint32_t i = 0; i < COUNT_OF(words); i++)
-            assert_ok(kvf_cuda_word_take(D_DEVICE, 1, &words[i]));
+            words[i] = take_word(1);
     }
     for (uint32_t i = 0; i < COUNT_OF(words); i++)
         kvf_cuda_word_give(words[i]);
@@ -570,10 +688,11 @@ static void a_stream_whose_graph_is_captured_is_refused(void **state) {
     reader at;
     kvf_cuda_word *word;
     reader_open(&at);
-    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    word = take_word(10);
     assert_ok(kvf_cuda_enter(D_DEVICE, &at.cuda));
     devices_capture(at.stream);
-    assert_fails(kvf_cuda_word_await(word, D_DEVICE, at.stream, 1), KVF_E_INVALID, "captured");
+    const kvf_cuda_mark mark = kvf_cuda_word_mark(word, 1);
+    assert_fails(kvf_cuda_mark_await(&mark, D_DEVICE, at.stream), KVF_E_INVALID, "captured");
     assert_int_equal(devices_capture_end(at.stream), 0); /* and the capture is good */
     kvf_cuda_leave(at.cuda);
     await_word(&at, word, 1);
@@ -589,11 +708,12 @@ static void refusals_of_the_driver_are_told(void **state) {
     reader at;
     kvf_cuda_word *word;
     reader_open(&at);
-    assert_ok(kvf_cuda_word_take(D_DEVICE, 10, &word));
+    word = take_word(10);
     devices_fail("cuStreamWaitValue32_v2", NOT_SUPPORTED, 1);
-    assert_fails(kvf_cuda_word_await(word, D_DEVICE, at.stream, 1), KVF_E_UNSUPPORTED,
-                 "letting a stream wait");
-    assert_fails(kvf_cuda_word_await(word, 7, at.stream, 1), KVF_E_RANGE, "7");
+    const kvf_cuda_mark mark = kvf_cuda_word_mark(word, 1);
+    assert_fails(kvf_cuda_mark_await(&mark, D_DEVICE, at.stream), KVF_E_UNSUPPORTED, "letting a stream wait");
+    assert_fails(kvf_cuda_mark_await(&mark, 7, at.stream), KVF_E_RANGE, "7");
+    assert_fails(kvf_cuda_words_add(7), KVF_E_RANGE, "7");
     kvf_cuda_word_give(word);
     reader_close(&at);
 }
@@ -640,6 +760,11 @@ int main(void) {
         OVER(a_writer_that_goes_lets_streams_pass, from_host),
         OVER(a_writer_that_is_late_lets_streams_pass_at_the_deadline, shm),
         OVER(closing_the_agent_lets_streams_pass, shm),
+        OVER(who_waits_for_room_on_a_stream_holds_up_nobody, shm),
+        OVER(who_waits_for_room_on_a_stream_holds_up_nobody, cuda),
+        OVER(losing_a_peer_lets_streams_pass_before_its_memory_is_let_go, cuda),
+        OVER(closing_lets_streams_pass_before_the_driver_waits_for_them, shm),
+        OVER(what_is_verified_arrives_though_a_stream_waits, shm),
         cmocka_unit_test(a_stream_waits_until_a_word_has_the_number),
         cmocka_unit_test(a_late_stream_does_not_wait_for_the_words_next_owner),
         cmocka_unit_test(numbers_go_round),

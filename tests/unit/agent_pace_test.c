@@ -1,6 +1,7 @@
 /* Caps and priorities of pulls and pushes, in virtual time. */
 #include <stdio.h>
 
+#include "agent/session.h"
 #include "agent_net.h"
 #include "agent_world.h"
 #include "transport/front.h"
@@ -15,6 +16,7 @@
 static bool stands;
 /* This submission, counted from 1, is refused once; 0: none is. */
 static uint32_t refused;
+static bool has_refused; /* one was */
 static const kvf_fabric *below;
 static kvf_fabric stopping;
 
@@ -37,6 +39,7 @@ static uint32_t submitted_count;
 static kvf_status stopping_submit(void *link, kvf_batch *batch) {
     if (refused > 0 && submitted_count + 1 == refused) {
         refused = 0;
+        has_refused = true;
         return kvf_fail(KVF_E_UNSUPPORTED, "this memory is not taken");
     }
     assert_true(submitted_count < COUNT_OF(submitted));
@@ -53,12 +56,18 @@ static kvf_status stopping_submit(void *link, kvf_batch *batch) {
     return KVF_OK;
 }
 
+static const char *stopping_refusal(const void *link) {
+    (void)link;
+    return has_refused ? "this memory is not taken" : NULL;
+}
+
 static const kvf_fabric *stopping_fabric(void) {
     below = kvf_fabric_named("inproc");
     assert_non_null(below);
     stopping = *below;
     stopping.progress = stopping_progress;
     stopping.submit = stopping_submit;
+    stopping.refusal = stopping_refusal;
     return &stopping;
 }
 
@@ -85,6 +94,7 @@ static void set_up(scene *s, uint32_t layers, uint32_t elements, uint64_t tokens
     const kvf_agent_options options = {.struct_size = sizeof options, .transport = "inproc"};
     memset(s, 0, sizeof *s);
     submitted_count = 0;
+    has_refused = false;
     world_fabric(stopping_fabric());
     world_open_model(&s->w, attention(layers, 4, elements), p, d, &options);
     s->p = s->w.p.agents[0];
@@ -246,6 +256,44 @@ static void a_push_that_is_refused_after_its_first_bytes_is_not_begun_anew(void 
     if (!strstr(failed->detail, words) || !strstr(failed->detail, "this memory is not taken"))
         fail_msg("%s", failed->detail);
     (void)world_failed(&s.w, s.d, s.ours[0][0], KVF_E_UNSUPPORTED);
+    tear_down(&s);
+}
+
+/* Pulls for half of the time that it takes; what comes next is refused. Another transport could read everything. */
+static void pull_and_refuse(scene *s, bool by_layer) {
+    set_up(s, 4, 32, 600, BIG("P"), BIG("D"));
+    s->d->transport->split = true;
+    s->wanted[0].request.bytes_per_second = s->bytes / 2;
+    s->wanted[0].request.by_layer = by_layer;
+    world_hold(&s->w.p, &s->given[0], s->theirs[0]);
+    world_pull(&s->w.d, &s->wanted[0], &s->w.p, s->ours[0]);
+    world_run_for(&s->w, SECOND);
+    refused = submitted_count + 1;
+}
+
+static void a_pull_whose_layers_are_used_is_not_begun_anew(void **state) {
+    (void)state;
+    scene s;
+    uint32_t layers;
+    pull_and_refuse(&s, true);
+    assert_ok(kvf_agent_arrived(s.d, s.ours[0][0], &layers));
+    assert_int_equal(layers, 2);
+    const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0][0], KVF_E_UNSUPPORTED);
+    if (!strstr(failed->detail, "this memory is not taken"))
+        fail_msg("%s", failed->detail);
+    assert_null(s.d->all_sessions->past);
+    (void)kvf_agent_cancel(s.p, s.theirs[0][0]);
+    tear_down(&s);
+}
+
+/* The control: nobody uses what has arrived. There is no other transport in this test, so it fails all the same. */
+static void a_pull_whose_layers_are_not_used_is_begun_anew(void **state) {
+    (void)state;
+    scene s;
+    pull_and_refuse(&s, false);
+    world_until(&s.w, s.d->all_sessions->past);
+    (void)kvf_agent_cancel(s.d, s.ours[0][0]);
+    (void)kvf_agent_cancel(s.p, s.theirs[0][0]);
     tear_down(&s);
 }
 
@@ -522,6 +570,8 @@ int main(void) {
         cmocka_unit_test(a_cap_holds_for_all_ranks_that_a_push_writes_to),
         cmocka_unit_test(ranks_that_a_push_writes_to_share_its_cap),
         cmocka_unit_test(a_push_that_is_refused_after_its_first_bytes_is_not_begun_anew),
+        cmocka_unit_test(a_pull_whose_layers_are_used_is_not_begun_anew),
+        cmocka_unit_test(a_pull_whose_layers_are_not_used_is_begun_anew),
         cmocka_unit_test(runs_are_cut_where_a_cap_is_smaller),
         cmocka_unit_test(a_capped_pull_outlives_its_lease_and_can_be_cancelled),
         cmocka_unit_test(the_smallest_cap_there_is_moves_bytes_too),

@@ -63,9 +63,15 @@ static kvf_copy_job *begin(test_scene *scene) {
     return job;
 }
 
+/* Pages from here on are in another region. */
+static const unsigned char *second_region;
+
 static kvf_status add(const test_scene *scene, kvf_copy_job *job, bool gathers, const kvf_box *box,
                       uint64_t at) {
-    const kvf_device_side pages = {.pages = box, .table = scene->table.address, .table_on_host = scene->ids};
+    const kvf_device_side pages = {.pages = box,
+                                   .table = scene->table.address,
+                                   .table_on_host = scene->ids,
+                                   .region = second_region && box->memory >= second_region};
     const kvf_device_side packed = {.packed = (uint64_t)(uintptr_t)scene->slot + at, .on_host = true};
     return kvf_copy_job_add(job, gathers ? &pages : &packed, gathers ? &packed : &pages, box->rows,
                             box->units, box->pieces * box->piece_bytes);
@@ -170,6 +176,21 @@ static void neighbouring_boxes_are_one_run(void **unused) {
     after.memory--;
     cells.memory = before.memory + 100;
     assert_int_equal(check(&scene, (kvf_box[]){before, cells, after}, 3, 1), 0);
+    close_scene(&scene);
+}
+
+/* The driver refuses a copy over two allocations, even where one begins at the other's end. */
+static void a_run_ends_with_its_region(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(8192, in_order);
+    kvf_box first = pages_of(&scene, false), second = first;
+    first.rows = second.rows = 16;
+    second.memory += 8192;
+    assert_int_equal(check(&scene, (kvf_box[]){first, second}, 2, 0), 1);
+    second_region = second.memory;
+    assert_int_equal(check(&scene, (kvf_box[]){first, second}, 2, 0), 2);
+    second_region = NULL;
     close_scene(&scene);
 }
 
@@ -296,6 +317,7 @@ static void boxes_of_any_shape_arrive(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(neighbouring_boxes_are_one_run),
+        cmocka_unit_test(a_run_ends_with_its_region),
         cmocka_unit_test(blocks_that_are_long_go_one_by_one_and_neighbours_together),
         cmocka_unit_test(short_runs_go_by_the_kernel),
         cmocka_unit_test(what_stays_on_the_device_goes_by_the_kernel),

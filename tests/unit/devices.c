@@ -21,6 +21,7 @@ static struct {
     size_t (*left)(void);
     void (*stick)(int result);
     void (*pooled)(int pooled);
+    void (*strict)(int strict);
 } fake;
 
 /* The driver's own, which only tests call; it is found in a real driver only. */
@@ -65,7 +66,8 @@ static bool find_all(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return find(library, "fake_cuda_delay", &fake.delay) && find(library, "fake_cuda_hasten", &fake.hasten) &&
            find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
-           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_pooled", &fake.pooled);
+           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_pooled", &fake.pooled) &&
+           find(library, "fake_cuda_strict", &fake.strict);
 }
 
 /* ---- calls of the driver ----------------------------------------------------------------------------- */
@@ -466,4 +468,9 @@ void *devices_look(uint64_t address) {
 void devices_pooled(bool pooled) {
     if (fake.pooled)
         fake.pooled(pooled);
+}
+
+void devices_strict(bool strict) {
+    if (fake.strict)
+        fake.strict(strict);
 }

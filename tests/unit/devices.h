@@ -110,5 +110,6 @@ void devices_hasten(void);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
 void devices_pooled(bool pooled);
+void devices_strict(bool strict);
 
 #endif

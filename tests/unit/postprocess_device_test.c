@@ -339,7 +339,7 @@ static void without_memory_nothing_changes_and_the_next_call_succeeds(void **sta
     assert_non_null(host.expected);
     memcpy(host.expected, w.memory, w.bytes);
     /* Given a device that has no memory for the room, or none for the table */
-    devices_fail("cuMemAllocAsync", OUT_OF_MEMORY, 1);
+    devices_fail("cuMemAllocFromPoolAsync", OUT_OF_MEMORY, 1);
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_NOMEM,
                    "making room on a device");
     check(&host);

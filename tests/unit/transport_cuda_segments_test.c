@@ -10,8 +10,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cuda/device_image.h"
 #include "cuda/segments.h"
+#include "cuda/word.h"
 #include "cuda_scene.h"
 #include "transport/card.h"
 #include "transport/cuda/cuda_wire.h"
@@ -366,6 +368,7 @@ static void segments_stay_mapped_until_kernels_are_over_and_then_go_back(void **
         scene_step(scene);
     assert_non_null(strstr(scene->lost_detail, "a new card is needed"));
     kvf_transfer_free(transfer);
+    scene_step(scene); /* lets the memory go */
     assert_int_equal(devices_left(), unconnected);
     uint64_t status;
     while ((status = owner_tell(&scene->owner, 'u')) == KVF_E_AGAIN)
@@ -383,9 +386,58 @@ static void segments_of_an_owner_that_dies_are_unmapped(void **state) {
     owner_end(&scene->owner, true);
     while (scene->lost == 0)
         scene_step(scene);
+    scene_step(scene); /* lets the memory go */
     assert_int_equal(devices_left(), unconnected);
     scene_close(scene, true);
     assert_int_equal(devices_left(), left);
+}
+
+/* The driver might wait for the stream; and whom the stream waits for might wait for us. */
+static void memory_stays_mapped_while_a_stream_waits_for_a_request(void **state) {
+    (void)state;
+    kvf_cuda_word *word;
+    assert_ok(kvf_cuda_words_add(0));
+    assert_ok(kvf_cuda_word_take(3, &word));
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    const size_t unconnected = devices_left();
+    connect_and_pull(scene);
+    const size_t mapped = devices_left();
+    (void)kvf_cuda_word_mark(word, 2);
+    kvf_cuda_word_set(word, 1);
+    assert_true(kvf_cuda_words_awaited());
+    owner_end(&scene->owner, true);
+    while (scene->lost == 0)
+        scene_step(scene);
+    for (int i = 0; i < 5; i++)
+        scene_step(scene);
+    assert_int_equal(devices_left(), mapped);
+    kvf_cuda_word_set(word, 2);
+    assert_false(kvf_cuda_words_awaited());
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    while (devices_left() != unconnected && kvf_now(&kvf_monotonic) - begun < 10 * KVF_SECOND)
+        scene_step(scene);
+    assert_int_equal(devices_left(), unconnected);
+    kvf_cuda_word_give(word);
+    scene_close(scene, true);
+}
+
+/* Nobody has the connection any more, and closing the endpoint ends what was put off. */
+static void memory_that_stays_mapped_goes_with_the_endpoint(void **state) {
+    (void)state;
+    kvf_cuda_word *word;
+    assert_ok(kvf_cuda_words_add(0));
+    assert_ok(kvf_cuda_word_take(3, &word));
+    const size_t left = devices_left();
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
+    connect_and_pull(scene);
+    const size_t mapped = devices_left();
+    (void)kvf_cuda_word_mark(word, 2);
+    kvf_peer_close(scene->peer);
+    scene->peer = NULL;
+    assert_int_equal(devices_left(), mapped);
+    scene_close(scene, false);
+    assert_int_equal(devices_left(), left);
+    kvf_cuda_word_give(word);
 }
 
 /* The connection can still write, and the next one reads. */
@@ -822,6 +874,8 @@ int main(int argument_count, char **arguments) {
          an_unknown_kind_of_allocation_is_refused_with_the_known_ones, NULL, NULL, automatic},
         cmocka_unit_test(segments_stay_mapped_until_kernels_are_over_and_then_go_back),
         cmocka_unit_test(segments_of_an_owner_that_dies_are_unmapped),
+        cmocka_unit_test(memory_stays_mapped_while_a_stream_waits_for_a_request),
+        cmocka_unit_test(memory_that_stays_mapped_goes_with_the_endpoint),
         cmocka_unit_test(a_segment_that_the_driver_refuses_is_named_and_nothing_stays),
         cmocka_unit_test(memory_that_its_owner_has_unmapped_is_not_read),
         cmocka_unit_test(a_card_that_says_too_much_gets_nothing_mapped),

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "on_device.h"
 #include "vectors.h"
 
 static const struct {
@@ -258,6 +259,8 @@ static int run_directory(const char *directory, const char *only, bool verbose) 
     }
     printf("\nsuspects: %u refused, %u answered otherwise (counted as passed)\n", total.suspects_refused,
            total.suspects_answered);
+    if (regions_on_device())
+        printf("%u regions were on a device\n", regions_on_device());
     printf("%u passed, %u failed, %u skipped\n", total.passed, total.failed, total.skipped);
     return !good ? 2 : total.failed != 0;
 }

@@ -11,6 +11,10 @@ void region_from_device(kvf_block_region *region, void *memory) {
     (void)memory;
 }
 
+unsigned regions_on_device(void) {
+    return 0;
+}
+
 #else
 
 #include <stdio.h>
@@ -18,6 +22,8 @@ void region_from_device(kvf_block_region *region, void *memory) {
 
 #include "cuda/device_image.h"
 #include "cuda/driver.h"
+
+static unsigned regions;
 
 static void must(int result, const char *what) {
     if (result) {
@@ -63,6 +69,11 @@ void region_from_device(kvf_block_region *region, void *memory) {
     kvf_cuda_leave(cuda);
     region->base = memory;
     region->kind = KVF_MEMORY_HOST;
+    regions++;
+}
+
+unsigned regions_on_device(void) {
+    return regions;
 }
 
 #endif

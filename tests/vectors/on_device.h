@@ -13,4 +13,7 @@ void region_to_device(kvf_block_region *region);
 /** Copies it back to `memory`, where it was, and frees it on the device. */
 void region_from_device(kvf_block_region *region, void *memory);
 
+/** How many regions came back from the device. */
+unsigned regions_on_device(void);
+
 #endif

@@ -1,4 +1,7 @@
-"""Runs the tests of this folder that need no servers, `*_test.py`. Ends with `N passed, N failed`, after what failed."""
+"""Runs the tests of this folder that need no servers, `*_test.py`.
+
+Ends with what failed, and with `N passed, N failed`.
+"""
 
 from __future__ import annotations
 

@@ -166,6 +166,7 @@ static void cuda_close(void *self) {
     kvf_cuda_endpoint *endpoint = self;
     unlist(endpoint);
     const bool quiet = kvf_cuda_owner_close(endpoint, has_handles(endpoint));
+    kvf_cuda_links_close(endpoint);
     for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
         (void)kvf_copier_close(endpoint->copiers[i]); /* a copier with a copy that does not end stays open */
     free_memory(endpoint, quiet);
@@ -425,13 +426,13 @@ static kvf_status cuda_progress(void *self, bool *busy) {
     if (count < EVENTS) /* a client whose HELLO is due had its event before */
         kvf_cuda_owner_expire(endpoint);
     endpoint->changed = false;
-    const uint32_t under_way = move_links(endpoint);
-    kvf_looks_set(&endpoint->looks, under_way > 0, endpoint->changed);
+    uint32_t waiting = move_links(endpoint);
     kvf_wake_set(&endpoint->wake, more);
     for (kvf_cuda_link *link = endpoint->links, *following; link; link = following) {
         following = link->following;
-        kvf_cuda_link_report(link);
+        waiting += kvf_cuda_link_report(link);
     }
+    kvf_looks_set(&endpoint->looks, waiting > 0, endpoint->changed);
     *busy = more;
     return KVF_OK;
 }

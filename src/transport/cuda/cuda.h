@@ -244,8 +244,11 @@ void kvf_cuda_link_read(kvf_cuda_link *link);
 void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why);
 /** Whether the owner is gone; then the link is lost. */
 bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link);
-/** Ends a lost link once none of its copies is under way, and tells the front; frees a link for a client. */
-void kvf_cuda_link_report(kvf_cuda_link *link);
+/** Ends a lost link once none of its copies is under way: tells the front, or the client's writes; then lets the peer's
+ * memory go, and frees a link that nobody has any more. True: that is put off, and is to be tried again soon. */
+bool kvf_cuda_link_report(kvf_cuda_link *link);
+/** Ends all that nobody has any more, for an endpoint that is being closed. */
+void kvf_cuda_links_close(kvf_cuda_endpoint *endpoint);
 
 /* cuda_map.c */
 

@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 
 #include "cuda/over.h"
+#include "cuda/word.h"
 
 /* ---- an owner that is gone ----------------------------------------------------------------------- */
 
@@ -309,24 +310,43 @@ static bool owner_lives(const kvf_cuda_link *link) {
     return !(looked_at[0].revents & (POLLHUP | POLLERR)) && !looked_at[1].revents;
 }
 
-void kvf_cuda_link_report(kvf_cuda_link *link) {
+static void forget_batches(kvf_cuda_link *link) {
+    link->peer = NULL;
+    link->slices = (kvf_slices){0};
+    memset(link->copies, 0, sizeof link->copies);
+}
+
+/* Lets the peer's memory go, and then hangs up; frees a link that nobody has any more. The driver may wait for all work
+ * of a device meanwhile, so not while a stream there may wait for requests of this process. False: it is put off. */
+static bool let_go(kvf_cuda_link *link) {
+    if (link->fd >= 0 && kvf_cuda_words_awaited())
+        return false;
+    free_link(link);
+    if (link->left) {
+        unlist(link);
+        kvf_free(link);
+    }
+    return true;
+}
+
+bool kvf_cuda_link_report(kvf_cuda_link *link) {
     kvf_peer *peer = link->peer;
     if (!link->lost || kvf_cuda_copy_count(link) > 0)
-        return;
-    if (link->client || link->left) {
-        unlist(link);
-        free_link(link);
-        if (link->client)
-            kvf_cuda_write_lost(link);
-        kvf_free(link);
-    } else if (peer) {
-        link->peer = NULL;
-        link->slices = (kvf_slices){0};
-        memset(link->copies, 0, sizeof link->copies);
+        return false;
+    if (peer) {
         const bool lives = owner_lives(link);
-        free_link(link);
+        forget_batches(link);
+        kvf_wake_set(&link->endpoint->wake,
+                     true); /* the rest comes next, if the peer does not disconnect at once */
         (lives ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
+        return false;
     }
+    if (link->client) {
+        kvf_cuda_write_lost(link);
+        link->client = NULL;
+        link->left = true;
+    }
+    return !let_go(link);
 }
 
 static bool has_settled(void *context) {
@@ -364,12 +384,27 @@ bool kvf_cuda_link_quiet(const void *self) {
 
 void kvf_cuda_link_disconnect(void *self) {
     kvf_cuda_link *link = self;
-    unlist(link);
     if (link->fd >= 0 && !settle(link)) {
+        unlist(link);
         abandon(link);
         return;
     }
     kvf_cuda_write_forget(link);
-    free_link(link);
-    kvf_free(link);
+    forget_batches(link);
+    link->client = NULL;
+    link->left = true;
+    if (!let_go(link))
+        kvf_wake_set(&link->endpoint->wake, true);
+}
+
+void kvf_cuda_links_close(kvf_cuda_endpoint *endpoint) {
+    for (kvf_cuda_link *link; (link = endpoint->links);) {
+        unlist(link);
+        if (link->fd >= 0 && !settle(link)) {
+            abandon(link);
+        } else {
+            free_link(link);
+            kvf_free(link);
+        }
+    }
 }
