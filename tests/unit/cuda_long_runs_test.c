@@ -182,7 +182,6 @@ static void neighbouring_boxes_are_one_run(void **unused) {
 /* The driver refuses a copy over two allocations, even where one begins at the other's end. */
 static void a_run_ends_with_its_region(void **unused) {
     (void)unused;
-    DEVICES_ARE_STAND_INS();
     test_scene scene = open_scene(8192, in_order);
     kvf_box first = pages_of(&scene, false), second = first;
     first.rows = second.rows = 16;
