@@ -724,8 +724,6 @@ int main(void) {
         return 77;
     }
     devices_open();
-    if (devices_are_real())
-        (void)alarm(300); /* if the driver waits for a stream that waits for this thread */
     world_place_memory(place);
     world_copies_memory(devices_get, devices_put);
     static const route shm = {.transport = "shm", .way = KVF_WAY_PACKED};
