@@ -186,9 +186,12 @@ kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, b
     return status;
 }
 
-/* Whether the transport knows that an endpoint has nothing more under way here. */
+/* Whether nothing is under way here any more for a peer whose process has ended. The agents' link may notice the end
+ * before the transport does, whose own copies for the peer may still be queued on a device. Where the transport cannot
+ * tell, the end counts unless the transport itself said so: UCX and libfabric may still take in earlier data then. */
 static bool is_outside(const kvf_session *session) {
-    return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, false) == KVF_OK;
+    const kvf_status status = kvf_endpoint_stop(session->agent, session->card, session->card_bytes, false);
+    return status == KVF_OK || (status == KVF_E_UNSUPPORTED && !session->peer_lost);
 }
 
 void kvf_session_disconnect(kvf_session *session) {
@@ -206,7 +209,7 @@ void kvf_session_disconnect(kvf_session *session) {
         kvf_stage_leave(agent->stage, peer);
     kvf_peer_part(peer);
     /* The connection to a living process may also be lost, and that process may still access memory lent to it. */
-    if (was_mate && session->gone && (!session->peer_lost || is_outside(session)))
+    if (was_mate && session->gone && is_outside(session))
         kvf_stage_quiet(agent->stage, name);
     kvf_session *other;
     DL_FOREACH(agent->all_sessions, other) {
