@@ -239,6 +239,10 @@ bool kvf_session_goes_on(const kvf_session *session) {
            kvf_stage_peer_goes_on(session->agent->stage, session->peer);
 }
 
+bool kvf_session_moves(const kvf_session *session) {
+    return session->peer && (kvf_peer_is_used(session->peer) || kvf_session_goes_on(session));
+}
+
 bool kvf_session_takes_flows(const kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES];
     name_of(session, name);
