@@ -80,16 +80,22 @@ static kvf_status do_without(kvf_agent *agent, kvf_status status) {
     return KVF_OK;
 }
 
-/* Says why packed bytes of a device go through the host's memory. */
-static void tell_of_arenas(kvf_agent *agent) {
-    const char *why = kvf_stage_without_device(agent->stage);
+static void tell_of_arena(kvf_agent *agent, const char *words, const char *why) {
     kvf_text line = {0};
     if (!why)
         return;
-    kvf_text_add(&line, "packed bytes of the device go through memory of the host: %s", why);
+    kvf_text_add(&line, "%s: %s", words, why);
     if (!line.failed)
         kvf_agent_log(agent, KVF_LOG_INFO, line.data);
     kvf_text_free(&line);
+}
+
+/* Says why packed bytes of a device go through the host's memory, or cannot. */
+static void tell_of_arenas(kvf_agent *agent) {
+    tell_of_arena(agent, "packed bytes of the device go through memory of the host",
+                  kvf_stage_without_device(agent->stage));
+    tell_of_arena(agent, "packed bytes of the device go only to peers that map memory of it",
+                  kvf_stage_without_host(agent->stage));
 }
 
 kvf_status kvf_agent_open_stage(kvf_agent *agent) {
