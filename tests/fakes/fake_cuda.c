@@ -26,7 +26,7 @@ _Thread_local unsigned fake_depth;
 static struct CUctx_st contexts[KVF_CUDA_DEVICES_MAX];
 static char failing[64];
 static int failing_result;
-static unsigned failing_times;
+static unsigned failing_times, failing_after;
 
 /* ---- what tests set ------------------------------------------------------------------------------ */
 
@@ -34,6 +34,11 @@ void fake_cuda_fail(const char *function, int result, unsigned times) {
     (void)snprintf(failing, sizeof failing, "%s", function);
     failing_result = result;
     failing_times = times;
+    failing_after = 0;
+}
+
+void fake_cuda_fail_after(unsigned calls) {
+    failing_after = calls;
 }
 
 void fake_cuda_delay(uint64_t ns) {
@@ -54,6 +59,10 @@ void fake_cuda_stick(int result) {
 
 CUresult fake_told(const char *function) {
     if (failing_times > 0 && strcmp(failing, function) == 0) {
+        if (failing_after > 0) {
+            failing_after--;
+            return 0;
+        }
         failing_times--;
         return failing_result;
     }

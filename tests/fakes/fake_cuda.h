@@ -13,6 +13,9 @@
 /** The next `times` calls of a function return this result and do nothing. */
 FAKE_API void fake_cuda_fail(const char *function, int result, unsigned times);
 
+/** After fake_cuda_fail(): so many calls of the function are made as usual before. */
+FAKE_API void fake_cuda_fail_after(unsigned calls);
+
 /** Actions that are put on a stream from now on run at least `ns` later. */
 FAKE_API void fake_cuda_delay(uint64_t ns);
 

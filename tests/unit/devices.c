@@ -15,6 +15,7 @@
 
 static struct {
     void (*refuse)(const char *function, int result, unsigned times);
+    void (*refuse_after)(unsigned calls);
     void (*delay)(uint64_t ns);
     void (*hasten)(void);
     void *(*look)(uint64_t address);
@@ -66,10 +67,12 @@ static bool find_captures(void *library) {
 
 static bool find_all(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    return find(library, "fake_cuda_fail", &fake.refuse) && find(library, "fake_cuda_delay", &fake.delay) &&
-           find(library, "fake_cuda_hasten", &fake.hasten) && find(library, "fake_cuda_look", &fake.look) &&
-           find(library, "fake_cuda_left", &fake.left) && find(library, "fake_cuda_stick", &fake.stick) &&
-           find(library, "fake_cuda_pooled", &fake.pooled) && find(library, "fake_cuda_grid", &fake.grid) &&
+    return find(library, "fake_cuda_fail", &fake.refuse) &&
+           find(library, "fake_cuda_fail_after", &fake.refuse_after) &&
+           find(library, "fake_cuda_delay", &fake.delay) && find(library, "fake_cuda_hasten", &fake.hasten) &&
+           find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
+           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_pooled", &fake.pooled) &&
+           find(library, "fake_cuda_grid", &fake.grid) &&
            find(library, "fake_cuda_launches", &fake.launches) &&
            find(library, "fake_cuda_copies", &fake.copies);
 }
@@ -335,6 +338,11 @@ int devices_capture_end(CUstream stream) {
 void devices_fail(const char *function, int result, unsigned times) {
     if (fake.refuse)
         fake.refuse(function, result, times);
+}
+
+void devices_fail_after(unsigned calls) {
+    if (fake.refuse_after)
+        fake.refuse_after(calls);
 }
 
 void devices_stick(int result) {

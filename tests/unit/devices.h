@@ -96,6 +96,7 @@ int devices_capture_end(CUstream stream);
 void devices_delay(uint64_t ns);
 void devices_hasten(void);
 void devices_fail(const char *function, int result, unsigned times);
+void devices_fail_after(unsigned calls);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
 void devices_pooled(bool pooled);
