@@ -77,7 +77,8 @@ typedef struct kvf_peer kvf_peer;
  *                 have numbers of their own
  *   "libfabric.provider"  the provider, such as "efa", "cxi", "tcp" or, in libfabric 1.17, "net" (TCP); default: the
  *                 first of these that is there, and with "auto" only efa and cxi. If it is set, "auto" uses libfabric
- *                 on any machine
+ *                 on any machine. Over TCP, a peer that acknowledges nothing for a minute, or lives and takes nothing,
+ *                 is lost: the sockets have a TCP_USER_TIMEOUT of 60 s, and so have those of UCX
  *   "libfabric.domain"    the network interface, as the provider calls it, such as "rdmap0s6-rdm" or "eth0"; default:
  *                 the provider's first
  *   "libfabric.library"   the libfabric to load: files, separated by ':'; the first usable one is loaded. The system's

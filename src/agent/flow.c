@@ -327,7 +327,7 @@ static void tell(kvf_flow *flow) {
         flow->heard = true; /* no peer is left to answer it */
 }
 
-/* A connection that is to be passed over ends when no flow uses it. False: one still does. */
+/* A connection that is to be passed over ends when nothing uses it, be it of another session. False: something does. */
 static bool leave_past(kvf_session *session) {
     const kvf_flow *flow;
     if (!kvf_session_is_past(session))
@@ -335,6 +335,10 @@ static bool leave_past(kvf_session *session) {
     DL_FOREACH2(session->flows, flow, session_next) {
         if (kvf_carry_is_there(&flow->carry))
             return false;
+    }
+    if (kvf_session_moves(session)) {
+        kvf_agent_due(session->agent, kvf_agent_now(session->agent) + KVF_MILLISECOND);
+        return false;
     }
     kvf_session_disconnect(session);
     return true;
@@ -347,7 +351,7 @@ void kvf_flow_pump(kvf_flow *flow) {
     if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || !session->shape)
         return;
     if (!leave_past(session))
-        return; /* whose end pumps all */
+        return; /* the end of a flow pumps all, and so does a tick */
     uint32_t all = kvf_model_layer_count(kvf_engine_model(session->agent->engine));
     flow_part part;
     while (!kvf_carry_is_there(&flow->carry) && next_part(flow, all, &part)) {

@@ -142,8 +142,12 @@ static bool waits_to_join(kvf_pull *pull) {
 
 /* ---- connections that turn out not to read, or not soon ----------------------------------------- */
 
+/* Whether a pull uses the connection of a session, or anything else that would fail with it, such as what another session
+ * with the same endpoint pushes. A pull that is held back may have begun nothing yet. */
 static bool is_used(const kvf_session *session) {
     const kvf_source *source;
+    if (kvf_session_moves(session))
+        return true;
     DL_FOREACH(session->sources, source) {
         if (source->ticket->base.kind == KVF_REQUEST_PULL &&
             kvf_carry_is_there(&kvf_pull_of(&source->ticket->base)->carry))
@@ -166,8 +170,8 @@ static bool is_behind(const kvf_source *source) {
            kvf_peer_is_behind(session->peer);
 }
 
-/* Ends such connections, so that others are made; one that is only behind, if no other pull uses it. False: another
- * pull still uses one that cannot read. */
+/* Ends such connections, so that others are made; one that is only behind, if nothing else uses it. False: something
+ * still uses one that cannot read. */
 static bool leave_connections(const kvf_pull *pull) {
     bool left = true;
     for (uint32_t i = 0; i < pull->asker.source_count; i++) {

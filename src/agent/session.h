@@ -184,6 +184,9 @@ bool kvf_session_carries(const kvf_session *session);
 /** Whether flows that have not ended do, likewise. The last operations of those that have ended may hang in it. */
 bool kvf_session_goes_on(const kvf_session *session);
 
+/** Whether flows or direct transfers that have not ended do, likewise: to close the connection would fail them. */
+bool kvf_session_moves(const kvf_session *session);
+
 /** Ends the transport's connection, if there is one, and with it every transfer that uses it: at once, or when a device
  * has finished what it copies for them. */
 void kvf_session_disconnect(kvf_session *session);

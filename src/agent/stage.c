@@ -80,16 +80,22 @@ static kvf_status do_without(kvf_agent *agent, kvf_status status) {
     return KVF_OK;
 }
 
-/* Says why packed bytes of a device go through the host's memory. */
-static void tell_of_arenas(kvf_agent *agent) {
-    const char *why = kvf_stage_without_device(agent->stage);
+static void tell_of_arena(kvf_agent *agent, const char *words, const char *why) {
     kvf_text line = {0};
     if (!why)
         return;
-    kvf_text_add(&line, "packed bytes of the device go through memory of the host: %s", why);
+    kvf_text_add(&line, "%s: %s", words, why);
     if (!line.failed)
         kvf_agent_log(agent, KVF_LOG_INFO, line.data);
     kvf_text_free(&line);
+}
+
+/* Says why packed bytes of a device go through the host's memory, or cannot. */
+static void tell_of_arenas(kvf_agent *agent) {
+    tell_of_arena(agent, "packed bytes of the device go through memory of the host",
+                  kvf_stage_without_device(agent->stage));
+    tell_of_arena(agent, "packed bytes of the device go only to peers that map memory of it",
+                  kvf_stage_without_host(agent->stage));
 }
 
 kvf_status kvf_agent_open_stage(kvf_agent *agent) {
@@ -186,9 +192,12 @@ kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, b
     return status;
 }
 
-/* Whether the transport knows that an endpoint has nothing more under way here. */
+/* Whether nothing is under way here any more for a peer whose process has ended. The agents' link may notice the end
+ * before the transport does, whose own copies for the peer may still be queued on a device. Where the transport cannot
+ * tell, the end counts unless the transport itself said so: UCX and libfabric may still take in earlier data then. */
 static bool is_outside(const kvf_session *session) {
-    return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, false) == KVF_OK;
+    const kvf_status status = kvf_endpoint_stop(session->agent, session->card, session->card_bytes, false);
+    return status == KVF_OK || (status == KVF_E_UNSUPPORTED && !session->peer_lost);
 }
 
 void kvf_session_disconnect(kvf_session *session) {
@@ -206,7 +215,7 @@ void kvf_session_disconnect(kvf_session *session) {
         kvf_stage_leave(agent->stage, peer);
     kvf_peer_part(peer);
     /* The connection to a living process may also be lost, and that process may still access memory lent to it. */
-    if (was_mate && session->gone && (!session->peer_lost || is_outside(session)))
+    if (was_mate && session->gone && is_outside(session))
         kvf_stage_quiet(agent->stage, name);
     kvf_session *other;
     DL_FOREACH(agent->all_sessions, other) {
@@ -234,6 +243,10 @@ bool kvf_session_carries(const kvf_session *session) {
 bool kvf_session_goes_on(const kvf_session *session) {
     return session->agent->stage && session->peer &&
            kvf_stage_peer_goes_on(session->agent->stage, session->peer);
+}
+
+bool kvf_session_moves(const kvf_session *session) {
+    return session->peer && (kvf_peer_is_used(session->peer) || kvf_session_goes_on(session));
 }
 
 bool kvf_session_takes_flows(const kvf_session *session) {

@@ -54,48 +54,43 @@ bool kvf_cost_has_lists(const char *kind) {
     return fabric_of(kind, &apart).lists && !is_brought(kind);
 }
 
-/* Packed by cores at both ends. */
-static kvf_cost_model packed_by_cores(const char *kind, const kvf_cost_model *fabric, uint32_t slot_bytes) {
-    const kvf_copy_price copying = kvf_cost_copying();
+/* Packed, where the copies of the two sides cost this. */
+static kvf_cost_model assume_packed(const char *kind, const kvf_cost_model *fabric, uint32_t slot_bytes,
+                                    kvf_copy_price one, kvf_copy_price other) {
     kvf_cost_model packed = *fabric;
-    if (is_brought(kind)) { /* no operation moves slots, and both sides copy at the same time */
-        packed.ns_per_run = copying.ns_per_piece;
-        packed.ns_per_byte = copying.ns_per_byte + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / slot_bytes;
+    if (is_brought(kind)) {
+        /* No operation moves slots, and both sides copy at the same time: the slower one counts. */
+        packed.ns_per_run = fmax(one.ns_per_piece, other.ns_per_piece);
+        packed.ns_per_byte =
+            fmax(one.ns_per_byte, other.ns_per_byte) + NOTICES_PER_SLOT * NS_PER_NEAR_NOTICE / slot_bytes;
         packed.ns_per_source += NOTICES_PER_FLOW * NS_PER_NEAR_NOTICE;
         return packed;
     }
     const double operation = fabric->ns_per_run;
-    packed.ns_per_run = 2 * copying.ns_per_piece;
+    packed.ns_per_run = one.ns_per_piece + other.ns_per_piece;
     packed.ns_per_byte +=
-        2 * copying.ns_per_byte + operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
+        one.ns_per_byte + other.ns_per_byte + operation * (1 + NOTICES_PER_SLOT * NOTICE_RUNS) / slot_bytes;
     packed.ns_per_source += NOTICES_PER_FLOW * NOTICE_RUNS * operation;
     return packed;
-}
-
-/* Adjusts the cost for one side whose device makes the copies instead of a core. If both sides copy at once, there is
- * only one core's time to take off. */
-static void assume_device(kvf_cost_model *packed, kvf_copy_price by_device, uint32_t slot_bytes) {
-    const kvf_copy_price copying = kvf_cost_copying();
-    const double calls = DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / slot_bytes;
-    packed->ns_per_run = fmax(packed->ns_per_run - copying.ns_per_piece, 0) + by_device.ns_per_piece;
-    packed->ns_per_byte = fmax(packed->ns_per_byte - copying.ns_per_byte, 0) + by_device.ns_per_byte + calls;
-    packed->ns_per_source += DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;
 }
 
 void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes, uint32_t devices) {
     kvf_cost_model fabric;
     bool apart;
     kind = kvf_cost_assumed(kind, &fabric);
-    const kvf_cost_model packed = packed_by_cores(kind, &fabric, slot_bytes);
-    *cost = (kvf_assumed_cost){.direct = fabric, .packed = {packed, packed}};
     (void)fabric_of(kind, &apart);
-    const kvf_copy_price to_host = {NS_PER_PIECE_TO_HOST, NS_PER_BYTE_TO_HOST};
-    kvf_copy_price within = {NS_PER_PIECE_IN_DEVICE, NS_PER_BYTE_IN_DEVICE};
-    if (apart) /* assumed: a fabric that emulates brings memory of devices to the host itself */
-        within.ns_per_byte = 2 * NS_PER_BYTE_TO_HOST;
-    for (uint32_t i = 0; i < devices; i++) {
-        assume_device(&cost->packed[KVF_MEMORY_HOST], to_host, slot_bytes);
-        assume_device(&cost->packed[KVF_MEMORY_CUDA], within, slot_bytes);
+    const kvf_copy_price core = kvf_cost_copying();
+    const double calls = DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / slot_bytes;
+    /* Assumed: a fabric that emulates brings memory of devices to the host itself. */
+    const double in_device = apart ? 2 * NS_PER_BYTE_TO_HOST : NS_PER_BYTE_IN_DEVICE;
+    const kvf_copy_price device[KVF_ARENAS] = {
+        [KVF_MEMORY_HOST] = {NS_PER_PIECE_TO_HOST, NS_PER_BYTE_TO_HOST + calls},
+        [KVF_MEMORY_CUDA] = {NS_PER_PIECE_IN_DEVICE, in_device + calls}};
+    cost->direct = fabric;
+    for (int arena = 0; arena < KVF_ARENAS; arena++) {
+        cost->packed[arena] = assume_packed(kind, &fabric, slot_bytes, devices > 0 ? device[arena] : core,
+                                            devices > 1 ? device[arena] : core);
+        cost->packed[arena].ns_per_source += devices * DRIVER_CALLS_PER_SOURCE * NS_PER_DRIVER_CALL;
     }
 }
 

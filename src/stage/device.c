@@ -63,9 +63,11 @@ kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport
 
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes) {
     const kvf_status status = kvf_copier_pin(device->copier, arena, bytes);
+    if (status && status != KVF_E_EXISTS) /* a fabric has pinned it when it was registered */
+        return status;
     device->arena = (kvf_memory){.address = arena, .bytes = bytes};
     device->pinned = !status;
-    return status == KVF_E_EXISTS ? KVF_OK : status; /* a fabric has pinned it when it was registered */
+    return KVF_OK;
 }
 
 kvf_status kvf_stage_device_bring(kvf_stage_device *device, const kvf_stream *stream, kvf_device_table *out) {

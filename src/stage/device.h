@@ -50,7 +50,7 @@ kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport
                                  kvf_stage_device **out);
 
 /** Takes the host's arena, memory that must stay until kvf_stage_device_close(), and pins it unless a fabric has.
- * @return as kvf_copier_pin(), but not KVF_E_EXISTS */
+ * @return as kvf_copier_pin(), but not KVF_E_EXISTS; KVF_E_UNSUPPORTED: the device cannot reach it */
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);
 
 /**

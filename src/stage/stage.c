@@ -91,9 +91,25 @@ static kvf_status pin_arena(const kvf_stage *stage) {
                          : KVF_OK;
 }
 
+/* Takes an arena back, of which no peer knows. */
+static void drop_arena(kvf_stage *stage, int kind) {
+    kvf_arena *arena = &stage->arenas[kind];
+    if (arena->slots && !kvf_transport_unregister_region(stage->transport, arena->region))
+        kvf_transport_give_back(stage->transport, arena->slots[0].memory);
+    kvf_arena_close(arena);
+}
+
+/* An arena that the device cannot reach is of no use: kernels would access memory that faults, for good. */
 static kvf_status open_host_arena(kvf_stage *stage) {
     kvf_status status = open_arena(stage, KVF_MEMORY_HOST, 0, stage->options.arena_bytes);
-    return status ? status : pin_arena(stage);
+    if (status)
+        return status;
+    status = pin_arena(stage);
+    if (!status)
+        return KVF_OK;
+    (void)snprintf(stage->without_host, sizeof stage->without_host, "%s", kvf_error_detail());
+    drop_arena(stage, KVF_MEMORY_HOST);
+    return kvf_fail(status, "%s", stage->without_host);
 }
 
 /* A device's cells need one of the two: a transport may move only memory of devices, or none. */
@@ -109,15 +125,12 @@ static kvf_status open_arenas(kvf_stage *stage) {
     return status ? kvf_fail(status, "%s", why) : KVF_OK;
 }
 
-/* Takes the arenas back, of which no peer knows; the detail stays. */
+/* The detail stays. */
 static void drop_arenas(kvf_stage *stage) {
     char why[KVF_DETAIL_BYTES];
     memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
-    for (int kind = KVF_ARENAS; kind-- > 0;) {
-        if (stage->arenas[kind].slots)
-            (void)kvf_transport_unregister_region(stage->transport, stage->arenas[kind].region);
-        kvf_arena_close(&stage->arenas[kind]);
-    }
+    for (int kind = KVF_ARENAS; kind-- > 0;)
+        drop_arena(stage, kind);
     kvf_error_restore(why);
 }
 
@@ -224,6 +237,10 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
 
 const char *kvf_stage_without_device(const kvf_stage *stage) {
     return stage->without_device[0] ? stage->without_device : NULL;
+}
+
+const char *kvf_stage_without_host(const kvf_stage *stage) {
+    return stage->without_host[0] ? stage->without_host : NULL;
 }
 
 /* ---- closing --------------------------------------------------------------------------------- */

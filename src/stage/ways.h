@@ -17,6 +17,10 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
 /** Why a stage whose cells are in memory of a device has no arena there; NULL: it has, or its cells are the host's. */
 const char *kvf_stage_without_device(const kvf_stage *stage);
 
+/** Why a stage whose cells are in memory of a device has no arena on the host that the device reaches, though the
+ * transport gave one; NULL: it has, or needs none. */
+const char *kvf_stage_without_host(const kvf_stage *stage);
+
 /** The peer that has joined by this name; NULL: none. */
 kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name);
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "base/tcp.h"
@@ -30,8 +31,16 @@ static bool is_tcp(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes) == 0 && protocol == IPPROTO_TCP;
 }
 
-/* How the line of each descriptor begins that an epoll watches. */
-static const char watched[] = "tfd:";
+/* How the line of each descriptor begins that an epoll watches, and in it the inode's number, in hexadecimal. */
+static const char watched[] = "tfd:", inode[] = " ino:";
+
+/* Whether a descriptor is still that of the socket that an epoll watches by this number. An epoll goes on watching a
+ * socket that was closed while a forked child has it, and the number may then be that of another socket of the program. */
+static bool is_as_watched(int fd, const char *line) {
+    const char *at = strstr(line, inode);
+    struct stat found;
+    return !at || (fstat(fd, &found) == 0 && found.st_ino == strtoull(at + strlen(inode), NULL, 16));
+}
 
 /* A descriptor that is neither a socket nor an epoll has no lines of this form. */
 static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at most DEPTH_MAX */
@@ -45,9 +54,12 @@ static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at
         return;
     (void)snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
     FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file))
-        if (strncmp(line, watched, strlen(watched)) == 0)
-            try_often((int)strtol(line + strlen(watched), NULL, 10), depth - 1);
+    while (file && fgets(line, sizeof line, file)) {
+        const bool watches = strncmp(line, watched, strlen(watched)) == 0;
+        const int next = watches ? (int)strtol(line + strlen(watched), NULL, 10) : -1;
+        if (watches && is_as_watched(next, line))
+            try_often(next, depth - 1);
+    }
     if (file)
         (void)fclose(file);
 }

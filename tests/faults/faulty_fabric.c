@@ -242,6 +242,12 @@ static kvf_status faulty_notify(void *at, const void *data, size_t bytes) {
     return kvf_transport_notify(link->inner, data, bytes);
 }
 
+/* Without this fault the question draws no number. */
+static bool faulty_is_behind(const void *at) {
+    (void)at;
+    return schedule.options.per_mille[FAULTY_BEHIND] > 0 && happens(FAULTY_BEHIND);
+}
+
 /* The inner transport decides, unless the schedule does. Without this fault a fence draws no number. */
 static kvf_status faulty_fence(void *self, const void *card, size_t bytes) {
     kvf_status status = kvf_transport_fence(((faulty_endpoint *)self)->inner, card, bytes);
@@ -395,6 +401,7 @@ static const kvf_fabric plain = {
     .submit = faulty_submit,
     .cancel = faulty_cancel,
     .notify = faulty_notify,
+    .is_behind = faulty_is_behind,
     .disconnect = faulty_disconnect,
     .fence = faulty_fence,
     .admit = faulty_admit,

@@ -30,6 +30,7 @@ typedef enum faulty_fault {
     FAULTY_NOT_CONNECTED, /**< connecting fails with KVF_E_IO */
     FAULTY_NOT_NOTIFIED,  /**< a notification fails with KVF_E_AGAIN */
     FAULTY_STILL_INSIDE,  /**< an endpoint that is fenced is said to be in the middle of a write */
+    FAULTY_BEHIND,        /**< a connection is said to be behind, see kvf_peer_is_behind() */
     FAULTY_FAULTS,
 } faulty_fault;
 

@@ -691,6 +691,70 @@ static void the_end_of_a_session_does_not_wait_for_a_device_that_hangs(void **st
     close_all(&w);
 }
 
+static kvf_stage_info stage_info_of(const kvf_agent *agent) {
+    kvf_stage_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_stage_get_info(agent->stage, &info));
+    return info;
+}
+
+/* P dies while D's device is busy, which reads from P, and fills, from P's memory, slots that D has lent to P. The
+ * agents' link notices first: the transport does not report P as lost while it reads. The slots once were free at once,
+ * and then filled under another peer's flow. */
+static void slots_stay_in_doubt_while_a_device_fills_them_for_a_peer_that_died(void **state) {
+    (void)state;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .transport = "cuda", .lease_ns = 20 * SECOND};
+    world w;
+    world_request held, wanted, pushed, expected;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS], pushes[WORLD_MAX_RANKS],
+        expects[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    shown = true;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
+    world_request_make(&w, &w.p, "b", 50, 8, 3, &pushed);
+    world_request_make(&w, &w.d, "b", 50, 8, 3, &expected);
+    pushed.request.way = expected.request.way = KVF_WAY_PACKED;
+    kvf_agent *d = w.d.agents[0], *p = w.p.agents[0];
+    world_hold(&w.p, &held, holds);
+    world_expect(&w.d, &expected, &w.p, expects);
+    world_push(&w.p, &pushed, pushes);
+    world_ready(&w.p, pushes);
+    world_until(&w, stage_info_of(d).slots_lent > 0);
+    w.d.agents[0] = NULL; /* makes no progress until P has gathered, and asked for the copy */
+    world_run_for(&w, 100 * MS);
+    w.d.agents[0] = d;
+    devices_delay(HOUR_NS);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, SECOND);
+    assert_true(stage_info_of(d).slots_lent > 0);
+    kvf_session *session = d->all_sessions;
+    while (session && session->incoming)
+        session = session->next;
+    assert_non_null(session);
+    w.p.agents[0] = NULL;
+    assert_ok(kvf_agent_lock(d));
+    kvf_work_take(d);
+    assert_false(session->peer_lost);
+    session->gone = true;
+    kvf_session_lose(session, KVF_E_PEER_LOST, "the test says so");
+    kvf_work_give(d);
+    kvf_agent_unlock(d);
+    world_run_for(&w, SECOND);
+    assert_true(stage_info_of(d).slots_doubt > 0);
+    assert_false(world_failed(&w, d, pulls[0], KVF_E_PEER_LOST)->blocks_free);
+    devices_delay(0);
+    devices_hasten();
+    assert_int_equal(world_next(&w, d, pulls[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    world_until(&w, stage_info_of(d).slots_doubt == 0);
+    (void)world_failed(&w, d, expects[0], KVF_E_PEER_LOST);
+    w.p.agents[0] = p;
+    (void)world_next(&w, p, pushes[0]);
+    (void)world_next(&w, p, holds[0]);
+    close_all(&w);
+}
+
 /* ---- captures of graphs --------------------------------------------------------------------------- */
 
 /* The engine begins to capture a graph from a stream of its own. */
@@ -994,6 +1058,8 @@ int main(void) {
          a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},
         {"the_end_of_a_session_does_not_wait_for_a_device_that_hangs",
          the_end_of_a_session_does_not_wait_for_a_device_that_hangs, SIMULATED, NULL},
+        {"slots_stay_in_doubt_while_a_device_fills_them_for_a_peer_that_died",
+         slots_stay_in_doubt_while_a_device_fills_them_for_a_peer_that_died, SIMULATED, NULL},
         {"blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them",
          blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them, SIMULATED, NULL},
         {"agents_at_work_leave_a_capture_of_a_graph_alone (shm)",

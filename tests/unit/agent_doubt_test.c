@@ -1,4 +1,7 @@
 /* Blocks that a peer writes: until when it may write, and when they are free if it may still be writing. */
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include "agent/session.h"
 #include "agent/ticket.h"
 #include "agent_lease_scene.h"
@@ -335,6 +338,94 @@ static void a_writer_whose_connection_ends_under_its_writes_does_not_claim_to_ha
     kvf_agent_unlock(s.p);
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
     (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+    lease_close(&s);
+    faulty_remove();
+}
+
+/* A push of D goes over the connection that D's session for its pulls made, which its stage knows first. */
+static void
+a_pull_leaves_a_connection_that_is_behind_only_if_no_push_of_another_session_uses_it(void **state) {
+    (void)state;
+    scene s;
+    world_request pushed, expected, other_held, other;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS], holds[WORLD_MAX_RANKS],
+        pulls[WORLD_MAX_RANKS];
+    const kvf_ready_event event = {
+        .struct_size = sizeof event, .kind = KVF_READY_FD, .fd = eventfd(0, EFD_CLOEXEC)};
+    faulty_install(&(faulty_options){.seed = 1});
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_request_make(&s.w, &s.w.d, "b", 50, 20, 1, &pushed);
+    world_request_make(&s.w, &s.w.p, "b", 50, 24, 1, &expected);
+    world_request_make(&s.w, &s.w.p, "c", 50, 30, 1, &other_held);
+    world_request_make(&s.w, &s.w.d, "c", 50, 34, 1, &other);
+    world_fill(&s.w, &s.w.d, &pushed, 2);
+    world_fill(&s.w, &s.w.p, &other_held, 3);
+    other.request.after =
+        &event; /* it begins when something is on its way, during which the network stands still */
+    world_hold(&s.w.p, &other_held, holds);
+    world_pull(&s.w.d, &other, &s.w.p, pulls);
+    world_expect(&s.w.p, &expected, &s.w.d, expects);
+    world_push(&s.w.d, &pushed, pushes);
+    world_run_for(&s.w, SECOND);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_LATE_START] = 1000}, .turns = 2000});
+    world_ready(&s.w.d, pushes);
+    world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_BEHIND] = 1000}});
+    assert_int_equal(write(event.fd, &(uint64_t){1}, sizeof(uint64_t)), sizeof(uint64_t));
+    world_all_done(&s.w, &s.w.d, pushes);
+    world_all_done(&s.w, &s.w.p, expects);
+    world_all_done(&s.w, &s.w.d, pulls);
+    world_all_done(&s.w, &s.w.p, holds);
+    assert_true(faulty_count(FAULTY_BEHIND) > 0);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.p, &expected, 2), 0);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &other, 3), 0);
+    (void)close(event.fd);
+    lease_close(&s);
+    faulty_remove();
+}
+
+/* D pulls over the connection that it made to push, and then is to push by another transport, of which there is none. */
+static void
+a_push_leaves_a_connection_to_be_passed_over_once_no_pull_of_another_session_uses_it(void **state) {
+    (void)state;
+    scene s;
+    world_request pushed, expected;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    faulty_install(&(faulty_options){.seed = 1});
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    for (int second = 0; second < 2; second++) {
+        world_request_make(&s.w, &s.w.d, second ? "c" : "b", 50, 20, 1, &pushed);
+        world_request_make(&s.w, &s.w.p, second ? "c" : "b", 50, 24, 1, &expected);
+        pushed.request.way = expected.request.way = KVF_WAY_PACKED;
+        world_expect(&s.w.p, &expected, &s.w.d, expects);
+        world_push(&s.w.d, &pushed, pushes);
+        if (!second) {
+            world_ready(&s.w.d, pushes);
+            world_all_done(&s.w, &s.w.d, pushes);
+            world_all_done(&s.w, &s.w.p, expects);
+        }
+    }
+    kvf_session *session = s.d->all_sessions;
+    while (session && !session->incoming)
+        session = session->next;
+    assert_non_null(session);
+    const char *kind = kvf_peer_kind(session->peer);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_LATE_START] = 1000}, .turns = 2000});
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, faulty_count(FAULTY_LATE_START) > 0);
+    faulty_install(&(faulty_options){.seed = 1});
+    session->past = kind;
+    world_ready(&s.w.d, pushes);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    (void)world_failed(&s.w, s.d, pushes[0], KVF_E_UNSUPPORTED);
+    (void)world_failed(&s.w, s.p, expects[0], KVF_E_UNSUPPORTED);
     lease_close(&s);
     faulty_remove();
 }
@@ -704,6 +795,10 @@ int main(void) {
         cmocka_unit_test(a_request_whose_push_was_withdrawn_from_is_not_waited_for_when_it_is_expected_anew),
         cmocka_unit_test(a_writer_that_gives_up_as_its_connection_is_lost_does_not_claim_to_have_stopped),
         cmocka_unit_test(a_writer_whose_connection_ends_under_its_writes_does_not_claim_to_have_stopped),
+        cmocka_unit_test(
+            a_pull_leaves_a_connection_that_is_behind_only_if_no_push_of_another_session_uses_it),
+        cmocka_unit_test(
+            a_push_leaves_a_connection_to_be_passed_over_once_no_pull_of_another_session_uses_it),
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),

@@ -14,6 +14,8 @@
 #include "cuda/long_runs.h"
 #include "devices.h"
 
+#define HOUR_NS 3600000000000ull
+
 enum { ROOM = 65536 };
 
 typedef struct test_scene {
@@ -274,6 +276,33 @@ static void a_copy_that_the_driver_refuses_fails_its_job(void **unused) {
     close_scene(&scene);
 }
 
+/* The third of five. The first two may still be copied, so the slot is not free before they are. */
+static void a_job_of_which_the_driver_takes_some_copies_is_under_way_until_they_end(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(4096, scattered);
+    const kvf_box pages = pages_of(&scene, false);
+    kvf_copy_job *job = begin(&scene);
+    fill(scene.seen, 1);
+    fill(scene.slot, 100);
+    assert_int_equal(add(&scene, job, true, &pages, 0), KVF_OK);
+    devices_delay(HOUR_NS);
+    devices_fail_copy(2, 304);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    devices_delay(0);
+    assert_int_equal(devices_copies() - scene.copies, 2);
+    assert_int_equal(devices_launches() - scene.launches, 0);
+    assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
+    assert_int_equal(kvf_copier_close(scene.copier), KVF_E_AGAIN);
+    assert_memory_not_equal(scene.slot, scene.seen + 7 * 4096, 4096);
+    devices_hasten();
+    assert_int_equal(kvf_copy_job_poll(job), KVF_E_IO);
+    assert_memory_equal(scene.slot, scene.seen + 7 * 4096, 4096);
+    assert_memory_equal(scene.slot + 4096, scene.seen + 2 * 4096, 4096);
+    assert_int_equal(check(&scene, &pages, 1, 0), 5);
+    close_scene(&scene);
+}
+
 /* ---- boxes of any shape ------------------------------------------------------------------------- */
 
 static uint32_t draw(uint32_t *seed, uint32_t below) {
@@ -322,6 +351,7 @@ int main(void) {
         cmocka_unit_test(what_stays_on_the_device_goes_by_the_kernel),
         cmocka_unit_test(more_runs_than_a_job_has_room_for_go_by_the_kernel),
         cmocka_unit_test(a_copy_that_the_driver_refuses_fails_its_job),
+        cmocka_unit_test(a_job_of_which_the_driver_takes_some_copies_is_under_way_until_they_end),
         cmocka_unit_test(boxes_of_any_shape_arrive),
     };
     devices_open();

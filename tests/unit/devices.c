@@ -77,6 +77,9 @@ static bool find_all(void) {
 static kvf_cuda *table;
 static kvf_cuda own; /* the table as kvferry has filled it */
 static _Atomic uint32_t launches, copies, grid;
+static _Atomic uint32_t good_copies =
+    UINT32_MAX; /* before one is refused; UINT32_MAX: none is, also after it was */
+static int copy_result;
 
 static CUresult count_launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                              unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
@@ -91,10 +94,17 @@ static CUresult count_launch(CUfunction function, unsigned grid_x, unsigned grid
 }
 
 static CUresult count_copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    const CUresult result = own.cuMemcpyAsync(to, from, bytes, stream);
+    const bool refused = good_copies == 0;
+    good_copies -= good_copies < UINT32_MAX;
+    const CUresult result = refused ? copy_result : own.cuMemcpyAsync(to, from, bytes, stream);
     if (!result)
         copies++;
     return result;
+}
+
+void devices_fail_copy(uint32_t good, int result) {
+    good_copies = good;
+    copy_result = result;
 }
 
 uint32_t devices_grid(void) {

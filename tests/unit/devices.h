@@ -103,6 +103,10 @@ uint32_t devices_copies(void);
  * devices_fail("", 0, 0). Only one function at a time is refused, and none is called meanwhile by another thread. */
 void devices_fail(const char *function, int result, unsigned times);
 
+/** Of the next copies by cuMemcpyAsync(), so many are put on streams; the one after them returns this result, and is
+ * not. */
+void devices_fail_copy(uint32_t good, int result);
+
 /** See fake_cuda.h. With a real driver only two do anything: devices_hasten(), after devices_hold_up(), and
  * devices_look(), for memory of the functions above. */
 void devices_delay(uint64_t ns);

@@ -225,6 +225,25 @@ static void a_stage_without_memory_on_the_device_uses_the_hosts(void **state) {
     close_both(w);
 }
 
+/* It once kept an arena of the host that its kernels could not reach, and lent it. */
+static void a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_there(void **state) {
+    (void)state;
+    enum { NOT_SUPPORTED = 801 };
+    DEVICES_ARE_STAND_INS();
+    devices_fail("cuMemHostRegister_v2", NOT_SUPPORTED, UINT32_MAX);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
+    devices_fail("", 0, 0);
+    assert_int_equal(stage_info_of(w->p[0].stage).slots, 8);
+    assert_int_equal(stage_info_of(w->p[0].stage).device_slots, 8);
+    assert_non_null(kvf_stage_without_host(w->p[0].stage));
+    assert_non_null(strstr(kvf_stage_without_host(w->p[0].stage), "pinning memory of the host"));
+    assert_null(kvf_stage_without_device(w->p[0].stage));
+    assert_int_equal(kvf_peer_arenas(w->d[0].peers[0]).ours, 1u << KVF_MEMORY_CUDA);
+    move_both_ways(w);
+    assert_device_flows(w, 2, 2);
+    close_both(w);
+}
+
 static void a_stage_that_wants_no_memory_on_the_device_has_none(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
@@ -299,6 +318,7 @@ int main(void) {
         cmocka_unit_test(faster_arenas_are_used),
         cmocka_unit_test(the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use),
         cmocka_unit_test(a_stage_without_memory_on_the_device_uses_the_hosts),
+        cmocka_unit_test(a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_there),
         cmocka_unit_test(a_stage_that_wants_no_memory_on_the_device_has_none),
         cmocka_unit_test(a_lender_without_an_arena_on_its_device_refuses_by_name),
         cmocka_unit_test(an_arena_of_less_than_four_slots_is_refused),

@@ -208,6 +208,23 @@ static void memory_of_a_device_goes_packed(void **state) {
     free_pair(&engines);
 }
 
+/* Both sides copy at the same time, so the slower one counts: a core as long as there is one. Two devices once copied for
+ * nothing, and the notices cost nothing either. */
+static void two_devices_that_copy_at_the_same_time_cost_as_much_as_one_of_them(void **state) {
+    (void)state;
+    const double slot = 1 << 20, notices = 2 * 5000 / slot, calls = 12800 / slot;
+    for (uint32_t devices = 0; devices < 3; devices++) {
+        kvf_assumed_cost ways;
+        kvf_cost_assume(&ways, "shm/brought", 1 << 20, devices);
+        const kvf_cost_model *packed = &ways.packed[KVF_MEMORY_HOST];
+        const double copy = devices < 2 ? 0.15 : 1 / 51.0 + calls, piece = devices < 2 ? 6 : 0.3;
+        assert_true(fabs(packed->ns_per_byte - copy - notices) < 1e-9);
+        assert_true(fabs(packed->ns_per_run - piece) < 1e-9);
+        assert_true(fabs(packed->ns_per_source - ways.direct.ns_per_source - 4 * 5000 - devices * 6400) <
+                    1e-6);
+    }
+}
+
 static uint64_t processor_ns(void) {
     struct timespec used;
     (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
@@ -526,6 +543,7 @@ int main(void) {
         cmocka_unit_test(costs_that_cannot_be_measured_stay_as_they_were),
         cmocka_unit_test(peers_of_one_machine_share_what_was_seen),
         cmocka_unit_test(memory_of_a_device_goes_packed),
+        cmocka_unit_test(two_devices_that_copy_at_the_same_time_cost_as_much_as_one_of_them),
         cmocka_unit_test(costs_are_measured_once_in_less_than_50_ms),
         cmocka_unit_test(half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer),
         cmocka_unit_test(short_runs_of_memory_that_nobody_can_map_are_packed_on_one_host),

@@ -212,6 +212,24 @@ static void a_peer_that_refuses_us_lives_and_one_that_closes_does_not(void **sta
     }
 }
 
+/* The same if the owner has no memory for one more client. It once hung up without a word, as if it had ended. */
+static void an_owner_that_has_no_room_for_us_lives(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    both_open();
+    memory.calls = 0;
+    memory.fail_at = 1;
+    assert_ok(kvf_transport_progress(owner.transport, NULL));
+    memory.fail_at = 0;
+    assert_true(memory.calls > 0);
+    run_rounds();
+    assert_int_equal(writer.lost, 1);
+    assert_true(kvf_peer_lives(peer));
+    assert_non_null(strstr(writer.lost_detail, "refused"));
+    both_close();
+}
+
 /* What another user's process sees: 0 if it is refused by name, and then hung up on. */
 static int be_another_user(const unsigned char name[CUDA_ID_BYTES]) {
     int fd;
@@ -449,6 +467,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
         cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
         cmocka_unit_test(a_peer_that_refuses_us_lives_and_one_that_closes_does_not),
+        cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
         cmocka_unit_test(memory_is_freed_once_no_other_process_has_it_mapped),

@@ -2,11 +2,13 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "transport/transport.h"
 #include "transport_pair.h"
 
 /* Opens an endpoint over memory of which the second half is unmapped. */
@@ -131,11 +133,51 @@ static void memory_that_its_owner_unmapped_fails_the_batch_alone(void **state) {
     (void)munmap(memory + 9 * page, 7 * page);
 }
 
+static void *allocate_nothing(void *context, size_t bytes) {
+    (void)context, (void)bytes;
+    return NULL;
+}
+
+static void *resize_nothing(void *context, void *memory, size_t bytes) {
+    (void)context, (void)memory, (void)bytes;
+    return NULL;
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+static int allocate_again(void **state) {
+    (void)state;
+    return (int)kvf_set_allocator(NULL);
+}
+
+/* The owner has no memory for one more client. It once hung up without a word, as if its process had ended. */
+static void an_owner_that_has_no_room_for_us_lives(void **state) {
+    (void)state;
+    static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
+    const kvf_allocator poor = {allocate_nothing, resize_nothing, release, NULL};
+    test_side here, there;
+    side_open(&here, &brought, 1);
+    side_open(&there, &brought, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    assert_int_equal(kvf_set_allocator(&poor), KVF_OK);
+    assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
+    drive(&here, &there, &here.lost, 1);
+    assert_true(kvf_peer_lives(peer));
+    assert_non_null(strstr(here.lost_detail, "refused"));
+    side_close(&here);
+    side_close(&there);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_that_is_not_there_fails_the_batch_and_names_the_run),
         cmocka_unit_test(a_read_goes_on_without_an_owner_that_does_not_serve),
         cmocka_unit_test(memory_that_its_owner_unmapped_fails_the_batch_alone),
+        cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, allocate_again),
     };
     return cmocka_run_group_tests_name("transport_shm", tests, NULL, NULL);
 }

@@ -81,17 +81,16 @@ static bool take_in(kvf_cuda_endpoint *endpoint, int fd, pid_t process) {
     return true;
 }
 
-/* A process of another user gets no place among the clients. */
+/* A process of another user gets no place among the clients. Everybody who is hung up on is told so: without a word, a
+ * client takes this process for one that has ended, and what it was asked to read or write for over. */
 static void let_in(kvf_cuda_endpoint *endpoint, int fd) {
     pid_t process = 0;
     const kvf_status status = kvf_neighbour_process(fd, &process);
-    const bool full = endpoint->client_count == CLIENTS_MAX;
-    if (status == KVF_E_PERMISSION)
-        say_refused(fd, CUDA_REFUSED_USER, 0);
-    else if (!status && full)
-        say_refused(fd, CUDA_REFUSED_FULL, CLIENTS_MAX);
-    if (status || full || !take_in(endpoint, fd, process))
-        (void)close(fd);
+    if (!status && endpoint->client_count < CLIENTS_MAX && take_in(endpoint, fd, process))
+        return;
+    say_refused(fd, status == KVF_E_PERMISSION ? CUDA_REFUSED_USER : CUDA_REFUSED_FULL,
+                endpoint->client_count);
+    (void)close(fd);
 }
 
 void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {

@@ -215,10 +215,12 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
     if (status)
         return status == KVF_E_LIMIT;
     status = add_client(endpoint, fd);
-    if (status == KVF_E_PERMISSION)
-        say_refused(fd, SHM_REFUSED_USER, 0);
-    if (status)
-        (void)close(fd);
+    if (!status)
+        return true;
+    /* Without a word the client would take this process for one that has ended, and its last writes for over. */
+    say_refused(fd, status == KVF_E_PERMISSION ? SHM_REFUSED_USER : SHM_REFUSED_FULL,
+                endpoint->tenants.clients);
+    (void)close(fd);
     return true;
 }
 
