@@ -77,7 +77,6 @@ static void log_findings(kvf_agent *agent) {
     }
 }
 
-/* From here on peers are served. */
 /* With `verify` all that arrives is hashed. The driver may make who opens a device for that wait for the engine's
  * streams, so it is done now, and not when one of these waits for a request. */
 static kvf_status open_summing(kvf_agent *agent) {
@@ -92,6 +91,7 @@ static kvf_status open_summing(kvf_agent *agent) {
     return status;
 }
 
+/* From here on peers are served. */
 static kvf_status open_memory(kvf_agent *agent) {
     const void *card;
     size_t bytes;

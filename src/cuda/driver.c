@@ -344,16 +344,22 @@ static kvf_status meaning(CUresult result) {
     }
 }
 
+/* Those of which the driver's manual says that any further work returns them too, and the end of a context. */
 bool kvf_cuda_stays(CUresult result) {
     switch (result) {
-    case 704:
-    case 705: /* access of peers, enabled already or not yet */
-    case 708: /* the context is in use already */
-    case 712:
-    case 713: /* memory of the host, registered already or not yet */
-        return false;
+    case 700: /* an illegal address */
+    case 702: /* a kernel took too long */
+    case 709: /* the context is destroyed */
+    case 710: /* an assertion of a kernel */
+    case 714: /* the stack of the hardware */
+    case 715: /* an illegal instruction */
+    case 716: /* a misaligned address */
+    case 717: /* an address that the instruction does not take */
+    case 718: /* an invalid program counter */
+    case 719: /* a kernel failed */
+        return true;
     default:
-        return result >= 700 && result <= 719;
+        return false;
     }
 }
 

@@ -336,8 +336,8 @@ bool kvf_cuda_link_report(kvf_cuda_link *link) {
     if (peer) {
         const bool lives = owner_lives(link);
         forget_batches(link);
-        kvf_wake_set(&link->endpoint->wake,
-                     true); /* the rest comes next, if the peer does not disconnect at once */
+        /* The rest comes with the next look, if the peer does not disconnect at once. */
+        kvf_wake_set(&link->endpoint->wake, true);
         (lives ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
         return false;
     }
