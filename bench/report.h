@@ -36,8 +36,7 @@ void bench_note(bench_report *report, const char *sentence);
 /** Marks the report as failed: something it requires does not hold. */
 void bench_fail(bench_report *report, const char *sentence);
 
-/** Writes what there is so far to the file of --json, so that a program which is killed later has not measured in vain.
- */
+/** Writes the tables so far to the file of --json: they stay there if the program is killed later. */
 void bench_report_save(bench_report *report);
 
 /** Prints and writes the rest; returns main()'s result: 0, or 1 if something failed. */

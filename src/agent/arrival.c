@@ -120,7 +120,7 @@ static kvf_status mark_of_arrival(kvf_arrival *arrival, uint32_t layers, kvf_cud
     return status;
 }
 
-/* What a stream waits for, if for anything. KVF_E_AGAIN: there is no word for it. */
+/* Gives the mark that a stream is to wait for; `shown` is NULL if these layers are there. KVF_E_AGAIN: no word is left. */
 static kvf_status mark_of(kvf_agent *agent, uint64_t ticket, uint32_t layers, kvf_cuda_mark *out) {
     kvf_arrival *arrival;
     kvf_status status = kvf_agent_lock(agent);

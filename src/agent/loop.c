@@ -218,7 +218,7 @@ kvf_status kvf_loop_start(kvf_agent *agent) {
 void kvf_loop_stop(kvf_agent *agent) {
     kvf_turn_take(agent);
     agent->stopping = true;
-    kvf_arrivals_end(agent); /* whom this waits for may wait for a device, and its streams for us */
+    kvf_arrivals_end(agent); /* callers may wait for a device, and its streams for us */
     kvf_wake_set(&agent->wake, true);
     kvf_wake_set(&agent->told_wake, true);
     (void)pthread_mutex_unlock(&agent->lock);

@@ -17,7 +17,7 @@
  * The driver may make its caller wait for streams: for room on one, or until a device has done all its work. So who sets
  * words must not wait for the driver, nor for a lock of somebody who does. kvf_cuda_words_add() and
  * kvf_cuda_mark_await() call the driver, and are called without locks; what is called by whoever sets words does not.
- * What else of the driver may wait for a whole device, such as unmapping memory, is put off while
+ * Other calls of the driver may wait for a whole device, such as those that unmap memory: their callers put them off while
  * kvf_cuda_words_awaited().
  *
  * All functions may be called by any thread; one thread at a time uses a word.
@@ -31,7 +31,7 @@
 
 typedef struct kvf_cuda_word kvf_cuda_word;
 
-/** What a stream waits for. It stays valid when the word is given back: then no stream waits for it any more. */
+/** The number that a stream waits for. A mark stays valid when its word is given back: the stream then goes on. */
 typedef struct kvf_cuda_mark {
     const uint32_t *shown; /**< NULL: nothing to wait for */
     uint32_t value;

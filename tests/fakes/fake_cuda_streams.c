@@ -129,12 +129,16 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
     return NOT_FOUND;
 }
 
-/* By default the driver loads a kernel when it is first launched. */
-CUresult cuFuncLoad(CUfunction function) {
-    BEGIN;
+/* By default the driver does this when a kernel is first launched. */
+static void load(CUfunction function) {
     if (!function->loaded)
         fake_wait_for_streams();
     function->loaded = true;
+}
+
+CUresult cuFuncLoad(CUfunction function) {
+    BEGIN;
+    load(function);
     return 0;
 }
 
@@ -393,9 +397,11 @@ CUresult cuStreamSynchronize(CUstream stream) {
     }
 }
 
-static bool all_are_idle(void) {
+#define ANY_DEVICE (-1)
+
+static bool is_idle(int device) {
     for (CUstream at = streams; at; at = at->next)
-        if (at->first)
+        if ((device == ANY_DEVICE || at->device == device) && at->first)
             return false;
     return true;
 }
@@ -405,18 +411,11 @@ void fake_wait_for_streams(void) {
     do {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
-        waits = fake.strict && !all_are_idle();
+        waits = fake.strict && !is_idle(ANY_DEVICE);
         (void)pthread_mutex_unlock(&fake.lock);
         if (waits)
             pause_shortly();
     } while (waits);
-}
-
-static bool is_idle(int device) {
-    for (CUstream at = streams; at; at = at->next)
-        if (at->device == device && at->first)
-            return false;
-    return true;
 }
 
 CUresult cuCtxSynchronize(void) {
@@ -614,9 +613,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         CUstream stream, void **arguments, void **extra) {
     BEGIN_PUT;
     (void)shared_bytes;
-    if (!function->loaded)
-        fake_wait_for_streams();
-    function->loaded = true;
+    load(function);
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_BLOCK_THREADS || block_y != 1 ||
         block_z != 1 || extra)
         return INVALID_VALUE;

@@ -552,7 +552,7 @@ static void closing_lets_streams_pass_before_the_driver_waits_for_them(void **st
     leave_scene(&s);
 }
 
-/* What hashes on the device was opened with the memory: opening it now would wait for the stream. */
+/* The agent opened its hasher with the memory: if it did so now, the driver would wait for the stream. */
 static void what_is_verified_arrives_though_a_stream_waits(void **state) {
     scene s;
     verifies = true;

@@ -382,13 +382,19 @@ bool kvf_cuda_link_quiet(const void *self) {
     return kvf_cuda_copy_count(self) == 0;
 }
 
+/* False: the device hangs, and the link stays until the process ends. */
+static bool stop(kvf_cuda_link *link) {
+    if (link->fd < 0 || settle(link))
+        return true;
+    unlist(link);
+    abandon(link);
+    return false;
+}
+
 void kvf_cuda_link_disconnect(void *self) {
     kvf_cuda_link *link = self;
-    if (link->fd >= 0 && !settle(link)) {
-        unlist(link);
-        abandon(link);
+    if (!stop(link))
         return;
-    }
     kvf_cuda_write_forget(link);
     forget_batches(link);
     link->client = NULL;
@@ -399,12 +405,10 @@ void kvf_cuda_link_disconnect(void *self) {
 
 void kvf_cuda_links_close(kvf_cuda_endpoint *endpoint) {
     for (kvf_cuda_link *link; (link = endpoint->links);) {
+        if (!stop(link))
+            continue;
         unlist(link);
-        if (link->fd >= 0 && !settle(link)) {
-            abandon(link);
-        } else {
-            free_link(link);
-            kvf_free(link);
-        }
+        free_link(link);
+        kvf_free(link);
     }
 }
