@@ -529,11 +529,7 @@ static void losing_a_peer_lets_streams_pass_before_its_memory_is_let_go(void **s
     world_until(&s.w, d->moving_pulls);
     assert_false(reader_passed(&s.readers[0], 0));
     devices_strict(true);
-    assert_ok(kvf_agent_lock(d));
-    kvf_work_take(d);
-    kvf_session_lose(first_connected(d), KVF_E_PEER_LOST, "the test says so");
-    kvf_work_give(d);
-    kvf_agent_unlock(d);
+    world_lose(d, first_connected(d));
     assert_true(reader_passed(&s.readers[0], 0));
     (void)world_failed(&s.w, d, s.ours[0], KVF_E_PEER_LOST);
     devices_strict(false);

@@ -669,16 +669,9 @@ static void the_end_of_a_session_does_not_wait_for_a_device_that_hangs(void **st
     world_run_for(&w, SECOND);
     devices_delay(0);
     kvf_agent *d = w.d.agents[0];
-    kvf_session *session = d->all_sessions;
-    while (session && session->incoming)
-        session = session->next;
-    assert_non_null(session);
+    kvf_session *session = world_session(d, false);
     const uint64_t begun = kvf_now(&kvf_monotonic);
-    assert_ok(kvf_agent_lock(d));
-    kvf_work_take(d);
-    kvf_session_lose(session, KVF_E_PEER_LOST, "the test says so");
-    kvf_work_give(d);
-    kvf_agent_unlock(d);
+    world_lose(d, session);
     assert_false(world_failed(&w, d, pulls[0], KVF_E_PEER_LOST)->blocks_free);
     world_pull(&w.p, &other, &w.d, read); /* by P's device */
     world_all_done(&w, &w.p, read);
@@ -729,18 +722,11 @@ static void slots_stay_in_doubt_while_a_device_fills_them_for_a_peer_that_died(v
     world_pull(&w.d, &wanted, &w.p, pulls);
     world_run_for(&w, SECOND);
     assert_true(stage_info_of(d).slots_lent > 0);
-    kvf_session *session = d->all_sessions;
-    while (session && session->incoming)
-        session = session->next;
-    assert_non_null(session);
+    kvf_session *session = world_session(d, false);
     w.p.agents[0] = NULL;
-    assert_ok(kvf_agent_lock(d));
-    kvf_work_take(d);
     assert_false(session->peer_lost);
     session->gone = true;
-    kvf_session_lose(session, KVF_E_PEER_LOST, "the test says so");
-    kvf_work_give(d);
-    kvf_agent_unlock(d);
+    world_lose(d, session);
     world_run_for(&w, SECOND);
     assert_true(stage_info_of(d).slots_doubt > 0);
     assert_false(world_failed(&w, d, pulls[0], KVF_E_PEER_LOST)->blocks_free);

@@ -68,14 +68,6 @@ static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(voi
     world_close(&w);
 }
 
-static kvf_session *outgoing_of(const world_engine *e) {
-    kvf_session *session = e->agents[0]->all_sessions;
-    while (session && session->incoming)
-        session = session->next;
-    assert_non_null(session);
-    return session;
-}
-
 /* P has not used D for long, and meets it again, while D reads from P by the connection of P's former session. */
 static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state) {
     (void)state;
@@ -85,7 +77,7 @@ static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state)
     const kvf_agent_options options = options_of(KVF_WAY_PACKED);
     open_both_ways(&w, &options, &wanted, pulls);
     world_run_for(&w, SECOND);
-    kvf_session *session = outgoing_of(&w.p);
+    kvf_session *session = world_session(w.p.agents[0], false);
     session->joined = session->join_staged = false; /* as in a new session */
     world_request_make(&w, &w.d, "more", 20, 50, 1, &more);
     world_hold(&w.d, &more, others);
@@ -140,7 +132,7 @@ static void join_over_a_connection_that_hangs(bool pushes) {
         assert_false(kvf_stage_is_idle(stage)); /* its END cannot be sent */
     }
     assert_int_equal(faulty_count(FAULTY_NOT_CONNECTED), 0);
-    kvf_session *session = outgoing_of(&w.d);
+    kvf_session *session = world_session(w.d.agents[0], false);
     session->joined = session->join_staged = false; /* as in a new session */
     world_request_make(&w, &w.d, "more", 20, 50, 1, &wanted);
     world_expect(&w.d, &wanted, &w.p, ours + 1);
@@ -169,7 +161,7 @@ static void lend_and_lose(bool inside) {
     faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = inside ? 1000 : 0}});
     kvf_agent *p = w.p.agents[0];
     assert_false(kvf_stage_is_idle(p->stage));
-    outgoing_of(&w.p)->peer_lost = true;
+    world_session(w.p.agents[0], false)->peer_lost = true;
     kvf_sessions_due(p, 0);
     world_run_for(&w, 10 * MS);
     assert_int_equal(faulty_count(FAULTY_STILL_INSIDE) > 0, inside);
@@ -218,12 +210,9 @@ static void when_the_connection_that_carries_flows_is_lost_another_one_does(void
     kvf_agent *p = w.p.agents[0];
     kvf_endpoint_name(name, "D", 0, w.d.agents[0]->incarnation);
     pull_back(&w);
-    kvf_session *out = outgoing_of(&w.p);
+    kvf_session *out = world_session(w.p.agents[0], false);
     push_and_check(&w, "one", 1);
-    const kvf_session *in = p->all_sessions;
-    while (in && !in->incoming)
-        in = in->next;
-    assert_non_null(in);
+    const kvf_session *in = world_session(p, true);
     assert_ptr_not_equal(in->peer, out->peer);
     assert_ptr_equal(kvf_stage_peer_named(p->stage, name), out->peer);
     out->peer_lost = true;

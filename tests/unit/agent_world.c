@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "agent/agent.h"
+#include "agent/session.h"
 #include "agent_letters.h"
 #include "agent_net.h"
 #include "faulty_fabric.h"
@@ -189,6 +191,22 @@ static void free_records(world_outcome *outcome) {
         free((void *)outcome->records[i].data);
     }
     free(outcome->records);
+}
+
+kvf_session *world_session(const kvf_agent *agent, bool incoming) {
+    kvf_session *session = agent->all_sessions;
+    while (session && session->incoming != incoming)
+        session = session->next;
+    assert_non_null(session);
+    return session;
+}
+
+void world_lose(kvf_agent *agent, kvf_session *session) {
+    assert_ok(kvf_agent_lock(agent));
+    kvf_work_take(agent);
+    kvf_session_lose(session, KVF_E_PEER_LOST, "the test says so");
+    kvf_work_give(agent);
+    kvf_agent_unlock(agent);
 }
 
 void world_forget(world *w) {

@@ -80,6 +80,11 @@ void world_open_model(world *w, kvf_model *model, const kvf_engine_spec *p, cons
 void world_add(world *w, const kvf_engine_spec *spec, const kvf_agent_options *options);
 void world_close(world *w);
 
+/** The first session that a peer has begun with an agent, or that the agent has begun itself; there must be one. */
+struct kvf_session *world_session(const kvf_agent *agent, bool incoming);
+/** Ends a session of the agent, as if the peer were lost. */
+void world_lose(kvf_agent *agent, struct kvf_session *session);
+
 /** Forgets the kept events: the next agent may have the same address as a closed one. */
 void world_forget(world *w);
 
