@@ -29,8 +29,9 @@ void bench_gpu_settings(void) {
 
 static void *pinned(uint64_t bytes) {
     void *made = NULL;
-    bench_driver(bench_gpu.cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP),
-                 "pinning");
+    bench_driver(
+        bench_gpu.cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+        "pinning");
     return made;
 }
 
@@ -72,7 +73,7 @@ void bench_gpu_close(void) {
 void bench_stream_wait(void) {
     CUresult result;
     bench_driver(bench_gpu.cuda->cuEventRecord(bench_gpu.over, bench_gpu.stream), "recording");
-    while ((result = bench_gpu.cuda->cuEventQuery(bench_gpu.over)) == CUDA_NOT_READY)
+    while ((result = bench_gpu.cuda->cuEventQuery(bench_gpu.over)) == CUDA_ERROR_NOT_READY)
         ;
     bench_driver(result, "waiting");
 }

@@ -87,9 +87,9 @@ void bench_product_start(const bench_product *p) {
 
 bool bench_product_runs(const bench_product *p) {
     const CUresult result = bench_gpu.cuda->cuEventQuery(p->over);
-    if (result != CUDA_NOT_READY)
+    if (result != CUDA_ERROR_NOT_READY)
         bench_driver(result, "multiplying");
-    return result == CUDA_NOT_READY;
+    return result == CUDA_ERROR_NOT_READY;
 }
 
 double bench_product_ns(const bench_product *p) {

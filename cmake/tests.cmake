@@ -265,6 +265,13 @@ if(KVF_BUILDS_AGENT AND NOT KVF_SANITIZE)
                ${PROJECT_BINARY_DIR}/CMakeFiles/kvferry_objects.dir/src agent link port)
 endif()
 if(NOT KVF_SANITIZE)
+  file(GLOB driver_headers ${PROJECT_SOURCE_DIR}/build/nvrtc/driver-*)
+  if(driver_headers)
+    kvf_add_test(driver_names tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/driver_names.sh ${PROJECT_SOURCE_DIR}
+                 ${CMAKE_C_COMPILER} ${driver_headers})
+  else()
+    message(STATUS "Without the test driver_names: no header of the driver (scripts/device-compiler)")
+  endif()
   kvf_add_test(headers_stand_alone install 120 bash ${PROJECT_SOURCE_DIR}/tests/install/headers.sh
                ${PROJECT_SOURCE_DIR}/include ${CMAKE_C_COMPILER})
   kvf_add_test(exported_symbols install 60 bash ${PROJECT_SOURCE_DIR}/tests/install/exports.sh

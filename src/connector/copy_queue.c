@@ -131,7 +131,7 @@ kvf_status kvf_copy_queue_slot(kvf_copy_queue *queue, unsigned char **out) {
     kvf_status status = queue->slot ? KVF_OK : kvf_cuda_enter(queue->device, &cuda);
     if (!status && !queue->slot) {
         const CUresult result =
-            cuda->cuMemHostAlloc(&queue->slot, KVF_COPY_QUEUE_SLOT_BYTES, CU_MEMHOST_PORTABLE);
+            cuda->cuMemHostAlloc(&queue->slot, KVF_COPY_QUEUE_SLOT_BYTES, CU_MEMHOSTALLOC_PORTABLE);
         status = kvf_cuda_status(cuda, result, "pinning memory of the host");
         if (status)
             queue->slot = NULL;

@@ -89,7 +89,7 @@ static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
     copier->jobs = kvf_alloc0(copier->job_count, sizeof *copier->jobs);
     if (!copier->jobs)
         return kvf_nomem("jobs of a device");
-    CUresult result = cuda->cuMemHostAlloc(&copier->boxes, bytes, CU_MEMHOST_PORTABLE);
+    CUresult result = cuda->cuMemHostAlloc(&copier->boxes, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (!result)
         result = cuda->cuMemAlloc_v2(&copier->uploaded, bytes);
     for (uint32_t i = 0; !result && i < copier->job_count; i++) {
@@ -183,7 +183,7 @@ kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes) {
     if (status)
         return status;
     const CUresult result =
-        cuda->cuMemHostRegister_v2(memory, bytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
+        cuda->cuMemHostRegister_v2(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     status = kvf_cuda_status(cuda, result, "pinning memory of the host");
     kvf_cuda_leave(cuda);
     return result == ALREADY ? KVF_E_EXISTS : status;

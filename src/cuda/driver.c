@@ -270,7 +270,7 @@ kvf_status kvf_cuda_let_reach(uint32_t device, uint32_t other) {
         return status;
     const CUresult result = cuda->cuCtxEnablePeerAccess(there, 0);
     kvf_cuda_leave(cuda);
-    return kvf_cuda_status(cuda, result == CUDA_PEER_ACCESS_ALREADY_ENABLED ? 0 : result,
+    return kvf_cuda_status(cuda, result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED ? 0 : result,
                            "letting a device reach another");
 }
 
@@ -367,7 +367,7 @@ kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *do
     const char *name = NULL, *text = NULL;
     if (result == 0)
         return KVF_OK;
-    if (result == CUDA_NOT_READY)
+    if (result == CUDA_ERROR_NOT_READY)
         return KVF_IN_PROGRESS;
     if (cuda->cuGetErrorName(result, &name) != 0 || cuda->cuGetErrorString(result, &text) != 0 || !name ||
         !text)

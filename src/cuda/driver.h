@@ -2,7 +2,7 @@
  * The CUDA driver: libcuda.so.1, opened when device memory is first used.
  *
  * kvferry is neither compiled nor linked against CUDA: the few driver functions that it calls are declared here and
- * looked up at run time, so one build serves machines with any driver from 12.0 on, and with none. Two functions are
+ * looked up at run time (tests/install/driver_names.sh compares the declarations with CUDA's own headers), so one build serves machines with any driver from 12.0 on, and with none. Two functions are
  * the entry for other rooms: kvf_cuda_find() gives the driver or the reason why there is none, and kvf_cuda_enter()
  * makes a device current for this thread's calls.
  *
@@ -71,15 +71,17 @@ typedef struct CUmemPoolProps {
 _Static_assert(sizeof(CUmemPoolProps) == 88, "the size of the driver's struct");
 
 enum {
-    CUDA_NOT_READY = 600,                   /* of a stream or an event: not finished */
-    CUDA_PEER_ACCESS_ALREADY_ENABLED = 704, /* counts as success */
-    CUDA_CAPTURED_EVENT = 907,              /* the event was last recorded while its stream was captured */
+    CUDA_ERROR_NOT_READY = 600,                   /* of a stream or an event: not finished */
+    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704, /* counts as success */
+    CUDA_ERROR_CAPTURED_EVENT = 907, /* the event was last recorded while its stream was captured */
     /* Values of arguments. */
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
-    CU_MEMHOST_PORTABLE = 1,
-    CU_MEMHOST_DEVICEMAP = 2,
+    CU_MEMHOSTALLOC_PORTABLE = 1,
+    CU_MEMHOSTALLOC_DEVICEMAP = 2,
+    CU_MEMHOSTREGISTER_PORTABLE = 1,
+    CU_MEMHOSTREGISTER_DEVICEMAP = 2,
     CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
@@ -275,8 +277,9 @@ kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t byte
  * Translates a result of the driver; the error detail has its name and sentence: "copying: CUDA_ERROR_ILLEGAL_ADDRESS
  * (an illegal memory access was encountered)".
  *
- * @return KVF_OK, KVF_IN_PROGRESS (CUDA_NOT_READY, no detail), KVF_E_NOMEM, KVF_E_PERMISSION, KVF_E_UNSUPPORTED, or
- *         KVF_E_IO: the device may then be unusable for this process, which the detail says if it is known
+ * @return KVF_OK, KVF_IN_PROGRESS (CUDA_ERROR_NOT_READY, no detail), KVF_E_NOMEM, KVF_E_PERMISSION,
+ *         KVF_E_UNSUPPORTED, or KVF_E_IO: the device may then be unusable for this process, which the detail says if it
+ *         is known
  */
 kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing);
 

@@ -43,7 +43,7 @@ static kvf_status make(kvf_hasher *hasher, const kvf_cuda *cuda) {
     if (!result)
         result = cuda->cuEventCreate(&hasher->over, CU_EVENT_DISABLE_TIMING);
     if (!result)
-        result = cuda->cuMemHostAlloc(&host, sizeof *hasher->host, CU_MEMHOST_PORTABLE);
+        result = cuda->cuMemHostAlloc(&host, sizeof *hasher->host, CU_MEMHOSTALLOC_PORTABLE);
     hasher->host = host;
     if (!result)
         result = cuda->cuMemAlloc_v2(&hasher->there, sizeof *hasher->host);

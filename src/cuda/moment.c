@@ -9,12 +9,12 @@ struct kvf_cuda_moment {
 /* Waiting for an event that belongs to a graph would make our stream a part of the graph, and never see it happen. */
 static kvf_status check_not_captured(const kvf_cuda *cuda, CUevent event) {
     const CUresult result = cuda->cuEventQuery(event);
-    if (result == CUDA_CAPTURED_EVENT)
+    if (result == CUDA_ERROR_CAPTURED_EVENT)
         return kvf_fail(
             KVF_E_INVALID,
             "the event was recorded in a stream while a CUDA graph was captured from it; give one "
             "that is recorded after the graph is launched");
-    return result == CUDA_NOT_READY ? KVF_OK : kvf_cuda_status(cuda, result, "waiting for an event");
+    return result == CUDA_ERROR_NOT_READY ? KVF_OK : kvf_cuda_status(cuda, result, "waiting for an event");
 }
 
 static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent event) {

@@ -25,7 +25,7 @@ static kvf_status allocate_page(uint32_t device, void **page) {
     if (status)
         return status;
     status = kvf_cuda_status(
-        cuda, cuda->cuMemHostAlloc(page, PAGE_BYTES, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP),
+        cuda, cuda->cuMemHostAlloc(page, PAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
         "allocating words that streams wait for");
     kvf_cuda_leave(cuda);
     return status;

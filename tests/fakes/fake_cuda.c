@@ -146,7 +146,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     (void)flags;
     bool *now = &enabled[fake_current[fake_depth - 1]->device][peer->device];
     if (*now)
-        return CUDA_PEER_ACCESS_ALREADY_ENABLED;
+        return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     *now = true;
     return 0;
 }

@@ -657,11 +657,11 @@ CUresult cuEventQuery(CUevent event) {
     BEGIN;
     if (event->captured) {
         (void)forbidden(0);
-        return CUDA_CAPTURED_EVENT;
+        return CUDA_ERROR_CAPTURED_EVENT;
     }
     (void)pthread_mutex_lock(&fake.lock);
     fake_advance();
     const bool pending = event->reached < event->recorded;
     (void)pthread_mutex_unlock(&fake.lock);
-    return fake.stuck ? fake.stuck : pending ? CUDA_NOT_READY : 0;
+    return fake.stuck ? fake.stuck : pending ? CUDA_ERROR_NOT_READY : 0;
 }

@@ -84,7 +84,7 @@ const content_mirror *worker_devices_mirror(void) {
 /* The copy is pinned: the driver need not wait for the stream in order to read it, and a fill is of many small ones. */
 static kvf_status make_copy(const kvf_cuda *cuda, uint64_t bytes, unsigned char **out) {
     void *made = NULL;
-    CUresult result = cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOST_PORTABLE);
+    CUresult result = cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (!result && !stream)
         result = cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
     *out = made;

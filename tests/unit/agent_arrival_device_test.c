@@ -46,7 +46,9 @@ static kvf_memory take_host_memory(uint64_t bytes, void **seen) {
     assert_non_null(*seen);
     memset(*seen, 0, pages);
     assert_ok(kvf_cuda_enter(D_DEVICE, &cuda));
-    assert_int_equal(cuda->cuMemHostRegister_v2(*seen, pages, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP), 0);
+    assert_int_equal(
+        cuda->cuMemHostRegister_v2(*seen, pages, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+        0);
     kvf_cuda_leave(cuda);
     return (kvf_memory){.struct_size = sizeof(kvf_memory), .address = *seen, .bytes = bytes};
 }
@@ -150,7 +152,7 @@ static bool reader_is_past(const reader *at, uint32_t i) {
     assert_ok(kvf_cuda_enter(D_DEVICE, &cuda));
     const CUresult result = cuda->cuEventQuery(at->passed[i]);
     kvf_cuda_leave(cuda);
-    assert_true(result == 0 || result == CUDA_NOT_READY);
+    assert_true(result == 0 || result == CUDA_ERROR_NOT_READY);
     return result == 0;
 }
 

@@ -32,7 +32,8 @@ static void *room(size_t bytes) {
     if (!copier)
         return malloc(bytes);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
-    assert_int_equal(cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP), 0);
+    assert_int_equal(cuda->cuMemHostAlloc(&made, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+                     0);
     kvf_cuda_leave(cuda);
     return made;
 }

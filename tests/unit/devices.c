@@ -426,7 +426,8 @@ static void wait_at_gate(const kvf_cuda *cuda, CUstream stream) {
     if (!gate) {
         void *made = NULL;
         assert_int_equal(
-            cuda->cuMemHostAlloc(&made, sizeof *gate, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP), 0);
+            cuda->cuMemHostAlloc(&made, sizeof *gate, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+            0);
         gate = made;
         *gate = 0;
     }
