@@ -177,7 +177,6 @@ kvf_status kvf_copier_close(kvf_copier *copier) {
 /* ---- memory ------------------------------------------------------------------------------------- */
 
 kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes) {
-    enum { ALREADY = 712 };
     const kvf_cuda *cuda;
     kvf_status status = kvf_cuda_enter(copier->device, &cuda);
     if (status)
@@ -186,7 +185,7 @@ kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes) {
         cuda->cuMemHostRegister_v2(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     status = kvf_cuda_status(cuda, result, "pinning memory of the host");
     kvf_cuda_leave(cuda);
-    return result == ALREADY ? KVF_E_EXISTS : status;
+    return result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED ? KVF_E_EXISTS : status;
 }
 
 void kvf_copier_unpin(kvf_copier *copier, void *memory) {

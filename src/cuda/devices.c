@@ -77,11 +77,11 @@ kvf_status kvf_device_get_info(kvf_memory_kind kind, uint32_t device, kvf_device
 /* The answer does not depend on the current context, but there must be one; a thread without one borrows the first
  * device's. */
 static CUresult ask(const kvf_cuda *cuda, const void *address, int attribute, int *value) {
-    enum { NOT_INITIALIZED = 3, INVALID_CONTEXT = 201 };
     const CUdeviceptr at = (CUdeviceptr)(uintptr_t)address;
     const kvf_cuda *entered;
     CUresult result = cuda->cuPointerGetAttribute(value, attribute, at);
-    if ((result == INVALID_CONTEXT || result == NOT_INITIALIZED) && !kvf_cuda_enter(0, &entered)) {
+    if ((result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED) &&
+        !kvf_cuda_enter(0, &entered)) {
         result = cuda->cuPointerGetAttribute(value, attribute, at);
         kvf_cuda_leave(cuda);
     }
@@ -89,7 +89,6 @@ static CUresult ask(const kvf_cuda *cuda, const void *address, int attribute, in
 }
 
 kvf_status kvf_device_of(kvf_memory_kind kind, const void *address, uint32_t *device) {
-    enum { INVALID_VALUE = 1 };
     const kvf_cuda *cuda;
     int type = 0, number = -1;
     if (!device)
@@ -102,7 +101,7 @@ kvf_status kvf_device_of(kvf_memory_kind kind, const void *address, uint32_t *de
     if (!result && type == CU_MEMORYTYPE_DEVICE)
         result = ask(cuda, address, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &number);
     kvf_cuda_restore(cuda);
-    if (result == INVALID_VALUE || (!result && (type != CU_MEMORYTYPE_DEVICE || number < 0)))
+    if (result == CUDA_ERROR_INVALID_VALUE || (!result && (type != CU_MEMORYTYPE_DEVICE || number < 0)))
         return kvf_fail(KVF_E_NOT_FOUND, "no CUDA device of this process has memory at %p", address);
     status = kvf_cuda_status(cuda, result, "looking for an address");
     if (!status)

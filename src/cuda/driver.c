@@ -321,23 +321,18 @@ kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t byte
 /* ---- failures ----------------------------------------------------------------------------------- */
 
 static kvf_status meaning(CUresult result) {
-    enum {
-        OUT_OF_MEMORY = 2,
-        NO_DEVICE = 100,
-        NO_IMAGE = 209,
-        BAD_IMAGE = 218,
-        NOT_PERMITTED = 800,
-        NOT_SUPPORTED = 801
-    };
     switch (result) {
-    case OUT_OF_MEMORY:
+    case CUDA_ERROR_OUT_OF_MEMORY:
         return KVF_E_NOMEM;
-    case NOT_PERMITTED:
+    case CUDA_ERROR_NOT_PERMITTED:
         return KVF_E_PERMISSION;
-    case NO_DEVICE:
-    case NO_IMAGE:
-    case BAD_IMAGE:
-    case NOT_SUPPORTED:
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_NOT_SUPPORTED:
         return KVF_E_UNSUPPORTED;
     default:
         return KVF_E_IO;
@@ -347,16 +342,16 @@ static kvf_status meaning(CUresult result) {
 /* Those of which the driver's manual says that any further work returns them too, and the end of a context. */
 bool kvf_cuda_stays(CUresult result) {
     switch (result) {
-    case 700: /* an illegal address */
-    case 702: /* a kernel took too long */
-    case 709: /* the context is destroyed */
-    case 710: /* an assertion of a kernel */
-    case 714: /* the stack of the hardware */
-    case 715: /* an illegal instruction */
-    case 716: /* a misaligned address */
-    case 717: /* an address that the instruction does not take */
-    case 718: /* an invalid program counter */
-    case 719: /* a kernel failed */
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
         return true;
     default:
         return false;

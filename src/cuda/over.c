@@ -8,9 +8,9 @@
 
 /* After these nothing of this process runs on the device. */
 static bool ends_work(CUresult result) {
-    enum { DEINITIALIZED = 4, ECC_UNCORRECTABLE = 214, NVLINK_UNCORRECTABLE = 220, CONTAINED = 226 };
-    return kvf_cuda_stays(result) || result == DEINITIALIZED || result == ECC_UNCORRECTABLE ||
-           result == NVLINK_UNCORRECTABLE || result == CONTAINED;
+    return kvf_cuda_stays(result) || result == CUDA_ERROR_DEINITIALIZED ||
+           result == CUDA_ERROR_ECC_UNCORRECTABLE || result == CUDA_ERROR_NVLINK_UNCORRECTABLE ||
+           result == CUDA_ERROR_CONTAINED;
 }
 
 kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {

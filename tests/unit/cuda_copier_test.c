@@ -22,7 +22,6 @@
 #include "cuda/hasher.h"
 #include "devices.h"
 
-#define OUT_OF_MEMORY 2
 #define MS 1000000ull
 
 /* ---- the driver --------------------------------------------------------------------------------- */
@@ -383,20 +382,30 @@ static void a_job_has_room_for_as_many_ids_as_were_asked_for(void **unused) {
 
 static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
     (void)unused;
-    static const char *const functions[] = {"cuModuleLoadData", "cuStreamCreateWithPriority",
-                                            "cuMemHostAlloc", "cuMemAlloc_v2", "cuEventCreate"};
+    static const char *const functions[] = {
+        "cuModuleLoadData",           "cuModuleGetFunction", "cuMemPoolCreate", "cuMemPoolSetAttribute",
+        "cuStreamCreateWithPriority", "cuMemHostAlloc",      "cuMemAlloc_v2",   "cuEventCreate"};
     const kvf_cuda *cuda;
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     const size_t before = devices_left();
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         kvf_copier *copier = NULL;
-        devices_fail(functions[i], OUT_OF_MEMORY, 1);
+        devices_fail(functions[i], CUDA_ERROR_OUT_OF_MEMORY, 1);
         assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_E_NOMEM);
         assert_null(copier);
         assert_non_null(strstr(kvf_error_detail(), "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"));
         assert_int_equal(devices_left(), before);
     }
     kvf_cuda_leave(cuda);
+}
+
+static void device_code_that_the_driver_does_not_take_is_unsupported(void **unused) {
+    (void)unused;
+    kvf_copier *copier = NULL;
+    devices_fail("cuModuleLoadData", CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 1);
+    assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_E_UNSUPPORTED);
+    assert_null(copier);
+    assert_non_null(strstr(kvf_error_detail(), "loading device code: "));
 }
 
 static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) {
@@ -427,11 +436,12 @@ static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unus
     const kvf_box one = pages_of(scene.one);
     const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
     kvf_copy_job *job = begin(&scene, &from, &to), *other = NULL;
-    devices_fail("cuMemcpyHtoDAsync_v2", OUT_OF_MEMORY, 1); /* the driver accepts nothing */
+    devices_fail("cuMemcpyHtoDAsync_v2", CUDA_ERROR_OUT_OF_MEMORY, 1); /* the driver accepts nothing */
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_E_NOMEM);
     job = begin(&scene, &from, &to);
     devices_delay(1000000 * MS);
-    devices_fail("cuLaunchKernel", OUT_OF_MEMORY, 1); /* the copy of its boxes is already under way */
+    devices_fail("cuLaunchKernel", CUDA_ERROR_OUT_OF_MEMORY,
+                 1); /* the copy of its boxes is already under way */
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
     devices_delay(0);
     assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
@@ -440,7 +450,7 @@ static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unus
     assert_int_equal(kvf_copy_job_poll(job), KVF_E_NOMEM);
     assert_string_equal(kvf_error_detail(), "starting a copy: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
     job = begin(&scene, &from, &to);
-    devices_fail("cuEventRecord", OUT_OF_MEMORY, 1); /* the library waits for the work */
+    devices_fail("cuEventRecord", CUDA_ERROR_OUT_OF_MEMORY, 1); /* the library waits for the work */
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_E_NOMEM);
     job = begin(&scene, &from, &to);
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
@@ -454,7 +464,7 @@ static const struct refusal {
     int result;
 } refusals[] = {{"cuEventQuery", 900},
                 {"cuEventQuery", 906},
-                {"cuEventQuery", OUT_OF_MEMORY},
+                {"cuEventQuery", CUDA_ERROR_OUT_OF_MEMORY},
                 {"cuCtxPushCurrent_v2", 201},
                 {"cuCtxPushCurrent_v2", 900}};
 
@@ -692,6 +702,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(pages_are_found_by_tables_of_the_job),
         cmocka_unit_test(a_job_has_room_for_as_many_ids_as_were_asked_for),
         cmocka_unit_test(an_engine_that_cannot_be_made_leaves_nothing),
+        cmocka_unit_test(device_code_that_the_driver_does_not_take_is_unsupported),
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
         cmocka_unit_test(a_job_of_which_the_driver_says_nothing_is_in_progress),

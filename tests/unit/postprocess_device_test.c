@@ -20,9 +20,6 @@
 #include "postprocess_world.h"
 #include "sanitized.h"
 
-#define OUT_OF_MEMORY 2
-#define LAUNCH_FAILED 1 /* of one call; the device goes on */
-
 /* ---- worlds on a device ------------------------------------------------------------------------ */
 
 /* Copies the bytes to a device, and gives the same region there. */
@@ -339,20 +336,20 @@ static void without_memory_nothing_changes_and_the_next_call_succeeds(void **sta
     assert_non_null(host.expected);
     memcpy(host.expected, w.memory, w.bytes);
     /* Given a device that has no memory for the room, or none for the table */
-    devices_fail("cuMemAllocFromPoolAsync", OUT_OF_MEMORY, 1);
+    devices_fail("cuMemAllocFromPoolAsync", CUDA_ERROR_OUT_OF_MEMORY, 1);
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_NOMEM,
                    "making room on a device");
     check(&host);
     devices_get(seen);
     assert_memory_equal(seen, w.memory, w.bytes);
-    devices_fail("cuMemcpyHtoDAsync_v2", OUT_OF_MEMORY, 1);
+    devices_fail("cuMemcpyHtoDAsync_v2", CUDA_ERROR_OUT_OF_MEMORY, 1);
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_NOMEM,
                    "bringing a block table to a device");
     check(&host);
     devices_get(seen);
     assert_memory_equal(seen, w.memory, w.bytes);
     /* A kernel that is refused is another failure: then the device's blocks have undefined contents */
-    devices_fail("cuLaunchKernel", OUT_OF_MEMORY, 1);
+    devices_fail("cuLaunchKernel", CUDA_ERROR_OUT_OF_MEMORY, 1);
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_IO,
                    "CUDA device 0: starting a copy");
     check(&host);
@@ -378,7 +375,7 @@ static void calls_leave_nothing_on_the_device(void **state) {
         assert_int_equal(permute_there(&w, &there), KVF_OK);
     assert_int_equal(devices_left(), left);
     /* A copy that fails closes what it used, so fewer things are left. */
-    devices_fail("cuLaunchKernel", LAUNCH_FAILED, 1);
+    devices_fail("cuLaunchKernel", CUDA_ERROR_INVALID_VALUE, 1);
     assert_refused(permute_there(&w, &there), KVF_E_IO, "starting a copy");
     assert_true(devices_left() < left);
     assert_int_equal(permute_there(&w, &there), KVF_OK);

@@ -15,9 +15,7 @@
 #include "transport/card.h"
 #include "transport/cuda/cuda_wire.h"
 
-#define OUT_OF_MEMORY 2
 #define OPERATING_SYSTEM 304 /* the driver's answer for a handle if containers share no name space */
-#define ILLEGAL_ADDRESS 700
 #define HOUR_NS 3600000000000ull
 
 /* ---- moving ------------------------------------------------------------------------------------- */
@@ -227,7 +225,7 @@ static void memory_is_a_devices_and_there(void **state) {
     assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_INVALID,
                  "is not memory of CUDA device 1");
     wrong.address = (unsigned char *)all.address + 100;
-    devices_fail("cuMemGetAddressRange_v2", OUT_OF_MEMORY, 1); /* not the address's fault */
+    devices_fail("cuMemGetAddressRange_v2", CUDA_ERROR_OUT_OF_MEMORY, 1); /* not the address's fault */
     assert_fails(kvf_transport_register(transport, &wrong, 1), KVF_E_NOMEM,
                  "asking whose memory an address is: CUDA_ERROR_OUT_OF_MEMORY");
     /* the region is in the middle of its allocation */
@@ -461,7 +459,7 @@ static void an_error_that_stays_with_the_device_ends_batches_with_a_sentence(voi
     assert_ok(scene_connect(scene));
     assert_ok(scene_pull(scene, detail));
     cache_scribble(&scene->here, 3);
-    devices_stick(ILLEGAL_ADDRESS);
+    devices_stick(CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_int_equal(scene_pull(scene, detail), KVF_E_IO);
     assert_non_null(strstr(detail, "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered); "
                                    "this process cannot use the device any more"));
