@@ -465,7 +465,7 @@ static const struct refusal {
 } refusals[] = {{"cuEventQuery", 900},
                 {"cuEventQuery", 906},
                 {"cuEventQuery", CUDA_ERROR_OUT_OF_MEMORY},
-                {"cuCtxPushCurrent_v2", 201},
+                {"cuCtxPushCurrent_v2", CUDA_ERROR_INVALID_CONTEXT},
                 {"cuCtxPushCurrent_v2", 900}};
 
 static void a_job_of_which_the_driver_says_nothing_is_in_progress(void **unused) {
@@ -487,6 +487,28 @@ static void a_job_of_which_the_driver_says_nothing_is_in_progress(void **unused)
         devices_hasten();
         finish(job);
     }
+    close_scene(&scene);
+}
+
+/* After some failures of the device or the driver nothing of this process runs there any more. */
+static void a_job_ends_with_its_device(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    static const int ends[] = {CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_ECC_UNCORRECTABLE,
+                               CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_CONTAINED,
+                               CUDA_ERROR_LAUNCH_TIMEOUT};
+    test_scene scene = open_scene(&(kvf_copier_options){.jobs = 1});
+    const kvf_box one = pages_of(scene.one);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        kvf_copy_job *job = begin(&scene, &from, &to);
+        assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+        devices_fail("cuEventQuery", ends[i], 1);
+        assert_int_equal(kvf_copy_job_poll(job), KVF_E_IO);
+    }
+    kvf_copy_job *next = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(next, NULL), KVF_OK);
+    finish(next);
     close_scene(&scene);
 }
 
@@ -706,6 +728,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
         cmocka_unit_test(a_job_of_which_the_driver_says_nothing_is_in_progress),
+        cmocka_unit_test(a_job_ends_with_its_device),
         cmocka_unit_test(checksums_of_which_the_driver_says_nothing_are_in_progress),
         cmocka_unit_test(a_job_of_a_context_that_cannot_be_entered_any_more_is_over),
         cmocka_unit_test(memory_is_pinned_once),
