@@ -7,6 +7,7 @@ calls.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -34,13 +35,20 @@ class Computing:
     Args:
         model: the part of vLLM's model configuration that the connector reads
         unhooked: names of layers that call no hook
+        microbatches: how many a step is computed in, one after the other
         extra: settings of the connector
     """
 
     def __init__(
-        self, layout: Layout, model: Any, name: str, unhooked: Sequence[str] = (), **extra: Any
+        self,
+        layout: Layout,
+        model: Any,
+        name: str,
+        unhooked: Sequence[str] = (),
+        microbatches: int = 1,
+        **extra: Any,
     ) -> None:
-        self.layout, self._unhooked = layout, set(unhooked)
+        self.layout, self._unhooked, self._microbatches = layout, set(unhooked), microbatches
         ranks, cache = layout.ranks, layout.ranks[0].cache
         config: Any = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),
@@ -51,6 +59,7 @@ class Computing:
                 prefill_context_parallel_size=1,
                 cp_kv_cache_interleave_size=1,
                 data_parallel_index=0,
+                use_ubatching=microbatches > 1,
             ),
             device_config=SimpleNamespace(device_type="other"),
             model_config=SimpleNamespace(**vars(model), model=name),
@@ -105,7 +114,7 @@ class Computing:
 
     # ---- requests
 
-    def add(self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any]) -> Any:
+    def add(self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any] | None) -> Any:
         """Adds a request that has arrived."""
         self.tables[name] = tables
         request = self.requests[name] = a_request(name, tokens, params)
@@ -153,11 +162,13 @@ class Computing:
             self._end(step)
 
     def _forward(self, step: KvferryStep, chunks: dict[str, int], between: Between | None) -> bool:
-        for layer in sorted(self.layout.ranks[0].caches, key=number_of) if chunks else ():
+        layers = sorted(self.layout.ranks[0].caches, key=number_of) if chunks else []
+        for part, layer in itertools.product(range(self._microbatches), layers):
             for rank in range(len(self.workers)):
                 for name, count in chunks.items():
-                    begin = self.requests[name].num_computed_tokens
-                    self._compute(rank, layer, name, range(begin, begin + count))
+                    done = self.requests[name].num_computed_tokens
+                    begin, end = (done + count * i // self._microbatches for i in (part, part + 1))
+                    self._compute(rank, layer, name, range(begin, end))
             if layer not in self._unhooked:
                 for worker in self.workers:
                     worker.layer_done(step, layer)

@@ -104,6 +104,7 @@ class Half:
             prefill_context_parallel_size=1,
             cp_kv_cache_interleave_size=1,
             data_parallel_index=0,
+            use_ubatching=False,
         )
         self.config: Any = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),

@@ -259,6 +259,49 @@ class ChunkByChunk(Pairs):
         for layer in names(prefill):
             self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
 
+    def test_a_prefix_that_another_request_of_the_step_computes(self) -> None:
+        """vLLM's prefix cache has a block from when it is scheduled."""
+        prefill, decode = self.pair()
+        shared, own = range(64), range(64, TOKENS)
+        prefill.add("other", 64, [THERE[:2]], None)
+        self.begin(prefill, decode, [THERE], [HERE])
+        prefill.requests["r"].num_computed_tokens = len(shared)
+
+        def between(layer: str) -> bool:
+            at = names(prefill).index(layer)
+            if at < LAYERS - 1:
+                self.arrives(prefill, decode, layer, own)
+                self.arrives(prefill, decode, layer, shared)
+            return False
+
+        with self.layers_each(1):
+            prefill.step({"other": len(shared), "r": len(own)}, between=between)
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+
+    def test_microbatches_of_a_step(self) -> None:
+        """With dual batch overlap, each calls the hook of a layer."""
+        prefill, decode = self.pair(microbatches=2)
+        self.begin(prefill, decode, [THERE], [HERE])
+        with self.layers_each(1):
+            prefill.step({"r": 70})
+            prefill.step({"r": TOKENS - 70})
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+
+    def test_a_stage_that_is_not_told_of_a_steps_end(self) -> None:
+        prefill, decode = self.pair()
+        self.begin(prefill, decode, [THERE], [HERE])
+        (worker,) = prefill.workers
+        with mock.patch.object(worker, "seal"), self.layers_each(1):
+            for count in (40, 60):
+                prefill.step({"r": count})
+            self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+
     def test_windows_whose_blocks_vllm_takes_away(self) -> None:
         prefill, decode = self.pair(window=32)
         groups = prefill.layout.ranks[0].specs()

@@ -109,9 +109,11 @@ class EarlyPushes:
             early = self._all.get(name)
             if early is None:
                 continue
-            begin, prompt = early.request.num_computed_tokens, early.request.num_prompt_tokens
-            if begin < prompt:  # consumers do not want tokens after the prompt
-                end = min(begin + count, prompt)
+            done, prompt = early.request.num_computed_tokens, early.request.num_prompt_tokens
+            if done < prompt:  # consumers do not want tokens after the prompt
+                end = min(done + count, prompt)
+                # vLLM's prefix cache has blocks before they are computed: another request of this step may do so.
+                begin = done if early.brought else 0
                 found.append(Chunk(name, begin, end, self._tables(early, end, blocks.get_block_ids(name))))
                 early.brought = end
         return found
@@ -250,6 +252,7 @@ class LayerPushes:
 
     def begin(self, chunks: Sequence[Chunk], tickets: Mapping[str, int]) -> None:
         """The step begins; from here on the agent owns the blocks of its chunks."""
+        self.seal()  # vLLM does not tell all pipeline stages that a step has ended
         known = [
             chunk for chunk in chunks if chunk.request in tickets
         ]  # the others were refused, or have ended

@@ -259,9 +259,9 @@ class Worker:
         self._layers.begin(step.chunks, tickets)
 
     def layer_done(self, step: KvferryStep, name: str) -> None:
-        """A layer's attention has run."""
+        """A layer's attention has run; of microbatches (dual batch overlap) each tells so, and none which it is."""
         self.begin(step)
-        if self._layers is not None:
+        if self._layers is not None and not self._config.parallel_config.use_ubatching:
             self._layers.layer_done(name)
 
     def seal(self, step: KvferryStep) -> None:
