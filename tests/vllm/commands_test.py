@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-from halves import LAYERS, Half, steps
+from halves import LAYERS, Half, output_of, steps
 from many_ranks import ManyRanks
 
 import kvferry
@@ -352,7 +352,7 @@ class Allowing(Engines):
             self.assertEqual(reply.status, Status.PERMISSION)
             self.assertIn("local_commands is not set", reply.detail)
         prefill.serve("q", TOKENS, THERE)
-        self.assertEqual(prefill.scheduling.step(idle()).params, {})
+        self.assertEqual(prefill.scheduling.step(output_of()).params, {})
         self.load(decode, params)
         self.assert_loaded(decode)
 
@@ -390,11 +390,6 @@ class Allowing(Engines):
         self.assertEqual(refused.status, Status.PERMISSION)
         self.load(decode, params)
         self.assert_loaded(decode)
-
-
-def idle() -> Any:
-    """vLLM's output of a step in which nothing runs."""
-    return SimpleNamespace(preempted_req_ids=set(), total_num_scheduled_tokens=0)
 
 
 class Ending(Engines):

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 from cells import Cells, join_cells
-from halves import DRAIN, STEP_SECONDS, a_request, blocks_of, report_of
+from halves import STEP_SECONDS, a_request, blocks_of, output_of, report_of, transfer_of
 from layouts import Layout, Rank
 from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -51,7 +51,7 @@ class Computing:
         self.layout, self._unhooked, self._microbatches = layout, set(unhooked), microbatches
         ranks, cache = layout.ranks, layout.ranks[0].cache
         config: Any = SimpleNamespace(
-            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),
+            kv_transfer_config=transfer_of(name, extra),
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=len(ranks),
                 pipeline_parallel_size=1,
@@ -138,24 +138,24 @@ class Computing:
     # ---- steps
 
     def step(
-        self, compute: dict[str, int] | None = None, lost: Sequence[str] = (), between: Between | None = None
+        self,
+        compute: dict[str, int] | None = None,
+        lost: Sequence[str] = (),
+        between: Between | None = None,
+        to_zero: Sequence[int] = (),
     ) -> None:
         """One step, in vLLM's order.
 
         Args:
             compute: how many tokens to compute, by request
             lost: requests that lose their blocks
+            to_zero: blocks that vLLM fills with zeros; the test does so
         """
         chunks = dict(compute or {})
-        step = self.scheduling.step(
-            SimpleNamespace(
-                preempted_req_ids=set(lost),
-                num_scheduled_tokens=chunks,
-                total_num_scheduled_tokens=sum(chunks.values()),
-            )
-        )
+        step = self.scheduling.step(output_of(chunks, lost, to_zero))
         for worker in self.workers:
             worker.give_up(step)
+            worker.bound(step)
         if self._forward(step, chunks, between):
             for name, count in chunks.items():
                 self.requests[name].num_computed_tokens += count

@@ -464,6 +464,21 @@ class BadInput(Pairs):
             with self.subTest(text), self.assertRaisesRegex(InvalidError, text):
                 Half("engine", 16, **extra)
 
+    def test_a_server_whose_role_loads_nothing_computes_and_keeps_no_turns(self) -> None:
+        """vLLM keeps its own steps from writing into blocks that are loaded only where the role has loads."""
+        prefill, decode = self.engine("prefill", 16), self.engine("decode", 16)
+        params = prefill.serve("p", 40, [1, 2, 3])
+        transfer = decode.config.kv_transfer_config
+        transfer.kv_role, transfer.is_kv_consumer = "kv_producer", False
+        with self.assertLogs("vllm.kvferry", "ERROR") as log:
+            self.assertEqual(decode.want("d", 40, params, [4, 5, 6]), 0)
+        self.assertIn("request d is computed here: kv_role is kv_producer", log.output[0])
+        transfer.kv_connector_extra_config["bidirectional_kv_xfer"] = True
+        with self.assertRaisesRegex(InvalidError, "bidirectional_kv_xfer is set in the role kv_producer"):
+            read_settings(decode.config)
+        transfer.is_kv_consumer = True
+        self.assertTrue(read_settings(decode.config).turns)
+
     def test_environment_variables_say_where_to_listen(self) -> None:
         engine = self.engine("engine", 16)
         with mock.patch.dict("os.environ", KVFERRY_SIDE_CHANNEL_PORT="5", KVFERRY_SIDE_CHANNEL_HOST="::1"):

@@ -8,6 +8,7 @@ accept any; FlashInfer on sm_100 needs heads before tokens, in one allocation fo
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import unittest
 from types import SimpleNamespace
@@ -16,8 +17,17 @@ from typing import Any
 import torch
 from layouts import Layout, Rank, Specs, lay_out, move
 from transformers import LlamaConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from kvferry.errors import UnsupportedError
+from kvferry.model import Dtype
 
 HEADS, SIZE, LAYERS, TOKENS = 4, 16, 3, 70
 ORDERS = tuple(KVCacheLayout)
@@ -67,6 +77,13 @@ def latent(block_size: int, size: int, dtype: torch.dtype) -> KVCacheSpec:
     """The cache of FlashMLA, CUTLASS MLA, FlashInfer MLA and Triton MLA; with 656 bytes, pages of
     fp8_ds_mla."""
     return MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, max_tp_shards=1)
+
+
+def window_latent(block_size: int, size: int, dtype: torch.dtype) -> KVCacheSpec:
+    """The same, for layers with a window."""
+    return SlidingWindowMLASpec(
+        block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, max_tp_shards=1, sliding_window=1024
+    )
 
 
 def specs(make: Any, *arguments: Any) -> Specs:
@@ -152,14 +169,17 @@ class OrdersOfCuda(unittest.TestCase):
                 self.hand_over(there, here, HEADS)
 
     def test_latents_arrive_from_every_order_in_every_other(self) -> None:
-        for (size, dtype), (there_order, here_order) in itertools.product(
-            ((576, torch.bfloat16), (656, torch.uint8)), itertools.product(ORDERS, repeat=2)
+        kinds = ((latent, 576, torch.bfloat16), (latent, 656, torch.uint8), (window_latent, 576, torch.bfloat16))
+        for (make, size, dtype), (there_order, here_order) in itertools.product(
+            kinds, itertools.product(ORDERS, repeat=2)
         ):
-            with self.subTest(size=size, there=there_order.name, here=here_order.name):
+            with self.subTest(make.__name__, size=size, there=there_order.name, here=here_order.name):
                 there, here = (
                     lay_out(
                         model(1),
-                        lambda _, tokens=tokens, size=size, dtype=dtype: specs(latent, tokens, size, dtype),
+                        lambda _, make=make, tokens=tokens, size=size, dtype=dtype: specs(
+                            make, tokens, size, dtype
+                        ),
                         tp_size,
                         name,
                         BLOCKS,
@@ -171,6 +191,38 @@ class OrdersOfCuda(unittest.TestCase):
                     )
                 )
                 self.hand_over(there, here, 1, replicated=True)
+
+    def test_types_of_one_byte_are_told_apart(self) -> None:
+        for cache_type, dtype in (
+            ("fp8", Dtype.F8_E4M3),
+            ("fp8_e4m3", Dtype.F8_E4M3),
+            ("fp8_e5m2", Dtype.F8_E5M2),
+            ("fp8_ds_mla", Dtype.U8),
+        ):
+            for make, arguments in ((attention, (16, HEADS)), (latent, (16, 576))):
+                with self.subTest(make.__name__, cache_type=cache_type):
+                    layout = lay_out(
+                        model(HEADS),
+                        lambda _, make=make, arguments=arguments: specs(make, *arguments, torch.uint8),
+                        1,
+                        "prefill",
+                        BLOCKS,
+                        cache_type=cache_type,
+                    )
+                    (group,) = layout.ranks[0].geometry.groups
+                    self.assertEqual({part.dtype for part in group.parts}, {dtype})
+
+    def test_pages_of_a_backends_own_form_are_refused_by_name(self) -> None:
+        """B12X keeps all keys of a token in one slot and all values in another: with two heads the shape is ours."""
+
+        def pages(ranks: int) -> Specs:
+            plain: Any = attention(16, 2 // ranks, torch.bfloat16)
+            own = dataclasses.replace(plain, num_head_slots=2, state_content_bytes=2 * SIZE * 2)
+            return {name_of(layer): own for layer in range(LAYERS)}
+
+        said = f"layer {name_of(0)}: the attention backend keeps pages of 2 slots and {4 * SIZE} bytes a token"
+        with self.assertRaisesRegex(UnsupportedError, said):
+            lay_out(model(2), pages, 1, "prefill", BLOCKS)
 
     def test_a_cache_across_layers_is_one_region_and_strides_say_where(self) -> None:
         """Looks up block 1 of layer 2, head 3, token 5; blocks hold all layers, with tokens before heads."""

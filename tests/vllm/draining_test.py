@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
-from commands_test import HERE, LOGGER, PATIENCE, THERE, TOKENS, Engines, idle, place, tell
-from halves import LAYERS, Half, a_request, blocks_of, steps
+from commands_test import HERE, LOGGER, PATIENCE, THERE, TOKENS, Engines, place, tell
+from halves import LAYERS, Half, a_request, blocks_of, output_of, steps
 from many_ranks import ManyRanks
 
 from kvferry.commands import DRAIN, RESUME, Reply, ask
@@ -164,7 +164,7 @@ class Computing(Scheduled):
     def test_it_is_kept_though_the_command_comes_while_its_step_runs(self) -> None:
         prefill, _ = self.pair()
         request = self.schedule(prefill)
-        step = prefill.scheduling.step(idle())
+        step = prefill.scheduling.step(output_of())
         prefill.worker.give_up(step)
         commands = prefill.worker._commands
         assert commands is not None

@@ -27,6 +27,13 @@ STEP_SECONDS = 60.0  # the longest time that steps() goes on
 DRAIN = {"kv_drain_duration": 0.1}  # many tests end engines that still keep requests
 
 
+def transfer_of(name: str, extra: dict[str, Any]) -> Any:
+    """The part of vLLM's kv_transfer_config that the connector reads."""
+    return SimpleNamespace(
+        engine_id=name, kv_role="kv_both", is_kv_consumer=True, kv_connector_extra_config=DRAIN | extra
+    )
+
+
 def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: int = 0) -> Any:
     """The part of a request that the connector reads."""
     prompt = list(range(tokens))
@@ -43,6 +50,26 @@ def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: i
         cache_salt=None,
         num_computed_tokens=computed,
         max_tokens=16,
+    )
+
+
+def output_of(
+    compute: dict[str, int] | None = None, preempted: Sequence[str] = (), to_zero: Sequence[int] = ()
+) -> Any:
+    """The part of the output of vLLM's scheduler that the connector reads.
+
+    Args:
+        compute: how many tokens the step computes, by request
+        preempted: requests that have lost their blocks
+        to_zero: new blocks that vLLM fills with zeros
+    """
+    chunks = dict(compute or {})
+    return SimpleNamespace(
+        preempted_req_ids=set(preempted),
+        num_scheduled_tokens=chunks,
+        total_num_scheduled_tokens=sum(chunks.values()),
+        new_block_ids_to_zero=list(to_zero) or None,
+        kv_cache_block_copies=None,
     )
 
 
@@ -107,7 +134,7 @@ class Half:
             use_ubatching=False,
         )
         self.config: Any = SimpleNamespace(
-            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),
+            kv_transfer_config=transfer_of(name, extra),
             parallel_config=parallel,
             device_config=SimpleNamespace(device_type="other"),  # its kernels follow the tensors' strides
             model_config=SimpleNamespace(
@@ -156,12 +183,9 @@ class Half:
 
     def step(self, preempted: tuple[str, ...] = ()) -> KvferryStep:
         """Makes one step in which no request runs. Returns the step's message to the worker."""
-        step = self.scheduling.step(
-            SimpleNamespace(
-                preempted_req_ids=set(preempted), total_num_scheduled_tokens=0, num_scheduled_tokens={}
-            )
-        )
+        step = self.scheduling.step(output_of(preempted=preempted))
         self.worker.give_up(step)
+        self.worker.bound(step)
         self.worker.start(step)
         results = self.worker.take_results()
         self.invalid |= self.worker.take_invalid()

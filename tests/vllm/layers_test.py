@@ -594,6 +594,35 @@ class Devices(Pairs):
         worker._layers._marks = DeviceMarks(device, device.NUMBER)
         return device.events
 
+    def test_a_load_begins_once_the_device_has_filled_its_blocks_with_zeros(self) -> None:
+        prefill, decode = self.pair()
+        device = Device()
+        (worker,) = decode.workers
+        worker._device = device
+        prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
+        decode.want("r", TOKENS, [HERE], self.announced(prefill))
+
+        def step() -> None:
+            device.set_device(device.NUMBER)
+            decode.step(to_zero=HERE)
+
+        with ThreadPoolExecutor(1) as vllm:
+            stepped = vllm.submit(step)
+            prefill.step({"r": TOKENS})
+            self.wait(lambda: bool(device.events), "the device is not asked")
+            time.sleep(0.3)  # if the load had begun, something would have come
+            self.assertFalse(stepped.done())
+            for layer in names(decode):
+                self.assertTrue(self.untouched(decode, layer, range(TOKENS)))
+                bytes_of(decode.layout.ranks[0])[layer][HERE] = 0
+            device.events[0].happen()
+            stepped.result(WAIT_SECONDS)
+        self.end(prefill, decode)
+        for layer in names(prefill):
+            self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
+        decode.step(to_zero=[1])  # without a load nobody waits
+        self.assertEqual(len(device.events), 2)
+
     def test_layers_that_a_device_computes_later_are_waited_for(self) -> None:
         prefill, decode = self.pair()
         events = self.on_a_device(prefill)

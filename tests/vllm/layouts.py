@@ -83,6 +83,7 @@ def lay_out(
     blocks: int = BLOCKS,
     order: KVCacheLayout = KVCacheLayout.LBHNC,
     kernel_tokens: int | None = None,
+    cache_type: str = "auto",
 ) -> Layout:
     """Lays out an engine.
 
@@ -91,6 +92,7 @@ def lay_out(
         specs_of: gives the caches of a rank, from the engine's number of ranks
         order: the order of axes in memory, one of those that CUDA's attention backends declare
         kernel_tokens: the size of the kernels' blocks; None: that of vLLM's
+        cache_type: the setting --kv-cache-dtype
     """
     config: Any = SimpleNamespace(
         model_config=model,
@@ -99,6 +101,7 @@ def lay_out(
         attention_config=SimpleNamespace(hisparse_config=None),
         speculative_config=None,
         cache_config=SimpleNamespace(
+            cache_dtype=cache_type,
             get_resolved_kv_cache_layout=lambda: order,
             num_gpu_blocks_override=blocks,
             prefix_cache_retention_interval=None,

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from halves import DRAIN, LAYERS, SIZE, a_request, blocks_of, report_of
+from halves import LAYERS, SIZE, a_request, blocks_of, output_of, report_of, transfer_of
 from vllm.distributed import parallel_state
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
@@ -187,7 +187,7 @@ class ManyRanks:
             groups.insert(0, KVCacheGroupSpec([self.layers[LAYERS][0]], spec))  # vLLM may order groups so
         self.cache = KVCacheConfig(blocks, [], groups)
         self.config: Any = SimpleNamespace(
-            kv_transfer_config=SimpleNamespace(engine_id=name, kv_connector_extra_config=DRAIN | extra),
+            kv_transfer_config=transfer_of(name, extra),
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=tp,
                 pipeline_parallel_size=1,
@@ -254,7 +254,7 @@ class ManyRanks:
 
     def step(self) -> None:
         """Makes one step in which no request runs. A request has ended when all ranks have reported it."""
-        step = self.scheduling.step(SimpleNamespace(preempted_req_ids=set(), total_num_scheduled_tokens=0))
+        step = self.scheduling.step(output_of())
         ended: dict[str, set[str]] = {"sent": set(), "received": set()}
         failed: set[str] = set()
         for worker in self.workers:

@@ -149,6 +149,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         """What the scheduler's half needs to know of this rank."""
         return self.worker.handshake()
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """The step's tasks are there. vLLM has queued what it writes into new blocks, but not yet what it computes."""
+        super().bind_connector_metadata(connector_metadata)
+        self.worker.bound(self._step)
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Starts the instructions of the scheduler's half; the agent moves bytes in a thread of its own."""
         self.worker.start(self._step)

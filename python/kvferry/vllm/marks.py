@@ -21,6 +21,17 @@ class Waitable(Protocol):
         """Waits until it has happened. Raises what the device's module raises when the device has failed."""
 
 
+def record(device: Any) -> Waitable:
+    """An event that happens once the device has done what is queued on it now.
+
+    Args:
+        device: a module such as torch.cuda: its Event(blocking=True) is a Waitable
+    """
+    event: Waitable = device.Event(blocking=True)  # or who waits would spin
+    event.record()
+    return event
+
+
 @dataclass(frozen=True)
 class _Mark:
     """A mark that the device has not reached yet. The pipe has nothing in it, and is the thread's to close."""
@@ -35,7 +46,7 @@ class DeviceMarks:
     """Marks in a device's queue. A thread of this object waits for them, one after the other.
 
     Args:
-        device: a module such as torch.cuda: its Event(blocking=True) is a Waitable
+        device: as record() takes it
         number: which of these devices. The thread waits as this device's: a thread begins with device 0, and
             CUDA would give this process some 500 MB of that device's memory
     """
@@ -55,9 +66,7 @@ class DeviceMarks:
             failed: called by the thread, with the reason, if the device fails before it reaches the mark. Then
                 the descriptor's other end is closed, and it never becomes readable
         """
-        event: Waitable = self._device.Event(blocking=True)  # or the thread would spin while it waits
-        event.record()
-        mark = _Mark(event, *os.pipe(), failed)
+        mark = _Mark(record(self._device), *os.pipe(), failed)
         try:
             yield mark.readable
         finally:

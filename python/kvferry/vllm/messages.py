@@ -60,6 +60,7 @@ class KvferryStep(KVConnectorMetadata):
         idle: no request runs in this step: vLLM only asks whether transfers have ended
         params: of requests that are kept from here on, for an operator who has them handed over
         computes: requests are being computed for peers, and will be kept
+        fills: before it computes, vLLM writes zeros or copies of others into new blocks
     """
 
     instructions: list[Instruction] = field(default_factory=list)
@@ -70,6 +71,7 @@ class KvferryStep(KVConnectorMetadata):
     idle: bool = False
     params: dict[str, dict[str, Any]] = field(default_factory=dict)
     computes: bool = False
+    fills: bool = False
 
 
 @dataclass

@@ -80,6 +80,7 @@ HOOKS = {
     "update_connector_output": "learning what the workers have done",
     "register_kv_caches": "learning where the caches are",
     "get_handshake_metadata": "telling the scheduler's half of a rank",
+    "bind_connector_metadata": "loading after new blocks are filled",
     "start_load_kv": "starting transfers",
     "wait_for_layer_load": "the interface",
     "save_kv_layer": "writing requests layer by layer",
@@ -136,6 +137,8 @@ NEEDS = (
     ),
     Need(f"{_STEP}.preempted_req_ids", "requests that lose their blocks"),
     Need(f"{_STEP}.num_scheduled_tokens", "writing requests while they are computed"),
+    Need(f"{_STEP}.new_block_ids_to_zero", "loading after new blocks are filled with zeros"),
+    Need(f"{_STEP}.kv_cache_block_copies", "loading after new blocks are filled with copies"),
     Need(
         "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids", "writing requests while they are computed"
     ),
@@ -167,10 +170,13 @@ NEEDS = (
     Need(f"{_CACHE}:AttentionSpec.num_kv_heads", "heads"),
     Need(f"{_CACHE}:AttentionSpec.head_size", "heads"),
     Need(f"{_CACHE}:AttentionSpec.dcp_sharded", "which tokens the rank keeps"),
+    Need(f"{_CACHE}:AttentionSpec.num_head_slots", "refusing pages in an order of their own"),
+    Need(f"{_CACHE}:AttentionSpec.state_content_bytes", "refusing pages in an order of their own"),
     Need(f"{_CACHE}:FullAttentionSpec.head_size_v", "heads"),
     Need(f"{_CACHE}:ChunkedLocalAttentionSpec.attention_chunk_size", "chunked attention"),
     Need(f"{_CACHE}:SlidingWindowSpec.sliding_window", "sliding windows"),
     Need(f"{_CACHE}:MLAAttentionSpec.cache_role", "telling an indexer from a latent"),
+    Need(f"{_CACHE}:SlidingWindowMLASpec.model_version", "latents with a window"),
     Need(f"{_CACHE}:SparseCacheRole.INDEXER", "telling an indexer from a latent"),
     Need(f"{_CACHE}:MambaSpec.shapes", "states"),
     Need(f"{_CACHE}:MambaSpec.dtypes", "states"),
@@ -199,6 +205,9 @@ NEEDS = (
     Need("vllm.config:ModelConfig.model_arch_config", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.__getitem__", "the KV heads of each layer"),
     Need("vllm.config.model_arch:ModelArchitectureConfig.total_num_kv_heads", "the KV heads of each layer"),
+    Need("vllm.config:CacheConfig.cache_dtype", "telling types of one byte apart"),
+    Need("vllm.config:KVTransferConfig.is_kv_consumer", "loading only where vLLM waits for its own writes"),
+    Need("vllm.config:ParallelConfig.use_ubatching", "writing requests layer by layer"),
     Need("vllm.config:ParallelConfig.data_parallel_index", "ports of data-parallel engines"),
     Need("vllm.config:ParallelConfig.decode_context_parallel_size", "which tokens the rank keeps"),
     Need("vllm.config:ParallelConfig.prefill_context_parallel_size", "the rank's place in the engine"),
@@ -215,7 +224,6 @@ CPU_NEEDS = (
 # Methods of the interface that the connector knows and does not override.
 LEFT_ALONE = frozenset(
     {
-        "bind_connector_metadata",
         "bind_gpu_block_pool",
         "clear_connector_metadata",
         "finish_forward",

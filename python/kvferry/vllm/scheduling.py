@@ -129,6 +129,7 @@ class Scheduling:
         try:
             source = self._turn_before(request, params) if prefills else None
             if params.get("do_remote_prefill"):
+                self._check_role()
                 source = self._source(params)
             if source is None and not prefills:
                 return
@@ -157,6 +158,13 @@ class Scheduling:
                 self._early.add(request, key)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
+
+    def _check_role(self) -> None:
+        """Raises InvalidError where a load is not safe: vLLM may still compute what a block held before."""
+        transfer = self._config.kv_transfer_config
+        assert transfer is not None
+        if not transfer.is_kv_consumer:
+            raise InvalidError(f"kv_role is {transfer.kv_role}, which loads nothing; allowed: kv_consumer, kv_both")
 
     def match(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens can be loaded, and whether the request waits for them; None: not known yet."""
@@ -295,9 +303,10 @@ class Scheduling:
         params, self._params = self._params, {}
         idle = output.total_num_scheduled_tokens == 0
         computes = self._accepting.computes
+        fills = bool(output.new_block_ids_to_zero or output.kv_cache_block_copies)
         early, blocks = self._early, self._blocks
         if early is None or blocks is None:
-            return KvferryStep(self._take(), void, idle=idle, params=params, computes=computes)
+            return KvferryStep(self._take(), void, idle=idle, params=params, computes=computes, fills=fills)
         early.open(output)
         instructions = self._take()
         return KvferryStep(
@@ -309,6 +318,7 @@ class Scheduling:
             idle,
             params,
             computes,
+            fills,
         )
 
     def _take(self) -> list[Instruction]:

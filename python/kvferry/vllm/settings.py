@@ -180,6 +180,12 @@ def read_settings(config: VllmConfig) -> Settings:
             f"side_channel_host is {host}, which other machines may reach; give a key_file in "
             'kv_connector_extra_config, or set "insecure": true there where the network is trusted'
         )
+    turns = extra.switch("bidirectional_kv_xfer")
+    if turns and transfer is not None and not transfer.is_kv_consumer:
+        raise InvalidError(
+            f"bidirectional_kv_xfer is set in the role {transfer.kv_role}; allowed: kv_both (a prefill server), "
+            "for vLLM keeps its steps from writing into blocks that are loaded only where the role has loads"
+        )
     settings = Settings(
         host=host,
         port=port,
@@ -194,7 +200,7 @@ def read_settings(config: VllmConfig) -> Settings:
         insecure=insecure,
         weights=extra.name("weights"),
         push=is_push(extra.get("transfer_mode", "pull")),
-        turns=extra.switch("bidirectional_kv_xfer"),
+        turns=turns,
         turn=extra.seconds("decoder_kv_blocks_ttl") or TURN,
         keys=keys,
         allowed_keys=allowed,

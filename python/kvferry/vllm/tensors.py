@@ -23,6 +23,7 @@ from kvferry.vllm.compat import (
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
     SparseCacheRole,
     UniformTypeKVCacheSpecs,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 #: An indexer has a scale, of these bytes, for so many elements of a key.
 SCALED_ELEMENTS, SCALE_BYTES = 128, 4
+
+#: What elements of one byte are, by vLLM's name of the caches' type; others only their backend knows.
+BYTE_TYPES = {"fp8": Dtype.F8_E4M3, "fp8_e4m3": Dtype.F8_E4M3, "fp8_e5m2": Dtype.F8_E5M2}
 
 
 class Regions:
@@ -86,6 +90,13 @@ def dtype_of(value: torch.dtype) -> Dtype:
     return Dtype.by_name(str(value))
 
 
+def _cell_type(config: VllmConfig, tensor: torch.Tensor) -> Dtype:
+    """The type of a cache's elements. vLLM says bytes for more than one type."""
+    if tensor.dtype != torch.uint8:
+        return dtype_of(tensor.dtype)
+    return BYTE_TYPES.get(config.cache_config.cache_dtype, Dtype.U8)
+
+
 def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSpec]:
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return {name: spec.kv_cache_specs[name] for name in names}
@@ -117,18 +128,22 @@ def _kept_tokens(spec: AttentionSpec, ranks: Ranks) -> TokenShare:
     return ranks.tokens(spec.block_size) if spec.dcp_sharded else ALL_TOKENS
 
 
-def _latent_layer(spec: AttentionSpec, tensor: torch.Tensor, ranks: Ranks, regions: Regions) -> _Layer:
+def _latent_layer(
+    spec: AttentionSpec, tensor: torch.Tensor, dtype: Dtype, ranks: Ranks, regions: Regions
+) -> _Layer:
     """A latent layer: every rank holds the whole latent of the tokens that it keeps."""
     block, head, token = _page_strides(tensor)
     region, offset = regions.place(tensor)
-    part = Part("latent", dtype_of(tensor.dtype), 1, tensor.shape[3], tp_rule=TpRule.REPLICATE)
+    part = Part("latent", dtype, 1, tensor.shape[3], tp_rule=TpRule.REPLICATE)
     tokens = _kept_tokens(spec, ranks)
     place = Placement(region, offset, block, token, head)
     return _Layer((part,), (ranks.share(1, 1, tokens),), (place,), tensor.shape[0], tokens)
 
 
-def _is_quantized_indexer(spec: MLAAttentionSpec, tensor: torch.Tensor) -> bool:
+def _is_quantized_indexer(spec: AttentionSpec, tensor: torch.Tensor) -> bool:
     """Whether it is the cache of a sparse-attention indexer that keeps keys in FP8, with scales."""
+    if not isinstance(spec, MLAAttentionSpec):
+        return False
     return spec.cache_role == SparseCacheRole.INDEXER and tensor.dtype == torch.uint8
 
 
@@ -168,13 +183,29 @@ def _indexer_layer(
     )
 
 
+def _refuse_own_pages(name: str, spec: AttentionSpec) -> None:
+    """Raises UnsupportedError if the attention backend keeps pages in a form of its own, such as B12X or NVFP4."""
+    if spec.num_head_slots is not None or spec.state_content_bytes is not None:
+        raise UnsupportedError(
+            f"layer {name}: the attention backend keeps pages of {spec.num_head_slots or spec.num_kv_heads} slots "
+            f"and {spec.state_content_bytes} bytes a token in an order of its own; allowed: a slot for each of the "
+            f"{spec.num_kv_heads} heads, with its key and its value"
+        )
+
+
 def _attention_layer(
-    spec: AttentionSpec, tensor: torch.Tensor, heads: int, ranks: Ranks, regions: Regions, key_order: str
+    spec: AttentionSpec,
+    tensor: torch.Tensor,
+    dtype: Dtype,
+    heads: int,
+    ranks: Ranks,
+    regions: Regions,
+    key_order: str,
 ) -> _Layer:
     """Keys and values of a rank's share of a layer's heads: `heads` in the whole model."""
     block, head, token = _page_strides(tensor)
     region, offset = regions.place(tensor)
-    item, dtype = tensor.element_size(), dtype_of(tensor.dtype)
+    item = tensor.element_size()
     _, local, tokens, content = tensor.shape
     size, size_v = spec.head_size, spec.head_size_v
     if content != size + size_v or local != spec.num_kv_heads:
@@ -299,16 +330,20 @@ def _describe_layer(
     regions: Regions,
     orders: dict[tuple[Any, ...], str],
 ) -> _Layer:
-    if isinstance(spec, MLAAttentionSpec):
+    if isinstance(spec, SlidingWindowMLASpec) and spec.model_version is not None:
+        raise UnsupportedError(f"layer {name} keeps latents of {spec.model_version}")
+    if isinstance(spec, (MLAAttentionSpec, SlidingWindowMLASpec)):
         if _is_quantized_indexer(spec, cache):
             return _indexer_layer(spec, name, cache, ranks, regions)
-        return _latent_layer(spec, cache, ranks, regions)
+        return _latent_layer(spec, cache, _cell_type(config, cache), ranks, regions)
     if isinstance(spec, AttentionSpec):
+        _refuse_own_pages(name, spec)
         asked = (spec.dtype, cache.shape[2], spec.head_size)
         if asked not in orders:
             orders[asked] = key_order(config, spec, cache.shape[2])
         heads = total_kv_heads(place.model, name, place.index, spec.num_kv_heads, ranks.tp_size)
-        return _attention_layer(spec, cache, heads, ranks, regions, orders[asked])
+        dtype = _cell_type(config, cache)
+        return _attention_layer(spec, cache, dtype, heads, ranks, regions, orders[asked])
     if isinstance(spec, MambaSpec):
         if ranks.pcp_size > 1:
             raise UnsupportedError(f"layer {name} keeps a state, under prefill context parallelism")

@@ -28,7 +28,7 @@ from kvferry.vllm.compat import (
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
 from kvferry.vllm.identity import weights_of
 from kvferry.vllm.log import log_options
-from kvferry.vllm.marks import DeviceMarks
+from kvferry.vllm.marks import DeviceMarks, Waitable, record
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.processors import engines_processors
 from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
@@ -145,6 +145,8 @@ class Worker:
         self._each: dict[str, list[float]] = {name: [] for name in SPREADS}
         self._news = False
         self._layers: LayerPushes | None = None
+        self._device: Any = None  # module of the caches' device; None: they are the host's
+        self._filled: Waitable | None = None  # the device has written what vLLM fills new blocks with
         self._begun: KvferryStep | None = None  # the step whose pushes are open
         self._early: dict[str, bool] = {}  # requests that are pushed and not ended; whether the push is over
         self._commands: Commands | None = None  # None: nobody may give any
@@ -176,14 +178,16 @@ class Worker:
             self._commands = Commands(self._agent, self._find, self._name)
         self._caches = Caches(self._agent, self._source, memory, self._jobs, self._note)
         self._geometry = geometry
+        device = memory[0].device
+        if device.type != "cpu":
+            self._device = torch.get_device_module(device)
         if self._settings.push:
-            device = memory[0].device
             self._layers = LayerPushes(
                 self._agent,
                 LayerOrder(self._config, [name for name in self._cache_names() if name in caches]),
                 Pieces(engine, geometry.rank, geometry.layers),
                 self._settings.transport,
-                None if device.type == "cpu" else DeviceMarks(torch.get_device_module(device), device.index),
+                DeviceMarks(self._device, device.index) if self._device else None,
             )
         if ranks.pcp_size > 1:
             said = KvferryHandshake(self._agent.introduction, geometry, self._weights)
@@ -282,10 +286,27 @@ class Worker:
                 self._jobs[ticket].lost = True
                 cancel(self._agent, ticket)
 
+    def bound(self, step: KvferryStep) -> None:
+        """vLLM has queued what fills new blocks, and computes next."""
+        if step.fills and self._device is not None:
+            self._filled = record(self._device)
+
+    def _await_filled(self) -> None:
+        """Waits until new blocks are filled: loads write into them, and neither vLLM nor the device waits for that.
+
+        vLLM starts loads when it has queued the step's computation. So this ends when the device begins with it, and
+        the device is not kept waiting.
+        """
+        filled, self._filled = self._filled, None
+        if filled is not None:
+            filled.synchronize()
+
     def start(self, step: KvferryStep) -> None:
         """Carries out the instructions of the scheduler's half."""
         self._idle = step.idle
         self.begin(step)
+        if any(item.kind in LOADS for item in step.instructions):
+            self._await_filled()
         early = {chunk.request for chunk in step.chunks}
         for request in step.void:
             self._results.finished_recving.add(request)
