@@ -169,7 +169,11 @@ class OrdersOfCuda(unittest.TestCase):
                 self.hand_over(there, here, HEADS)
 
     def test_latents_arrive_from_every_order_in_every_other(self) -> None:
-        kinds = ((latent, 576, torch.bfloat16), (latent, 656, torch.uint8), (window_latent, 576, torch.bfloat16))
+        kinds = (
+            (latent, 576, torch.bfloat16),
+            (latent, 656, torch.uint8),
+            (window_latent, 576, torch.bfloat16),
+        )
         for (make, size, dtype), (there_order, here_order) in itertools.product(
             kinds, itertools.product(ORDERS, repeat=2)
         ):
@@ -213,7 +217,7 @@ class OrdersOfCuda(unittest.TestCase):
                     self.assertEqual({part.dtype for part in group.parts}, {dtype})
 
     def test_pages_of_a_backends_own_form_are_refused_by_name(self) -> None:
-        """B12X keeps all keys of a token in one slot and all values in another: with two heads the shape is ours."""
+        """B12X has a slot for all keys of a token and one for all values: with two heads the shape is ours."""
 
         def pages(ranks: int) -> Specs:
             plain: Any = attention(16, 2 // ranks, torch.bfloat16)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import unittest
 from types import SimpleNamespace
 from typing import Any
 
+from fake_device import Device
 from halves import LAYERS, Half, steps
 from many_ranks import ManyRanks
 from vllm.distributed.kv_transfer.kv_connector.utils import clip_ssm_state_blocks
@@ -13,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import clip_ssm_state_block
 from kvferry.errors import UnsupportedError
 from kvferry.model import GroupKind
 from kvferry.vllm.layers import place_layer
+from kvferry.vllm.messages import KvferryStep
 from kvferry.vllm.scheduling import _table
 
 TOKENS = 21
@@ -109,6 +112,26 @@ class Drafts(unittest.TestCase):
             with self.subTest(push=push):
                 p, d = self.pair(1, 1, push)
                 self.move(p, d)
+                self.assertEqual(d.wrong(LAYERS, HERE, range(TOKENS)), 0)
+
+    def test_a_draft_that_is_still_computed_is_waited_for(self) -> None:
+        """vLLM ends a request with its last token, and computes drafts after it."""
+        for push in (False, True):
+            with self.subTest(push=push):
+                p, d = self.pair(1, 1, push)
+                p.layers[f"model.layers.{LAYERS}.attn"].zero_()
+                p.worker._device = device = Device()
+                p.worker.seal(KvferryStep())
+                (drafted,) = device.events
+                params = p.serve("a", TOKENS, THERE)
+                d.want("a", TOKENS, params, HERE)
+                until = time.monotonic() + 0.3
+                steps(p, d, until=lambda until=until: time.monotonic() > until)
+                self.assertEqual(d.received, set())
+                p.write(LAYERS, THERE, range(TOKENS))
+                drafted.happen()
+                steps(p, d, until=lambda p=p, d=d: "a" in d.received and "a" in p.sent)
+                self.assertEqual(d.failed, set())
                 self.assertEqual(d.wrong(LAYERS, HERE, range(TOKENS)), 0)
 
     def test_another_draft_is_left_alone(self) -> None:

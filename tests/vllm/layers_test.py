@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import threading
 import time
 import unittest
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from unittest import mock
 import latent_state_test as kimi
 import torch
 from computing import Computing, bytes_of, steps
+from fake_device import Device, Event
 from halves import Layers
 from layouts import Layout, Specs, lay_out
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
@@ -546,45 +546,6 @@ class HowMuchAtATime(unittest.TestCase):
         self.assertFalse(KvferryConnector.requires_piecewise_for_cudagraph({}))
 
 
-class Event:
-    """An event of a device that is a list of events: a test makes them happen, or fail, one by one."""
-
-    def __init__(self, device: Device, blocking: bool) -> None:
-        assert blocking, "the thread that waits would spin"
-        self._device = device
-        self._happened = threading.Event()
-        self._error: Exception | None = None
-
-    def record(self) -> None:
-        self._device.events.append(self)
-
-    def synchronize(self) -> None:
-        assert getattr(self._device.chosen, "number", 0) == self._device.NUMBER, "device 0 would give memory"
-        self._happened.wait(WAIT_SECONDS)
-        if self._error is not None:
-            raise self._error
-
-    def happen(self, error: Exception | None = None) -> None:
-        self._error = error
-        self._happened.set()
-
-
-class Device:
-    """Stands for a module such as torch.cuda, with the queue of one of its devices."""
-
-    NUMBER = 3
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.chosen = threading.local()
-
-    def Event(self, blocking: bool = False) -> Event:  # as torch calls it
-        return Event(self, blocking)
-
-    def set_device(self, number: int) -> None:
-        self.chosen.number = number
-
-
 class Devices(Pairs):
     def on_a_device(self, prefill: Computing) -> list[Event]:
         """The queue of the device on which the engine computes from here on."""
@@ -602,26 +563,18 @@ class Devices(Pairs):
         prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
         decode.want("r", TOKENS, [HERE], self.announced(prefill))
 
-        def step() -> None:
-            device.set_device(device.NUMBER)
-            decode.step(to_zero=HERE)
-
-        with ThreadPoolExecutor(1) as vllm:
-            stepped = vllm.submit(step)
-            prefill.step({"r": TOKENS})
-            self.wait(lambda: bool(device.events), "the device is not asked")
-            time.sleep(0.3)  # if the load had begun, something would have come
-            self.assertFalse(stepped.done())
-            for layer in names(decode):
-                self.assertTrue(self.untouched(decode, layer, range(TOKENS)))
-                bytes_of(decode.layout.ranks[0])[layer][HERE] = 0
-            device.events[0].happen()
-            stepped.result(WAIT_SECONDS)
+        decode.step(to_zero=HERE)
+        (filled,) = device.events
+        prefill.step({"r": TOKENS})
+        time.sleep(0.3)  # if the load had begun, something would have come
+        for layer in names(decode):
+            self.assertTrue(self.untouched(decode, layer, range(TOKENS)))
+        filled.happen()
         self.end(prefill, decode)
         for layer in names(prefill):
             self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
-        decode.step(to_zero=[1])  # without a load nobody waits
-        self.assertEqual(len(device.events), 2)
+        decode.step()  # fills nothing
+        self.assertEqual(len(device.events), 1)
 
     def test_layers_that_a_device_computes_later_are_waited_for(self) -> None:
         prefill, decode = self.pair()

@@ -150,7 +150,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return self.worker.handshake()
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """The step's tasks are there. vLLM has queued what it writes into new blocks, but not yet what it computes."""
+        """The step's tasks are there. vLLM has queued what fills new blocks, and not yet what it computes."""
         super().bind_connector_metadata(connector_metadata)
         self.worker.bound(self._step)
 

@@ -112,7 +112,7 @@ class EarlyPushes:
             done, prompt = early.request.num_computed_tokens, early.request.num_prompt_tokens
             if done < prompt:  # consumers do not want tokens after the prompt
                 end = min(done + count, prompt)
-                # vLLM's prefix cache has blocks before they are computed: another request of this step may do so.
+                # vLLM's prefix cache has blocks that another request of this step is yet to compute.
                 begin = done if early.brought else 0
                 found.append(Chunk(name, begin, end, self._tables(early, end, blocks.get_block_ids(name))))
                 early.brought = end

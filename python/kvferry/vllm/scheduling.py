@@ -164,7 +164,9 @@ class Scheduling:
         transfer = self._config.kv_transfer_config
         assert transfer is not None
         if not transfer.is_kv_consumer:
-            raise InvalidError(f"kv_role is {transfer.kv_role}, which loads nothing; allowed: kv_consumer, kv_both")
+            raise InvalidError(
+                f"kv_role is {transfer.kv_role}, which loads nothing; allowed: kv_consumer, kv_both"
+            )
 
     def match(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens can be loaded, and whether the request waits for them; None: not known yet."""

@@ -183,8 +183,8 @@ def read_settings(config: VllmConfig) -> Settings:
     turns = extra.switch("bidirectional_kv_xfer")
     if turns and transfer is not None and not transfer.is_kv_consumer:
         raise InvalidError(
-            f"bidirectional_kv_xfer is set in the role {transfer.kv_role}; allowed: kv_both (a prefill server), "
-            "for vLLM keeps its steps from writing into blocks that are loaded only where the role has loads"
+            f"bidirectional_kv_xfer is set in the role {transfer.kv_role}; allowed: kv_both, for in a role "
+            "without loads vLLM may still write into blocks that are loaded"
         )
     settings = Settings(
         host=host,

@@ -184,12 +184,12 @@ def _indexer_layer(
 
 
 def _refuse_own_pages(name: str, spec: AttentionSpec) -> None:
-    """Raises UnsupportedError if the attention backend keeps pages in a form of its own, such as B12X or NVFP4."""
+    """Raises UnsupportedError if the attention backend keeps pages in a form of its own, as B12X does."""
     if spec.num_head_slots is not None or spec.state_content_bytes is not None:
         raise UnsupportedError(
-            f"layer {name}: the attention backend keeps pages of {spec.num_head_slots or spec.num_kv_heads} slots "
-            f"and {spec.state_content_bytes} bytes a token in an order of its own; allowed: a slot for each of the "
-            f"{spec.num_kv_heads} heads, with its key and its value"
+            f"layer {name}: the attention backend keeps pages of {spec.num_head_slots or spec.num_kv_heads} "
+            f"slots and {spec.state_content_bytes} bytes a token in an order of its own; allowed: a slot for "
+            f"each of the {spec.num_kv_heads} heads, with its key and its value"
         )
 
 

@@ -28,7 +28,7 @@ from kvferry.vllm.compat import (
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
 from kvferry.vllm.identity import weights_of
 from kvferry.vllm.log import log_options
-from kvferry.vllm.marks import DeviceMarks, Waitable, record
+from kvferry.vllm.marks import DeviceMarks, record
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.processors import engines_processors
 from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
@@ -146,7 +146,9 @@ class Worker:
         self._news = False
         self._layers: LayerPushes | None = None
         self._device: Any = None  # module of the caches' device; None: they are the host's
-        self._filled: Waitable | None = None  # the device has written what vLLM fills new blocks with
+        # Events of the device; None: nothing to wait for.
+        self._filled: Any = None  # it has written what vLLM fills new blocks with
+        self._drafted: Any = None  # it has computed a step's drafts
         self._begun: KvferryStep | None = None  # the step whose pushes are open
         self._early: dict[str, bool] = {}  # requests that are pushed and not ended; whether the push is over
         self._commands: Commands | None = None  # None: nobody may give any
@@ -263,7 +265,7 @@ class Worker:
         self._layers.begin(step.chunks, tickets)
 
     def layer_done(self, step: KvferryStep, name: str) -> None:
-        """A layer's attention has run; of microbatches (dual batch overlap) each tells so, and none which it is."""
+        """A layer's attention has run: of the step, or of one of its microbatches (dual batch overlap)."""
         self.begin(step)
         if self._layers is not None and not self._config.parallel_config.use_ubatching:
             self._layers.layer_done(name)
@@ -273,6 +275,9 @@ class Worker:
         self.begin(step)
         if self._layers is not None:
             self._layers.seal()
+        # A request ends with its last token, for which vLLM does not wait until its drafts are computed.
+        if self._device is not None and self._has_drafts:
+            self._drafted = record(self._device)
 
     def give_up(self, step: KvferryStep) -> None:
         """The step is about to begin: vLLM may write other content into blocks that are being pushed."""
@@ -287,26 +292,14 @@ class Worker:
                 cancel(self._agent, ticket)
 
     def bound(self, step: KvferryStep) -> None:
-        """vLLM has queued what fills new blocks, and computes next."""
+        """vLLM has queued what fills new blocks. Loads write into them too, and nothing else orders both."""
         if step.fills and self._device is not None:
             self._filled = record(self._device)
-
-    def _await_filled(self) -> None:
-        """Waits until new blocks are filled: loads write into them, and neither vLLM nor the device waits for that.
-
-        vLLM starts loads when it has queued the step's computation. So this ends when the device begins with it, and
-        the device is not kept waiting.
-        """
-        filled, self._filled = self._filled, None
-        if filled is not None:
-            filled.synchronize()
 
     def start(self, step: KvferryStep) -> None:
         """Carries out the instructions of the scheduler's half."""
         self._idle = step.idle
         self.begin(step)
-        if any(item.kind in LOADS for item in step.instructions):
-            self._await_filled()
         early = {chunk.request for chunk in step.chunks}
         for request in step.void:
             self._results.finished_recving.add(request)
@@ -342,7 +335,13 @@ class Worker:
                 cancel(agent, running)
             return
         if kind == InstructionKind.HOLD:
-            ticket = agent.hold(item.transfer_id, item.groups, consumers=item.consumers, lease=item.deadline)
+            ticket = agent.hold(
+                item.transfer_id,
+                item.groups,
+                consumers=item.consumers,
+                lease=item.deadline,
+                after=self._drafted,
+            )
         elif kind == InstructionKind.PUSH:
             ticket = agent.push(
                 item.transfer_id, item.groups, consumers=item.consumers, deadline=item.deadline or None
@@ -353,7 +352,7 @@ class Worker:
         self._tickets[kind, request] = ticket
         if kind == InstructionKind.PUSH and request not in self._early:
             try:
-                agent.push_ready(ticket)  # all of it: the request has finished
+                agent.push_ready(ticket, after=self._drafted)  # all of it: the request has finished
             except NotFoundError:  # the push has ended; its event says why
                 pass
 
@@ -367,14 +366,16 @@ class Worker:
             assert self._geometry is not None
             groups = tuple(GroupSteps() for _ in self._geometry.groups)
         if item.kind == InstructionKind.EXPECT or item.push:
-            return agent.expect(item.transfer_id, contact, groups, deadline=deadline)
+            return agent.expect(item.transfer_id, contact, groups, deadline=deadline, after=self._filled)
         if item.reserved:
             ticket = self._tickets.pop((InstructionKind.RESERVE, request), None)
             if ticket is None:
                 raise NotFoundError("the producer's blocks could not be reserved")
-            agent.pull_into(ticket, groups)
+            agent.pull_into(ticket, groups, after=self._filled)
             return ticket
-        return agent.pull(item.transfer_id, contact, groups, deadline=deadline, patience=patience)
+        return agent.pull(
+            item.transfer_id, contact, groups, deadline=deadline, patience=patience, after=self._filled
+        )
 
     def _refused(self, kind: InstructionKind, request: str, why: str) -> None:
         """Reports a refused request here, because without a ticket no event will report it."""
@@ -418,6 +419,11 @@ class Worker:
             group.kind == GroupKind.TOKENS and not group.window_tokens and not group.chunk_tokens
             for group in self._geometry.groups
         )
+
+    @property
+    def _has_drafts(self) -> bool:
+        assert self._geometry is not None
+        return any(group.is_draft for group in self._geometry.groups)
 
     def take_stats(self) -> KvferryStats | None:
         """The counts since the last call; None if nothing has ended."""
