@@ -109,6 +109,8 @@ CUresult bench_runs_batched(void *call, bool second, const bench_runs *runs);
 void bench_batches(bench_report *report);
 /** The link between device and host, in long runs: cuda_link.c. */
 void bench_link(bench_report *report);
+/** Received blocks that are permuted, and blocks that are copied: cuda_received.c. */
+void bench_received(bench_report *report);
 /** A product of matrices beside the copy engine: cuda_beside.c. */
 void bench_beside(bench_report *report);
 /** Two processes: cuda_peers.c. */
