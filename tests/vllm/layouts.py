@@ -6,7 +6,6 @@ configuration that they read. Bytes move between two engines run by run, as plan
 
 from __future__ import annotations
 
-import unittest
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,9 +15,9 @@ import torch
 from probing import read_layer
 
 try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups
+except ImportError:  # before vLLM 0.33
     from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
-except ImportError as error:  # vLLM 0.33 plans its pages differently
-    raise unittest.SkipTest(f"layouts are made by functions of vLLM 0.32: {error}") from None
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
