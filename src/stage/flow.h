@@ -42,9 +42,10 @@
 typedef struct kvf_stage_flow kvf_stage_flow;
 typedef struct kvf_stage_peer kvf_stage_peer;
 
-/** Where bytes that come by a permission are counted. */
+/** Where the bytes that one peer brings by a permission are counted. */
 typedef struct kvf_stage_tally {
     uint64_t permission;
+    char *peer;         /**< its name */
     uint64_t *by_layer; /**< the caller's */
     struct kvf_stage_tally *next;
 } kvf_stage_tally;

@@ -71,7 +71,7 @@ static kvf_status check_permission(kvf_stage_flow *flow, const kvf_opening *open
 /* Where the bytes of a push are counted by layer. */
 static uint64_t *tally_of(const kvf_stage_flow *flow) {
     const kvf_stage_tally *tally = flow->direction == KVF_WRITE ? flow->stage->tallies : NULL;
-    while (tally && tally->permission != flow->permission)
+    while (tally && (tally->permission != flow->permission || strcmp(tally->peer, flow->peer->name) != 0))
         tally = tally->next;
     return tally ? tally->by_layer : NULL;
 }
