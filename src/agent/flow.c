@@ -272,9 +272,9 @@ static void end_part(kvf_flow *flow) {
 
 static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_flow *flow = call->context;
-    (void)answer;
     flow->told = NULL;
     flow->heard = true;
+    flow->refused = flow->refused || (answer && status == KVF_E_CANCELLED);
     if (status && !flow->status) {
         flow->status = status;
         flow->detail = kvf_strdup(kvf_error_detail());
@@ -400,6 +400,7 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
 
 static void writing_failed(kvf_flow *flow, kvf_status status, const char *why) {
     char detail[1024];
+    flow->refused = status == KVF_E_CANCELLED; /* not by us */
     (void)snprintf(detail, sizeof detail, "writing to rank %u of %s failed with %s after %llu bytes: %s",
                    flow->session->rank, flow->session->engine, kvf_status_name(status),
                    (unsigned long long)flow->bytes, why);

@@ -502,6 +502,10 @@ void kvf_stage_count_no_more(kvf_stage *stage, uint64_t permission) {
     }
 }
 
+void kvf_stage_refuse_with(kvf_stage *stage, kvf_status status) {
+    stage->refusal = status;
+}
+
 uint64_t kvf_move_operations(const kvf_move *move) {
     uint64_t all = 0;
     for (uint32_t i = 0; i < move->leg_count; i++) {

@@ -79,6 +79,9 @@ kvf_status kvf_stage_count(kvf_stage *stage, const char *peer, uint64_t permissi
 /** No bytes of the permission are counted any more, of any peer, and no array is touched again. */
 void kvf_stage_count_no_more(kvf_stage *stage, uint64_t permission);
 
+/** For a `permit` that returns false: the flow ends with this status instead of KVF_E_PERMISSION. */
+void kvf_stage_refuse_with(kvf_stage *stage, kvf_status status);
+
 /** Operations completed: runs of direct sources, slots of packed ones. */
 uint64_t kvf_move_operations(const kvf_move *move);
 
