@@ -480,8 +480,10 @@ kvf_status kvf_stage_count(kvf_stage *stage, const char *peer, uint64_t permissi
         kvf_free(name);
         return kvf_nomem("a count of layers");
     }
-    *tally = (kvf_stage_tally){
-        .permission = permission, .peer = name, .by_layer = by_layer, .next = stage->tallies};
+    tally->permission = permission;
+    tally->peer = name;
+    tally->by_layer = by_layer;
+    tally->next = stage->tallies;
     stage->tallies = tally;
     return KVF_OK;
 }
