@@ -485,7 +485,7 @@ KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, 
  *
  * After a failure the request may be expected again, into other blocks at once, also while the first blocks are in doubt:
  * a push that goes on writes to both until it hears of the withdrawal. If the push has ended, as it does when its last
- * consumer withdraws, the new expectation fails with KVF_E_EXISTS if the producer remembers it (`remember_ns`), and
+ * consumer gives up, the new expectation fails with KVF_E_NOT_FOUND if the producer remembers it (`remember_ns`), and
  * otherwise waits for another push. */
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -496,6 +496,11 @@ KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *r
  * Event: DONE (all consumers have the request), or FAILED, with the reasons of kvf_agent_hold(); then this side's
  * blocks are free, also those that chunks brought. With `after`, nothing is written before that event, whatever is
  * ready; the deadline counts from the call.
+ *
+ * A consumer that gives up, for whatever reason, no longer has to be served; the push goes on for the others and then
+ * fails with KVF_E_CANCELLED, and the detail names a rank that gave up. If all of a consumer's ranks were written to
+ * before the producer heard of it, the push may be DONE. A rank that expects the request again before the push has
+ * ended, and gets it, has not given up.
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is being pushed already, or a block is being filled), KVF_E_RANGE (a block
  *         that does not exist; records, as of kvf_agent_hold()), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID,

@@ -21,8 +21,8 @@ struct kvf_arrival {
     kvf_cuda_word *word;  /* streams wait for it; NULL: none has yet */
     bool over;            /* the request has ended: no stream waits any more */
     bool counts;          /* expect: the stage counts in `come` */
-    uint64_t *come,
-        *awaited; /* expect: bytes by layer that came packed, and that all writers give; NULL: not known */
+    /* expect: bytes that came packed, and that are to come; by source of the plan, then by layer. NULL: not known */
+    uint64_t *come, *awaited;
     kvf_asker *asker;
     kvf_arrival *prev, *next; /* agent->arrivals */
 };

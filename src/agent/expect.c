@@ -244,6 +244,12 @@ kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
     return live ? kvf_asker_of(expect) : NULL;
 }
 
+bool kvf_expect_was(const kvf_agent *agent, uint64_t generation) {
+    const uint64_t number = generation & ~KVF_EXPECTATION;
+    return generation != number && number > 0 && number <= agent->next_ticket &&
+           !kvf_expect_moving(agent, generation);
+}
+
 static kvf_source *source_of(kvf_session *session, uint64_t generation) {
     uint64_t number = generation & ~KVF_EXPECTATION;
     kvf_asker *expect = kvf_asker_of(kvf_ticket_find(session->agent, number, &expect_ops));
@@ -280,7 +286,10 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
     bool news = !source->settled;
     source->settled = source->settled || call->status != KVF_E_PEER_LOST || stops(source);
     if (expect->base.state == KVF_TICKET_DOUBT || call->status) {
-        kvf_answer_status(session, call, KVF_OK, "");
+        if (call->status)
+            kvf_answer_status(session, call, KVF_OK, "");
+        else /* it has not heard of the withdrawal, and takes this for one */
+            kvf_answer_status(session, call, KVF_E_CANCELLED, expect->base.detail ? expect->base.detail : "");
         if (call->status && !expect->base.silent)
             kvf_ticket_fail(&expect->base, call->status,
                             call->detail[0] ? call->detail : "the producer failed without giving a reason",

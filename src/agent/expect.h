@@ -14,6 +14,9 @@ static inline uint64_t kvf_expect_generation(const kvf_asker *expect) {
 /** The expectation with this generation, if producers may write it now; NULL: there is none. */
 kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation);
 
+/** Whether there was an expectation with this generation that has ended. */
+bool kvf_expect_was(const kvf_agent *agent, uint64_t generation);
+
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call);
 
 /** Whether a writer has stopped that says so, or no longer knows the expectation. If it has forgotten what it was

@@ -272,9 +272,9 @@ static void end_part(kvf_flow *flow) {
 
 static void on_told(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_flow *flow = call->context;
-    (void)answer;
     flow->told = NULL;
     flow->heard = true;
+    flow->refused = flow->refused || (answer && status == KVF_E_CANCELLED);
     if (status && !flow->status) {
         flow->status = status;
         flow->detail = kvf_strdup(kvf_error_detail());
@@ -344,13 +344,33 @@ static bool leave_past(kvf_session *session) {
     return true;
 }
 
+/* Writes that were stopped when the client met us again may hang in the connection. New ones wait until they have ended,
+ * and then go on by it; or until nothing else uses it, and then get another. False: neither yet. */
+static bool leave_hanging(kvf_session *session) {
+    const kvf_flow *flow;
+    bool hangs = false;
+    if (!session->may_hang)
+        return true;
+    DL_FOREACH2(session->flows, flow, session_next) {
+        hangs = hangs || (flow->status && kvf_carry_is_there(&flow->carry));
+    }
+    if (hangs && kvf_session_goes_on(session)) {
+        kvf_agent_due(session->agent, kvf_agent_now(session->agent) + KVF_MILLISECOND);
+        return false;
+    }
+    session->may_hang = false;
+    if (hangs)
+        kvf_session_disconnect(session);
+    return true;
+}
+
 void kvf_flow_pump(kvf_flow *flow) {
     kvf_session *session = flow->session;
     if (flow->packed && session->agent->stage && !session->takes_flows)
         return; /* it has not said yet that it takes flows: another JOIN is on its way */
     if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || !session->shape)
         return;
-    if (!leave_past(session))
+    if (!leave_past(session) || !leave_hanging(session))
         return; /* the end of a flow pumps all, and so does a tick */
     uint32_t all = kvf_model_layer_count(kvf_engine_model(session->agent->engine));
     flow_part part;
@@ -380,6 +400,7 @@ void kvf_flow_stop(kvf_flow *flow, kvf_status status, const char *detail) {
 
 static void writing_failed(kvf_flow *flow, kvf_status status, const char *why) {
     char detail[1024];
+    flow->refused = status == KVF_E_CANCELLED; /* not by us */
     (void)snprintf(detail, sizeof detail, "writing to rank %u of %s failed with %s after %llu bytes: %s",
                    flow->session->rank, flow->session->engine, kvf_status_name(status),
                    (unsigned long long)flow->bytes, why);
@@ -434,7 +455,7 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)
         kvf_agent_due(flow->session->agent, end_of(flow));
-    if (kvf_session_is_past(flow->session))
+    if (kvf_session_is_past(flow->session) || (flow->session->may_hang && leave_hanging(flow->session)))
         kvf_flows_pump(flow->session);
     kvf_flow_poll(flow);
     if (flow->over && (flow->heard || flow->withdrawn))

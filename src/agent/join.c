@@ -77,27 +77,40 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     return KVF_OK;
 }
 
+/* Cancels what moves for a client's earlier expectations and pulls. Returns whether it was being written to. */
+static bool cancel_earlier(const kvf_session *session) {
+    const kvf_flow *flow;
+    const kvf_reader *reader;
+    bool writes = false;
+    DL_FOREACH2(session->flows, flow, session_next) {
+        kvf_carry_cancel(&flow->carry);
+        writes = writes || kvf_carry_is_there(&flow->carry);
+    }
+    DL_FOREACH2(session->readers, reader, session_next) {
+        kvf_stage_revoke(session->agent->stage, reader->generation);
+    }
+    return writes;
+}
+
 /*
  * A client that sends us its card again in a new call had lost us, unless it says otherwise (KVF_JOIN_ADDS_STAGE): it
  * has dropped its earlier expectations and pulls. What still moves for them is stuck in a connection that may hang for
  * any time, and so may be the last operations of flows that have ended. If nothing else moves, the client gets a new
- * connection. Otherwise perhaps it had only not used us for long, and flows of other sessions go on by this one.
+ * connection. Otherwise perhaps it had lost something else, or only not used us for long, and flows of other sessions go
+ * on by this one. It is left later if writes for the earlier expectations do hang in it (kvf_flow_pump()).
  */
 static void begin_anew(kvf_session *session) {
     kvf_flow *flow;
-    const kvf_reader *reader;
-    bool writes = false;
     if (session->peer && !session->joins_again) {
+        const bool writes = cancel_earlier(session);
+        const bool shared = kvf_session_goes_on(session);
         DL_FOREACH2(session->flows, flow, session_next) {
-            if (!kvf_carry_is_there(&flow->carry))
-                continue;
-            kvf_flow_stop(flow, KVF_E_PEER_LOST, "the consumer has met this rank again");
-            writes = true;
+            if (kvf_carry_is_there(&flow->carry))
+                kvf_flow_stop(flow, shared ? KVF_E_CANCELLED : KVF_E_PEER_LOST,
+                              "the consumer has met this rank again");
         }
-        DL_FOREACH2(session->readers, reader, session_next) {
-            kvf_stage_revoke(session->agent->stage, reader->generation);
-        }
-        if (writes || !kvf_session_goes_on(session))
+        session->may_hang = writes && shared;
+        if (!shared)
             kvf_session_disconnect(session);
     }
     session->joins_again = false;

@@ -67,6 +67,9 @@ static kvf_status check_write(const kvf_agent *agent, const char *peer, const kv
             return check_blocks(agent, request, expect->base.groups);
         }
     }
+    if (!expect && kvf_expect_was(agent, request->permission))
+        return kvf_fail(KVF_E_CANCELLED, "expectation number %llu has ended",
+                        (unsigned long long)(request->permission & ~KVF_EXPECTATION));
     return kvf_fail(KVF_E_PERMISSION, "it has no expectation number %llu",
                     (unsigned long long)request->permission);
 }

@@ -1,8 +1,9 @@
 /*
  * Pushes: writing a request to the consumers that expect it, as it becomes ready.
  *
- * A push has a flow for each rank that expects cells from us (flow.c). It is done when every rank of all its consumers
- * has been served, has withdrawn, or never expected anything.
+ * A push has a flow for each rank that expects cells from us (flow.c). It ends when every rank of all its consumers has
+ * been served, has given up, or never expected anything. It has failed if one has given up, as a hold has; a rank that
+ * expects it anew before it ends, and gets it, has not.
  *
  * A chunk that the engine calls ready may wait for an event, and then all later chunks wait behind it: these words are
  * kept in order, and flows see a chunk only when it is ready.
@@ -38,22 +39,31 @@ static uint64_t count_tokens(const kvf_push *push) {
 static void settle(kvf_push *push) {
     if (push->flows || push->base.state == KVF_TICKET_OVER)
         return;
-    if (push->base.state == KVF_TICKET_CLOSING || (push->base.status && kvf_tally_complete(&push->tally)))
+    const bool complete = kvf_tally_complete(&push->tally);
+    uint32_t rank = 0;
+    const char *deserter = complete ? kvf_tally_deserter(&push->tally, &rank) : NULL;
+    if (deserter && !push->base.status) {
+        char detail[KVF_DETAIL_BYTES];
+        (void)snprintf(detail, sizeof detail, "%s rank %u gave the request up", deserter, rank);
+        kvf_ticket_record_failure(&push->base, KVF_E_CANCELLED, detail, NULL);
+    }
+    if (push->base.state == KVF_TICKET_CLOSING || (push->base.status && complete))
         kvf_ticket_tell(&push->base, true);
-    else if (kvf_tally_complete(&push->tally))
+    else if (complete)
         kvf_ticket_done(&push->base);
 }
 
-/* Counts a rank that is served; frees its flow. */
+/* Counts a rank that is served, or has given up; frees its flow. */
 static void served(kvf_flow *flow) {
     kvf_push *push = flow->push;
     kvf_session *session = flow->session;
-    kvf_status status =
-        kvf_tally_add(&push->tally, session->engine, session->rank, flow->expected_ranks, KVF_TALLY_HAS_IT);
+    const bool gave_up = flow->withdrawn || flow->refused; /* it says so only if it has not all of it */
+    kvf_status status = kvf_tally_add(&push->tally, session->engine, session->rank, flow->expected_ranks,
+                                      gave_up ? KVF_TALLY_GAVE_UP : KVF_TALLY_HAS_IT);
     push->base.bytes += flow->bytes;
     push->base.packed += flow->bytes_packed;
     push->base.runs += flow->runs;
-    if (!status && flow->status && !flow->withdrawn)
+    if (!status && flow->status && !gave_up)
         status = kvf_fail(flow->status, "%s", flow->detail ? flow->detail : "writing failed");
     if (status) {
         kvf_ticket_record_failure(&push->base, status, kvf_error_detail(), session);

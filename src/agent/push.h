@@ -66,6 +66,7 @@ struct kvf_flow {
     kvf_status status; /* why it failed */
     char *detail;
     bool withdrawn;
+    bool refused; /* the consumer has given up, and we noticed that before we heard of its withdrawal */
     uint64_t withdraw_number;              /* the call to answer once nothing moves */
     kvf_call *told;                        /* WRITTEN, under way */
     bool heard;                            /* WRITTEN is answered, or no peer is left to answer it */

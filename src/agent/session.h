@@ -105,6 +105,7 @@ struct kvf_session {
     kvf_source *sources;                   /* outgoing: the requests that we have at it */
     bool joined, joining;                  /* outgoing: it has our card, or is being sent it */
     bool joins_again;                      /* incoming: it was told that we have forgotten the session */
+    bool may_hang;                         /* incoming: writes that were stopped may hang, see flow.c */
     bool join_wanted;                      /* outgoing: the thread that has the work shall send our card */
     bool join_staged;                      /* outgoing: and say that our stage takes its flows */
     bool join_failed;                      /* outgoing: it refused our card for good */

@@ -37,13 +37,15 @@ static bool permit(void *context, const char *peer, const kvf_flow_request *requ
     kvf_turn_take(agent);
     kvf_status status = agent->hooks->permit(agent, peer, request);
     (void)pthread_mutex_unlock(&agent->lock);
+    if (status == KVF_E_CANCELLED)
+        kvf_stage_refuse_with(agent->stage, status);
     return status == KVF_OK;
 }
 
 /* Data under way when a permission or a session ends is not the peer's fault; nor is a shortage on our side. */
 static bool may_be_innocent(kvf_status status) {
-    return status == KVF_E_PERMISSION || status == KVF_E_NOT_FOUND || status == KVF_E_TIMEOUT ||
-           status == KVF_E_NOMEM;
+    return status == KVF_E_PERMISSION || status == KVF_E_CANCELLED || status == KVF_E_NOT_FOUND ||
+           status == KVF_E_TIMEOUT || status == KVF_E_NOMEM;
 }
 
 static void on_event(void *context, const char *peer, kvf_status status, const char *text) {

@@ -42,9 +42,10 @@
 typedef struct kvf_stage_flow kvf_stage_flow;
 typedef struct kvf_stage_peer kvf_stage_peer;
 
-/** Where bytes that come by a permission are counted. */
+/** Where the bytes that one peer brings by a permission are counted. */
 typedef struct kvf_stage_tally {
     uint64_t permission;
+    char *peer;         /**< its name */
     uint64_t *by_layer; /**< the caller's */
     struct kvf_stage_tally *next;
 } kvf_stage_tally;
@@ -163,6 +164,7 @@ struct kvf_stage {
     uint64_t last_flow;           /**< number of the last flow that we opened */
     uint32_t moving;              /**< operations under way, of all flows */
     uint32_t moves;               /**< moves that are not freed */
+    kvf_status refusal;           /**< with which a flow ends that is not permitted */
     bool closed;                  /**< to be freed with the last flow, operation and move */
     bool held_up; /**< messages wait: a peer takes none now, or a flow's turn to open has come */
     kvf_stage_info counts;

@@ -60,18 +60,19 @@ static kvf_status check_permission(kvf_stage_flow *flow, const kvf_opening *open
                                       .groups = opening->groups,
                                       .group_count = opening->group_count};
     kvf_error_restore("");
+    flow->stage->refusal = KVF_E_PERMISSION;
     if (!options->permit || options->permit(options->context, flow->peer->name, &request))
         return KVF_OK;
     const char *verb = opening->direction == KVF_READ ? "read" : "write";
     const char *why = kvf_error_detail();
-    return why[0] ? kvf_fail_in(KVF_E_PERMISSION, "the mover may not %s: ", verb)
-                  : kvf_fail(KVF_E_PERMISSION, "the mover may not %s", verb);
+    return why[0] ? kvf_fail_in(flow->stage->refusal, "the mover may not %s: ", verb)
+                  : kvf_fail(flow->stage->refusal, "the mover may not %s", verb);
 }
 
 /* Where the bytes of a push are counted by layer. */
 static uint64_t *tally_of(const kvf_stage_flow *flow) {
     const kvf_stage_tally *tally = flow->direction == KVF_WRITE ? flow->stage->tallies : NULL;
-    while (tally && tally->permission != flow->permission)
+    while (tally && (tally->permission != flow->permission || strcmp(tally->peer, flow->peer->name) != 0))
         tally = tally->next;
     return tally ? tally->by_layer : NULL;
 }

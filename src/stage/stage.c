@@ -270,7 +270,7 @@ void kvf_stage_release(kvf_stage *stage) {
     while (stage->peers)
         free_peer(stage, stage->peers);
     while (stage->tallies)
-        (void)kvf_stage_count(stage, stage->tallies->permission, NULL);
+        kvf_stage_count_no_more(stage, stage->tallies->permission);
     kvf_shapes_free(&stage->shapes);
     for (int kind = 0; kind < KVF_ARENAS; kind++)
         kvf_arena_close(&stage->arenas[kind]);

@@ -472,29 +472,40 @@ uint32_t kvf_move_layers(const kvf_move *move) {
     return layers;
 }
 
-kvf_status kvf_stage_count(kvf_stage *stage, uint64_t permission, uint64_t *by_layer) {
-    kvf_stage_tally **at = &stage->tallies;
-    while (*at && (*at)->permission != permission)
-        at = &(*at)->next;
-    kvf_stage_tally *tally = *at;
-    if (!by_layer) {
-        for (kvf_stage_flow *flow = stage->first; flow && tally; flow = flow->following)
-            if (flow->by_layer == tally->by_layer)
-                flow->by_layer = NULL;
-        if (tally)
-            *at = tally->next;
+kvf_status kvf_stage_count(kvf_stage *stage, const char *peer, uint64_t permission, uint64_t *by_layer) {
+    kvf_stage_tally *tally = kvf_alloc0(1, sizeof *tally);
+    char *name = kvf_strdup(peer);
+    if (!tally || !name) {
         kvf_free(tally);
-        return KVF_OK;
-    }
-    KVF_ASSERT(!tally);
-    tally = kvf_alloc0(1, sizeof *tally);
-    if (!tally)
+        kvf_free(name);
         return kvf_nomem("a count of layers");
+    }
     tally->permission = permission;
+    tally->peer = name;
     tally->by_layer = by_layer;
     tally->next = stage->tallies;
     stage->tallies = tally;
     return KVF_OK;
+}
+
+void kvf_stage_count_no_more(kvf_stage *stage, uint64_t permission) {
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        if (flow->permission == permission)
+            flow->by_layer = NULL;
+    for (kvf_stage_tally **at = &stage->tallies; *at;) {
+        kvf_stage_tally *tally = *at;
+        if (tally->permission != permission) {
+            at = &tally->next;
+            continue;
+        }
+        *at = tally->next;
+        kvf_free(tally->peer);
+        kvf_free(tally);
+    }
+}
+
+void kvf_stage_refuse_with(kvf_stage *stage, kvf_status status) {
+    stage->refusal = status;
 }
 
 uint64_t kvf_move_operations(const kvf_move *move) {

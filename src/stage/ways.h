@@ -65,14 +65,22 @@ uint64_t kvf_move_packed(const kvf_move *move, uint32_t source);
 uint32_t kvf_move_layers(const kvf_move *move);
 
 /**
- * From now on counts, by model layer, the bytes that peers' flows bring by a permission, once they are in the shard's
- * memory. Flows that were accepted before are not counted.
+ * From now on counts, by model layer, the bytes that the flows of one peer bring by a permission, once they are in the
+ * shard's memory. Flows that were accepted before are not counted. A flow brings no byte of its stream twice; but a peer
+ * may open several flows for the same cells, and then these are counted several times.
  *
- * @param by_layer  of the caller, an element for each layer of the model, to which bytes are added. NULL: none of the
- *                  permission are counted any more, and the array is not touched again
+ * @param peer      the name of its endpoint; copied
+ * @param by_layer  of the caller, an element for each layer of the model, to which bytes are added, until
+ *                  kvf_stage_count_no_more()
  * @return KVF_OK, KVF_E_NOMEM
  */
-kvf_status kvf_stage_count(kvf_stage *stage, uint64_t permission, uint64_t *by_layer);
+kvf_status kvf_stage_count(kvf_stage *stage, const char *peer, uint64_t permission, uint64_t *by_layer);
+
+/** No bytes of the permission are counted any more, of any peer, and no array is touched again. */
+void kvf_stage_count_no_more(kvf_stage *stage, uint64_t permission);
+
+/** For a `permit` that returns false: the flow ends with this status instead of KVF_E_PERMISSION. */
+void kvf_stage_refuse_with(kvf_stage *stage, kvf_status status);
 
 /** Operations completed: runs of direct sources, slots of packed ones. */
 uint64_t kvf_move_operations(const kvf_move *move);

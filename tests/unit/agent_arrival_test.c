@@ -2,6 +2,8 @@
  * The arrival of a consumer's request, layer by layer, in memory of the host: what the agent says has arrived is compared
  * with the bytes that are there, at that moment. Streams of devices are in agent_arrival_device_test.c.
  */
+#include "agent/push.h"
+#include "agent/session.h"
 #include "agent_world.h"
 
 #define LAYERS 6u
@@ -277,6 +279,38 @@ static void of_a_direct_push_nothing_has_arrived_before_the_end(void **state) {
     world_close(&w);
 }
 
+/* Two ranks write to one. The first sends what it has of layer 0 once more, as many bytes as the second one gives. */
+static void what_a_writer_sends_twice_does_not_stand_for_what_another_gives(void **state) {
+    world w;
+    push_scene s;
+    const route *by = *state;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .transport = by->transport, .way = by->way, .slot_bytes = SLOT_BYTES};
+    world_open_model(&w, attention(LAYERS, 8, 8), TP2, ENGINE(.name = "D", .all = {.block_count = 64}),
+                     &options);
+    start_push(&w, &s);
+    kvf_agent *faulty = w.p.agents[0];
+    assert_ok(kvf_agent_push_ready(faulty, s.pushes[0], CHUNK(0, UINT64_MAX, 1)));
+    world_run_for(&w, 50 * MS);
+    const uint64_t once = world_stats(faulty).bytes_packed;
+    assert_ok(kvf_agent_lock(faulty));
+    kvf_work_take(faulty);
+    kvf_flow *flow = world_session(faulty, true)->flows;
+    assert_int_equal(flow->layers, 1);
+    flow->layers = 0; /* as if nothing had been written */
+    kvf_flow_pump(flow);
+    kvf_work_give(faulty);
+    kvf_agent_unlock(faulty);
+    world_run_for(&w, 50 * MS);
+    assert_int_equal(world_stats(faulty).bytes_packed, 2 * once);
+    await_layers(&w, &s, 0, LAYERS);
+    ready(&w, &s, 0, UINT64_MAX, 1);
+    await_layers(&w, &s, 1, LAYERS);
+    ready(&w, &s, 0, UINT64_MAX, LAYERS);
+    end_push(&w, &s);
+    world_close(&w);
+}
+
 /* ---- ends and refusals --------------------------------------------------------------------------- */
 
 static void a_request_that_is_cancelled_half_way_has_no_arrival_any_more(void **state) {
@@ -353,6 +387,8 @@ int main(void) {
         OVER(layers_arrive_as_they_are_pushed_packed, shm_packed),
         OVER(layers_arrive_as_they_are_pushed_packed, messages_packed),
         OVER(layers_arrive_as_they_are_pushed_packed, messages_workers),
+        OVER(what_a_writer_sends_twice_does_not_stand_for_what_another_gives, shm_packed),
+        OVER(what_a_writer_sends_twice_does_not_stand_for_what_another_gives, messages_packed),
         OVER(layers_arrive_with_their_last_tokens, shm_packed),
         OVER(states_arrive_with_the_last_chunk, shm_packed),
         OVER(of_a_direct_push_nothing_has_arrived_before_the_end, shm),

@@ -29,7 +29,7 @@ static void withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped(void **st
     assert_int_equal(free->kind, KVF_EVENT_BLOCKS_FREE);
     assert_true(free->blocks_free);
     assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_FREE);
-    (void)world_done(&s.w, s.p, s.theirs[0]);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
     lease_close(&s);
 }
 
@@ -69,7 +69,8 @@ static void a_withdrawal_that_was_lost_is_said_again(void **state) {
     world_until(&s.w, letters_met() > met);
     letters_no_rules();
     assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
-    (void)world_done(&s.w, s.p, s.theirs[0]); /* it was told, and did not wait for its deadline */
+    (void)world_failed(&s.w, s.p, s.theirs[0],
+                       KVF_E_CANCELLED); /* it was told, and did not wait for its deadline */
     lease_close(&s);
 }
 
@@ -294,11 +295,11 @@ static void a_request_whose_push_was_withdrawn_from_is_not_waited_for_when_it_is
     lease_open(&s, ONE("P"), ONE("D"), &options);
     lease_meet(&s);
     assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
-    (void)world_done(&s.w, s.p, s.theirs[0]);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
     world_request_make(&s.w, &s.w.d, "a", 50, 40, 1, &anew);
     world_expect(&s.w.d, &anew, &s.w.p, ours);
     const uint64_t begun = world_now();
-    const world_outcome *failed = world_failed(&s.w, s.d, ours[0], KVF_E_EXISTS);
+    const world_outcome *failed = world_failed(&s.w, s.d, ours[0], KVF_E_NOT_FOUND);
     assert_true(failed->blocks_free);
     assert_true(world_now() - begun < SECOND);
     lease_close(&s);
@@ -555,7 +556,7 @@ static void a_withdrawal_ends_no_call_of_another_request(void **state) {
     world_all_done(&s.w, &s.w.d, ours);
     world_all_done(&s.w, &s.w.p, theirs);
     assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &wanted, 5), 0);
-    (void)world_done(&s.w, s.p, s.theirs[0]);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
     lease_close(&s);
 }
 
@@ -657,7 +658,7 @@ static void a_producer_with_longer_leases_may_write_no_longer(void **state) {
     assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
     (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
     assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
-    (void)world_done(&s.w, s.p, s.theirs[0]);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
     lease_close(&s);
 }
 

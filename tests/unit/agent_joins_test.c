@@ -90,6 +90,109 @@ static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state)
     world_close(&w);
 }
 
+/* As world_until(). What hangs at an agent keeps it busy, so time does not pass by itself. */
+#define work_until(w, condition)                                                                             \
+    for (uint64_t end_ = world_now() + 100 * SECOND; !(condition); net_advance(10 * MS)) {                   \
+        assert_true(world_now() < end_);                                                                     \
+        world_work(w);                                                                                       \
+    }
+
+/* D writes "pushed" to P, which joins anew meanwhile, and expects "more" of D. */
+typedef struct anew_scene {
+    world w;
+    world_request slow, pushed, expected, more, wanted;
+    uint64_t pulls[WORLD_MAX_RANKS], pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS],
+        others[WORLD_MAX_RANKS], news[WORLD_MAX_RANKS];
+} anew_scene;
+
+/* The writes hang for `turns`, or go slowly if that is 0. D reads "slow" by the connection with which it writes. */
+static void join_while_written_to(anew_scene *s, uint32_t turns) {
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    open_both_ways(&s->w, &options, &s->slow, s->pulls);
+    world_run_for(&s->w, SECOND);
+    world_request_make(&s->w, &s->w.d, "pushed", 40, 40, 1, &s->pushed);
+    world_request_make(&s->w, &s->w.p, "pushed", 40, 40, 1, &s->expected);
+    world_request_make(&s->w, &s->w.d, "more", 20, 50, 1, &s->more);
+    world_request_make(&s->w, &s->w.p, "more", 20, 50, 1, &s->wanted);
+    s->pushed.request.way = s->expected.request.way = KVF_WAY_DIRECT;
+    s->pushed.request.bytes_per_second = turns ? 0 : 1000;
+    world_fill(&s->w, &s->w.d, &s->more, 3);
+    world_expect(&s->w.p, &s->expected, &s->w.d, s->expects);
+    world_push(&s->w.d, &s->pushed, s->pushes);
+    world_push(&s->w.d, &s->more, s->others);
+    world_ready(&s->w.d, s->others);
+    world_run_for(&s->w, 100 * MS);
+    if (turns)
+        faulty_install(&(faulty_options){
+            .seed = 1, .per_mille = {[FAULTY_LATE_START] = 1000, [FAULTY_DEAF] = 1000}, .turns = turns});
+    world_ready(&s->w.d, s->pushes);
+    if (turns) {
+        world_until(&s->w, faulty_count(FAULTY_LATE_START) > 0);
+        faulty_install(&(faulty_options){.seed = 1});
+    } else {
+        world_run_for(&s->w, 100 * MS);
+    }
+    kvf_agent *p = s->w.p.agents[0];
+    kvf_session *session = world_session(p, false);
+    assert_ok(kvf_agent_lock(p));
+    kvf_work_take(p);
+    session->joined = session->join_staged = false; /* as in a new session */
+    assert_ok(kvf_session_join(session, true));
+    kvf_work_give(p);
+    kvf_agent_unlock(p);
+    work_until(&s->w, session->joined);
+    world_expect(&s->w.p, &s->wanted, &s->w.d, s->news);
+}
+
+static void a_client_that_joins_anew_while_it_is_written_to_leaves_what_others_move_alone(void **state) {
+    (void)state;
+    anew_scene s;
+    join_while_written_to(&s, 0);
+    const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.pushes[0], KVF_E_CANCELLED);
+    assert_non_null(strstr(failed->detail, "the consumer has met this rank again"));
+    (void)world_failed(&s.w, s.w.p.agents[0], s.expects[0], KVF_E_CANCELLED);
+    world_all_done(&s.w, &s.w.d, s.pulls);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.slow, 1), 0);
+    world_all_done(&s.w, &s.w.p, s.news);
+    world_all_done(&s.w, &s.w.d, s.others);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.p, &s.wanted, 3), 0);
+    world_close(&s.w);
+}
+
+/* D's writes for what P has forgotten hang in that connection, though what others move goes on: D leaves it when nothing
+ * else uses it, and only then writes anew. */
+static void writes_that_hang_are_left_when_what_others_move_by_their_connection_has_ended(void **state) {
+    (void)state;
+    anew_scene s;
+    faulty_install(&(faulty_options){.seed = 1});
+    join_while_written_to(&s, 100000000);
+    const kvf_agent *p = s.w.p.agents[0], *d = s.w.d.agents[0];
+    const uint64_t begun = world_now();
+    work_until(&s.w, world_now() > begun + SECOND);
+    assert_true(world_session(d, true)->may_hang);
+    assert_int_equal(world_count(&s.w, d, KVF_EVENT_FAILED), 0);
+    assert_int_equal(world_count(&s.w, p, KVF_EVENT_DONE), 1); /* "back" */
+    work_until(&s.w, !world_session(d, true)->may_hang);
+    assert_true(world_now() > begun + 10 * SECOND);
+    world_all_done(&s.w, &s.w.d, s.pulls);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.slow, 1), 0);
+    (void)world_failed(&s.w, s.w.d.agents[0], s.pushes[0], KVF_E_CANCELLED);
+    /* P still knows that expectation here, and so shuts D out, which may cut what is written anew. */
+    (void)world_failed(&s.w, s.w.p.agents[0], s.expects[0], KVF_E_PEER_LOST);
+    (void)world_next(&s.w, s.w.p.agents[0], s.news[0]);
+    (void)world_next(&s.w, s.w.d.agents[0], s.others[0]);
+    world_request_make(&s.w, &s.w.d, "last", 20, 50, 1, &s.more);
+    world_request_make(&s.w, &s.w.p, "last", 20, 53, 1, &s.wanted);
+    world_push(&s.w.d, &s.more, s.others);
+    world_ready(&s.w.d, s.others);
+    world_expect(&s.w.p, &s.wanted, &s.w.d, s.news);
+    world_all_done(&s.w, &s.w.p, s.news);
+    world_all_done(&s.w, &s.w.d, s.others);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.p, &s.wanted, 3), 0);
+    world_close(&s.w);
+    faulty_remove();
+}
+
 /* Agents that cannot send a notification are always busy, so time does not pass by itself. */
 static void work_while_busy(world *w) {
     for (int i = 0; i < 500; i++) {
@@ -278,6 +381,8 @@ int main(void) {
         cmocka_unit_test(a_pull_from_ranks_that_have_read_from_this_one_goes_packed_from_each_of_them),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
+        cmocka_unit_test(a_client_that_joins_anew_while_it_is_written_to_leaves_what_others_move_alone),
+        cmocka_unit_test(writes_that_hang_are_left_when_what_others_move_by_their_connection_has_ended),
         cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),

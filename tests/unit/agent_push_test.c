@@ -262,6 +262,50 @@ static void two_engines_get_one_push(void **state) {
     world_close(&v.w);
 }
 
+/* E gives up what it expects. It then expects it `anew`, or not. */
+static void one_of_two_gives_up(bool anew) {
+    push_scene v;
+    world_request other;
+    uint64_t others[WORLD_MAX_RANKS];
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_add(&v.w, ONE("E"), NULL);
+    world_request_make(&v.w, &v.w.e, "push", TOKENS, 0, 1, &other);
+    v.given.request.consumers = 2;
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_expect(&v.w.e, &other, &v.w.p, others);
+    world_run_for(&v.w, 50 * MS);
+    assert_ok(kvf_agent_cancel(v.w.e.agents[0], others[0]));
+    (void)world_failed(&v.w, v.w.e.agents[0], others[0], KVF_E_CANCELLED);
+    world_run_for(&v.w, 50 * MS);
+    if (anew)
+        world_expect(&v.w.e, &other, &v.w.p, others);
+    world_run_for(&v.w, 50 * MS);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_ready(&v.w.p, v.pushes);
+    world_all_done(&v.w, &v.w.d, v.expects);
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 0);
+    if (anew) {
+        world_all_done(&v.w, &v.w.e, others);
+        assert_int_equal(world_wrong_cells(&v.w, &v.w.e, &other, 2), 0);
+        world_all_done(&v.w, &v.w.p, v.pushes);
+    } else {
+        const world_outcome *failed = world_failed(&v.w, v.w.p.agents[0], v.pushes[0], KVF_E_CANCELLED);
+        assert_string_equal(failed->detail, "E rank 0 gave the request up");
+    }
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
+static void a_push_goes_on_if_one_consumer_gives_up_and_then_names_it(void **state) {
+    (void)state;
+    one_of_two_gives_up(false);
+}
+
+static void a_consumer_that_gave_up_a_push_may_expect_it_anew_until_it_ends(void **state) {
+    (void)state;
+    one_of_two_gives_up(true);
+}
+
 static void more_than_is_pushed_fails_both_and_names_the_steps(void **state) {
     (void)state;
     push_scene v;
@@ -414,6 +458,8 @@ int main(void) {
         cmocka_unit_test(a_consumer_that_has_everything_frees_the_producer),
         cmocka_unit_test(a_consumer_that_has_a_part_gets_the_rest),
         cmocka_unit_test(two_engines_get_one_push),
+        cmocka_unit_test(a_push_goes_on_if_one_consumer_gives_up_and_then_names_it),
+        cmocka_unit_test(a_consumer_that_gave_up_a_push_may_expect_it_anew_until_it_ends),
         cmocka_unit_test(more_than_is_pushed_fails_both_and_names_the_steps),
         cmocka_unit_test_teardown(a_part_for_which_there_is_no_memory_fails_both_sides, stop_counting_memory),
         cmocka_unit_test(a_push_that_nobody_expects_ends_at_its_deadline),

@@ -449,6 +449,37 @@ static void a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault(void 
     world_close(&s.w);
 }
 
+/* The consumer's WITHDRAW comes in time, or never; then the writer learns of it when its flow is refused or ended, or,
+ * directly, when it says that it has written everything. */
+static void a_push_whose_consumer_gives_up_ends_alike_by_any_way(void **state) {
+    (void)state;
+    const struct {
+        kvf_way way;
+        int turns;
+        bool opens; /* its flow is opened, and not yet refused */
+    } cases[] = {{KVF_WAY_PACKED, 0, true}, {KVF_WAY_PACKED, 2, false}, {KVF_WAY_DIRECT, 0, false}};
+    for (size_t i = 0; i < 2 * COUNT_OF(cases); i++) {
+        stopped_scene s;
+        stop_a_writer(&s, cases[i / 2].way, cases[i / 2].turns);
+        kvf_agent *d = s.w.d.agents[0];
+        if (cases[i / 2].opens)
+            assert_ok(kvf_agent_progress(s.writer, NULL));
+        letters_begin();
+        if (i % 2)
+            letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+        assert_ok(kvf_agent_cancel(d, s.expects[0]));
+        (void)world_failed(&s.w, d, s.expects[0], KVF_E_CANCELLED);
+        s.w.p.agents[0] = s.writer;
+        const world_outcome *failed = world_failed(&s.w, s.writer, s.pushes[0], KVF_E_CANCELLED);
+        assert_string_equal(failed->detail, "D rank 0 gave the request up");
+        assert_true(failed->blocks_free);
+        assert_int_equal(world_count(&s.w, d, KVF_EVENT_PEER_REFUSED), 0);
+        letters_end();
+        world_quiet(&s.w);
+        world_close(&s.w);
+    }
+}
+
 /* Over a fabric that copies for its peers, memory that is withheld cannot be reached; the arena must be. */
 static void the_arena_of_a_stage_is_not_withheld(void **state) {
     (void)state;
@@ -625,8 +656,8 @@ static void a_flow_may_write_what_is_expected_of_it(void **state) {
     try_all(w.d.agents[0], w.p.agents[0], "P", KVF_WRITE, generation, &wanted);
     assert_ok(kvf_agent_cancel(w.d.agents[0], expects[0]));
     const kvf_flow_request by = {sizeof by, KVF_WRITE, generation, 0, wanted.groups, 1};
-    assert_true(asks(w.d.agents[0], w.p.agents[0], "P", &by) == KVF_E_PERMISSION);
     (void)world_failed(&w, w.d.agents[0], expects[0], KVF_E_CANCELLED);
+    assert_fails(asks(w.d.agents[0], w.p.agents[0], "P", &by), KVF_E_CANCELLED, "has ended");
     world_quiet(&w);
     world_close(&w);
 }
@@ -708,6 +739,7 @@ int main(void) {
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
+        cmocka_unit_test(a_push_whose_consumer_gives_up_ends_alike_by_any_way),
         cmocka_unit_test(the_arena_of_a_stage_is_not_withheld),
         cmocka_unit_test(an_engine_whose_stage_sends_nonsense_is_told_of),
         cmocka_unit_test(an_engine_is_told_of_refused_flows_for_which_only_the_peer_can_be_to_blame),

@@ -290,6 +290,28 @@ static void bytes_that_are_not_the_next(void **state) {
     }
 }
 
+/* Nor does a selection have the same cells twice (openings_that_are_not_ours). */
+static void bytes_that_have_come_in_another_slot_are_refused_and_counted_once(void **state) {
+    (void)state;
+    scene s = scene_open();
+    uint64_t by_layer[2] = {0};
+    assert_int_equal(kvf_model_layer_count(s.w->engines.model), COUNT_OF(by_layer));
+    assert_ok(kvf_stage_count(s.p->stage, "mallory", 0, by_layer));
+    attacker_join(&s);
+    open_well(&s, 7, KVF_WRITE);
+    kvf_slot_note first = s.by.last[KVF_STAGE_LEND].slots[0], second = s.by.last[KVF_STAGE_LEND].slots[1];
+    first.bytes = second.bytes = (kvf_byte_range){0, 512};
+    give_back(&s, 7, first);
+    assert_int_equal(by_layer[0], 512);
+    give_back(&s, 7, second);
+    assert_event(&s, 1, KVF_E_RANGE, "a slot has bytes [0, 512) of the stream; the next are [512,", true);
+    assert_int_equal(by_layer[0] + by_layer[1], 512);
+    kvf_stage_count_no_more(s.p->stage, 0);
+    end_flow(&s, 7, KVF_OK);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
 static void more_bytes_than_the_stream_has(void **state) {
     (void)state;
     scene s = scene_open();
@@ -768,6 +790,7 @@ int main(void) {
         cmocka_unit_test(a_slot_that_is_written_late),
         cmocka_unit_test(an_older_generation),
         cmocka_unit_test(bytes_that_are_not_the_next),
+        cmocka_unit_test(bytes_that_have_come_in_another_slot_are_refused_and_counted_once),
         cmocka_unit_test(more_bytes_than_the_stream_has),
         cmocka_unit_test(fewer_bytes_than_the_stream_has),
         cmocka_unit_test(flows_that_there_are_not),
