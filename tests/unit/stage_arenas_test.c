@@ -166,11 +166,15 @@ static void a_transport_of_the_hosts_memory_uses_the_hosts(void **state) {
 
 /* ---- by cost, and for want of room ---------------------------------------------------------------- */
 
-/* D expects that reading packed costs a nanosecond a byte through arenas of this kind, and 1000 through the other. */
-static void prefer(const stage_world *w, kvf_memory_kind kind) {
+/* An end expects that packed bytes cost a nanosecond each through arenas of this kind, and 1000 through the other. */
+static void expect_of(const stage_end *end, kvf_direction direction, kvf_memory_kind kind) {
     kvf_assumed_cost assumed = {.packed = {{.ns_per_byte = 1000}, {.ns_per_byte = 1000}}};
     assumed.packed[kind].ns_per_byte = 1;
-    kvf_peer_cost_begin(&kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ], &assumed);
+    kvf_peer_cost_begin(&kvf_stage_find_peer(end->stage, end->peers[0])->costs[direction], &assumed);
+}
+
+static void prefer(const stage_world *w, kvf_memory_kind kind) {
+    expect_of(&w->d[0], KVF_READ, kind);
 }
 
 static void faster_arenas_are_used(void **state) {
@@ -241,6 +245,23 @@ static void a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_th
     assert_int_equal(kvf_peer_arenas(w->d[0].peers[0]).ours, 1u << KVF_MEMORY_CUDA);
     move_both_ways(w);
     assert_device_flows(w, 2, 2);
+    close_both(w);
+}
+
+/* P has both arenas, and would rather use the host's; it once asked D for slots there, and was refused. */
+static void a_peer_without_an_arena_on_the_host_is_asked_for_slots_on_its_device(void **state) {
+    enum { NOT_SUPPORTED = 801 };
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    devices_fail("cuMemHostRegister_v2", NOT_SUPPORTED, 1);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
+    assert_non_null(kvf_stage_without_host(w->d[0].stage));
+    assert_null(kvf_stage_without_host(w->p[0].stage));
+    assert_int_equal(kvf_peer_arenas(w->p[0].peers[0]).theirs, 1u << KVF_MEMORY_CUDA);
+    assert_int_equal(kvf_peer_arenas(w->d[0].peers[0]).theirs, 1u << KVF_MEMORY_CUDA | 1u << KVF_MEMORY_HOST);
+    expect_of(&w->p[0], KVF_WRITE, KVF_MEMORY_HOST);
+    stage_world_push_all(w, KVF_WAY_PACKED, 5);
+    assert_device_flows(w, 1, 1);
     close_both(w);
 }
 
@@ -437,6 +458,7 @@ int main(void) {
         cmocka_unit_test(the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use),
         cmocka_unit_test(a_stage_without_memory_on_the_device_uses_the_hosts),
         cmocka_unit_test(a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_there),
+        cmocka_unit_test(a_peer_without_an_arena_on_the_host_is_asked_for_slots_on_its_device),
         cmocka_unit_test(a_stage_that_wants_no_memory_on_the_device_has_none),
         cmocka_unit_test(slots_that_our_own_kernels_may_write_stay_in_doubt),
         cmocka_unit_test(slots_that_peers_keep_stay_in_doubt_while_our_own_kernels_may_write),
