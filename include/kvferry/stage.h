@@ -137,11 +137,13 @@ KVF_API kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer);
 /**
  * Ends all flows with a peer that is lost or about to be closed, with KVF_E_PEER_LOST; on the peer's side too, if it
  * can still be told. Slots that the peer may still read or write are in doubt: they are kept, and count against its
- * share, until kvf_stage_quiet() or for doubt_ns.
+ * share, until kvf_stage_quiet() or for doubt_ns; and for longer while a device of this process is late with what the
+ * peer has asked it to write there.
  */
 KVF_API void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer);
 
-/** Says that a peer of this name that has left no longer touches our memory: it was shut out, or has ended. */
+/** Says that a peer of this name that has left no longer touches our memory: it was shut out, or has ended. What devices
+ * of this process still write for it, the stage knows itself. */
 KVF_API void kvf_stage_quiet(kvf_stage *stage, const char *name);
 
 /** Ends the flows that this peer has opened, with KVF_E_CANCELLED on its side. */

@@ -155,6 +155,19 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
         kvf_stage_flow_uncount(flow);
 }
 
+void kvf_stage_flow_end_doubt(kvf_stage_flow *flow) {
+    const kvf_arena *arena = flow->arena;
+    bool quiet = true;
+    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+        if (flow->credits[i].state == KVF_CREDIT_LENT)
+            quiet = kvf_transport_stop_writing(flow->stage->transport, arena->region,
+                                               kvf_slot_offset(arena, flow->credits[i].own->number),
+                                               arena->slot_bytes) &&
+                    quiet;
+    if (quiet)
+        kvf_stage_flow_hear_end(flow);
+}
+
 void kvf_credit_done(kvf_credit *credit, kvf_credit_state next) {
     kvf_stage_flow *flow = credit->flow;
     flow->done += credit->note.bytes.end - credit->note.bytes.begin;

@@ -218,6 +218,10 @@ bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow);
 /** Frees the flow's lent slots: the peer no longer uses them, because it has sent its END or is gone for good. */
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
 
+/** Does so once this process itself no longer writes to one of them, as the mover has asked it to: a device may be late,
+ * however long ago the mover has gone. If it still does, the caller tries again. */
+void kvf_stage_flow_end_doubt(kvf_stage_flow *flow);
+
 /** The credit in this state whose bytes come first; NULL: none. */
 kvf_credit *kvf_stage_flow_credit(kvf_stage_flow *flow, kvf_credit_state state);
 

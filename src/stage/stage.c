@@ -369,11 +369,20 @@ void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
     left->known = NULL;
 }
 
+/* Frees slots in doubt whose time is over. */
+static void end_doubt(const kvf_stage *stage, uint64_t now) {
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
+            kvf_stage_flow_end_doubt(flow);
+}
+
 void kvf_stage_quiet(kvf_stage *stage, const char *name) {
     kvf_stage_peer *peer = stage && name ? find_name(stage, name) : NULL;
     for (kvf_stage_flow *flow = peer ? stage->first : NULL; flow; flow = flow->following)
         if (flow->peer == peer && flow->doubt_ends)
-            kvf_stage_flow_hear_end(flow);
+            flow->doubt_ends = 1; /* long past */
+    if (peer)
+        end_doubt(stage, kvf_now(stage->clock));
 }
 
 void kvf_stage_stop(kvf_stage *stage, const kvf_peer *peer) {
@@ -534,7 +543,7 @@ static void end_keepers(const kvf_stage *stage, kvf_arena *arena, uint64_t now) 
         if (flow->arena != arena || !kvf_lender_keeps(flow, since))
             continue;
         if (flow->ended)
-            kvf_stage_flow_hear_end(flow);
+            kvf_stage_flow_end_doubt(flow);
         else
             kvf_stage_flow_blame(flow,
                                  kvf_fail(KVF_E_TIMEOUT,
@@ -547,11 +556,9 @@ static void watch_time(kvf_stage *stage) {
     const uint64_t now = stage->first ? kvf_now(stage->clock) : 0; /* an idle stage needs none */
     for (int kind = 0; kind < KVF_ARENAS; kind++)
         end_keepers(stage, &stage->arenas[kind], now);
-    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
-        if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
-            kvf_stage_flow_hear_end(flow);
+    end_doubt(stage, now);
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
         end_stalled(flow, now - flow->heard_ns);
-    }
 }
 
 static void free_peers(kvf_stage *stage) {

@@ -105,8 +105,8 @@ static kvf_status check_packed(const kvf_stage *stage, const order *by) {
     const kvf_arena_kinds arenas = kvf_peer_arenas(by->peer);
     if (!arenas.ours || !arenas.theirs)
         return kvf_fail(KVF_E_UNSUPPORTED,
-                        "source %u: its peer is reached over %s, which moves memory of devices, and %s has "
-                        "no arena there: withhold that memory, so that it goes packed over another transport",
+                        "source %u: its peer is reached over %s, and %s has no arena in memory that this "
+                        "moves: withhold memory of devices, so that it goes packed over another transport",
                         by->source, kvf_peer_kind(by->peer), arenas.ours ? "that peer" : "this rank");
     if (kvf_stage_model_sum(kvf_shard_model(kvf_plan_local(plan))) != stage->model ||
         kvf_stage_model_sum(kvf_engine_model(kvf_plan_remote(plan))) != stage->model)

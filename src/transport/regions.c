@@ -437,6 +437,16 @@ kvf_status kvf_transport_register_arena(kvf_transport *transport, uint32_t regio
     return register_region(transport, region, memory, true);
 }
 
+bool kvf_transport_stop_writing(kvf_transport *transport, uint32_t region, uint64_t offset, uint64_t bytes) {
+    bool quiet = true;
+    for (uint32_t i = 0; i < transport->fabric_count; i++) {
+        const kvf_front_fabric *front = &transport->fabrics[i];
+        if (front->fabric->stop_writing)
+            quiet = front->fabric->stop_writing(front->endpoint, region, offset, bytes) && quiet;
+    }
+    return quiet;
+}
+
 /* Whether a batch of ours that is under way reads or writes the region. */
 static bool is_in_use(const kvf_transport *transport, uint32_t region) {
     for (const kvf_peer *peer = transport->peers; peer; peer = peer->following)

@@ -253,18 +253,29 @@ static bool moves_runs(const kvf_front_fabric *front, const kvf_card *card) {
            (takes(front->fabric, KVF_MEMORY_CUDA) || !is_any(card->region_on_device, card->region_count));
 }
 
+/* In which kinds of memory a peer may have arenas that a fabric moves, as bits. A card does not tell the arena of the host
+ * from other memory of the host that it shows; but if that belongs to a stage, the stage has such an arena. */
+static uint32_t arenas_of(const kvf_card *card, const kvf_fabric *fabric) {
+    uint32_t kinds = 0;
+    for (uint32_t i = 0; i < card->region_count; i++) {
+        if (card->region_device_arena[i])
+            kinds |= 1u << KVF_MEMORY_CUDA;
+        else if (card->region_bytes[i] > 0 && !card->region_on_device[i])
+            kinds |= 1u << KVF_MEMORY_HOST;
+    }
+    return kinds & fabric->kind.memory_kinds;
+}
+
 /* Shows a fabric the regions of a card that it moves. */
 static void show_regions(kvf_peer *peer, const kvf_card *card, const kvf_fabric *fabric, bool packed_only) {
     peer->packed_only = packed_only;
-    peer->arena_kinds = fabric->kind.memory_kinds & 1u << KVF_MEMORY_HOST;
+    peer->arena_kinds = arenas_of(card, fabric);
     for (uint32_t i = 0; i < card->region_count; i++) {
         const kvf_memory_kind kind =
             card->region_on_device[i] || card->region_device_arena[i] ? KVF_MEMORY_CUDA : KVF_MEMORY_HOST;
         const bool hidden = (packed_only && card->region_on_device[i]) || !takes(fabric, kind);
         peer->region_bytes[i] = hidden ? 0 : card->region_bytes[i];
         peer->region_withheld[i] = card->region_withheld[i] || (hidden && packed_only);
-        if (!hidden && card->region_device_arena[i])
-            peer->arena_kinds |= 1u << KVF_MEMORY_CUDA;
     }
 }
 
@@ -279,8 +290,7 @@ typedef struct attempts {
  * only where it is shown fewer regions then. */
 static bool may_serve(const kvf_front_fabric *front, const kvf_card *card, bool packed_only) {
     const bool runs = moves_runs(front, card);
-    const bool packs = front->arena_kinds && (takes(front->fabric, KVF_MEMORY_HOST) ||
-                                              is_any(card->region_device_arena, card->region_count));
+    const bool packs = front->arena_kinds && arenas_of(card, front->fabric);
     return packed_only ? packs && (!runs || is_any(card->region_on_device, card->region_count)) : runs;
 }
 

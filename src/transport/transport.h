@@ -193,6 +193,10 @@ typedef struct kvf_fabric {
     /** Removes a fence. */
     kvf_status (*admit)(void *endpoint, const void *card, size_t bytes);
 
+    /** See kvf_transport_stop_writing(). NULL: nothing goes on; a fabric whose processor copies for peers does so within
+     * progress(). */
+    bool (*stop_writing)(void *endpoint, uint32_t region, uint64_t offset, uint64_t bytes);
+
     /** Fills in what the fabric loaded and found: `library`, `version` and `ways`, which are "" before the call.
      * NULL: there is nothing to fill in. */
     void (*found)(void *endpoint, kvf_transport_finding *out);
@@ -289,6 +293,15 @@ void kvf_transport_give_back(kvf_transport *transport, const void *address);
  * @return as kvf_transport_register_region()
  */
 kvf_status kvf_transport_register_arena(kvf_transport *transport, uint32_t region, const kvf_memory *memory);
+
+/**
+ * Ends what this process itself writes to these bytes of a region of ours because peers have asked it to. What has not
+ * begun is given up; what has begun goes on, even without the peer, for a device may be late. What a peer's process, or
+ * a network, writes is not seen here.
+ *
+ * @return whether nothing of it is under way; if not, the caller asks again later
+ */
+bool kvf_transport_stop_writing(kvf_transport *transport, uint32_t region, uint64_t offset, uint64_t bytes);
 
 /** Whether there are fabrics of both sorts: then only a connection shows whether a peer is reached by runs. */
 bool kvf_transport_is_split(const kvf_transport *transport);

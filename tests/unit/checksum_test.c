@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "agent/summing.h"
+#include "base/clock.h"
 #include "cells.h"
 #include "channel_wise.h"
 #include "cuda/device_image.h"
@@ -13,6 +14,7 @@
 #include <kvferry/checksum.h>
 
 #define TOKENS 29u
+#define MS 1000000ull
 #define SEED 5u
 
 /* ---- engines with memory --------------------------------------------------------------------- */
@@ -678,6 +680,41 @@ static void neighbouring_layers_are_one_job_of_a_device_if_they_fit(void **state
     }
 }
 
+/* The device reads the memory until it has finished, and what it works with is freed only then. */
+static void sums_that_nobody_wants_any_more_are_waited_for(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    kvf_model *model = attention(1, 1, 4);
+    world w;
+    kvf_memory regions[REGIONS_MAX];
+    kvf_summing *summing;
+    uint64_t sum = 0;
+    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
+    const size_t left = devices_left();
+    copy_to_devices(&w.ranks[0], regions);
+    kvf_area area = {.shard = w.ranks[0].shard,
+                     .regions = regions,
+                     .layers = range(0, 1),
+                     .units = range(0, 1),
+                     .table = &w.sequence.tables[0],
+                     .begin = 5,
+                     .end = 6};
+    assert_ok(kvf_area_check(&area));
+    assert_ok(kvf_summing_make(&summing));
+    assert_false(kvf_summing_is_busy(summing));
+    devices_delay(50 * MS);
+    assert_int_equal(kvf_summing_start(summing, &area, &(kvf_sum_places){&sum, .unit = 1}), KVF_IN_PROGRESS);
+    assert_true(kvf_summing_is_busy(summing));
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    kvf_summing_free(summing);
+    assert_in_range(kvf_now(&kvf_monotonic) - begun, 1, 20000 * MS); /* less than for a device that hangs */
+    devices_delay(0);
+    devices_free();
+    assert_int_equal(devices_left(), left);
+    world_close(&w);
+    kvf_model_free(model);
+}
+
 static void a_layer_of_more_cells_than_a_device_sums_at_once_is_refused(void **state) {
     (void)state;
     kvf_model *model = attention(1, 8193, 1);
@@ -860,6 +897,7 @@ static int run_on_devices(void) {
         cmocka_unit_test(each_cell_has_a_sum_of_its_own),
         cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),
         cmocka_unit_test(neighbouring_layers_are_one_job_of_a_device_if_they_fit),
+        cmocka_unit_test(sums_that_nobody_wants_any_more_are_waited_for),
         cmocka_unit_test(a_layer_of_more_cells_than_a_device_sums_at_once_is_refused),
         cmocka_unit_test(steps_are_summed_in_as_many_parts_as_a_device_needs),
     };

@@ -166,11 +166,15 @@ static void a_transport_of_the_hosts_memory_uses_the_hosts(void **state) {
 
 /* ---- by cost, and for want of room ---------------------------------------------------------------- */
 
-/* D expects that reading packed costs a nanosecond a byte through arenas of this kind, and 1000 through the other. */
-static void prefer(const stage_world *w, kvf_memory_kind kind) {
+/* An end expects that packed bytes cost a nanosecond each through arenas of this kind, and 1000 through the other. */
+static void expect_of(const stage_end *end, kvf_direction direction, kvf_memory_kind kind) {
     kvf_assumed_cost assumed = {.packed = {{.ns_per_byte = 1000}, {.ns_per_byte = 1000}}};
     assumed.packed[kind].ns_per_byte = 1;
-    kvf_peer_cost_begin(&kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ], &assumed);
+    kvf_peer_cost_begin(&kvf_stage_find_peer(end->stage, end->peers[0])->costs[direction], &assumed);
+}
+
+static void prefer(const stage_world *w, kvf_memory_kind kind) {
+    expect_of(&w->d[0], KVF_READ, kind);
 }
 
 static void faster_arenas_are_used(void **state) {
@@ -244,6 +248,23 @@ static void a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_th
     close_both(w);
 }
 
+/* P has both arenas, and would rather use the host's; it once asked D for slots there, and was refused. */
+static void a_peer_without_an_arena_on_the_host_is_asked_for_slots_on_its_device(void **state) {
+    enum { NOT_SUPPORTED = 801 };
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    devices_fail("cuMemHostRegister_v2", NOT_SUPPORTED, 1);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
+    assert_non_null(kvf_stage_without_host(w->d[0].stage));
+    assert_null(kvf_stage_without_host(w->p[0].stage));
+    assert_int_equal(kvf_peer_arenas(w->p[0].peers[0]).theirs, 1u << KVF_MEMORY_CUDA);
+    assert_int_equal(kvf_peer_arenas(w->d[0].peers[0]).theirs, 1u << KVF_MEMORY_CUDA | 1u << KVF_MEMORY_HOST);
+    expect_of(&w->p[0], KVF_WRITE, KVF_MEMORY_HOST);
+    stage_world_push_all(w, KVF_WAY_PACKED, 5);
+    assert_device_flows(w, 1, 1);
+    close_both(w);
+}
+
 static void a_stage_that_wants_no_memory_on_the_device_has_none(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
@@ -253,6 +274,124 @@ static void a_stage_that_wants_no_memory_on_the_device_has_none(void **state) {
     assert_int_equal(stage_info_of(w->d[0].stage).device_slots, 0);
     move_both_ways(w);
     assert_device_flows(w, 0, 0);
+    close_both(w);
+}
+
+/* ---- slots that a device still writes -------------------------------------------------------------- */
+
+#define MS 1000000ull
+#define HOUR (3600000 * MS)
+#define DOUBT (10000 * MS)
+
+static uint32_t in_doubt(const stage_end *end) {
+    return stage_info_of(end->stage).slots_doubt;
+}
+
+static bool is_writing(void *context) {
+    const kvf_stage_flow *flow = ((const stage_end *)context)->stage->first;
+    return flow && flow->moving > 0;
+}
+
+static bool has_lent_two(void *context) {
+    return stage_info_of(((const stage_end *)context)->stage).slots_lent == 2;
+}
+
+static void pass(stage_world *w, uint64_t ns) {
+    w->now_ns += ns;
+    for (int i = 0; i < 50; i++)
+        (void)stage_world_work(w);
+}
+
+static void begin_push(stage_world *w, const kvf_request *request, uint32_t source, kvf_move **out) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    stage_end *p = &w->p[source];
+    assert_ok(kvf_stage_push(p->stage, request, source, p->peers[0], &options, out));
+}
+
+/* The first rank of P pushes, for which a kernel of D is to write into a slot of D, and is late. */
+static kvf_move *begin_late_push(stage_world *w, const kvf_request *request) {
+    kvf_move *move;
+    begin_push(w, request, 0, &move);
+    stage_world_work_until(w, is_writing, &w->p[0]); /* D has not heard of the write yet */
+    devices_delay(HOUR);
+    pass(w, 0);
+    return move;
+}
+
+/* A slot was given to another flow once its time in doubt was over, and the late kernel wrote into it then. */
+static void slots_that_our_own_kernels_may_write_stay_in_doubt(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    stage_pair shape = heads(&small_arenas);
+    shape.options.doubt_ns = DOUBT;
+    stage_world *w = stage_world_open_at("cuda", &shape, device_memory_second, device_memory_first);
+    stage_end *d = &w->d[0];
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    kvf_move *move = begin_late_push(w, request);
+    kvf_stage_leave(d->stage, d->peers[0]);
+    const uint32_t lent = in_doubt(d);
+    assert_true(lent > 0);
+    pass(w, DOUBT);
+    assert_int_equal(in_doubt(d), lent);
+    kvf_stage_quiet(d->stage, "p0");
+    pass(w, 0);
+    assert_int_equal(in_doubt(d), lent);
+    devices_delay(0);
+    devices_hasten();
+    assert_fails(stage_world_finish(w, move), KVF_E_PEER_LOST, "has left");
+    kvf_move_free(move);
+    stage_world_settle(w);
+    assert_stage_idle(d->stage);
+    assert_ok(kvf_stage_join(d->stage, d->peers[0]));
+    move_both_ways(w);
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    close_both(w);
+}
+
+/* Three ranks of P push, and D may lend two slots. Nobody has left: the third waits for too long. */
+static void slots_that_peers_keep_stay_in_doubt_while_our_own_kernels_may_write(void **state) {
+    static const kvf_engine_spec three = {
+        .struct_size = sizeof three,
+        .tp_size = 3,
+        .all = {.tokens_per_block = 48, .block_count = 40, .order = "L|BPHN"}};
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    stage_pair shape = heads(&small_arenas);
+    shape.p = &three;
+    shape.options.doubt_ns = DOUBT;
+    shape.options.stall_ns = 100 * DOUBT;
+    shape.options.device_arena_bytes = 4 * SLOT;
+    stage_world *w = stage_world_open_at("cuda", &shape, device_memory_second, device_memory_first);
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    kvf_move *moves[3];
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    begin_push(w, request, 0, &moves[0]);
+    begin_push(w, request, 1, &moves[1]);
+    stage_world_work_until(w, has_lent_two, &w->d[0]);
+    w->d[0].stands_still = true;
+    stage_world_work_until(w, is_writing, &w->p[0]);
+    stage_world_work_until(w, is_writing, &w->p[1]);
+    devices_delay(HOUR);
+    w->d[0].stands_still = false;
+    begin_push(w, request, 2, &moves[2]);
+    pass(w, 0);
+    pass(w, DOUBT + 1);
+    assert_int_equal(w->d[0].event, KVF_E_TIMEOUT);
+    assert_int_equal(in_doubt(&w->d[0]), 2);
+    pass(w, DOUBT + 1);
+    assert_int_equal(in_doubt(&w->d[0]), 2);
+    devices_delay(0);
+    devices_hasten();
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(stage_world_finish(w, moves[i]), i < 2 ? KVF_E_TIMEOUT : KVF_OK);
+        kvf_move_free(moves[i]);
+    }
+    kvf_request_free(request);
+    kvf_plan_free(plan);
     close_both(w);
 }
 
@@ -319,7 +458,10 @@ int main(void) {
         cmocka_unit_test(the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use),
         cmocka_unit_test(a_stage_without_memory_on_the_device_uses_the_hosts),
         cmocka_unit_test(a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_there),
+        cmocka_unit_test(a_peer_without_an_arena_on_the_host_is_asked_for_slots_on_its_device),
         cmocka_unit_test(a_stage_that_wants_no_memory_on_the_device_has_none),
+        cmocka_unit_test(slots_that_our_own_kernels_may_write_stay_in_doubt),
+        cmocka_unit_test(slots_that_peers_keep_stay_in_doubt_while_our_own_kernels_may_write),
         cmocka_unit_test(a_lender_without_an_arena_on_its_device_refuses_by_name),
         cmocka_unit_test(an_arena_of_less_than_four_slots_is_refused),
     };

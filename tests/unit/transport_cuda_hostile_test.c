@@ -76,6 +76,72 @@ static void a_writer_for_whom_nothing_is_copied_is_shut_out_at_once(void **state
     both_close();
 }
 
+/* ---- giving up what was asked -------------------------------------------------------------------- */
+
+#define ASKED 4096u
+
+static bool stop_writing(uint32_t region, uint64_t offset, uint64_t bytes) {
+    return kvf_transport_stop_writing(owner.transport, region, offset, bytes);
+}
+
+/* The owner has heard of the write, and is connecting to the writer. */
+static void open_with_a_write_that_has_not_begun(outcome *noted) {
+    both_open();
+    run_rounds();
+    submit_of_writer(KVF_WRITE, ASKED, noted);
+    assert_ok(kvf_transport_progress(writer.transport, NULL));
+    assert_ok(kvf_transport_progress(owner.transport, NULL));
+}
+
+static void a_write_that_has_not_begun_is_given_up(void **state) {
+    (void)state;
+    outcome noted;
+    open_with_a_write_that_has_not_begun(&noted);
+    assert_true(stop_writing(0, ASKED - 1, 1));
+    run_rounds();
+    assert_int_equal(noted.calls, 1);
+    assert_int_equal(noted.status, KVF_E_IO);
+    assert_non_null(strstr(noted.detail, "the memory that was to be written is no longer meant for it"));
+    assert_int_equal(written(0, BYTES), 0);
+    write_well();
+    both_close();
+}
+
+static void a_write_to_other_memory_is_not_given_up(void **state) {
+    (void)state;
+    outcome noted;
+    open_with_a_write_that_has_not_begun(&noted);
+    assert_true(stop_writing(0, ASKED, BYTES - ASKED));
+    assert_true(stop_writing(1, 0, BYTES));
+    run_rounds();
+    assert_int_equal(noted.calls, 1);
+    assert_int_equal(noted.status, KVF_OK);
+    both_close();
+}
+
+static void a_write_that_kernels_make_is_waited_for(void **state) {
+    (void)state;
+    outcome noted;
+    both_open();
+    run_rounds();
+    devices_delay(HOUR_NS);
+    submit_of_writer(KVF_WRITE, ASKED, &noted);
+    run_rounds();
+    for (int i = 0; i < 3; i++) {
+        assert_true(stop_writing(0, ASKED, BYTES - ASKED));
+        assert_false(stop_writing(0, 0, 1));
+        run_rounds();
+    }
+    assert_int_equal(noted.calls, 0);
+    devices_delay(0);
+    devices_hasten();
+    run_rounds();
+    assert_true(stop_writing(0, 0, BYTES));
+    assert_int_equal(noted.calls, 1);
+    write_well();
+    both_close();
+}
+
 /* ---- guests of the owner ------------------------------------------------------------------------- */
 
 /* A message from a guest that has told `told` of its two regions before must be refused. */
@@ -296,6 +362,41 @@ static void a_nest_up_to_the_end_of_both_regions_is_written_run_by_run(void **st
     both_close();
 }
 
+/* A guest that has told the writer's memory and has asked for `writes` writes, which wait for the device. */
+static int open_busy_guest(uint32_t writes) {
+    const kvf_cuda_memory memory = true_memory();
+    const int fd = open_known_guest();
+    devices_delay(HOUR_NS);
+    say_as_guest(fd, &memory, memory_bytes(&memory));
+    for (uint32_t i = 0; i < writes; i++) {
+        const kvf_cuda_write write = {
+            .header = {CUDA_WRITE, 1},
+            .number = i,
+            .runs = {{.local_offset = i * 64, .remote_offset = i * 64, .bytes = 64}}};
+        say_as_guest(fd, &write, write_bytes(&write));
+    }
+    run_rounds();
+    return fd;
+}
+
+static void a_nest_reaches_to_its_last_run(void **state) {
+    (void)state;
+    both_open();
+    const int fd = open_busy_guest(0);
+    const kvf_cuda_write write = {
+        .header = {CUDA_WRITE, 1}, .shape = nest_shape, .runs = {{.bytes = NEST_BYTES}}};
+    say_as_guest(fd, &write, write_bytes(&write));
+    run_rounds();
+    assert_true(stop_writing(0, NEST_REMOTE, BYTES - NEST_REMOTE));
+    assert_false(stop_writing(0, NEST_REMOTE - 1, 1));
+    devices_delay(0);
+    devices_hasten();
+    run_rounds();
+    assert_true(stop_writing(0, 0, BYTES));
+    (void)close(fd);
+    both_close();
+}
+
 static void memory_that_a_guest_cannot_have_is_not_read(void **state) {
     (void)state;
     char reason[CUDA_REASON_BYTES];
@@ -368,23 +469,6 @@ static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(vo
     run_rounds();
     write_well();
     both_close();
-}
-
-/* A guest that has told the writer's memory and has asked for `writes` writes, which wait for the device. */
-static int open_busy_guest(uint32_t writes) {
-    const kvf_cuda_memory memory = true_memory();
-    const int fd = open_known_guest();
-    devices_delay(HOUR_NS);
-    say_as_guest(fd, &memory, memory_bytes(&memory));
-    for (uint32_t i = 0; i < writes; i++) {
-        const kvf_cuda_write write = {
-            .header = {CUDA_WRITE, 1},
-            .number = i,
-            .runs = {{.local_offset = i * 64, .remote_offset = i * 64, .bytes = 64}}};
-        say_as_guest(fd, &write, write_bytes(&write));
-    }
-    run_rounds();
-    return fd;
 }
 
 /* The guest is refused for a message while its writes are under way; the writes still succeed. */
@@ -550,11 +634,15 @@ int main(int argument_count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_writer_is_shut_out_when_the_kernels_that_copy_for_it_are_over),
         cmocka_unit_test(a_writer_for_whom_nothing_is_copied_is_shut_out_at_once),
+        cmocka_unit_test(a_write_that_has_not_begun_is_given_up),
+        cmocka_unit_test(a_write_to_other_memory_is_not_given_up),
+        cmocka_unit_test(a_write_that_kernels_make_is_waited_for),
         cmocka_unit_test(an_unknown_peer_and_one_that_makes_no_sense_are_refused),
         cmocka_unit_test(memory_that_is_told_wrongly_is_refused),
         cmocka_unit_test(writes_that_are_asked_wrongly_are_refused),
         cmocka_unit_test(nests_that_are_asked_wrongly_are_refused),
         cmocka_unit_test(a_nest_up_to_the_end_of_both_regions_is_written_run_by_run),
+        cmocka_unit_test(a_nest_reaches_to_its_last_run),
         cmocka_unit_test(memory_that_a_guest_cannot_have_is_not_read),
         cmocka_unit_test(a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other),
         cmocka_unit_test(guests_ask_for_no_more_at_once_than_they_may),

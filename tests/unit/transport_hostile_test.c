@@ -4,7 +4,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "transport/shm/shm_tenants.h"
 #include "transport_raw.h"
+
+/* They were once hung up on without a word, as if the owner's process had ended. They hear how many may be strangers, and
+ * nothing of what the owner has or does. */
+static void assert_refused_as_full(int fd) {
+    static kvf_shm_packet packet;
+    assert_int_equal(kvf_shm_receive(fd, &packet), KVF_OK);
+    assert_int_equal(packet.as.header.kind, SHM_REFUSED);
+    assert_int_equal(packet.as.header.count, SHM_REFUSED_FULL);
+    assert_int_equal(packet.bytes, sizeof packet.as.refused);
+    assert_in_range(packet.as.refused.number, 1, SHM_STRANGERS_MAX);
+    assert_int_equal(kvf_shm_receive(fd, &packet), KVF_E_PEER_LOST);
+}
 
 static void strangers_that_say_nothing_keep_nobody_out(void **state) {
     (void)state;
@@ -19,9 +32,16 @@ static void strangers_that_say_nothing_keep_nobody_out(void **state) {
     }
     raw_check_served(&owner);
     uint32_t kept = 0;
-    for (int i = 0; i < 300; i++)
-        kept += !raw_hung_up(&owner, fds[i]);
+    for (int i = 0; i < 300; i++) {
+        const bool refused = raw_hung_up(&owner, fds[i]);
+        kept += !refused;
+        if (refused)
+            assert_refused_as_full(fds[i]);
+    }
     assert_true(kept <= 64);
+    kvf_transport_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_transport_get_info(owner.transport, &info), KVF_OK);
+    assert_int_equal(info.refused, 300 - kept);
     for (int i = 0; i < 300; i++)
         (void)close(fds[i]);
     drive_idle(&owner, NULL);

@@ -477,6 +477,7 @@ const kvf_fabric kvf_fabric_cuda = {
     .quiet = kvf_cuda_link_quiet,
     .fence = kvf_cuda_owner_fence,
     .admit = kvf_cuda_owner_admit,
+    .stop_writing = kvf_cuda_write_stop,
     .found = cuda_found,
     .progress = cuda_progress,
     .event_fd = cuda_event_fd,

@@ -347,6 +347,8 @@ bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet);
 /** Handles a client's message about the memory it writes from, or about the runs it writes. False: it is invalid. */
 bool kvf_cuda_write_told(kvf_cuda_client *client, const kvf_cuda_packet *packet);
 bool kvf_cuda_write_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet);
+/** Gives up writes to these bytes that clients have asked for. False: kernels of ours still make some. */
+bool kvf_cuda_write_stop(void *self, uint32_t region, uint64_t offset, uint64_t bytes);
 /** A batch that a client asked for has ended, with KVF_OK unless it has failed. */
 void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch);
 /** The link back to a client is lost, and nothing of it is under way: fails all that the client asked for. */

@@ -270,6 +270,45 @@ void kvf_cuda_write_ended(kvf_cuda_link *back, kvf_batch *batch) {
     kvf_free(batch);
 }
 
+static bool reaches(const kvf_batch *asked, uint32_t region, uint64_t offset, uint64_t bytes) {
+    kvf_nest_size nest = {0};
+    if (asked->shape)
+        (void)kvf_nest_measure(asked->shape, &nest); /* it was valid when it came */
+    for (size_t i = 0; i < asked->count; i++) {
+        const kvf_run *run = &asked->runs[i];
+        const uint64_t length = asked->shape ? nest.local : run->bytes;
+        if (run->local_region == region && run->local_offset < offset + bytes &&
+            offset < run->local_offset + length)
+            return true;
+    }
+    return false;
+}
+
+/* Begins no more of a write. False: kernels still make a part of it. */
+static bool give_up(kvf_cuda_link *back, kvf_batch *asked) {
+    kvf_batch_fail(asked, KVF_E_CANCELLED, "the memory that was to be written is no longer meant for it");
+    if (asked == back->slices.current)
+        (void)kvf_slices_drop_current(&back->slices);
+    if (asked->in_flight > 0)
+        return false;
+    kvf_cuda_write_ended(back, asked);
+    return true;
+}
+
+bool kvf_cuda_write_stop(void *self, uint32_t region, uint64_t offset, uint64_t bytes) {
+    const kvf_cuda_endpoint *endpoint = self;
+    bool quiet = true;
+    for (const kvf_cuda_client *client = endpoint->clients; client; client = client->following) {
+        kvf_batch *following;
+        for (kvf_batch *asked = client->back ? client->back->asked_first : NULL; asked; asked = following) {
+            following = asked->following;
+            if (reaches(asked, region, offset, bytes))
+                quiet = give_up(client->back, asked) && quiet;
+        }
+    }
+    return quiet;
+}
+
 void kvf_cuda_write_forget(kvf_cuda_link *back) {
     while (back->asked_first) {
         kvf_batch *batch = back->asked_first;

@@ -137,8 +137,9 @@ void kvf_shm_close_clients(kvf_shm_endpoint *endpoint) {
         free_client(endpoint->clients);
 }
 
-/* Silent strangers must not keep others out: drops the oldest stranger of the process with the most strangers. */
-static void drop_stranger(const kvf_shm_endpoint *endpoint) {
+/* Silent strangers must not keep others out: refuses the oldest stranger of the process with the most strangers. Without
+ * a word it would take this process for one that has ended. */
+static void drop_stranger(kvf_shm_endpoint *endpoint) {
     const kvf_shm_tenant *largest = NULL;
     kvf_shm_client *oldest = NULL;
     for (kvf_shm_client *client = endpoint->strangers; client; client = client->following)
@@ -147,8 +148,11 @@ static void drop_stranger(const kvf_shm_endpoint *endpoint) {
     for (kvf_shm_client *client = endpoint->strangers; client; client = client->following)
         if (!client->gone && client->tenant == largest)
             oldest = client; /* the list is newest first */
-    if (oldest)
-        leave(oldest);
+    if (!oldest)
+        return;
+    endpoint->tenants.refused++;
+    say_refused(oldest->fd, SHM_REFUSED_FULL, endpoint->tenants.strangers_max);
+    leave(oldest);
 }
 
 static kvf_status add_client(kvf_shm_endpoint *endpoint, int fd) {
