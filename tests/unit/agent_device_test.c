@@ -4,6 +4,7 @@
  */
 #include "agent_on_devices.h"
 #include "model/model.h"
+#include "model/match.h"
 
 static void pull_everything(world *w, const kvf_agent_options *options) {
     world_open_model(w, attention(4, 8, 8), TP2, TP4, options);
