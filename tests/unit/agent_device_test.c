@@ -3,8 +3,8 @@
  * are compared cell by cell.
  */
 #include "agent_on_devices.h"
-#include "model/model.h"
 #include "model/match.h"
+#include "model/model.h"
 
 static void pull_everything(world *w, const kvf_agent_options *options) {
     world_open_model(w, attention(4, 8, 8), TP2, TP4, options);
@@ -193,7 +193,6 @@ static void without_an_arena_on_a_device_a_conversion_over_it_is_refused(void **
 }
 
 /* ---- peers that "cuda" does not reach ------------------------------------------------------------- */
-
 
 /* How many peers an agent reads from, or writes to, over a fabric; each that is not "cuda" says why. */
 static uint32_t peers_over(kvf_agent *agent, kvf_peer_role role, bool cuda) {
