@@ -3,12 +3,16 @@
  * each sum a second time, of a copy of the memory on two devices and the host.
  */
 #include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "agent/summing.h"
 #include "base/clock.h"
 #include "cells.h"
 #include "channel_wise.h"
 #include "cuda/device_image.h"
+#include "cuda/hasher.h"
 #include "devices.h"
 
 #include <kvferry/checksum.h>
@@ -16,6 +20,18 @@
 #define TOKENS 29u
 #define MS 1000000ull
 #define SEED 5u
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+static time_t ahead_s; /* of the machine's clock */
+
+/* Found before the C library's. */
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    const int failed = (int)syscall(SYS_clock_gettime, clock, out);
+    out->tv_sec += failed ? 0 : ahead_s;
+    return failed;
+}
 
 /* ---- engines with memory --------------------------------------------------------------------- */
 
@@ -680,39 +696,78 @@ static void neighbouring_layers_are_one_job_of_a_device_if_they_fit(void **state
     }
 }
 
+/* A sum that the first device computes, `delay_ns` late. */
+typedef struct late_sum {
+    kvf_model *model;
+    world w;
+    kvf_memory regions[REGIONS_MAX];
+    kvf_summing *summing;
+    uint64_t sum;
+    size_t left; /* of devices, before */
+} late_sum;
+
+static void late_sum_start(late_sum *late, uint64_t delay_ns) {
+    *late = (late_sum){.model = attention(1, 1, 4), .left = devices_left()};
+    world_open(&late->w, late->model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
+    const cell_rank *rank = &late->w.ranks[0];
+    copy_to_devices(rank, late->regions);
+    kvf_area area = {.shard = rank->shard,
+                     .regions = late->regions,
+                     .layers = range(0, 1),
+                     .units = range(0, 1),
+                     .table = &late->w.sequence.tables[0],
+                     .begin = 5,
+                     .end = 6};
+    assert_ok(kvf_area_check(&area));
+    assert_ok(kvf_summing_make(&late->summing));
+    assert_false(kvf_summing_is_busy(late->summing));
+    devices_delay(delay_ns);
+    assert_int_equal(kvf_summing_start(late->summing, &area, &(kvf_sum_places){&late->sum, .unit = 1}),
+                     KVF_IN_PROGRESS);
+    assert_true(kvf_summing_is_busy(late->summing));
+    devices_delay(0);
+}
+
+/* How long freeing the sums takes. */
+static uint64_t late_sum_free(late_sum *late) {
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    kvf_summing_free(late->summing);
+    return kvf_now(&kvf_monotonic) - begun;
+}
+
+static void late_sum_end(late_sum *late) {
+    devices_free();
+    assert_int_equal(devices_left(), late->left);
+    world_close(&late->w);
+    kvf_model_free(late->model);
+}
+
 /* The device reads the memory until it has finished, and what it works with is freed only then. */
 static void sums_that_nobody_wants_any_more_are_waited_for(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
-    kvf_model *model = attention(1, 1, 4);
-    world w;
-    kvf_memory regions[REGIONS_MAX];
-    kvf_summing *summing;
-    uint64_t sum = 0;
-    world_open(&w, model, ENGINE(.all = {.block_count = 40, .tokens_per_block = 1}));
-    const size_t left = devices_left();
-    copy_to_devices(&w.ranks[0], regions);
-    kvf_area area = {.shard = w.ranks[0].shard,
-                     .regions = regions,
-                     .layers = range(0, 1),
-                     .units = range(0, 1),
-                     .table = &w.sequence.tables[0],
-                     .begin = 5,
-                     .end = 6};
-    assert_ok(kvf_area_check(&area));
-    assert_ok(kvf_summing_make(&summing));
-    assert_false(kvf_summing_is_busy(summing));
-    devices_delay(50 * MS);
-    assert_int_equal(kvf_summing_start(summing, &area, &(kvf_sum_places){&sum, .unit = 1}), KVF_IN_PROGRESS);
-    assert_true(kvf_summing_is_busy(summing));
-    const uint64_t begun = kvf_now(&kvf_monotonic);
-    kvf_summing_free(summing);
-    assert_in_range(kvf_now(&kvf_monotonic) - begun, 1, 20000 * MS); /* less than for a device that hangs */
-    devices_delay(0);
-    devices_free();
-    assert_int_equal(devices_left(), left);
-    world_close(&w);
-    kvf_model_free(model);
+    late_sum late;
+    late_sum_start(&late, 50 * MS);
+    assert_in_range(late_sum_free(&late), 1, 20000 * MS); /* less than for a device that hangs */
+    late_sum_end(&late);
+}
+
+/* The 30 s of a job count from its start. What the device works with stays, and only the test knows of it. */
+static void a_device_that_hangs_is_not_waited_for_once_its_time_is_over(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    const uint64_t *found;
+    late_sum late;
+    late_sum_start(&late, 3600000 * MS);
+    kvf_hasher *stays = *(kvf_hasher *const *)(const void *)late.summing; /* that of the first device */
+    ahead_s = 30;
+    assert_in_range(late_sum_free(&late), 0, 10000 * MS);
+    ahead_s = 0;
+    assert_int_equal(kvf_hasher_poll(stays, &found), KVF_IN_PROGRESS);
+    devices_hasten();
+    assert_ok(kvf_hasher_poll(stays, &found));
+    assert_ok(kvf_hasher_close(stays));
+    late_sum_end(&late);
 }
 
 static void a_layer_of_more_cells_than_a_device_sums_at_once_is_refused(void **state) {
@@ -898,6 +953,7 @@ static int run_on_devices(void) {
         cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),
         cmocka_unit_test(neighbouring_layers_are_one_job_of_a_device_if_they_fit),
         cmocka_unit_test(sums_that_nobody_wants_any_more_are_waited_for),
+        cmocka_unit_test(a_device_that_hangs_is_not_waited_for_once_its_time_is_over),
         cmocka_unit_test(a_layer_of_more_cells_than_a_device_sums_at_once_is_refused),
         cmocka_unit_test(steps_are_summed_in_as_many_parts_as_a_device_needs),
     };
