@@ -290,9 +290,9 @@ static void what_a_writer_sends_twice_does_not_stand_for_what_another_gives(void
                      &options);
     start_push(&w, &s);
     kvf_agent *faulty = w.p.agents[0];
+    const uint64_t once = UINT64_C(128) * TOKENS; /* what it has of a layer */
     assert_ok(kvf_agent_push_ready(faulty, s.pushes[0], CHUNK(0, UINT64_MAX, 1)));
-    world_run_for(&w, 50 * MS);
-    const uint64_t once = world_stats(faulty).bytes_packed;
+    world_until(&w, world_stats(faulty).bytes_packed == once);
     assert_ok(kvf_agent_lock(faulty));
     kvf_work_take(faulty);
     kvf_flow *flow = world_session(faulty, true)->flows;
@@ -301,8 +301,8 @@ static void what_a_writer_sends_twice_does_not_stand_for_what_another_gives(void
     kvf_flow_pump(flow);
     kvf_work_give(faulty);
     kvf_agent_unlock(faulty);
+    world_until(&w, world_stats(faulty).bytes_packed == 2 * once);
     world_run_for(&w, 50 * MS);
-    assert_int_equal(world_stats(faulty).bytes_packed, 2 * once);
     await_layers(&w, &s, 0, LAYERS);
     ready(&w, &s, 0, UINT64_MAX, 1);
     await_layers(&w, &s, 1, LAYERS);
