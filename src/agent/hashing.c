@@ -70,7 +70,7 @@ static kvf_status start_slice(kvf_hashing *h, const slice *next, const kvf_sum_p
     kvf_status status = kvf_area_check(&area);
     if (!status && !h->uses_device)
         return kvf_area_sum_on_host(&area, area.layers, places);
-    if (!status && !agent->summing)
+    if (!status)
         status = kvf_summing_make(&agent->summing);
     /* Opening it may wait for streams that wait for requests of this process. */
     if (!status && kvf_summing_must_open(agent->summing, &area) && kvf_cuda_words_awaited())

@@ -84,7 +84,7 @@ static kvf_status open_summing(kvf_agent *agent) {
     for (uint32_t i = 0; i < agent->region_count && agent->options.verify && !status; i++) {
         if (agent->regions[i].kind != KVF_MEMORY_CUDA)
             continue;
-        status = agent->summing ? KVF_OK : kvf_summing_make(&agent->summing);
+        status = kvf_summing_make(&agent->summing);
         if (!status)
             status = kvf_summing_open(agent->summing, agent->regions[i].device);
     }

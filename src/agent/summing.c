@@ -26,12 +26,10 @@ struct kvf_summing {
     uint64_t started_ns;
 };
 
-kvf_status kvf_summing_make(kvf_summing **out) {
-    kvf_summing *made = kvf_alloc0(1, sizeof *made);
-    if (!made)
-        return kvf_nomem("checksums");
-    *out = made;
-    return KVF_OK;
+kvf_status kvf_summing_make(kvf_summing **summing) {
+    if (!*summing)
+        *summing = kvf_alloc0(1, sizeof **summing);
+    return *summing ? KVF_OK : kvf_nomem("checksums");
 }
 
 kvf_status kvf_summing_open(kvf_summing *s, uint32_t device) {

@@ -2,6 +2,7 @@
  * Computes the checksums of an area, some of which may be in memory of devices: these hash their own cells, and only the
  * sums come back.
  *
+ *     kvf_summing *summing = NULL;
  *     kvf_summing_make(&summing);
  *     status = kvf_summing_start(summing, &area, &places);
  *     while (status == KVF_IN_PROGRESS) status = kvf_summing_poll(summing);      nothing here waits for a device
@@ -19,8 +20,8 @@ typedef struct kvf_summing kvf_summing;
 /** The most steps of an area that is started. */
 #define KVF_SUMMING_STEPS KVF_HASHER_SUMS
 
-/** Opens nothing yet on devices. @return KVF_OK, KVF_E_NOMEM */
-kvf_status kvf_summing_make(kvf_summing **out);
+/** Makes it, unless `*summing` is one already. Opens nothing yet on devices. @return KVF_OK, KVF_E_NOMEM */
+kvf_status kvf_summing_make(kvf_summing **summing);
 
 /** Opens a device, unless that was done. The driver may wait meanwhile until the device has done all its work.
  * @return as kvf_hasher_open() */

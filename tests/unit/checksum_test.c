@@ -629,7 +629,7 @@ static void layers_before_the_wanted_ones_take_no_sums(void **state) {
 /* How many jobs devices need for the sums of an area, whose sums are compared; they work only when they are told to. */
 static uint32_t jobs_for(kvf_area *area, const kvf_sum_places *places, const uint64_t *expected,
                          uint64_t count) {
-    kvf_summing *summing;
+    kvf_summing *summing = NULL;
     uint32_t jobs = 0;
     memset(places->sums, 0, count * sizeof *expected);
     assert_ok(kvf_area_check(area));
