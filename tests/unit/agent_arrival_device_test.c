@@ -391,8 +391,8 @@ static void a_stream_waits_for_the_end_or_not_at_all(void **state) {
     devices_fail("cuStreamWaitValue32_v2", 1, UINT32_MAX); /* so that a call of it would fail */
     for (uint32_t r = 0; r < s.w.d.rank_count; r++)
         let_wait(&s, r, LAYERS - 1);
-    assert_fails(kvf_agent_let_wait(s.w.d.agents[0], s.ours[0], LAYERS, D_DEVICE, s.readers[0].stream), KVF_E_IO,
-                 "let_wait", "letting a stream wait");
+    assert_fails(kvf_agent_let_wait(s.w.d.agents[0], s.ours[0], LAYERS, D_DEVICE, s.readers[0].stream),
+                 KVF_E_IO, "let_wait", "letting a stream wait");
     devices_fail("", 0, 0);
     assert_false(reader_passed(&s.readers[0], 0));
     ready(&s, LAYERS);
