@@ -112,7 +112,7 @@ class Ending(unittest.TestCase):
         params = self.keep(prefill, "r")
         with self.assertLogs(LOGGER, logging.INFO) as log:
             prefill.close()
-        self.assertIn("peers have 0.1 s for the 1 requests kept for them", log.output[0])
+        self.assertIn("peers have 0.1 s for the 1 requests kept for them", "\n".join(log.output))
         self.assertTrue(any("request r" in line and "time to drain was over" in line for line in log.output))
         self.assertEqual(prefill.worker._jobs, {})
         self.load(decode, "r", params)
