@@ -200,7 +200,7 @@ static void verify_hashes(kvf_hasher *hasher, const layers *l, uint64_t *sums, u
 }
 
 static void hash_row(bench_report *report, kvf_hasher *hasher, uint64_t run) {
-    double rates[ROUNDS_MAX], copies[ROUNDS_MAX], ratios[ROUNDS_MAX];
+    double copies[ROUNDS_MAX], hashed[ROUNDS_MAX];
     layers l = layers_of(run);
     uint64_t *sums = bench_alloc(l.one.tokens, sizeof *sums),
              *others = bench_alloc(l.one.tokens, sizeof *others);
@@ -208,20 +208,12 @@ static void hash_row(bench_report *report, kvf_hasher *hasher, uint64_t run) {
     const bench_shape all = {.run = run, .tokens = l.one.tokens * l.count};
     fill_layers(&l, HEADS_FIRST);
     for (uint32_t round = 0; round < bench_gpu.rounds; round++) {
-        const double copy = bench_copy_ns(&all, HEADS_FIRST, TOKENS_FIRST);
-        const double hash = hash_ns(hasher, &l, HEADS_FIRST, sums);
-        copies[round] = bytes / copy;
-        rates[round] = bytes / hash;
-        ratios[round] = copy / hash;
+        copies[round] = bench_copy_ns(&all, HEADS_FIRST, TOKENS_FIRST);
+        hashed[round] = hash_ns(hasher, &l, HEADS_FIRST, sums);
     }
     verify_hashes(hasher, &l, sums, others);
     bench_text(report, bench_bytes(run));
-    bench_number(report, 1, bench_spread_of(copies, bench_gpu.rounds).median);
-    const bench_spread spread = bench_spread_of(rates, bench_gpu.rounds);
-    bench_number(report, 1, spread.median);
-    bench_number(report, 1, spread.low);
-    bench_number(report, 1, spread.high);
-    bench_number(report, 3, bench_spread_of(ratios, bench_gpu.rounds).median);
+    bench_beside_copies(report, bytes, copies, hashed);
     free(l.one.ids);
     free(sums);
     free(others);

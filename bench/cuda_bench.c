@@ -222,3 +222,18 @@ double bench_copy_ns(const bench_shape *s, bench_form from, bench_form to) {
     bench_stream_wait();
     return (double)(bench_now_ns() - begun);
 }
+
+void bench_beside_copies(bench_report *report, double bytes, const double *copy_ns, const double *work_ns) {
+    double copies[ROUNDS_MAX], rates[ROUNDS_MAX], ratios[ROUNDS_MAX];
+    for (uint32_t round = 0; round < bench_gpu.rounds; round++) {
+        copies[round] = bytes / copy_ns[round];
+        rates[round] = bytes / work_ns[round];
+        ratios[round] = copy_ns[round] / work_ns[round];
+    }
+    bench_number(report, 1, bench_spread_of(copies, bench_gpu.rounds).median);
+    const bench_spread spread = bench_spread_of(rates, bench_gpu.rounds);
+    bench_number(report, 1, spread.median);
+    bench_number(report, 1, spread.low);
+    bench_number(report, 1, spread.high);
+    bench_number(report, 3, bench_spread_of(ratios, bench_gpu.rounds).median);
+}

@@ -92,6 +92,14 @@ double bench_move_ns(kvf_copier *copier, const bench_shape *s, bench_form from, 
 /** The driver's copy of as many bytes, between other memory of the same device or host. */
 double bench_copy_ns(const bench_shape *s, bench_form from, bench_form to);
 
+/**
+ * Writes five cells: the rate of copies, then the rate of the work beside them with its lowest and highest, and the work
+ * as a share of a copy. GB/s and medians of the rounds, of which each made one copy and did the work once.
+ *
+ * @param bytes  of a copy, and of the work
+ */
+void bench_beside_copies(bench_report *report, double bytes, const double *copy_ns, const double *work_ns);
+
 /** Runs for the driver's copies. */
 typedef struct bench_runs {
     size_t count;

@@ -1,9 +1,8 @@
 /*
- * What an engine calls for blocks that it received as whole blocks, or copies to and from the host: permuting in place,
- * and kvf_copy_blocks(). Both wait for the device, so their time is the caller's.
+ * Measures two functions that engines call: kvf_permute_received(), for blocks that arrived in another form, and
+ * kvf_copy_blocks(), to the host and back. Both wait for the device, so their time is the caller's.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include <kvferry/connector/postprocess.h>
 
@@ -89,23 +88,14 @@ static const struct {
 
 static void row(bench_report *report, const bench_shape *s, size_t which) {
     const bench_form from = works[which].from, to = works[which].to;
-    double copies[ROUNDS_MAX], rates[ROUNDS_MAX], ratios[ROUNDS_MAX];
-    const double bytes = (double)bench_shape_bytes(s);
+    double copies[ROUNDS_MAX], taken[ROUNDS_MAX];
     for (uint32_t round = 0; round < bench_gpu.rounds; round++) {
-        const double copy = bench_copy_ns(s, from, to);
-        const double work = works[which].work_ns(s, from, to);
-        copies[round] = bytes / copy;
-        rates[round] = bytes / work;
-        ratios[round] = copy / work;
+        copies[round] = bench_copy_ns(s, from, to);
+        taken[round] = works[which].work_ns(s, from, to);
     }
     bench_text(report, works[which].name);
     bench_text(report, bench_bytes(s->run));
-    bench_number(report, 1, bench_spread_of(copies, bench_gpu.rounds).median);
-    const bench_spread spread = bench_spread_of(rates, bench_gpu.rounds);
-    bench_number(report, 1, spread.median);
-    bench_number(report, 1, spread.low);
-    bench_number(report, 1, spread.high);
-    bench_number(report, 3, bench_spread_of(ratios, bench_gpu.rounds).median);
+    bench_beside_copies(report, (double)bench_shape_bytes(s), copies, taken);
 }
 
 void bench_received(bench_report *report) {
