@@ -42,7 +42,7 @@
 typedef struct kvf_stage_flow kvf_stage_flow;
 typedef struct kvf_stage_peer kvf_stage_peer;
 
-/** Where the bytes that one peer brings by a permission are counted. */
+/** Counts the bytes that one peer brings by a permission. */
 typedef struct kvf_stage_tally {
     uint64_t permission;
     char *peer;         /**< its name */

@@ -18,7 +18,7 @@
 
 #define HOUR_NS 3600000000000ull
 
-/** Where the caches of the next world are; close_on_devices() clears it. */
+/** Says where the next world places its caches; close_on_devices() clears it. */
 extern struct placing {
     bool p_on_host, d_on_host;
     bool shown;     /**< device memory is not withheld */
