@@ -216,7 +216,6 @@ void kvf_segment_free(uint32_t device, CUdeviceptr address, uint64_t all_bytes) 
 struct kvf_mapping {
     CUdeviceptr base;
     uint64_t bytes, mapped;
-    uint32_t device;
     uint32_t reader; /* is entered */
 };
 
@@ -225,20 +224,20 @@ static _Atomic uint64_t reserved; /* bytes of all mappings */
 /* A card is only believed as far as a device goes, and all cards together as far as leaves addresses to others. */
 static kvf_status check_size(const kvf_cuda *cuda, uint32_t device, uint64_t bytes) {
     CUdevice handle = 0;
-    size_t all = 0;
-    CUresult result = cuda->cuDeviceGet(&handle, (int)device);
-    if (!result)
+    size_t all = KVF_UNSEEN_BYTES;
+    CUresult result = 0;
+    if (device < cuda->device_count && !(result = cuda->cuDeviceGet(&handle, (int)device)))
         result = cuda->cuDeviceTotalMem_v2(&all, handle);
     if (result)
         return kvf_cuda_status(cuda, result, "asking for a device's memory");
     if (bytes > all)
-        return kvf_fail(KVF_E_PARSE, "memory of %llu bytes on a device that has %zu",
+        return kvf_fail(KVF_E_PARSE, "memory of %llu bytes on a device; allowed: up to %zu",
                         (unsigned long long)bytes, all);
     return KVF_OK;
 }
 
-static kvf_status reserve(const kvf_cuda *cuda, kvf_mapping *mapping) {
-    kvf_status status = check_size(cuda, mapping->device, mapping->bytes);
+static kvf_status reserve(const kvf_cuda *cuda, uint32_t device, kvf_mapping *mapping) {
+    kvf_status status = check_size(cuda, device, mapping->bytes);
     if (status)
         return status;
     if (atomic_fetch_add(&reserved, mapping->bytes) > KVF_MAPPINGS_BYTES - mapping->bytes)
@@ -259,12 +258,11 @@ kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kv
     kvf_mapping *mapping = kvf_alloc0(1, sizeof *mapping);
     if (!mapping)
         return kvf_nomem("a mapping");
-    mapping->device = device;
     mapping->bytes = bytes;
     mapping->reader = reader;
     kvf_status status = kvf_cuda_enter(reader, &cuda);
     if (!status) {
-        status = reserve(cuda, mapping);
+        status = reserve(cuda, device, mapping);
         kvf_cuda_leave(cuda);
     }
     if (status)
@@ -274,15 +272,15 @@ kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kv
     return status;
 }
 
-static kvf_status check_import(const kvf_cuda *cuda, const kvf_mapping *mapping,
-                               CUmemGenericAllocationHandle handle) {
+/* Which device's memory it is does not matter: whether ours reach it is asked with kvf_mapping_allow(). */
+static kvf_status check_import(const kvf_cuda *cuda, CUmemGenericAllocationHandle handle) {
     CUmemAllocationProp found = {0};
     const CUresult result = cuda->cuMemGetAllocationPropertiesFromHandle(&found, handle);
     if (result)
         return kvf_cuda_status(cuda, result, "asking what was imported");
-    if (found.location.type != CU_MEM_LOCATION_TYPE_DEVICE || found.location.id != (int)mapping->device)
-        return kvf_fail(KVF_E_PARSE, "a segment is not memory of CUDA device %u, as it should be",
-                        mapping->device);
+    if (found.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return kvf_fail(KVF_E_PARSE, "a segment has location type %d; allowed: %d (a device)",
+                        (int)found.location.type, CU_MEM_LOCATION_TYPE_DEVICE);
     return KVF_OK;
 }
 
@@ -295,7 +293,7 @@ static kvf_status import(const kvf_cuda *cuda, kvf_mapping *mapping, int fd, uin
         (void)kvf_cuda_status(cuda, result, "importing a segment");
         return kvf_fail_in(KVF_E_UNSUPPORTED, "this process may not map it: ");
     }
-    kvf_status status = check_import(cuda, mapping, handle);
+    kvf_status status = check_import(cuda, handle);
     if (!status) {
         result = cuda->cuMemMap(mapping->base + mapping->mapped, bytes, 0, handle, 0);
         if (result) {

@@ -22,6 +22,8 @@
 
 #define KVF_SEGMENTS_MAX 65536u /* of a region: 128 GiB in the smallest segments of current devices */
 #define KVF_MAPPINGS_BYTES (UINT64_C(1) << 44) /* of all mappings of this process */
+#define KVF_UNSEEN_BYTES                                                                                     \
+    (UINT64_C(1) << 40) /* of memory on a device that this process cannot ask how much it has */
 
 /* ---- the owner ---------------------------------------------------------------------------------- */
 
@@ -71,11 +73,12 @@ typedef struct kvf_mapping kvf_mapping;
 /**
  * Reserves addresses.
  *
- * @param device  whose memory the segments are, by its number in this process
+ * @param device  whose memory the segments are, by its number in this process; KVF_CUDA_DEVICES_MAX: of a device that
+ *                this process does not see
  * @param bytes   of all segments together; no more than the device has
  * @param reader  a device that will read them: its context is current for all calls of the driver, for they need none of
  *                `device`, and making one would take half a GiB of it
- * @return KVF_OK, KVF_E_PARSE (the device has less memory), KVF_E_LIMIT (more than KVF_MAPPINGS_BYTES in all),
+ * @return KVF_OK, KVF_E_PARSE (devices have less memory), KVF_E_LIMIT (more than KVF_MAPPINGS_BYTES in all),
  *         KVF_E_NOMEM, KVF_E_IO
  */
 kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kvf_mapping **out);
@@ -84,8 +87,8 @@ kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kv
  * Maps the next segment.
  *
  * @param fd  of the segment; stays the caller's, who can close it afterwards
- * @return KVF_OK, KVF_E_PARSE (0 bytes, or more than are left, or another device's memory), KVF_E_UNSUPPORTED (the
- *         driver does not take it)
+ * @return KVF_OK, KVF_E_PARSE (0 bytes, or more than are left, or no device's memory), KVF_E_UNSUPPORTED (the driver
+ *         does not take it)
  */
 kvf_status kvf_mapping_add(kvf_mapping *mapping, int fd, uint64_t bytes);
 

@@ -8,8 +8,9 @@
  * stream, so a buffer that is reused too early spoils bytes. Kernels are the library's own, run thread by thread. A
  * capture of a graph keeps nothing of what is put on its stream; it only sees what must not happen meanwhile.
  *
- * Environment variables: FAKE_CUDA_DEVICES is the number of devices (2), FAKE_CUDA_VERSION the CUDA version of the
- * driver, FAKE_CUDA_MULTIPROCESSORS those of each device (4); with FAKE_CUDA_APART no device reaches another's memory;
+ * Environment variables: FAKE_CUDA_DEVICES is the number of devices of the machine (2), of which a process sees those in
+ * CUDA_VISIBLE_DEVICES (all), FAKE_CUDA_VERSION the CUDA version of the driver, FAKE_CUDA_MULTIPROCESSORS the
+ * multiprocessors of each device (4); with FAKE_CUDA_APART no device reaches another's memory;
  * with FAKE_CUDA_RDMA=0 no device has memory of cuMemCreate() for network cards; of what every FAKE_CUDA_SPOIL-th
  * launch of a kernel has moved, a bit is wrong.
  */
@@ -95,20 +96,44 @@ CUresult cuGetErrorString(CUresult result, const char **text) {
     return 0;
 }
 
+/* As with the driver, the list ends before the first device that is not there. */
+int fake_of_machine(int device) {
+    const int all = fake_number("FAKE_CUDA_DEVICES", 2);
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (!visible)
+        return device < all ? device : -1;
+    for (int i = 0;; i++) {
+        char *end;
+        const long number = strtol(visible, &end, 10);
+        if (end == visible || number < 0 || number >= all)
+            return -1;
+        if (i == device)
+            return (int)number;
+        visible = *end == ',' ? end + 1 : end;
+    }
+}
+
+int fake_of_process(int machines) {
+    for (int device = 0, found; (found = fake_of_machine(device)) >= 0; device++)
+        if (found == machines)
+            return device;
+    return -1;
+}
+
 CUresult cuDeviceGetCount(int *count) {
-    *count = fake_number("FAKE_CUDA_DEVICES", 2);
+    *count = 0;
+    while (fake_of_machine(*count) >= 0)
+        ++*count;
     return fake_told(__func__);
 }
 
 CUresult cuDeviceGet(CUdevice *device, int number) {
-    int count = 0;
-    (void)cuDeviceGetCount(&count);
     *device = number;
-    return number < count ? 0 : INVALID_DEVICE;
+    return fake_of_machine(number) >= 0 ? 0 : INVALID_DEVICE;
 }
 
 CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
-    (void)snprintf(name, (size_t)bytes, "stand-in %d", device);
+    (void)snprintf(name, (size_t)bytes, "stand-in %d", fake_of_machine(device));
     return 0;
 }
 
@@ -131,7 +156,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    (void)snprintf((char *)uuid->bytes, sizeof uuid->bytes, "stand-in %d", device);
+    (void)snprintf((char *)uuid->bytes, sizeof uuid->bytes, "stand-in %d", fake_of_machine(device));
     return fake_told(__func__);
 }
 

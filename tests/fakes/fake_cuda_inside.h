@@ -61,6 +61,12 @@ CUresult fake_told(const char *function);
 /** The number in an environment variable, or `otherwise`. */
 int fake_number(const char *name, int otherwise);
 
+/** The machine's number of a device of this process; -1: this process has no such device. */
+int fake_of_machine(int device);
+
+/** The reverse: this process's number; -1: it does not see that device of the machine. */
+int fake_of_process(int machines);
+
 #define MEMORY_OF_DEVICE (1ull << 30) /* bytes of each device */
 
 /** For a call that puts nothing on a stream: if a stream is being captured, and this thread's mode is not relaxed, the

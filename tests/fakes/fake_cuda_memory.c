@@ -239,10 +239,12 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
 
 /* ---- memory of other processes ------------------------------------------------------------------ */
 
-/* The content of a handle: a file descriptor of the exporting process, and the inode that it had then. */
+/* The content of a handle: a file descriptor of the exporting process, the inode that it had then, and the machine's
+ * device. */
 typedef struct handle {
     long process, file;
     uint64_t bytes, inode;
+    int device;
 } handle;
 
 static uint64_t inode_of(int file) {
@@ -266,6 +268,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
         made.file = found->file;
         made.bytes = found->bytes;
         made.inode = inode_of(found->file);
+        made.device = fake_of_machine(found->device);
     }
     (void)pthread_mutex_unlock(&fake.lock);
     memset(out, 0, sizeof *out);
@@ -273,8 +276,11 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return good ? 0 : INVALID_VALUE;
 }
 
+/* Like the driver, this takes memory of a device that the process does not see. */
 static CUresult open_handle(const handle *given, CUdeviceptr *address) {
     char path[64];
+    if (given->device != fake_of_machine(fake_current[fake_depth - 1]->device) && getenv("FAKE_CUDA_APART"))
+        return PEER_ACCESS_UNSUPPORTED;
     (void)snprintf(path, sizeof path, "/proc/%ld/fd/%ld", given->process, given->file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
     if (file >= 0 && given->bytes > 0 && inode_of(file) == given->inode)

@@ -1,8 +1,9 @@
 /*
- * The stand-in's memory of cuMemCreate(). An allocation is a file, whose name says which device it is of and how it
- * may be shared; it lives as long as handles or mappings of it. Reserved addresses have no access rights, and beside
- * them as many of this library's own, where segments that are mapped one behind the other lie so, too. A segment can
- * be used by a device only once that has access; everything else ends the context, as with the driver.
+ * The stand-in's memory of cuMemCreate(). An allocation is a file, whose name says what has the memory, which one
+ * of these, and how it may be shared; it lives as long as handles or mappings of it. Reserved addresses have no access
+ * rights, and beside them as many of this library's own, where segments that are mapped one behind the other lie so,
+ * too. A segment can be used by a device only once that has access; everything else ends the context, as with the
+ * driver.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@
 #define NOT_SUPPORTED 801
 
 typedef struct allocation {
-    int file, device, types;
+    int file, types;
+    CUmemLocation location;
     bool rdma; /* for network cards */
     size_t bytes;
     unsigned handles, mappings;
@@ -33,7 +35,7 @@ static reservation reservations[RESERVATIONS];
 
 /* ---- allocations -------------------------------------------------------------------------------- */
 
-static CUresult new_allocation(int file, int device, int types, bool rdma, size_t bytes,
+static CUresult new_allocation(int file, CUmemLocation location, int types, bool rdma, size_t bytes,
                                CUmemGenericAllocationHandle *out) {
     allocation *made = calloc(1, sizeof *made);
     if (!made) {
@@ -41,7 +43,7 @@ static CUresult new_allocation(int file, int device, int types, bool rdma, size_
         return OUT_OF_MEMORY;
     }
     *made = (allocation){
-        .file = file, .device = device, .types = types, .rdma = rdma, .bytes = bytes, .handles = 1};
+        .file = file, .location = location, .types = types, .rdma = rdma, .bytes = bytes, .handles = 1};
     fake.left++;
     *out = (uint64_t)(uintptr_t)made;
     return 0;
@@ -93,14 +95,14 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     const bool rdma = properties->allocFlags.gpuDirectRDMACapable;
     if (rdma && !fake_number("FAKE_CUDA_RDMA", 1))
         return INVALID_DEVICE;
-    (void)snprintf(name, sizeof name, NAME "-%d-%d", properties->location.id,
-                   properties->requestedHandleTypes);
+    (void)snprintf(name, sizeof name, NAME "-%d-%d-%d", (int)properties->location.type,
+                   fake_of_machine(properties->location.id), properties->requestedHandleTypes);
     const int file = new_file(name, bytes);
     if (file < 0)
         return OUT_OF_MEMORY;
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result =
-        new_allocation(file, properties->location.id, properties->requestedHandleTypes, rdma, bytes, handle);
+        new_allocation(file, properties->location, properties->requestedHandleTypes, rdma, bytes, handle);
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
@@ -139,7 +141,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
     const allocation *of = allocation_of(handle);
     *properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                         .requestedHandleTypes = of->types,
-                                        .location = {CU_MEM_LOCATION_TYPE_DEVICE, of->device},
+                                        .location = of->location,
                                         .allocFlags.gpuDirectRDMACapable = of->rdma};
     return 0;
 }
@@ -163,19 +165,20 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type) {
     BEGIN;
     const int given = (int)(intptr_t)shareable;
-    int device = 0, types = 0;
+    int what = 0, device = 0, types = 0;
     char path[64], name[128] = "";
     struct stat found;
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", given);
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || readlink(path, name, sizeof name - 1) < 0 ||
-        sscanf(name, "/memfd:" NAME "-%d-%d", &device, &types) != 2 || // NOLINT(cert-err34-c)
+        sscanf(name, "/memfd:" NAME "-%d-%d-%d", &what, &device, &types) != 3 || // NOLINT(cert-err34-c)
         fstat(given, &found) != 0)
         return INVALID_VALUE;
     const int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
     if (file < 0)
         return OUT_OF_MEMORY;
     (void)pthread_mutex_lock(&fake.lock);
-    const CUresult result = new_allocation(file, device, types, false, (size_t)found.st_size, handle);
+    const CUresult result = new_allocation(file, (CUmemLocation){what, fake_of_process(device)}, types, false,
+                                           (size_t)found.st_size, handle);
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
@@ -259,7 +262,7 @@ static CUresult map_segment(uint64_t address, size_t bytes, allocation *of) {
                          .shadow = shadow,
                          .bytes = bytes,
                          .file = -1,
-                         .device = of->device,
+                         .device = of->location.id,
                          .allocation = of,
                          .rdma = of->rdma};
     of->mappings++;

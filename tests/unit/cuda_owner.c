@@ -124,7 +124,12 @@ static void read_all(int fd, void *to, size_t bytes) {
     }
 }
 
-void owner_start(owner_process *owner, const char *kind, bool in_segments) {
+static void hide_devices(void) {
+    (void)setenv("FAKE_CUDA_DEVICES", "3", 1);
+    (void)setenv("CUDA_VISIBLE_DEVICES", "2", 1);
+}
+
+void owner_start(owner_process *owner, const char *kind, unsigned how) {
     int down[2], up[2];
     char numbers[2][16];
     assert_int_equal(pipe(down), 0);
@@ -137,8 +142,10 @@ void owner_start(owner_process *owner, const char *kind, bool in_segments) {
         (void)close(up[0]);
         (void)snprintf(numbers[0], sizeof numbers[0], "%d", down[0]);
         (void)snprintf(numbers[1], sizeof numbers[1], "%d", up[1]);
-        (void)execl("/proc/self/exe", "owner", in_segments ? "owner in segments" : "owner", kind, numbers[0],
-                    numbers[1], (char *)NULL);
+        if (how & OWNER_UNSEEN)
+            hide_devices();
+        (void)execl("/proc/self/exe", "owner", how & OWNER_IN_SEGMENTS ? "owner in segments" : "owner", kind,
+                    numbers[0], numbers[1], (char *)NULL);
         _exit(1);
     }
     (void)close(down[0]);

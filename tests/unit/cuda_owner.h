@@ -56,8 +56,13 @@ typedef struct owner_process {
     size_t card_bytes;
 } owner_process;
 
-/** Starts the other process; its cache is on device 0 and filled with seed 1. */
-void owner_start(owner_process *owner, const char *kind, bool in_segments);
+/** How the other process is started. */
+#define OWNER_IN_SEGMENTS 1u
+#define OWNER_UNSEEN                                                                                         \
+    2u /* over the stand-in: the only device that it sees is one that this process does not see */
+
+/** Starts the other process; its cache is on its device 0 and filled with seed 1. */
+void owner_start(owner_process *owner, const char *kind, unsigned how);
 
 /** Gives the other process an order and waits until it is done: 's' spoils a byte of one cell that rank 0 of 2 reads,
  * 'u' unregisters region 0, 'd' counts its descriptors, 'f' frees the memory though it is registered, 'c' counts the

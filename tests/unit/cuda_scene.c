@@ -11,7 +11,7 @@ static void on_peer_lost(void *context, kvf_transport *transport, kvf_peer *peer
     (void)snprintf(scene->lost_detail, sizeof scene->lost_detail, "%s", detail);
 }
 
-test_scene *scene_open_with(const char *kind, const kvf_setting *setting, unsigned in_segments) {
+test_scene *scene_open_with(const char *kind, const kvf_setting *setting, unsigned where) {
     test_scene *scene = calloc(1, sizeof *scene);
     assert_non_null(scene);
     const kvf_transport_options options = {.struct_size = sizeof options,
@@ -20,9 +20,11 @@ test_scene *scene_open_with(const char *kind, const kvf_setting *setting, unsign
                                            .on_peer_lost = on_peer_lost,
                                            .context = scene};
     engines_open(&scene->known);
-    owner_start(&scene->owner, kind, in_segments & THEIRS_IN_SEGMENTS);
+    owner_start(&scene->owner, kind,
+                (where & THEIRS_IN_SEGMENTS ? OWNER_IN_SEGMENTS : 0) |
+                    (where & THEIRS_UNSEEN ? OWNER_UNSEEN : 0));
     cache_open(&scene->here, kind, &options, kvf_engine_shard(scene->known.engines.local, 0),
-               &scene->known.here, 1, in_segments & OURS_IN_SEGMENTS);
+               &scene->known.here, 1, where & OURS_IN_SEGMENTS);
     scene->plan = plan_of(&scene->known.engines, 0);
     scene->request = request_of(scene->plan);
     set_sequences(scene->request, &scene->known.here, &scene->known.there);

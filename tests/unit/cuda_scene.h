@@ -18,13 +18,14 @@ typedef struct test_scene {
     char lost_detail[256];
 } test_scene;
 
-/** Whose cache is in segments. */
+/** Whose cache is in segments, and whether the owner's device is OWNER_UNSEEN here. */
 #define OURS_IN_SEGMENTS 1u
 #define THEIRS_IN_SEGMENTS 2u
+#define THEIRS_UNSEEN 4u
 
 test_scene *scene_open(const char *kind);
 /** @param setting  of this side's transport; NULL: none */
-test_scene *scene_open_with(const char *kind, const kvf_setting *setting, unsigned in_segments);
+test_scene *scene_open_with(const char *kind, const kvf_setting *setting, unsigned where);
 kvf_status scene_connect(test_scene *scene);
 /** @param killed  the other process is gone already */
 void scene_close(test_scene *scene, bool killed);

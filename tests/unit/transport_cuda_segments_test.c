@@ -554,7 +554,12 @@ static void a_card_that_says_too_much_gets_nothing_mapped(void **state) {
     bad = good;
     bad.allocation_bytes = UINT64_C(1) << 40;
     read_forged(scene, &bad, KVF_E_UNSUPPORTED,
-                "memory of 1099511627776 bytes on a device that has 1073741824");
+                "memory of 1099511627776 bytes on a device; allowed: up to 1073741824");
+    memset(&bad.device, 0x5a, sizeof bad.device); /* one that this process does not see */
+    bad.allocation_bytes = KVF_UNSEEN_BYTES + SEGMENT;
+    read_forged(scene, &bad, KVF_E_UNSUPPORTED,
+                "memory of 1099511693312 bytes on a device; allowed: up to 1099511627776");
+    bad = good;
     bad.allocation_bytes = good.allocation_bytes + SEGMENT; /* one segment more than comes */
     read_forged(scene, &bad, KVF_E_UNSUPPORTED, "65536 bytes less came than the card says");
     bad.allocation_bytes = good.allocation_bytes + 1; /* no multiple of what the driver reserves */
@@ -614,11 +619,11 @@ static void voice_close(voice *v) {
 }
 
 /* A descriptor of a new segment; the caller closes it. */
-static int new_segment(int device, uint64_t bytes) {
-    const CUdeviceptr segments = device_segments((uint32_t)device, bytes, SHARED);
+static int new_segment(uint64_t bytes) {
+    const CUdeviceptr segments = device_segments(0, bytes, SHARED);
     uint64_t size;
     int fd;
-    assert_ok(kvf_segment_export((uint32_t)device, segments, bytes, &size, &fd));
+    assert_ok(kvf_segment_export(0, segments, bytes, &size, &fd));
     device_segments_free(segments, bytes);
     return fd;
 }
@@ -650,8 +655,8 @@ static void an_owner_that_sends_other_segments_gets_nothing_mapped(void **state)
     (void)state;
     const char *const senseless = "a message of the peer makes no sense";
     test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
-    const int segment_fd = new_segment(0, SEGMENT), other_device = new_segment(1, SEGMENT),
-              no_memory = memfd_create("no memory of a device", MFD_CLOEXEC);
+    const int segment_fd = new_segment(SEGMENT), no_memory = memfd_create("no memory", MFD_CLOEXEC),
+              of_host = memfd_create("fake_cuda_segment-2-0-1", MFD_CLOEXEC); /* see fake_cuda_virtual.c */
     const kvf_cuda_segment good = {.header = {CUDA_SEGMENT, KVF_OK}, .bytes = SEGMENT};
     kvf_cuda_segment bad = good;
     bad.region = 1;
@@ -668,7 +673,7 @@ static void an_owner_that_sends_other_segments_gets_nothing_mapped(void **state)
     memset(bad.reason, 'x', sizeof bad.reason);
     answer(scene, &bad, sizeof bad, -1, NULL, "region 0: the owner could not share it: xxx");
     answer(scene, &good, sizeof good, no_memory, NULL, "this process may not map it");
-    answer(scene, &good, sizeof good, other_device, NULL, "a segment is not memory of CUDA device 0");
+    answer(scene, &good, sizeof good, of_host, NULL, "a segment has location type 2; allowed: 1");
     bad = good;
     bad.bytes = 0;
     answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment has 0 bytes");
@@ -685,7 +690,7 @@ static void an_owner_that_sends_other_segments_gets_nothing_mapped(void **state)
     answer(scene, &odd[1], sizeof(kvf_cuda_refused), segment_fd, "the key of the card is not the peer's",
            NULL);
     (void)close(segment_fd);
-    (void)close(other_device);
+    (void)close(of_host);
     (void)close(no_memory);
     connect_and_pull(scene);
     scene_close(scene, false);

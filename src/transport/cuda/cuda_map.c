@@ -52,13 +52,13 @@ static kvf_status map_region(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf_
     return status;
 }
 
-/* The peer's device, by the id that it has in both processes. */
+/* The peer's device, by the id that it has in both processes. One that this process does not see
+ * (CUDA_VISIBLE_DEVICES) cannot be asked about: the driver says whether it is reached when its memory is mapped. */
 static kvf_status check_device(const kvf_cuda *cuda, uint32_t device, const kvf_cuda_region *region,
-                               uint32_t i, bool same_process) {
+                               bool same_process) {
     const uint32_t other = kvf_cuda_device_with(cuda, &region->device);
-    if (other == KVF_CUDA_DEVICES_MAX)
-        return kvf_fail(KVF_E_UNSUPPORTED,
-                        "region %u is on a device that this process does not see (CUDA_VISIBLE_DEVICES)", i);
+    if (other == KVF_CUDA_DEVICES_MAX && !same_process)
+        return KVF_OK;
     return same_process ? kvf_cuda_let_reach(device, other) : kvf_cuda_check_reach(cuda, device, other);
 }
 
@@ -72,7 +72,7 @@ static kvf_status take_all(const kvf_cuda *cuda, uint32_t device, const kvf_cuda
             continue;
         status = check_region(&regions[i], i);
         if (!status)
-            status = check_device(cuda, device, &regions[i], i, same_process);
+            status = check_device(cuda, device, &regions[i], same_process);
         if (!status && map && same_process &&
             (regions[i].segments == 0 || kvf_cuda_device_with(cuda, &regions[i].device) == device))
             map->addresses[i] = regions[i].base + regions[i].offset;
