@@ -35,6 +35,9 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUipcMemHandle {
     char bytes[64];
 } CUipcMemHandle;
+typedef struct CUmemFabricHandle {
+    unsigned char data[64];
+} CUmemFabricHandle;
 typedef struct CUuuid {
     unsigned char bytes[16];
 } CUuuid;
@@ -117,6 +120,7 @@ enum {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+    CU_MEM_HANDLE_TYPE_FABRIC = 8,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,

@@ -44,6 +44,13 @@ void kvf_segments_find(const kvf_cuda *cuda, uint32_t device, CUdeviceptr addres
     }
 }
 
+/* A descriptor rather than a fabric handle, for which the reader needs a right; 0: it cannot be shared. */
+static int sharing_of(const CUmemAllocationProp *properties) {
+    const int types = properties->requestedHandleTypes;
+    return types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                                                            : types & CU_MEM_HANDLE_TYPE_FABRIC;
+}
+
 static kvf_status check_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t *bytes) {
     CUmemGenericAllocationHandle handle = 0;
     CUmemAllocationProp found = {0};
@@ -57,13 +64,14 @@ static kvf_status check_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t *
     *bytes = size;
     if (result)
         return kvf_cuda_status(cuda, result, "asking how memory was created");
-    if (!(found.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+    if (!sharing_of(&found))
         return kvf_fail(
             KVF_E_UNSUPPORTED,
             "memory of cuMemCreate() at 0x%llx was created with handle types %d and cannot be shared "
-            "with other processes; create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (%d), or "
-            "register it as withheld",
-            (unsigned long long)at, found.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+            "with other processes; create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (%d) or "
+            "CU_MEM_HANDLE_TYPE_FABRIC (%d), or register it as withheld",
+            (unsigned long long)at, found.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            CU_MEM_HANDLE_TYPE_FABRIC);
     return KVF_OK;
 }
 
@@ -82,8 +90,19 @@ kvf_status kvf_segments_check(uint32_t device, const kvf_cuda_place *place) {
     return status;
 }
 
+static CUresult export_handle(const kvf_cuda *cuda, CUmemGenericAllocationHandle handle,
+                              kvf_segment_handle *out) {
+    CUmemAllocationProp found = {0};
+    const CUresult result = cuda->cuMemGetAllocationPropertiesFromHandle(&found, handle);
+    if (result)
+        return result;
+    const int type = sharing_of(&found);
+    return cuda->cuMemExportToShareableHandle(
+        type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)&out->fabric : (void *)&out->fd, handle, type, 0);
+}
+
 static kvf_status export_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t most, uint64_t *bytes,
-                                 int *fd) {
+                                 kvf_segment_handle *out) {
     CUmemGenericAllocationHandle handle = 0;
     CUdeviceptr base = 0;
     size_t size = 0;
@@ -96,22 +115,23 @@ static kvf_status export_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t 
             "the memory at 0x%llx is no longer what was registered: it was unmapped, or mapped anew",
             (unsigned long long)at);
     }
-    result = cuda->cuMemExportToShareableHandle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    result = export_handle(cuda, handle, out);
     (void)cuda->cuMemRelease(handle);
     *bytes = size;
     if (!result)
         return KVF_OK;
-    *fd = -1;
+    out->fd = -1;
     return kvf_cuda_status(cuda, result, "exporting memory of cuMemCreate()");
 }
 
-kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes, int *fd) {
+kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes,
+                              kvf_segment_handle *out) {
     const kvf_cuda *cuda;
-    *fd = -1;
+    *out = (kvf_segment_handle){.fd = -1};
     kvf_status status = kvf_cuda_enter(device, &cuda);
     if (status)
         return status;
-    status = export_segment(cuda, at, most, bytes, fd);
+    status = export_segment(cuda, at, most, bytes, out);
     kvf_cuda_leave(cuda);
     return status;
 }
@@ -284,11 +304,19 @@ static kvf_status check_import(const kvf_cuda *cuda, CUmemGenericAllocationHandl
     return KVF_OK;
 }
 
+static CUresult import_handle(const kvf_cuda *cuda, const kvf_segment_handle *given,
+                              CUmemGenericAllocationHandle *out) {
+    CUmemFabricHandle fabric = given->fabric;
+    return given->fd < 0 ? cuda->cuMemImportFromShareableHandle(out, &fabric, CU_MEM_HANDLE_TYPE_FABRIC)
+                         : cuda->cuMemImportFromShareableHandle(out, (void *)(intptr_t)given->fd,
+                                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
+
 /* The mapping keeps the memory, without the handle. */
-static kvf_status import(const kvf_cuda *cuda, kvf_mapping *mapping, int fd, uint64_t bytes) {
+static kvf_status import(const kvf_cuda *cuda, kvf_mapping *mapping, const kvf_segment_handle *given,
+                         uint64_t bytes) {
     CUmemGenericAllocationHandle handle = 0;
-    CUresult result = cuda->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
-                                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult result = import_handle(cuda, given, &handle);
     if (result) {
         (void)kvf_cuda_status(cuda, result, "importing a segment");
         return kvf_fail_in(KVF_E_UNSUPPORTED, "this process may not map it: ");
@@ -305,7 +333,7 @@ static kvf_status import(const kvf_cuda *cuda, kvf_mapping *mapping, int fd, uin
     return status;
 }
 
-kvf_status kvf_mapping_add(kvf_mapping *mapping, int fd, uint64_t bytes) {
+kvf_status kvf_mapping_add(kvf_mapping *mapping, const kvf_segment_handle *handle, uint64_t bytes) {
     const kvf_cuda *cuda;
     if (bytes == 0 || bytes > kvf_mapping_left(mapping))
         return kvf_fail(KVF_E_PARSE, "a segment has %llu bytes; allowed: 1 to %llu",
@@ -313,7 +341,7 @@ kvf_status kvf_mapping_add(kvf_mapping *mapping, int fd, uint64_t bytes) {
     kvf_status status = kvf_cuda_enter(mapping->reader, &cuda);
     if (status)
         return status;
-    status = import(cuda, mapping, fd, bytes);
+    status = import(cuda, mapping, handle, bytes);
     kvf_cuda_leave(cuda);
     if (!status)
         mapping->mapped += bytes;

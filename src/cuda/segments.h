@@ -1,13 +1,13 @@
 /*
  * Memory in segments: allocations of cuMemCreate(), mapped one behind the other at reserved addresses. PyTorch's
- * expandable segments and vLLM's sleep mode have such memory. The driver gives no IPC handle for it, but a file
- * descriptor for each segment, if the segment was created so; whoever receives the descriptor maps the segment at an
- * address of its own.
+ * expandable segments and vLLM's sleep mode have such memory. The driver gives no IPC handle for it, but for each
+ * segment a file descriptor, or a fabric handle, if the segment was created so; whoever receives one maps the segment at
+ * an address of its own.
  *
  * An owner exports its segments one by one. A reader opens a mapping for all of them:
  *
  *     kvf_mapping_open(device, bytes, reader, &mapping);
- *     kvf_mapping_add(mapping, fd, segment_bytes);       for each segment, in order
+ *     kvf_mapping_add(mapping, &handle, segment_bytes);    for each segment, in order
  *     kvf_mapping_allow(mapping, devices, count);          now kernels of these devices may read it
  *     kvf_mapping_close(mapping);                          once no kernel reads it
  *
@@ -24,6 +24,14 @@
 #define KVF_MAPPINGS_BYTES (UINT64_C(1) << 44) /* of all mappings of this process */
 #define KVF_UNSEEN_BYTES                                                                                     \
     (UINT64_C(1) << 40) /* of memory on a device that this process cannot ask how much it has */
+
+/** What another process maps a segment by. */
+typedef struct kvf_segment_handle {
+    int fd; /**< a descriptor; -1: it is the fabric handle */
+    CUmemFabricHandle
+        fabric; /**< for memory that was created without descriptors, as on systems whose GPUs are connected
+                                   across hosts; a process needs the right to use it (an IMEX channel) */
+} kvf_segment_handle;
 
 /* ---- the owner ---------------------------------------------------------------------------------- */
 
@@ -42,14 +50,15 @@ void kvf_segments_find(const kvf_cuda *cuda, uint32_t device, CUdeviceptr addres
 kvf_status kvf_segments_check(uint32_t device, const kvf_cuda_place *place);
 
 /**
- * Exports the segment that begins at an address.
+ * Exports the segment that begins at an address: by a descriptor if it was created so, and otherwise by a fabric handle.
  *
  * @param most   how large it may be
  * @param bytes  receives its size
- * @param fd     receives a descriptor, which the caller closes; -1 after a failure
+ * @param out    the caller closes the descriptor; -1 after a failure
  * @return KVF_OK, KVF_E_INVALID (no segment of that size begins there any more), KVF_E_UNSUPPORTED, KVF_E_IO
  */
-kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes, int *fd);
+kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes,
+                              kvf_segment_handle *out);
 
 /**
  * Allocates memory of a device in one segment that can be exported. What is in it is not known, and the device alone
@@ -86,11 +95,11 @@ kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kv
 /**
  * Maps the next segment.
  *
- * @param fd  of the segment; stays the caller's, who can close it afterwards
+ * @param handle  of the segment; its descriptor stays the caller's, who can close it afterwards
  * @return KVF_OK, KVF_E_PARSE (0 bytes, or more than are left, or no device's memory), KVF_E_UNSUPPORTED (the driver
  *         does not take it)
  */
-kvf_status kvf_mapping_add(kvf_mapping *mapping, int fd, uint64_t bytes);
+kvf_status kvf_mapping_add(kvf_mapping *mapping, const kvf_segment_handle *handle, uint64_t bytes);
 
 /** The bytes for which segments were not added yet. */
 uint64_t kvf_mapping_left(const kvf_mapping *mapping);

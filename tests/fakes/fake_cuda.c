@@ -10,9 +10,9 @@
  *
  * Environment variables: FAKE_CUDA_DEVICES is the number of devices of the machine (2), of which a process sees those in
  * CUDA_VISIBLE_DEVICES (all), FAKE_CUDA_VERSION the CUDA version of the driver, FAKE_CUDA_MULTIPROCESSORS the
- * multiprocessors of each device (4); with FAKE_CUDA_APART no device reaches another's memory;
- * with FAKE_CUDA_RDMA=0 no device has memory of cuMemCreate() for network cards; of what every FAKE_CUDA_SPOIL-th
- * launch of a kernel has moved, a bit is wrong.
+ * multiprocessors of each device (4); with FAKE_CUDA_APART no device reaches another's memory; with FAKE_CUDA_RDMA=0 no
+ * device has memory of cuMemCreate() for network cards; with FAKE_CUDA_NO_CHANNEL the process may not use fabric handles;
+ * of what every FAKE_CUDA_SPOIL-th launch of a kernel has moved, a bit is wrong.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -148,34 +148,56 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
 
 /* ---- sharing ------------------------------------------------------------------------------------ */
 
+/* The content of a fabric handle: where the allocation's file is open as long as the allocation lives. */
+static void write_fabric(const allocation *of, CUmemFabricHandle *out) {
+    memset(out, 0, sizeof *out);
+    (void)snprintf((char *)out->data, sizeof out->data, "/proc/%d/fd/%d", getpid(), of->file);
+}
+
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type,
                                       unsigned long long flags) {
     BEGIN;
     const allocation *of = allocation_of(handle);
-    if (flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(of->types & type))
+    if (flags || !(of->types & type))
         return INVALID_VALUE;
-    const int file = fcntl(of->file, F_DUPFD_CLOEXEC, 0);
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+        write_fabric(of, shareable);
+        return 0;
+    }
+    const int file =
+        type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? fcntl(of->file, F_DUPFD_CLOEXEC, 0) : -1;
     if (file < 0)
         return OUT_OF_MEMORY;
     *(int *)shareable = file;
     return 0;
 }
 
+/* The file of an allocation that is shared: a descriptor, which the caller closes; -1: there is none. */
+static int shared_file(void *shareable, int type) {
+    char path[sizeof(CUmemFabricHandle) + 1] = "";
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 0);
+    if (type != CU_MEM_HANDLE_TYPE_FABRIC || getenv("FAKE_CUDA_NO_CHANNEL"))
+        return -1;
+    memcpy(path, shareable, sizeof(CUmemFabricHandle));
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
 /* Takes only files of this library. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type) {
     BEGIN;
-    const int given = (int)(intptr_t)shareable;
+    const int file = shared_file(shareable, type);
     int what = 0, device = 0, types = 0;
     char path[64], name[128] = "";
     struct stat found;
-    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", given);
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || readlink(path, name, sizeof name - 1) < 0 ||
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    if (file < 0 || readlink(path, name, sizeof name - 1) < 0 ||
         sscanf(name, "/memfd:" NAME "-%d-%d-%d", &what, &device, &types) != 3 || // NOLINT(cert-err34-c)
-        fstat(given, &found) != 0)
+        !(types & type) || fstat(file, &found) != 0) {
+        if (file >= 0)
+            (void)close(file);
         return INVALID_VALUE;
-    const int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
-    if (file < 0)
-        return OUT_OF_MEMORY;
+    }
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result = new_allocation(file, (CUmemLocation){what, fake_of_process(device)}, types, false,
                                            (size_t)found.st_size, handle);

@@ -56,6 +56,7 @@ KVF_CUDA_LATER_FUNCTIONS(FUNCTION)
                       sizeof(ours::type::own) == sizeof(::type::name),                                       \
                   #type "." #name)
 SIZE(CUipcMemHandle);
+SIZE(CUmemFabricHandle);
 SIZE(CUuuid);
 SIZE(CUmemLocation);
 MEMBER(CUmemLocation, type, type);

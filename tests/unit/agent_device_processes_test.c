@@ -449,7 +449,7 @@ static void check_direct(const side *d) {
     assert_ok(kvf_agent_peers(d->agent, &peer, 1, &count));
     assert_ok(kvf_agent_get_stats(d->agent, &stats));
     assert_string_equal(peer.fabric, "cuda");
-    assert_string_equal(peer.way, "kernels, memory mapped by file descriptors");
+    assert_string_equal(peer.way, "kernels, memory mapped segment by segment");
     assert_true(stats.bytes_read > 0);
     assert_int_equal(stats.bytes_packed, 0);
 }

@@ -40,16 +40,15 @@ static void *next_part(void *context, uint64_t bytes) {
 }
 
 void cache_open(device_cache *cache, const char *kind, const kvf_transport_options *options,
-                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, bool in_segments) {
+                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, int types) {
     const kvf_shard_desc *desc = kvf_shard_get(shard);
     uint64_t bytes = LEAD;
-    *cache = (device_cache){.in_segments = in_segments, .used = LEAD};
+    *cache = (device_cache){.types = types, .used = LEAD};
     assert_true(desc->region_count <= CACHE_REGIONS_MAX);
     for (uint32_t i = 0; i < desc->region_count; i++)
         bytes += (desc->region_bytes[i] + LEAD - 1) / LEAD * LEAD + LEAD;
     cache->bytes = bytes;
-    cache->base = in_segments ? device_segments(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-                              : device_room(device, bytes);
+    cache->base = types ? device_segments(device, bytes, types) : device_room(device, bytes);
     cache->seen = devices_look(cache->base);
     rank_open(&cache->cells, shard, sequence, next_part, cache);
     for (uint32_t i = 0; i < desc->region_count; i++) {
@@ -66,7 +65,7 @@ void cache_open(device_cache *cache, const char *kind, const kvf_transport_optio
 }
 
 void cache_free(device_cache *cache) {
-    if (cache->base && cache->in_segments)
+    if (cache->base && cache->types)
         device_segments_free(cache->base, cache->bytes);
     else if (cache->base)
         device_room_free(cache->base);
@@ -131,7 +130,10 @@ static void hide_devices(void) {
 
 void owner_start(owner_process *owner, const char *kind, unsigned how) {
     int down[2], up[2];
-    char numbers[2][16];
+    char numbers[3][16];
+    const int types = how & OWNER_BY_FABRIC     ? CU_MEM_HANDLE_TYPE_FABRIC
+                      : how & OWNER_IN_SEGMENTS ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                                                : 0;
     assert_int_equal(pipe(down), 0);
     assert_int_equal(pipe(up), 0);
     (void)fflush(stdout);
@@ -142,10 +144,10 @@ void owner_start(owner_process *owner, const char *kind, unsigned how) {
         (void)close(up[0]);
         (void)snprintf(numbers[0], sizeof numbers[0], "%d", down[0]);
         (void)snprintf(numbers[1], sizeof numbers[1], "%d", up[1]);
+        (void)snprintf(numbers[2], sizeof numbers[2], "%d", types);
         if (how & OWNER_UNSEEN)
             hide_devices();
-        (void)execl("/proc/self/exe", "owner", how & OWNER_IN_SEGMENTS ? "owner in segments" : "owner", kind,
-                    numbers[0], numbers[1], (char *)NULL);
+        (void)execl("/proc/self/exe", "owner", numbers[2], kind, numbers[0], numbers[1], (char *)NULL);
         _exit(1);
     }
     (void)close(down[0]);
@@ -240,7 +242,7 @@ int owner_main(char **arguments) {
     devices_open();
     engines_open(&known);
     cache_open(&cache, arguments[2], NULL, kvf_engine_shard(known.engines.remote, 0), &known.there, 0,
-               strcmp(arguments[1], "owner in segments") == 0);
+               (int)strtol(arguments[1], NULL, 10));
     cache_fill(&cache, 1);
     assert_ok(kvf_transport_export(cache.transport, &card, &bytes));
     if (write(answers, &bytes, sizeof bytes) != sizeof bytes || write(answers, card, bytes) != (ssize_t)bytes)

@@ -15,11 +15,11 @@
 typedef struct device_cache {
     kvf_transport *transport;
     CUdeviceptr base;
-    uint64_t bytes;                        /**< of the allocation */
-    bool in_segments;                      /**< it is in segments, of which regions cut some */
-    unsigned char *seen;                   /**< where the test finds the allocation, see devices_look() */
-    uint64_t used;                         /**< bytes of the allocation that are taken */
-    cell_rank cells;                       /**< the regions at the addresses that the test uses */
+    uint64_t bytes;      /**< of the allocation */
+    int types;           /**< handle types of its segments, of which regions cut some; 0: none */
+    unsigned char *seen; /**< where the test finds the allocation, see devices_look() */
+    uint64_t used;       /**< bytes of the allocation that are taken */
+    cell_rank cells;     /**< the regions at the addresses that the test uses */
     kvf_memory regions[CACHE_REGIONS_MAX]; /**< the regions at the device's addresses */
 } device_cache;
 
@@ -34,9 +34,10 @@ typedef struct device_engines {
 void engines_open(device_engines *known);
 void engines_close(device_engines *known);
 
-/** Takes memory for a shard on a device, or another if there are fewer, opens an endpoint and registers the memory. */
+/** Takes memory for a shard on a device, or another if there are fewer, opens an endpoint and registers the memory.
+ * @param types  the memory is in segments that are shared so; 0: it is one allocation */
 void cache_open(device_cache *cache, const char *kind, const kvf_transport_options *options,
-                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, bool in_segments);
+                const kvf_shard *shard, const cell_sequence *sequence, uint32_t device, int types);
 void cache_close(device_cache *cache);
 /** Frees the memory, even if it is registered. */
 void cache_free(device_cache *cache);
@@ -58,8 +59,8 @@ typedef struct owner_process {
 
 /** How the other process is started. */
 #define OWNER_IN_SEGMENTS 1u
-#define OWNER_UNSEEN                                                                                         \
-    2u /* over the stand-in: the only device that it sees is one that this process does not see */
+#define OWNER_BY_FABRIC 2u /* in segments that have fabric handles, and no descriptors */
+#define OWNER_UNSEEN 4u    /* over the stand-in: it sees one device, which this process does not see */
 
 /** Starts the other process; its cache is on its device 0 and filled with seed 1. */
 void owner_start(owner_process *owner, const char *kind, unsigned how);

@@ -18,10 +18,12 @@ typedef struct test_scene {
     char lost_detail[256];
 } test_scene;
 
-/** Whose cache is in segments, and whether the owner's device is OWNER_UNSEEN here. */
+/** Whose cache is in segments; whether these have fabric handles, and no descriptors; whether the owner's device is
+ * OWNER_UNSEEN here. */
 #define OURS_IN_SEGMENTS 1u
 #define THEIRS_IN_SEGMENTS 2u
-#define THEIRS_UNSEEN 4u
+#define BY_FABRIC 4u
+#define THEIRS_UNSEEN 8u
 
 test_scene *scene_open(const char *kind);
 /** @param setting  of this side's transport; NULL: none */

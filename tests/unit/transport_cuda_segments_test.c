@@ -21,7 +21,7 @@
 #define OPERATING_SYSTEM 304
 #define HOUR_NS 3600000000000ull
 #define SHARED CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-#define FABRIC 8 /* a handle type that is no descriptor */
+#define WINDOWS 2 /* a handle type that does not exist here */
 
 static void connect_and_pull(test_scene *scene) {
     char detail[512];
@@ -57,7 +57,7 @@ static void cells_arrive_from_memory_in_segments(void **state) {
     kvf_peer_info info = {.struct_size = sizeof info};
     assert_ok(kvf_peer_get_info(scene->peer, &info));
     assert_string_equal(info.kind, "cuda");
-    assert_string_equal(info.way, "kernels, memory mapped by file descriptors");
+    assert_string_equal(info.way, "kernels, memory mapped segment by segment");
     (void)owner_tell(&scene->owner, 's'); /* the control: a spoiled byte shows in its cell and nowhere else */
     assert_ok(scene_pull(scene, detail));
     assert_int_equal(cache_wrong_cells(&scene->here, 1), 1);
@@ -70,12 +70,39 @@ static void cells_arrive_from_memory_in_segments(void **state) {
     assert_int_equal(devices_left(), left);
 }
 
+/* Torch's expandable segments and vLLM's allocator ask for fabric handles alone where the driver has them. */
+static void segments_with_fabric_handles_are_read(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS(); /* few systems have such handles */
+    char detail[512];
+    const size_t left = devices_left();
+    test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS | BY_FABRIC);
+    const uint64_t theirs = owner_tell(&scene->owner, 'd');
+    connect_and_pull(scene);
+    (void)owner_tell(&scene->owner, 's'); /* the control */
+    assert_ok(scene_pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 1);
+    assert_int_equal(owner_tell(&scene->owner, 'd'), theirs + 1); /* the connection */
+    kvf_peer_close(scene->peer);
+    assert_int_equal(setenv("FAKE_CUDA_NO_CHANNEL", "1", 1), 0);
+    assert_ok(scene_connect(scene));
+    assert_int_equal(scene_pull(scene, detail), KVF_E_UNSUPPORTED);
+    if (!strstr(detail, "region 0: this process may not map it: importing a segment"))
+        fail_msg("%s", detail);
+    assert_int_equal(unsetenv("FAKE_CUDA_NO_CHANNEL"), 0);
+    scene_close(scene, false);
+    assert_int_equal(devices_left(), left);
+}
+
 static void what_is_written_from_memory_in_segments_is_read_by_its_owner(void **state) {
     static const unsigned in_segments[] = {OURS_IN_SEGMENTS, THEIRS_IN_SEGMENTS,
-                                           OURS_IN_SEGMENTS | THEIRS_IN_SEGMENTS};
+                                           OURS_IN_SEGMENTS | THEIRS_IN_SEGMENTS,
+                                           OURS_IN_SEGMENTS | THEIRS_IN_SEGMENTS | BY_FABRIC};
     char detail[512];
     const size_t left = devices_left();
     for (size_t i = 0; i < sizeof in_segments / sizeof *in_segments; i++) {
+        if (in_segments[i] & BY_FABRIC && devices_are_real())
+            continue; /* few systems have such handles */
         test_scene *scene = scene_open_with(*state, NULL, in_segments[i]);
         assert_ok(scene_connect(scene));
         assert_true(owner_tell(&scene->owner, 'c') > 500);
@@ -129,7 +156,7 @@ static void another_device_of_this_process_maps_segments_for_itself(void **state
         kvf_peer_info info = {.struct_size = sizeof info};
         assert_ok(kvf_peer_get_info(peer, &info));
         assert_string_equal(info.way, device == 0 ? "kernels, memory of this process"
-                                                  : "kernels, memory mapped by file descriptors");
+                                                  : "kernels, memory mapped segment by segment");
         const kvf_run run = {.remote_offset = 36, .bytes = BYTES - 100, .remote_region = 1};
         kvf_operation operation;
         kvf_status status = KVF_IN_PROGRESS;
@@ -174,7 +201,7 @@ static void a_place_reaches_over_segments_as_far_as_they_are_mapped(void **state
 }
 
 static void memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept(void **state) {
-    static const int types[] = {0, FABRIC};
+    static const int types[] = {0, WINDOWS};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         kvf_transport *transport = NULL;
         const CUdeviceptr segments = device_segments(0, 2 * SEGMENT, types[i]);
@@ -185,8 +212,10 @@ static void memory_that_was_not_created_to_be_shared_is_refused_and_can_be_kept(
         char word[64];
         (void)snprintf(word, sizeof word, "was created with handle types %d and cannot be shared", types[i]);
         assert_ok(kvf_transport_open(*state, NULL, &transport));
-        assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED, word,
-                     "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), or register it as withheld");
+        assert_fails(
+            kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED, word,
+            "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1) or CU_MEM_HANDLE_TYPE_FABRIC (8), or register "
+            "it as withheld");
         memory.withheld = true;
         assert_ok(kvf_transport_register(transport, &memory, 1));
         kvf_transport_close(transport);
@@ -622,10 +651,10 @@ static void voice_close(voice *v) {
 static int new_segment(uint64_t bytes) {
     const CUdeviceptr segments = device_segments(0, bytes, SHARED);
     uint64_t size;
-    int fd;
-    assert_ok(kvf_segment_export(0, segments, bytes, &size, &fd));
+    kvf_segment_handle handle;
+    assert_ok(kvf_segment_export(0, segments, bytes, &size, &handle));
     device_segments_free(segments, bytes);
-    return fd;
+    return handle.fd;
 }
 
 /* The reader gets this message with this descriptor, and is lost; or is not, and cannot read. */
@@ -670,6 +699,12 @@ static void an_owner_that_sends_other_segments_gets_nothing_mapped(void **state)
     bad = good;
     bad.header.count = KVF_E_IO;
     answer(scene, &bad, sizeof bad, segment_fd, senseless, NULL); /* a failure with one */
+    bad = good;
+    bad.has_fabric = 1;
+    answer(scene, &bad, sizeof bad, segment_fd, senseless, NULL); /* two ways at once */
+    answer(scene, &bad, sizeof bad, -1, NULL, "this process may not map it: importing a segment");
+    bad = good;
+    bad.header.count = KVF_E_IO;
     memset(bad.reason, 'x', sizeof bad.reason);
     answer(scene, &bad, sizeof bad, -1, NULL, "region 0: the owner could not share it: xxx");
     answer(scene, &good, sizeof good, no_memory, NULL, "this process may not map it");
@@ -857,6 +892,7 @@ int main(int argument_count, char **arguments) {
          cuda},
         {"cells_arrive_from_memory_in_segments (auto)", cells_arrive_from_memory_in_segments, NULL, NULL,
          automatic},
+        cmocka_unit_test(segments_with_fabric_handles_are_read),
         {"what_is_written_from_memory_in_segments_is_read_by_its_owner (cuda)",
          what_is_written_from_memory_in_segments_is_read_by_its_owner, NULL, NULL, cuda},
         cmocka_unit_test(another_device_of_this_process_maps_segments_for_itself),

@@ -5,7 +5,7 @@
  *   cuda_owner.c   the owner's side: the readers that are connected to us
  *   cuda_link.c    the reader's side: connecting, and messages from the owner
  *   cuda_map.c     memory of another process, mapped here
- *   cuda_fetch.c   memory in segments: its descriptors, asked for and sent
+ *   cuda_fetch.c   memory in segments: its handles, asked for and sent
  *   cuda_copy.c    runs of batches, copied by kernels
  *   nest_pages.c   nests of runs as pages of the kernels
  *   cuda_write.c   writing: the writer asks the owner, and the owner reads
@@ -305,7 +305,7 @@ void kvf_cuda_fetch_begin(kvf_cuda_link *link);
 void kvf_cuda_fetch_again(kvf_cuda_link *link);
 /** Asks again for segments that could not be asked for. */
 void kvf_cuda_fetch_retry(kvf_cuda_link *link);
-/** Maps a segment that came with this descriptor, which stays the caller's. False: the message is invalid. */
+/** Maps a segment that came with this descriptor (-1: none), which stays the caller's. False: the message is invalid. */
 bool kvf_cuda_fetch_take(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd);
 /** A segment has come without its descriptor, for this process has none free; the detail says so. False: the message is
  * invalid. */

@@ -3,9 +3,9 @@
  * and memory that is freed while a reader has it mapped is undefined behaviour.
  *
  * Memory in segments (cuda/segments.h) has no handle that a card could carry. The reader asks the owner for
- * descriptors, a few at a time, and maps each segment as it comes, so neither side ever has many descriptors. The
- * owner exports each segment when it is asked for, and a client gets each once, in order: so a client cannot keep an
- * owner busy.
+ * descriptors, or for fabric handles where there are none, a few at a time, and maps each segment as it comes, so neither
+ * side ever has many descriptors. The owner exports each segment when it is asked for, and a client gets each once, in
+ * order: so a client cannot keep an owner busy.
  *
  * What a card says of such regions is checked against the device's size, and then by the driver: segments only go
  * where addresses were reserved for them, and only a region that is mapped completely is read.
@@ -206,7 +206,8 @@ static kvf_status take_segment(kvf_cuda_link *link, kvf_cuda_segment *segment, i
     segment->reason[sizeof segment->reason - 1] = '\0';
     if (segment->header.count)
         return kvf_fail(KVF_E_UNSUPPORTED, "the owner could not share it: %s", segment->reason);
-    kvf_status status = kvf_mapping_add(fetching->mappings[fetching->region], fd, segment->bytes);
+    const kvf_segment_handle handle = {.fd = fd, .fabric = segment->fabric};
+    kvf_status status = kvf_mapping_add(fetching->mappings[fetching->region], &handle, segment->bytes);
     if (status || ++fetching->segment < fetching->regions[fetching->region].segments)
         return status;
     status = finish_region(link);
@@ -223,7 +224,7 @@ bool kvf_cuda_fetch_take(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd) {
     if (*fetching->why)
         return true; /* it was asked for before */
     if (segment->region != fetching->region || segment->number != fetching->segment ||
-        (fd < 0) != (segment->header.count != 0))
+        (fd >= 0) != (segment->header.count == 0 && !segment->has_fabric))
         return false;
     if (take_segment(link, segment, fd))
         give_up(link);
@@ -250,16 +251,19 @@ static kvf_status send_segment(kvf_cuda_client *client, const kvf_cuda_region *r
     const kvf_cuda_endpoint *endpoint = client->endpoint;
     kvf_cuda_segment segment = {
         .header = {CUDA_SEGMENT, KVF_OK}, .region = client->fetch_region, .number = client->fetch_segment};
-    int fd = -1;
+    kvf_segment_handle handle;
     kvf_status failed =
         kvf_segment_export(endpoint->devices[client->fetch_region], region->base + client->fetch_offset,
-                           region->allocation_bytes - client->fetch_offset, &segment.bytes, &fd);
+                           region->allocation_bytes - client->fetch_offset, &segment.bytes, &handle);
     if (failed) {
         segment.header.count = failed;
         (void)snprintf(segment.reason, sizeof segment.reason, "%s", kvf_error_detail());
+    } else if (handle.fd < 0) {
+        segment.has_fabric = 1;
+        segment.fabric = handle.fabric;
     }
-    kvf_status status = kvf_cuda_wire_send_with(client->fd, &segment, sizeof segment, fd);
-    kvf_fd_close(&fd);
+    kvf_status status = kvf_cuda_wire_send_with(client->fd, &segment, sizeof segment, handle.fd);
+    kvf_fd_close(&handle.fd);
     client->fetch_segment++;
     client->fetch_offset += segment.bytes;
     return status ? status : failed;

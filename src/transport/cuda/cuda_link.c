@@ -275,7 +275,7 @@ kvf_status kvf_cuda_link_back(kvf_cuda_client *client) {
 const char *kvf_cuda_link_way(const void *self) {
     const kvf_cuda_link *link = self;
     return link->only_written ? "kernels of the peer, which read the memory of this process"
-           : link->fetching && link->fetching->in_segments ? "kernels, memory mapped by file descriptors"
+           : link->fetching && link->fetching->in_segments ? "kernels, memory mapped segment by segment"
            : link->same_process                            ? "kernels, memory of this process"
                                                            : "kernels, memory mapped by CUDA IPC";
 }

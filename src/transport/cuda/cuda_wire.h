@@ -7,7 +7,7 @@
  *                                  <-     READY; or REFUSED why, at any time
  *     maps what has handles
  *     FETCH region, segments       ->     of a region in segments, in order, each once
- *                                  <-     SEGMENT bytes, with a descriptor; as many as were asked for
+ *                                  <-     SEGMENT bytes, with a descriptor or a handle; as many as were asked for
  *     (its kernels read the owner's memory, without a message)
  *     MEMORY regions, in parts     ->     the memory of later WRITEs; sent again when it has changed
  *     WRITE number, runs           ->     its kernels read the other's memory, over a connection back to it
@@ -27,7 +27,7 @@
 #include "transport/neighbour.h"
 #include "transport/transport.h"
 
-#define CUDA_WIRE_VERSION 4u
+#define CUDA_WIRE_VERSION 5u
 #define CUDA_ID_BYTES 16
 #define CUDA_NAME_BYTES 256
 #define CUDA_NOTICE_MAX 4096u
@@ -113,11 +113,14 @@ typedef struct kvf_cuda_fetch {
     uint32_t region, first;
 } kvf_cuda_fetch;
 
-/** One segment; a descriptor comes with it unless it has failed. After a failure no more segments come. */
+/** One segment. Unless it has failed, a descriptor comes with it, or it has a fabric handle. After a failure no more
+ * segments come. */
 typedef struct kvf_cuda_segment {
     kvf_cuda_header header;
     uint32_t region, number;
     uint64_t bytes;
+    uint32_t has_fabric, unused;
+    CUmemFabricHandle fabric;
     char reason[CUDA_REASON_BYTES]; /**< of a failure, with its NUL */
 } kvf_cuda_segment;
 
