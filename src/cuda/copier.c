@@ -8,6 +8,7 @@
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
 #define POOL_BYTES UINT64_C(8388608) /* kept for tables of blocks; larger room is given back */
+#define UPLOAD_BYTES 65536u          /* for tables on their way: 16384 ids */
 
 /* Boxes of one kernel: copies and conversions are launched separately. */
 typedef struct launch {
@@ -38,6 +39,14 @@ struct kvf_copy_job {
     struct kvf_copy_job *next_free;
 };
 
+/* Pinned memory from which tables go to the device, one behind the other. */
+typedef struct upload {
+    unsigned char *memory;
+    size_t bytes, used;
+    CUevent over; /* behind the latest table */
+    struct upload *next;
+} upload;
+
 struct kvf_copier {
     uint32_t device, job_count, room, id_room;
     uint64_t long_run_bytes;
@@ -49,6 +58,7 @@ struct kvf_copier {
     void *boxes;          /* of all jobs, and behind them their ids */
     CUdeviceptr uploaded; /* the same on the device */
     kvf_copy_job *jobs, *free;
+    upload *uploads;
     /* Of jobs that are started and not over, as far as polls have shown. */
     uint32_t started;
     uint64_t started_tiles;
@@ -107,8 +117,41 @@ static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
     return kvf_cuda_status(cuda, result, "making room for jobs");
 }
 
+static CUresult make_upload(kvf_copier *copier, const kvf_cuda *cuda, size_t bytes) {
+    upload *made = kvf_alloc0(1, sizeof *made);
+    void *memory = NULL;
+    CUresult result =
+        made ? cuda->cuEventCreate(&made->over, CU_EVENT_DISABLE_TIMING) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!result)
+        result = cuda->cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE);
+    if (!result) {
+        made->memory = memory;
+        made->bytes = bytes;
+        made->next = copier->uploads;
+        copier->uploads = made;
+        return 0;
+    }
+    if (made && made->over)
+        (void)cuda->cuEventDestroy_v2(made->over);
+    kvf_free(made);
+    return result;
+}
+
+static void unmake_uploads(kvf_copier *copier, const kvf_cuda *cuda) {
+    upload *next;
+    if (copier->uploads)
+        (void)cuda->cuStreamSynchronize(copier->stream); /* no job may have needed the latest table */
+    for (upload *at = copier->uploads; at; at = next) {
+        next = at->next;
+        (void)cuda->cuEventDestroy_v2(at->over);
+        (void)cuda->cuMemFreeHost(at->memory);
+        kvf_free(at);
+    }
+}
+
 /* Frees everything made so far; the device must be entered. */
 static void unmake(kvf_copier *copier, const kvf_cuda *cuda) {
+    unmake_uploads(copier, cuda);
     for (uint32_t i = 0; copier->jobs && i < copier->job_count; i++)
         if (copier->jobs[i].over)
             (void)cuda->cuEventDestroy_v2(copier->jobs[i].over);
@@ -151,6 +194,8 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
         status = make_stream(copier, cuda);
     if (!status)
         status = make_jobs(copier, cuda);
+    if (!status)
+        status = kvf_cuda_status(cuda, make_upload(copier, cuda, UPLOAD_BYTES), "making room for tables");
     if (status)
         unmake(copier, cuda);
     else
@@ -196,6 +241,40 @@ void kvf_copier_unpin(kvf_copier *copier, void *memory) {
     kvf_cuda_leave(cuda);
 }
 
+/* Finds pinned memory that has so many bytes left, or makes some. */
+static CUresult upload_with(kvf_copier *copier, const kvf_cuda *cuda, size_t bytes, upload **out) {
+    upload *at = copier->uploads;
+    for (; at; at = at->next) {
+        if (at->used > 0 && cuda->cuEventQuery(at->over) == 0)
+            at->used = 0;
+        if (at->bytes - at->used >= bytes)
+            break;
+    }
+    const CUresult result =
+        at ? 0 : make_upload(copier, cuda, (bytes + UPLOAD_BYTES - 1) / UPLOAD_BYTES * UPLOAD_BYTES);
+    *out = at ? at : copier->uploads;
+    return result;
+}
+
+/* Copies a table to the device, from pinned memory: before the driver copies from other memory, it may wait until the
+ * stream has done all its work. */
+static CUresult upload_table(kvf_copier *copier, const kvf_cuda *cuda, CUdeviceptr to, const uint32_t *ids,
+                             size_t bytes) {
+    upload *by;
+    CUresult result = upload_with(copier, cuda, bytes, &by);
+    if (result)
+        return result;
+    memcpy(by->memory + by->used, ids, bytes);
+    result = cuda->cuMemcpyHtoDAsync_v2(to, by->memory + by->used, bytes, copier->stream);
+    if (result)
+        return result;
+    by->used += bytes;
+    result = cuda->cuEventRecord(by->over, copier->stream);
+    if (result)
+        (void)cuda->cuStreamSynchronize(copier->stream); /* no other way to know when it is over */
+    return result;
+}
+
 kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_t count,
                                 kvf_device_table *out) {
     const kvf_cuda *cuda;
@@ -207,7 +286,7 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
     /* In the stream's order: freeing memory otherwise waits for all work of the device. */
     CUresult result = cuda->cuMemAllocFromPoolAsync(&address, bytes, copier->pool, copier->stream);
     if (!result && count)
-        result = cuda->cuMemcpyHtoDAsync_v2(address, ids, bytes, copier->stream);
+        result = upload_table(copier, cuda, address, ids, bytes);
     status = kvf_cuda_status(cuda, result, "bringing a block table to a device");
     if (status && address)
         (void)cuda->cuMemFreeAsync(address, copier->stream);

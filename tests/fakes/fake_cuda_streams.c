@@ -514,19 +514,32 @@ CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count,
     return put(stream, (action){.kind = FILL, .to = address, .value = value, .bytes = count});
 }
 
+/* Of memory of the host that the driver does not know, it may first wait until the stream has done all its work. */
+static CUresult put_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    (void)pthread_mutex_lock(&fake.lock);
+    while (fake.strict && stream->first && !(fake_knows(to) && fake_knows(from))) {
+        fake_advance();
+        (void)pthread_mutex_unlock(&fake.lock);
+        pause_shortly();
+        (void)pthread_mutex_lock(&fake.lock);
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
+}
+
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     BEGIN_PUT;
-    return put(stream, (action){.kind = COPY, .to = to, .from = (uint64_t)(uintptr_t)from, .bytes = bytes});
+    return put_copy(stream, to, (uint64_t)(uintptr_t)from, bytes);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     BEGIN_PUT;
-    return put(stream, (action){.kind = COPY, .to = (uint64_t)(uintptr_t)to, .from = from, .bytes = bytes});
+    return put_copy(stream, (uint64_t)(uintptr_t)to, from, bytes);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     BEGIN_PUT;
-    return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
+    return put_copy(stream, to, from, bytes);
 }
 
 /* Found by name only: drivers have it from CUDA 12.8 on. */

@@ -267,6 +267,80 @@ static void a_job_that_is_late_is_in_progress_and_its_boxes_stay(void **unused) 
     close_scene(&scene);
 }
 
+/* A driver may wait for the stream before it copies from memory of the host that is not pinned, as the caller's is. */
+static void bringing_a_table_does_not_wait_for_the_jobs_before(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(NULL);
+    const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
+    kvf_device_table table;
+    devices_strict(true);
+    devices_delay(300 * MS);
+    kvf_copy_job *job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    assert_int_equal(kvf_copier_put_table(scene.copier, ids, 5, &table), KVF_OK);
+    assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
+    devices_delay(0);
+    devices_strict(false);
+    kvf_copier_drop_table(scene.copier, &table);
+    finish(job);
+    assert_same_cells(&scene);
+    close_scene(&scene);
+}
+
+enum { LARGE_TABLES = 6, LARGE_IDS = 10000 }; /* 40 kB each */
+
+/* Puts tables while nothing that was put on the stream is done, and compares them when all of it is. */
+static void bring_large_tables(const test_scene *scene, uint32_t given[LARGE_TABLES][LARGE_IDS]) {
+    kvf_device_table tables[LARGE_TABLES];
+    devices_delay(1000000 * MS);
+    for (uint32_t i = 0; i < LARGE_TABLES; i++) {
+        for (uint32_t at = 0; at < LARGE_IDS; at++)
+            given[i][at] = (i + 1) * 1000000 + at;
+        assert_int_equal(kvf_copier_put_table(scene->copier, given[i], LARGE_IDS / (i % 3 + 1), &tables[i]),
+                         KVF_OK);
+    }
+    devices_delay(0);
+    devices_hasten();
+    for (uint32_t i = 0; i < LARGE_TABLES; i++) {
+        assert_memory_equal(devices_look(tables[i].address), given[i],
+                            LARGE_IDS / (i % 3 + 1) * sizeof **given);
+        kvf_copier_drop_table(scene->copier, &tables[i]);
+    }
+    devices_hasten();
+}
+
+static void tables_that_are_brought_at_once_do_not_mix_and_leave_their_room_to_later_ones(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    static uint32_t given[LARGE_TABLES][LARGE_IDS];
+    test_scene scene = open_scene(NULL);
+    bring_large_tables(&scene, given);
+    const size_t left = devices_left();
+    for (int i = 0; i < 3; i++)
+        bring_large_tables(&scene, given);
+    assert_int_equal(devices_left(), left);
+    close_scene(&scene);
+}
+
+static void a_table_for_which_there_is_no_memory_is_not_brought(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    static const char *const functions[] = {"cuMemAllocFromPoolAsync", "cuEventCreate", "cuMemHostAlloc",
+                                            "cuMemcpyHtoDAsync_v2", "cuEventRecord"};
+    static uint32_t given[3 * LARGE_IDS]; /* more than there is pinned memory for */
+    test_scene scene = open_scene(NULL);
+    kvf_device_table table;
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        devices_fail(functions[i], CUDA_ERROR_OUT_OF_MEMORY, 1);
+        assert_int_equal(kvf_copier_put_table(scene.copier, given, 3 * LARGE_IDS, &table), KVF_E_NOMEM);
+    }
+    assert_int_equal(kvf_copier_put_table(scene.copier, given, 3 * LARGE_IDS, &table), KVF_OK);
+    kvf_copier_drop_table(scene.copier, &table);
+    close_scene(&scene);
+}
+
 /* On a thread, because under compute-sanitizer starting a job may last until its kernel has run. */
 static void *hasten_later(void *unused) {
     (void)unused;
@@ -719,6 +793,9 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(cells_go_through_pinned_memory_of_the_host),
         cmocka_unit_test(pages_are_copied_into_another_order_at_once),
         cmocka_unit_test(a_job_that_is_late_is_in_progress_and_its_boxes_stay),
+        cmocka_unit_test(bringing_a_table_does_not_wait_for_the_jobs_before),
+        cmocka_unit_test(tables_that_are_brought_at_once_do_not_mix_and_leave_their_room_to_later_ones),
+        cmocka_unit_test(a_table_for_which_there_is_no_memory_is_not_brought),
         cmocka_unit_test(a_job_waits_for_an_event_of_the_engines),
         cmocka_unit_test(more_boxes_than_a_job_has_room_for_are_refused),
         cmocka_unit_test(pages_are_found_by_tables_of_the_job),
