@@ -97,14 +97,23 @@ static kvf_status look_at_device(uint32_t number) {
 
 static kvf_status look_at_devices(void) {
     int count = 0;
-    kvf_status status = kvf_cuda_status(&driver, driver.cuInit(0), "starting the driver");
-    if (!status)
-        status = kvf_cuda_status(&driver, driver.cuDeviceGetCount(&count), "counting devices");
+    kvf_status status = kvf_cuda_status(&driver, driver.cuDeviceGetCount(&count), "counting devices");
     if (!status && count < 1)
         status = kvf_fail(KVF_E_UNSUPPORTED, "the driver knows no device");
     driver.device_count = (uint32_t)(count < (int)KVF_CUDA_DEVICES_MAX ? count : (int)KVF_CUDA_DEVICES_MAX);
     for (uint32_t i = 0; !status && i < driver.device_count; i++)
         status = look_at_device(i);
+    return status;
+}
+
+/* A driver that is not started knows no mode of the thread. */
+static kvf_status start_driver(void) {
+    kvf_status status = kvf_cuda_status(&driver, driver.cuInit(0), "starting the driver");
+    if (status)
+        return status;
+    kvf_cuda_relax(&driver);
+    status = look_at_devices();
+    kvf_cuda_restore(&driver);
     return status;
 }
 
@@ -129,9 +138,7 @@ static void look(bool start) {
     if (!status && start && seen == LOADED) {
         starting = true;
         forks = kvf_fork_count();
-        kvf_cuda_relax(&driver);
-        status = look_at_devices();
-        kvf_cuda_restore(&driver);
+        status = start_driver();
         starting = false;
         seen = FOUND;
     }

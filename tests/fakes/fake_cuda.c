@@ -79,7 +79,9 @@ CUresult cuDriverGetVersion(int *version) {
 
 CUresult cuInit(unsigned flags) {
     (void)flags;
-    return fake_told(__func__);
+    const CUresult told = fake_told(__func__);
+    fake.started = fake.started || !told;
+    return told;
 }
 
 CUresult cuGetErrorName(CUresult result, const char **text) {
@@ -121,6 +123,8 @@ int fake_of_process(int machines) {
 }
 
 CUresult cuDeviceGetCount(int *count) {
+    if (!fake.started)
+        return CUDA_ERROR_NOT_INITIALIZED;
     *count = 0;
     while (fake_of_machine(*count) >= 0)
         ++*count;
@@ -129,7 +133,7 @@ CUresult cuDeviceGetCount(int *count) {
 
 CUresult cuDeviceGet(CUdevice *device, int number) {
     *device = number;
-    return fake_of_machine(number) >= 0 ? 0 : INVALID_DEVICE;
+    return !fake.started ? CUDA_ERROR_NOT_INITIALIZED : fake_of_machine(number) >= 0 ? 0 : INVALID_DEVICE;
 }
 
 CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {

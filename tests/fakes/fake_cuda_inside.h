@@ -44,9 +44,10 @@ typedef struct fake_cuda {
     _Atomic size_t left;
     uint64_t delay_ns;
     int stuck;
-    bool strict; /* it makes callers wait where the driver may */
-    bool pooled; /* new memory is like that of a memory pool */
-    int running; /* the device whose stream runs an action */
+    _Atomic bool started; /* by cuInit() */
+    bool strict;          /* it makes callers wait where the driver may */
+    bool pooled;          /* new memory is like that of a memory pool */
+    int running;          /* the device whose stream runs an action */
 } fake_cuda;
 
 extern fake_cuda fake;

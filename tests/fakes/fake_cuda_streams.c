@@ -270,6 +270,8 @@ CUresult fake_unsafe(void) {
 
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
     const int before = mode_of_thread;
+    if (!fake.started)
+        return CUDA_ERROR_NOT_INITIALIZED;
     mode_of_thread = *mode;
     *mode = before;
     return 0;
