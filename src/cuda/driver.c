@@ -349,6 +349,7 @@ static kvf_status meaning(CUresult result) {
 /* Those of which the driver's manual says that any further work returns them too, and the end of a context. */
 bool kvf_cuda_stays(CUresult result) {
     switch (result) {
+    case CUDA_ERROR_CONTAINED:
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_LAUNCH_TIMEOUT:
     case CUDA_ERROR_CONTEXT_IS_DESTROYED:
@@ -359,6 +360,9 @@ bool kvf_cuda_stays(CUresult result) {
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
         return true;
     default:
         return false;

@@ -9,8 +9,7 @@
 /* After these nothing of this process runs on the device. */
 static bool ends_work(CUresult result) {
     return kvf_cuda_stays(result) || result == CUDA_ERROR_DEINITIALIZED ||
-           result == CUDA_ERROR_ECC_UNCORRECTABLE || result == CUDA_ERROR_NVLINK_UNCORRECTABLE ||
-           result == CUDA_ERROR_CONTAINED;
+           result == CUDA_ERROR_ECC_UNCORRECTABLE || result == CUDA_ERROR_NVLINK_UNCORRECTABLE;
 }
 
 kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {

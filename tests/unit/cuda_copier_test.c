@@ -574,7 +574,8 @@ static void a_job_ends_with_its_device(void **unused) {
     DEVICES_ARE_STAND_INS();
     static const int ends[] = {CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_ECC_UNCORRECTABLE,
                                CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_CONTAINED,
-                               CUDA_ERROR_LAUNCH_TIMEOUT};
+                               CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_TENSOR_MEMORY_LEAK,
+                               CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_EXTERNAL_DEVICE};
     test_scene scene = open_scene(&(kvf_copier_options){.jobs = 1});
     const kvf_box one = pages_of(scene.one);
     const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
