@@ -8,7 +8,7 @@
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
 #define POOL_BYTES UINT64_C(8388608) /* kept for tables of blocks; larger room is given back */
-#define UPLOAD_BYTES 65536u          /* for tables on their way: 16384 ids */
+#define UPLOAD_BYTES 262144u         /* for tables on their way: 65536 ids */
 
 /* Boxes of one kernel: copies and conversions are launched separately. */
 typedef struct launch {

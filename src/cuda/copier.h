@@ -11,7 +11,7 @@
  *
  * The device computes addresses from boxes and tables, so the host's work for a job grows with its boxes, not with
  * bytes or runs. Memory on either side is a device's, or the host's if the driver knows it (kvf_copier_pin()). After
- * opening, only tables and rooms are allocated; and pinned memory if tables of more than 64 KiB are on their way at once.
+ * opening, only tables and rooms are allocated, and pinned memory if more than 256 KiB of tables are on their way.
  *
  * A copier is used by one thread at a time.
  */

@@ -293,7 +293,7 @@ static void bringing_a_table_does_not_wait_for_the_jobs_before(void **unused) {
     close_scene(&scene);
 }
 
-enum { LARGE_TABLES = 6, LARGE_IDS = 10000 }; /* 40 kB each */
+enum { LARGE_TABLES = 6, LARGE_IDS = 40000 }; /* up to 160 kB each */
 
 /* Puts tables while nothing that was put on the stream is done, and compares them when all of it is. */
 static void bring_large_tables(const test_scene *scene, uint32_t given[LARGE_TABLES][LARGE_IDS]) {
@@ -572,9 +572,9 @@ static void a_job_of_which_the_driver_says_nothing_is_in_progress(void **unused)
 static void a_job_ends_with_its_device(void **unused) {
     (void)unused;
     DEVICES_ARE_STAND_INS();
-    static const int ends[] = {CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_ECC_UNCORRECTABLE,
-                               CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_CONTAINED,
-                               CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_TENSOR_MEMORY_LEAK,
+    static const int ends[] = {CUDA_ERROR_DEINITIALIZED,         CUDA_ERROR_ECC_UNCORRECTABLE,
+                               CUDA_ERROR_NVLINK_UNCORRECTABLE,  CUDA_ERROR_CONTAINED,
+                               CUDA_ERROR_LAUNCH_TIMEOUT,        CUDA_ERROR_TENSOR_MEMORY_LEAK,
                                CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_EXTERNAL_DEVICE};
     test_scene scene = open_scene(&(kvf_copier_options){.jobs = 1});
     const kvf_box one = pages_of(scene.one);
