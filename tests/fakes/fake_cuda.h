@@ -30,8 +30,8 @@ FAKE_API uint64_t fake_cuda_address(const void *found);
 FAKE_API size_t fake_cuda_left(void);
 
 /** Whether calls wait as they may with the driver: for room on a stream, which has 16 actions then; until a stream is
- * idle where a copy is put on it of memory of the host that is not pinned; and until all streams are idle where memory is
- * freed or unmapped, where code is loaded, and where a kernel is launched that was not. */
+ * idle where a copy is put on it of memory of the host that is not pinned; and until all streams are idle where memory
+ * is freed or unmapped, where code is loaded, and where a kernel is launched that was not. */
 FAKE_API void fake_cuda_strict(int strict);
 
 /** Whether memory that is allocated from now on is like that of a memory pool, which has no handles. */
