@@ -221,16 +221,40 @@ kvf_status kvf_copier_close(kvf_copier *copier) {
 
 /* ---- memory ------------------------------------------------------------------------------------- */
 
-kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes) {
+/* Where the device finds registered memory of the host. */
+static kvf_status find_registered(const kvf_cuda *cuda, uint32_t device, void *memory, uint64_t *address) {
+    CUdevice handle = 0;
+    CUdeviceptr found = 0;
+    int as_host = 0;
+    CUresult result = cuda->cuDeviceGet(&handle, (int)device);
+    if (!result)
+        result = cuda->cuDeviceGetAttribute(
+            &as_host, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, handle);
+    if (!result && !as_host)
+        result = cuda->cuMemHostGetDevicePointer_v2(&found, memory, 0);
+    *address = as_host ? (uint64_t)(uintptr_t)memory : found;
+    if (!result)
+        return KVF_OK;
+    (void)kvf_cuda_status(cuda, result, "asking where a device finds it");
+    return kvf_fail_in(KVF_E_UNSUPPORTED, "pinned memory of the host: ");
+}
+
+kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes, uint64_t *address) {
     const kvf_cuda *cuda;
     kvf_status status = kvf_cuda_enter(copier->device, &cuda);
     if (status)
         return status;
     const CUresult result =
         cuda->cuMemHostRegister_v2(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-    status = kvf_cuda_status(cuda, result, "pinning memory of the host");
+    const bool existed = result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    status = existed ? KVF_OK : kvf_cuda_status(cuda, result, "pinning memory of the host");
+    if (!status) {
+        status = find_registered(cuda, copier->device, memory, address);
+        if (status && !existed)
+            (void)cuda->cuMemHostUnregister(memory);
+    }
     kvf_cuda_leave(cuda);
-    return result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED ? KVF_E_EXISTS : status;
+    return status || !existed ? status : KVF_E_EXISTS;
 }
 
 void kvf_copier_unpin(kvf_copier *copier, void *memory) {

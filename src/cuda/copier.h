@@ -55,12 +55,13 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
 kvf_status kvf_copier_close(kvf_copier *copier);
 
 /**
- * Lets devices read and write host memory, until kvf_copier_unpin(); it cannot be paged out meanwhile. Devices use the
- * same address.
+ * Lets devices read and write host memory, until kvf_copier_unpin(); it cannot be paged out meanwhile.
  *
- * @return KVF_OK, KVF_E_NOMEM, KVF_E_EXISTS (known to the driver already), KVF_E_IO
+ * @param address  receives where devices find the memory: with most drivers at the host's address, but not with WSL 2
+ * @return KVF_OK, KVF_E_NOMEM, KVF_E_EXISTS (known to the driver already; `address` is set), KVF_E_UNSUPPORTED (the
+ *         device does not reach it), KVF_E_IO
  */
-kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes);
+kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes, uint64_t *address);
 
 /** Undoes kvf_copier_pin(); nothing under way may use the memory. */
 void kvf_copier_unpin(kvf_copier *copier, void *memory);

@@ -132,6 +132,7 @@ enum {
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
     CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES = 98,
     CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
 };
@@ -168,6 +169,7 @@ enum {
     F(cuMemFreeHost, (void *address))                                                                        \
     F(cuMemHostRegister_v2, (void *address, size_t bytes, unsigned flags))                                   \
     F(cuMemHostUnregister, (void *address))                                                                  \
+    F(cuMemHostGetDevicePointer_v2, (CUdeviceptr * address, void *memory, unsigned flags))                   \
     F(cuMemsetD8Async, (CUdeviceptr address, unsigned char value, size_t count, CUstream stream))            \
     F(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))               \
     F(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))                     \

@@ -20,10 +20,11 @@ struct kvf_stage_device {
     const kvf_transport *transport;
     kvf_copier *copier;
     kvf_looks looks;
-    uint32_t forks;   /* of the process that opened it */
-    bool changed;     /* a job was put or taken since the jobs were last polled */
-    kvf_memory arena; /* of the host */
-    bool pinned;      /* by us */
+    uint32_t forks;         /* of the process that opened it */
+    bool changed;           /* a job was put or taken since the jobs were last polled */
+    kvf_memory arena;       /* of the host */
+    uint64_t arena_address; /* the device's */
+    bool pinned;            /* by us */
     struct {
         kvf_job *first, *last;
     } jobs; /* in the order in which they were put; running jobs before waiting ones */
@@ -62,7 +63,7 @@ kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport
 }
 
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes) {
-    const kvf_status status = kvf_copier_pin(device->copier, arena, bytes);
+    const kvf_status status = kvf_copier_pin(device->copier, arena, bytes, &device->arena_address);
     if (status && status != KVF_E_EXISTS) /* a fabric has pinned it when it was registered */
         return status;
     device->arena = (kvf_memory){.address = arena, .bytes = bytes};
@@ -99,19 +100,23 @@ kvf_stage_cells kvf_stage_cells_of(const kvf_stream_box *box, const kvf_device_t
 
 typedef struct job_filling {
     kvf_job *job;
-    bool on_host; /* its slot */
+    uint64_t slot; /* where the device finds its slot */
+    bool on_host;  /* the slot is in the arena of the host */
     kvf_status failed;
 } job_filling;
 
-static bool is_on_host(const kvf_stage_device *device, const unsigned char *slot) {
-    return (uint64_t)(uintptr_t)slot - (uint64_t)(uintptr_t)device->arena.address < device->arena.bytes;
+static job_filling filling_of(const kvf_stage_device *device, kvf_job *job) {
+    const uint64_t slot = (uint64_t)(uintptr_t)job->slot,
+                   offset = slot - (uint64_t)(uintptr_t)device->arena.address;
+    const bool on_host = offset < device->arena.bytes;
+    return (job_filling){
+        .job = job, .slot = on_host ? device->arena_address + offset : slot, .on_host = on_host};
 }
 
 static bool add_box(void *context, const kvf_stream_box *box) {
     job_filling *filling = context;
     const kvf_job *job = filling->job;
-    kvf_stage_cells cells =
-        kvf_stage_cells_of(box, &job->table, (uint64_t)(uintptr_t)job->slot, job->bytes.begin);
+    kvf_stage_cells cells = kvf_stage_cells_of(box, &job->table, filling->slot, job->bytes.begin);
     cells.packed.on_host = filling->on_host;
     filling->failed = kvf_copy_job_add(job->part, job->gathers ? &cells.pages : &cells.packed,
                                        job->gathers ? &cells.packed : &cells.pages, box->cells.rows,
@@ -127,7 +132,7 @@ static void fail(kvf_job *job, kvf_status status) {
 
 /* Starts the next part of a job, if the device takes one more. */
 static void start(kvf_stage_device *device, kvf_job *job) {
-    job_filling filling = {.job = job, .on_host = is_on_host(device, job->slot)};
+    job_filling filling = filling_of(device, job);
     kvf_status status = kvf_copier_begin(device->copier, &job->part);
     if (status == KVF_E_AGAIN)
         return;

@@ -12,6 +12,7 @@
  * CUDA_VISIBLE_DEVICES (all), FAKE_CUDA_VERSION the CUDA version of the driver, FAKE_CUDA_MULTIPROCESSORS the
  * multiprocessors of each device (4); with FAKE_CUDA_APART no device reaches another's memory; with FAKE_CUDA_RDMA=0 no
  * device has memory of cuMemCreate() for network cards; with FAKE_CUDA_NO_CHANNEL the process may not use fabric handles;
+ * with FAKE_CUDA_ALIASED=1 devices reach registered memory of the host at other addresses than the host, as with WSL 2;
  * of what every FAKE_CUDA_SPOIL-th launch of a kernel has moved, a bit is wrong.
  */
 #include <stdio.h>
@@ -151,6 +152,8 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     (void)device;
     *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
                  ? fake_number("FAKE_CUDA_MULTIPROCESSORS", 4)
+             : attribute == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+                 ? !fake_number("FAKE_CUDA_ALIASED", 0)
              : attribute == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES  ? 1
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake_number("FAKE_CUDA_MAJOR", 9)
              : attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED

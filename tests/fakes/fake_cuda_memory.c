@@ -145,14 +145,27 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     return result;
 }
 
-static CUresult note_host(void *address, size_t bytes, fake_kind kind) {
+/* The range of the host's memory that contains an address of the host. */
+static range *host_range(const void *address) {
+    const unsigned char *at = address;
+    for (size_t i = 0; i < RANGES; i++)
+        if ((ranges[i].kind == HOST || ranges[i].kind == PINNED) && at >= ranges[i].shadow &&
+            at < ranges[i].shadow + ranges[i].bytes)
+            return &ranges[i];
+    return NULL;
+}
+
+static CUresult note_host(void *address, size_t bytes, fake_kind kind, bool aliased) {
     range *made = fake_range_new();
-    if (fake_range_at((uint64_t)(uintptr_t)address))
+    void *alias = address;
+    if (host_range(address))
         return ALREADY_REGISTERED;
-    if (!made)
+    if (made && aliased)
+        alias = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!made || alias == MAP_FAILED)
         return OUT_OF_MEMORY;
     *made = (range){.kind = kind,
-                    .address = (uint64_t)(uintptr_t)address,
+                    .address = (uint64_t)(uintptr_t)alias,
                     .shadow = address,
                     .bytes = bytes,
                     .file = -1,
@@ -166,7 +179,7 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
     (void)flags;
     (void)pthread_mutex_lock(&fake.lock);
     *address = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    const CUresult result = *address ? note_host(*address, bytes, HOST) : OUT_OF_MEMORY;
+    const CUresult result = *address ? note_host(*address, bytes, HOST, false) : OUT_OF_MEMORY;
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
@@ -175,15 +188,27 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     BEGIN;
     (void)flags;
     (void)pthread_mutex_lock(&fake.lock);
-    const CUresult result = note_host(address, bytes, PINNED);
+    const CUresult result = note_host(address, bytes, PINNED, fake_number("FAKE_CUDA_ALIASED", 0));
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
 
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *memory, unsigned flags) {
+    BEGIN;
+    (void)pthread_mutex_lock(&fake.lock);
+    const range *found = flags ? NULL : host_range(memory);
+    if (found)
+        *address = found->address + (uint64_t)((unsigned char *)memory - found->shadow);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return found ? 0 : INVALID_VALUE;
+}
+
 static CUresult forget_host(void *address, fake_kind kind) {
-    range *found = fake_range_at((uint64_t)(uintptr_t)address);
-    if (!found || found->kind != kind || found->address != (uint64_t)(uintptr_t)address)
+    range *found = host_range(address);
+    if (!found || found->kind != kind || found->shadow != address)
         return kind == HOST ? INVALID_VALUE : NOT_REGISTERED;
+    if (found->address != (uint64_t)(uintptr_t)address)
+        (void)munmap((void *)(uintptr_t)found->address, found->bytes);
     found->kind = FREE;
     fake.left--;
     return 0;
@@ -213,6 +238,8 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) 
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
     const range *found = fake_range_at(address);
+    if (!found)
+        found = host_range((const void *)(uintptr_t)address);
     const bool of_device = found && found->kind != HOST && found->kind != PINNED;
     const int known = attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? (of_device ? CU_MEMORYTYPE_DEVICE : 1)
                       : attribute == CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE

@@ -117,6 +117,7 @@ typedef struct test_scene {
     test_cache one, other; /* `one` is filled at random, `other` is empty */
     CUdeviceptr arena;
     unsigned char *pinned;
+    uint64_t pinned_at; /* the device's address */
     kvf_device_table table;
     size_t left;
 } test_scene;
@@ -131,7 +132,7 @@ static test_scene open_scene(const kvf_copier_options *options) {
     made.pinned = aligned_alloc(4096, 65536);
     assert_non_null(made.pinned);
     memset(made.pinned, 0, 65536);
-    assert_int_equal(kvf_copier_pin(made.copier, made.pinned, 65536), KVF_OK);
+    assert_int_equal(kvf_copier_pin(made.copier, made.pinned, 65536, &made.pinned_at), KVF_OK);
     unsigned char *bytes = devices_look(made.one.memory);
     for (size_t i = 0; i < (size_t)BLOCKS * PAGE; i++)
         bytes[i] = (unsigned char)(i * 2654435761u >> 13);
@@ -225,7 +226,7 @@ static void cells_go_through_an_arena_of_the_device(void **unused) {
 static void cells_go_through_pinned_memory_of_the_host(void **unused) {
     (void)unused;
     test_scene scene = open_scene(NULL);
-    move_through(&scene, (uint64_t)(uintptr_t)scene.pinned);
+    move_through(&scene, scene.pinned_at);
     for (uint32_t token = 0; token < TOKENS; token++)
         for (uint32_t head = 0; head < HEADS; head++)
             assert_memory_equal(scene.pinned + (token * HEADS + head) * CELL, cell_of(scene.one, token, head),
@@ -637,7 +638,31 @@ static void a_job_of_a_context_that_cannot_be_entered_any_more_is_over(void **un
 static void memory_is_pinned_once(void **unused) {
     (void)unused;
     test_scene scene = open_scene(NULL);
-    assert_int_equal(kvf_copier_pin(scene.copier, scene.pinned, 65536), KVF_E_EXISTS);
+    uint64_t again = 0;
+    assert_int_equal(kvf_copier_pin(scene.copier, scene.pinned, 65536, &again), KVF_E_EXISTS);
+    assert_int_equal(again, scene.pinned_at);
+    close_scene(&scene);
+}
+
+static void pinned_memory_that_devices_find_nowhere_is_unsupported_and_not_pinned(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(NULL);
+    unsigned char *more = aligned_alloc(4096, 4096);
+    uint64_t address;
+    assert_non_null(more);
+    const size_t left = devices_left();
+    assert_int_equal(setenv("FAKE_CUDA_ALIASED", "1", 1), 0);
+    devices_fail("cuMemHostGetDevicePointer_v2", CUDA_ERROR_INVALID_VALUE, 1);
+    assert_int_equal(kvf_copier_pin(scene.copier, more, 4096, &address), KVF_E_UNSUPPORTED);
+    assert_non_null(
+        strstr(kvf_error_detail(), "pinned memory of the host: asking where a device finds it: "));
+    assert_int_equal(devices_left(), left);
+    assert_int_equal(kvf_copier_pin(scene.copier, more, 4096, &address), KVF_OK);
+    assert_true(address != (uint64_t)(uintptr_t)more);
+    assert_int_equal(unsetenv("FAKE_CUDA_ALIASED"), 0);
+    kvf_copier_unpin(scene.copier, more);
+    free(more);
     close_scene(&scene);
 }
 
@@ -737,6 +762,7 @@ static void opening_and_closing_a_copier_leave_a_capture_alone(void **unused) {
     CUstream engine;
     kvf_copier *copier;
     kvf_device_table table;
+    uint64_t address;
     uint32_t device;
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
@@ -744,7 +770,7 @@ static void opening_and_closing_a_copier_leave_a_capture_alone(void **unused) {
     kvf_cuda_leave(cuda);
     assert_int_equal(kvf_device_of(KVF_MEMORY_CUDA, (const void *)(uintptr_t)room, &device), KVF_OK);
     assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_OK);
-    assert_int_equal(kvf_copier_pin(copier, pinned, 65536), KVF_OK);
+    assert_int_equal(kvf_copier_pin(copier, pinned, 65536, &address), KVF_OK);
     assert_int_equal(kvf_copier_put_table(copier, ids, 5, &table), KVF_OK);
     kvf_copier_drop_table(copier, &table);
     kvf_copier_unpin(copier, pinned);
@@ -814,6 +840,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(checksums_of_which_the_driver_says_nothing_are_in_progress),
         cmocka_unit_test(a_job_of_a_context_that_cannot_be_entered_any_more_is_over),
         cmocka_unit_test(memory_is_pinned_once),
+        cmocka_unit_test(pinned_memory_that_devices_find_nowhere_is_unsupported_and_not_pinned),
         cmocka_unit_test(copies_that_wait_behind_others_get_more_blocks_up_to_the_most),
         cmocka_unit_test(copies_get_no_more_blocks_than_the_device_has_multiprocessors),
         cmocka_unit_test(blocks_are_as_few_as_the_opener_allows),

@@ -23,6 +23,7 @@ typedef struct test_scene {
     kvf_copier *copier;
     CUdeviceptr cells;
     unsigned char *seen, *slot;
+    uint64_t slot_at; /* the device's address */
     uint32_t ids[8];
     kvf_device_table table;
     uint32_t launches, copies; /* before the job */
@@ -41,7 +42,7 @@ static test_scene open_scene(uint64_t long_run_bytes, const uint32_t ids[8]) {
     assert_int_equal(kvf_copier_open(0, &options, &made.copier), KVF_OK);
     made.slot = aligned_alloc(4096, ROOM);
     assert_non_null(made.slot);
-    assert_int_equal(kvf_copier_pin(made.copier, made.slot, ROOM), KVF_OK);
+    assert_int_equal(kvf_copier_pin(made.copier, made.slot, ROOM, &made.slot_at), KVF_OK);
     made.seen = devices_look(made.cells);
     return made;
 }
@@ -74,7 +75,7 @@ static kvf_status add(const test_scene *scene, kvf_copy_job *job, bool gathers, 
                                    .table = scene->table.address,
                                    .table_on_host = scene->ids,
                                    .region = second_region && box->memory >= second_region};
-    const kvf_device_side packed = {.packed = (uint64_t)(uintptr_t)scene->slot + at, .on_host = true};
+    const kvf_device_side packed = {.packed = scene->slot_at + at, .on_host = true};
     return kvf_copy_job_add(job, gathers ? &pages : &packed, gathers ? &packed : &pages, box->rows,
                             box->units, box->pieces * box->piece_bytes);
 }

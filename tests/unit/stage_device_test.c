@@ -5,6 +5,7 @@
  */
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "cuda/device_image.h"
 #include "devices.h"
@@ -110,6 +111,17 @@ static void more_boxes_than_a_job_has_room_for_go_in_parts(void **state) {
     const stage_pair shape = {
         .model = attention(200, 6, 32), .d = &d, .p = &p, .tokens = 3, .options = {.arena_bytes = 8u << 20}};
     move_all(*state, shape, device_memory_first, device_memory_second);
+}
+
+/* As with WSL 2: kernels that use the host's address end the device's context. */
+static void a_device_that_has_other_addresses_for_the_hosts_memory_uses_those(void **state) {
+    DEVICES_ARE_STAND_INS();
+    assert_int_equal(setenv("FAKE_CUDA_ALIASED", "1", 1), 0);
+    move_all(*state, heads(150), device_memory_second, device_memory_first);
+    stage_pair shape = heads(150);
+    shape.options.device_copy_bytes = 96;
+    move_all(*state, shape, device_memory_second, device_memory_first);
+    assert_int_equal(unsetenv("FAKE_CUDA_ALIASED"), 0);
 }
 
 static void a_device_that_is_slow_is_waited_for(void **state) {
@@ -356,6 +368,7 @@ int main(void) {
         NAMED(states_arrive),
         NAMED(long_runs_are_copied_by_the_driver),
         NAMED(more_boxes_than_a_job_has_room_for_go_in_parts),
+        NAMED(a_device_that_has_other_addresses_for_the_hosts_memory_uses_those),
         NAMED(a_device_that_is_slow_is_waited_for),
         NAMED(memory_that_is_kept_does_not_go_direct),
         NAMED(a_move_is_cancelled_while_the_device_copies),
