@@ -90,10 +90,9 @@ RETURN(ucp_worker_release_address, ucp_worker_h worker, ucp_address_t *address)
 SUCCEED(ucp_mem_unmap, ucp_context_h context, ucp_mem_h memory)
 RETURN(ucp_rkey_buffer_release, void *key)
 RETURN(ucp_rkey_destroy, ucp_rkey_h key)
+RETURN(ucp_request_free, void *request)
 COMPLETE(ucp_ep_flush_nbx, ucp_ep_h ep, const ucp_request_param_t *parameters)
 COMPLETE(ucp_ep_close_nbx, ucp_ep_h ep, const ucp_request_param_t *parameters)
-COMPLETE(ucp_get_nbx, ucp_ep_h ep, void *to, size_t bytes, uint64_t from, ucp_rkey_h key,
-         const ucp_request_param_t *parameters)
 COMPLETE(ucp_put_nbx, ucp_ep_h ep, const void *from, size_t bytes, uint64_t to, ucp_rkey_h key,
          const ucp_request_param_t *parameters)
 COMPLETE(ucp_am_send_nbx, ucp_ep_h ep, unsigned id, const void *header, size_t header_bytes, const void *data,
@@ -134,9 +133,21 @@ SEEN ucs_status_t ucp_worker_get_efd(ucp_worker_h worker, int *out) {
     return *out >= 0 ? UCS_OK : UCS_ERR_NO_RESOURCE;
 }
 
+static bool hangs;
+
+void fake_ucx_hang(int hanging) {
+    hangs = hanging;
+}
+
 SEEN unsigned ucp_worker_progress(ucp_worker_h worker) {
     note(__func__);
-    return 0;
+    return hangs ? (unsigned)UCS_ERR_IO_ERROR : 0;
+}
+
+SEEN ucs_status_ptr_t ucp_get_nbx(ucp_ep_h ep, void *to, size_t bytes, uint64_t from, ucp_rkey_h key,
+                                  const ucp_request_param_t *parameters) {
+    note(__func__);
+    return hangs ? thing() : NULL;
 }
 
 SEEN ucs_status_t ucp_worker_get_address(ucp_worker_h worker, ucp_address_t **out, size_t *bytes) {

@@ -14,6 +14,7 @@
 
 #include <kvferry/transport.h>
 
+#include "base/clock.h"
 #include "devices.h"
 #include "fake_ucx_devices.h"
 #include "shapes.h"
@@ -26,6 +27,7 @@ static char library[1024]; /* the fake UCX that the build made */
 static fake_ucx_calls (*calls_of)(const char *function);
 static void (*forget)(void);
 static void (*refuse)(int result);
+static void (*hang)(int hanging);
 static CUresult (*get_current)(CUcontext *context);
 
 static void find(const char *file, const char *name, void *out) {
@@ -47,6 +49,7 @@ static int prepare(void **unused) {
     find(library, "fake_ucx_calls_of", &calls_of);
     find(library, "fake_ucx_forget", &forget);
     find(library, "fake_ucx_refuse", &refuse);
+    find(library, "fake_ucx_hang", &hang);
     find("libcuda.so.1", "cuCtxGetCurrent", &get_current);
     return 0;
 }
@@ -227,12 +230,54 @@ static void with_auto_memory_that_ucx_refuses_goes_packed_over_it(void **unused)
     devices_free();
 }
 
+/* ---- devices that hang -------------------------------------------------------------------------- */
+
+static void end_lost(void *context, kvf_operation operation, kvf_status status, const char *detail) {
+    (void)operation, (void)detail;
+    *(kvf_status *)context = status;
+}
+
+/* Two links with a read each; only the first one that closes waits for the endpoint's patience. */
+static void a_device_that_hangs_keeps_no_connection_open(void **unused) {
+    (void)unused;
+    void *seen;
+    kvf_memory memory = device_memory(0, BYTES, &seen);
+    memory.withheld = false;
+    const other_end others[2] = {open_other(), open_other()};
+    kvf_transport *transport = open_fake();
+    kvf_peer *peers[2];
+    const kvf_run run = {.bytes = 100};
+    kvf_status ends[2] = {KVF_IN_PROGRESS, KVF_IN_PROGRESS};
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_ucx_endpoint *endpoint = transport->fabrics[0].endpoint;
+    endpoint->patience_ns = 1000000000;
+    hang(1);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(kvf_transport_connect(transport, others[i].card, others[i].bytes, &peers[i]));
+        assert_ok(kvf_transport_submit(peers[i], KVF_READ, &run, 1, end_lost, &ends[i], NULL));
+    }
+    assert_ok(kvf_transport_progress(transport, NULL));
+    for (int i = 0; i < 2; i++) {
+        const uint64_t begun = kvf_now(&kvf_monotonic);
+        kvf_peer_close(peers[i]);
+        const uint64_t took = kvf_now(&kvf_monotonic) - begun;
+        assert_true(i == 0 ? took >= KVF_SECOND : took < KVF_SECOND);
+        assert_int_equal(ends[i], KVF_E_CANCELLED);
+    }
+    kvf_transport_close(transport);
+    hang(0);
+    for (int i = 0; i < 2; i++)
+        kvf_transport_close(others[i].transport);
+    devices_free();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_memory_of_a_device_every_call_of_ucx_has_a_context),
         cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
         cmocka_unit_test(a_refusal_says_whether_the_memory_was_created_for_network_cards),
         cmocka_unit_test(with_auto_memory_that_ucx_refuses_goes_packed_over_it),
+        cmocka_unit_test(a_device_that_hangs_keeps_no_connection_open),
     };
     devices_open();
     return cmocka_run_group_tests(tests, prepare, NULL);
