@@ -1,6 +1,7 @@
 /*
  * The functions of a UCX that claims to take memory of CUDA devices. It moves nothing, completes everything at once,
  * and notes for each of its functions whether a CUDA context was current, as the driver, or the stand-in for it, says.
+ * It registers what UCX would of a device's memory, the allocation at its beginning, and refuses reads into other memory.
  * Functions that are not here fail (fake_ucx.c).
  */
 #include <dlfcn.h>
@@ -18,13 +19,17 @@ static struct {
     fake_ucx_calls calls;
 } noted[FUNCTIONS];
 
+/* A function of the driver; NULL: there is none. */
+static void *of_driver(const char *name) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return library ? dlsym(library, name) : NULL;
+}
+
 static bool has_context(void) {
     static CUresult (*ask)(CUcontext * context);
     CUcontext current = NULL;
     if (!ask) {
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *address = NULL;
-        if (library)
-            address = dlsym(library, "cuCtxGetCurrent");
+        void *address = of_driver("cuCtxGetCurrent");
         memcpy(&ask, &address, sizeof ask);
     }
     return ask && ask(&current) == 0 && current;
@@ -80,7 +85,6 @@ static void *thing(void) {
     }
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
-SUCCEED(ucp_config_modify, ucp_config_t *config, const char *name, const char *value)
 RETURN(ucp_config_release, ucp_config_t *config)
 RETURN(ucp_cleanup, ucp_context_h context)
 RETURN(ucp_worker_destroy, ucp_worker_h worker)
@@ -103,6 +107,15 @@ COMPLETE(ucp_am_send_nbx, ucp_ep_h ep, unsigned id, const void *header, size_t h
 SEEN ucs_status_t ucp_config_read(const char *prefix, const char *file, ucp_config_t **out) {
     note(__func__);
     *out = thing();
+    return UCS_OK;
+}
+
+static bool takes_whole_allocations = true;
+
+SEEN ucs_status_t ucp_config_modify(ucp_config_t *config, const char *name, const char *value) {
+    note(__func__);
+    if (strcmp(name, "CUDA_COPY_REG_WHOLE_ALLOC") == 0)
+        takes_whole_allocations = strcmp(value, "off") != 0;
     return UCS_OK;
 }
 
@@ -144,12 +157,6 @@ SEEN unsigned ucp_worker_progress(ucp_worker_h worker) {
     return hangs ? (unsigned)UCS_ERR_IO_ERROR : 0;
 }
 
-SEEN ucs_status_ptr_t ucp_get_nbx(ucp_ep_h ep, void *to, size_t bytes, uint64_t from, ucp_rkey_h key,
-                                  const ucp_request_param_t *parameters) {
-    note(__func__);
-    return hangs ? thing() : NULL;
-}
-
 SEEN ucs_status_t ucp_worker_get_address(ucp_worker_h worker, ucp_address_t **out, size_t *bytes) {
     note(__func__);
     *out = thing();
@@ -163,10 +170,41 @@ void fake_ucx_refuse(int result) {
     refusal = (ucs_status_t)result;
 }
 
+/* Of the device, what was registered last. */
+static struct { uint64_t begin, bytes; } registered;
+
+static void find_allocation(void) {
+    CUresult (*find)(CUdeviceptr *, size_t *, CUdeviceptr);
+    void *address = of_driver("cuMemGetAddressRange_v2");
+    CUdeviceptr begin;
+    size_t bytes;
+    memcpy(&find, &address, sizeof find);
+    if (address && find(&begin, &bytes, registered.begin) == 0) {
+        registered.begin = begin;
+        registered.bytes = bytes;
+    }
+}
+
 SEEN ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t *parameters, ucp_mem_h *out) {
     note(__func__);
     *out = thing();
-    return parameters->memory_type == UCS_MEMORY_TYPE_CUDA ? refusal : UCS_OK;
+    if (parameters->memory_type != UCS_MEMORY_TYPE_CUDA)
+        return UCS_OK;
+    registered.begin = (uintptr_t)parameters->address;
+    registered.bytes = parameters->length;
+    if (takes_whole_allocations)
+        find_allocation();
+    return refusal;
+}
+
+SEEN ucs_status_ptr_t ucp_get_nbx(ucp_ep_h ep, void *to, size_t bytes, uint64_t from, ucp_rkey_h key,
+                                  const ucp_request_param_t *parameters) {
+    note(__func__);
+    const uint64_t at = (uintptr_t)to - registered.begin;
+    if (parameters->memory_type == UCS_MEMORY_TYPE_CUDA &&
+        (at >= registered.bytes || bytes > registered.bytes - at))
+        return UCS_STATUS_PTR(UCS_ERR_CONNECTION_RESET);
+    return hangs ? thing() : NULL;
 }
 
 SEEN ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void **out, size_t *bytes) {

@@ -170,10 +170,10 @@ static void without_memory_of_a_device_no_context_is_entered(void **unused) {
 
 /* ---- memory that UCX refuses -------------------------------------------------------------------- */
 
-static kvf_memory in_segments(CUdeviceptr segments) {
+static kvf_memory in_segments(CUdeviceptr segments, uint64_t bytes) {
     return (kvf_memory){.struct_size = sizeof(kvf_memory),
                         .address = (void *)(uintptr_t)segments,
-                        .bytes = SEGMENT,
+                        .bytes = bytes,
                         .kind = KVF_MEMORY_CUDA};
 }
 
@@ -181,7 +181,7 @@ static void a_refusal_says_whether_the_memory_was_created_for_network_cards(void
     (void)unused;
     static const char *const cause = "cuMemCreate() without allocFlags.gpuDirectRDMACapable";
     const CUdeviceptr segments = device_segments(0, SEGMENT, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    kvf_memory memory = in_segments(segments);
+    kvf_memory memory = in_segments(segments, SEGMENT);
     void *seen;
     kvf_transport *transport = open_fake();
     refuse(UCS_ERR_IO_ERROR);
@@ -208,7 +208,7 @@ static void a_refusal_says_whether_the_memory_was_created_for_network_cards(void
 static void with_auto_memory_that_ucx_refuses_goes_packed_over_it(void **unused) {
     (void)unused;
     const CUdeviceptr segments = device_segments(0, SEGMENT, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    kvf_memory memory = in_segments(segments);
+    kvf_memory memory = in_segments(segments, SEGMENT);
     void *seen;
     kvf_transport *transport = open_kind("auto");
     refuse(UCS_ERR_IO_ERROR);
@@ -228,6 +228,33 @@ static void with_auto_memory_that_ucx_refuses_goes_packed_over_it(void **unused)
     kvf_transport_close(transport);
     device_segments_free(segments, SEGMENT);
     devices_free();
+}
+
+/* ---- memory in segments ------------------------------------------------------------------------- */
+
+/* As torch's expandable segments are. UCX would register the first one. */
+static void all_segments_of_a_region_are_registered(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    const uint64_t bytes = 3 * (uint64_t)SEGMENT;
+    const CUdeviceptr segments = device_segments(0, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const kvf_memory memory = in_segments(segments, bytes);
+    const other_end other = open_other();
+    kvf_transport *transport = open_fake();
+    kvf_peer *peer;
+    const kvf_run runs[] = {{.bytes = 100},
+                            {.local_offset = SEGMENT - 50, .bytes = 100},
+                            {.local_offset = bytes - 100, .bytes = 100}};
+    unsigned ends = 0;
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    assert_ok(kvf_transport_connect(transport, other.card, other.bytes, &peer));
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++)
+        assert_ok(kvf_transport_submit(peer, KVF_READ, &runs[i], 1, count_end, &ends, NULL));
+    rest(transport);
+    assert_int_equal(ends, 3);
+    kvf_transport_close(transport);
+    kvf_transport_close(other.transport);
+    device_segments_free(segments, bytes);
 }
 
 /* ---- devices that hang -------------------------------------------------------------------------- */
@@ -277,6 +304,7 @@ int main(void) {
         cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
         cmocka_unit_test(a_refusal_says_whether_the_memory_was_created_for_network_cards),
         cmocka_unit_test(with_auto_memory_that_ucx_refuses_goes_packed_over_it),
+        cmocka_unit_test(all_segments_of_a_region_are_registered),
         cmocka_unit_test(a_device_that_hangs_keeps_no_connection_open),
     };
     devices_open();

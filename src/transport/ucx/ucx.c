@@ -72,8 +72,8 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
 /* ---- opening --------------------------------------------------------------------------------- */
 
 /*
- * Sets kvferry's preferences for UCX's TCP, unless the user has set the same variable, or `unless`. Versions of UCX
- * know a setting by one name or the other; a version that knows neither keeps its own behaviour.
+ * Sets kvferry's preferences for parts of UCX, unless the user has set the same variable, or `unless`. Versions of UCX
+ * know a part's setting by one name or the other; a version that knows neither keeps its own behaviour.
  *
  * UCX would give up a host that is silent within 20 seconds; here it waits a minute, for network links come back, and
  * leases limit the wait.
@@ -81,19 +81,27 @@ static ucs_status_t on_notify(void *argument, const void *header, size_t header_
  * Emulated operations go in segments, each with system calls on both sides and, when writing, an answer. UCX's segments
  * of 8 KiB take up to half more processor time than these. A receiver takes up to UCX_TCP_RX_SEG_SIZE at once, 64 KiB
  * unless a user says otherwise; longer segments than these are often cut there and moved.
+ *
+ * Instead of a device's memory as it is told, UCX would register the allocation that it finds there. Of memory in
+ * segments it finds the first only, and the reads and writes of the others end the connection (up to 1.22). If it has not
+ * seen the driver map the memory (before 1.18), it finds none.
  */
 static void prefer(const kvf_ucx_library *ucx, ucp_config_t *config) {
     static const struct {
-        const char *variable, *value, *unless;
-    } preferred[] = {{"UCX_TCP_KEEPIDLE", "30s", NULL},
-                     {"UCX_TCP_KEEPINTVL", "10s", NULL},
-                     {"UCX_TCP_TX_SEG_SIZE", "48k", "UCX_TCP_RX_SEG_SIZE"}};
+        const char *part, *setting, *value, *unless;
+    } preferred[] = {{"TCP_", "KEEPIDLE", "30s", NULL},
+                     {"TCP_", "KEEPINTVL", "10s", NULL},
+                     {"TCP_", "TX_SEG_SIZE", "48k", "UCX_TCP_RX_SEG_SIZE"},
+                     {"CUDA_COPY_", "REG_WHOLE_ALLOC", "off", NULL},
+                     {"", "MEMTYPE_REG_WHOLE_ALLOC_TYPES", "", NULL}};
     for (size_t i = 0; i < sizeof preferred / sizeof *preferred; i++) {
-        const char *variable = preferred[i].variable, *unless = preferred[i].unless;
+        const char *setting = preferred[i].setting, *unless = preferred[i].unless;
+        char variable[64];
+        (void)snprintf(variable, sizeof variable, "UCX_%s%s", preferred[i].part, setting);
         if (getenv(variable) || (unless && getenv(unless)))
             continue;
         (void)ucx->ucp_config_modify(config, variable + strlen("UCX_"), preferred[i].value);
-        (void)ucx->ucp_config_modify(config, variable + strlen("UCX_TCP_"), preferred[i].value);
+        (void)ucx->ucp_config_modify(config, setting, preferred[i].value);
     }
 }
 
