@@ -95,9 +95,9 @@ typedef struct kvf_peer kvf_peer;
  *   "ucx.emulated" whether to trust a UCX that finds no RDMA, and would emulate one-sided operations, with all
  *                 memory. Such a UCX lets peers access any address of the process, and operations on their way
  *                 cannot be kept out. "off" (default): "auto" does not use it for memory of the host, because messages
- *                 are as fast or faster, but uses it for CUDA memory if it supports that; and an agent with a stage
- *                 that names "ucx" gives peers a key to its arena only, so that everything goes packed. "on": "auto"
- *                 prefers it to messages; all memory is registered
+ *                 are as fast or faster, but uses it for CUDA memory if it supports that, except for an agent with a
+ *                 stage; and an agent with a stage that names "ucx" gives peers a key to its arenas only, so that
+ *                 everything goes packed. "on": "auto" prefers it to messages; all memory is registered
  *   "messages.listen"      tcp://ADDRESS:PORT, where either may be *, and ADDRESS may be an interface's name; default:
  *                          all interfaces, and any free port. An agent's listens where the agent does
  *   "messages.advertise"   the host names or addresses, separated by commas, under which peers find it; default:

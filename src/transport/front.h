@@ -86,6 +86,7 @@ struct kvf_transport {
     uint32_t forks; /* kvf_fork_count() of that process */
     bool automatic;
     bool withholds_emulated;   /* see kvf_transport_withhold_emulated() */
+    bool packs_emulated;       /* see kvf_transport_packs_emulated() */
     kvf_front_fabric *fabrics; /* best first */
     uint32_t fabric_count;
     kvf_front_absent *absent;

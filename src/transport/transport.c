@@ -438,10 +438,15 @@ kvf_transport *kvf_peer_transport(const kvf_peer *peer) {
 
 void kvf_transport_withhold_emulated(kvf_transport *transport, bool withhold) {
     transport->withholds_emulated = withhold;
+    transport->packs_emulated = transport->packs_emulated || withhold;
 }
 
 bool kvf_transport_withholds_emulated(const kvf_transport *transport) {
     return transport->withholds_emulated;
+}
+
+bool kvf_transport_packs_emulated(const kvf_transport *transport) {
+    return transport->packs_emulated;
 }
 
 bool kvf_peer_withholds(const kvf_peer *peer) {

@@ -338,10 +338,13 @@ uint64_t kvf_transport_oldest(const kvf_transport *transport);
 /**
  * Sets whether fabrics that emulate one-sided operations withhold the regions that are registered from now on: such a
  * fabric puts neither their addresses nor their keys on its card. For callers that move everything through an arena.
- * Other fabrics, and CUDA memory, are not affected.
+ * Other fabrics are not affected.
  */
 void kvf_transport_withhold_emulated(kvf_transport *transport, bool withhold);
 bool kvf_transport_withholds_emulated(const kvf_transport *transport);
+
+/** Whether that was ever set: the caller has arenas, which are registered without it. */
+bool kvf_transport_packs_emulated(const kvf_transport *transport);
 
 /** Whether a peer withholds memory, in this way or by kvf_memory.withheld, or its fabric does not move all memory of
  * both sides: then only its arena can be read and written. */

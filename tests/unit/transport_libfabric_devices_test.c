@@ -142,11 +142,30 @@ static void a_refusal_says_whether_the_memory_was_created_for_network_cards(void
     device_segments_free(segments, SEGMENT);
 }
 
+/* The provider over TCP emulates. */
+static void memory_of_a_device_is_withheld_as_that_of_the_host(void **unused) {
+    (void)unused;
+    void *seen;
+    for (int withheld = 0; withheld < 2; withheld++) {
+        kvf_memory memory = device_memory(0, BYTES, &seen);
+        memory.withheld = false;
+        kvf_transport *transport = open_watched();
+        kvf_transport_withhold_emulated(transport, withheld);
+        assert_ok(kvf_transport_register(transport, &memory, 1));
+        const kvf_libfabric_endpoint *endpoint = transport->fabrics[0].endpoint;
+        assert_true(endpoint->emulates);
+        assert_int_equal(endpoint->regions[0].withheld, withheld);
+        kvf_transport_close(transport);
+        devices_free();
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_memory_of_a_device_calls_of_libfabric_have_a_context),
         cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
         cmocka_unit_test(a_refusal_says_whether_the_memory_was_created_for_network_cards),
+        cmocka_unit_test(memory_of_a_device_is_withheld_as_that_of_the_host),
     };
     devices_open();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *address = NULL;

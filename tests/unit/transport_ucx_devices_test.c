@@ -54,17 +54,18 @@ static int prepare(void **unused) {
     return 0;
 }
 
-static kvf_transport *open_kind(const char *kind) {
-    const kvf_setting setting = {"ucx.library", library};
+/* The fake has no RDMA. */
+static kvf_transport *open_kind(const char *kind, const char *emulated) {
+    const kvf_setting settings[] = {{"ucx.library", library}, {"ucx.emulated", emulated}};
     const kvf_transport_options options = {
-        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+        .struct_size = sizeof options, .settings = settings, .setting_count = 2};
     kvf_transport *made;
     assert_int_equal(kvf_transport_open(kind, &options, &made), KVF_OK);
     return made;
 }
 
 static kvf_transport *open_fake(void) {
-    return open_kind("ucx");
+    return open_kind("ucx", "off");
 }
 
 /* Another endpoint, with memory of the host, and its card. */
@@ -204,29 +205,87 @@ static void a_refusal_says_whether_the_memory_was_created_for_network_cards(void
     devices_free();
 }
 
+static const kvf_front_fabric *ucx_of(const kvf_transport *transport) {
+    for (uint32_t i = 0; i < transport->fabric_count; i++)
+        if (strcmp(transport->fabrics[i].fabric->kind.name, "ucx") == 0)
+            return &transport->fabrics[i];
+    return NULL;
+}
+
 /* "cuda" takes the memory; UCX stays for what goes packed, because it takes plain memory, as arenas are. */
 static void with_auto_memory_that_ucx_refuses_goes_packed_over_it(void **unused) {
     (void)unused;
     const CUdeviceptr segments = device_segments(0, SEGMENT, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     kvf_memory memory = in_segments(segments, SEGMENT);
     void *seen;
-    kvf_transport *transport = open_kind("auto");
+    kvf_transport *transport = open_kind("auto", "on");
     refuse(UCS_ERR_IO_ERROR);
     assert_ok(kvf_transport_register(transport, &memory, 1));
     refuse(UCS_OK);
     kvf_memory arena = device_memory(0, BYTES, &seen);
     arena.withheld = false;
     assert_ok(kvf_transport_register_arena(transport, 1, &arena));
-    const kvf_front_fabric *ucx = NULL;
-    for (uint32_t i = 0; i < transport->fabric_count; i++)
-        if (strcmp(transport->fabrics[i].fabric->kind.name, "ucx") == 0)
-            ucx = &transport->fabrics[i];
+    const kvf_front_fabric *ucx = ucx_of(transport);
     assert_non_null(ucx);
     assert_false(ucx->runs);
     assert_false(ucx->disabled);
     assert_int_equal(ucx->arena_kinds, 1u << KVF_MEMORY_CUDA);
     kvf_transport_close(transport);
     device_segments_free(segments, SEGMENT);
+    devices_free();
+}
+
+/* ---- memory that is reached by emulation -------------------------------------------------------- */
+
+/* Messages take what an agent packs, and the setting changes that. Also if the memory is withheld from all. */
+static void auto_leaves_a_devices_memory_that_goes_packed_to_others(void **unused) {
+    (void)unused;
+    void *seen;
+    for (int i = 0; i < 8; i++) {
+        const bool on = i & 1, packs = i & 2;
+        kvf_memory memory = device_memory(0, BYTES, &seen), arena = device_memory(0, BYTES, &seen);
+        memory.withheld = i & 4;
+        arena.withheld = false;
+        kvf_transport *transport = open_kind("auto", on ? "on" : "off");
+        const kvf_front_fabric *ucx = ucx_of(transport);
+        assert_non_null(ucx);
+        kvf_transport_withhold_emulated(transport, packs);
+        assert_ok(kvf_transport_register(transport, &memory, 1));
+        kvf_transport_withhold_emulated(transport, false);
+        assert_ok(kvf_transport_register_arena(transport, 1, &arena));
+        assert_int_equal(ucx->runs, (on || !packs) && !memory.withheld);
+        assert_int_equal(ucx->arena_kinds != 0, on || !packs);
+        assert_int_equal(ucx->disabled, !on && packs);
+        kvf_transport_close(transport);
+        devices_free();
+    }
+}
+
+/* Of the host and of devices: a write that is on its way when its writer is given up must hit an arena. */
+static void without_rdma_no_key_is_given_to_memory_that_is_withheld(void **unused) {
+    (void)unused;
+    void *seen;
+    kvf_memory memories[2] = {host_memory(), device_memory(0, BYTES, &seen)};
+    memories[1].withheld = false;
+    for (int i = 0; i < 4; i++) {
+        const bool on = i >= 2;
+        kvf_transport *owner = open_kind("ucx", on ? "on" : "off");
+        const other_end reader = open_other();
+        const kvf_run run = {.bytes = 100};
+        const void *card;
+        size_t bytes;
+        kvf_peer *peer;
+        unsigned ends = 0;
+        kvf_transport_withhold_emulated(owner, true);
+        assert_ok(kvf_transport_register(owner, &memories[i % 2], 1));
+        assert_ok(kvf_transport_export(owner, &card, &bytes));
+        assert_ok(kvf_transport_connect(reader.transport, card, bytes, &peer));
+        assert_int_equal(kvf_peer_withholds(peer), !on);
+        assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, count_end, &ends, NULL),
+                         on ? KVF_OK : KVF_E_PERMISSION);
+        kvf_transport_close(reader.transport);
+        kvf_transport_close(owner);
+    }
     devices_free();
 }
 
@@ -304,6 +363,8 @@ int main(void) {
         cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
         cmocka_unit_test(a_refusal_says_whether_the_memory_was_created_for_network_cards),
         cmocka_unit_test(with_auto_memory_that_ucx_refuses_goes_packed_over_it),
+        cmocka_unit_test(auto_leaves_a_devices_memory_that_goes_packed_to_others),
+        cmocka_unit_test(without_rdma_no_key_is_given_to_memory_that_is_withheld),
         cmocka_unit_test(all_segments_of_a_region_are_registered),
         cmocka_unit_test(a_device_that_hangs_keeps_no_connection_open),
     };

@@ -77,8 +77,7 @@ static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
                         region, endpoint->info->fabric_attr->prov_name, endpoint->library->version);
-    const bool withheld = memory->kind == KVF_MEMORY_HOST && endpoint->emulates &&
-                          kvf_transport_withholds_emulated(endpoint->transport);
+    const bool withheld = endpoint->emulates && kvf_transport_withholds_emulated(endpoint->transport);
     kvf_status status = make_room(endpoint, region);
     if (!status) {
         status = kvf_libfabric_map(endpoint, memory, !withheld, &endpoint->regions[region]);

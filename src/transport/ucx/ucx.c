@@ -219,7 +219,9 @@ static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
 
 /*
  * "auto" leaves out a UCX that emulates: UCX serves any address to a peer with the card, cannot keep out writes that
- * are on their way, and the fabric "messages" is faster. CUDA memory has no other way to other hosts.
+ * are on their way, and the fabric "messages" is faster. CUDA memory has no other way to other hosts, unless it goes
+ * through the arenas of an agent's stage. Then the arena on the device is left out, too: messages reach the one on the
+ * host.
  */
 static kvf_status refuse_emulated(const kvf_ucx_endpoint *endpoint) {
     char ways[512];
@@ -241,7 +243,8 @@ static kvf_status examine_ways(kvf_ucx_endpoint *endpoint, const kvf_transport_o
 }
 
 kvf_status kvf_ucx_check_memory(const kvf_ucx_endpoint *endpoint, kvf_memory_kind kind) {
-    return kind == KVF_MEMORY_HOST ? refuse_emulated(endpoint) : KVF_OK;
+    const bool packs = kvf_transport_packs_emulated(endpoint->transport);
+    return kind == KVF_MEMORY_HOST || packs ? refuse_emulated(endpoint) : KVF_OK;
 }
 
 /* ---- opening and closing one ----------------------------------------------------------------- */

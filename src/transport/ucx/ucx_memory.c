@@ -63,7 +63,7 @@ static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf
     if (refusal)
         return kvf_fail_in(refusal, "region %u: ", i);
     *out = (kvf_ucx_memory){.address = region->address, .bytes = region->bytes, .type = UCS_MEMORY_TYPE_HOST};
-    out->withheld = region->kind == KVF_MEMORY_HOST && endpoint->emulates && !endpoint->takes_emulated &&
+    out->withheld = endpoint->emulates && !endpoint->takes_emulated &&
                     kvf_transport_withholds_emulated(endpoint->transport);
     if (region->kind == KVF_MEMORY_CUDA) {
         out->type = UCS_MEMORY_TYPE_CUDA;
