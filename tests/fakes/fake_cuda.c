@@ -158,7 +158,8 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake_number("FAKE_CUDA_MAJOR", 9)
              : attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
                  ? fake_number("FAKE_CUDA_RDMA", 1)
-                 : 0;
+             : attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED ? fake_number("FAKE_CUDA_DMA_BUF", 1)
+                                                                  : 0;
     return 0;
 }
 

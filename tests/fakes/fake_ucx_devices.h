@@ -14,6 +14,9 @@ __attribute__((visibility("default"))) void fake_ucx_forget(void);
 /** From now on memory of a device is registered with this result: a ucs_status_t, 0 for success. */
 __attribute__((visibility("default"))) void fake_ucx_refuse(int result);
 
+/** Whether contexts have an InfiniBand card. */
+__attribute__((visibility("default"))) void fake_ucx_give_card(int has_card);
+
 /** Whether reads from now on are under way forever, as copies of a device whose context has ended by an error. UCX's
  * progress then says each time that something has moved, as that of UCX 1.18. */
 __attribute__((visibility("default"))) void fake_ucx_hang(int hanging);

@@ -28,6 +28,7 @@ static fake_ucx_calls (*calls_of)(const char *function);
 static void (*forget)(void);
 static void (*refuse)(int result);
 static void (*hang)(int hanging);
+static void (*give_card)(int has_card);
 static CUresult (*get_current)(CUcontext *context);
 
 static void find(const char *file, const char *name, void *out) {
@@ -50,11 +51,12 @@ static int prepare(void **unused) {
     find(library, "fake_ucx_forget", &forget);
     find(library, "fake_ucx_refuse", &refuse);
     find(library, "fake_ucx_hang", &hang);
+    find(library, "fake_ucx_give_card", &give_card);
     find("libcuda.so.1", "cuCtxGetCurrent", &get_current);
     return 0;
 }
 
-/* The fake has no RDMA. */
+/* The fake has no RDMA, until give_card(1). */
 static kvf_transport *open_kind(const char *kind, const char *emulated) {
     const kvf_setting settings[] = {{"ucx.library", library}, {"ucx.emulated", emulated}};
     const kvf_transport_options options = {
@@ -289,6 +291,43 @@ static void without_rdma_no_key_is_given_to_memory_that_is_withheld(void **unuse
     devices_free();
 }
 
+/* Where a module of the kernel lets cards reach it, the driver need not. */
+static bool has_module(void) {
+    return access("/sys/module/nvidia_peermem/version", F_OK) == 0 ||
+           access("/sys/module/nv_peer_mem/version", F_OK) == 0 ||
+           access("/sys/kernel/mm/memory_peers/nv_mem/version", F_OK) == 0;
+}
+
+static void memory_of_a_device_that_network_cards_do_not_reach_is_refused(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    void *seen;
+    kvf_memory memory = device_memory(0, BYTES, &seen);
+    const kvf_memory of_host = host_memory();
+    memory.withheld = false;
+    if (has_module())
+        skip();
+    give_card(1);
+    for (int reached = 0; reached < 2; reached++) {
+        assert_int_equal(setenv("FAKE_CUDA_DMA_BUF", reached ? "1" : "0", 1), 0);
+        kvf_transport *transport = open_fake();
+        if (reached)
+            assert_ok(kvf_transport_register(transport, &memory, 1));
+        else
+            assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
+                         "region 0 is memory of CUDA device 0, which network cards do not reach here",
+                         "load the module nvidia_peermem");
+        assert_ok(kvf_transport_register_region(transport, reached, &of_host));
+        kvf_transport_close(transport);
+        transport = open_kind("ucx", "on");
+        assert_ok(kvf_transport_register(transport, &memory, 1));
+        kvf_transport_close(transport);
+    }
+    give_card(0);
+    assert_int_equal(unsetenv("FAKE_CUDA_DMA_BUF"), 0);
+    devices_free();
+}
+
 /* ---- memory in segments ------------------------------------------------------------------------- */
 
 /* As torch's expandable segments are. UCX would register the first one. */
@@ -365,6 +404,7 @@ int main(void) {
         cmocka_unit_test(with_auto_memory_that_ucx_refuses_goes_packed_over_it),
         cmocka_unit_test(auto_leaves_a_devices_memory_that_goes_packed_to_others),
         cmocka_unit_test(without_rdma_no_key_is_given_to_memory_that_is_withheld),
+        cmocka_unit_test(memory_of_a_device_that_network_cards_do_not_reach_is_refused),
         cmocka_unit_test(all_segments_of_a_region_are_registered),
         cmocka_unit_test(a_device_that_hangs_keeps_no_connection_open),
     };

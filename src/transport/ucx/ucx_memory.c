@@ -1,6 +1,8 @@
 /*
  * Memory of the UCX fabric: allocating, registering, and the keys on the card.
  */
+#include <unistd.h>
+
 #include "transport/ucx/ucx.h"
 
 static kvf_status map_memory(kvf_ucx_endpoint *endpoint, unsigned flags, kvf_ucx_memory *memory) {
@@ -57,6 +59,38 @@ static const kvf_ucx_allocation *allocation_of(const kvf_ucx_endpoint *endpoint,
     return NULL;
 }
 
+/* Where UCX looks whether network cards reach memory of devices: a module of the kernel tells them where it lies, or the
+ * driver does. */
+static bool cards_reach(uint32_t device) {
+    static const char *const modules[] = {"/sys/module/nvidia_peermem/version",
+                                          "/sys/module/nv_peer_mem/version",
+                                          "/sys/kernel/mm/memory_peers/nv_mem/version"};
+    const kvf_cuda *cuda;
+    CUdevice handle;
+    int can = 0;
+    for (size_t i = 0; i < sizeof modules / sizeof *modules; i++)
+        if (access(modules[i], F_OK) == 0)
+            return true;
+    return !kvf_cuda_find(&cuda) && !cuda->cuDeviceGet(&handle, (int)device) &&
+           !cuda->cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, handle) && can;
+}
+
+/* UCX takes memory of devices that its network cards do not reach, too, and emulates for that alone. */
+static kvf_status check_cuda(const kvf_ucx_endpoint *endpoint, uint32_t i, const kvf_memory *region) {
+    if (!(endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)))
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "region %u is CUDA memory, but this UCX (%s) works without CUDA here", i,
+                        endpoint->ucx->version);
+    if (endpoint->emulates || endpoint->takes_emulated || cards_reach(region->device))
+        return KVF_OK;
+    return kvf_fail(
+        KVF_E_UNSUPPORTED,
+        "region %u is memory of CUDA device %u, which network cards do not reach here, so that UCX "
+        "would emulate one-sided operations on it: load the module nvidia_peermem, register the "
+        "memory as withheld, or set ucx.emulated to \"on\"",
+        i, region->device);
+}
+
 static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf_memory *region,
                                kvf_ucx_memory *out) {
     kvf_status refusal = kvf_ucx_check_memory(endpoint, region->kind);
@@ -67,10 +101,9 @@ static kvf_status register_one(kvf_ucx_endpoint *endpoint, uint32_t i, const kvf
                     kvf_transport_withholds_emulated(endpoint->transport);
     if (region->kind == KVF_MEMORY_CUDA) {
         out->type = UCS_MEMORY_TYPE_CUDA;
-        if (!(endpoint->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)))
-            return kvf_fail(KVF_E_UNSUPPORTED,
-                            "region %u is CUDA memory, but this UCX (%s) works without CUDA here", i,
-                            endpoint->ucx->version);
+        refusal = check_cuda(endpoint, i, region);
+        if (refusal)
+            return refusal;
     }
     const kvf_ucx_allocation *allocation = allocation_of(endpoint, region);
     if (allocation) {
