@@ -41,8 +41,9 @@ struct kvf_peer {
     uint32_t fabric_number; /* of the transport's fabrics */
     void *link;
     char *name;
-    uint64_t *region_bytes; /* as far as the fabric moves them */
-    bool *region_withheld;  /* as the card says, or a device's and not moved by the fabric */
+    uint64_t *region_bytes;    /* as far as the fabric moves them */
+    bool *region_withheld;     /* as the card says, or a device's and not moved by the fabric */
+    bool *region_device_arena; /* as the card says */
     uint32_t region_count;
     bool packed_only;       /* the fabric moves arenas, and not all other memory of the two sides */
     uint32_t arena_kinds;   /* bits by memory kind: where it may have arenas that the fabric moves */

@@ -276,6 +276,7 @@ static void show_regions(kvf_peer *peer, const kvf_card *card, const kvf_fabric 
         const bool hidden = (packed_only && card->region_on_device[i]) || !takes(fabric, kind);
         peer->region_bytes[i] = hidden ? 0 : card->region_bytes[i];
         peer->region_withheld[i] = card->region_withheld[i] || (hidden && packed_only);
+        peer->region_device_arena[i] = card->region_device_arena[i];
     }
 }
 
@@ -348,6 +349,7 @@ static void free_peer(kvf_peer *peer) {
         return;
     kvf_free(peer->region_bytes);
     kvf_free(peer->region_withheld);
+    kvf_free(peer->region_device_arena);
     kvf_free(peer->name);
     kvf_free(peer->passed_over);
     kvf_free(peer);
@@ -378,10 +380,12 @@ kvf_status kvf_transport_connect_knowing(kvf_transport *transport, const void *c
         peer->region_count = read.region_count;
         peer->region_bytes = kvf_alloc0(read.region_count, sizeof *peer->region_bytes);
         peer->region_withheld = kvf_alloc0(read.region_count, sizeof *peer->region_withheld);
+        peer->region_device_arena = kvf_alloc0(read.region_count, sizeof *peer->region_device_arena);
         peer->generation = read.generation;
         peer->only_written = hints->only_written;
     }
-    const bool made = peer && peer->name && peer->region_bytes && peer->region_withheld;
+    const bool made =
+        peer && peer->name && peer->region_bytes && peer->region_withheld && peer->region_device_arena;
     status = made ? choose(transport, &read, hints, peer) : kvf_nomem("a peer");
     kvf_card_free(&read);
     if (status) {
@@ -535,8 +539,15 @@ const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *count) {
     return peer ? peer->region_bytes : NULL;
 }
 
-kvf_status kvf_peer_check_regions(const kvf_peer *peer, uint32_t count, const uint64_t *bytes,
-                                  size_t stride) {
+/* The peer's arena on a device may be served by another fabric only. Then the one on the host will do. */
+static void do_without_arena(kvf_peer *peer, uint32_t region) {
+    if (!peer->region_device_arena[region] || !(peer->arena_kinds & 1u << KVF_MEMORY_HOST))
+        return;
+    peer->region_bytes[region] = 0;
+    peer->arena_kinds = 1u << KVF_MEMORY_HOST;
+}
+
+kvf_status kvf_peer_check_regions(kvf_peer *peer, uint32_t count, const uint64_t *bytes, size_t stride) {
     if (count != peer->region_count)
         return kvf_fail(KVF_E_PARSE, "its part of the card has %u regions, the card %u", count,
                         peer->region_count);
@@ -545,6 +556,8 @@ kvf_status kvf_peer_check_regions(const kvf_peer *peer, uint32_t count, const ui
         memcpy(&here, (const char *)bytes + i * stride, sizeof here);
         if (peer->packed_only && peer->region_bytes[i] == 0)
             continue; /* it is not shown to this fabric */
+        if (here == 0)
+            do_without_arena(peer, i);
         if (here == 0 && peer->region_bytes[i] > 0)
             return kvf_fail(KVF_E_UNSUPPORTED, "the peer does not serve its region %u this way", i);
         if (here != peer->region_bytes[i])

@@ -459,12 +459,13 @@ kvf_status kvf_transport_connect_knowing(kvf_transport *transport, const void *c
                                          const kvf_connect_hints *hints, kvf_peer **out);
 
 /**
- * Compares the sizes that a fabric's part of a card has with those that the card has.
+ * Compares the sizes that a fabric's part of a card has with those that the card has. An arena on a device that the peer
+ * does not serve by this fabric is forgotten, if it has one on the host.
  *
  * @param bytes   the first of `count` sizes, each `stride` bytes behind the one before
  * @return KVF_OK; KVF_E_UNSUPPORTED (0 bytes: the peer does not serve a region by this fabric); KVF_E_PARSE
  */
-kvf_status kvf_peer_check_regions(const kvf_peer *peer, uint32_t count, const uint64_t *bytes, size_t stride);
+kvf_status kvf_peer_check_regions(kvf_peer *peer, uint32_t count, const uint64_t *bytes, size_t stride);
 
 /** The name from the options, for messages. */
 const char *kvf_transport_name(const kvf_transport *transport);

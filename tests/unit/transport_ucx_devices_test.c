@@ -328,6 +328,35 @@ static void memory_of_a_device_that_network_cards_do_not_reach_is_refused(void *
     devices_free();
 }
 
+/* An arena that is not there by this fabric: peers use the one on the host. */
+static void a_peer_is_reached_though_its_arena_on_a_device_is_not(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    void *seen;
+    kvf_memory memory = device_memory(0, BYTES, &seen), arena = device_memory(0, BYTES, &seen);
+    const kvf_memory arena_on_host = host_memory();
+    memory.withheld = arena.withheld = false;
+    give_card(1);
+    kvf_transport *owner = open_kind("auto", "off"), *reader = open_fake();
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer;
+    assert_ok(kvf_transport_register_arena(reader, 0, &arena_on_host));
+    refuse(UCS_ERR_NO_MEMORY);
+    assert_ok(kvf_transport_register(owner, &memory, 1));
+    assert_ok(kvf_transport_register_arena(owner, 1, &arena));
+    assert_ok(kvf_transport_register_arena(owner, 2, &arena_on_host));
+    refuse(UCS_OK);
+    assert_ok(kvf_transport_export(owner, &card, &bytes));
+    assert_ok(kvf_transport_connect(reader, card, bytes, &peer));
+    assert_int_equal(kvf_peer_arenas(peer).ours, 1u << KVF_MEMORY_HOST);
+    assert_int_equal(kvf_peer_arenas(peer).theirs, 1u << KVF_MEMORY_HOST);
+    give_card(0);
+    kvf_transport_close(reader);
+    kvf_transport_close(owner);
+    devices_free();
+}
+
 /* ---- memory in segments ------------------------------------------------------------------------- */
 
 /* As torch's expandable segments are. UCX would register the first one. */
@@ -405,6 +434,7 @@ int main(void) {
         cmocka_unit_test(auto_leaves_a_devices_memory_that_goes_packed_to_others),
         cmocka_unit_test(without_rdma_no_key_is_given_to_memory_that_is_withheld),
         cmocka_unit_test(memory_of_a_device_that_network_cards_do_not_reach_is_refused),
+        cmocka_unit_test(a_peer_is_reached_though_its_arena_on_a_device_is_not),
         cmocka_unit_test(all_segments_of_a_region_are_registered),
         cmocka_unit_test(a_device_that_hangs_keeps_no_connection_open),
     };
