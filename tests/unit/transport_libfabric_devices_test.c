@@ -142,6 +142,25 @@ static void a_refusal_says_whether_the_memory_was_created_for_network_cards(void
     device_segments_free(segments, SEGMENT);
 }
 
+/* As torch's expandable segments are. Nothing of it is registered, for that would keep EFA from registering arenas. */
+static void memory_in_several_segments_is_refused(void **unused) {
+    (void)unused;
+    const uint64_t bytes = 3 * (uint64_t)SEGMENT; /* one of 1, one of 2 */
+    const CUdeviceptr segments = device_segments(0, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    kvf_memory memory = {.struct_size = sizeof memory,
+                         .address = (void *)(uintptr_t)segments,
+                         .bytes = bytes,
+                         .kind = KVF_MEMORY_CUDA};
+    kvf_transport *transport = open_watched();
+    assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
+                 "region 0 is memory of CUDA device 0 in several segments of cuMemCreate()");
+    assert_int_equal(calls.registered, 0);
+    memory.bytes = SEGMENT;
+    assert_ok(kvf_transport_register(transport, &memory, 1));
+    kvf_transport_close(transport);
+    device_segments_free(segments, bytes);
+}
+
 /* The provider over TCP emulates. */
 static void memory_of_a_device_is_withheld_as_that_of_the_host(void **unused) {
     (void)unused;
@@ -165,6 +184,7 @@ int main(void) {
         cmocka_unit_test(with_memory_of_a_device_calls_of_libfabric_have_a_context),
         cmocka_unit_test(without_memory_of_a_device_no_context_is_entered),
         cmocka_unit_test(a_refusal_says_whether_the_memory_was_created_for_network_cards),
+        cmocka_unit_test(memory_in_several_segments_is_refused),
         cmocka_unit_test(memory_of_a_device_is_withheld_as_that_of_the_host),
     };
     devices_open();

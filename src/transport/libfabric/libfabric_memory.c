@@ -72,13 +72,34 @@ static kvf_status make_room(kvf_libfabric_endpoint *endpoint, uint32_t region) {
     return KVF_OK;
 }
 
-static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region, const kvf_memory *memory) {
-    if (memory->kind == KVF_MEMORY_CUDA && !(endpoint->info->caps & FI_HMEM))
+/* Of memory in segments, libfabric (1.20 to 2.6) asks the driver for the first one. EFA then fails to register all of it,
+ * and from 2.5 on no longer asks for other memory either, such as an arena. */
+static bool is_in_segments(const kvf_memory *memory) {
+    kvf_cuda_place place;
+    return !kvf_cuda_place_of(memory->device, (uintptr_t)memory->address, memory->bytes, &place) &&
+           place.segments > 1;
+}
+
+static kvf_status check_cuda(const kvf_libfabric_endpoint *endpoint, uint32_t region,
+                             const kvf_memory *memory) {
+    if (!(endpoint->info->caps & FI_HMEM))
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "region %u is CUDA memory, which the provider %s of libfabric %s does not take here",
                         region, endpoint->info->fabric_attr->prov_name, endpoint->library->version);
+    if (is_in_segments(memory))
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "region %u is memory of CUDA device %u in several segments of cuMemCreate(), which "
+                        "libfabric does not register as a whole; to move it packed, register it as withheld",
+                        region, memory->device);
+    return KVF_OK;
+}
+
+static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region, const kvf_memory *memory) {
+    kvf_status status = memory->kind == KVF_MEMORY_CUDA ? check_cuda(endpoint, region, memory) : KVF_OK;
+    if (status)
+        return status;
     const bool withheld = endpoint->emulates && kvf_transport_withholds_emulated(endpoint->transport);
-    kvf_status status = make_room(endpoint, region);
+    status = make_room(endpoint, region);
     if (!status) {
         status = kvf_libfabric_map(endpoint, memory, !withheld, &endpoint->regions[region]);
         status = status ? kvf_device_memory_refused(status, memory) : KVF_OK;
