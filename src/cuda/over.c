@@ -24,6 +24,23 @@ kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {
     return result == 0 || ends_work(result) ? kvf_cuda_status(cuda, result, doing) : KVF_IN_PROGRESS;
 }
 
+/* After such an error calls fail with it, whatever they are about. */
+bool kvf_cuda_is_lost(uint32_t device) {
+    const kvf_cuda *cuda;
+    CUevent event = NULL;
+    const bool entered = kvf_cuda_enter(device, &cuda) == KVF_OK;
+    if (!entered && kvf_cuda_find(&cuda))
+        return false; /* a child of fork() */
+    CUresult result = cuda->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (!result) {
+        result = cuda->cuEventQuery(event);
+        (void)cuda->cuEventDestroy_v2(event);
+    }
+    if (entered)
+        kvf_cuda_leave(cuda);
+    return ends_work(result);
+}
+
 void kvf_cuda_pause(void) {
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
     (void)nanosleep(&pause, NULL);

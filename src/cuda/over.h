@@ -16,6 +16,9 @@
  */
 kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing);
 
+/** Whether an error has ended the device's context: nothing of this process runs on it any more. */
+bool kvf_cuda_is_lost(uint32_t device);
+
 /** Sleeps for 20 us: the pause between two polls, for callers that wait. */
 void kvf_cuda_pause(void);
 

@@ -36,7 +36,6 @@
 #define IN_FLIGHT_DEFAULT 64u
 /* A worker opens about 15, more on a host with more networks. UCX aborts if it cannot open some of them. */
 #define DESCRIPTORS_OF_UCX 64u
-#define DEVICE_PATIENCE_NS INT64_C(30000000000)
 #define TLS "ucx.tls"
 #define LIBRARY "ucx.library"
 #define DEVICES "ucx.devices"
@@ -267,7 +266,6 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
         return kvf_nomem("a UCX endpoint");
     endpoint->transport = transport;
     endpoint->ucx = ucx;
-    endpoint->patience_ns = DEVICE_PATIENCE_NS;
     kvf_poster_open(&endpoint->poster, &kvf_ucx_post_actions,
                     options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT, &endpoint->wake);
     endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;

@@ -204,8 +204,6 @@ struct kvf_ucx_endpoint {
     kvf_poster poster;
     bool notice_lost; /**< there was no memory for a notification */
     kvf_device_context device_context;
-    int64_t patience_ns; /**< how long a link that closes waits for copies of devices */
-    bool hangs;          /**< one has waited as long in vain */
 };
 
 /** A notification on its way. */

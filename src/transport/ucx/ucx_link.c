@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "cuda/over.h"
 #include "transport/ucx/ucx.h"
 
 #define MESSAGES_MAX 64u
@@ -69,19 +70,16 @@ static bool is_closing(const kvf_ucx_library *ucx, ucs_status_ptr_t closing) {
     return UCS_PTR_IS_PTR(closing) && ucx->ucp_request_check_status(closing) == UCS_INPROGRESS;
 }
 
-/* Whether a device has had its time. Closing an endpoint does not end UCX's copies by devices, and once the context of
- * one has ended by an error, UCX takes them for copies that are under way, and never calls back. */
-static bool hangs(kvf_ucx_endpoint *endpoint, int64_t waited_ns) {
-    if (!endpoint->device_context.needed || waited_ns < (endpoint->hangs ? LINGER_NS : endpoint->patience_ns))
-        return false;
-    endpoint->hangs = true;
-    return true;
+/* Closing an endpoint does not end UCX's copies by devices, and once the context of one has ended by an error, UCX takes
+ * them for copies that are under way, and never calls back. */
+static bool has_lost_device(const kvf_ucx_endpoint *endpoint) {
+    return endpoint->device_context.needed && kvf_cuda_is_lost(endpoint->device_context.device);
 }
 
 /*
  * Afterwards UCX accesses no memory for this link any more: all its operations have called back. Or the link stays
  * busy, in two cases. Over shared memory UCX never calls back for operations that a peer which has ended did not take;
- * of such a peer nothing more comes, once everything that it had sent has been taken. And a device may hang.
+ * of such a peer nothing more comes, once everything that it had sent has been taken. And a device may be lost.
  */
 static void close_ep(kvf_ucx_link *link) {
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
@@ -91,13 +89,14 @@ static void close_ep(kvf_ucx_link *link) {
         return;
     ucs_status_ptr_t closing = ucx->ucp_ep_close_nbx(link->ep, &param);
     link->ep = NULL;
-    for (const int64_t begun = now_ns(); is_closing(ucx, closing) || is_busy(link);) {
+    for (int64_t end = now_ns() + LINGER_NS, look = end; is_closing(ucx, closing) || is_busy(link);) {
         idle = ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
-        const int64_t waited_ns = now_ns() - begun;
-        if (idle >= IDLE_ROUNDS && waited_ns >= LINGER_NS && kvf_beacon_is_gone(&link->queue.watch))
+        const int64_t now = now_ns();
+        if (idle >= IDLE_ROUNDS && now >= end && kvf_beacon_is_gone(&link->queue.watch))
             break;
-        if (hangs(link->endpoint, waited_ns))
+        if (now >= look && has_lost_device(link->endpoint))
             break;
+        look = now >= look ? now + LINGER_NS : look;
     }
     if (UCS_PTR_IS_PTR(closing))
         ucx->ucp_request_free(closing);
