@@ -127,16 +127,16 @@ SEEN ucs_status_t ucp_init_version(unsigned major, unsigned minor, const ucp_par
     return UCS_OK;
 }
 
-static bool has_card;
+static bool card_given;
 
-void fake_ucx_give_card(int given) {
-    has_card = given;
+void fake_ucx_give_card(int has_card) {
+    card_given = has_card;
 }
 
 SEEN void ucp_context_print_info(const ucp_context_h context, FILE *stream) {
     note(__func__);
     (void)fprintf(stream, "#   resource  0  :  md 0  dev 0  flags -- tcp/eth0\n%s",
-                  has_card ? "#   resource  1  :  md 1  dev 1  flags -- rc_mlx5/mlx5_0:1\n" : "");
+                  card_given ? "#   resource  1  :  md 1  dev 1  flags -- rc_mlx5/mlx5_0:1\n" : "");
 }
 
 SEEN ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *out) {
