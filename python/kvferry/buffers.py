@@ -291,13 +291,19 @@ class Allocations:
             plain = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
             return _shaped(plain[:size], shape, dtype)
         begin = int(ffi.cast("uintptr_t", view))
-        self._known.append((begin, begin + size, int(ffi.cast("uintptr_t", address))))
-        owned = ffi.gc(ffi.cast("char *", view), lambda pointer: lib.python_drop_view(pointer, size))
+        known = (begin, begin + size, int(ffi.cast("uintptr_t", address)))
+        self._known.append(known)
+
+        def drop(pointer: Any) -> None:
+            self._known.remove(known)  # before other memory can get these addresses
+            lib.python_drop_view(pointer, size)
+
+        owned = ffi.gc(ffi.cast("char *", view), drop)
         return _shaped(np.frombuffer(ffi.buffer(owned, size), dtype=np.uint8), shape, dtype)
 
     def at_owner(self, region: Region) -> Region:
         """The same memory under the address by which the owner knows it."""
-        for begin, end, address in self._known:
+        for begin, end, address in tuple(self._known):  # another thread may drop an array
             if begin <= region.address and region.address + region.bytes <= end:
                 return replace(region, address=address + region.address - begin)
         return region

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import threading
 import time
 import weakref
@@ -320,6 +322,42 @@ def test_forgotten_peers_and_transfers_do_not_keep_their_transport() -> None:
     del pair
     gc.collect()
     assert transport() is None
+
+
+def mapped_at(address: int, size: int) -> NDArray[np.uint8]:
+    """New memory at an address where nothing is."""
+    library = ctypes.CDLL(None)
+    library.mmap.restype = ctypes.c_void_p
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    length = ctypes.c_size_t(size)
+    place = library.mmap(ctypes.c_void_p(address), length, protection, flags, -1, ctypes.c_size_t(0))
+    assert place == address
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(place)), np.uint8)
+
+
+def unmap(memory: NDArray[np.uint8]) -> None:
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes))
+
+
+def test_memory_where_an_array_of_the_transport_was_is_registered_as_it_is() -> None:
+    size = 1 << 20
+    with Transport("shm") as there, Transport("shm") as here:
+        gone = here.allocate(size)
+        at = gone.ctypes.data
+        del gone
+        gc.collect()
+        memory = mapped_at(at, size)
+        here.register([memory])
+        there.register([np.full(size, 7, np.uint8)])
+        runs = np.zeros(1, RUN_DTYPE)
+        runs["bytes"] = size
+        operation = here.connect(there.card).submit(Direction.READ, runs)
+        until(lambda: operation.status != Status.IN_PROGRESS, here, there)
+        assert operation.status is Status.OK
+        assert (memory == 7).all()
+        here.unregister_region(0)
+    unmap(memory)
 
 
 def test_threads_may_share_a_transport() -> None:
