@@ -28,7 +28,7 @@ from kvferry.interchange import (
     region_of_cuda_array,
     region_of_tensor,
 )
-from kvferry.region import MemoryKind, Region, dense_elements, holes
+from kvferry.region import MemoryKind, Region, dense_elements, holes, lengths_of
 
 if TYPE_CHECKING:
     from kvferry.shard import RegionView, Shard
@@ -316,8 +316,8 @@ def _shaped(memory: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeL
 
 def array_bytes(shape: int | Sequence[int], dtype: DTypeLike) -> int:
     """Bytes of an array; raises OutOfRangeError for none."""
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    size = math.prod(int(length) for length in lengths) * np.dtype(dtype).itemsize
+    lengths = lengths_of(shape)
+    size = math.prod(lengths) * np.dtype(dtype).itemsize
     if size <= 0 or any(length <= 0 for length in lengths):
         raise OutOfRangeError(f"an array of shape {lengths} and {np.dtype(dtype)} has no bytes")
     if size > sys.maxsize:

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, string, take
 from kvferry.errors import ClosedError, InvalidError, OutOfMemoryError, UnsupportedError
-from kvferry.region import MemoryKind
+from kvferry.region import MemoryKind, lengths_of
 
 if TYPE_CHECKING:
     from kvferry.agent import Agent
@@ -70,9 +70,12 @@ def place_of(kind: MemoryKind, device: int | str) -> tuple[MemoryKind, int]:
 
     Raises InvalidError.
     """
-    if isinstance(device, int):
-        return kind, device
-    name, colon, number = device.partition(":")
+    if kind not in tuple(MemoryKind):
+        raise InvalidError(f"kind is {kind!r}; allowed: {', '.join(map(repr, MemoryKind))}")
+    kind = MemoryKind(kind)
+    if isinstance(device, (int, np.integer)):
+        return kind, int(device)
+    name, colon, number = str(device).partition(":")
     if name == "cpu" and not colon:
         return MemoryKind.HOST, 0
     if name == "cuda" and (not colon or number.isdecimal()):
@@ -198,5 +201,4 @@ def device_array(
     owner: Agent | Transport, address: Any, device: int, shape: int | Sequence[int], dtype: DTypeLike
 ) -> DeviceArray:
     """The array over what `owner` has allocated at `address`."""
-    lengths = (shape,) if isinstance(shape, int) else shape
-    return DeviceArray(owner, int(ffi.cast("uintptr_t", address)), device, lengths, dtype)
+    return DeviceArray(owner, int(ffi.cast("uintptr_t", address)), device, lengths_of(shape), dtype)

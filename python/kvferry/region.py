@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from kvferry._binding import lib
 from kvferry.errors import InvalidError
 
@@ -63,6 +65,11 @@ def dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
             return None
         expected *= length
     return expected
+
+
+def lengths_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The lengths of the axes; a number, also one of NumPy, is one axis."""
+    return (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(length) for length in shape)
 
 
 def strides_in_order(shape: Sequence[int]) -> tuple[int, ...]:

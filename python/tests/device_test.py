@@ -236,12 +236,20 @@ def test_an_array_keeps_its_owner(driver: Driver) -> None:
 def test_memory_of_devices_is_allocated_by_name_or_refused_by_name(driver: Driver) -> None:
     for kind in ("inproc", "messages"):  # these move no memory of devices
         with Transport(kind) as transport:
-            for asked in ({"device": "cuda:0"}, {"device": "cuda"}, {"kind": MemoryKind.CUDA}):
+            for asked in (
+                {"device": "cuda:0"},
+                {"device": "cuda"},
+                {"kind": MemoryKind.CUDA},
+                {"kind": 1},
+                {"kind": MemoryKind.CUDA, "device": np.int64(0)},
+            ):
                 with pytest.raises(UnsupportedError, match="no transport here moves CUDA memory"):
                     transport.allocate((4, 8), np.float16, **asked)
             assert isinstance(transport.allocate(64, device="cpu"), np.ndarray)
             with pytest.raises(InvalidError, match='device is "gpu:0"; allowed: '):
                 transport.allocate(64, device="gpu:0")
+            with pytest.raises(InvalidError, match=r"kind is 7; allowed: .*MemoryKind\.CUDA: 1"):
+                transport.allocate(64, kind=7)  # type: ignore[call-overload]
 
 
 @pytest.mark.skipif(
@@ -255,6 +263,8 @@ def test_memory_of_devices_is_allocated_by_the_transport_that_can(driver: Driver
         region = region_of(array)
         assert (region.device, region.bytes, region.element) == (driver.number(1), 64, "f16")
         transport.register([array], withheld=False)
+        by_number = transport.allocate(np.int64(64), kind=1)  # type: ignore[call-overload]
+        assert isinstance(by_number, DeviceArray) and by_number.shape == (64,)
     with pytest.raises(ClosedError):
         region_of(array)
 
