@@ -4,7 +4,9 @@ waiting for their streams: registering memory reads nothing from it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -71,25 +73,37 @@ def _refuse_device(device_type: int) -> None:
         raise UnsupportedError(f"a tensor on DLPack device type {device_type}; allowed: host and CUDA")
 
 
+def _where_torch_exports(tensor: Any, device: int) -> contextlib.AbstractContextManager[Any]:
+    """Newer torch exports a tensor only on a thread whose current device is the tensor's."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        return contextlib.nullcontext()
+    current: contextlib.AbstractContextManager[Any] = torch.cuda.device(device)
+    return current
+
+
 def _capsule_of(tensor: SupportsDLPack) -> Any:
     """The capsule of `__dlpack__`, called with arguments of the newest interface that the tensor supports."""
     name, options = type(tensor).__name__, {}
+    place: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if hasattr(tensor, "__dlpack_device__"):
         try:
-            device_type, _ = tensor.__dlpack_device__()
+            device_type, device = tensor.__dlpack_device__()
         except (ValueError, BufferError) as error:  # not on a device of DLPack, as torch's "meta"
             raise InvalidError(f"{name} does not share its memory: {error}") from error
         _refuse_device(device_type)
         if DLPACK_DEVICES[device_type] == MemoryKind.CUDA:
             options["stream"] = NO_WAITING
+            place = _where_torch_exports(tensor, device)
     forms: Sequence[dict[str, Any]] = ({"max_version": (1, 0), "copy": False}, {"max_version": (1, 0)}, {})
     reason: TypeError | None = None
     for form in forms:
         try:
-            return tensor.__dlpack__(**options, **form)
+            with place:
+                return tensor.__dlpack__(**options, **form)
         except TypeError as error:  # older than these arguments
             reason = error
-        except BufferError as error:
+        except (BufferError, RuntimeError, IndexError) as error:  # the latter two: older torch
             raise InvalidError(f"{name} does not share its memory: {error}") from error
     raise InvalidError(f"__dlpack__ of {name} cannot be called: {reason}") from reason
 

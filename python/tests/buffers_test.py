@@ -237,3 +237,15 @@ def test_a_tensor_without_memory_is_refused() -> None:
 
     with pytest.raises(InvalidError, match="OnNoDevice does not share its memory: Unknown device type meta"):
         region_of(OnNoDevice())
+
+
+@pytest.mark.parametrize("kind", [BufferError, RuntimeError, IndexError])
+def test_a_tensor_that_refuses_is_refused_with_its_reason(kind: type[Exception]) -> None:
+    class Refusing:  # torch's tensors of float8, or with gradients; which exception depends on torch's version
+        def __dlpack__(self, **_: object) -> object:
+            raise kind("float8 types are not supported by dlpack")
+
+    with pytest.raises(
+        InvalidError, match="region 0: Refusing does not share its memory: float8 types are not"
+    ):
+        regions_of([Refusing()])

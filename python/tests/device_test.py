@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import sys
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -146,6 +148,34 @@ def test_an_object_that_cannot_be_a_region_is_refused_with_a_sentence(driver: Dr
             region_of(buffer)
     with pytest.raises(UnsupportedError, match="little-endian"):
         region_of(CudaArray(memory, (4, 8), typestr=">f4"))
+
+
+def test_a_tensor_of_torch_is_taken_where_another_device_is_current(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = [driver.number(0)]
+
+    class TorchTensor(Tensor):
+        """Refuses as torch does, from 2.10 on."""
+
+        def __dlpack__(self, **options: Any) -> Any:
+            _, mine = self.__dlpack_device__()
+            if mine != current[0]:
+                raise BufferError("Can't export tensors on a different CUDA device index")
+            return super().__dlpack__(**options)
+
+    @contextlib.contextmanager
+    def device(number: int) -> Iterator[None]:
+        before, current[0] = current[0], number
+        yield
+        current[0] = before
+
+    torch = types.SimpleNamespace(Tensor=TorchTensor, cuda=types.SimpleNamespace(device=device))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for number in range(2):
+        memory = DeviceMemory(driver, driver.number(number), 4096)
+        (region,) = regions_of([TorchTensor(memory, (4, 8))])
+        assert (region.address, region.device, current) == (memory.address, memory.device, [driver.number(0)])
 
 
 def test_memory_that_was_freed_is_refused(driver: Driver) -> None:
