@@ -253,7 +253,12 @@ def to_range(value: Any) -> range:
 
 def id_bytes(value: bytes | str) -> bytes:
     """A request id: bytes as they are, text in UTF-8."""
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    # bytes(7) would be seven zeros.
+    raise InvalidError(f"a request id is {value!r}; allowed: bytes, and text")
 
 
 def nanoseconds(seconds: float | None) -> int:

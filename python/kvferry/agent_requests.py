@@ -10,7 +10,7 @@ from kvferry._native import Arena, call, fill, id_fields, nanoseconds, take
 from kvferry._session import Session
 from kvferry.contact import Contact, contact_fields
 from kvferry.device import CudaEvent, CudaStream
-from kvferry.errors import OutOfRangeError
+from kvferry.errors import InvalidError, OutOfRangeError
 from kvferry.events import Way
 from kvferry.records import Record, records_in
 from kvferry.request import Blocks, GroupSteps, groups_in, tables_in
@@ -19,6 +19,7 @@ ALL_TOKENS, ALL_LAYERS = 2**64 - 1, 2**32 - 1
 NO_LIMIT = 2**64 - 1  # nanoseconds
 
 
+@runtime_checkable
 class HasFileno(Protocol):
     """An object with a file descriptor: a file, a socket, a pipe's end."""
 
@@ -40,6 +41,19 @@ class HasCudaEvent(Protocol):
 
 
 @runtime_checkable
+class HasEventId(Protocol):
+    """An event like torch.Event, of a device of any kind."""
+
+    @property
+    def event_id(self) -> int:
+        """The handle; 0 before the event was recorded."""
+
+    @property
+    def device(self) -> Any:
+        """The event's device: an object with a `type` and an `index`."""
+
+
+@runtime_checkable
 class HasCudaStream(Protocol):
     """A stream like torch.cuda.Stream."""
 
@@ -54,7 +68,12 @@ class HasCudaStream(Protocol):
 
 # A file descriptor that becomes readable when memory is ready to be read, and stays so; or an event of a CUDA
 # stream.
-Readable = int | HasFileno | CudaEvent | HasCudaEvent
+Readable = int | HasFileno | CudaEvent | HasCudaEvent | HasEventId
+
+
+def _index(device: Any) -> int:
+    """The number of a torch.device; without one it is the first."""
+    return getattr(device, "index", None) or 0
 
 
 def _ready_event(after: Readable | None, arena: Arena) -> Any:
@@ -62,13 +81,22 @@ def _ready_event(after: Readable | None, arena: Arena) -> Any:
     if after is None:
         return ffi.NULL
     if isinstance(after, HasCudaEvent):
-        after = CudaEvent(after.cuda_event, getattr(after.device, "index", None) or 0)
+        after = CudaEvent(after.cuda_event, _index(after.device))
+    elif isinstance(after, HasEventId):
+        if getattr(after.device, "type", None) != "cuda":
+            raise InvalidError(f"after is an event of device {after.device}; allowed: of CUDA devices")
+        after = CudaEvent(after.event_id, _index(after.device))
     if isinstance(after, CudaEvent):
         return arena.new(
             "kvf_ready_event",
             kind=lib.KVF_READY_CUDA_EVENT,
             device_event=ffi.cast("void *", after.handle),
             device=after.device,
+        )
+    if not isinstance(after, (int, HasFileno)):
+        raise InvalidError(
+            f"after is a {type(after).__name__}; allowed: a file descriptor, an object with fileno(), a "
+            "torch.cuda.Event, a torch.Event, and a CudaEvent"
         )
     descriptor = after if isinstance(after, int) else after.fileno()
     return arena.new("kvf_ready_event", kind=lib.KVF_READY_FD, fd=descriptor)
@@ -140,8 +168,8 @@ class Requests:
             after: a file descriptor, such as an eventfd, that becomes readable once the blocks are written.
                 Only then are the blocks read, do consumers learn of them, and does the lease begin. The agent
                 duplicates the descriptor, so it may be closed; nobody may read from it before the request's
-                event. Or an event of a CUDA stream, as it is during the call: a torch.cuda.Event that was
-                recorded, or a CudaEvent
+                event. Or an event of a CUDA stream, as it is during the call: a torch.cuda.Event or a
+                torch.Event that was recorded, or a CudaEvent
             records: data that travels with the cache, under the same lease. Each consumer rank gets the records
                 of the ranks that it reads from, with its DONE event
 
@@ -342,7 +370,11 @@ class Requests:
         captured from the stream), UnsupportedError, OutOfRangeError (no such device).
         """
         if isinstance(stream, HasCudaStream):
-            stream = CudaStream(stream.cuda_stream, getattr(stream.device, "index", None) or 0)
+            stream = CudaStream(stream.cuda_stream, _index(stream.device))
+        if not isinstance(stream, CudaStream):
+            raise InvalidError(
+                f"stream is a {type(stream).__name__}; allowed: a torch.cuda.Stream, and a CudaStream"
+            )
         with self._session.using() as pointer:
             call(
                 lib.kvf_agent_let_wait,

@@ -187,6 +187,17 @@ def finish(pair: Pair) -> None:
     assert pair.wrong() == []
 
 
+def test_what_is_no_id_no_event_and_no_stream_is_refused_by_name(pair: Pair) -> None:
+    with pytest.raises(InvalidError, match="a request id is 7; allowed: bytes, and text"):
+        pair.producer.hold(7, HELD)  # type: ignore[arg-type]
+    stream = type("Stream", (), {"stream_id": 0})()
+    with pytest.raises(InvalidError, match="after is a Stream; allowed: a file descriptor, "):
+        pair.producer.hold("r", HELD, after=stream)
+    with pytest.raises(InvalidError, match="stream is a Stream; allowed: "):
+        pair.consumer.let_wait(1, 1, stream)
+    finish(pair)
+
+
 def test_memory_comes_and_goes_region_by_region(pair: Pair) -> None:
     finish(pair)
     held = pair.producer.hold("kept", HELD)

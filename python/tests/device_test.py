@@ -397,13 +397,18 @@ class Recorded:
         driver.on(self.device.index, "cuEventDestroy_v2", ctypes.c_void_p(self.cuda_event))
 
 
-@pytest.mark.parametrize("by_handle", [False, True])
-def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, by_handle: bool) -> None:
+@pytest.mark.parametrize("form", ["torch.cuda.Event", "torch.Event", "handle"])
+def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, form: str) -> None:
     prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(small_model())
     theirs, ours = Cache(driver, 0, prefill.shard(0)), Cache(driver, 1, decode.shard(0))
     theirs.fill(PREFILL_TABLE)
     event = Recorded(driver, driver.number(1))
-    after = CudaEvent(event.cuda_event, event.device.index) if by_handle else event
+    forms: dict[str, Any] = {
+        "torch.cuda.Event": event,
+        "torch.Event": types.SimpleNamespace(event_id=event.cuda_event, device=event.device),
+        "handle": CudaEvent(event.cuda_event, event.device.index),
+    }
+    after = forms[form]
     with Agent(prefill, transport="shm") as producer, Agent(decode, transport="shm") as consumer:
         producer.register(theirs.arrays)
         consumer.register(ours.arrays)
@@ -411,6 +416,9 @@ def test_a_hold_may_wait_for_an_event_of_a_stream(driver: Driver, by_handle: boo
             producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=CudaEvent(0))
         with pytest.raises(OutOfRangeError, match="CUDA device 99"):
             producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=CudaEvent(event.cuda_event, 99))
+        elsewhere = types.SimpleNamespace(event_id=1, device=types.SimpleNamespace(type="xpu", index=0))
+        with pytest.raises(InvalidError, match=r"after is an event of device .*xpu"):
+            producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=elsewhere)
         producer.hold("r", [GroupSteps(PREFILL_TABLE, 0, TOKENS)], after=after)
         event.destroy(driver)
         consumer.pull("r", producer.contact, [GroupSteps(DECODE_TABLE, 0, TOKENS)])
