@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -73,6 +74,15 @@ class Resource:
 
 # Reentrant, because a garbage collection may begin, and drop other objects, at any point.
 _LOCK = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+# The thread that held it is not in the child.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _freed_by_others(_pointer: Any) -> None:

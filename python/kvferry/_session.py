@@ -36,11 +36,11 @@ class Session:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[Any]:
+        if self.process != os.getpid():  # asked first: a thread that is not here may have held the lock
+            raise ClosedError(f"this Agent belongs to process {self.process}, which forked this one")
         with self.change:
             if self.closing:
                 raise ClosedError("this Agent was closed")
-            if self.process != os.getpid():
-                raise ClosedError(f"this Agent belongs to process {self.process}, which forked this one")
             self.inside += 1
         try:
             yield self.pointer

@@ -112,7 +112,7 @@ class Endpoint:
     def __init__(self, on_notify: Any, on_peer_lost: Any) -> None:
         self.pointer: Any = None
         self.process = os.getpid()
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self.progressing = False
         self.on_notify = on_notify
         self.on_peer_lost = on_peer_lost
@@ -128,6 +128,14 @@ class Endpoint:
         self.operations: dict[int, Operation] = {}
         self.stage: Stage | None = None
         self.context = ffi.new_handle(self)
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Held while the library's endpoint is used.
+
+        None in a child of fork(), where the library does nothing, and the thread that held it may not be.
+        """
+        return self._lock if self.process == os.getpid() else contextlib.nullcontext()
 
     def close(self) -> None:
         if self.process != os.getpid():

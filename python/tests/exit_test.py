@@ -78,3 +78,36 @@ assert os.waitpid(child, 0)[1] == 0
 assert producer.next_event() is None and not transport.closed
 """
     )
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
+    run(
+        OPEN
+        + """
+import signal
+import kvferry._native
+peer = transport.connect(transport.card)
+inside, over = threading.Event(), threading.Event()
+def work():  # as though calls were under way
+    with producer._session.change, transport._endpoint.lock, kvferry._native._LOCK:
+        inside.set()
+        over.wait()
+working = threading.Thread(target=work)
+working.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    for use in (producer.next_event, transport.progress, peer.notify):
+        with contextlib.suppress(ClosedError):
+            use(*([b"x"] if use == peer.notify else []))
+            sys.exit(1)
+    small_model()
+    for left in (peer, transport, producer):
+        left.close()
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+over.set()
+working.join()
+"""
+    )
