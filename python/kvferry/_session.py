@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from kvferry._binding import ffi, lib
@@ -26,7 +28,7 @@ class Session:
         self.regions: dict[int, Region] = {}  # registered
         self.allocations = Allocations()
         self.process = os.getpid()
-        self.inside = 0  # calls under way
+        self.inside: dict[object, tuple[int, FrameType]] = {}  # calls under way: each one's thread and frame
         self.closing = False
         self.change = threading.Condition()
         self.events = threading.Lock()
@@ -38,16 +40,32 @@ class Session:
     def using(self) -> Iterator[Any]:
         if self.process != os.getpid():  # asked first: a thread that is not here may have held the lock
             raise ClosedError(f"this Agent belongs to process {self.process}, which forked this one")
+        call = object()
         with self.change:
             if self.closing:
                 raise ClosedError("this Agent was closed")
-            self.inside += 1
+            self.inside[call] = (threading.get_ident(), sys._getframe(2))  # whose `with` this is
         try:
             yield self.pointer
         finally:
             with self.change:
-                self.inside -= 1
+                self.inside.pop(call, None)
                 self.change.notify_all()
+
+    def _refuse_from_within(self) -> None:
+        """Raises InvalidError if a call is under way on this thread, which then runs a signal handler.
+
+        A call of this thread whose frame is gone is over: an exception of a signal handler, such as
+        KeyboardInterrupt, may come before the call is taken off the list.
+        """
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if any(frame is of for _, of in self.inside.values()):
+                raise InvalidError("a signal handler may not close the agent that it interrupts")
+            frame = frame.f_back
+
+    def _others_inside(self) -> bool:
+        return any(thread != threading.get_ident() for thread, _ in self.inside.values())
 
     @contextlib.contextmanager
     def waking(self, ready: asyncio.Event) -> Iterator[None]:
@@ -68,17 +86,19 @@ class Session:
         if self.process != os.getpid():
             return  # its threads are not here
         with self.change:
+            self._refuse_from_within()
             first, self.closing = not self.closing, True
             for ready, loop in self.awaiting.items():
                 with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
                     loop.call_soon_threadsafe(ready.set)
             # The agent is closed when this returns, also if another thread closes it.
-            self.change.wait_for(lambda: self.inside == 0 if first else self.pointer is None)
+            self.change.wait_for(lambda: not self._others_inside() if first else self.pointer is None)
         if first:
             if self.pointer is not None:
                 lib.kvf_agent_close(self.pointer)
             with self.change:
                 self.pointer = None
+                self.inside.clear()
                 self.kept.clear()
                 self.regions.clear()
                 self.change.notify_all()

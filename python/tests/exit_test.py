@@ -111,3 +111,43 @@ over.set()
 working.join()
 """
     )
+
+
+def test_a_signal_handler_may_not_close_the_agent_that_it_interrupts() -> None:
+    run(
+        OPEN
+        + """
+import signal
+from kvferry import InvalidError
+signal.signal(signal.SIGALRM, lambda *_: consumer.close())
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    consumer.wait(30)
+except InvalidError as error:
+    assert "signal handler" in str(error)
+else:
+    sys.exit(1)
+assert not consumer.closed
+consumer.close()
+"""
+    )
+
+
+def test_an_agent_is_closed_after_a_call_that_was_interrupted_at_its_end() -> None:
+    run(
+        OPEN
+        + """
+leave = contextlib._GeneratorContextManager.__exit__.__code__
+def interrupt(frame, event, _):  # as a signal handler that raises, at the moment when the call is left
+    if event == "call" and frame.f_code is leave:
+        sys.settrace(None)
+        raise KeyboardInterrupt
+sys.settrace(interrupt)
+try:
+    consumer.next_event()
+except KeyboardInterrupt:
+    consumer.close()
+else:
+    sys.exit(1)
+"""
+    )
