@@ -80,6 +80,13 @@ class Session:
             with self.change:
                 self.awaiting.pop(ready, None)
 
+    def forget(self) -> None:
+        """Closes an agent that Python has dropped, which may happen in its own log function."""
+        if threading.get_ident() in self.logging:
+            threading.Thread(target=self.close).start()
+        else:
+            self.close()
+
     def close(self) -> None:
         if threading.get_ident() in self.logging:
             raise InvalidError("the log function of an agent may not close the agent")

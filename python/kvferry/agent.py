@@ -195,7 +195,7 @@ class Agent(Requests, Events, Looks):
         self._contact_engine = engine.name if engine is not None else ""
         self._own_thread = own_thread
         self._public_key = keys.public_key if keys else None
-        self._finalizer = weakref.finalize(self, session.close)
+        self._finalizer = weakref.finalize(self, session.forget)
 
     @classmethod
     def directory(cls, **options: Any) -> Agent:

@@ -187,6 +187,26 @@ def finish(pair: Pair) -> None:
     assert pair.wrong() == []
 
 
+def test_an_agent_that_is_dropped_in_its_log_function_is_closed() -> None:
+    dropping = threading.Event()
+    agents: list[Agent] = []
+
+    def log(_line: LogLine) -> None:
+        if dropping.is_set():
+            agents.clear()  # as a garbage collection may do at any point
+
+    agents.append(Agent(decode_engine(small_model()), log=log))
+    session = agents[0]._session
+    agents[0].register(agents[0].allocate_regions())
+    agents[0].connect(Contact("nobody", "tcp://127.0.0.1:1"), deadline=0.5)
+    dropping.set()
+    until = time.monotonic() + 20
+    while not session.closing or session.pointer is not None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert agents == []
+
+
 def test_what_is_no_id_no_event_and_no_stream_is_refused_by_name(pair: Pair) -> None:
     with pytest.raises(InvalidError, match="a request id is 7; allowed: bytes, and text"):
         pair.producer.hold(7, HELD)  # type: ignore[arg-type]
