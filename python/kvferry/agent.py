@@ -280,6 +280,7 @@ class Agent(Requests, Events, Looks):
         with self._session.using() as pointer:
             address = take(lib.kvf_agent_allocate, "void *", pointer, kind, number, size)
             if kind is MemoryKind.CUDA:
+                self._session.allocations.add_on_device(address, size)
                 return device_array(self, address, number, shape, dtype)
             return self._session.allocations.array(address, size, shape, dtype)
 

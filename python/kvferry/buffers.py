@@ -282,6 +282,7 @@ class Allocations:
 
     def __init__(self) -> None:
         self._known: list[tuple[int, int, int]] = []  # begin and end of the view, address at the owner
+        self._on_devices: list[tuple[int, int]] = []  # begin and end; no two devices share addresses
 
     def array(self, address: Any, size: int, shape: int | Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """An array over `size` bytes that were allocated at `address`."""
@@ -301,8 +302,19 @@ class Allocations:
         owned = ffi.gc(ffi.cast("char *", view), drop)
         return _shaped(np.frombuffer(ffi.buffer(owned, size), dtype=np.uint8), shape, dtype)
 
+    def add_on_device(self, address: Any, size: int) -> None:
+        """Notes memory of a device, which lives as long as the owner."""
+        begin = int(ffi.cast("uintptr_t", address))
+        self._on_devices.append((begin, begin + size))
+
     def at_owner(self, region: Region) -> Region:
-        """The same memory under the address by which the owner knows it."""
+        """The same memory under the address by which the owner knows it.
+
+        What keeps memory of a device that the owner has allocated keeps the owner, which must not keep it.
+        """
+        if region.kind != MemoryKind.HOST:
+            own = any(b <= region.address and region.address + region.bytes <= e for b, e in self._on_devices)
+            return replace(region, keeps=None) if own else region
         for begin, end, address in tuple(self._known):  # another thread may drop an array
             if begin <= region.address and region.address + region.bytes <= end:
                 return replace(region, address=address + region.address - begin)

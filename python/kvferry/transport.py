@@ -333,6 +333,7 @@ class Transport:
         with self._using() as pointer:
             address = take(lib.kvf_transport_allocate, "void *", pointer, kind, number, size)
             if kind is MemoryKind.CUDA:
+                self._endpoint.allocations.add_on_device(address, size)
                 return device_array(self, address, number, shape, dtype)
             return self._endpoint.allocations.array(address, size, shape, dtype)
 

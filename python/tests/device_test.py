@@ -299,6 +299,19 @@ def test_memory_of_devices_is_allocated_by_the_transport_that_can(driver: Driver
         region_of(array)
 
 
+@pytest.mark.skipif("cuda" not in transport_kinds(), reason="no kind of transport has memory of devices")
+@pytest.mark.parametrize("kind", ["transport", "agent"])
+def test_an_owner_that_registers_its_own_memory_of_devices_can_be_forgotten(driver: Driver, kind: str) -> None:
+    engine = decode_engine(small_model())
+    owner = Transport() if kind == "transport" else Agent(engine)
+    arrays = [owner.allocate(size, device="cuda:0") for size in engine.shard(0).region_bytes]
+    owner.register(arrays)
+    seen = weakref.ref(owner)
+    del owner, arrays
+    gc.collect()
+    assert seen() is None
+
+
 # ---- moving
 
 
