@@ -141,7 +141,7 @@ class Stage:
         self._shard = shard
         self._on_event = on_event
         self._permit = permit
-        self._moves: set[StageMove] = set()
+        self._moves: set[_Move] = set()
         self._pointer: Any = None
         self._context = ffi.new_handle(self)
         arena = Arena()
@@ -196,7 +196,7 @@ class Stage:
             pointer, self._pointer = self._pointer, None
             self._endpoint.stage = None
             for move in list(self._moves):
-                move._end()
+                move.end()
             lib.kvf_stage_close(pointer)
 
     def __enter__(self) -> Stage:
@@ -365,66 +365,77 @@ def python_on_event(context: Any, peer: Any, status: int, text: Any) -> None:
         stage._endpoint.raised = stage._endpoint.raised or error
 
 
+class _Move:
+    """The library's side of a move; the stage keeps it until it is freed, also if Python drops it."""
+
+    def __init__(self, stage: Stage, request: Request, pointer: Any) -> None:
+        self.endpoint = stage._endpoint
+        self.pointer: Any = pointer
+        self.status, self.detail = Status.IN_PROGRESS, ""
+        self.bytes, self.packed = 0, 0
+        self._request = request
+        self._kept = request._get()
+        self._moves = stage._moves
+        request._moving += 1
+        self._moves.add(self)
+
+    def look(self) -> _Move:
+        """Asks the library how far it is; of one that was freed, the last answer stays."""
+        with self.endpoint.lock:
+            if self.pointer is not None:
+                info = Arena().new("kvf_move_info")
+                self.status = Status(lib.kvf_move_status(self.pointer))
+                if self.status not in (Status.OK, Status.IN_PROGRESS):
+                    self.detail = string(lib.kvf_error_detail())
+                call(lib.kvf_move_get_info, self.pointer, info)
+                self.bytes, self.packed = info.bytes, info.packed
+            return self
+
+    def end(self) -> None:
+        """Frees it, and cancels it if it still moves."""
+        with self.endpoint.lock:
+            if self.pointer is None:
+                return
+            if self.look().status == Status.IN_PROGRESS:
+                self.status = Status.CANCELLED
+            lib.kvf_move_free(self.pointer)
+            self.pointer = None
+            self._request._moving -= 1
+            self._moves.discard(self)
+
+
 class StageMove(Moving):
     """A request moving through a stage, whether its sources go direct or packed."""
 
     def __init__(self, stage: Stage, request: Request, pointer: Any) -> None:
-        self._stage = stage
         self._transport = stage._transport  # lives as long as the move
-        self._request = request
-        self._kept = request._get()
-        self._pointer: Any = pointer
-        self._status, self._detail = Status.IN_PROGRESS, ""
-        self._bytes, self._packed = 0, 0
-        request._moving += 1
-        stage._moves.add(self)
+        self._move = _Move(stage, request, pointer)
 
-    def _look(self) -> Status:
-        with self._stage._endpoint.lock:
-            if self._pointer is not None:
-                info = Arena().new("kvf_move_info")
-                self._status = Status(lib.kvf_move_status(self._pointer))
-                if self._status not in (Status.OK, Status.IN_PROGRESS):
-                    self._detail = string(lib.kvf_error_detail())
-                call(lib.kvf_move_get_info, self._pointer, info)
-                self._bytes, self._packed = info.bytes, info.packed
-            return self._status
-
-    def _end(self) -> None:
-        with self._stage._endpoint.lock:
-            if self._pointer is None:
-                return
-            if self._look() == Status.IN_PROGRESS:
-                self._status = Status.CANCELLED
-            lib.kvf_move_free(self._pointer)
-            self._pointer = None
-            self._request._moving -= 1
-            self._stage._moves.discard(self)
+    def __del__(self) -> None:
+        # Not freed here, because a garbage collection may begin with any lock held.
+        self._move.endpoint.forgotten.append(self._move)
 
     @property
     def status(self) -> Status:
-        return self._look()
+        return self._move.look().status
 
     @property
     def detail(self) -> str:
-        self._look()
-        return self._detail
+        return self._move.look().detail
 
     @property
     def bytes(self) -> int:
-        self._look()
-        return self._bytes
+        return self._move.look().bytes
 
     @property
     def packed(self) -> int:
         """How many of its sources go packed."""
-        self._look()
-        return self._packed
+        return self._move.look().packed
 
     def cancel(self) -> None:
-        with self._stage._endpoint.lock:
-            if self._pointer is not None:
-                lib.kvf_move_cancel(self._pointer)
+        with self._move.endpoint.lock:
+            if self._move.pointer is not None:
+                lib.kvf_move_cancel(self._move.pointer)
 
     def close(self) -> None:
-        self._end()
+        self._move.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvferry._binding import ffi, lib
 from kvferry._native import string
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.05
 
 Self = TypeVar("Self", bound="Moving")
+
+
+class Freed(Protocol):
+    """The library's side of something that moves."""
+
+    def end(self) -> None:
+        """Frees it, and cancels it if it still moves."""
 
 
 class Moving:

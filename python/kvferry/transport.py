@@ -38,7 +38,7 @@ from kvferry.device import DeviceArray, device_array, place_of
 from kvferry.errors import ClosedError, InvalidError, Status
 from kvferry.region import MemoryKind, Region
 from kvferry.request import RUN_DTYPE, Request
-from kvferry.transfer import Move, Transfer
+from kvferry.transfer import Freed, Move, Transfer
 from kvferry.ucx import with_ucx
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Endpoint:
         # Peers keep their transport, so the transport must not keep them.
         self.peers: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
         self.moves: set[Move] = set()
-        self.forgotten: deque[Move] = deque()  # of transfers that Python has dropped
+        self.forgotten: deque[Freed] = deque()  # of transfers and moves that Python has dropped
         self.operations: dict[int, Operation] = {}
         self.stage: Stage | None = None
         self.context = ffi.new_handle(self)
@@ -159,7 +159,7 @@ class Endpoint:
             self.regions.clear()
 
     def end_forgotten(self) -> None:
-        """Frees transfers that Python has dropped."""
+        """Frees transfers and moves that Python has dropped."""
         while self.forgotten:
             self.forgotten.popleft().end()
 

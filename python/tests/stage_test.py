@@ -310,3 +310,23 @@ def test_a_transport_that_is_forgotten_goes_with_its_stage() -> None:
     gc.collect()
     assert known() is None
     assert stage.closed
+
+
+def test_a_forgotten_move_lets_its_request_and_its_transport_go() -> None:
+    decode, prefill = decode_engine(small_model()), prefill_engine(small_model(), tp_size=1)
+    here, there = Transport("inproc"), Transport("inproc")
+    for transport, shard in ((here, decode.shard(0)), (there, prefill.shard(0))):
+        transport.register([transport.allocate(size) for size in shard.region_bytes], shard)
+    stage, groups = Stage(here, decode.shard(0)), [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)]
+    request, peer = Request(Plan(decode.shard(0), prefill), groups), here.connect(there.card)
+    stage.pull(request, [peer], way=Way.DIRECT)
+    gc.collect()
+    here.progress()
+    request.set(groups)
+    stage.pull(request, [peer], way=Way.DIRECT)
+    known = weakref.ref(here)
+    del here, transport, stage, peer
+    gc.collect()
+    assert known() is None
+    request.set(groups)
+    there.close()
