@@ -227,8 +227,7 @@ def copy_blocks(
     The public connector calls this copy_kv_blocks.
 
     Args:
-        direction: "h2d": the source is host memory; "d2h": the destination is. Today both must be host memory,
-            so it makes no difference.
+        direction: "h2d": the source is host memory; "d2h": the destination is. The other side may be a device's
 
     Returns the pairs copied in each layer: 0 if one side has no layers or no ids, or if the lists differ in
     length, as the public function does.
