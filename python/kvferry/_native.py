@@ -208,12 +208,24 @@ def fill(struct: Any, **fields: Any) -> None:
             raise InvalidError(f"{name} is {value!r}: {error}") from None
 
 
+def _misfit(function: Any, arguments: Sequence[Any]) -> str | None:
+    """Which argument is a number that its type does not hold, and what the type holds."""
+    for i, (value, kind) in enumerate(zip(arguments, ffi.typeof(function).args, strict=True)):
+        if kind.kind != "primitive" or not hasattr(value, "__index__"):
+            continue
+        bits = 8 * ffi.sizeof(kind) - (int(ffi.cast(kind, -1)) < 0)
+        low, high = (0 if bits % 8 == 0 else -(2**bits)), 2**bits - 1
+        if not low <= int(value) <= high:
+            return f"{function.__name__}: argument {i + 1} is {value}; allowed: {low} to {high}"
+    return None
+
+
 def call(function: Any, *arguments: Any) -> None:
     """Calls a function of the library and raises the exception of its status."""
     try:
         status = function(*arguments)
     except OverflowError as error:
-        raise OutOfRangeError(str(error)) from None
+        raise OutOfRangeError(_misfit(function, arguments) or str(error)) from None
     check(status)
 
 

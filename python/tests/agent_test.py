@@ -240,6 +240,9 @@ def test_memory_comes_and_goes_region_by_region(pair: Pair) -> None:
         pair.producer.register_region(0, np.zeros(8, np.uint8))
     with pytest.raises(OutOfRangeError, match="region is 2"):
         pair.producer.register_region(2, moved[0])
+    for number in (-1, 2**32):
+        with pytest.raises(OutOfRangeError, match=rf": argument 2 is {number}; allowed: 0 to {2**32 - 1}"):
+            pair.producer.unregister_region(number)
     pair.producer.register_region(0, moved[0])
     with pytest.raises(ExistsError):
         pair.producer.register_region(0, moved[0])
