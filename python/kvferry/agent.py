@@ -270,7 +270,7 @@ class Agent(Requests, Events, Looks):
         device ends with it.
 
         Args:
-            device: a number of its kind; or "cpu", "cuda" or "cuda:1", which name the kind too
+            device: a number of its kind; or "cpu", "cuda" (the first) or "cuda:1", which name the kind too
 
         Raises OutOfRangeError (no bytes, or more than there can be), UnsupportedError (nothing here allocates
         this kind), InvalidError.
