@@ -225,15 +225,16 @@ bool kvf_stage_device_settle(kvf_stage_device *device) {
     return kvf_cuda_await(copies_nothing, device, SETTLE_NS);
 }
 
-void kvf_stage_device_close(kvf_stage_device *device) {
+bool kvf_stage_device_close(kvf_stage_device *device, uint64_t patience_ns) {
     if (!device)
-        return;
+        return true;
     const bool ours = device->forks == kvf_fork_count(); /* a child has nothing under way */
-    const bool ended = !ours || kvf_cuda_await(copies_nothing, device, KVF_DEVICE_PATIENCE_NS);
+    const bool ended = !ours || kvf_cuda_await(copies_nothing, device, patience_ns);
     while (device->jobs.first)
         remove_job(device, device->jobs.first);
     if (ended)
         unmake(device);
+    return ended;
 }
 
 int kvf_stage_device_fd(const kvf_stage_device *device) {

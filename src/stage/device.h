@@ -19,8 +19,6 @@
 #include "stage/workers.h"
 #include "transport/transport.h"
 
-#define KVF_DEVICE_PATIENCE_NS UINT64_C(30000000000)
-
 typedef struct kvf_stage_device kvf_stage_device;
 
 /** The cells of a box of a stream, as kvf_device_boxes() takes them. */
@@ -54,10 +52,12 @@ kvf_status kvf_stage_device_open(uint32_t number, const kvf_transport *transport
 kvf_status kvf_stage_device_pin(kvf_stage_device *device, void *arena, uint64_t bytes);
 
 /**
- * Closes the device. If it does not finish its last copies within KVF_DEVICE_PATIENCE_NS, it stays open until the
- * process ends; its jobs are forgotten, but their memory may still be accessed. NULL is accepted.
+ * Closes the device. If it does not finish its last copies within `patience_ns`, it stays open until the process ends; its
+ * jobs are forgotten, but their memory may still be accessed. NULL is accepted.
+ *
+ * @return false: it stays open
  */
-void kvf_stage_device_close(kvf_stage_device *device);
+bool kvf_stage_device_close(kvf_stage_device *device, uint64_t patience_ns);
 
 /** Copies the table of a stream to the device; once for each stream. */
 kvf_status kvf_stage_device_bring(kvf_stage_device *device, const kvf_stream *stream, kvf_device_table *out);

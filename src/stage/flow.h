@@ -155,6 +155,7 @@ struct kvf_stage {
     kvf_workers *workers;         /**< NULL: kvf_stage_progress() makes the copies */
     bool uses_regions;            /**< the transport knows of our workers or device */
     kvf_stage_device *device;     /**< the device with the shard's memory; NULL: it is the host's */
+    uint64_t device_patience_ns;  /**< for the device's last copies, when the stage is closed */
     uint64_t model;
     kvf_shapes shapes;
     kvf_stage_peer *peers;

@@ -15,6 +15,7 @@
 #define WINDOW 8u
 #define FLOWS 64u
 #define COPIED_BYTES (1u << 20) /* in one kvf_stage_progress(), which holds up the transport's progress */
+#define DEVICE_PATIENCE_NS UINT64_C(30000000000)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -146,7 +147,8 @@ static void close_copiers(kvf_stage *stage) {
         (void)kvf_transport_set_region_user(stage->transport, NULL);
     stage->uses_regions = false;
     kvf_workers_close(stage->workers);
-    kvf_stage_device_close(stage->device);
+    if (!kvf_stage_device_close(stage->device, stage->device_patience_ns))
+        kvf_transport_leave_memory(stage->transport);
     stage->workers = NULL;
     stage->device = NULL;
 }
@@ -203,6 +205,7 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     stage->transport = transport;
     stage->shard = stage->shapes.shard = shard;
     stage->clock = clock;
+    stage->device_patience_ns = DEVICE_PATIENCE_NS;
     stage->model = kvf_stage_model_sum(kvf_shard_model(shard));
     /* Numbers of flows are never reused, not even by the process that replaces this one. */
     if (kvf_random(&stage->last_flow, sizeof stage->last_flow))

@@ -121,6 +121,7 @@ struct kvf_transport {
 
     /* memory from kvf_transport_allocate() where no fabric has its own */
     struct kvf_plain_memory *plain_memory;
+    bool leaves_memory; /* it stays, see kvf_transport_leave_memory() */
 };
 
 /** The fabric of this build with that name, or NULL. */

@@ -112,8 +112,10 @@ static kvf_status allocate_plain(kvf_transport *transport, kvf_memory_kind kind,
     return KVF_OK;
 }
 
-static void free_plain(struct kvf_plain_memory *memory) {
-    if (memory->kind == KVF_MEMORY_HOST)
+static void free_plain(const kvf_transport *transport, struct kvf_plain_memory *memory) {
+    if (transport->leaves_memory)
+        ; /* a device may still use it */
+    else if (memory->kind == KVF_MEMORY_HOST)
         (void)munmap(memory->address, memory->bytes);
     else
         kvf_cuda_free(memory->device, (CUdeviceptr)(uintptr_t)memory->address);
@@ -160,13 +162,17 @@ void kvf_transport_give_back(kvf_transport *transport, const void *address) {
     if (!memory)
         return;
     *place = memory->following;
-    free_plain(memory);
+    free_plain(transport, memory);
+}
+
+void kvf_transport_leave_memory(kvf_transport *transport) {
+    transport->leaves_memory = true;
 }
 
 void kvf_front_free_memory(kvf_transport *transport) {
     for (struct kvf_plain_memory *memory = transport->plain_memory, *next; memory; memory = next) {
         next = memory->following;
-        free_plain(memory);
+        free_plain(transport, memory);
     }
     kvf_free(transport->regions);
     kvf_free(transport->served);

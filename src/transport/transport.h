@@ -286,6 +286,10 @@ const kvf_memory *kvf_transport_regions(const kvf_transport *transport, const vo
  * endpoint closes. */
 void kvf_transport_give_back(kvf_transport *transport, const void *address);
 
+/** Memory of kvf_transport_allocate() that is not a fabric's stays when the transport closes: a device may use it for
+ * ever, and the driver would wait as long before it frees any. */
+void kvf_transport_leave_memory(kvf_transport *transport);
+
 /**
  * Registers the arena of a stage. A fabric may serve arenas and not the other memory, which then moves packed to peers
  * that it reaches; or the other memory and not arenas. For each peer, fabrics that move runs are tried first.

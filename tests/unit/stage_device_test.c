@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "cuda/device_image.h"
 #include "devices.h"
@@ -286,6 +287,27 @@ static void a_stage_that_is_closed_waits_for_its_device(void **state) {
     devices_delay(0);
 }
 
+/* Nothing is freed that the device may still write, and the driver is not asked to free anything, for which it would
+ * wait. "inproc" has no memory of its own: the arena is the transport's. */
+static void a_stage_that_is_closed_leaves_what_a_device_that_hangs_uses(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    static kvf_stage_device *open; /* until the process ends */
+    one_move move;
+    stage_world *w = open_hung("inproc", device_memory_first, NULL, &move);
+    kvf_stage *stage = w->d[0].stage;
+    void *arena = stage->arenas[KVF_MEMORY_HOST].slots[0].memory;
+    open = stage->device;
+    stage->device_patience_ns = 50 * MS;
+    end(&move);
+    stage_world_close(w);
+    assert_non_null(open);
+    assert_int_equal(msync(arena, SLOT, MS_ASYNC), 0); /* it is mapped */
+    devices_hasten();
+    devices_delay(0);
+    devices_free();
+}
+
 /* Whether no end is busy and no descriptor is readable. */
 static bool is_quiet(const stage_world *w) {
     struct pollfd fds[2 * WORLD_RANKS];
@@ -380,6 +402,10 @@ int main(void) {
         NAMED(a_device_that_fails_ends_its_moves_with_its_words),
         NAMED(shards_in_two_places_are_refused),
     };
+    static const struct CMUnitTest more[] = {
+        cmocka_unit_test(a_stage_that_is_closed_leaves_what_a_device_that_hangs_uses),
+    };
     static test_way ways[MAX_WAYS];
-    return run_every_way("stage_device", tests, COUNT_OF(tests), ways, ways_of_kinds(ways), NULL, 0);
+    return run_every_way("stage_device", tests, COUNT_OF(tests), ways, ways_of_kinds(ways), more,
+                         COUNT_OF(more));
 }
