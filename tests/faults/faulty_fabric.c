@@ -62,6 +62,7 @@ struct faulty_link {
     kvf_peer *inner; /* NULL once it is closed */
     bool leaving;    /* the front ends its batches, so jobs end without a report */
     bool lose;       /* to be reported lost in the next turn */
+    bool lives;      /* because it has refused us, or the schedule says so: its process goes on */
     char why[KVF_REASON_BYTES];
     faulty_job *jobs;
     struct faulty_link *next;
@@ -86,8 +87,9 @@ static void wake(faulty_endpoint *endpoint, bool on) {
     endpoint->awake = done == (ssize_t)sizeof count ? on : endpoint->awake;
 }
 
-static void lose(faulty_link *link, const char *why) {
+static void lose(faulty_link *link, bool lives, const char *why) {
     link->lose = true;
+    link->lives = lives;
     (void)snprintf(link->why, sizeof link->why, "%s", why);
 }
 
@@ -103,7 +105,7 @@ static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer, co
     while (link && link->inner != peer)
         link = link->next;
     if (link)
-        lose(link, detail);
+        lose(link, kvf_peer_lives(peer), detail);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
@@ -307,7 +309,7 @@ static kvf_status faulty_submit(void *at, kvf_batch *batch) {
     job->late_end = happens(FAULTY_LATE_END);
     job->deaf = happens(FAULTY_DEAF);
     if (happens(FAULTY_PEER_LOST))
-        lose(link, SCHEDULE);
+        lose(link, true, SCHEDULE);
     if (happens(FAULTY_NOTHING_MOVED))
         end_job(job, KVF_E_IO, SCHEDULE);
     else if (happens(FAULTY_LATE_START))
@@ -369,7 +371,7 @@ static kvf_status faulty_progress(void *self, bool *busy) {
         if (link->lose && outer) {
             leave(link);
             link->outer = NULL;
-            kvf_peer_lost(outer, link->why);
+            (link->lives ? kvf_peer_refused : kvf_peer_lost)(outer, link->why);
         }
         waiting = work_on_jobs(link) || waiting;
     }
