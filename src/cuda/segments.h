@@ -96,8 +96,7 @@ kvf_status kvf_mapping_open(uint32_t device, uint64_t bytes, uint32_t reader, kv
  * Maps the next segment.
  *
  * @param handle  of the segment; its descriptor stays the caller's, who can close it afterwards
- * @return KVF_OK, KVF_E_PARSE (0 bytes, or more than are left, or no device's memory), KVF_E_UNSUPPORTED (the driver
- *         does not take it)
+ * @return KVF_OK, KVF_E_PARSE (0 bytes, or more than are left), KVF_E_UNSUPPORTED (the driver does not take it)
  */
 kvf_status kvf_mapping_add(kvf_mapping *mapping, const kvf_segment_handle *handle, uint64_t bytes);
 

@@ -1,9 +1,8 @@
 /*
- * The stand-in's memory of cuMemCreate(). An allocation is a file, whose name says what has the memory, which one
- * of these, and how it may be shared; it lives as long as handles or mappings of it. Reserved addresses have no access
- * rights, and beside them as many of this library's own, where segments that are mapped one behind the other lie so,
- * too. A segment can be used by a device only once that has access; everything else ends the context, as with the
- * driver.
+ * The stand-in's memory of cuMemCreate(). An allocation is a file, whose name says which device it is of and how it
+ * may be shared; it lives as long as handles or mappings of it. Reserved addresses have no access rights, and beside
+ * them as many of this library's own, where segments that are mapped one behind the other lie so, too. A segment can
+ * be used by a device only once that has access; everything else ends the context, as with the driver.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,6 +16,8 @@
 #define NAME "fake_cuda_segment"
 #define RESERVATIONS 256u
 #define NOT_SUPPORTED 801
+#define INVISIBLE 5  /* a CUmemLocationType from CUDA 13.2 on */
+#define NO_DEVICE -2 /* CU_DEVICE_INVALID */
 
 typedef struct allocation {
     int file, types;
@@ -95,8 +96,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     const bool rdma = properties->allocFlags.gpuDirectRDMACapable;
     if (rdma && !fake_number("FAKE_CUDA_RDMA", 1))
         return INVALID_DEVICE;
-    (void)snprintf(name, sizeof name, NAME "-%d-%d-%d", (int)properties->location.type,
-                   fake_of_machine(properties->location.id), properties->requestedHandleTypes);
+    (void)snprintf(name, sizeof name, NAME "-%d-%d", fake_of_machine(properties->location.id),
+                   properties->requestedHandleTypes);
     const int file = new_file(name, bytes);
     if (file < 0)
         return OUT_OF_MEMORY;
@@ -183,24 +184,31 @@ static int shared_file(void *shareable, int type) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
+/* Of a device that this process does not see the driver says only that. */
+static CUmemLocation location_here(int device) {
+    const int here = fake_of_process(device);
+    return here < 0 ? (CUmemLocation){INVISIBLE, NO_DEVICE}
+                    : (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, here};
+}
+
 /* Takes only files of this library. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type) {
     BEGIN;
     const int file = shared_file(shareable, type);
-    int what = 0, device = 0, types = 0;
+    int device = 0, types = 0;
     char path[64], name[128] = "";
     struct stat found;
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     if (file < 0 || readlink(path, name, sizeof name - 1) < 0 ||
-        sscanf(name, "/memfd:" NAME "-%d-%d-%d", &what, &device, &types) != 3 || // NOLINT(cert-err34-c)
+        sscanf(name, "/memfd:" NAME "-%d-%d", &device, &types) != 2 || // NOLINT(cert-err34-c)
         !(types & type) || fstat(file, &found) != 0) {
         if (file >= 0)
             (void)close(file);
         return INVALID_VALUE;
     }
     (void)pthread_mutex_lock(&fake.lock);
-    const CUresult result = new_allocation(file, (CUmemLocation){what, fake_of_process(device)}, types, false,
-                                           (size_t)found.st_size, handle);
+    const CUresult result =
+        new_allocation(file, location_here(device), types, false, (size_t)found.st_size, handle);
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
