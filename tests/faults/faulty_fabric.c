@@ -62,7 +62,7 @@ struct faulty_link {
     kvf_peer *inner; /* NULL once it is closed */
     bool leaving;    /* the front ends its batches, so jobs end without a report */
     bool lose;       /* to be reported lost in the next turn */
-    bool lives;      /* because it has refused us, or the schedule says so: its process goes on */
+    bool lives;      /* it has refused us */
     char why[KVF_REASON_BYTES];
     faulty_job *jobs;
     struct faulty_link *next;
@@ -105,7 +105,7 @@ static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer, co
     while (link && link->inner != peer)
         link = link->next;
     if (link)
-        lose(link, kvf_peer_lives(peer), detail);
+        lose(link, schedule.options.tells_refusals && kvf_peer_lives(peer), detail);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
@@ -309,7 +309,7 @@ static kvf_status faulty_submit(void *at, kvf_batch *batch) {
     job->late_end = happens(FAULTY_LATE_END);
     job->deaf = happens(FAULTY_DEAF);
     if (happens(FAULTY_PEER_LOST))
-        lose(link, true, SCHEDULE);
+        lose(link, false, SCHEDULE);
     if (happens(FAULTY_NOTHING_MOVED))
         end_job(job, KVF_E_IO, SCHEDULE);
     else if (happens(FAULTY_LATE_START))
