@@ -22,15 +22,13 @@
 
 #define KVF_SEGMENTS_MAX 65536u /* of a region: 128 GiB in the smallest segments of current devices */
 #define KVF_MAPPINGS_BYTES (UINT64_C(1) << 44) /* of all mappings of this process */
-#define KVF_UNSEEN_BYTES                                                                                     \
-    (UINT64_C(1) << 40) /* of memory on a device that this process cannot ask how much it has */
+#define KVF_UNSEEN_BYTES (UINT64_C(1) << 40)   /* of a region on a device that this process does not see */
 
-/** What another process maps a segment by. */
+/** Another process maps a segment by a descriptor; or, if the memory was created without descriptors, by a fabric handle,
+ * which it needs a right to use (an IMEX channel). */
 typedef struct kvf_segment_handle {
-    int fd; /**< a descriptor; -1: it is the fabric handle */
-    CUmemFabricHandle
-        fabric; /**< for memory that was created without descriptors, as on systems whose GPUs are connected
-                                   across hosts; a process needs the right to use it (an IMEX channel) */
+    int fd; /**< -1: it is the fabric handle */
+    CUmemFabricHandle fabric;
 } kvf_segment_handle;
 
 /* ---- the owner ---------------------------------------------------------------------------------- */

@@ -112,13 +112,16 @@ static kvf_status allocate_plain(kvf_transport *transport, kvf_memory_kind kind,
     return KVF_OK;
 }
 
-static void free_plain(const kvf_transport *transport, struct kvf_plain_memory *memory) {
-    if (transport->leaves_memory)
-        ; /* a device may still use it */
-    else if (memory->kind == KVF_MEMORY_HOST)
+static void unmap_plain(const struct kvf_plain_memory *memory) {
+    if (memory->kind == KVF_MEMORY_HOST)
         (void)munmap(memory->address, memory->bytes);
     else
         kvf_cuda_free(memory->device, (CUdeviceptr)(uintptr_t)memory->address);
+}
+
+static void free_plain(const kvf_transport *transport, struct kvf_plain_memory *memory) {
+    if (!transport->leaves_memory)
+        unmap_plain(memory);
     kvf_free(memory);
 }
 

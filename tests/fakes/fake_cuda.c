@@ -11,8 +11,8 @@
  * Environment variables: FAKE_CUDA_DEVICES is the number of devices of the machine (2), of which a process sees those in
  * CUDA_VISIBLE_DEVICES (all), FAKE_CUDA_VERSION the CUDA version of the driver, FAKE_CUDA_MULTIPROCESSORS the
  * multiprocessors of each device (4); with FAKE_CUDA_APART no device reaches another's memory; with FAKE_CUDA_RDMA=0 no
- * device has memory of cuMemCreate() for network cards; with FAKE_CUDA_NO_CHANNEL the process may not use fabric handles;
- * with FAKE_CUDA_ALIASED=1 devices reach registered memory of the host at other addresses than the host, as with WSL 2;
+ * device has memory of cuMemCreate() for network cards; with FAKE_CUDA_DMA_BUF=0 the driver has no dma-buf; with
+ * FAKE_CUDA_NO_CHANNEL the process may not use fabric handles; with FAKE_CUDA_ALIASED=1 devices reach registered memory of the host at other addresses than the host, as with WSL 2;
  * of what every FAKE_CUDA_SPOIL-th launch of a kernel has moved, a bit is wrong.
  */
 #include <stdio.h>

@@ -128,12 +128,9 @@ static void hide_devices(void) {
     (void)setenv("CUDA_VISIBLE_DEVICES", "2", 1);
 }
 
-void owner_start(owner_process *owner, const char *kind, unsigned how) {
+void owner_start(owner_process *owner, const char *kind, int types, bool unseen) {
     int down[2], up[2];
     char numbers[3][16];
-    const int types = how & OWNER_BY_FABRIC     ? CU_MEM_HANDLE_TYPE_FABRIC
-                      : how & OWNER_IN_SEGMENTS ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-                                                : 0;
     assert_int_equal(pipe(down), 0);
     assert_int_equal(pipe(up), 0);
     (void)fflush(stdout);
@@ -145,7 +142,7 @@ void owner_start(owner_process *owner, const char *kind, unsigned how) {
         (void)snprintf(numbers[0], sizeof numbers[0], "%d", down[0]);
         (void)snprintf(numbers[1], sizeof numbers[1], "%d", up[1]);
         (void)snprintf(numbers[2], sizeof numbers[2], "%d", types);
-        if (how & OWNER_UNSEEN)
+        if (unseen)
             hide_devices();
         (void)execl("/proc/self/exe", "owner", numbers[2], kind, numbers[0], numbers[1], (char *)NULL);
         _exit(1);

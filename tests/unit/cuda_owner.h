@@ -57,13 +57,10 @@ typedef struct owner_process {
     size_t card_bytes;
 } owner_process;
 
-/** How the other process is started. */
-#define OWNER_IN_SEGMENTS 1u
-#define OWNER_BY_FABRIC 2u /* in segments that have fabric handles, and no descriptors */
-#define OWNER_UNSEEN 4u    /* over the stand-in: it sees one device, which this process does not see */
-
-/** Starts the other process; its cache is on its device 0 and filled with seed 1. */
-void owner_start(owner_process *owner, const char *kind, unsigned how);
+/** Starts the other process; its cache is on its device 0 and filled with seed 1.
+ * @param types   as of cache_open()
+ * @param unseen  over the stand-in: it sees one device, which this process does not see */
+void owner_start(owner_process *owner, const char *kind, int types, bool unseen);
 
 /** Gives the other process an order and waits until it is done: 's' spoils a byte of one cell that rank 0 of 2 reads,
  * 'u' unregisters region 0, 'd' counts its descriptors, 'f' frees the memory though it is registered, 'c' counts the

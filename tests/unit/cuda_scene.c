@@ -20,16 +20,11 @@ test_scene *scene_open_with(const char *kind, const kvf_setting *setting, unsign
                                            .on_peer_lost = on_peer_lost,
                                            .context = scene};
     engines_open(&scene->known);
-    const bool by_fabric = where & BY_FABRIC;
-    owner_start(&scene->owner, kind,
-                (where & THEIRS_UNSEEN ? OWNER_UNSEEN : 0) | (!(where & THEIRS_IN_SEGMENTS) ? 0
-                                                              : by_fabric                   ? OWNER_BY_FABRIC
-                                                                          : OWNER_IN_SEGMENTS));
+    const int types =
+        where & BY_FABRIC ? CU_MEM_HANDLE_TYPE_FABRIC : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    owner_start(&scene->owner, kind, where & THEIRS_IN_SEGMENTS ? types : 0, where & THEIRS_UNSEEN);
     cache_open(&scene->here, kind, &options, kvf_engine_shard(scene->known.engines.local, 0),
-               &scene->known.here, 1,
-               !(where & OURS_IN_SEGMENTS) ? 0
-               : by_fabric                 ? CU_MEM_HANDLE_TYPE_FABRIC
-                                           : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+               &scene->known.here, 1, where & OURS_IN_SEGMENTS ? types : 0);
     scene->plan = plan_of(&scene->known.engines, 0);
     scene->request = request_of(scene->plan);
     set_sequences(scene->request, &scene->known.here, &scene->known.there);

@@ -19,7 +19,7 @@ typedef struct test_scene {
 } test_scene;
 
 /** Whose cache is in segments; whether these have fabric handles, and no descriptors; whether the owner's device is
- * OWNER_UNSEEN here. */
+ * not seen here. */
 #define OURS_IN_SEGMENTS 1u
 #define THEIRS_IN_SEGMENTS 2u
 #define BY_FABRIC 4u

@@ -520,7 +520,7 @@ typedef struct voice {
 static void voice_open(voice *v) {
     kvf_card card;
     *v = (voice){0};
-    owner_start(&v->memory, "cuda", 0);
+    owner_start(&v->memory, "cuda", 0, false);
     assert_ok(kvf_card_read(v->memory.card, v->memory.card_bytes, &card));
     unsigned char *part = malloc(card.parts[0].bytes);
     assert_non_null(part);

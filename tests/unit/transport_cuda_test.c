@@ -468,7 +468,7 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
     assert_int_equal(scene->lost, 1);
     kvf_peer_close(scene->peer);
     assert_int_equal(devices_left(), unconnected); /* nothing of the dead process is mapped any more */
-    owner_start(&other, "cuda", 0);
+    owner_start(&other, "cuda", 0, false);
     assert_ok(kvf_transport_connect(scene->here.transport, other.card, other.card_bytes, &scene->peer));
     cache_scribble(&scene->here, 3);
     assert_ok(scene_pull(scene, detail));
