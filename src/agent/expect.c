@@ -116,24 +116,33 @@ static bool has_to_write(const kvf_source *source) {
     return source->target->source != UINT32_MAX && !source->ticket->base.empty;
 }
 
+/* A rank that has to write needs our card. It gets the card first, for it takes a JOIN behind an EXPECT for the sign that
+ * we have forgotten what we expect: `waits` receives whether the thread that has the work is still to send it. */
+static kvf_status send_card(const kvf_source *source, bool *waits) {
+    const kvf_asker *expect = source->ticket;
+    kvf_session *session = source->session;
+    const kvf_plan *plan = expect->remote->plan;
+    kvf_status status = check_way(expect);
+    if (!status)
+        status =
+            kvf_session_join(session, kvf_way_joins_stage(session, kvf_way_by(&expect->base, plan), plan));
+    *waits = !status && !session->joined && !session->joining;
+    return status;
+}
+
 static kvf_status ask(kvf_source *source) {
     kvf_asker *expect = source->ticket;
     kvf_session *session = source->session;
     uint64_t until = kvf_agent_now(expect->base.agent) + expect->base.agent->options.lease_ns;
+    source->asked = true;
+    source->opening = session->openings;
     if (!has_to_write(source)) {
         kvf_call_body body = body_of(source, until);
         source->settled = source->written = true;
         return kvf_call_start(session, KVF_CALL_EXPECT, &body, until, false, NULL, NULL, NULL);
     }
-    kvf_status status = check_way(expect);
-    if (!status)
-        status = kvf_session_join(
-            session, kvf_way_joins_stage(session, kvf_way_by(&expect->base, expect->remote->plan),
-                                         expect->remote->plan));
-    if (!status) {
-        kvf_trace_reach_peer(&expect->base, KVF_MOMENT_EXPECTED, session); /* the peer may hear it at once */
-        status = say_tables(source, until);
-    }
+    kvf_trace_reach_peer(&expect->base, KVF_MOMENT_EXPECTED, session); /* the peer may hear it at once */
+    kvf_status status = say_tables(source, until);
     if (!status) {
         source->until = until;
         kvf_agent_due(expect->base.agent, session->next_beat);
@@ -141,8 +150,8 @@ static kvf_status ask(kvf_source *source) {
     return status;
 }
 
-/* Asks the ranks whose session is open by now: only then is their clock known. Before the engine's event none may
- * write. */
+/* Asks the ranks whose session is open by now, as only then is their clock known, and which have our card. Before the
+ * engine's event none may write. */
 static void ask_all(kvf_asker *expect) {
     bool all = true;
     if (expect->after && !expect->base.empty)
@@ -155,9 +164,11 @@ static void ask_all(kvf_asker *expect) {
             all = false;
             continue;
         }
-        source->asked = true;
-        source->opening = source->session->openings;
-        kvf_status status = ask(source);
+        bool waits = false;
+        kvf_status status = has_to_write(source) ? send_card(source, &waits) : KVF_OK;
+        all = all && !waits;
+        if (!status && !waits)
+            status = ask(source);
         if (status) {
             kvf_ticket_fail(&expect->base, status, kvf_error_detail(), source->session);
             return;

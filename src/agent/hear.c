@@ -49,6 +49,9 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     if (status)
         return status;
     kvf_agent *agent = session->agent;
+    /* The peer has forgotten our card with its session, and expectations that it is told again need it. */
+    const bool forgotten = memcmp(session->id, welcome->session, sizeof session->id) != 0;
+    session->join_wanted = session->join_wanted || (session->joined && forgotten && session->sources);
     if (session->hh.tbl)
         HASH_DELETE(hh, agent->sessions, session);
     memset(&session->hh, 0, sizeof session->hh);
@@ -59,7 +62,8 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     session->state = KVF_SESSION_OPEN;
     session->openings++;
     kvf_peer_met(session);
-    session->joined = session->join_failed = session->join_staged = false;
+    session->joined = session->join_failed = false;
+    session->join_staged = session->join_staged && session->join_wanted;
     session->heartbeat_ns = agent->options.heartbeat_ns;
     if (welcome->lease_ns > 0) /* the peer keeps our leases for so long without a sign of life */
         session->heartbeat_ns =

@@ -204,22 +204,29 @@ static kvf_status send_join(kvf_session *session) {
                           false, on_joined, NULL, NULL);
 }
 
-kvf_status kvf_session_join(kvf_session *session, bool staged) {
-    kvf_agent *agent = session->agent;
-    const bool known = session->joined || session->joining, was_staged = session->join_staged;
-    if (known && !session->join_wanted && (was_staged || !staged))
-        return KVF_OK;
-    session->join_staged = was_staged || staged;
-    session->join_wanted = session->joining || (session->join_staged && !kvf_work_is_ours(agent));
-    if (session->join_wanted) { /* sent in a tick, when the join before is answered */
-        agent->due = 0;
-        return KVF_OK;
-    }
+kvf_status kvf_session_join_now(kvf_session *session) {
+    session->join_wanted = false;
     /* The peer may open flows as soon as it gets this message. */
     kvf_status status = session->join_staged ? kvf_session_stage(session) : KVF_OK;
     if (status != KVF_E_NOMEM) /* on other failures to add it to our stage, all goes directly */
         status = send_join(session);
     session->joining = !status;
+    return status;
+}
+
+kvf_status kvf_session_join(kvf_session *session, bool staged) {
+    kvf_agent *agent = session->agent;
+    const bool known = session->joined || session->joining || session->join_wanted,
+               was_staged = session->join_staged;
+    if (known && (was_staged || !staged))
+        return KVF_OK;
+    session->join_staged = was_staged || staged;
+    if (session->join_wanted || session->joining || (session->join_staged && !kvf_work_is_ours(agent))) {
+        session->join_wanted = true; /* sent in a tick, when the join before is answered */
+        agent->due = 0;
+        return KVF_OK;
+    }
+    kvf_status status = kvf_session_join_now(session);
     if (status)
         session->join_staged = was_staged;
     return status;

@@ -115,7 +115,7 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
 
 /* Without memory, the join is tried again; after another failure, tickets that wait for it time out. */
 static void join(kvf_session *session) {
-    if (kvf_session_join(session, session->join_staged) != KVF_E_NOMEM)
+    if (kvf_session_join_now(session) != KVF_E_NOMEM)
         return;
     session->join_wanted = true;
     kvf_agent_due(session->agent, kvf_agent_now(session->agent) + JOIN_PAUSE);

@@ -105,7 +105,7 @@ static void on_peer_lost(void *context, kvf_transport *inner, kvf_peer *peer, co
     while (link && link->inner != peer)
         link = link->next;
     if (link)
-        lose(link, schedule.options.tells_refusals && kvf_peer_lives(peer), detail);
+        lose(link, kvf_peer_lives(peer), detail);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */

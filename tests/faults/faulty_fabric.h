@@ -45,9 +45,6 @@ typedef struct faulty_options {
     uint32_t per_mille[FAULTY_FAULTS]; /**< how often, of 1000 */
     uint32_t turns;                    /**< a late job waits for up to this many calls of progress(); 0: 1 */
     const faulty_devices *devices;     /**< it also moves memory of devices; NULL: it does not */
-    /** A peer that has refused us is reported so, as fabrics do: it lives. Otherwise it is lost, as if its process had
-     * ended: only for tests whose peers really write nothing more. */
-    bool tells_refusals;
 } faulty_options;
 
 /** Sets the schedule. Must not run while another thread opens a transport. */

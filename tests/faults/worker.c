@@ -636,7 +636,6 @@ void worker_run(const worker_setting *setting, const worker_place *place) {
     if (setting->faulty_fabric) {
         faulty_options fabric = setting->fabric;
         fabric.seed = chance_mix(mail.seed);
-        fabric.tells_refusals = true;
         faulty_install(&fabric);
     }
     if (setting->on_devices && !worker_devices_there())

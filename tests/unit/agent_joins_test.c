@@ -302,6 +302,51 @@ static void push_and_check(world *w, const char *id, uint32_t seed) {
     assert_int_equal(world_wrong_cells(w, &w->d, &wanted, seed), 0);
 }
 
+/* D's expectation reaches P in a session that P has forgotten: P is sent D's card anew there, although P had it. */
+static void expect_of_a_producer_that_has_forgotten(kvf_way way) {
+    world w;
+    const kvf_agent_options options = options_of(way);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    push_and_check(&w, "before", 1);
+    w.p.agents[0]->options.idle_ns = SECOND;
+    w.p.agents[0]->due = 0;
+    world_run_for(&w, 3 * SECOND);
+    assert_int_equal(world_stats(w.p.agents[0]).peers_evicted, 1);
+    assert_true(world_session(w.d.agents[0], false)->joined);
+    push_and_check(&w, "after", 2);
+    world_close(&w);
+}
+
+static void a_producer_that_has_forgotten_its_consumer_is_sent_the_card_with_the_expectation(void **state) {
+    (void)state;
+    expect_of_a_producer_that_has_forgotten(KVF_WAY_DIRECT);
+    expect_of_a_producer_that_has_forgotten(KVF_WAY_PACKED);
+}
+
+/* A JOIN behind the EXPECT would end the flow that P has begun by then. */
+static void a_consumer_that_has_forgotten_its_producer_sends_its_card_before_the_expectation(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    push_and_check(&w, "before", 1);
+    kvf_session *session = world_session(w.d.agents[0], false);
+    session->joined = session->join_staged = false; /* as in a new session */
+    world_request_make(&w, &w.p, "after", 20, 0, 1, &given);
+    world_request_make(&w, &w.d, "after", 20, 0, 1, &wanted);
+    given.request.bytes_per_second = 8192;
+    world_fill(&w, &w.p, &given, 2);
+    world_push(&w.p, &given, pushes);
+    world_ready(&w.p, pushes);
+    world_run_for(&w, 10 * MS);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_all_done(&w, &w.d, expects);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 2), 0);
+    world_close(&w);
+}
+
 /* P has read from D, and writes to it: one of the two connections carries the flows of both sessions, until it is
  * lost. */
 static void when_the_connection_that_carries_flows_is_lost_another_one_does(void **state) {
@@ -385,6 +430,8 @@ int main(void) {
         cmocka_unit_test(writes_that_hang_are_left_when_what_others_move_by_their_connection_has_ended),
         cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
+        cmocka_unit_test(a_producer_that_has_forgotten_its_consumer_is_sent_the_card_with_the_expectation),
+        cmocka_unit_test(a_consumer_that_has_forgotten_its_producer_sends_its_card_before_the_expectation),
         cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
         cmocka_unit_test(a_client_whose_join_was_refused_does_not_join_again),
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
