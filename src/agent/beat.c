@@ -135,9 +135,8 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
         return; /* the next beat comes */
     kvf_answer answer = {.time_ns = agent->options.lease_ns, .gone = gone, .clock_ns = now};
     for (uint32_t i = 0; i < call->lease_count; i++) {
-        kvf_reader *reader = NULL;
-        HASH_FIND(hh, agent->leases, &call->leases[i], sizeof call->leases[i], reader);
-        if (reader && reader->session == session && reader->hold->base.state == KVF_TICKET_HELD)
+        kvf_reader *reader = kvf_reader_find(session, call->leases[i]);
+        if (reader && reader->hold->base.state == KVF_TICKET_HELD)
             reader->until = kvf_min_u64(now + agent->options.lease_ns, reader->latest);
         else
             gone[answer.gone_count++] = call->leases[i];

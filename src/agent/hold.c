@@ -30,13 +30,28 @@ static kvf_hold *find_hold(kvf_agent *agent, kvf_bytes id) {
     return hold_of(hold);
 }
 
+/* A lease is the process's that got it: it lasts when the session is lost and the process greets again. */
+static bool is_of(const kvf_reader *reader, const kvf_session *session) {
+    const kvf_session *then = reader->session;
+    return then == session ||
+           (then->key_bytes == session->key_bytes && memcmp(then->key, session->key, then->key_bytes) == 0 &&
+            then->keyed == session->keyed &&
+            memcmp(then->peer_key, session->peer_key, sizeof then->peer_key) == 0);
+}
+
 static kvf_reader *reader_of(const kvf_hold *hold, const kvf_session *session) {
     kvf_reader *reader;
     DL_FOREACH(hold->readers, reader) {
-        if (reader->session == session)
+        if (is_of(reader, session))
             return reader;
     }
     return NULL;
+}
+
+kvf_reader *kvf_reader_find(const kvf_session *session, uint64_t generation) {
+    kvf_reader *reader = NULL;
+    HASH_FIND(hh, session->agent->leases, &generation, sizeof generation, reader);
+    return reader && is_of(reader, session) ? reader : NULL;
 }
 
 void kvf_reader_drop(kvf_reader *reader) {
@@ -239,12 +254,9 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
     if (call->earlier)
         (void)kvf_session_fresh(session, call->earlier);
     if (call->generation) {
-        kvf_reader *reader = NULL;
-        HASH_FIND(hh, agent->leases, &call->generation, sizeof call->generation, reader);
-        if (reader && reader->session == session)
-            hold = reader->hold;
-        else
-            agent->stats.messages_stale += fresh;
+        const kvf_reader *reader = kvf_reader_find(session, call->generation);
+        hold = reader ? reader->hold : NULL;
+        agent->stats.messages_stale += fresh && !reader;
     } else if (fresh) {
         hold = call->earlier ? granted_by(session, call->earlier) : NULL;
         if (!hold)

@@ -21,7 +21,7 @@ struct kvf_reader {
     uint64_t generation;
     uint64_t asked; /* number of the ACQUIRE that it answers */
     kvf_hold *hold;
-    kvf_session *session;
+    kvf_session *session;   /* in which it was granted, lost or not */
     uint64_t until, latest; /* `latest` bounds every renewal */
     uint32_t expected_ranks;
     UT_hash_handle hh;                       /* agent->leases, by generation */
@@ -31,6 +31,8 @@ struct kvf_reader {
 
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh);
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh);
+/** The lease of this number; NULL: the session's process has none. */
+kvf_reader *kvf_reader_find(const kvf_session *session, uint64_t generation);
 void kvf_reader_drop(kvf_reader *reader);
 bool kvf_hold_is_read(const kvf_ticket *ticket); /**< it is a hold, and a reader has a lease on it */
 

@@ -77,8 +77,8 @@ static void lose(kvf_session *session, kvf_status status, const char *detail) {
         kvf_flow_stop(flow, KVF_E_PEER_LOST, detail);
         kvf_flow_drop(flow);
     }
-    while (session->readers)
-        kvf_reader_drop(session->readers);
+    /* Its leases go on until they are released or run out: whatever is lost, the peer may live, and read by a connection
+     * that it has made. */
     kvf_early_forget(session);
     kvf_verify_forget(session);
 }

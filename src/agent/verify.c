@@ -278,9 +278,8 @@ static const kvf_ticket *asked_about(kvf_session *session, uint64_t generation) 
         const kvf_flow *flow = kvf_flow_of(session, generation);
         return flow && flow->push && flow->over ? &flow->push->base : NULL;
     }
-    kvf_reader *reader = NULL;
-    HASH_FIND(hh, session->agent->leases, &generation, sizeof generation, reader);
-    return reader && reader->session == session ? &reader->hold->base : NULL;
+    const kvf_reader *reader = kvf_reader_find(session, generation);
+    return reader ? &reader->hold->base : NULL;
 }
 
 static const kvf_block_table *lent_blocks(kvf_hashing *hashing) {

@@ -262,6 +262,42 @@ static void a_reader_that_was_stopped_does_not_believe_what_it_reads(void **stat
     lease_close(&s);
 }
 
+/* The transport has lost D for P, as when D shuts P out. D lives, and reads by a connection of its own: it reads to the
+ * end under its lease, greets anew, and releases what it was lent before. */
+static void a_lease_outlives_the_loss_of_the_session_in_which_it_was_granted(void **state) {
+    (void)state;
+    for (uint32_t cancelled = 0; cancelled < 2; cancelled++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(12 * SECOND));
+        s.held.request.deadline_ns = SECOND; /* then only D's lease keeps the blocks */
+        s.wanted.request.bytes_per_second = 5000;
+        s.wanted.request.way = KVF_WAY_DIRECT;
+        world_hold(&s.w.p, &s.held, s.theirs);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, 500 * MS);
+        assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
+        world_session(s.p, true)->peer_lost = true;
+        kvf_sessions_due(s.p, 0);
+        world_run_for(&s.w, SECOND);
+        assert_int_equal(world_stats(s.p).peers_lost, 1);
+        assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
+        if (cancelled) {
+            assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+            world_run_for(&s.w, 100 * MS);
+            assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_FAILED), 0); /* D may still read */
+            (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT); /* its next heartbeat has told it */
+            (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+        } else {
+            world_all_done(&s.w, &s.w.d, s.ours);
+            world_all_done(&s.w, &s.w.p, s.theirs);
+            assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        }
+        world_run_for(&s.w, MS);
+        assert_int_equal(world_stats(s.p).leases_now, 0);
+        lease_close(&s);
+    }
+}
+
 static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
     (void)state;
     for (uint32_t silent = 0; silent < 2; silent++) {
@@ -698,6 +734,7 @@ int main(void) {
         cmocka_unit_test(the_lease_of_a_consumer_that_was_replaced_outlives_the_release_of_the_new_one),
         cmocka_unit_test(a_hold_outlives_the_lease_of_a_reader_that_was_stopped),
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
+        cmocka_unit_test(a_lease_outlives_the_loss_of_the_session_in_which_it_was_granted),
         cmocka_unit_test(a_pull_ends_when_the_lease_of_any_rank_runs_out),
         cmocka_unit_test(a_producer_may_refuse_with_a_timeout),
         cmocka_unit_test(the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies),
