@@ -125,10 +125,54 @@ void kvf_call_answered(kvf_session *session, const kvf_answer *answer) {
     end_call(call, answer->status, answer);
 }
 
+/* Gives a call the next number. Without memory for its bytes it keeps the one it has. */
+static void renumber(kvf_call *call) {
+    kvf_session *session = call->session;
+    kvf_message message;
+    kvf_wire_buffer bytes = {0};
+    if (kvf_wire_open((kvf_bytes){call->bytes.data, call->bytes.size}, &message))
+        return;
+    kvf_status status = kvf_wire_read(&message);
+    message.call.number = session->next_number + 1;
+    if (!status)
+        status = kvf_wire_encode(&message, &bytes);
+    kvf_message_free(&message);
+    if (status)
+        return;
+    kvf_wire_buffer_free(&call->bytes);
+    call->bytes = bytes;
+    unlist(call);
+    call->number = ++session->next_number;
+    HASH_ADD(hh, session->calls, number, sizeof call->number, call);
+    if (call->hh.tbl)
+        return;
+    if (call->done)
+        call->done(call, kvf_nomem("a call"), NULL);
+    release(call);
+}
+
+/* A call may wait while thousands of others are made and answered. In a session whose peer has seen none of them the next
+ * number would look like a jump (hear.c), so the calls before such a gap get new numbers, behind all others. */
+static void close_gaps(kvf_session *session) {
+    kvf_call *call, *next;
+    uint32_t count = 0, moved = 0;
+    HASH_ITER(hh, session->calls, call, next) {
+        count++;
+        if ((next ? next->number : session->next_number + 1) - call->number >= KVF_WINDOW_CALLS)
+            moved = count;
+    }
+    for (call = session->calls; call && moved > 0; call = session->next_call, moved--) {
+        session->next_call = call->hh.next;
+        renumber(call);
+    }
+}
+
 /* Calls made before the session was open, or in one that the peer has forgotten, get the session's id. */
-void kvf_calls_bind(kvf_session *session) {
+void kvf_calls_bind(kvf_session *session, bool anew) {
     uint64_t now = kvf_agent_now(session->agent);
     kvf_call *call, *next;
+    if (anew)
+        close_gaps(session);
     HASH_ITER(hh, session->calls, call, next) {
         kvf_wire_set_session(&call->bytes, session->id);
         call->pause = FIRST_PAUSE;

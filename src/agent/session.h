@@ -41,7 +41,8 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
 void kvf_call_drop(kvf_call *call);
 
 void kvf_call_answered(kvf_session *session, const kvf_answer *answer);
-void kvf_calls_bind(kvf_session *session);                   /**< the session is open (again): sends them */
+/** The session is open (again): sends them. `anew`: the peer knows none of their numbers. */
+void kvf_calls_bind(kvf_session *session, bool anew);
 void kvf_calls_end(kvf_session *session, kvf_status status); /**< ends all of a session's calls */
 void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< in the next tick, without their pause */
 void kvf_calls_tick(kvf_session *session, uint64_t now);

@@ -274,6 +274,32 @@ static void a_push_whose_last_word_is_never_answered_fails(void **state) {
     }
 }
 
+/* D says its calls again in the session after the one that P has lost: the first is thousands of numbers below the last,
+ * more than P remembers. */
+static void a_call_that_waits_is_said_again_behind_thousands_of_others(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 500 * MS);
+    kvf_session *session = world_session(s.d, false);
+    for (uint32_t i = 0; i < 2; i++) { /* P takes 6000 calls for seen */
+        session->next_number += 3000;
+        lease_others_go_on(&s, i ? "c" : "b");
+    }
+    const uint64_t stale = world_stats(s.p).messages_stale;
+    world_lose(s.p, world_session(s.p, true));
+    world_run_for(&s.w, 3 * SECOND);
+    assert_int_equal(session->openings, 2);
+    assert_true(world_stats(s.p).messages_stale - stale < 3);
+    lease_others_go_on(&s, "d");
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    lease_close(&s);
+}
+
 static void lost_repeated_and_late_messages_change_nothing(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
@@ -351,6 +377,7 @@ int main(void) {
         cmocka_unit_test(a_repeated_welcome_does_not_begin_the_session_anew),
         cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
         cmocka_unit_test(a_push_whose_last_word_is_never_answered_fails),
+        cmocka_unit_test(a_call_that_waits_is_said_again_behind_thousands_of_others),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
     };
