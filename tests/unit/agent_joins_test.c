@@ -2,6 +2,7 @@
  * joins anew, or loses it. In virtual time. */
 #include <stdio.h>
 
+#include "agent/hear.h"
 #include "agent/stage.h"
 #include "agent_letters.h"
 #include "agent_net.h"
@@ -347,6 +348,41 @@ static void a_consumer_that_has_forgotten_its_producer_sends_its_card_before_the
     world_close(&w);
 }
 
+/* P has made thousands of calls to others, and numbers those of a new session from there on. D learns of that session when
+ * its connection has come back. */
+static void the_first_call_of_a_new_session_is_no_jump_from_those_of_the_former(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_DIRECT);
+    world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    kvf_agent *p = w.p.agents[0], *d = w.d.agents[0];
+    push_and_check(&w, "before", 1);
+    p->last_number = 10000;
+    world_lose(p, world_session(p, true));
+    kvf_session *session = world_session(d, false);
+    kvf_work_take(d);
+    kvf_on_broken(d, session->route, KVF_E_PEER_LOST, "the connection broke");
+    kvf_work_give(d);
+    world_until(&w, session->openings == 2);
+    world_request_make(&w, &w.p, "slow", 20, 40, 1, &given);
+    world_request_make(&w, &w.d, "slow", 20, 40, 1, &wanted);
+    given.request.bytes_per_second = 2048;
+    world_fill(&w, &w.p, &given, 4);
+    world_push(&w.p, &given, pushes);
+    world_ready(&w.p, pushes);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    world_run_for(&w, 100 * MS);
+    push_and_check(&w, "b", 2);
+    push_and_check(&w, "c", 3);
+    world_all_done(&w, &w.d, expects);
+    world_all_done(&w, &w.p, pushes);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 4), 0);
+    assert_int_equal(session->openings, 2);
+    world_close(&w);
+}
+
 /* P has read from D, and writes to it: one of the two connections carries the flows of both sessions, until it is
  * lost. */
 static void when_the_connection_that_carries_flows_is_lost_another_one_does(void **state) {
@@ -435,6 +471,7 @@ int main(void) {
         cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
         cmocka_unit_test(a_client_whose_join_was_refused_does_not_join_again),
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
+        cmocka_unit_test(the_first_call_of_a_new_session_is_no_jump_from_those_of_the_former),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
