@@ -136,8 +136,10 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
     kvf_answer answer = {.time_ns = agent->options.lease_ns, .gone = gone, .clock_ns = now};
     for (uint32_t i = 0; i < call->lease_count; i++) {
         kvf_reader *reader = kvf_reader_find(session, call->leases[i]);
-        if (reader && reader->hold->base.state == KVF_TICKET_HELD)
-            reader->until = kvf_min_u64(now + agent->options.lease_ns, reader->latest);
+        /* For as long as the answer says, or not at all: the peer counts on it. */
+        if (reader && reader->hold->base.state == KVF_TICKET_HELD &&
+            now + agent->options.lease_ns <= reader->latest)
+            reader->until = now + agent->options.lease_ns;
         else
             gone[answer.gone_count++] = call->leases[i];
     }

@@ -139,12 +139,12 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
             return;
         }
     }
-    uint64_t lease = hold->base.agent->options.lease_ns;
-    reader->until = kvf_min_u64(kvf_agent_now(hold->base.agent) + lease, reader->latest);
+    const uint64_t now = kvf_agent_now(hold->base.agent);
+    reader->until = kvf_min_u64(now + hold->base.agent->options.lease_ns, reader->latest);
     kvf_agent_due(hold->base.agent, reader->until);
     kvf_wire_group part[KVF_MODEL_MAX_GROUPS];
     kvf_answer answer = {.generation = reader->generation,
-                         .time_ns = lease,
+                         .time_ns = reader->until - now,
                          .groups = part,
                          .group_count = hold->base.group_count,
                          .first_id = call->first_id};

@@ -298,6 +298,24 @@ static void a_lease_outlives_the_loss_of_the_session_in_which_it_was_granted(voi
     }
 }
 
+/* P keeps nothing for a peer beyond that: when the blocks may have gone to others, D must not count on them. */
+static void a_consumer_does_not_count_on_its_lease_for_longer_than_anything_is_kept(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_options options = *LEASE(12 * SECOND); /* heartbeats: every 2 s */
+    options.longest_ns = 19 * SECOND;
+    lease_open(&s, ONE("P"), ONE("D"), &options);
+    s.held.request.deadline_ns = SECOND;      /* then only D's lease keeps the blocks */
+    s.wanted.request.bytes_per_second = 2625; /* 51,200 bytes in 19.5 s */
+    s.wanted.request.way = KVF_WAY_DIRECT;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+    assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+    lease_close(&s);
+}
+
 static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
     (void)state;
     for (uint32_t silent = 0; silent < 2; silent++) {
@@ -735,6 +753,7 @@ int main(void) {
         cmocka_unit_test(a_hold_outlives_the_lease_of_a_reader_that_was_stopped),
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
         cmocka_unit_test(a_lease_outlives_the_loss_of_the_session_in_which_it_was_granted),
+        cmocka_unit_test(a_consumer_does_not_count_on_its_lease_for_longer_than_anything_is_kept),
         cmocka_unit_test(a_pull_ends_when_the_lease_of_any_rank_runs_out),
         cmocka_unit_test(a_producer_may_refuse_with_a_timeout),
         cmocka_unit_test(the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies),
