@@ -123,6 +123,8 @@ typedef struct kvf_hooks {
     void (*joined)(kvf_session *session);
     /** Whether the endpoint of this name may open a flow. */
     kvf_status (*permit)(kvf_agent *agent, const char *peer, const kvf_flow_request *request);
+    /** A flow by which a lease is read is left with its connection; the peer may not hear of that. `agent`: a kvf_agent. */
+    void (*left)(void *agent, uint64_t lease);
     /** A flow writes no more, and its consumer knows: frees it. */
     void (*served)(kvf_flow *flow);
 } kvf_hooks;

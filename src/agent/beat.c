@@ -137,7 +137,7 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
     for (uint32_t i = 0; i < call->lease_count; i++) {
         kvf_reader *reader = kvf_reader_find(session, call->leases[i]);
         /* For as long as the answer says, or not at all: the peer counts on it. */
-        if (reader && reader->hold->base.state == KVF_TICKET_HELD &&
+        if (reader && reader->hold->base.state == KVF_TICKET_HELD && !reader->left &&
             now + agent->options.lease_ns <= reader->latest)
             reader->until = now + agent->options.lease_ns;
         else

@@ -67,6 +67,15 @@ void kvf_reader_drop(kvf_reader *reader) {
     kvf_free(reader);
 }
 
+/* The peer may read by another connection, and wait for the rest of the flow without end: its next heartbeat is told that
+ * the lease is gone. It is not cut short, as the peer may read directly, too. */
+void kvf_reader_left(void *agent, uint64_t generation) {
+    kvf_reader *reader = NULL;
+    HASH_FIND(hh, ((const kvf_agent *)agent)->leases, &generation, sizeof generation, reader);
+    if (reader)
+        reader->left = true;
+}
+
 /*
  * The generation of the next lease. No number is used twice, and a peer cannot guess those of other peers: a counter,
  * permuted by four rounds with random keys. Numbers that stand for expectations are skipped.

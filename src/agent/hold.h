@@ -24,6 +24,7 @@ struct kvf_reader {
     kvf_session *session;   /* in which it was granted, lost or not */
     uint64_t until, latest; /* `latest` bounds every renewal */
     uint32_t expected_ranks;
+    bool left;                               /* a flow by which it read was left with its connection */
     UT_hash_handle hh;                       /* agent->leases, by generation */
     kvf_reader *prev, *next;                 /* hold->readers */
     kvf_reader *session_prev, *session_next; /* session->readers */
@@ -34,6 +35,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
 /** The lease of this number; NULL: the session's process has none. */
 kvf_reader *kvf_reader_find(const kvf_session *session, uint64_t generation);
 void kvf_reader_drop(kvf_reader *reader);
-bool kvf_hold_is_read(const kvf_ticket *ticket); /**< it is a hold, and a reader has a lease on it */
+void kvf_reader_left(void *agent, uint64_t generation); /**< a flow by which it reads does not go on */
+bool kvf_hold_is_read(const kvf_ticket *ticket);        /**< it is a hold, and a reader has a lease on it */
 
 #endif

@@ -149,5 +149,6 @@ const kvf_hooks kvf_agent_hooks = {
     .unmet = unmet,
     .joined = joined,
     .permit = kvf_permit_flow,
+    .left = kvf_reader_left,
     .served = kvf_push_served,
 };

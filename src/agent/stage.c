@@ -213,8 +213,10 @@ void kvf_session_disconnect(kvf_session *session) {
     char name[KVF_ENDPOINT_NAME_BYTES], other_name[KVF_ENDPOINT_NAME_BYTES];
     name_of(session, name);
     bool was_mate = agent->stage && kvf_stage_peer_named(agent->stage, name) == peer;
-    if (was_mate)
+    if (was_mate) {
+        kvf_stage_each_read(agent->stage, peer, agent->hooks->left, agent);
         kvf_stage_leave(agent->stage, peer);
+    }
     kvf_peer_part(peer);
     /* The connection to a living process may also be lost, and that process may still access memory lent to it. */
     if (was_mate && session->gone && is_outside(session))

@@ -428,6 +428,14 @@ bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer) {
     return has_flow(stage, peer, false);
 }
 
+void kvf_stage_each_read(const kvf_stage *stage, const kvf_peer *peer,
+                         void (*visit)(void *context, uint64_t permission), void *context) {
+    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
+    for (const kvf_stage_flow *flow = joined ? stage->first : NULL; flow; flow = flow->following)
+        if (flow->peer == joined && !flow->mover && !flow->ended && flow->direction == KVF_READ)
+            visit(context, flow->permission);
+}
+
 bool kvf_stage_is_idle(const kvf_stage *stage) {
     return !stage->first;
 }

@@ -32,6 +32,10 @@ bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer);
  * connection. */
 bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer);
 
+/** Calls `visit` with the permission of each flow by which a peer reads from us, and which goes on. */
+void kvf_stage_each_read(const kvf_stage *stage, const kvf_peer *peer,
+                         void (*visit)(void *context, uint64_t permission), void *context);
+
 /** Whether the stage has no flow: then no timeout is pending. */
 bool kvf_stage_is_idle(const kvf_stage *stage);
 

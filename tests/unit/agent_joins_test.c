@@ -283,6 +283,43 @@ static void lend_and_lose(bool inside) {
     faulty_remove();
 }
 
+/* D shuts P out while it reads from P. P cannot say any more that it has left the flow, and D reads by a connection that
+ * goes on. With `both`, that was a connection that P made for requests of its own. */
+static void pull_whose_producer_is_shut_out(bool both) {
+    world w;
+    world_request given, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    if (both) {
+        open_both_ways(&w, &options, &wanted, pulls);
+    } else {
+        world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+        world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
+        world_request_make(&w, &w.d, "slow", 200, 20, 1, &wanted);
+        wanted.request.bytes_per_second = 8192;
+        world_hold(&w.p, &given, holds);
+        world_pull(&w.d, &wanted, &w.p, pulls);
+    }
+    world_run_for(&w, SECOND);
+    kvf_agent *p = w.p.agents[0], *d = w.d.agents[0];
+    assert_ok(kvf_agent_lock(d));
+    kvf_work_take(d);
+    (void)kvf_endpoint_stop(d, p->card, p->card_bytes, false);
+    kvf_work_give(d);
+    kvf_agent_unlock(d);
+    const uint64_t shut = world_now();
+    const world_outcome *failed = world_next(&w, d, pulls[0]);
+    assert_int_equal(failed->kind, KVF_EVENT_FAILED);
+    assert_true(world_now() - shut <= d->options.heartbeat_ns + SECOND);
+    world_close(&w);
+}
+
+static void a_packed_pull_fails_soon_when_its_producer_is_shut_out(void **state) {
+    (void)state;
+    pull_whose_producer_is_shut_out(false);
+    pull_whose_producer_is_shut_out(true);
+}
+
 static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(void **state) {
     (void)state;
     lend_and_lose(true);
@@ -466,6 +503,7 @@ int main(void) {
         cmocka_unit_test(writes_that_hang_are_left_when_what_others_move_by_their_connection_has_ended),
         cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
+        cmocka_unit_test(a_packed_pull_fails_soon_when_its_producer_is_shut_out),
         cmocka_unit_test(a_producer_that_has_forgotten_its_consumer_is_sent_the_card_with_the_expectation),
         cmocka_unit_test(a_consumer_that_has_forgotten_its_producer_sends_its_card_before_the_expectation),
         cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
