@@ -26,6 +26,14 @@
 
 static kvf_status say_tables(kvf_source *source, uint64_t until);
 
+/* Refused: it will not write. But it may have begun to, and have forgotten the session before its answer came. */
+static void on_refused(kvf_source *source, kvf_status status) {
+    char detail[KVF_DETAIL_BYTES];
+    (void)snprintf(detail, sizeof detail, "%s", kvf_error_detail());
+    source->settled = kvf_expect_has_stopped(source);
+    kvf_ticket_fail(&source->ticket->base, status, detail, source->session);
+}
+
 static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_source *source = call->context;
     source->call = NULL;
@@ -33,13 +41,9 @@ static void on_expected(kvf_call *call, kvf_status status, const kvf_answer *ans
         return; /* a lost session tells all its users */
     if (status && !answer)
         return; /* that was the expectation's deadline, which gives a better reason */
-    if (!status && !source->more)
-        return;
-    if (!status)
-        status = say_tables(source, source->until);
-    else
-        source->settled = true; /* refused: it will not write */
     if (status)
+        on_refused(source, status);
+    else if (source->more && (status = say_tables(source, source->until)))
         kvf_ticket_fail(&source->ticket->base, status, kvf_error_detail(), source->session);
 }
 

@@ -482,6 +482,35 @@ static void a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_w
     faulty_remove();
 }
 
+/* P has heard the expectation, writes, and loses the session with the push. It refuses the copy in the next session: that
+ * says nothing of what it has written before. */
+static void a_writer_whose_answer_was_lost_with_the_session_is_kept_out_although_it_refuses(void **state) {
+    (void)state;
+    scene s;
+    kvf_agent_options options = *LEASE(20 * SECOND);
+    options.remember_ns = 60 * SECOND;
+    faulty_install(&(faulty_options){.seed = 1});
+    lease_open(&s, ONE("P"), ONE("D"), &options);
+    s.held.request.bytes_per_second = 1000;
+    s.held.request.way = KVF_WAY_DIRECT;
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_EXPECT);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_ready(&s.w.p, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, SECOND);
+    letters_no_rules();
+    world_lose(s.p, world_session(s.p, true));
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_PEER_LOST);
+    faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = 1000}});
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_NOT_FOUND)->blocks_free);
+    world_run_for(&s.w, SECOND);
+    assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);
+    faulty_install(&(faulty_options){.seed = 1});
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    lease_close(&s);
+    faulty_remove();
+}
+
 static void count_line(void *context, const kvf_log_line *line) {
     *(uint32_t *)context += strstr(line->text, "the schedule says so") != NULL;
 }
@@ -802,6 +831,7 @@ int main(void) {
             a_push_leaves_a_connection_to_be_passed_over_once_no_pull_of_another_session_uses_it),
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over),
+        cmocka_unit_test(a_writer_whose_answer_was_lost_with_the_session_is_kept_out_although_it_refuses),
         cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
