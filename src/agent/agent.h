@@ -110,7 +110,7 @@ typedef struct kvf_hooks {
     void (*lose)(kvf_session *session, kvf_status status, const char *detail);
     /** Ends the use of a session: it takes no more calls, and its leases run out. */
     void (*retire)(kvf_session *session);
-    /** A session takes no more calls: its peer's early calls are forgotten. */
+    /** A session takes no more calls: its peer's early calls are forgotten, and nothing more is written to it. */
     void (*forget)(kvf_session *session);
     void (*free_session)(kvf_session *session);
     /** The contact of an engine that is being met has answered, or never will. */

@@ -83,6 +83,16 @@ static void lose(kvf_session *session, kvf_status status, const char *detail) {
     kvf_verify_forget(session);
 }
 
+/* The consumer is told that its expectations are not known here. It then shuts out what writes by now: nothing else may
+ * begin to. */
+static void forget(kvf_session *session) {
+    kvf_flow *flow, *next;
+    DL_FOREACH_SAFE2(session->flows, flow, next, session_next) {
+        kvf_flow_stop(flow, KVF_E_PEER_LOST, "its session has ended");
+    }
+    kvf_early_forget(session);
+}
+
 static void free_session(kvf_session *session) {
     kvf_verify_forget(session);
     kvf_push_shape_leave(session->shape);
@@ -141,7 +151,7 @@ const kvf_hooks kvf_agent_hooks = {
     .hide = hide_session,
     .lose = lose,
     .retire = kvf_session_retire,
-    .forget = kvf_early_forget,
+    .forget = forget,
     .free_session = free_session,
     .welcome = kvf_remote_welcome,
     .refuse = kvf_remote_fail,

@@ -232,8 +232,8 @@ bool kvf_session_fresh(kvf_session *session, uint64_t number) {
 
 void kvf_session_retire(kvf_session *session) {
     hide(session, false);
-    session->agent->hooks->forget(session);
     session->state = KVF_SESSION_LOST;
+    session->agent->hooks->forget(session);
     kvf_calls_end(session, KVF_E_PEER_LOST); /* no answer would find it */
     session->agent->due = 0;
 }

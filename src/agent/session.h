@@ -214,8 +214,8 @@ void kvf_session_goes_by(kvf_session *session, kvf_route route);
 /** Nothing that comes over its route finds the session any more. */
 void kvf_session_forget_route(kvf_session *session);
 
-/** Makes a session take no more calls; its peer must greet again. Its leases run out, and are not cut short, because
- * its reads cannot be stopped from here. */
+/** Makes a session take no more calls; its peer must greet again. What it expects has failed. Its leases run out, and are
+ * not cut short, because its reads cannot be stopped from here. */
 void kvf_session_retire(kvf_session *session);
 
 void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *message);

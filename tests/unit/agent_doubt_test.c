@@ -207,6 +207,50 @@ static void a_writer_that_no_longer_knows_an_expectation_is_shut_out(void **stat
     nothing_is_written_any_more(&s);
 }
 
+/* P has not begun to write when it forgets the session: nothing that D could shut out is there yet. */
+static void a_writer_that_has_forgotten_the_session_does_not_begin_to_write(void **state) {
+    (void)state;
+    for (int pushed = 0; pushed < 2; pushed++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        s.held.request.way = s.wanted.request.way = KVF_WAY_DIRECT;
+        if (pushed)
+            world_push(&s.w.p, &s.held, s.theirs);
+        world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, SECOND);
+        kvf_session_retire(s.p->all_sessions);
+        s.d->all_sessions->next_beat = 0;
+        kvf_agent_due(s.d, 0);
+        assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->blocks_free);
+        world_fill(&s.w, &s.w.d, &s.wanted, 7);
+        if (!pushed)
+            world_push(&s.w.p, &s.held, s.theirs);
+        (void)kvf_agent_push_ready(s.p, s.theirs[0], NULL);
+        world_run_for(&s.w, 5 * SECOND);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 7), 0);
+        if (!pushed)
+            assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+        (void)world_failed(&s.w, s.p, s.theirs[0], pushed ? KVF_E_PEER_LOST : KVF_E_CANCELLED);
+        lease_close(&s);
+    }
+}
+
+/* It has written everything before D hears that it has forgotten the session, but cannot say so. */
+static void a_push_in_a_session_that_was_forgotten_has_failed(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    s.held.request.bytes_per_second = 40000; /* 51,200 bytes */
+    s.held.request.way = KVF_WAY_DIRECT;
+    lease_meet(&s);
+    world_ready(&s.w.p, s.theirs);
+    world_run_for(&s.w, SECOND);
+    kvf_session_retire(s.p->all_sessions);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_PEER_LOST);
+    assert_true(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->blocks_free);
+    lease_close(&s);
+}
+
 static void a_withdrawal_leaves_alone_what_else_the_writer_writes(void **state) {
     (void)state;
     scene s;
@@ -819,6 +863,8 @@ int main(void) {
         cmocka_unit_test(a_writer_that_gives_up_says_so_when_nothing_is_written_any_more),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_a_withdrawal),
         cmocka_unit_test(a_writer_that_no_longer_knows_an_expectation_is_shut_out),
+        cmocka_unit_test(a_writer_that_has_forgotten_the_session_does_not_begin_to_write),
+        cmocka_unit_test(a_push_in_a_session_that_was_forgotten_has_failed),
         cmocka_unit_test(a_withdrawal_leaves_alone_what_else_the_writer_writes),
         cmocka_unit_test(a_request_that_is_expected_anew_while_it_is_withdrawn_is_written_to_both),
         cmocka_unit_test(a_request_that_was_withdrawn_before_its_push_is_written_when_it_is_expected_anew),
