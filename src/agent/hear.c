@@ -386,7 +386,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         /* On one host, a port that no longer takes connections means that its process has ended. */
         session->gone = true;
         kvf_session_lose(session, KVF_E_PEER_LOST, "the peer's process is gone");
-    } else if (session->state == KVF_SESSION_OPEN && !session->broken_since && status == KVF_E_PEER_LOST) {
+    } else if (session->openings > 0 && !session->broken_since && status == KVF_E_PEER_LOST) {
         /* It may come back, or be another process by now: another HELLO finds out. */
         session->broken_since = kvf_agent_now(agent);
         session->hello_pause = 0;

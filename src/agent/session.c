@@ -283,7 +283,8 @@ static bool is_idle(const kvf_session *session, uint64_t now) {
 /* Checks whether a peer was silent for longer than a living one would be. Only peers that we need are probed. */
 static void check_life(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
-    if (session->broken_since && session->state == KVF_SESSION_OPEN) {
+    /* Also while it is greeted anew: what listens there by now may not be ready to answer. */
+    if (session->broken_since) {
         uint64_t end = session->broken_since + agent->options.peer_timeout_ns;
         if (session->unreached == KVF_E_TIMEOUT) /* it may live, and let only some connect now */
             end += agent->options.lease_ns;

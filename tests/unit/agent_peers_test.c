@@ -94,6 +94,55 @@ static void a_producer_restarted_at_its_address_is_noticed(void **state) {
     world_close(&w);
 }
 
+/* The next process listens before it has memory, as while it loads a model, and knows nothing of the session. */
+static void a_producer_that_is_restarted_and_not_ready_is_noticed(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS];
+    open_small(&w, ONE("P"), ONE("D"), OPTIONS(.peer_timeout_ns = 3 * SECOND));
+    char endpoint[64];
+    (void)snprintf(endpoint, sizeof endpoint, "%s", w.p.contact.endpoint);
+    world_request_make(&w, &w.d, "in the middle", 40, 5, 1, &wanted);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, SECOND);
+    world_close_agents(&w.p);
+    world_forget(&w); /* the next agent may have the same address */
+    const uint64_t ended = world_now();
+    assert_ok(
+        kvf_agent_open_in(&net_surroundings, w.p.engine, 0, OPTIONS(.listen = endpoint), &w.p.agents[0]));
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_PEER_LOST);
+    assert_true(failed->blocks_free);
+    assert_true(world_now() - ended < 4 * SECOND);
+    world_register(&w.p, 0);
+    w.p.contact.endpoint = endpoint; /* it was the closed agent's */
+    pull_goes_well(&w, "b");
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* It has forgotten D, which greets it anew, and ends before it has answered. */
+static void a_producer_that_ends_while_it_is_greeted_anew_is_noticed(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS];
+    open_small(&w, ONE("P"), ONE("D"), OPTIONS(.peer_timeout_ns = 100 * MS));
+    letters_begin();
+    world_request_make(&w, &w.d, "in the middle", 40, 5, 1, &wanted);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    world_run_for(&w, SECOND);
+    letters_rule(LETTERS_LOSE, w.p.agents[0], KVF_MESSAGE_WELCOME, 0);
+    world_lose(w.p.agents[0], world_session(w.p.agents[0], true));
+    world_until(&w, world_session(w.d.agents[0], false)->state == KVF_SESSION_GREETING);
+    world_close_agents(&w.p);
+    letters_end();
+    const uint64_t ended = world_now();
+    (void)world_failed(&w, w.d.agents[0], pulls[0], KVF_E_PEER_LOST);
+    assert_true(world_now() - ended < SECOND);
+    world_close(&w);
+}
+
 static void a_lost_producer_fails_its_requests_and_no_others(void **state) {
     (void)state;
     world w;
@@ -431,6 +480,8 @@ int main(void) {
         cmocka_unit_test(what_one_side_sends_the_other_receives),
         cmocka_unit_test(a_producer_restarted_under_its_name_is_another),
         cmocka_unit_test(a_producer_restarted_at_its_address_is_noticed),
+        cmocka_unit_test(a_producer_that_is_restarted_and_not_ready_is_noticed),
+        cmocka_unit_test(a_producer_that_ends_while_it_is_greeted_anew_is_noticed),
         cmocka_unit_test(a_lost_producer_fails_its_requests_and_no_others),
         cmocka_unit_test(idle_peers_are_forgotten_and_may_come_back),
         cmocka_unit_test(an_engine_is_not_met_again_while_one_of_its_ranks_is_in_use),
