@@ -221,7 +221,8 @@ kvf_status kvf_session_join(kvf_session *session, bool staged) {
     if (known && (was_staged || !staged))
         return KVF_OK;
     session->join_staged = was_staged || staged;
-    if (session->join_wanted || session->joining || (session->join_staged && !kvf_work_is_ours(agent))) {
+    if (session->join_wanted || session->joining || !agent->card ||
+        (session->join_staged && !kvf_work_is_ours(agent))) {
         session->join_wanted = true; /* sent in a tick, when the join before is answered */
         agent->due = 0;
         return KVF_OK;
@@ -230,4 +231,15 @@ kvf_status kvf_session_join(kvf_session *session, bool staged) {
     if (status)
         session->join_staged = was_staged;
     return status;
+}
+
+void kvf_session_unjoin(kvf_session *session) {
+    kvf_call *call, *next;
+    session->join_wanted = session->join_wanted || session->joining;
+    HASH_ITER(hh, session->calls, call, next) {
+        if (call->kind == KVF_CALL_JOIN)
+            kvf_call_drop(call);
+    }
+    session->joined = session->joining = session->join_failed = false;
+    session->join_staged = session->join_staged && session->join_wanted;
 }

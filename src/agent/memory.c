@@ -105,6 +105,7 @@ static kvf_status open_memory(kvf_agent *agent) {
     if (!status) {
         agent->card_bytes = bytes;
         agent->card = card;
+        kvf_sessions_due(agent, 0); /* peers may wait for it */
         if (agent->regions_generation++ == 0)
             log_findings(agent);
     }
@@ -117,7 +118,7 @@ static void close_memory(kvf_agent *agent) {
     agent->card_bytes = 0;
     kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
-        session->joined = session->join_failed = session->join_staged = false;
+        kvf_session_unjoin(session);
         if (!session->incoming || !session->hh.tbl)
             continue;
         /* The analyser does not know that a session in the table is also in its list. */

@@ -325,7 +325,7 @@ static void tick_session(kvf_session *session, uint64_t now) {
         else
             kvf_sessions_due(agent, session->hello_next);
     }
-    if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN)
+    if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN && agent->card)
         agent->hooks->join(session);
     kvf_calls_tick(session, now);
     agent->hooks->beat(session, now);

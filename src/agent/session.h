@@ -233,6 +233,8 @@ uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 kvf_status kvf_session_join(kvf_session *session, bool staged);
 /** Sends the card. Only the thread that has the work may call it, and not while a JOIN is on its way. */
 kvf_status kvf_session_join_now(kvf_session *session);
+/** Our card is no longer valid: the peer has none, and is sent the next one if it was being sent this one. */
+void kvf_session_unjoin(kvf_session *session);
 void kvf_session_free(kvf_session *session);
 
 /** A lease or a flow of the session has ended. A lost session is freed after the last of them. */

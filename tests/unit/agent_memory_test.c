@@ -1,5 +1,6 @@
 /* Memory that comes and goes while peers know it: an engine that sleeps, wakes, and may have its cache elsewhere. */
 #include "agent/session.h"
+#include "agent_letters.h"
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
@@ -124,6 +125,27 @@ static void a_region_with_blocks_of_a_request_stays_and_the_request_is_named(voi
     world_all_done(&s.w, &s.w.d, s.ours);
     world_all_done(&s.w, &s.w.p, s.theirs);
     hold_and_pull(&s, 5); /* nothing has changed */
+    tear_down(&s);
+}
+
+/* P has answered the card that is no longer valid by the time that D hears of it. */
+static void a_consumer_whose_cache_moves_while_it_joins_joins_again(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    letters_begin();
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_JOIN);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 50 * MS);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    world_run_for(&s.w, 50 * MS);
+    take_back(&s, &s.w.d);
+    letters_no_rules();
+    world_run_for(&s.w, 3 * SECOND);
+    give_anew(&s, &s.w.d);
+    world_forget(&s.w);
+    expect_and_push(&s, 2);
+    letters_end();
     tear_down(&s);
 }
 
@@ -333,6 +355,7 @@ int main(void) {
         cmocka_unit_test(a_producer_whose_cache_moves_is_met_again),
         cmocka_unit_test(a_consumer_whose_cache_moves_is_written_where_it_is_now),
         cmocka_unit_test(a_consumer_whose_cache_moves_greets_no_producer_again),
+        cmocka_unit_test(a_consumer_whose_cache_moves_while_it_joins_joins_again),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
         cmocka_unit_test(a_pull_is_verified_while_another_region_is_gone),
