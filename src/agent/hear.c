@@ -171,7 +171,7 @@ static void heard(kvf_session *session, kvf_route route) {
     kvf_peer_heard(session);
     session->broken_since = 0;
     session->unreached = KVF_OK;
-    session->silent = false;
+    session->silent = session->renamed = false;
     if (session->incoming)
         kvf_session_goes_by(session, route);
 }
@@ -258,7 +258,8 @@ static void on_answer(kvf_agent *agent, const kvf_letter *letter, kvf_message *m
         heard(session, letter->route);
         kvf_call_answered(session, answer);
     } else if (session->incoming) {
-        kvf_session_lose(session, KVF_E_PEER_LOST, "the peer has forgotten the session");
+        if (!session->renamed) /* it learns of the new id with its next sign of life; calls are repeated */
+            kvf_session_lose(session, KVF_E_PEER_LOST, "the peer has forgotten the session");
     } else if (session->state == KVF_SESSION_OPEN) {
         greet_anew(session); /* the server has evicted us, or is another process by now */
     }

@@ -126,9 +126,11 @@ static void close_memory(kvf_agent *agent) {
         HASH_DELETE(hh, agent->sessions, session);
         memset(&session->hh, 0, sizeof session->hh);
         randombytes_buf(session->id, sizeof session->id);
-        session->joins_again = true;
+        session->joins_again = session->renamed = true;
         HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
-        if (!session->hh.tbl)
+        if (session->hh.tbl)
+            kvf_calls_bind(session, false); /* answers come in the new one */
+        else
             kvf_session_lose(session, KVF_E_NOMEM, "no memory for a session");
     }
 }

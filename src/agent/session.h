@@ -106,6 +106,7 @@ struct kvf_session {
     kvf_source *sources;                   /* outgoing: the requests that we have at it */
     bool joined, joining;                  /* outgoing: it has our card, or is being sent it */
     bool joins_again;                      /* incoming: it was told that we have forgotten the session */
+    bool renamed;                          /* incoming: it may not know the session's new id yet */
     bool may_hang;                         /* incoming: writes that were stopped may hang, see flow.c */
     bool join_wanted;                      /* outgoing: the thread that has the work shall send our card */
     bool join_staged;                      /* outgoing: and say that our stage takes its flows */

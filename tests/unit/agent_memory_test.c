@@ -237,6 +237,46 @@ static void a_push_goes_on_while_its_consumer_joins_again_because_another_region
     tear_down(&s);
 }
 
+/* D learns only with its next sign of life that its session has another id, and until then says that it knows no such
+ * session. */
+static void a_push_that_ends_before_its_consumer_has_greeted_anew_is_done(void **state) {
+    (void)state;
+    for (int told = 0; told < 2; told++) {
+        scene s = {.theirs = {0}};
+        const kvf_engine_spec *spec =
+            ENGINE(.name = "P", .all = {.block_count = 64, .order = "L|BPHN"}, .state = {.order = "L|BTNPH"});
+        const kvf_agent_options options = {.struct_size = sizeof options, .way = KVF_WAY_DIRECT};
+        world_open_model(&s.w, hybrid(4), spec, ONE("D"), &options);
+        s.p = s.w.p.agents[0];
+        world_request_make(&s.w, &s.w.p, "a", 50, 0, 1, &s.held);
+        world_request_make(&s.w, &s.w.d, "a", 50, 8, 1, &s.wanted);
+        s.held.groups[1] = s.wanted.groups[1] = (kvf_group_steps){.begin = 0}; /* no state */
+        world_fill(&s.w, &s.w.p, &s.held, 1);
+        letters_begin();
+        letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_CALL, KVF_CALL_WRITTEN);
+        world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_push(&s.w.p, &s.held, s.theirs);
+        if (told) /* in the former session, which D has left when it hears that */
+            world_ready(&s.w.p, s.theirs);
+        world_run_for(&s.w, 100 * MS);
+        const uint32_t states = kvf_shard_placement(kvf_engine_shard(s.w.p.engine, 0), 1, 1, 0)->region;
+        const kvf_memory memory = s.p->regions[states];
+        assert_ok(kvf_agent_unregister_region(s.p, states));
+        assert_ok(kvf_agent_register_region(s.p, states, &memory));
+        if (!told) {
+            letters_no_rules();
+            world_ready(&s.w.p, s.theirs);
+        }
+        world_until(&s.w, s.w.d.agents[0]->all_sessions->openings == 2);
+        letters_no_rules();
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        letters_end();
+        tear_down(&s);
+    }
+}
+
 static void a_region_of_one_part_stays_while_a_request_uses_it(void **state) {
     (void)state;
     scene s = {.theirs = {0}};
@@ -360,6 +400,7 @@ int main(void) {
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
         cmocka_unit_test(a_pull_is_verified_while_another_region_is_gone),
         cmocka_unit_test(a_push_goes_on_while_its_consumer_joins_again_because_another_region_has_changed),
+        cmocka_unit_test(a_push_that_ends_before_its_consumer_has_greeted_anew_is_done),
         cmocka_unit_test(a_region_of_one_part_stays_while_a_request_uses_it),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
         cmocka_unit_test(a_consumer_that_waits_for_a_sleeping_producer_is_told_so),
