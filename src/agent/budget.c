@@ -142,7 +142,8 @@ uint64_t kvf_budget_silent_at(const kvf_session *session) {
 
 static bool may_go(const kvf_session *session, uint64_t now) {
     return session->incoming && session->state == KVF_SESSION_OPEN && !session->flows && !session->readers &&
-           !session->calls && session->early_count == 0 && now - session->last_used >= IN_USE_NS;
+           !session->calls && session->early_count == 0 && now - session->last_used >= IN_USE_NS &&
+           !kvf_session_carries(session);
 }
 
 /* Checks some sessions from the front, and moves those that stay to the end, so that the next call checks others. A

@@ -69,6 +69,25 @@ static void a_connection_that_carries_what_others_move_is_not_closed_as_idle(voi
     world_close(&w);
 }
 
+/* Another engine greets D, which has as many clients as it allows. */
+static void a_session_whose_connection_carries_what_others_move_makes_no_room(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pulls[WORLD_MAX_RANKS], connect;
+    kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    options.max_peers = 1;
+    open_both_ways(&w, &options, &wanted, pulls);
+    world_run_for(&w, 2 * SECOND);
+    world_add(&w, ONE("E"), NULL);
+    assert_ok(kvf_agent_connect(w.e.agents[0], &w.d.contact, 60 * SECOND, &connect));
+    world_all_done(&w, &w.d, pulls);
+    assert_int_equal(all_packed(&w.d), all_read(&w.d));
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 1), 0);
+    (void)world_done(&w, w.e.agents[0], connect);
+    world_close(&w);
+}
+
 /* P has not used D for long, and meets it again, while D reads from P by the connection of P's former session. */
 static void a_client_that_joins_anew_leaves_what_others_move_alone(void **state) {
     (void)state;
@@ -498,6 +517,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pull_from_ranks_that_have_read_from_this_one_goes_packed_from_each_of_them),
         cmocka_unit_test(a_connection_that_carries_what_others_move_is_not_closed_as_idle),
+        cmocka_unit_test(a_session_whose_connection_carries_what_others_move_makes_no_room),
         cmocka_unit_test(a_client_that_joins_anew_leaves_what_others_move_alone),
         cmocka_unit_test(a_client_that_joins_anew_while_it_is_written_to_leaves_what_others_move_alone),
         cmocka_unit_test(writes_that_hang_are_left_when_what_others_move_by_their_connection_has_ended),
