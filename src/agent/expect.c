@@ -265,15 +265,21 @@ bool kvf_expect_was(const kvf_agent *agent, uint64_t generation) {
            !kvf_expect_moving(agent, generation);
 }
 
-static kvf_source *source_of(kvf_session *session, uint64_t generation) {
-    uint64_t number = generation & ~KVF_EXPECTATION;
-    kvf_asker *expect = kvf_asker_of(kvf_ticket_find(session->agent, number, &expect_ops));
-    if (!expect || number == generation)
-        return NULL;
-    for (uint32_t i = 0; i < expect->source_count; i++)
+static kvf_asker *find(const kvf_agent *agent, uint64_t generation) {
+    const uint64_t number = generation & ~KVF_EXPECTATION;
+    return number == generation ? NULL : kvf_asker_of(kvf_ticket_find(agent, number, &expect_ops));
+}
+
+static kvf_source *source_of(const kvf_asker *expect, const kvf_session *session) {
+    for (uint32_t i = 0; expect && i < expect->source_count; i++)
         if (expect->sources[i].session == session)
             return &expect->sources[i];
     return NULL;
+}
+
+/* It has failed, and does not take what it was said to be written. */
+static void answer_given_up(kvf_session *session, const kvf_call_body *call, const kvf_asker *expect) {
+    kvf_answer_status(session, call, KVF_E_CANCELLED, expect->base.detail ? expect->base.detail : "");
 }
 
 /*
@@ -291,20 +297,24 @@ bool kvf_expect_has_stopped(const kvf_source *source) {
 
 /* WRITTEN may be repeated, or late: it counts only if the expectation still waits for it. */
 void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
-    kvf_source *source = source_of(session, call->generation);
-    if (!source || source->ticket->base.state == KVF_TICKET_OVER) {
+    kvf_asker *expect = find(session->agent, call->generation);
+    kvf_source *source = source_of(expect, session);
+    if (!source || expect->base.state == KVF_TICKET_OVER) {
         session->agent->stats.messages_stale++;
-        kvf_answer_status(session, call, KVF_OK, "");
+        /* We may have lost the writer, and met it again. */
+        if (expect && expect->base.silent && !call->status)
+            answer_given_up(session, call, expect);
+        else
+            kvf_answer_status(session, call, KVF_OK, "");
         return;
     }
-    kvf_asker *expect = source->ticket;
     bool news = !source->settled;
     source->settled = source->settled || call->status != KVF_E_PEER_LOST || stops(source);
     if (expect->base.state == KVF_TICKET_DOUBT || call->status) {
         if (call->status)
             kvf_answer_status(session, call, KVF_OK, "");
         else /* it has not heard of the withdrawal, and takes this for one */
-            kvf_answer_status(session, call, KVF_E_CANCELLED, expect->base.detail ? expect->base.detail : "");
+            answer_given_up(session, call, expect);
         if (call->status && !expect->base.silent)
             kvf_ticket_fail(&expect->base, call->status,
                             call->detail[0] ? call->detail : "the producer failed without giving a reason",

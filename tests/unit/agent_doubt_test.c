@@ -555,6 +555,24 @@ static void a_writer_whose_answer_was_lost_with_the_session_is_kept_out_although
     faulty_remove();
 }
 
+/* D has lost P, and met it again for another request, by the time that P has written everything. */
+static void a_push_that_ends_after_its_consumer_has_given_it_up_has_failed(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    s.held.request.bytes_per_second = 20000; /* 51,200 bytes */
+    s.held.request.way = KVF_WAY_DIRECT;
+    lease_meet(&s);
+    world_ready(&s.w.p, s.theirs);
+    world_run_for(&s.w, SECOND);
+    world_lose(s.d, world_session(s.d, false));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST)->blocks_free);
+    lease_others_go_on(&s, "b");
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    lease_close(&s);
+}
+
 static void count_line(void *context, const kvf_log_line *line) {
     *(uint32_t *)context += strstr(line->text, "the schedule says so") != NULL;
 }
@@ -878,6 +896,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_that_has_forgotten_the_session_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(a_writer_whose_answer_was_lost_with_the_session_is_kept_out_although_it_refuses),
+        cmocka_unit_test(a_push_that_ends_after_its_consumer_has_given_it_up_has_failed),
         cmocka_unit_test(a_writer_whose_time_is_over_is_kept_out_until_its_last_write_is_over),
         cmocka_unit_test(without_a_word_from_the_writer_doubt_ends_with_its_time),
         cmocka_unit_test(a_withdrawal_ends_no_call_of_another_request),
