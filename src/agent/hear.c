@@ -52,8 +52,10 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     /* The peer has forgotten our card with its session, and expectations that it is told again need it. */
     const bool forgotten = memcmp(session->id, welcome->session, sizeof session->id) != 0;
     session->join_wanted = session->join_wanted || (session->joined && forgotten && session->sources);
-    if (forgotten) /* it does not go on with the numbers of the former session */
-        session->seen_highest = 0;
+    if (forgotten) {
+        kvf_session_stop_reading(session);
+        session->seen_highest = 0; /* it does not go on with the numbers of the former session */
+    }
     if (session->hh.tbl)
         HASH_DELETE(hh, agent->sessions, session);
     memset(&session->hh, 0, sizeof session->hh);

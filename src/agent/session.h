@@ -178,6 +178,9 @@ bool kvf_session_is_past(const kvf_session *session);
  * the two has no stage. */
 kvf_peer *kvf_session_mate(const kvf_session *session);
 
+/** Ends the flows by which we read from the peer: it has forgotten the session, and so has left them. */
+void kvf_session_stop_reading(const kvf_session *session);
+
 /** Whether our stage takes flows that the peer opens. */
 bool kvf_session_takes_flows(const kvf_session *session);
 

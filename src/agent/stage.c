@@ -238,6 +238,14 @@ kvf_peer *kvf_session_mate(const kvf_session *session) {
     return kvf_stage_peer_named(session->agent->stage, name);
 }
 
+void kvf_session_stop_reading(const kvf_session *session) {
+    const kvf_peer *mate = kvf_session_mate(session);
+    if (mate)
+        kvf_stage_stop_reading(session->agent->stage, mate,
+                               kvf_fail(KVF_E_PEER_LOST, "%s rank %u has forgotten the session",
+                                        session->engine, session->rank));
+}
+
 bool kvf_session_carries(const kvf_session *session) {
     const kvf_stage *stage = session->agent->stage;
     return session->peer &&

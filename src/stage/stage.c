@@ -436,6 +436,13 @@ void kvf_stage_each_read(const kvf_stage *stage, const kvf_peer *peer,
             visit(context, flow->permission);
 }
 
+void kvf_stage_stop_reading(const kvf_stage *stage, const kvf_peer *peer, kvf_status status) {
+    const kvf_stage_peer *joined = kvf_stage_find_peer(stage, peer);
+    for (kvf_stage_flow *flow = joined ? stage->first : NULL; flow; flow = flow->following)
+        if (flow->peer == joined && flow->mover && flow->direction == KVF_READ)
+            kvf_stage_flow_end(flow, status);
+}
+
 bool kvf_stage_is_idle(const kvf_stage *stage) {
     return !stage->first;
 }

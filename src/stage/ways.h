@@ -36,6 +36,9 @@ bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer);
 void kvf_stage_each_read(const kvf_stage *stage, const kvf_peer *peer,
                          void (*visit)(void *context, uint64_t permission), void *context);
 
+/** Ends the flows by which we read from a peer, which has forgotten them. The thread's error detail is the reason. */
+void kvf_stage_stop_reading(const kvf_stage *stage, const kvf_peer *peer, kvf_status status);
+
 /** Whether the stage has no flow: then no timeout is pending. */
 bool kvf_stage_is_idle(const kvf_stage *stage);
 

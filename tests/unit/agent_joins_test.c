@@ -302,6 +302,14 @@ static void lend_and_lose(bool inside) {
     faulty_remove();
 }
 
+static void shut_out(kvf_agent *agent, const kvf_agent *writer) {
+    assert_ok(kvf_agent_lock(agent));
+    kvf_work_take(agent);
+    (void)kvf_endpoint_stop(agent, writer->card, writer->card_bytes, false);
+    kvf_work_give(agent);
+    kvf_agent_unlock(agent);
+}
+
 /* D shuts P out while it reads from P. P cannot say any more that it has left the flow, and D reads by a connection that
  * goes on. With `both`, that was a connection that P made for requests of its own. */
 static void pull_whose_producer_is_shut_out(bool both) {
@@ -320,12 +328,8 @@ static void pull_whose_producer_is_shut_out(bool both) {
         world_pull(&w.d, &wanted, &w.p, pulls);
     }
     world_run_for(&w, SECOND);
-    kvf_agent *p = w.p.agents[0], *d = w.d.agents[0];
-    assert_ok(kvf_agent_lock(d));
-    kvf_work_take(d);
-    (void)kvf_endpoint_stop(d, p->card, p->card_bytes, false);
-    kvf_work_give(d);
-    kvf_agent_unlock(d);
+    kvf_agent *d = w.d.agents[0];
+    shut_out(d, w.p.agents[0]);
     const uint64_t shut = world_now();
     const world_outcome *failed = world_next(&w, d, pulls[0]);
     assert_int_equal(failed->kind, KVF_EVENT_FAILED);
@@ -337,6 +341,35 @@ static void a_packed_pull_fails_soon_when_its_producer_is_shut_out(void **state)
     (void)state;
     pull_whose_producer_is_shut_out(false);
     pull_whose_producer_is_shut_out(true);
+}
+
+/* D has a lease, and learns where to read to when P has left D, but before D has heard of that: P does not take what D
+ * opens then. */
+static void a_packed_pull_that_begins_when_its_producer_was_shut_out_fails_soon(void **state) {
+    (void)state;
+    world w;
+    world_request given, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pull;
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_pull_everything(&w, "before", 40, 1); /* so P has D's card */
+    kvf_agent *d = w.d.agents[0];
+    world_request_make(&w, &w.p, "a", 200, 0, 1, &given);
+    world_request_make(&w, &w.d, "a", 200, 20, 1, &wanted);
+    world_hold(&w.p, &given, holds);
+    kvf_agent_request later = wanted.request;
+    later.contact = w.p.contact;
+    later.groups = NULL;
+    later.group_count = 0;
+    assert_ok(kvf_agent_pull(d, &later, &pull));
+    world_run_for(&w, SECOND);
+    shut_out(d, w.p.agents[0]);
+    world_run_for(&w, 100 * MS);
+    const uint64_t begun = world_now();
+    assert_ok(kvf_agent_pull_into(d, pull, wanted.groups, wanted.group_count));
+    assert_int_equal(world_next(&w, d, pull)->kind, KVF_EVENT_FAILED);
+    assert_true(world_now() - begun <= d->options.heartbeat_ns + SECOND);
+    world_close(&w);
 }
 
 static void slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way(void **state) {
@@ -524,6 +557,7 @@ int main(void) {
         cmocka_unit_test(a_client_that_joins_anew_is_not_served_by_a_connection_that_hangs),
         cmocka_unit_test(slots_lent_over_a_lost_connection_are_free_if_nothing_is_under_way),
         cmocka_unit_test(a_packed_pull_fails_soon_when_its_producer_is_shut_out),
+        cmocka_unit_test(a_packed_pull_that_begins_when_its_producer_was_shut_out_fails_soon),
         cmocka_unit_test(a_producer_that_has_forgotten_its_consumer_is_sent_the_card_with_the_expectation),
         cmocka_unit_test(a_consumer_that_has_forgotten_its_producer_sends_its_card_before_the_expectation),
         cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
