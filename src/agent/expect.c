@@ -284,11 +284,13 @@ static void answer_given_up(kvf_session *session, const kvf_call_body *call, con
 
 /*
  * A writer that has lost its connection to us cannot know which of its writes are still on their way. If the transport
- * cannot stop them, we take the writer's word; if they have not ended yet, we look again when its time is over.
+ * cannot stop them, we take the writer's word; if they have not ended yet, we look again when its time is over. If packed,
+ * they reach no blocks, and what else it writes is left alone.
  */
 static bool stops(const kvf_source *source) {
     const kvf_session *session = source->session;
-    return kvf_endpoint_stop(session->agent, session->card, session->card_bytes, true) != KVF_E_AGAIN;
+    return is_packed(source->ticket) ||
+           kvf_endpoint_stop(session->agent, session->card, session->card_bytes, true) != KVF_E_AGAIN;
 }
 
 bool kvf_expect_has_stopped(const kvf_source *source) {

@@ -472,6 +472,35 @@ static void the_first_call_of_a_new_session_is_no_jump_from_those_of_the_former(
     world_close(&w);
 }
 
+/* Only D writes to blocks that go packed: it need not shut P out for those that P no longer knows of, and what P has begun
+ * to write in the next session goes on. */
+static void a_packed_expectation_that_was_forgotten_disturbs_no_other(void **state) {
+    (void)state;
+    world w;
+    world_request given, forgotten, wanted;
+    uint64_t pushes[WORLD_MAX_RANKS], lost[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    const kvf_agent_options options = options_of(KVF_WAY_PACKED);
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    push_and_check(&w, "before", 1);
+    world_request_make(&w, &w.d, "forgotten", 20, 40, 1, &forgotten);
+    world_expect(&w.d, &forgotten, &w.p, lost);
+    world_run_for(&w, 100 * MS);
+    world_lose(w.p.agents[0], world_session(w.p.agents[0], true));
+    world_request_make(&w, &w.p, "slow", 200, 0, 1, &given);
+    world_request_make(&w, &w.d, "slow", 200, 0, 1, &wanted);
+    given.request.bytes_per_second = 20480; /* 204,800 bytes */
+    world_fill(&w, &w.p, &given, 2);
+    world_push(&w.p, &given, pushes);
+    world_ready(&w.p, pushes);
+    world_expect(&w.d, &wanted, &w.p, expects);
+    assert_true(world_failed(&w, w.d.agents[0], lost[0], KVF_E_TIMEOUT)->blocks_free);
+    assert_int_equal(world_stats(w.p.agents[0]).done[KVF_REQUEST_PUSH], 1); /* "slow" is under way */
+    world_all_done(&w, &w.d, expects);
+    world_all_done(&w, &w.p, pushes);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 2), 0);
+    world_close(&w);
+}
+
 /* P has read from D, and writes to it: one of the two connections carries the flows of both sessions, until it is
  * lost. */
 static void when_the_connection_that_carries_flows_is_lost_another_one_does(void **state) {
@@ -563,6 +592,7 @@ int main(void) {
         cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
         cmocka_unit_test(a_client_whose_join_was_refused_does_not_join_again),
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
+        cmocka_unit_test(a_packed_expectation_that_was_forgotten_disturbs_no_other),
         cmocka_unit_test(the_first_call_of_a_new_session_is_no_jump_from_those_of_the_former),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
