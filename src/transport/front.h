@@ -54,7 +54,7 @@ struct kvf_peer {
     kvf_batch_list batches; /* those the fabric has */
     kvf_front_user *users;
     bool lost;
-    bool lives; /* although it is lost: it refused us */
+    bool lives; /* although it is lost, see kvf_peer_refused() */
     char lost_reason[KVF_REASON_BYTES];
     bool lost_untold;             /* on_peer_lost is due */
     char waits[KVF_REASON_BYTES]; /* why there is no connection yet; "": there is one, or nothing was tried */

@@ -251,14 +251,16 @@ kvf_status kvf_deliver_room(kvf_transport *transport, size_t room);
 kvf_status kvf_deliver(kvf_transport *transport, const char *sender, const void *data, size_t bytes);
 
 /**
- * The other side of this link is gone: the front ends its batches with KVF_E_PEER_LOST and tells the user. The
- * fabric must have made sure before that no batch of the link touches memory any more.
+ * The other side of this link is gone, its process or only its endpoint: the front ends its batches with KVF_E_PEER_LOST
+ * and tells the user. The fabric must have made sure before that no batch of the link touches memory any more.
  *
  * @param reason  why it is gone, or how the fabric noticed; copied
  */
 void kvf_peer_lost(kvf_peer *peer, const char *reason);
 
-/** The same if the other side is still there and said so itself: it refuses the connection, or has ended it. */
+/** The same if the other side is still there, as far as is known: it refuses the connection, or this side has ended it, as
+ * after a message that made no sense or for want of a descriptor. Such a peer may connect again and write, so what it was
+ * to write is not over. */
 void kvf_peer_refused(kvf_peer *peer, const char *reason);
 
 /**
@@ -274,7 +276,7 @@ bool kvf_peer_is_used(const kvf_peer *peer);
 /** There is no connection to a peer yet, and `why`; the fabric tries again. NULL: now there is one. */
 void kvf_peer_waits(kvf_peer *peer, const char *why);
 
-/** Whether a peer was lost by a refusal: then its endpoint lives, and may move bytes by its own connections. */
+/** Whether a peer was lost by kvf_peer_refused(): then its endpoint lives, and may move bytes by its own connections. */
 bool kvf_peer_lives(const kvf_peer *peer);
 
 /** The regions that a fabric serves: address and size, by region number; 0 bytes: none, or one that is withheld, or of

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "transport/card.h"
+#include "transport/transport.h"
 #include "transport_raw.h"
 
 /* A socket that plays an owner with one region of 4096 bytes, to which `here` is connected. */
@@ -149,6 +150,7 @@ static void an_owner_that_talks_nonsense_is_lost(void **state) {
         drive(&here, NULL, &here.lost, (uint32_t)which + 1);
         assert_int_equal(outcome.calls, 1);
         assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+        assert_true(kvf_peer_lives(fake.peer));
         assert_true(raw_count_descriptors() <= before);
         fake_end(&fake);
     }

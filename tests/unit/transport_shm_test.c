@@ -1,15 +1,30 @@
 /* What only the same-host transport can meet: the memory of another process, as the kernel sees it. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "transport/transport.h"
 #include "transport_pair.h"
+#include "transport_raw.h"
+
+static time_t ahead_s; /* of the machine's clock */
+
+/* Found before the C library's. */
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    const int failed = (int)syscall(SYS_clock_gettime, clock, out);
+    out->tv_sec += failed ? 0 : ahead_s;
+    return failed;
+}
 
 /* Opens an endpoint over memory of which the second half is unmapped. */
 static kvf_transport *open_over_hole(unsigned char **memory, size_t half) {
@@ -172,12 +187,183 @@ static void an_owner_that_has_no_room_for_us_lives(void **state) {
     side_close(&there);
 }
 
+/* ---- whose end it is --------------------------------------------------------------------------- */
+
+static struct rlimit descriptors_before;
+
+/* This process can open so many more descriptors. */
+static void leave_descriptors(int left) {
+    const int next = dup(STDIN_FILENO); /* all lower numbers are open */
+    assert_true(next >= 0);
+    (void)close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &descriptors_before), 0);
+    const struct rlimit few = {(rlim_t)(next + left), descriptors_before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+}
+
+static void give_descriptors_back(void) {
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &descriptors_before), 0);
+}
+
+/* Whoever waits for the owner may not take its last writes for over: it lives, and may connect again. */
+static void require_lives(test_side *here, test_side *there, const kvf_peer *peer) {
+    drive(here, there, &here->lost, 1);
+    assert_true(kvf_peer_lives(peer));
+}
+
+/* The last descriptor goes for the connection, and none is left for the gate. The owner once hung up without a word. */
+static void an_owner_without_a_descriptor_for_us_lives(void **state) {
+    (void)state;
+    static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
+    test_side here, there;
+    side_open(&here, &brought, 1);
+    side_open(&there, &brought, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    leave_descriptors(1);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    give_descriptors_back();
+    require_lives(&here, &there, peer);
+    assert_non_null(strstr(here.lost_detail, "no memory or descriptor"));
+    side_close(&here);
+    side_close(&there);
+}
+
+/* Neither has one for the buffer that we share with it. */
+static void an_owner_without_a_descriptor_for_our_buffer_lives(void **state) {
+    (void)state;
+    test_side here, there;
+    test_outcome outcome = {0};
+    const kvf_run run = {0, 0, 60000, 1, 1};
+    side_open(&here, &raw_brought, 1);
+    side_open(&there, &raw_brought, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(&here, &there);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
+    drive_idle(&here, NULL);
+    leave_descriptors(0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    give_descriptors_back();
+    require_lives(&here, &there, peer);
+    assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+    side_close(&here);
+    side_close(&there);
+}
+
+/* We cannot take what it sends, which it has not closed. */
+static void an_owner_for_whose_memory_we_have_no_descriptor_lives(void **state) {
+    (void)state;
+    static const pair_kind allocated = {"shm", {true, true}, "shm", {0}};
+    test_side here, there;
+    side_open(&here, &allocated, 1);
+    side_open(&there, &allocated, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(NULL, &there);
+    leave_descriptors(0);
+    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+    give_descriptors_back();
+    require_lives(&here, &there, peer);
+    side_close(&here);
+    side_close(&there);
+}
+
+/* It may be stopped for longer than we wait. */
+static void an_owner_that_accepts_nobody_lives(void **state) {
+    (void)state;
+    test_side here, there;
+    int fds[1000], count = 0;
+    side_open(&here, &raw_brought, 1);
+    side_open(&there, &raw_brought, 2);
+    const kvf_shm_card card = raw_card(&there);
+    struct sockaddr_un address;
+    const socklen_t length = kvf_shm_socket_address(card.name, &address);
+    for (bool full = false; !full; count++) {
+        assert_true(count < 1000);
+        fds[count] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        assert_true(fds[count] >= 0);
+        full = connect(fds[count], (const struct sockaddr *)&address, length) != 0;
+    }
+    kvf_peer *peer = side_connect(&here, &there);
+    ahead_s = 11;
+    require_lives(&here, NULL, peer);
+    assert_non_null(strstr(here.lost_detail, "queue is full"));
+    ahead_s = 0;
+    while (count > 0)
+        (void)close(fds[--count]);
+    side_close(&here);
+    side_close(&there);
+}
+
+/* ---- at a bad moment --------------------------------------------------------------------------- */
+
+/* Our memory faults when it is first touched, and the owner acts at that moment. */
+static struct {
+    test_side *here, *there;
+    bool fences;
+    kvf_status status;
+} trap;
+
+static void spring_trap(int number) {
+    const void *card;
+    size_t bytes;
+    (void)number;
+    if (trap.fences) {
+        (void)kvf_transport_export(trap.here->transport, &card, &bytes);
+        trap.status = kvf_transport_fence(trap.there->transport, card, bytes);
+    } else {
+        trap.status = kvf_transport_unregister_region(trap.there->transport, 0);
+        memset(side_memory(trap.there, 0), 0xee, 4096);
+    }
+    (void)mprotect(side_memory(trap.here, 0), 2u << 20, PROT_READ | PROT_WRITE);
+}
+
+static kvf_status move_into_trap(test_side *here, test_side *there, bool fences, const kvf_peer **out) {
+    static const pair_kind allocated = {"shm", {true, true}, "shm", {0}};
+    const kvf_run read = {0, 0, 4096, 0, 0}, write = {0, 0, 2u << 20, 0, 0};
+    test_outcome outcome = {0};
+    struct sigaction action = {.sa_handler = spring_trap}, before;
+    side_open(here, &allocated, 1);
+    side_open(there, &allocated, 2);
+    kvf_peer *peer = side_connect(here, there);
+    drive_idle(here, there);
+    trap.here = here;
+    trap.there = there;
+    trap.fences = fences;
+    assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+    assert_int_equal(mprotect(side_memory(here, 0), 2u << 20, PROT_NONE), 0);
+    assert_int_equal(kvf_transport_submit(peer, fences ? KVF_WRITE : KVF_READ, fences ? &write : &read, 1,
+                                          note_outcome, &outcome, NULL),
+                     KVF_OK);
+    drive(here, NULL, &outcome.calls, 1);
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+    *out = peer;
+    return outcome.status;
+}
+
+/* It is shut out between two slices of a batch, and has not read the message that says so. */
+static void an_owner_whose_gate_is_shut_lives(void **state) {
+    (void)state;
+    test_side here, there;
+    const kvf_peer *peer;
+    assert_int_equal(move_into_trap(&here, &there, true, &peer), KVF_E_PEER_LOST);
+    assert_int_equal(trap.status, KVF_E_AGAIN);
+    assert_true(kvf_peer_lives(peer));
+    side_close(&here);
+    side_close(&there);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_that_is_not_there_fails_the_batch_and_names_the_run),
         cmocka_unit_test(a_read_goes_on_without_an_owner_that_does_not_serve),
         cmocka_unit_test(memory_that_its_owner_unmapped_fails_the_batch_alone),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, allocate_again),
+        cmocka_unit_test(an_owner_without_a_descriptor_for_us_lives),
+        cmocka_unit_test(an_owner_without_a_descriptor_for_our_buffer_lives),
+        cmocka_unit_test(an_owner_for_whose_memory_we_have_no_descriptor_lives),
+        cmocka_unit_test(an_owner_that_accepts_nobody_lives),
+        cmocka_unit_test(an_owner_whose_gate_is_shut_lives),
     };
     return cmocka_run_group_tests_name("transport_shm", tests, NULL, NULL);
 }

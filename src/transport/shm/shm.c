@@ -203,8 +203,9 @@ static void report_lost(kvf_shm_endpoint *endpoint) {
         kvf_peer *peer = link->peer;
         if (!link->lost || !peer)
             continue;
+        const bool lives = kvf_shm_link_owner_lives(link);
         kvf_shm_link_hang_up(link);
-        (link->refused ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
+        (lives ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
     }
 }
 

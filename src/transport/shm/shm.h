@@ -127,7 +127,7 @@ struct kvf_shm_link {
     int process_fd; /* a pidfd, or -1 */
     bool ready;
     bool lost;
-    bool refused;               /* the owner refused or ended the connection, and lives */
+    bool refused;               /* the owner refused or ended the connection, or has a full queue; it lives */
     char why[KVF_REASON_BYTES]; /* why it was lost */
     const char *no_direct; /* why slots are used and its process is not read and written directly; or NULL */
     bool blocked;          /* the socket is full: something waits until it is not */
@@ -217,6 +217,10 @@ void kvf_shm_link_lose(kvf_shm_link *link, const char *why);
 
 /** Why the owner is gone, judged by its socket and its process; NULL if it is there. */
 const char *kvf_shm_link_gone(const kvf_shm_link *link);
+
+/** Whether the owner of a lost link lives: it refused us, or this side ended the link, as for want of a descriptor. What it
+ * writes may then still be under way, and it may connect again and write more. */
+bool kvf_shm_link_owner_lives(kvf_shm_link *link);
 
 /** Whether the owner is gone; then the link is lost, with the owner's last message as the reason, if it sent one. */
 bool kvf_shm_link_lose_if_gone(kvf_shm_link *link);

@@ -43,7 +43,7 @@ static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
     char text[160] = "";
     if (packet->bytes != sizeof packet->as.refused)
         refusal = 0;
-    link->refused = link->refused || (!link->lost && refusal != SHM_REFUSED_KEY); /* another has its place */
+    link->refused = link->refused || refusal != SHM_REFUSED_KEY; /* another has its place */
     if (refusal == SHM_REFUSED_GENERATION)
         (void)snprintf(text, sizeof text,
                        "the card is for generation %llu of the peer's memory, which is now at %llu: a new "
@@ -68,23 +68,39 @@ static void take_refusal(kvf_shm_link *link, const kvf_shm_packet *packet) {
         [SHM_REFUSED_FENCED] = "the peer refused the connection: it has shut this endpoint out",
         [SHM_REFUSED_PROTOCOL] = "the peer refused the connection: a message of this endpoint made no sense",
         [SHM_REFUSED_USER] = "the peer refused the connection: it runs as another user",
+        [SHM_REFUSED_SHORT] = "the peer refused the connection: it has no memory or descriptor left for it",
     };
     bool known = refusal < sizeof words / sizeof *words && words[refusal];
     kvf_shm_link_lose(link, known ? words[refusal] : "the peer refused the connection");
 }
 
 /* The owner's last message may say why it is gone. */
+static void read_last_message(kvf_shm_link *link) {
+    kvf_shm_packet *packet = &link->endpoint->packet;
+    kvf_status status = KVF_OK;
+    while (!link->refused && (!status || status == KVF_E_IO)) { /* no descriptor for one that came with it */
+        status = kvf_shm_receive(link->fd, packet);
+        if (!status && packet->as.header.kind == SHM_REFUSED)
+            take_refusal(link, packet);
+        if (!status)
+            kvf_fd_close(&packet->fd);
+    }
+}
+
 bool kvf_shm_link_lose_if_gone(kvf_shm_link *link) {
     const char *gone = kvf_shm_link_gone(link);
-    kvf_shm_packet *packet = &link->endpoint->packet;
-    while (gone && !link->lost && kvf_shm_receive(link->fd, packet) == KVF_OK) {
-        if (packet->as.header.kind == SHM_REFUSED)
-            take_refusal(link, packet);
-        kvf_fd_close(&packet->fd);
-    }
+    if (gone && !link->lost)
+        read_last_message(link);
     if (gone)
         kvf_shm_link_lose(link, gone);
     return gone != NULL;
+}
+
+bool kvf_shm_link_owner_lives(kvf_shm_link *link) {
+    const bool gone = kvf_shm_link_gone(link) != NULL;
+    if (gone)
+        read_last_message(link);
+    return link->refused || !gone;
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
@@ -143,11 +159,13 @@ static void enter_again(kvf_shm_link *link) {
             link->connect_until_ns = 0;
             return;
         }
+        const bool listens = status != KVF_E_PEER_LOST;
         if (status == KVF_E_AGAIN && now >= link->connect_until_ns)
             status = kvf_fail(KVF_E_PEER_LOST,
                               "the peer has not accepted a connection for %llu s: its queue is full",
                               (unsigned long long)(CONNECT_NS / KVF_SECOND));
         if (status != KVF_E_AGAIN) {
+            link->refused = listens; /* a socket that is not connected looks like one that was hung up on */
             kvf_shm_link_lose(link, kvf_error_detail());
             return;
         }

@@ -222,7 +222,7 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
     if (!status)
         return true;
     /* Without a word the client would take this process for one that has ended, and its last writes for over. */
-    say_refused(fd, status == KVF_E_PERMISSION ? SHM_REFUSED_USER : SHM_REFUSED_FULL,
+    say_refused(fd, status == KVF_E_PERMISSION ? SHM_REFUSED_USER : SHM_REFUSED_SHORT,
                 endpoint->tenants.clients);
     (void)close(fd);
     return true;
@@ -495,6 +495,8 @@ static bool read_one(kvf_shm_client *client, uint64_t *work) {
     if (kvf_deliver_room(client->endpoint->transport, KVF_NOTICE_ROOM_MAX))
         return false;
     kvf_status status = kvf_shm_receive(client->fd, packet);
+    if (status == KVF_E_IO) /* no descriptor for one that came with it */
+        kvf_shm_client_refuse(client, SHM_REFUSED_SHORT);
     if (status) {
         if (status != KVF_E_AGAIN)
             leave(client);
@@ -517,7 +519,7 @@ static bool send_due(kvf_shm_client *client, uint64_t *work) {
     if (status == KVF_E_PEER_LOST)
         client->hung_up = true; /* what it sent before is still read */
     else if (status && status != KVF_E_AGAIN)
-        leave(client);
+        kvf_shm_client_refuse(client, SHM_REFUSED_SHORT);
     bool blocked = status == KVF_E_AGAIN;
     if (blocked != client->blocked && !client->gone)
         kvf_shm_watch_change(client->endpoint, client->fd, &client->watch, !blocked, blocked);

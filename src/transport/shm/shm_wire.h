@@ -53,6 +53,7 @@ typedef enum kvf_shm_refusal {
     SHM_REFUSED_GENERATION = 6, /**< the card describes memory that is gone */
     SHM_REFUSED_LIMIT = 7,      /**< the process has as many connections as it may have */
     SHM_REFUSED_FULL = 8,       /**< the owner has as many connections as it accepts */
+    SHM_REFUSED_SHORT = 9,      /**< the owner has no memory or descriptor for it */
 } kvf_shm_refusal;
 
 typedef struct kvf_shm_header {
