@@ -341,6 +341,35 @@ static kvf_status move_into_trap(test_side *here, test_side *there, bool fences,
     return outcome.status;
 }
 
+/* The memory is the owner's alone again, and holds other bytes, before the last byte is read. */
+static void a_read_of_memory_that_is_taken_back_meanwhile_has_not_moved(void **state) {
+    (void)state;
+    test_side here, there;
+    const kvf_peer *peer;
+    const kvf_status status = move_into_trap(&here, &there, false, &peer);
+    assert_int_equal(trap.status, KVF_OK);
+    assert_int_equal(side_memory(&here, 0)[4095], 0xee);
+    assert_int_equal(status, KVF_E_PEER_LOST);
+    assert_true(kvf_peer_lives(peer));
+    side_close(&here);
+    side_close(&there);
+}
+
+static void what_is_read_in_place_is_void_once_the_memory_is_taken_back(void **state) {
+    (void)state;
+    static const pair_kind allocated = {"shm", {true, true}, "shm", {0}};
+    test_side here, there;
+    side_open(&here, &allocated, 1);
+    side_open(&there, &allocated, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(&here, &there);
+    assert_non_null(kvf_peer_enter(peer, 1, KVF_READ));
+    assert_int_equal(kvf_transport_unregister_region(there.transport, 0), KVF_OK);
+    assert_int_equal(kvf_peer_leave(peer, KVF_READ, 1), KVF_E_PEER_LOST);
+    side_close(&here);
+    side_close(&there);
+}
+
 /* It is shut out between two slices of a batch, and has not read the message that says so. */
 static void an_owner_whose_gate_is_shut_lives(void **state) {
     (void)state;
@@ -363,6 +392,8 @@ int main(void) {
         cmocka_unit_test(an_owner_without_a_descriptor_for_our_buffer_lives),
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_descriptor_lives),
         cmocka_unit_test(an_owner_that_accepts_nobody_lives),
+        cmocka_unit_test(a_read_of_memory_that_is_taken_back_meanwhile_has_not_moved),
+        cmocka_unit_test(what_is_read_in_place_is_void_once_the_memory_is_taken_back),
         cmocka_unit_test(an_owner_whose_gate_is_shut_lives),
     };
     return cmocka_run_group_tests_name("transport_shm", tests, NULL, NULL);

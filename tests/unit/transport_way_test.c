@@ -139,7 +139,7 @@ static void a_writer_that_is_shut_out_writes_nothing_in_place(void **state) {
     assert_non_null(kvf_peer_enter(peer, 0, KVF_WRITE));
     assert_fails(kvf_transport_fence(b.transport, a.card, a.card_bytes), KVF_E_AGAIN,
                  "in the middle of a write");
-    assert_ok(kvf_peer_leave(peer, KVF_WRITE, 0));
+    assert_fails(kvf_peer_leave(peer, KVF_WRITE, 0), KVF_E_PEER_LOST, "lost while its memory was written");
     assert_ok(kvf_transport_fence(b.transport, a.card, a.card_bytes));
     assert_null(kvf_peer_enter(peer, 0, KVF_WRITE));
     close_side(&a);

@@ -215,7 +215,7 @@ void kvf_shm_link_hang_up(kvf_shm_link *link);
 /** Notes that the link is lost, and why; the first reason stays. */
 void kvf_shm_link_lose(kvf_shm_link *link, const char *why);
 
-/** Why the owner is gone, judged by its socket and its process; NULL if it is there. */
+/** Why the owner is gone, judged by its socket and its process, or has refused us; NULL: neither. */
 const char *kvf_shm_link_gone(const kvf_shm_link *link);
 
 /** Whether the owner of a lost link lives: it refused us, or this side ended the link, as for want of a descriptor. What it

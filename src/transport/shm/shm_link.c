@@ -19,15 +19,13 @@
 
 /* ---- an owner that is gone --------------------------------------------------------------------- */
 
-/* Checks the socket and the process, for a forked child may keep the socket open. */
+/* Checks the socket and the process, for a forked child may keep the socket open. An owner that refuses us says nothing
+ * more (POLLRDHUP) before its memory holds anything else. */
 const char *kvf_shm_link_gone(const kvf_shm_link *link) {
-    struct pollfd looked_at[2] = {{link->fd, POLLIN, 0}, {link->process_fd, POLLIN, 0}};
+    struct pollfd looked_at[2] = {{link->fd, POLLRDHUP, 0}, {link->process_fd, POLLIN, 0}};
     if (poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
         return NULL;
-    if (looked_at[1].revents)
-        return "the peer's process has ended";
-    return looked_at[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? "the peer has closed the connection"
-                                                                 : NULL;
+    return looked_at[1].revents ? "the peer's process has ended" : "the peer has closed the connection";
 }
 
 void kvf_shm_link_lose(kvf_shm_link *link, const char *why) {

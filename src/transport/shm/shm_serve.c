@@ -330,9 +330,13 @@ static bool same_key(const unsigned char *a, const unsigned char *b) {
     return different == 0;
 }
 
+/* The end of our messages is seen at once, and also by a client that has no room for the message: what it reads from now
+ * on may be other bytes. */
 void kvf_shm_client_refuse(kvf_shm_client *client, kvf_shm_refusal why) {
-    if (!client->gone)
+    if (!client->gone) {
         say_refused(client->fd, why, kvf_transport_oldest(client->endpoint->transport));
+        (void)shutdown(client->fd, SHUT_WR);
+    }
     leave(client);
 }
 
