@@ -32,27 +32,12 @@ void kvf_beacon_open(kvf_beacon *beacon, int set) {
     kvf_beacon_close(beacon);
 }
 
-/* Closing alone ends no connection that a forked child of this process holds, too. */
-static void hang_up(int socket) {
-    (void)shutdown(socket, SHUT_RDWR);
-    (void)close(socket);
-}
-
-/* Connections that were not accepted yet end, too: after the shutdown no more come. */
-static void close_listener(kvf_beacon *beacon) {
-    int watcher;
-    if (beacon->listener >= 0)
-        (void)shutdown(beacon->listener, SHUT_RDWR);
-    while (beacon->listener >= 0 && (watcher = accept4(beacon->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0)
-        hang_up(watcher);
-    kvf_watch_close(beacon->set, &beacon->listener);
-}
-
 void kvf_beacon_close(kvf_beacon *beacon) {
     for (size_t i = 0; i < beacon->watcher_count; i++)
-        hang_up(beacon->watchers[i]);
+        kvf_neighbour_hang_up(&beacon->watchers[i]);
     kvf_free(beacon->watchers);
-    close_listener(beacon);
+    kvf_watch_remove(beacon->set, beacon->listener);
+    kvf_neighbour_stop_listening(&beacon->listener);
     *beacon = (kvf_beacon){.listener = -1};
 }
 

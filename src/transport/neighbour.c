@@ -105,6 +105,22 @@ kvf_status kvf_neighbour_accept(int listening, int *spare, const void *refusal, 
     return any ? KVF_E_LIMIT : KVF_E_AGAIN;
 }
 
+void kvf_neighbour_hang_up(int *socket) {
+    if (*socket >= 0)
+        (void)shutdown(*socket, SHUT_RDWR);
+    kvf_fd_close(socket);
+}
+
+/* After the shutdown nobody connects any more. */
+void kvf_neighbour_stop_listening(int *listening) {
+    int waiting;
+    if (*listening >= 0)
+        (void)shutdown(*listening, SHUT_RDWR);
+    while (*listening >= 0 && (waiting = accept_one(*listening)) >= 0)
+        kvf_neighbour_hang_up(&waiting);
+    kvf_fd_close(listening);
+}
+
 /* ---- processes --------------------------------------------------------------------------------- */
 
 kvf_status kvf_neighbour_process(int socket, pid_t *pid) {
@@ -124,8 +140,19 @@ int kvf_neighbour_watch_process(pid_t pid) {
     return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 #else
     (void)pid;
+    errno = ENOSYS;
     return -1;
 #endif
+}
+
+kvf_status kvf_neighbour_know_process(int socket, pid_t *pid, int *watch) {
+    kvf_status status = kvf_neighbour_process(socket, pid);
+    if (status)
+        return status;
+    *watch = kvf_neighbour_watch_process(*pid);
+    if (*pid > 0 && *watch < 0 && errno == ESRCH)
+        return kvf_fail(KVF_E_PEER_LOST, "the process that exported the card is gone");
+    return KVF_OK;
 }
 
 /* Reads the 22nd field of the line; the second is a name in brackets, which may contain anything. */

@@ -57,12 +57,27 @@ int kvf_neighbour_spare(void);
  */
 kvf_status kvf_neighbour_accept(int listening, int *spare, const void *refusal, size_t bytes, int *out);
 
+/** Ends a connection and closes its descriptor, which may be -1. Closing alone ends no connection that a forked child of
+ * this process holds, too: the other side would go on as if we were there. */
+void kvf_neighbour_hang_up(int *socket);
+
+/** The same for a socket at which others connect, and for connections that were not accepted yet. */
+void kvf_neighbour_stop_listening(int *listening);
+
 /** The process at the other end of a socket. KVF_E_PERMISSION unless it runs as our user, or as root. */
 kvf_status kvf_neighbour_process(int socket, pid_t *pid);
 
 /** A descriptor that becomes readable when the process ends, even if a child of it keeps its sockets; -1 if the kernel
  * gives none. */
 int kvf_neighbour_watch_process(pid_t pid);
+
+/**
+ * The process to which a socket has connected, with a descriptor as that of kvf_neighbour_watch_process().
+ *
+ * @return as kvf_neighbour_process(); KVF_E_PEER_LOST: it has ended, and a child of it keeps the socket at which it
+ *         listened
+ */
+kvf_status kvf_neighbour_know_process(int socket, pid_t *pid, int *watch);
 
 /** When a process began, in ticks since the machine started; 0 if unknown. The kernel gives the numbers of dead
  * processes to new ones. */

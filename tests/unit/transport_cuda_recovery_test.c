@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -281,6 +282,50 @@ static void a_process_of_another_user_is_refused_and_hung_up_on(void **state) {
 
 /* ---- children of fork() ------------------------------------------------------------------------- */
 
+/* A child that keeps all sockets of this process open until it is killed. */
+static pid_t have_a_child(void) {
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no process behind */
+    while (child == 0)
+        (void)pause();
+    return child;
+}
+
+static void end_child(pid_t child) {
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+}
+
+/* What the writer would read then may be other bytes. */
+static void an_owner_that_closes_is_lost_though_a_child_keeps_its_sockets(void **state) {
+    (void)state;
+    both_open();
+    run_rounds();
+    const pid_t child = have_a_child();
+    kvf_transport_close(owner.transport);
+    for (int i = 0; i < ROUNDS; i++)
+        assert_ok(kvf_transport_progress(writer.transport, NULL));
+    assert_int_equal(writer.lost, 1);
+    end_child(child);
+    kvf_transport_close(writer.transport);
+    devices_free();
+}
+
+/* The owner waits for its end before it takes memory back. */
+static void a_reader_that_hangs_up_is_gone_though_a_child_keeps_its_sockets(void **state) {
+    (void)state;
+    both_open();
+    run_rounds();
+    const pid_t child = have_a_child();
+    kvf_peer_close(peer);
+    run_rounds();
+    assert_ok(kvf_transport_unregister_region(owner.transport, 0));
+    end_child(child);
+    both_close();
+}
+
 /* Another thread starts a copy when this one forks: its child once waited for that thread, which it does not have. */
 static void a_child_of_fork_does_not_wait_for_a_thread_of_its_parent(void **state) {
     (void)state;
@@ -467,6 +512,8 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_guest_for_whom_there_is_no_descriptor_is_refused),
         cmocka_unit_test(a_guest_that_does_not_show_the_key_is_hung_up_on),
         cmocka_unit_test(a_peer_that_refuses_us_lives_and_one_that_closes_does_not),
+        cmocka_unit_test(an_owner_that_closes_is_lost_though_a_child_keeps_its_sockets),
+        cmocka_unit_test(a_reader_that_hangs_up_is_gone_though_a_child_keeps_its_sockets),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),

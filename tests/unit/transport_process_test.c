@@ -38,9 +38,11 @@ typedef struct test_child {
     size_t card_bytes;
 } test_child;
 
-#define FORK UINT32_MAX /* a notification: fork a child that keeps the receiver's sockets open */
+#define FORK UINT32_MAX        /* a notification: fork a child that keeps the receiver's sockets open */
+#define CLOSE (UINT32_MAX - 1) /* another: close the endpoint, and live on */
 
 static int child_answers, child_control;
+static bool child_closes;
 
 /* The grandchild ends with the control pipe. */
 static void have_a_child(void) {
@@ -56,13 +58,15 @@ static void answer_with_byte(test_side *side) {
     uint32_t value = side->notice_values[side->notices - 1];
     if (value == FORK)
         have_a_child();
-    unsigned char byte = value == FORK ? 0 : side_memory(side, 0)[value];
-    (void)!write(child_answers, &byte, 1);
+    child_closes = value == CLOSE;
+    unsigned char byte = value >= CLOSE ? 0 : side_memory(side, 0)[value];
+    if (!child_closes)
+        (void)!write(child_answers, &byte, 1);
 }
 
 static void serve_until_closed(test_side *side, int control) {
     struct pollfd fds[2] = {{kvf_transport_event_fd(side->transport), POLLIN, 0}, {control, POLLIN, 0}};
-    while (poll(fds, 2, 60000) > 0 && !fds[1].revents)
+    while (!child_closes && poll(fds, 2, 60000) > 0 && !fds[1].revents)
         if (kvf_transport_progress(side->transport, NULL) != KVF_OK)
             _exit(1);
 }
@@ -81,6 +85,9 @@ static void be_owner(const pair_kind *kind, uint32_t seed, int control, int answ
         _exit(1);
     serve_until_closed(&side, control);
     side_close(&side);
+    if (child_closes)
+        (void)!write(answers, "", 1);
+    (void)poll(&(struct pollfd){control, POLLIN, 0}, 1, 60000);
     _exit(0);
 }
 
@@ -294,6 +301,58 @@ static void an_owner_whose_own_child_keeps_its_sockets_is_lost_all_the_same(void
     side_close(&here);
 }
 
+/* Has the owner do something that it answers when it is done. */
+static void tell_child(const test_child *child, kvf_peer *peer, uint32_t what) {
+    unsigned char answer;
+    assert_int_equal(kvf_transport_notify(peer, &what, sizeof what), KVF_OK);
+    read_all(child->answers, &answer, 1);
+}
+
+/* Its memory may hold anything by then. A connection that it has not accepted yet ends, too. */
+static void an_endpoint_that_closes_is_lost_though_a_child_keeps_its_sockets(void **state) {
+    test_child *child = child_start(*state, 2);
+    test_side here, there;
+    kvf_run small = {0, 0, 50000, 1, 1};
+    test_outcome outcome = {0};
+    side_open(&here, *state, 1);
+    side_open(&there, *state, 3);
+    kvf_peer *peer = child_connect(&here, child);
+    assert_int_equal(move_runs(&here, NULL, peer, KVF_READ, &small, 1), KVF_OK);
+    tell_child(child, peer, FORK);
+    assert_int_equal(kill(child->pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(child->pid, NULL, WUNTRACED), child->pid);
+    uint32_t what = CLOSE;
+    assert_int_equal(kvf_transport_notify(peer, &what, sizeof what), KVF_OK);
+    (void)child_connect(&there, child);
+    assert_int_equal(kill(child->pid, SIGCONT), 0);
+    read_all(child->answers, &(unsigned char){0}, 1);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &small, 1, note_outcome, &outcome, NULL), KVF_OK);
+    drive(&here, NULL, &here.lost, 1);
+    assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+    drive(&there, NULL, &there.lost, 1);
+    child_end(child, false);
+    side_close(&here);
+    side_close(&there);
+}
+
+/* The child keeps the socket at which its parent listened. */
+static void a_card_of_a_dead_process_whose_child_lives_leads_nowhere(void **state) {
+    test_child *dead = child_start(*state, 2);
+    test_side here;
+    kvf_peer *peer;
+    side_open(&here, *state, 1);
+    tell_child(dead, child_connect(&here, dead), FORK);
+    assert_int_equal(kill(dead->pid, SIGKILL), 0);
+    drive(&here, NULL, &here.lost, 1);
+    assert_int_equal(waitpid(dead->pid, NULL, 0), dead->pid);
+    assert_int_equal(kvf_transport_connect(here.transport, dead->card, dead->card_bytes, &peer),
+                     KVF_E_PEER_LOST);
+    side_close(&here);
+    (void)close(dead->control);
+    (void)close(dead->answers);
+    free(dead);
+}
+
 static void a_card_of_a_dead_process_leads_nowhere(void **state) {
     test_child *dead = child_start(*state, 2);
     test_child copy = *dead;
@@ -419,6 +478,8 @@ int main(void) {
         NAMED(a_killed_owner_is_lost_and_other_owners_are_not),
         NAMED(an_owner_that_dies_without_having_answered_is_lost),
         NAMED(an_owner_whose_own_child_keeps_its_sockets_is_lost_all_the_same),
+        NAMED(an_endpoint_that_closes_is_lost_though_a_child_keeps_its_sockets),
+        NAMED(a_card_of_a_dead_process_whose_child_lives_leads_nowhere),
         NAMED(a_card_of_a_dead_process_leads_nowhere),
         NAMED(a_killed_consumer_leaves_its_owner_serving_others),
         NAMED(a_process_of_another_user_is_refused),

@@ -165,10 +165,9 @@ static kvf_status greet(const kvf_cuda_link *link, const kvf_cuda_card *card) {
 static kvf_status know_process(kvf_cuda_link *link, const kvf_cuda_card *card,
                                const kvf_cuda_region *regions) {
     pid_t process = 0;
-    kvf_status status = kvf_neighbour_process(link->fd, &process);
+    kvf_status status = kvf_neighbour_know_process(link->fd, &process, &link->process_fd);
     if (status)
         return status;
-    link->process_fd = kvf_neighbour_watch_process(process);
     if (memcmp(card->process, link->endpoint->card.process, CUDA_ID_BYTES) != 0)
         return KVF_OK;
     status = kvf_cuda_check_ours(card, regions, link->generation);
@@ -181,7 +180,7 @@ static void free_link(kvf_cuda_link *link) {
     kvf_free(link->unmapped);
     link->unmapped = NULL;
     kvf_cuda_fetch_close(link);
-    kvf_fd_close(&link->fd);
+    kvf_neighbour_hang_up(&link->fd);
     kvf_fd_close(&link->process_fd);
 }
 

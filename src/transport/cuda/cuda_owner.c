@@ -21,7 +21,8 @@ void kvf_cuda_owner_drop(kvf_cuda_client *client) {
     KVF_ASSERT(!client->back);
     KVF_LIST_REMOVE(endpoint->clients, client);
     endpoint->client_count--;
-    kvf_watch_close(endpoint->epoll_fd, &client->fd);
+    kvf_watch_remove(endpoint->epoll_fd, client->fd);
+    kvf_neighbour_hang_up(&client->fd);
     kvf_free(client->told);
     kvf_free(client);
 }
@@ -296,7 +297,7 @@ static bool wait_for_readers(kvf_cuda_endpoint *endpoint) {
 }
 
 bool kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint, bool wait) {
-    kvf_fd_close(&endpoint->listen_fd);
+    kvf_neighbour_stop_listening(&endpoint->listen_fd);
     for (kvf_cuda_client *client = endpoint->clients; client; client = client->following) {
         kvf_cuda_link *back = client->back;
         client->back = NULL;

@@ -65,7 +65,7 @@ static void shm_close(void *self) {
         kvf_fd_close(&endpoint->arenas[i].fd);
     }
     kvf_free(endpoint->arenas);
-    kvf_fd_close(&endpoint->listen_fd);
+    kvf_neighbour_stop_listening(&endpoint->listen_fd);
     kvf_wake_close(&endpoint->wake);
     kvf_timer_close(&endpoint->timer);
     kvf_fd_close(&endpoint->spare_fd);

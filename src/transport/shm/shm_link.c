@@ -106,10 +106,9 @@ bool kvf_shm_link_owner_lives(kvf_shm_link *link) {
 /* Opens the process at the other end, and checks that it is the one that wrote the card: if that one has died
  * meanwhile, its number may belong to another. */
 static kvf_status take_hold(kvf_shm_link *link) {
-    kvf_status status = kvf_neighbour_process(link->fd, &link->pid);
+    kvf_status status = kvf_neighbour_know_process(link->fd, &link->pid, &link->process_fd);
     if (status)
         return status;
-    link->process_fd = kvf_neighbour_watch_process(link->pid);
     uint64_t started = link->pid > 0 ? kvf_neighbour_started(link->pid) : 0;
     if (kvf_shm_link_lose_if_gone(link))
         return kvf_fail(KVF_E_PEER_LOST, "%s", link->why);
@@ -181,7 +180,8 @@ static kvf_status make_tables(kvf_shm_link *link) {
 
 void kvf_shm_link_hang_up(kvf_shm_link *link) {
     kvf_shm_slots_close(link);
-    kvf_watch_close(link->endpoint->epoll_fd, &link->fd);
+    kvf_watch_remove(link->endpoint->epoll_fd, link->fd);
+    kvf_neighbour_hang_up(&link->fd);
     kvf_watch_close(link->endpoint->epoll_fd, &link->process_fd);
     link->slices = (kvf_slices){0};
     link->ready = false;

@@ -46,7 +46,8 @@ static void free_client(kvf_shm_client *client) {
     (void)shm_gate_shut(client->gate);
     kvf_shm_gate_unmap(client->gate);
     kvf_fd_close(&client->gate_fd);
-    kvf_watch_close(endpoint->epoll_fd, &client->fd);
+    kvf_watch_remove(endpoint->epoll_fd, client->fd);
+    kvf_neighbour_hang_up(&client->fd);
     kvf_free(client);
 }
 
