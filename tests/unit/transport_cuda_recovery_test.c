@@ -231,6 +231,26 @@ static void an_owner_that_has_no_room_for_us_lives(void **state) {
     both_close();
 }
 
+/* It has no memory to read our greeting, and hangs up when our time is over: once without a word, too. */
+static void an_owner_without_memory_to_hear_us_lives(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    both_open();
+    assert_ok(kvf_transport_progress(owner.transport, NULL));
+    for (ahead_s = 0; ahead_s <= 16; ahead_s += 16) {
+        memory.fail_at = memory.calls + 1;
+        assert_ok(kvf_transport_progress(owner.transport, NULL));
+        assert_true(memory.calls >= memory.fail_at);
+    }
+    memory.fail_at = 0;
+    ahead_s = 0;
+    run_rounds();
+    assert_int_equal(writer.lost, 1);
+    assert_true(kvf_peer_lives(peer));
+    both_close();
+}
+
 /* What another user's process sees: 0 if it is refused by name, and then hung up on. */
 static int be_another_user(const unsigned char name[CUDA_ID_BYTES]) {
     int fd;
@@ -515,6 +535,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_owner_that_closes_is_lost_though_a_child_keeps_its_sockets),
         cmocka_unit_test(a_reader_that_hangs_up_is_gone_though_a_child_keeps_its_sockets),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
+        cmocka_unit_test_teardown(an_owner_without_memory_to_hear_us_lives, stop_counting_memory),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
         cmocka_unit_test(memory_is_freed_once_no_other_process_has_it_mapped),

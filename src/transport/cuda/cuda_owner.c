@@ -116,10 +116,13 @@ void kvf_cuda_owner_expire(kvf_cuda_endpoint *endpoint) {
         following = client->following;
         if (client->known)
             continue;
-        if (now - client->accepted_ns >= HELLO_NS)
+        if (now - client->accepted_ns >= HELLO_NS) {
+            if (!client->refused) /* this side may have had no memory to read its HELLO */
+                say_refused(client->fd, CUDA_REFUSED_FULL, endpoint->client_count);
             kvf_cuda_owner_drop(client);
-        else
+        } else {
             next = kvf_min_u64(next, client->accepted_ns + HELLO_NS);
+        }
     }
     kvf_timer_set(&endpoint->timer, next);
 }
