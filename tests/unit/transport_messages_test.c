@@ -224,6 +224,7 @@ static void an_owner_that_sends_a_message_without_an_end_is_cut_off(void **state
         (void)poll(NULL, 0, 1);
     }
     assert_non_null(strstr(here.lost_detail, "the peer sent a message without an end"));
+    assert_true(kvf_peer_lives(peer));
     assert_true(is_over(owner));
     kvf_transport_info info = {.struct_size = sizeof info};
     assert_int_equal(kvf_transport_get_info(here.transport, &info), KVF_OK);
@@ -342,6 +343,7 @@ static void a_host_that_does_not_answer_is_given_up_when_patience_ends(void **st
     const kvf_peer *peer = connect_to_port(&here, port.port);
     drive(&here, NULL, &here.lost, 1);
     assert_non_null(strstr(here.lost_detail, "the host did not answer"));
+    assert_true(kvf_peer_lives(peer));
     assert_null(kvf_peer_waiting(peer));
     empty_port(&port);
     (void)close(port.listener);
@@ -367,7 +369,23 @@ static void a_connection_that_ends_before_we_are_let_in_is_made_again(void **sta
     }
     (void)close(await_let_in(&here, peer, port)); /* after that it is lost */
     drive(&here, NULL, &here.lost, 1);
-    assert_non_null(strstr(here.lost_detail, "the peer's process has ended"));
+    assert_non_null(strstr(here.lost_detail, "the peer has ended the connection"));
+    (void)close(port);
+    side_close(&here);
+}
+
+/* The kernel takes connections for a process that is stopped, and after 15 s there is no handshake. */
+static void an_owner_that_does_not_shake_hands_lives(void **state) {
+    (void)state;
+    test_side here;
+    uint16_t number;
+    side_open(&here, &plain, 1);
+    const int port = open_port(&number);
+    const kvf_peer *peer = connect_to_port(&here, number);
+    (void)close(accept_from(port));
+    drive(&here, NULL, &here.lost, 1);
+    assert_non_null(strstr(here.lost_detail, "no handshake"));
+    assert_true(kvf_peer_lives(peer));
     (void)close(port);
     side_close(&here);
 }
@@ -1066,6 +1084,7 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
         drive(&here, NULL, &here.lost, 1);
         assert_int_equal(outcome.status, KVF_E_PEER_LOST);
         assert_non_null(strstr(here.lost_detail, "protocol"));
+        assert_true(kvf_peer_lives(peer));
         for (uint64_t at = 100; at < 120; at++)
             assert_int_equal(side_memory(&here, 0)[at], side_byte(1, 0, at));
         raw_owner_close(&owner);
@@ -1118,6 +1137,35 @@ a_connection_is_behind_while_bytes_of_reads_that_were_given_up_long_ago_are_to_c
     side_close(&here);
 }
 
+/* It hangs up on us without a word, as on a process that was stopped and read nothing. */
+static void an_owner_that_hangs_up_lives_while_it_listens(void **state) {
+    (void)state;
+    for (int listens = 0; listens < 2; listens++) {
+        test_side here;
+        uint16_t number;
+        int owner;
+        side_open(&here, &plain, 1);
+        int port = open_port(&number);
+        kvf_messages_card part = part_of(&here);
+        kvf_peer *peer;
+        part.port = number;
+        assert_int_equal(connect_by(&here, &here, &part, &peer), KVF_OK);
+        while ((owner = accept4(port, NULL, NULL, SOCK_CLOEXEC)) < 0)
+            (void)poll(NULL, 0, 1);
+        shake_hands(owner);
+        assert_int_equal(send(owner, (char[]){0, 1, MESSAGES_ALIVE}, 3, MSG_NOSIGNAL), 3);
+        while (!inside(&here)->links->welcome)
+            assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+        if (!listens)
+            kvf_fd_close(&port);
+        (void)close(owner);
+        drive(&here, NULL, &here.lost, 1);
+        assert_int_equal(kvf_peer_lives(peer), listens);
+        kvf_fd_close(&port);
+        side_close(&here);
+    }
+}
+
 /* ---- processes that die ---------------------------------------------------------------------- */
 
 static void a_killed_owner_is_lost(void **state) {
@@ -1156,6 +1204,7 @@ static void a_killed_owner_is_lost(void **state) {
         assert_non_null(strstr(outcome.detail, "messages: reading from side 2: "));
     }
     assert_non_null(strstr(here.lost_detail, "the peer's process has ended"));
+    assert_false(kvf_peer_lives(peer));
     assert_int_equal(kvf_transport_connect(here.transport, card, (size_t)bytes, &peer), KVF_E_PEER_LOST);
     assert_non_null(strstr(kvf_error_detail(), "nobody listens there"));
     side_close(&here);
@@ -1231,9 +1280,11 @@ int main(void) {
         cmocka_unit_test(a_host_name_that_is_not_known_is_told),
         cmocka_unit_test(another_endpoint_at_the_address_of_the_card_is_found_out),
         cmocka_unit_test(an_owner_that_sends_a_message_without_an_end_is_cut_off),
+        cmocka_unit_test(an_owner_that_hangs_up_lives_while_it_listens),
         cmocka_unit_test(a_host_that_does_not_answer_is_tried_until_it_does),
         cmocka_unit_test(a_host_that_does_not_answer_is_given_up_when_patience_ends),
         cmocka_unit_test(a_connection_that_ends_before_we_are_let_in_is_made_again),
+        cmocka_unit_test(an_owner_that_does_not_shake_hands_lives),
         cmocka_unit_test(a_client_that_says_anything_but_the_secret_is_hung_up_on),
         cmocka_unit_test(runs_outside_of_memory_are_refused_by_their_owner),
         cmocka_unit_test(a_stranger_that_says_too_much_is_not_heard_any_more),

@@ -322,7 +322,7 @@ struct kvf_messages_link {
     bool stirs;     /* there may be something to do */
     bool starved;   /* it waits for a slot */
     bool lost;      /* noticed; to be told to the front by progress() */
-    bool refused;   /* the owner refused or ended the connection, and lives */
+    bool lives;     /* once it is lost: the owner refused us, or this side gave up, so that it may live */
     char why[KVF_REASON_BYTES];
     kvf_slices slices;
     kvf_messages_asked asked[MESSAGES_WINDOW_MAX]; /* a ring */

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/descriptors.h"
+#include "base/tcp.h"
 #include "transport/messages/messages.h"
 
 /* Of a connection: two sockets, each with a descriptor, a third that ZeroMQ makes to watch it, and its own. The
@@ -39,6 +40,12 @@ static void lose(kvf_messages_link *link, const char *why) {
         return;
     link->lost = link->stirs = true;
     (void)snprintf(link->why, sizeof link->why, "%s", why);
+}
+
+/* Ends the link from this side: the owner may live. */
+static void give_up(kvf_messages_link *link, const char *why) {
+    link->lives = link->lives || !link->lost;
+    lose(link, why);
 }
 
 /* ---- sockets --------------------------------------------------------------------------------- */
@@ -139,18 +146,26 @@ static bool has_hope(const kvf_messages_link *link) {
     return false;
 }
 
-/* Tries the next host, or the first one again after a pause, or loses the link; `why` the last host failed, and whether
- * it may let us in later. */
-static void try_next(kvf_messages_link *link, const char *why, bool later) {
+/* How a host has failed. */
+typedef enum miss {
+    NOBODY_LISTENS,
+    SOMETHING_ELSE, /* as far as is known, the owner lives */
+    PERHAPS_LATER,  /* the same, and it may let us in later */
+} miss;
+
+/* Tries the next host, or the first one again after a pause, or loses the link; `why` the last host failed. */
+static void try_next(kvf_messages_link *link, const char *why, miss how) {
     char words[KVF_REASON_BYTES];
     const uint64_t now = kvf_now(&kvf_monotonic);
+    const bool later = how == PERHAPS_LATER;
     (void)snprintf(words, sizeof words, "%s: %s", link->address, why);
     hang_up(link, 0);
+    link->lives = link->lives || how != NOBODY_LISTENS;
     if (!later)
         link->hopeless |= 1u << host_of(link);
     const char *host = next_host(link);
     if (host && dial(link, host)) {
-        lose(link, kvf_error_detail());
+        give_up(link, kvf_error_detail());
     } else if (!host && (now >= link->until_ns || !has_hope(link))) {
         lose(link, words);
     } else if (!host) {
@@ -171,9 +186,10 @@ void kvf_messages_redial(kvf_messages_link *link) {
     }
     link->due_ns = 0;
     link->tried = 0;
+    link->lives = false; /* unless a host of this round says otherwise */
     link->stirs = true;
     if (dial(link, next_host(link)))
-        lose(link, kvf_error_detail());
+        give_up(link, kvf_error_detail());
 }
 
 /* ---- events of the connection ---------------------------------------------------------------- */
@@ -189,7 +205,7 @@ static void greet(kvf_messages_link *link) {
     unsigned char bytes[MESSAGES_HELLO_BYTES_MAX];
     size_t length = kvf_messages_hello_write(&hello, bytes);
     if (zmq_msg_init_size(&message, length)) {
-        lose(link, "no memory for a greeting");
+        give_up(link, "no memory for a greeting");
         return;
     }
     memcpy(zmq_msg_data(&message), bytes, length);
@@ -202,7 +218,7 @@ static void greet(kvf_messages_link *link) {
 static void say_notice(kvf_messages_link *link, const void *data, size_t bytes) {
     zmq_msg_t message;
     if (zmq_msg_init_size(&message, bytes + 1)) {
-        lose(link, "no memory for a notification");
+        give_up(link, "no memory for a notification");
         return;
     }
     unsigned char *at = zmq_msg_data(&message);
@@ -246,6 +262,12 @@ static const char *why_failed(const kvf_messages_link *link, uint32_t event, uin
                      : "no handshake: the endpoint that listens there is not that of the card";
 }
 
+static miss how_failed(const kvf_messages_link *link, uint32_t event) {
+    if (was_unanswered(link, event))
+        return PERHAPS_LATER;
+    return event == ZMQ_EVENT_CONNECT_RETRIED && link->found ? NOBODY_LISTENS : SOMETHING_ELSE;
+}
+
 static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) {
     if (event == ZMQ_EVENT_CONNECTED) {
         link->connected = true;
@@ -258,17 +280,25 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
     } else if (event == ZMQ_EVENT_DISCONNECTED && link->greeted) {
         link->broken = true;
     } else if (event != ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !link->greeted) {
-        try_next(link, why_failed(link, event, value), was_unanswered(link, event));
+        try_next(link, why_failed(link, event, value), how_failed(link, event));
     }
+}
+
+/* An owner hangs up without a word on a client that reads nothing, as this process does while it is stopped. Within a
+ * machine it then still listens, and lives. */
+static bool still_listens(const kvf_messages_link *link) {
+    return link->same_place && !kvf_tcp_is_deserted(link->card.hosts[host_of(link)], link->card.port);
 }
 
 static void end_broken(kvf_messages_link *link) {
     if (kvf_door_has_cut_off(&link->endpoint->calls, link->call))
-        lose(link, "it was closed here, because the peer sent a message without an end");
+        give_up(link, "it was closed here, because the peer sent a message without an end");
+    else if (link->welcome && still_listens(link))
+        give_up(link, "the peer has ended the connection, perhaps because this side read nothing for long");
     else if (link->welcome)
         lose(link, "the connection broke: the peer's process has ended, or the network failed");
     else
-        try_next(link, "the connection broke before the peer had let us in", true);
+        try_next(link, "the connection broke before the peer had let us in", PERHAPS_LATER);
 }
 
 /* One event; false: there is none. */
@@ -319,7 +349,7 @@ static void take_refusal(kvf_messages_link *link, const unsigned char *data, siz
                        "the peer says that this endpoint does not keep to the protocol (reason %u)", why);
     }
     const bool is_there = why != MESSAGES_REFUSED_CLOSED && why != MESSAGES_REFUSED_STRANGER;
-    link->refused = link->refused || (!link->lost && is_there);
+    link->lives = is_there;
     lose(link, words);
 }
 
@@ -348,6 +378,7 @@ static bool take_message(kvf_messages_link *link, const unsigned char *data, siz
         return take_taken(link, data, bytes);
     case MESSAGES_ALIVE:
         link->welcome = true;
+        link->lives = false; /* if this connection ends */
         kvf_peer_waits(link->peer, NULL);
         say_early(link);
         return true;
@@ -362,7 +393,7 @@ static bool receive_one(kvf_messages_link *link, uint64_t *budget) {
     (void)zmq_msg_init(&message);
     bool received = link->dealer && kvf_zmq_receive_frame(link->dealer, &message);
     if (received && !take_message(link, zmq_msg_data(&message), zmq_msg_size(&message), budget))
-        lose(link, "the peer does not keep to the protocol");
+        give_up(link, "the peer does not keep to the protocol");
     (void)zmq_msg_close(&message);
     return received;
 }
@@ -377,7 +408,7 @@ void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
     if (sent >= 0)
         return;
     (void)kvf_zmq_fail("sending to the peer");
-    lose(link, kvf_error_detail());
+    give_up(link, kvf_error_detail());
     (void)zmq_msg_close(message);
 }
 
@@ -391,7 +422,7 @@ static void tell_lost(kvf_messages_link *link) {
     link->starved = false;
     link->peer = NULL;
     if (peer)
-        (link->refused ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
+        (link->lives ? kvf_peer_refused : kvf_peer_lost)(peer, link->why);
 }
 
 bool kvf_messages_work(kvf_messages_link *link, uint64_t *budget) {
