@@ -306,10 +306,11 @@ static void a_process_of_another_user_is_refused_and_hung_up_on(void **state) {
 static pid_t have_a_child(void) {
     const pid_t child = fork();
     assert_true(child >= 0);
-    if (child == 0)
+    if (child == 0) {
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no process behind */
-    while (child == 0)
-        (void)pause();
+        for (;;)
+            (void)pause();
+    }
     return child;
 }
 
