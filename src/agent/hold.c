@@ -133,9 +133,19 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
     return KVF_OK;
 }
 
+/* Whether a call begins another try of a rank that has a lease: it has given up the try before, and its RELEASE, which is
+ * still to come, must not end the lease of this one. */
+static bool is_next_try(const kvf_reader *reader, const kvf_call_body *call, bool fresh) {
+    return reader && fresh && call->first_id == 0 && call->number != reader->asked;
+}
+
 /* Grants a lease, or grants the same lease again if the call is repeated. */
-static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *call) {
+static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_reader *reader = reader_of(hold, session);
+    if (is_next_try(reader, call, fresh)) {
+        kvf_reader_drop(reader);
+        reader = NULL;
+    }
     if (!reader && kvf_tally_of(&hold->tally, session->engine, session->rank) == KVF_TALLY_HAS_IT) {
         kvf_answer_status(session, call, KVF_E_EXISTS, "this rank has released the request already");
         return;
@@ -176,7 +186,7 @@ void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fres
         return;
     }
     if (hold && hold->base.state != KVF_TICKET_WAITING) {
-        grant(hold, session, call);
+        grant(hold, session, call, fresh);
         return;
     }
     status = kvf_early_keep(session, call, call->time_ns);
@@ -258,7 +268,8 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
     kvf_call_body waiting = *call;
     waiting.kind = KVF_CALL_ACQUIRE;
     kvf_early *early = fresh ? kvf_early_find(session, &waiting) : NULL;
-    if (early)
+    const bool tries_again = early && early->number > call->number;
+    if (early && !tries_again)
         kvf_early_free(early);
     if (call->earlier)
         (void)kvf_session_fresh(session, call->earlier);
@@ -266,11 +277,14 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
         const kvf_reader *reader = kvf_reader_find(session, call->generation);
         hold = reader ? reader->hold : NULL;
         agent->stats.messages_stale += fresh && !reader;
-    } else if (fresh) {
+    } else if (fresh && !tries_again) {
         hold = call->earlier ? granted_by(session, call->earlier) : NULL;
         if (!hold)
             hold = find_hold(agent, call->request);
-        if (!hold && call->status == KVF_OK) /* a consumer that gave up says nothing of a hold to come */
+        const kvf_reader *reader = hold ? reader_of(hold, session) : NULL;
+        if (reader && reader->asked > call->number) /* the lease of another try, which began since */
+            hold = NULL;
+        else if (!hold && call->status == KVF_OK) /* a consumer that gave up says nothing of a hold to come */
             status = kvf_early_keep(session, call, agent->options.lease_ns);
     }
     if (hold && !reader_of(hold, session)) /* otherwise its lease makes room */
@@ -298,7 +312,7 @@ static void serve_early(kvf_hold *hold) {
         kvf_session *session = early->session;
         kvf_early_free(early);
         if (call.kind == KVF_CALL_ACQUIRE)
-            grant(hold, session, &call);
+            grant(hold, session, &call, true);
         else
             (void)release(hold, session, call.rank_count, KVF_OK);
     }

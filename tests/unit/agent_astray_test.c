@@ -28,6 +28,41 @@ static void a_late_release_does_not_free_the_next_request_of_its_name(void **sta
     lease_close(&s);
 }
 
+/* D gives a pull up and tries again. P hears of the second try first. D may know its lease, or not yet; or there is none
+ * yet. */
+static void a_late_release_does_not_end_the_next_try(void **state) {
+    (void)state;
+    for (int known = 0; known < 3; known++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        s.wanted.request.bytes_per_second = 10000; /* 51,200 bytes */
+        s.wanted.request.way = KVF_WAY_DIRECT;
+        if (known > 0)
+            world_hold(&s.w.p, &s.held, s.theirs);
+        if (known == 1)
+            letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_ACQUIRE);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, SECOND);
+        letters_no_rules();
+        letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_RELEASE);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+        world_run_for(&s.w, 10 * MS);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, 50 * MS);
+        letters_no_rules();
+        world_run_for(&s.w, 3 * SECOND); /* the release is said again */
+        if (known == 0)
+            world_hold(&s.w.p, &s.held, s.theirs);
+        else
+            assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        lease_close(&s);
+    }
+}
+
 static void a_late_acquire_takes_no_lease_after_its_release(void **state) {
     (void)state;
     scene s;
@@ -369,6 +404,7 @@ static void cancelling_while_messages_go_astray_frees_everything_once(void **sta
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_late_release_does_not_free_the_next_request_of_its_name),
+        cmocka_unit_test(a_late_release_does_not_end_the_next_try),
         cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),
         cmocka_unit_test(parts_of_another_lease_or_a_beginning_anew_make_a_pull_begin_anew),
         cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
