@@ -62,10 +62,10 @@ typedef struct kvf_link_options {
      * An outgoing connection broke, or could not be made (`detail` says why). The link retries by itself, with pauses
      * that grow from 20 ms to 1 s, until kvf_link_disconnect(); each failed try is reported.
      *
-     * `status` is KVF_E_IO (no connection), KVF_E_TIMEOUT (no connection, because the host did not answer; the peer may
-     * still exist), KVF_E_PEER_LOST (it broke, perhaps in the handshake), KVF_E_PERMISSION (our key is not allowed, or
-     * only one side encrypts), KVF_E_PARSE (the other end speaks another protocol). Messages from before the break have
-     * been given to on_message.
+     * `status` is KVF_E_IO (no connection), KVF_E_TIMEOUT (no connection, because the host did not answer, or this
+     * process has no descriptor for it; the peer may still exist), KVF_E_PEER_LOST (it broke, perhaps in the handshake),
+     * KVF_E_PERMISSION (our key is not allowed, or only one side encrypts), KVF_E_PARSE (the other end speaks another
+     * protocol). Messages from before the break have been given to on_message.
      */
     void (*on_broken)(void *context, kvf_route route, kvf_status status, const char *detail);
     void *context;

@@ -133,6 +133,8 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
     bool waited =
         endpoint->port_at && kvf_now(link->clock) - dial->tried_ns >=
                                  KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
+    /* For want of a descriptor here: "localhost" cannot be looked up then, either. */
+    const bool unable = !dial->closed && (!has_name(endpoint) || endpoint->loopback);
     if (!dial->closed)
         *words = has_name(endpoint) ? "no connection: the host name could not be looked up"
                                     : "no connection: no socket could be made for it";
@@ -142,5 +144,5 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
         *words = "no connection: it was refused because nobody listens there";
     else
         *words = "no connection: it was refused, or there is no route to the host";
-    return dial->closed && waited ? KVF_E_TIMEOUT : KVF_E_IO;
+    return unable || (dial->closed && waited) ? KVF_E_TIMEOUT : KVF_E_IO;
 }

@@ -1,6 +1,7 @@
 /* Links: messages in both directions, connections that break and come back, what is refused, waiting. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -312,6 +313,28 @@ static void a_host_name_that_is_not_known_is_told(void **state) {
     assert_non_null(strstr(client.broken_detail, endpoint));
     assert_non_null(strstr(client.broken_detail, "the host name could not be looked up"));
     kvf_link_close(client.link);
+}
+
+/* The peer is there: it must not be taken for one that has ended. */
+static void without_a_descriptor_for_a_connection_the_peer_may_still_exist(void **state) {
+    (void)state;
+    end server, client;
+    struct rlimit before;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = ""});
+    const int next = dup(STDIN_FILENO); /* all lower numbers are open */
+    (void)close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)next, before.rlim_max}), 0);
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    work_until(client.broken_count >= 2, &client);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(client.broken_status, KVF_E_TIMEOUT);
+    assert_non_null(strstr(client.broken_detail, "no socket could be made"));
+    send_text(&client, route, "late");
+    work_until(server.message_count == 1, &server, &client);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
 }
 
 static void a_path_where_nobody_listens_is_told(void **state) {
@@ -776,6 +799,7 @@ int main(void) {
         cmocka_unit_test(a_port_that_speaks_something_else_is_told_and_tried_again),
         cmocka_unit_test(a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is),
         cmocka_unit_test(a_host_name_that_is_not_known_is_told),
+        cmocka_unit_test(without_a_descriptor_for_a_connection_the_peer_may_still_exist),
         cmocka_unit_test(a_path_where_nobody_listens_is_told),
         cmocka_unit_test(a_peer_that_comes_back_on_its_endpoint_is_reached_by_the_same_route),
         cmocka_unit_test(the_same_over_ipc),
