@@ -323,8 +323,16 @@ static void tell(kvf_flow *flow) {
         body.record_count = flow->push->base.records.count;
     }
     uint64_t deadline = kvf_agent_now(session->agent) + session->agent->options.lease_ns;
-    if (kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told))
-        flow->heard = true; /* no peer is left to answer it */
+    kvf_status status =
+        kvf_call_start(session, KVF_CALL_WRITTEN, &body, deadline, false, on_told, flow, &flow->told);
+    if (!status)
+        return;
+    flow->heard =
+        true; /* there is no answer to wait for: its next heartbeat tells the consumer, if it is there */
+    if (!flow->status) {
+        flow->status = status;
+        flow->detail = kvf_strdup(kvf_error_detail());
+    }
 }
 
 /* A connection that is to be passed over ends when nothing uses it, be it of another session. False: something does. */

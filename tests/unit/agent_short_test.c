@@ -49,9 +49,9 @@ static void start_all(scene *s, const char *id) {
     }
 }
 
-/* Takes the results of the requests that D started. */
+/* Takes the results of the requests that D started. Nothing that P gives is done of which D has not all. */
 static void end_all(scene *s) {
-    world_engine *d = &s->w.d;
+    world_engine *d = &s->w.d, *p = &s->w.p;
     s->done = 0;
     for (uint32_t r = 0; r < d->rank_count; r++) {
         const world_outcome *o = s->in[r] ? world_next(&s->w, d->agents[r], s->in[r]) : NULL;
@@ -64,6 +64,11 @@ static void end_all(scene *s) {
     }
     if (s->done == d->rank_count)
         assert_int_equal(world_wrong_cells(&s->w, d, &s->wanted, 7), 0);
+    for (uint32_t r = 0; r < p->rank_count; r++) {
+        const world_outcome *o = s->out[r] ? world_next(&s->w, p->agents[r], s->out[r]) : NULL;
+        if (o && o->kind == KVF_EVENT_DONE)
+            assert_int_equal(s->done, d->rank_count);
+    }
 }
 
 /* A line that cannot be written whole is not written. */
