@@ -16,10 +16,6 @@ void kvf_tcp_try_often(int fd);
 /** Sets for how long TCP waits for an acknowledgement of sent data before it gives the connection up. */
 void kvf_tcp_try_for(int fd, uint32_t milliseconds);
 
-/** Whether nothing listens at an address of this machine: connecting to it is refused, within 20 ms. False for a host that
- * is no numeric address. */
-bool kvf_tcp_is_deserted(const char *host, uint16_t port);
-
 /** How many bytes that came over a TCP connection its reader has received so far, or a few less; false: it is none, or
  * the kernel does not tell. */
 bool kvf_tcp_count_received(int fd, uint64_t *bytes);

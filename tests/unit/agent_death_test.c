@@ -28,7 +28,6 @@ static kvf_agent_options options_of(const setting *of) {
 
 /* The producer: writes one of the layers, reports it, and waits to be killed. */
 static void produce(const setting *of, int out) {
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no process behind */
     const kvf_agent_options options = options_of(of);
     world w = {.model = attention(4, 8, 8)};
     world_request held;
@@ -67,6 +66,7 @@ static pid_t start_producer(const scene *s, const setting *of, bool at_once) {
     assert_true(child >= 0);
     if (child > 0)
         return child;
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no process behind */
     if (!at_once) {
         if (read(s->order[0], listen, sizeof listen) != sizeof listen)
             _exit(1);

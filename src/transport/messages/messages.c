@@ -293,7 +293,10 @@ static kvf_status progress(void *self, bool *busy) {
     kvf_messages_endpoint *endpoint = self;
     uint64_t budget = KVF_SLICE_BYTES, serving = MESSAGES_SERVED_BYTES;
     *busy = false;
-    endpoint->now = kvf_now(&kvf_monotonic);
+    const uint64_t now = kvf_now(&kvf_monotonic);
+    if (endpoint->now > 0 && now - endpoint->now >= MESSAGES_ABSENT_NS)
+        endpoint->absent_ns = now;
+    endpoint->now = now;
     look_around(endpoint);
     kvf_messages_slots_back(endpoint);
     for (kvf_messages_link *link = endpoint->links, *next; link; link = next) {

@@ -63,6 +63,9 @@
 #define MESSAGES_NEW_SLOTS 16u /* of all slots, for clients of the last second */
 #define MESSAGES_STUCK_NS                                                                                    \
     UINT64_C(2000000000) /* a client that reads nothing for so long, while others wait for slots, goes */
+#define MESSAGES_ABSENT_NS                                                                                   \
+    (MESSAGES_STUCK_NS / 4 * 3) /* without progress: an owner may have hung up on us ... */
+#define MESSAGES_ABSENCE_COUNTS_NS (5 * KVF_SECOND) /* ... of which we hear by then */
 #define MESSAGES_NEW_NS KVF_SECOND
 #define MESSAGES_LINGER_MS 200 /* time for a closed connection to send its last messages */
 #define MESSAGES_ADDRESS_BYTES (MESSAGES_HOST_BYTES + 16u)
@@ -141,12 +144,13 @@ typedef struct kvf_messages_endpoint {
     bool router_stirs;    /* there may be messages to read */
     kvf_door door;        /* of the router */
     int door_fd;
-    bool door_stirs;  /* it may have events, ... */
-    uint64_t door_ns; /* ... which are not read before this time */
-    kvf_door calls;   /* the connections that we make */
-    bool calls_stir;  /* they bring something */
-    kvf_timer timer;  /* for the doors */
-    uint64_t now;     /* of this progress() */
+    bool door_stirs;    /* it may have events, ... */
+    uint64_t door_ns;   /* ... which are not read before this time */
+    kvf_door calls;     /* the connections that we make */
+    bool calls_stir;    /* they bring something */
+    kvf_timer timer;    /* for the doors */
+    uint64_t now;       /* of this progress() */
+    uint64_t absent_ns; /* when progress was last made after a long pause; 0: never */
 
     kvf_messages_client *clients;                /* by number */
     kvf_turns turns;                             /* of clients with something to do, */

@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/descriptors.h"
-#include "base/tcp.h"
 #include "transport/messages/messages.h"
 
 /* Of a connection: two sockets, each with a descriptor, a third that ZeroMQ makes to watch it, and its own. The
@@ -284,16 +283,18 @@ static void take_event(kvf_messages_link *link, uint32_t event, uint32_t value) 
     }
 }
 
-/* An owner hangs up without a word on a client that reads nothing, as this process does while it is stopped. Within a
- * machine it then still listens, and lives. */
-static bool still_listens(const kvf_messages_link *link) {
-    return link->same_place && !kvf_tcp_is_deserted(link->card.hosts[host_of(link)], link->card.port);
+/* An owner hangs up without a word on a client that takes none of its answers for long, as this process does while it is
+ * stopped. Whether somebody still listens does not tell: of a process that ends, the kernel may close that last. */
+static bool may_have_held_it_up(const kvf_messages_link *link) {
+    const kvf_messages_endpoint *endpoint = link->endpoint;
+    return link->count > link->writes && endpoint->absent_ns > 0 &&
+           endpoint->now - endpoint->absent_ns < MESSAGES_ABSENCE_COUNTS_NS;
 }
 
 static void end_broken(kvf_messages_link *link) {
     if (kvf_door_has_cut_off(&link->endpoint->calls, link->call))
         give_up(link, "it was closed here, because the peer sent a message without an end");
-    else if (link->welcome && still_listens(link))
+    else if (link->welcome && may_have_held_it_up(link))
         give_up(link, "the peer has ended the connection, perhaps because this side read nothing for long");
     else if (link->welcome)
         lose(link, "the connection broke: the peer's process has ended, or the network failed");
