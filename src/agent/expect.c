@@ -252,22 +252,22 @@ static void expect_check(kvf_asker *expect) {
 
 static const kvf_ticket_ops expect_ops;
 
-kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
+static kvf_asker *find(const kvf_agent *agent, uint64_t generation) {
     const uint64_t number = generation & ~KVF_EXPECTATION;
-    kvf_ticket *expect = generation == number ? NULL : kvf_ticket_find(agent, number, &expect_ops);
-    bool live = expect && (expect->state == KVF_TICKET_ASKING || expect->state == KVF_TICKET_MOVING);
-    return live ? kvf_asker_of(expect) : NULL;
+    return number == generation ? NULL : kvf_asker_of(kvf_ticket_find(agent, number, &expect_ops));
+}
+
+kvf_asker *kvf_expect_moving(const kvf_agent *agent, uint64_t generation) {
+    kvf_asker *expect = find(agent, generation);
+    bool live =
+        expect && (expect->base.state == KVF_TICKET_ASKING || expect->base.state == KVF_TICKET_MOVING);
+    return live ? expect : NULL;
 }
 
 bool kvf_expect_was(const kvf_agent *agent, uint64_t generation) {
     const uint64_t number = generation & ~KVF_EXPECTATION;
     return generation != number && number > 0 && number <= agent->next_ticket &&
            !kvf_expect_moving(agent, generation);
-}
-
-static kvf_asker *find(const kvf_agent *agent, uint64_t generation) {
-    const uint64_t number = generation & ~KVF_EXPECTATION;
-    return number == generation ? NULL : kvf_asker_of(kvf_ticket_find(agent, number, &expect_ops));
 }
 
 static kvf_source *source_of(const kvf_asker *expect, const kvf_session *session) {
