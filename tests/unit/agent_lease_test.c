@@ -276,8 +276,7 @@ static void a_lease_outlives_the_loss_of_the_session_in_which_it_was_granted(voi
         world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
         world_run_for(&s.w, 500 * MS);
         assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
-        world_session(s.p, true)->peer_lost = true;
-        kvf_sessions_due(s.p, 0);
+        world_lose(s.p, world_session(s.p, true));
         world_run_for(&s.w, SECOND);
         assert_int_equal(world_stats(s.p).peers_lost, 1);
         assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);

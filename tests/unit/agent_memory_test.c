@@ -196,6 +196,14 @@ static void a_pull_is_verified_while_another_region_is_gone(void **state) {
     tear_down(&s);
 }
 
+/* P takes the memory of its states back, and registers it again: its sessions get new ids. */
+static void renew_states(const scene *s) {
+    const uint32_t states = kvf_shard_placement(kvf_engine_shard(s->w.p.engine, 0), 1, 1, 0)->region;
+    const kvf_memory memory = s->p->regions[states];
+    assert_ok(kvf_agent_unregister_region(s->p, states));
+    assert_ok(kvf_agent_register_region(s->p, states, &memory));
+}
+
 /* The region has no blocks of the push. D notices with its next sign of life, and joins again for its next request, but
  * it has not lost P. */
 static void a_push_goes_on_while_its_consumer_joins_again_because_another_region_has_changed(void **state) {
@@ -218,10 +226,7 @@ static void a_push_goes_on_while_its_consumer_joins_again_because_another_region
     world_push(&s.w.p, &s.held, s.theirs);
     world_ready(&s.w.p, s.theirs);
     world_run_for(&s.w, 100 * MS);
-    const uint32_t states = kvf_shard_placement(kvf_engine_shard(s.w.p.engine, 0), 1, 1, 0)->region;
-    const kvf_memory memory = s.p->regions[states];
-    assert_ok(kvf_agent_unregister_region(s.p, states));
-    assert_ok(kvf_agent_register_region(s.p, states, &memory));
+    renew_states(&s);
     world_until(&s.w, s.d->all_sessions->openings == 2);
     world_request_make(&s.w, &s.w.p, "next", 50, 20, 1, &held);
     world_request_make(&s.w, &s.w.d, "next", 50, 20, 1, &wanted);
@@ -259,10 +264,7 @@ static void a_push_that_ends_before_its_consumer_has_greeted_anew_is_done(void *
         if (told) /* in the former session, which D has left when it hears that */
             world_ready(&s.w.p, s.theirs);
         world_run_for(&s.w, 100 * MS);
-        const uint32_t states = kvf_shard_placement(kvf_engine_shard(s.w.p.engine, 0), 1, 1, 0)->region;
-        const kvf_memory memory = s.p->regions[states];
-        assert_ok(kvf_agent_unregister_region(s.p, states));
-        assert_ok(kvf_agent_register_region(s.p, states, &memory));
+        renew_states(&s);
         if (!told) {
             letters_no_rules();
             world_ready(&s.w.p, s.theirs);

@@ -49,7 +49,7 @@ static void start_all(scene *s, const char *id) {
     }
 }
 
-/* Takes the results of the requests that D started. Nothing that P gives is done of which D has not all. */
+/* Takes the results of the requests that D started. A push or hold of P is done only if D has all of it. */
 static void end_all(scene *s) {
     world_engine *d = &s->w.d, *p = &s->w.p;
     s->done = 0;

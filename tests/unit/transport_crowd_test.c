@@ -11,18 +11,10 @@
 static void a_full_queue_of_connections_only_delays_a_newcomer(void **state) {
     (void)state;
     test_side owner, here;
-    int fds[1000], count = 0;
+    int fds[RAW_QUEUE_MAX];
     side_open(&owner, &raw_brought, 2);
     side_open(&here, &raw_brought, 1);
-    kvf_shm_card card = raw_card(&owner);
-    struct sockaddr_un address;
-    socklen_t length = kvf_shm_socket_address(card.name, &address);
-    for (bool full = false; !full; count++) {
-        assert_true(count < 1000);
-        fds[count] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        assert_true(fds[count] >= 0);
-        full = connect(fds[count], (const struct sockaddr *)&address, length) != 0;
-    }
+    uint32_t count = raw_fill_queue(&owner, fds);
     kvf_peer *peer = side_connect(&here, &owner);
     assert_int_equal(kvf_transport_notify(peer, "x", 1), KVF_E_AGAIN);
     kvf_run run = {0, 0, 60000, 1, 1};

@@ -319,7 +319,7 @@ static void end_child(pid_t child) {
     assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
-/* What the writer would read then may be other bytes. */
+/* If the writer went on reading, it could get bytes that were put there later. */
 static void an_owner_that_closes_is_lost_though_a_child_keeps_its_sockets(void **state) {
     (void)state;
     both_open();

@@ -34,6 +34,20 @@ int raw_connect(const kvf_shm_card *card) {
     return fd;
 }
 
+uint32_t raw_fill_queue(const test_side *owner, int fds[RAW_QUEUE_MAX]) {
+    const kvf_shm_card card = raw_card(owner);
+    struct sockaddr_un address;
+    const socklen_t length = kvf_shm_socket_address(card.name, &address);
+    uint32_t count = 0;
+    for (bool full = false; !full; count++) {
+        assert_true(count < RAW_QUEUE_MAX);
+        fds[count] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        assert_true(fds[count] >= 0);
+        full = connect(fds[count], (const struct sockaddr *)&address, length) != 0;
+    }
+    return count;
+}
+
 void raw_send(int fd, const void *message, size_t bytes, int passed) {
     assert_int_equal(kvf_shm_send(fd, message, bytes, passed), KVF_OK);
 }

@@ -28,6 +28,11 @@ void raw_send(int fd, const void *message, size_t bytes, int passed);
 /** The same, with one descriptor `times` times. */
 void raw_send_many(int socket, const void *message, size_t bytes, int passed, uint32_t times);
 
+#define RAW_QUEUE_MAX 1000u
+/** Connects without being accepted until the owner's queue is full: the last of the sockets is not connected. Returns how
+ * many there are; the caller closes them. */
+uint32_t raw_fill_queue(const test_side *owner, int fds[RAW_QUEUE_MAX]);
+
 /** Makes a raw client that has shown the key and read the owner's first messages. */
 int raw_client(test_side *owner);
 /** The same, with a valid buffer of two slots of 64 KiB. */

@@ -205,7 +205,10 @@ static void give_descriptors_back(void) {
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &descriptors_before), 0);
 }
 
-/* Whoever waits for the owner may not take its last writes for over: it lives, and may connect again. */
+/* Both regions are memory that the transport allocated. */
+static const pair_kind allocated = {"shm", {true, true}, "shm", {0}};
+
+/* We have lost the owner, and are told that it lives: it may connect again and write. */
 static void require_lives(test_side *here, test_side *there, const kvf_peer *peer) {
     drive(here, there, &here->lost, 1);
     assert_true(kvf_peer_lives(peer));
@@ -251,10 +254,9 @@ static void an_owner_without_a_descriptor_for_our_buffer_lives(void **state) {
     side_close(&there);
 }
 
-/* We cannot take what it sends, which it has not closed. */
+/* It has sent a descriptor of its memory, and we have none left to take it. */
 static void an_owner_for_whose_memory_we_have_no_descriptor_lives(void **state) {
     (void)state;
-    static const pair_kind allocated = {"shm", {true, true}, "shm", {0}};
     test_side here, there;
     side_open(&here, &allocated, 1);
     side_open(&there, &allocated, 2);
@@ -272,18 +274,10 @@ static void an_owner_for_whose_memory_we_have_no_descriptor_lives(void **state) 
 static void an_owner_that_accepts_nobody_lives(void **state) {
     (void)state;
     test_side here, there;
-    int fds[1000], count = 0;
+    int fds[RAW_QUEUE_MAX];
     side_open(&here, &raw_brought, 1);
     side_open(&there, &raw_brought, 2);
-    const kvf_shm_card card = raw_card(&there);
-    struct sockaddr_un address;
-    const socklen_t length = kvf_shm_socket_address(card.name, &address);
-    for (bool full = false; !full; count++) {
-        assert_true(count < 1000);
-        fds[count] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        assert_true(fds[count] >= 0);
-        full = connect(fds[count], (const struct sockaddr *)&address, length) != 0;
-    }
+    uint32_t count = raw_fill_queue(&there, fds);
     kvf_peer *peer = side_connect(&here, &there);
     ahead_s = 11;
     require_lives(&here, NULL, peer);
@@ -319,7 +313,6 @@ static void spring_trap(int number) {
 }
 
 static kvf_status move_into_trap(test_side *here, test_side *there, bool fences, const kvf_peer **out) {
-    static const pair_kind allocated = {"shm", {true, true}, "shm", {0}};
     const kvf_run read = {0, 0, 4096, 0, 0}, write = {0, 0, 2u << 20, 0, 0};
     test_outcome outcome = {0};
     struct sigaction action = {.sa_handler = spring_trap}, before;
@@ -357,7 +350,6 @@ static void a_read_of_memory_that_is_taken_back_meanwhile_has_not_moved(void **s
 
 static void what_is_read_in_place_is_void_once_the_memory_is_taken_back(void **state) {
     (void)state;
-    static const pair_kind allocated = {"shm", {true, true}, "shm", {0}};
     test_side here, there;
     side_open(&here, &allocated, 1);
     side_open(&there, &allocated, 2);
