@@ -43,13 +43,13 @@ KVF_DEVICE uint64_t kvf_hash_granule(const kvf_hashed_cell *cell, uint32_t at, u
     }
     switch (bytes) {
     case 8:
-        return *(const uint64_t *)KVF_REACH(address);
+        return KVF_READ(uint64_t, address);
     case 4:
-        return *(const uint32_t *)KVF_REACH(address);
+        return KVF_READ(uint32_t, address);
     case 2:
-        return *(const uint16_t *)KVF_REACH(address);
+        return KVF_READ(uint16_t, address);
     default:
-        return *(const uint8_t *)KVF_REACH(address);
+        return KVF_READ(uint8_t, address);
     }
 }
 

@@ -16,9 +16,9 @@
  * of a thread come before its stores. Addresses are found by multiplying with prepared reciprocals (kvf_divisor).
  *
  * This header is compiled twice: for devices, and for the host, where tests run it thread by thread. The including file
- * defines KVF_DEVICE (prefix of a function), KVF_REACH(address) (a pointer for an address of a device), KVF_UNROLL
- * (prefix of a loop of constant length), and KVF_LOAD(type, address) and KVF_STORE(type, address, value), for bytes
- * that are touched once.
+ * defines KVF_DEVICE (prefix of a function), KVF_UNROLL (prefix of a loop of constant length), KVF_READ(type, address)
+ * (what lies at an address of a device), and KVF_LOAD(type, address) and KVF_STORE(type, address, value), for bytes that
+ * are touched once.
  */
 #ifndef KVF_CUDA_KERNEL_MOVE_H
 #define KVF_CUDA_KERNEL_MOVE_H
@@ -54,7 +54,7 @@ KVF_DEVICE uint64_t kvf_address(const kvf_cuda_side *side, uint32_t row, uint32_
     if (side->blocks) {
         const uint32_t kernel = kvf_quotient(row, side->block_rows);
         const uint32_t logical = kvf_quotient(kernel, side->kernel_blocks);
-        const uint32_t id = ((const uint32_t *)KVF_REACH(side->blocks))[logical];
+        const uint32_t id = KVF_READ(uint32_t, side->blocks + logical * sizeof(uint32_t));
         const uint64_t block =
             (uint64_t)id * side->kernel_blocks.by + (kernel - logical * side->kernel_blocks.by);
         address += block * side->block_stride;

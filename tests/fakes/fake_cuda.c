@@ -13,13 +13,16 @@
  * multiprocessors of each device (4); with FAKE_CUDA_APART no device reaches another's memory; with FAKE_CUDA_RDMA=0 no
  * device has memory of cuMemCreate() for network cards; with FAKE_CUDA_DMA_BUF=0 the driver has no dma-buf; with
  * FAKE_CUDA_NO_CHANNEL the process may not use fabric handles; with FAKE_CUDA_ALIASED=1 devices reach registered memory of the host at other addresses than the host, as with WSL 2;
- * of what every FAKE_CUDA_SPOIL-th launch of a kernel has moved, a bit is wrong.
+ * of what every FAKE_CUDA_SPOIL-th launch of a kernel has moved, a bit is wrong; with FAKE_CUDA_STRICT=1000 calls wait as
+ * after fake_cuda_strict(1), but streams have room for 1000 actions.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "fake_cuda_inside.h"
+
+#define STREAM_ROOM 16u
 
 fake_cuda fake = {.lock = PTHREAD_MUTEX_INITIALIZER};
 _Thread_local CUcontext fake_current[DEPTH];
@@ -48,6 +51,7 @@ size_t fake_cuda_left(void) {
 
 void fake_cuda_strict(int strict) {
     fake.strict = strict != 0;
+    fake.room = STREAM_ROOM;
 }
 
 void fake_cuda_pooled(int pooled) {
@@ -82,20 +86,26 @@ CUresult cuInit(unsigned flags) {
     (void)flags;
     const CUresult told = fake_told(__func__);
     fake.started = fake.started || !told;
+    if (getenv("FAKE_CUDA_STRICT")) {
+        fake.strict = true;
+        fake.room = (unsigned)fake_number("FAKE_CUDA_STRICT", STREAM_ROOM);
+    }
     return told;
 }
 
 CUresult cuGetErrorName(CUresult result, const char **text) {
-    *text = result == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
-            : result == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-                                        : "CUDA_ERROR_OF_THE_STAND_IN";
+    *text = result == OUT_OF_MEMORY                   ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : result == ILLEGAL_ADDRESS               ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : result == CUDA_ERROR_MISALIGNED_ADDRESS ? "CUDA_ERROR_MISALIGNED_ADDRESS"
+                                                      : "CUDA_ERROR_OF_THE_STAND_IN";
     return 0;
 }
 
 CUresult cuGetErrorString(CUresult result, const char **text) {
-    *text = result == OUT_OF_MEMORY     ? "out of memory"
-            : result == ILLEGAL_ADDRESS ? "an illegal memory access was encountered"
-                                        : "something else";
+    *text = result == OUT_OF_MEMORY                   ? "out of memory"
+            : result == ILLEGAL_ADDRESS               ? "an illegal memory access was encountered"
+            : result == CUDA_ERROR_MISALIGNED_ADDRESS ? "misaligned address"
+                                                      : "something else";
     return 0;
 }
 
@@ -174,10 +184,9 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-    static bool enabled[KVF_CUDA_DEVICES_MAX][KVF_CUDA_DEVICES_MAX];
     BEGIN;
     (void)flags;
-    bool *now = &enabled[fake_current[fake_depth - 1]->device][peer->device];
+    bool *now = &fake.peers[fake_current[fake_depth - 1]->device][peer->device];
     if (*now)
         return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     *now = true;

@@ -17,6 +17,7 @@ enum {
     INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     PEER_ACCESS_UNSUPPORTED = 217,
+    INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712,
@@ -46,8 +47,11 @@ typedef struct fake_cuda {
     int stuck;
     _Atomic bool started; /* by cuInit() */
     bool strict;          /* it makes callers wait where the driver may */
+    unsigned room;        /* actions that a stream has room for then */
     bool pooled;          /* new memory is like that of a memory pool */
     int running;          /* the device whose stream runs an action */
+    bool peers[KVF_CUDA_DEVICES_MAX]
+              [KVF_CUDA_DEVICES_MAX]; /* whether kernels of the first reach the second */
 } fake_cuda;
 
 extern fake_cuda fake;
@@ -110,6 +114,8 @@ typedef struct fake_range {
     size_t bytes;
     int file, device;
     bool pooled;      /**< it has no handles */
+    uint64_t inode;   /**< MAPPED: of the file that a handle has named */
+    unsigned opened;  /**< MAPPED: how often it was opened and not closed */
     void *allocation; /**< VIRTUAL: what is mapped here */
     uint64_t access;  /**< VIRTUAL: a bit for each device that may use it */
     bool rdma;        /**< VIRTUAL: it was created for network cards */
@@ -123,6 +129,9 @@ fake_range *fake_range_new(void);
 
 /** For a kernel or a copy: where the host finds these bytes; an address outside all memory ends the context. */
 void *fake_reach(uint64_t address, uint64_t bytes);
+
+/** For one access of a kernel: it must also be aligned, and to memory that its device was let reach. */
+void *fake_access(uint64_t address, uint64_t bytes);
 
 /** Whether the driver knows the address. */
 bool fake_knows(uint64_t address);

@@ -66,14 +66,33 @@ static bool reaches(const range *found, uint64_t address, uint64_t bytes) {
     return false;
 }
 
+static void stick(int result) {
+    fake.stuck = fake.stuck ? fake.stuck : result;
+}
+
 void *fake_reach(uint64_t address, uint64_t bytes) {
     static _Alignas(64) unsigned char nowhere[64];
     const range *found = fake_range_at(address);
     if (!found || !reaches(found, address, bytes)) {
-        fake.stuck = ILLEGAL_ADDRESS;
+        stick(ILLEGAL_ADDRESS);
         return nowhere;
     }
     return found->shadow + (address - found->address);
+}
+
+/* Kernels, unlike copies, must have been let reach another device. */
+static bool is_let_reach(const range *found) {
+    return found->device == fake.running || (found->kind != DEVICE && found->kind != MAPPED) ||
+           (found->kind == DEVICE && fake.peers[fake.running][found->device]);
+}
+
+void *fake_access(uint64_t address, uint64_t bytes) {
+    const range *found = fake_range_at(address);
+    if (address % bytes)
+        stick(CUDA_ERROR_MISALIGNED_ADDRESS);
+    else if (found && !is_let_reach(found))
+        stick(ILLEGAL_ADDRESS);
+    return fake_reach(address, bytes);
 }
 
 range *fake_range_new(void) {
@@ -290,7 +309,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     handle made = {.process = getpid()};
     (void)pthread_mutex_lock(&fake.lock);
     const range *found = fake_range_at(address);
-    const bool good = found && found->kind == DEVICE && !found->pooled;
+    const bool good = found && found->kind == DEVICE && !found->pooled && found->address == address;
     if (good) {
         made.file = found->file;
         made.bytes = found->bytes;
@@ -303,18 +322,38 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return good ? 0 : INVALID_VALUE;
 }
 
-/* Like the driver, this takes memory of a device that the process does not see. */
+/* What the current device has opened of a file. */
+static range *opened_before(uint64_t inode) {
+    for (size_t i = 0; i < RANGES; i++)
+        if (ranges[i].kind == MAPPED && ranges[i].inode == inode &&
+            ranges[i].device == fake_current[fake_depth - 1]->device)
+            return &ranges[i];
+    return NULL;
+}
+
+/* Like the driver, this takes memory of a device that the process does not see, and gives the address that the current
+ * device has for it already, if it has one. */
 static CUresult open_handle(const handle *given, CUdeviceptr *address) {
     char path[64];
     if (given->device != fake_of_machine(fake_current[fake_depth - 1]->device) && getenv("FAKE_CUDA_APART"))
         return PEER_ACCESS_UNSUPPORTED;
     (void)snprintf(path, sizeof path, "/proc/%ld/fd/%ld", given->process, given->file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
-    if (file >= 0 && given->bytes > 0 && inode_of(file) == given->inode)
-        return map(file, given->bytes, MAPPED, address);
-    if (file >= 0)
+    const bool good = file >= 0 && given->bytes > 0 && inode_of(file) == given->inode;
+    range *opened = good ? opened_before(given->inode) : NULL;
+    if (file >= 0 && (!good || opened))
         (void)close(file);
-    return INVALID_VALUE;
+    if (!good)
+        return INVALID_VALUE;
+    const CUresult result = opened ? 0 : map(file, given->bytes, MAPPED, address);
+    if (result)
+        return result;
+    if (!opened)
+        opened = fake_range_at(*address);
+    opened->inode = given->inode;
+    opened->opened++;
+    *address = opened->address;
+    return 0;
 }
 
 /* Like the driver, this fails in the process that made the handle. */
@@ -335,7 +374,13 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     BEGIN;
     fake_wait_for_streams();
     (void)pthread_mutex_lock(&fake.lock);
-    const CUresult result = unmap(address, MAPPED);
+    range *found = fake_range_at(address);
+    CUresult result = 0;
+    if (!found || found->kind != MAPPED || found->address != address ||
+        found->device != fake_current[fake_depth - 1]->device)
+        result = INVALID_VALUE;
+    else if (--found->opened == 0)
+        result = unmap(address, MAPPED);
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }

@@ -4,11 +4,10 @@
 
 #include "fake_cuda_inside.h"
 
-#define STREAM_ROOM 16u
-
 typedef enum action_kind { COPY, FILL, LAUNCH, RECORD, WAIT, WAIT_VALUE, RELEASE } action_kind;
 
 struct CUevent_st {
+    int device;
     uint64_t recorded, reached; /* records that were put on streams, and those that have run */
     unsigned waits;             /* for it, on streams */
     bool destroyed;             /* by its creator; it stays while a stream refers to it */
@@ -18,7 +17,14 @@ struct CUevent_st {
 struct CUfunc_st {
     const char *name;
     void (*run)(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks);
+    int device;
     _Atomic bool loaded;
+};
+
+#define KERNELS 3u
+
+struct CUmod_st {
+    struct CUfunc_st kernels[KERNELS];
 };
 
 struct CUmemPoolHandle_st {
@@ -50,16 +56,32 @@ struct CUstream_st {
 };
 
 static struct CUstream_st *streams;
+static struct CUstream_st defaults[KVF_CUDA_DEVICES_MAX]; /* of devices: the stream whose handle is NULL */
+
+/* For a call that a stream is given to. */
+static CUstream stream_of(CUstream given) {
+    const int device = fake_current[fake_depth - 1]->device;
+    CUstream own = &defaults[device];
+    if (given)
+        return given;
+    (void)pthread_mutex_lock(&fake.lock);
+    if (!own->last) {
+        *own = (struct CUstream_st){.last = &own->first, .device = device, .next = streams};
+        streams = own;
+    }
+    (void)pthread_mutex_unlock(&fake.lock);
+    return own;
+}
 
 /* ---- kernels ------------------------------------------------------------------------------------ */
 
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
-#define KVF_REACH(address) fake_reach(address, 1)
-#define KVF_LOAD(type, address) *(const type *)KVF_REACH(address)
-#define KVF_STORE(type, address, value) *(type *)KVF_REACH(address) = (value)
+#define KVF_READ(type, address) (*(const type *)fake_access(address, sizeof(type)))
+#define KVF_LOAD KVF_READ
+#define KVF_STORE(type, address, value) *(type *)fake_access(address, sizeof(type)) = (value)
 #define KVF_CONSTANT static const
-#define KVF_ADD_SUM(address, hash) *(uint64_t *)fake_reach(address, sizeof(uint64_t)) += (hash)
+#define KVF_ADD_SUM(address, hash) *(uint64_t *)fake_access(address, sizeof(uint64_t)) += (hash)
 #include "cuda/kernel_hash.h"
 
 /* Changes a bit of what every FAKE_CUDA_SPOIL-th launch has moved. */
@@ -94,36 +116,36 @@ static void hash_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t 
             kvf_hash_thread(given, count, tiles, block, blocks, thread);
 }
 
-static struct CUfunc_st kernels[] = {{"kvf_copy_cells", copy_cells, false},
-                                     {"kvf_convert_cells", convert_cells, false},
-                                     {"kvf_hash_cells", hash_cells, false}};
-
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     BEGIN;
-    static int loaded;
+    const int device = fake_current[fake_depth - 1]->device;
     fake_wait_for_streams();
     /* Machine code is an ELF file, and PTX a text that begins with a comment. */
     if (memcmp(image, "\177ELF", 4) != 0 && memcmp(image, "//", 2) != 0)
         return INVALID_IMAGE;
-    *module = (CUmodule)(void *)&loaded;
+    *module = calloc(1, sizeof **module);
+    if (!*module)
+        return OUT_OF_MEMORY;
+    **module = (struct CUmod_st){{{"kvf_copy_cells", copy_cells, device, false},
+                                  {"kvf_convert_cells", convert_cells, device, false},
+                                  {"kvf_hash_cells", hash_cells, device, false}}};
     fake.left++;
     return 0;
 }
 
 CUresult cuModuleUnload(CUmodule module) {
     BEGIN;
-    (void)module;
     fake_wait_for_streams();
+    free(module);
     fake.left--;
     return 0;
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     BEGIN;
-    (void)module;
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        if (strcmp(kernels[i].name, name) == 0) {
-            *function = &kernels[i];
+    for (size_t i = 0; i < KERNELS; i++)
+        if (strcmp(module->kernels[i].name, name) == 0) {
+            *function = &module->kernels[i];
             return 0;
         }
     return NOT_FOUND;
@@ -289,6 +311,8 @@ CUresult cuGraphDestroy(void *graph) {
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
     BEGIN_PUT;
     (void)mode;
+    if (!stream)
+        return CAPTURE_UNSUPPORTED;
     stream->capture = CAPTURED;
     return 0;
 }
@@ -328,7 +352,7 @@ static bool has_room(CUstream stream) {
     unsigned count = 0;
     for (const action *at = stream->first; at; at = at->next)
         count++;
-    return !fake.strict || count < STREAM_ROOM;
+    return !fake.strict || count < fake.room;
 }
 
 /* Waits for room; needs the lock, and gives it up meanwhile. */
@@ -340,7 +364,8 @@ static void wait_for_room(CUstream stream) {
     }
 }
 
-static CUresult put(CUstream stream, action given) {
+static CUresult put(CUstream on, action given) {
+    CUstream stream = stream_of(on);
     action *made = malloc(sizeof *made);
     if (!made)
         return OUT_OF_MEMORY;
@@ -386,8 +411,9 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     return 0;
 }
 
-CUresult cuStreamSynchronize(CUstream stream) {
+CUresult cuStreamSynchronize(CUstream given) {
     BEGIN;
+    CUstream stream = stream_of(given);
     for (;;) {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
@@ -467,7 +493,7 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t v
 
 CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     BEGIN_PUT;
-    *status = (int)stream->capture;
+    *status = (int)stream_of(stream)->capture;
     return 0;
 }
 
@@ -498,7 +524,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
     BEGIN;
-    if (pool->device != stream->device)
+    if (pool->device != stream_of(stream)->device)
         return INVALID_VALUE;
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result = fake_allocate(address, bytes);
@@ -517,7 +543,8 @@ CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count,
 }
 
 /* Of memory of the host that the driver does not know, it may first wait until the stream has done all its work. */
-static CUresult put_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+static CUresult put_copy(CUstream given, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    CUstream stream = stream_of(given);
     (void)pthread_mutex_lock(&fake.lock);
     while (fake.strict && stream->first && !(fake_knows(to) && fake_knows(from))) {
         fake_advance();
@@ -627,7 +654,10 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         CUstream stream, void **arguments, void **extra) {
     BEGIN_PUT;
+    const int device = fake_current[fake_depth - 1]->device;
     (void)shared_bytes;
+    if (function->device != device || stream_of(stream)->device != device)
+        return INVALID_HANDLE;
     load(function);
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != KVF_BLOCK_THREADS || block_y != 1 ||
         block_z != 1 || extra)
@@ -646,8 +676,11 @@ CUresult cuEventCreate(CUevent *event, unsigned flags) {
     BEGIN_PUT;
     (void)flags;
     *event = calloc(1, sizeof **event);
-    fake.left += *event != NULL;
-    return *event ? 0 : OUT_OF_MEMORY;
+    if (!*event)
+        return OUT_OF_MEMORY;
+    (*event)->device = fake_current[fake_depth - 1]->device;
+    fake.left++;
+    return 0;
 }
 
 /* Destroys an event even if its context has failed, and then returns the context's error. */
@@ -665,6 +698,8 @@ CUresult cuEventDestroy_v2(CUevent event) {
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     BEGIN_PUT;
+    if (event->device != stream_of(stream)->device)
+        return INVALID_HANDLE;
     return put(stream, (action){.kind = RECORD, .event = event});
 }
 

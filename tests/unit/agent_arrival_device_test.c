@@ -608,6 +608,22 @@ static void a_stream_waits_until_a_word_has_the_number(void **state) {
     reader_close(&at);
 }
 
+/* Its handle is NULL, as torch has it. */
+static void the_default_stream_waits_too(void **state) {
+    (void)state;
+    reader at = {0};
+    kvf_cuda_word *word = take_word(10);
+    await_word(&at, word, 3);
+    kvf_cuda_word_set(word, 2);
+    assert_false(reader_passed(&at, 0));
+    kvf_cuda_word_set(word, 3);
+    assert_true(reader_passed(&at, 0));
+    kvf_cuda_word_give(word);
+    assert_ok(kvf_cuda_enter(D_DEVICE, &at.cuda));
+    assert_int_equal(at.cuda->cuEventDestroy_v2(at.passed[0]), 0);
+    kvf_cuda_leave(at.cuda);
+}
+
 /* A stream comes to its wait after the word was given back and taken by another. */
 static void a_late_stream_does_not_wait_for_the_words_next_owner(void **state) {
     (void)state;
@@ -762,6 +778,7 @@ int main(void) {
         OVER(closing_lets_streams_pass_before_the_driver_waits_for_them, shm),
         OVER(what_is_verified_arrives_though_a_stream_waits, shm),
         cmocka_unit_test(a_stream_waits_until_a_word_has_the_number),
+        cmocka_unit_test(the_default_stream_waits_too),
         cmocka_unit_test(a_late_stream_does_not_wait_for_the_words_next_owner),
         cmocka_unit_test(numbers_go_round),
         cmocka_unit_test(many_requests_share_pages),

@@ -507,6 +507,35 @@ static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) 
     close_scene(&scene);
 }
 
+/* The control for all tests over the stand-in: as a device does, it refuses kernels what is not aligned, and all that
+ * lies behind an allocation. */
+static void a_table_that_kernels_may_not_read_ends_the_job(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    static const struct {
+        uint64_t beside;
+        const char *why;
+    } cases[] = {{2, "copying: CUDA_ERROR_MISALIGNED_ADDRESS (misaligned address); "},
+                 {4, "copying: CUDA_ERROR_ILLEGAL_ADDRESS ("}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_scene scene = open_scene(NULL);
+        const kvf_box one = pages_of(scene.one);
+        kvf_device_side from = side_of_pages(&scene, &one);
+        const kvf_device_side to = {.packed = scene.arena};
+        from.table += cases[i].beside;
+        kvf_copy_job *job = begin(&scene, &from, &to);
+        assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+        kvf_status status;
+        while ((status = kvf_copy_job_poll(job)) == KVF_IN_PROGRESS)
+            (void)usleep(100);
+        assert_int_equal(status, KVF_E_IO);
+        if (strncmp(kvf_error_detail(), cases[i].why, strlen(cases[i].why)) != 0)
+            fail_msg("%s", kvf_error_detail());
+        devices_stick(0);
+        close_scene(&scene);
+    }
+}
+
 /* The work that the driver has accepted uses memory and the boxes until it has ended. */
 static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unused) {
     (void)unused;
@@ -834,6 +863,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_engine_that_cannot_be_made_leaves_nothing),
         cmocka_unit_test(device_code_that_the_driver_does_not_take_is_unsupported),
         cmocka_unit_test(a_place_that_is_nowhere_ends_the_job_with_a_sentence),
+        cmocka_unit_test(a_table_that_kernels_may_not_read_ends_the_job),
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
         cmocka_unit_test(a_job_of_which_the_driver_says_nothing_is_in_progress),
         cmocka_unit_test(a_job_ends_with_its_device),

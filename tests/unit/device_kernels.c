@@ -1,12 +1,21 @@
 #include "device_kernels.h"
 
+#include <stdlib.h>
+
+/* A device ends its context over an access that is not aligned. */
+static void *reach(uint64_t address, size_t bytes) {
+    if (address % bytes)
+        abort();
+    return (void *)(uintptr_t)address;
+}
+
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
-#define KVF_REACH(address) ((void *)(uintptr_t)(address))
-#define KVF_LOAD(type, address) *(const type *)KVF_REACH(address)
-#define KVF_STORE(type, address, value) *(type *)KVF_REACH(address) = (value)
+#define KVF_READ(type, address) (*(const type *)reach(address, sizeof(type)))
+#define KVF_LOAD KVF_READ
+#define KVF_STORE(type, address, value) *(type *)reach(address, sizeof(type)) = (value)
 #define KVF_CONSTANT static const
-#define KVF_ADD_SUM(address, hash) *(uint64_t *)KVF_REACH(address) += (hash)
+#define KVF_ADD_SUM(address, hash) *(uint64_t *)reach(address, sizeof(uint64_t)) += (hash)
 #include "cuda/kernel_hash.h"
 
 void run_move_kernel(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert,

@@ -58,6 +58,26 @@ static void an_owner_reads_written_bytes(void **state) {
     assert_int_equal(devices_left(), left);
 }
 
+/* The driver gives one address to all who open a handle, and unmaps it when all have closed it. */
+static void a_connection_reads_on_when_another_to_the_same_owner_is_closed(void **state) {
+    (void)state;
+    char detail[512];
+    const size_t left = devices_left();
+    test_scene *scene = scene_open("cuda");
+    assert_ok(scene_connect(scene));
+    assert_ok(scene_pull(scene, detail));
+    kvf_peer *first = scene->peer;
+    assert_ok(scene_connect(scene));
+    assert_ok(scene_pull(scene, detail));
+    kvf_peer_close(first);
+    cache_scribble(&scene->here, 3);
+    assert_true(cache_wrong_cells(&scene->here, 1) > 1000);
+    assert_ok(scene_pull(scene, detail));
+    assert_int_equal(cache_wrong_cells(&scene->here, 1), 0);
+    scene_close(scene, false);
+    assert_int_equal(devices_left(), left);
+}
+
 static void unregister(const test_scene *scene, uint32_t region) {
     kvf_status status;
     while ((status = kvf_transport_unregister_region(scene->here.transport, region)) == KVF_E_AGAIN)
@@ -625,6 +645,7 @@ int main(int argument_count, char **arguments) {
         {"an_owner_reads_written_bytes (cuda)", an_owner_reads_written_bytes, NULL, NULL, cuda},
         {"an_owner_reads_written_bytes (auto)", an_owner_reads_written_bytes, NULL, NULL, automatic},
         cmocka_unit_test(memory_that_was_written_from_can_be_taken_back),
+        cmocka_unit_test(a_connection_reads_on_when_another_to_the_same_owner_is_closed),
         cmocka_unit_test(memory_that_the_owner_cannot_read_is_not_written),
         cmocka_unit_test(an_owner_that_dies_while_it_reads_is_lost),
         {"a_handle_that_is_refused_is_named (cuda)", a_handle_that_is_refused_is_named, NULL, NULL, cuda},
