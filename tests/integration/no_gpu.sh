@@ -27,6 +27,9 @@ without_gpu "a driver that is too old is no sign that there is no GPU" 1 \
     '^check-cuda: .*the driver is for CUDA 11\.0.*no sign that there is no GPU$' check-cuda FAKE_CUDA_VERSION=11000
 without_gpu "tests of which none ran are no success" 1 '^0 passed, 0 failed, parts skipped: 1, over a stand-in' check-cuda \
     KVF_CHECK_STAND_IN=1 KVF_CHECK_PARTS=vllm KVF_PYTHON=
+without_gpu "a Python that is not there is named before anything runs" 2 \
+    'KVF_PYTHON is "/no/such/python", and no such program is found$' check-cuda KVF_CHECK_STAND_IN=1 \
+    KVF_PYTHON=/no/such/python
 without_gpu "a part that is unknown is refused" 2 'has "fault"; allowed: programs,faults,' check-cuda \
     KVF_CHECK_PARTS=programs,fault
 written=$(mktemp -d)
