@@ -595,7 +595,9 @@ KVF_API kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t
  * higher priority than the lowest, which kvferry's streams have: streams of the same priority share a few queues of the
  * driver, and a copy of the request behind the waiting stream in its queue would not begin, until the request has failed
  * by its deadline. Until the stream has passed, a thread that has to make progress for the request must not wait for the
- * stream, nor make a CUDA call that waits for the whole device.
+ * stream, nor make a CUDA call that waits for the whole device. And no thread of the process may make one that keeps a
+ * lock of the driver while it waits, such as cudaFree(), or a copy behind the wait to memory of the host that is not
+ * pinned: the agent would wait for the lock, and no deadline would end that (docs/devices.md).
  *
  * @param layers  more than the model has: until the request has ended
  * @param device  the number of the stream's device

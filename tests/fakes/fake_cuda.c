@@ -54,6 +54,10 @@ void fake_cuda_strict(int strict) {
     fake.room = STREAM_ROOM;
 }
 
+unsigned fake_cuda_waiting(void) {
+    return fake.waiting;
+}
+
 void fake_cuda_pooled(int pooled) {
     fake.pooled = pooled != 0;
 }

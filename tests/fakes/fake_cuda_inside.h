@@ -45,11 +45,12 @@ typedef struct fake_cuda {
     _Atomic size_t left;
     uint64_t delay_ns;
     int stuck;
-    _Atomic bool started; /* by cuInit() */
-    bool strict;          /* it makes callers wait where the driver may */
-    unsigned room;        /* actions that a stream has room for then */
-    bool pooled;          /* new memory is like that of a memory pool */
-    int running;          /* the device whose stream runs an action */
+    _Atomic bool started;     /* by cuInit() */
+    bool strict;              /* it makes callers wait where the driver may */
+    unsigned room;            /* actions that a stream has room for then */
+    _Atomic unsigned waiting; /* calls that wait for streams, with the driver's lock */
+    bool pooled;              /* new memory is like that of a memory pool */
+    int running;              /* the device whose stream runs an action */
     bool peers[KVF_CUDA_DEVICES_MAX]
               [KVF_CUDA_DEVICES_MAX]; /* whether kernels of the first reach the second */
 } fake_cuda;
@@ -78,8 +79,12 @@ int fake_of_process(int machines);
  * capture is invalid from then on. With the driver this is so for some of these calls; it does not say which. */
 CUresult fake_unsafe(void);
 
-/** For a call that, with the driver, may wait until all streams have done their work: waits if that was asked for. */
+/** For a call that, with the driver, may wait until all streams have done their work: waits if that was asked for.
+ * Meanwhile calls of other threads wait for this one, as the driver may have a lock of the context. */
 void fake_wait_for_streams(void);
+
+/** Waits until no other call waits for streams. */
+void fake_take_turn(void);
 
 /* The beginning of a call that needs a context and puts something on a stream. */
 #define BEGIN_PUT                                                                                            \
@@ -89,6 +94,7 @@ void fake_wait_for_streams(void);
             return told_result;                                                                              \
         if (fake.stuck)                                                                                      \
             return fake.stuck;                                                                               \
+        fake_take_turn();                                                                                    \
         if (fake_depth == 0)                                                                                 \
             return INVALID_CONTEXT;                                                                          \
     } while (0)

@@ -434,8 +434,14 @@ static bool is_idle(int device) {
     return true;
 }
 
+void fake_take_turn(void) {
+    while (fake.waiting)
+        pause_shortly();
+}
+
 void fake_wait_for_streams(void) {
     bool waits;
+    fake.waiting++;
     do {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
@@ -444,6 +450,7 @@ void fake_wait_for_streams(void) {
         if (waits)
             pause_shortly();
     } while (waits);
+    fake.waiting--;
 }
 
 CUresult cuCtxSynchronize(void) {
@@ -545,6 +552,7 @@ CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count,
 /* Of memory of the host that the driver does not know, it may first wait until the stream has done all its work. */
 static CUresult put_copy(CUstream given, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     CUstream stream = stream_of(given);
+    fake.waiting++;
     (void)pthread_mutex_lock(&fake.lock);
     while (fake.strict && stream->first && !(fake_knows(to) && fake_knows(from))) {
         fake_advance();
@@ -553,6 +561,7 @@ static CUresult put_copy(CUstream given, CUdeviceptr to, CUdeviceptr from, size_
         (void)pthread_mutex_lock(&fake.lock);
     }
     (void)pthread_mutex_unlock(&fake.lock);
+    fake.waiting--;
     return put(stream, (action){.kind = COPY, .to = to, .from = from, .bytes = bytes});
 }
 

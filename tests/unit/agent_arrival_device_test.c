@@ -568,6 +568,29 @@ static void what_is_verified_arrives_though_a_stream_waits(void **state) {
     close_scene(&s);
 }
 
+/* ---- the stand-in --------------------------------------------------------------------------------- */
+
+typedef struct two_calls {
+    CUdeviceptr memory;
+    CUevent event;
+    _Atomic bool asked;
+} two_calls;
+
+static void *free_memory(void *context) {
+    device_room_free(((two_calls *)context)->memory);
+    return NULL;
+}
+
+static void *ask_event(void *context) {
+    two_calls *calls = context;
+    const kvf_cuda *cuda;
+    assert_ok(kvf_cuda_enter(D_DEVICE, &cuda));
+    assert_int_equal(cuda->cuEventQuery(calls->event), 0);
+    calls->asked = true;
+    kvf_cuda_leave(cuda);
+    return NULL;
+}
+
 /* ---- words ------------------------------------------------------------------------------------- */
 
 #define HOUR_NS 3600000000000ull
@@ -715,6 +738,37 @@ static void a_stream_whose_graph_is_captured_is_refused(void **state) {
     reader_close(&at);
 }
 
+/* The control for the tests of strict devices: as with a driver, who frees memory keeps a lock that all others need. */
+static void freeing_memory_while_a_stream_waits_holds_up_other_threads(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS(); /* nothing would be left to do where a driver has no such lock */
+    reader at, idle;
+    two_calls calls = {0};
+    pthread_t freeing, asking;
+    reader_open(&at);
+    reader_open(&idle);
+    kvf_cuda_word *word = take_word(1), *other = take_word(1);
+    await_word(&idle, other, 0);
+    calls.event = idle.passed[0];
+    calls.memory = device_room(D_DEVICE, 4096);
+    devices_strict(true);
+    await_word(&at, word, 1);
+    assert_int_equal(pthread_create(&freeing, NULL, free_memory, &calls), 0);
+    while (devices_waiting() == 0)
+        (void)usleep(100);
+    assert_int_equal(pthread_create(&asking, NULL, ask_event, &calls), 0);
+    (void)usleep(20000);
+    assert_false(calls.asked);
+    kvf_cuda_word_give(word);
+    assert_int_equal(pthread_join(freeing, NULL), 0);
+    assert_int_equal(pthread_join(asking, NULL), 0);
+    assert_true(calls.asked);
+    devices_strict(false);
+    kvf_cuda_word_give(other);
+    reader_close(&at);
+    reader_close(&idle);
+}
+
 #define NOT_SUPPORTED 801
 
 static void refusals_of_the_driver_are_told(void **state) {
@@ -783,6 +837,7 @@ int main(void) {
         cmocka_unit_test(numbers_go_round),
         cmocka_unit_test(many_requests_share_pages),
         cmocka_unit_test(a_stream_whose_graph_is_captured_is_refused),
+        cmocka_unit_test(freeing_memory_while_a_stream_waits_holds_up_other_threads),
         cmocka_unit_test(refusals_of_the_driver_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,6 +22,7 @@ static struct {
     void (*stick)(int result);
     void (*pooled)(int pooled);
     void (*strict)(int strict);
+    unsigned (*waiting)(void);
 } fake;
 
 /* The driver's own, which only tests call; it is found in a real driver only. */
@@ -67,7 +68,8 @@ static bool find_all(void) {
     return find(library, "fake_cuda_delay", &fake.delay) && find(library, "fake_cuda_hasten", &fake.hasten) &&
            find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
            find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_pooled", &fake.pooled) &&
-           find(library, "fake_cuda_strict", &fake.strict);
+           find(library, "fake_cuda_strict", &fake.strict) &&
+           find(library, "fake_cuda_waiting", &fake.waiting);
 }
 
 /* ---- calls of the driver ----------------------------------------------------------------------------- */
@@ -479,6 +481,10 @@ void *devices_look(uint64_t address) {
 void devices_pooled(bool pooled) {
     if (fake.pooled)
         fake.pooled(pooled);
+}
+
+uint32_t devices_waiting(void) {
+    return fake.waiting ? fake.waiting() : 0;
 }
 
 void devices_strict(bool strict) {
