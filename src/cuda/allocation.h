@@ -16,7 +16,7 @@
  */
 kvf_status kvf_cuda_allocate(uint32_t device, uint64_t bytes, CUdeviceptr *out);
 
-/** Frees what kvf_cuda_allocate() gave. The driver may wait for the device's work. */
+/** Frees what kvf_cuda_allocate() gave. The driver may wait for the device's work, or not: nothing may use it any more. */
 void kvf_cuda_free(uint32_t device, CUdeviceptr address);
 
 /**

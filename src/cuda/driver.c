@@ -225,6 +225,22 @@ void kvf_cuda_leave(const kvf_cuda *cuda) {
     kvf_cuda_restore(cuda);
 }
 
+static bool is_used(uint32_t device) {
+    (void)pthread_mutex_lock(&lock);
+    const bool used = driver.contexts[device] != NULL;
+    (void)pthread_mutex_unlock(&lock);
+    return used;
+}
+
+void kvf_cuda_wait_for_devices(void) {
+    const kvf_cuda *cuda;
+    for (uint32_t i = 0; kvf_cuda_find(&cuda) == KVF_OK && i < cuda->device_count; i++)
+        if (is_used(i) && kvf_cuda_enter(i, &cuda) == KVF_OK) {
+            (void)cuda->cuCtxSynchronize();
+            kvf_cuda_leave(cuda);
+        }
+}
+
 CUresult kvf_cuda_least_stream(const kvf_cuda *cuda, CUstream *out) {
     int least = 0, greatest = 0;
     const CUresult result = cuda->cuCtxGetStreamPriorityRange(&least, &greatest);

@@ -267,6 +267,9 @@ kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out);
 /** Restores the context that was current, and the capture mode that the thread had, before kvf_cuda_enter(). */
 void kvf_cuda_leave(const kvf_cuda *cuda);
 
+/** Waits until all devices have done what this process has put on them, for as long as that takes. */
+void kvf_cuda_wait_for_devices(void);
+
 /** Keeps this thread's calls from spoiling the capture of a graph, until kvf_cuda_restore(). Pairs may be nested. */
 void kvf_cuda_relax(const kvf_cuda *cuda);
 void kvf_cuda_restore(const kvf_cuda *cuda);

@@ -219,8 +219,7 @@ kvf_status kvf_segment_allocate(uint32_t device, uint64_t bytes, CUdeviceptr *ou
     return status;
 }
 
-/* cuMemFree() waits for the device, but nothing says that cuMemUnmap() does. A kernel that used the memory afterwards
- * would end the context. */
+/* Nothing says that cuMemUnmap() waits for the device. A kernel that used the memory afterwards would end the context. */
 void kvf_segment_free(uint32_t device, CUdeviceptr address, uint64_t all_bytes) {
     const kvf_cuda *cuda;
     if (kvf_cuda_enter(device, &cuda))

@@ -14,12 +14,14 @@
 #include <unistd.h>
 
 #include "cuda/device_image.h"
+#include "cuda/over.h"
 #include "cuda_ends.h"
 #include "cuda_scene.h"
 #include "transport/cuda/cuda.h"
 #include "transport/transport.h"
 
 #define DESCRIPTORS 256
+#define MS_NS 1000000u
 
 /* ---- time --------------------------------------------------------------------------------------- */
 
@@ -495,6 +497,36 @@ static void memory_is_freed_once_no_other_process_has_it_mapped(void **state) {
     assert_int_equal(devices_left(), left);
 }
 
+/* Drivers from CUDA 12 on need not wait for kernels when memory is freed, and a kernel that reads freed memory ends the
+ * context. */
+static void memory_is_freed_when_kernels_of_this_process_no_longer_read_it(void **state) {
+    (void)state;
+    outcome noted;
+    void *made;
+    owner = (test_end){0};
+    assert_ok(kvf_transport_open("cuda", NULL, &owner.transport));
+    assert_ok(kvf_transport_allocate(owner.transport, KVF_MEMORY_CUDA, 0, BYTES, &made));
+    owner.memory[0] = (kvf_memory){
+        .struct_size = sizeof(kvf_memory), .address = made, .bytes = BYTES, .kind = KVF_MEMORY_CUDA};
+    assert_ok(kvf_transport_register(owner.transport, owner.memory, 1));
+    device_end_open(&writer, 1);
+    connect_ends();
+    run_rounds();
+    devices_delay(50 * MS_NS);
+    submit_of_writer(KVF_READ, BYTES, &noted);
+    assert_ok(kvf_transport_progress(writer.transport, NULL));
+    devices_delay(0);
+    kvf_transport_close(owner.transport);
+    while (noted.calls == 0)
+        assert_ok(kvf_transport_progress(writer.transport, NULL));
+    assert_int_equal(noted.status, KVF_E_PEER_LOST);
+    const bool is_lost = kvf_cuda_is_lost(1);
+    devices_stick(0);
+    assert_false(is_lost);
+    kvf_transport_close(writer.transport);
+    devices_free();
+}
+
 /* Must be the last test: it leaves a copy that does not end while the endpoint is there. */
 static void memory_that_a_hanging_device_may_write_is_not_freed(void **state) {
     (void)state;
@@ -540,6 +572,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
         cmocka_unit_test(memory_is_freed_once_no_other_process_has_it_mapped),
+        cmocka_unit_test(memory_is_freed_when_kernels_of_this_process_no_longer_read_it),
         cmocka_unit_test(memory_that_a_hanging_device_may_write_is_not_freed),
     };
     devices_open();

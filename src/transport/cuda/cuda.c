@@ -151,8 +151,11 @@ static bool has_handles(const kvf_cuda_endpoint *endpoint) {
     return false;
 }
 
-/* Memory that may be accessed stays until the process ends. */
+/* Memory that may be accessed stays until the process ends. Kernels of other endpoints of this process may read ours,
+ * on other devices, too: drivers need not wait for them when they free memory. */
 static void free_memory(kvf_cuda_endpoint *endpoint, bool quiet) {
+    if (endpoint->allocations && !endpoint->hangs)
+        kvf_cuda_wait_for_devices();
     for (kvf_cuda_allocation *made = endpoint->allocations, *following; made; made = following) {
         following = made->following;
         if (endpoint->hangs || (!quiet && !made->exportable))
