@@ -105,7 +105,8 @@ enum {
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_MPS_CLIENT_TERMINATED = 810,
-    CUDA_ERROR_CAPTURED_EVENT = 907, /* the event was last recorded while its stream was captured */
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906, /* the default stream would have to wait for a captured one */
+    CUDA_ERROR_CAPTURED_EVENT = 907,          /* the event was last recorded while its stream was captured */
     CUDA_ERROR_EXTERNAL_DEVICE = 911,
     /* Values of arguments. */
     CU_STREAM_NON_BLOCKING = 1,

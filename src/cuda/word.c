@@ -111,13 +111,12 @@ bool kvf_cuda_words_awaited(void) {
 /* In a graph, each launch would wait for the number of a request that is long over. */
 static kvf_status check_not_capturing(const kvf_cuda *cuda, CUstream stream) {
     int capture = 0;
-    kvf_status status =
-        kvf_cuda_status(cuda, cuda->cuStreamIsCapturing(stream, &capture), "looking at a stream");
-    if (!status && capture)
+    const CUresult result = cuda->cuStreamIsCapturing(stream, &capture);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || (!result && capture))
         return kvf_fail(KVF_E_INVALID,
-                        "a CUDA graph is being captured from the stream; let it wait before the "
-                        "graph is launched");
-    return status;
+                        "a CUDA graph is being captured from %s; let it wait before the graph is launched",
+                        result ? "a stream that the default stream waits for" : "the stream");
+    return kvf_cuda_status(cuda, result, "looking at a stream");
 }
 
 /* Network cards may write a device's memory past its caches: where the device can, the stream flushes such writes. */

@@ -50,6 +50,7 @@ typedef enum capture { NO_CAPTURE, CAPTURED, SPOILT } capture;
 struct CUstream_st {
     action *first, **last;
     capture capture;
+    bool blocking;  /* it and the default stream wait for each other */
     bool destroyed; /* its actions still run */
     int device;
     struct CUstream_st *next;
@@ -332,6 +333,17 @@ CUresult cuStreamEndCapture(CUstream stream, void **graph) {
     return result;
 }
 
+/* Whether the default stream would become a part of a graph, which it may not. */
+static bool joins_capture(void) {
+    bool any = false;
+    (void)pthread_mutex_lock(&fake.lock);
+    for (CUstream at = streams; at; at = at->next)
+        any = any ||
+              (at->blocking && at->capture == CAPTURED && at->device == fake_current[fake_depth - 1]->device);
+    (void)pthread_mutex_unlock(&fake.lock);
+    return any;
+}
+
 /* Whether an action becomes a part of a graph instead. A stream that waits for an event of a graph joins it. */
 static bool is_captured(CUstream stream, const action *given) {
     if (given->kind == WAIT && given->event->captured)
@@ -366,6 +378,8 @@ static void wait_for_room(CUstream stream) {
 
 static CUresult put(CUstream on, action given) {
     CUstream stream = stream_of(on);
+    if (!on && joins_capture())
+        return forbidden(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     action *made = malloc(sizeof *made);
     if (!made)
         return OUT_OF_MEMORY;
@@ -394,7 +408,6 @@ static CUresult put(CUstream on, action given) {
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
     BEGIN_PUT;
-    (void)flags;
     if (priority > 0 || priority < -5)
         return INVALID_VALUE;
     CUstream made = calloc(1, sizeof *made);
@@ -402,6 +415,7 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
         return OUT_OF_MEMORY;
     made->last = &made->first;
     made->device = fake_current[fake_depth - 1]->device;
+    made->blocking = flags != CU_STREAM_NON_BLOCKING;
     (void)pthread_mutex_lock(&fake.lock);
     made->next = streams;
     streams = made;
@@ -500,6 +514,8 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t v
 
 CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     BEGIN_PUT;
+    if (!stream && joins_capture())
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; /* which does not spoil it */
     *status = (int)stream_of(stream)->capture;
     return 0;
 }

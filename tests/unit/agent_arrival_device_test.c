@@ -738,6 +738,23 @@ static void a_stream_whose_graph_is_captured_is_refused(void **state) {
     reader_close(&at);
 }
 
+/* The stream of the graph and the default stream wait for each other. */
+static void the_default_stream_is_refused_while_it_would_join_a_graph(void **state) {
+    (void)state;
+    const kvf_cuda *cuda;
+    CUstream stream;
+    kvf_cuda_word *word = take_word(10);
+    const kvf_cuda_mark mark = kvf_cuda_word_mark(word, 1);
+    assert_ok(kvf_cuda_enter(D_DEVICE, &cuda));
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&stream, 0, -1), 0);
+    devices_capture(stream);
+    assert_fails(kvf_cuda_mark_await(&mark, D_DEVICE, NULL), KVF_E_INVALID, "captured");
+    assert_int_equal(devices_capture_end(stream), 0); /* and the capture is good */
+    assert_int_equal(cuda->cuStreamDestroy_v2(stream), 0);
+    kvf_cuda_leave(cuda);
+    kvf_cuda_word_give(word);
+}
+
 /* The control for the tests of strict devices: as with a driver, who frees memory keeps a lock that all others need. */
 static void freeing_memory_while_a_stream_waits_holds_up_other_threads(void **state) {
     (void)state;
@@ -837,6 +854,7 @@ int main(void) {
         cmocka_unit_test(numbers_go_round),
         cmocka_unit_test(many_requests_share_pages),
         cmocka_unit_test(a_stream_whose_graph_is_captured_is_refused),
+        cmocka_unit_test(the_default_stream_is_refused_while_it_would_join_a_graph),
         cmocka_unit_test(freeing_memory_while_a_stream_waits_holds_up_other_threads),
         cmocka_unit_test(refusals_of_the_driver_are_told),
     };
