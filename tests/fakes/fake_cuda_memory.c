@@ -13,6 +13,7 @@
 typedef fake_range range;
 
 static range ranges[RANGES];
+static _Alignas(64) unsigned char nowhere[64]; /* what a kernel finds that may not find anything */
 
 /* ---- memory ------------------------------------------------------------------------------------- */
 
@@ -71,7 +72,6 @@ static void stick(int result) {
 }
 
 void *fake_reach(uint64_t address, uint64_t bytes) {
-    static _Alignas(64) unsigned char nowhere[64];
     const range *found = fake_range_at(address);
     if (!found || !reaches(found, address, bytes)) {
         stick(ILLEGAL_ADDRESS);
@@ -88,11 +88,12 @@ static bool is_let_reach(const range *found) {
 
 void *fake_access(uint64_t address, uint64_t bytes) {
     const range *found = fake_range_at(address);
-    if (address % bytes)
+    const bool aligned = address % bytes == 0;
+    if (!aligned)
         stick(CUDA_ERROR_MISALIGNED_ADDRESS);
     else if (found && !is_let_reach(found))
         stick(ILLEGAL_ADDRESS);
-    return fake_reach(address, bytes);
+    return aligned ? fake_reach(address, bytes) : nowhere;
 }
 
 range *fake_range_new(void) {
