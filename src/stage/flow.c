@@ -155,9 +155,22 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
         kvf_stage_flow_uncount(flow);
 }
 
+/* A process that was stopped in the middle of a copy into a slot writes the rest whenever it goes on, and a network may
+ * bring a write late. A peer that has come back has ended what it did before. */
+static bool is_shut_out(const kvf_stage_flow *flow) {
+    const kvf_stage_peer *peer = flow->peer;
+    kvf_transport *transport = flow->stage->transport;
+    if (!peer->card || peer->peer)
+        return true;
+    if (kvf_transport_fence(transport, peer->card, peer->card_bytes) == KVF_E_AGAIN)
+        return false;
+    (void)kvf_transport_admit(transport, peer->card, peer->card_bytes);
+    return true;
+}
+
 void kvf_stage_flow_end_doubt(kvf_stage_flow *flow) {
     const kvf_arena *arena = flow->arena;
-    bool quiet = true;
+    bool quiet = is_shut_out(flow);
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         if (flow->credits[i].state == KVF_CREDIT_LENT)
             quiet = kvf_transport_stop_writing(flow->stage->transport, arena->region,

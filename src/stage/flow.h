@@ -129,6 +129,8 @@ struct kvf_stage_flow {
 struct kvf_stage_peer {
     kvf_peer *peer; /**< NULL: it has left */
     char *name;
+    void *card; /**< of a peer that has left, see kvf_stage_keep_card(); NULL: none */
+    size_t card_bytes;
     kvf_slot_share shares[KVF_ARENAS]; /**< by arena */
     kvf_known_cost *known;             /**< NULL: it has left */
     kvf_peer_cost *costs;              /**< by direction, of `known` */

@@ -251,6 +251,7 @@ const char *kvf_stage_without_host(const kvf_stage *stage) {
 static void free_peer(kvf_stage *stage, kvf_stage_peer *peer) {
     KVF_LIST_REMOVE(stage->peers, peer);
     kvf_known_cost_leave(&stage->known_costs, peer->known);
+    kvf_free(peer->card);
     kvf_free(peer->name);
     kvf_free(peer);
 }
@@ -341,6 +342,8 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         kvf_known_cost_use(&stage->known_costs, peer, stage->options.slot_bytes, stage->device != NULL);
     if (!joined->known)
         return kvf_nomem("a peer of a stage"); /* the next turn frees a record that has not joined */
+    kvf_free(joined->card);
+    joined->card = NULL;
     joined->flows_most = 1;
     joined->peer = peer; /* slots that an earlier peer of this name may still touch count against its share */
     joined->costs = joined->known->by_direction;
@@ -358,6 +361,14 @@ static void part_from(kvf_stage_flow *flow) {
         flow->doubt_ends = kvf_now(stage->clock) + stage->options.doubt_ns;
     else
         kvf_stage_flow_hear_end(flow);
+}
+
+void kvf_stage_keep_card(kvf_stage *stage, const kvf_peer *peer, const void *card, size_t bytes) {
+    kvf_stage_peer *kept = kvf_stage_find_peer(stage, peer);
+    if (!kept || kept->card)
+        return;
+    kept->card = kvf_copy(card, bytes, 1);
+    kept->card_bytes = bytes;
 }
 
 void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {

@@ -4,6 +4,7 @@
  */
 #include "stage/ways.h"
 #include "stage_scene.h"
+#include "transport/transport.h"
 
 #define SLOT 4096u
 #define SECOND 1000000000ull
@@ -140,8 +141,54 @@ static void a_peer_that_leaves_says_so(void **state) {
     stage_scene_close(&s);
 }
 
+/* ---- a writer that was stopped ------------------------------------------------------------------ */
+
+static bool is_lent(void *context) {
+    const kvf_stage_flow *flow = ((const stage_end *)context)->stage->first;
+    return flow && !flow->mover && kvf_stage_flow_is_lent(flow);
+}
+
+static uint32_t in_doubt(const stage_end *end) {
+    return stage_info_of(end->stage).slots_doubt;
+}
+
+static void pass_doubt(stage_scene *s) {
+    s->w->now_ns += 2 * DOUBT;
+    for (int i = 0; i < 50; i++)
+        (void)stage_world_work(s->w);
+}
+
+/* Its slots were given to others once their time in doubt was over, and it wrote the rest of its copy then. */
+static void slots_stay_in_doubt_while_a_writer_is_stopped_in_the_middle_of_a_copy(void **state) {
+    (void)state;
+    stage_scene s = stage_scene_open(
+        "shm", attention(3, 4, 32), 600,
+        (kvf_stage_options){
+            .arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .stall_ns = 1000 * SECOND, .doubt_ns = DOUBT});
+    kvf_move *move = stage_scene_begin(&s, KVF_WRITE, 0);
+    stage_world_work_until(s.w, is_lent, s.d);
+    assert_non_null(kvf_peer_enter(s.p->peers[0], s.d->stage->arenas[KVF_MEMORY_HOST].region, KVF_WRITE));
+    s.p->stands_still = true;
+    const void *card;
+    size_t bytes;
+    assert_ok(kvf_transport_export(s.p->transport, &card, &bytes));
+    kvf_stage_keep_card(s.d->stage, s.d->peers[0], card, bytes);
+    kvf_stage_leave(s.d->stage, s.d->peers[0]);
+    const uint32_t lent = in_doubt(s.d);
+    assert_true(lent > 0);
+    pass_doubt(&s);
+    assert_int_equal(in_doubt(s.d), lent);
+    assert_int_equal(kvf_peer_leave(s.p->peers[0], KVF_WRITE, SLOT), KVF_E_PEER_LOST);
+    pass_doubt(&s);
+    assert_stage_idle(s.d->stage);
+    kvf_move_free(move);
+    s.p->stands_still = false;
+    stage_scene_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_stay_in_doubt_while_a_writer_is_stopped_in_the_middle_of_a_copy),
         cmocka_unit_test(a_reader_goes_on_after_its_opening_and_its_end_were_lost),
         cmocka_unit_test(an_end_is_repeated_after_pauses_that_double),
         cmocka_unit_test(slots_that_a_writer_has_forgotten_come_back),
