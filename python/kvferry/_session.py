@@ -30,6 +30,7 @@ class Session:
         self.process = os.getpid()
         self.inside: dict[object, tuple[int, FrameType]] = {}  # calls under way: each one's thread and frame
         self.closing = False
+        self.freeing = False  # a thread is inside kvf_agent_close()
         self.change = threading.Condition()
         self.events = threading.Lock()
         self.logging: set[int] = set()  # threads that are inside `log`
@@ -92,23 +93,29 @@ class Session:
             raise InvalidError("the log function of an agent may not close the agent")
         if self.process != os.getpid():
             return  # its threads are not here
-        with self.change:
-            self._refuse_from_within()
-            first, self.closing = not self.closing, True
-            for ready, loop in self.awaiting.items():
-                with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
-                    loop.call_soon_threadsafe(ready.set)
-            # The agent is closed when this returns, also if another thread closes it.
-            self.change.wait_for(lambda: not self._others_inside() if first else self.pointer is None)
-        if first:
-            if self.pointer is not None:
-                lib.kvf_agent_close(self.pointer)
+        pointer = None
+        try:
             with self.change:
-                self.pointer = None
+                self._refuse_from_within()
+                self.closing = True
+                for ready, loop in self.awaiting.items():
+                    with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
+                        loop.call_soon_threadsafe(ready.set)
+                # The agent is closed when this returns, also if another thread closes it. An exception of a signal
+                # handler leaves it to the next call.
+                self.change.wait_for(lambda: not self._others_inside() and not self.freeing)
+                pointer, self.pointer = self.pointer, None
+                self.freeing = pointer is not None
+            if pointer is not None:
+                lib.kvf_agent_close(pointer)
                 self.inside.clear()
                 self.kept.clear()
                 self.regions.clear()
-                self.change.notify_all()
+        finally:
+            if pointer is not None:
+                with self.change:
+                    self.freeing = False
+                    self.change.notify_all()
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]

@@ -151,3 +151,63 @@ else:
     sys.exit(1)
 """
     )
+
+
+INTERRUPTIONS = {
+    "while it waits for a call of another thread": """
+inside, over = threading.Event(), threading.Event()
+def work():  # as though a call were under way
+    with consumer._session.using():
+        inside.set()
+        over.wait()
+working = threading.Thread(target=work, daemon=True)
+working.start()
+inside.wait()
+interrupted = threading.Event()
+def handle(*_):
+    if not interrupted.is_set():
+        interrupted.set()
+        raise KeyboardInterrupt
+signal.signal(signal.SIGINT, handle)
+def interrupt():
+    while not consumer._session.closing:
+        time.sleep(0.001)
+    while not interrupted.is_set():  # one that comes just before the thread waits does not wake it
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.01)
+threading.Thread(target=interrupt).start()
+def go_on():
+    over.set()
+""",
+    "while the library closes it": """
+import kvferry._session
+lib = kvferry._session.lib
+class Interrupted:  # Python raises the exception when the call of the library returns
+    def kvf_agent_close(self, pointer):
+        lib.kvf_agent_close(pointer)
+        raise KeyboardInterrupt
+kvferry._session.lib = Interrupted()
+def go_on():
+    kvferry._session.lib = lib
+""",
+}
+
+
+@pytest.mark.parametrize("interruption", INTERRUPTIONS.values(), ids=INTERRUPTIONS.keys())
+def test_an_agent_whose_close_was_interrupted_is_closed_by_the_next_call(interruption: str) -> None:
+    run(
+        OPEN
+        + "import signal, time\n"
+        + interruption
+        + """
+try:
+    consumer.close()
+except KeyboardInterrupt:
+    go_on()
+else:
+    sys.exit(1)
+signal.alarm(20)
+consumer.close()
+assert consumer._session.pointer is None
+"""
+    )
