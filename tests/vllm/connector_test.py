@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import pathlib
 import tempfile
 import time
@@ -406,6 +407,7 @@ class BadInput(Pairs):
                 ("remote_num_tokens", -1, "remote_num_tokens is -1"),
                 ("remote_num_tokens", "many", "remote_num_tokens is 'many'"),
                 ("remote_num_tokens", [1], "remote_num_tokens is [1]"),
+                ("remote_num_tokens", math.inf, "remote_num_tokens is inf; allowed: 0 to"),  # 1e999 in JSON
                 ("kvferry_transfer_id", "xyz", "kvferry_transfer_id is 'xyz'"),
                 ("kvferry_transfer_id", 17, "kvferry_transfer_id is 17"),
                 ("kvferry_transfer_id", "00" * 2000, "1024"),

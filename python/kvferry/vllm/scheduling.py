@@ -464,7 +464,7 @@ def _number(params: dict[str, Any], name: str, low: int, high: int) -> int:
     value = params.get(name) or 0
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: of infinity
         raise InvalidError(f"{name} is {value!r}; allowed: {low} to {high}") from None
     if not low <= number <= high:
         raise InvalidError(f"{name} is {number}; allowed: {low} to {high}")
