@@ -113,7 +113,7 @@ class Endpoint:
         self.pointer: Any = None
         self.process = os.getpid()
         self._lock = threading.RLock()
-        self.progressing = False
+        self.progressing = False  # inside a call of the library that calls callbacks
         self.on_notify = on_notify
         self.on_peer_lost = on_peer_lost
         self.raised: BaseException | None = None  # by a callback, for progress() to raise
@@ -149,7 +149,8 @@ class Endpoint:
                 move.end()
             if self.stage is not None:
                 self.stage.close()
-            lib.kvf_transport_close(self.pointer)
+            with self.calling_back():
+                lib.kvf_transport_close(self.pointer)
             self.pointer = None
             for peer in list(self.peers.values()):
                 peer._pointer = None
@@ -157,6 +158,15 @@ class Endpoint:
             self.operations.clear()
             self.kept.clear()
             self.regions.clear()
+
+    @contextlib.contextmanager
+    def calling_back(self) -> Iterator[None]:
+        """Has callbacks refused what they may not call; peers may be closed in callbacks, too."""
+        before, self.progressing = self.progressing, True
+        try:
+            yield
+        finally:
+            self.progressing = before
 
     def end_forgotten(self) -> None:
         """Frees transfers and moves that Python has dropped."""
@@ -215,8 +225,9 @@ class Transport:
         on_notify: called for each notification of a peer, with the transport, the sender's name and the bytes
         on_peer_lost: called when a peer is gone, with the transport, the peer and the reason
 
-    Callbacks run inside progress(), on the thread that calls it; progress() raises their exceptions. They may
-    call anything of the transport except progress() and close().
+    Callbacks run inside progress(), on the thread that calls it; progress() raises their exceptions. What moves
+    when the transport or a peer is closed ends inside that call. They may call anything of the transport except
+    progress() and close().
 
     Raises NotFoundError (no such kind), UnsupportedError (not in this build), InputOutputError.
     """
@@ -428,12 +439,9 @@ class Transport:
                 raise InvalidError("a callback may not call progress() of the transport that called it")
             busy = ffi.new("bool *")
             endpoint.end_forgotten()
-            endpoint.progressing = True
-            try:
+            with endpoint.calling_back():
                 call(lib.kvf_transport_progress, pointer, busy)
                 staging = endpoint.stage is not None and endpoint.stage._progress()
-            finally:
-                endpoint.progressing = False
             raised, endpoint.raised = endpoint.raised, None
             if raised is not None:
                 raise raised
@@ -444,7 +452,7 @@ class Transport:
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         if not self.progress():
-            poll.poll(timeout * 1000)
+            poll.poll(max(timeout, 0.0) * 1000)  # below 0 is for ever
             self.progress()
 
     def fileno(self) -> int:
@@ -587,7 +595,8 @@ class Peer:
             if pointer is not None:
                 if self._transport._endpoint.stage is not None:
                     self._transport._endpoint.stage._lost(pointer)
-                lib.kvf_peer_close(pointer)
+                with self._transport._endpoint.calling_back():
+                    lib.kvf_peer_close(pointer)
                 self._transport._endpoint.peers.pop(int(ffi.cast("uintptr_t", pointer)), None)
 
 

@@ -183,6 +183,34 @@ def test_callbacks_may_not_progress_or_close_their_transport() -> None:
         until(lambda: len(refused) == 2, here, there)
 
 
+@pytest.mark.parametrize("closes", ["the peer", "the transport"])
+def test_what_ends_because_something_is_closed_may_not_close_or_progress_the_transport(closes: str) -> None:
+    refused: list[str] = []
+
+    def done(_operation: Operation) -> None:
+        for call in (pair.here.progress, pair.here.close):
+            with pytest.raises(InvalidError) as raised:
+                call()
+            refused.append(raised.value.detail)
+        pair.peers[0].close()
+
+    pair = Pair("shm")
+    operation = pair.peers[0].submit(Direction.READ, pair.request.runs(0), done)
+    (pair.peers[0] if closes == "the peer" else pair.here).close()
+    assert operation.status is Status.CANCELLED and len(refused) == 2
+    assert pair.here.closed == (closes == "the transport")
+    pair.close()
+    assert pair.here.closed
+
+
+def test_waiting_for_less_than_no_time_ends_at_once() -> None:
+    with Transport("inproc") as transport:
+        waiting = threading.Thread(target=transport.wait, args=(-0.001,), daemon=True)
+        waiting.start()
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
 def test_a_lost_peer_is_reported() -> None:
     lost: list[tuple[Peer, str]] = []
     with Transport("inproc", on_peer_lost=lambda _transport, *what: lost.append(what)) as here:
