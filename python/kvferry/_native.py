@@ -85,6 +85,39 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+class CallLock:
+    """Lets one thread at a time call the library about an object.
+
+    The thread that holds it during fork() is not in the child, where its call never ends, and the object may be
+    half changed: the child is refused, rather than left to wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self._inherit()
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def _inherit(self) -> None:
+        with _LOCK:
+            if self._process == os.getpid():
+                return  # another thread of the child was first
+            if self._lock.locked():
+                raise ClosedError(
+                    f"a thread of process {self._process} used this object when it forked this process, which "
+                    "cannot use it: make another one"
+                )
+            self._process = os.getpid()
+
+
 def _freed_by_others(_pointer: Any) -> None:
     """Does nothing: the owner frees its parts."""
 

@@ -101,8 +101,8 @@ class Session:
                 for ready, loop in self.awaiting.items():
                     with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
                         loop.call_soon_threadsafe(ready.set)
-                # The agent is closed when this returns, also if another thread closes it. An exception of a signal
-                # handler leaves it to the next call.
+                # The agent is closed when this returns, also if another thread closes it. If a signal handler
+                # raises an exception here, the next call closes it.
                 self.change.wait_for(lambda: not self._others_inside() and not self.freeing)
                 pointer, self.pointer = self.pointer, None
                 self.freeing = pointer is not None

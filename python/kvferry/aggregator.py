@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, call, id_bytes, id_fields, id_out, take
+from kvferry._native import Arena, CallLock, Handle, call, id_bytes, id_fields, id_out, take
 from kvferry.request import Blocks, table_fields
 
 NO_WORKER = int(lib.KVF_NO_WORKER)
@@ -170,7 +169,7 @@ class Aggregator(Handle):
             drops_steps=drops_steps,
             max_pending=max_pending,
         )
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._own(take(lib.kvf_aggregator_create, "kvf_aggregator *", options), lib.kvf_aggregator_free)
 
     def step(self, outputs: Sequence[WorkerOutput | None], selected: int = 0) -> Aggregate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Ids, call, fill, take
+from kvferry._native import Arena, CallLock, Handle, Ids, call, fill, take
 from kvferry.errors import InvalidError
 from kvferry.plan import Plan
 
@@ -122,7 +121,7 @@ class Request(Handle):
 
     def __init__(self, plan: Plan, groups: Sequence[GroupRequest] | None = None) -> None:
         resource = plan._get()
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._moving = 0  # transfers that read it
         self._own(
             take(lib.kvf_request_create, "kvf_request *", resource.pointer), lib.kvf_request_free, resource

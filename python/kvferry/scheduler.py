@@ -7,7 +7,6 @@ nanoseconds on a clock of the engine's choice, always the same one.
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,19 @@ from typing import Any
 import numpy as np
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, call, data_at, id_bytes, id_fields, id_out, nanoseconds, string, take
+from kvferry._native import (
+    Arena,
+    CallLock,
+    Handle,
+    call,
+    data_at,
+    id_bytes,
+    id_fields,
+    id_out,
+    nanoseconds,
+    string,
+    take,
+)
 from kvferry.aggregator import (
     NO_WORKER,
     Aggregate,
@@ -233,7 +244,7 @@ class Schedule(Handle):
             heartbeats=heartbeats,
             max_requests=max_requests,
         )
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._own(take(lib.kvf_schedule_create, "kvf_schedule *", options), lib.kvf_schedule_free, resource)
 
     def add(

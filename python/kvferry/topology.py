@@ -9,13 +9,12 @@ still works. The `refusal` of their errors is the connector's word for the reaso
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, string, to_range
+from kvferry._native import Arena, CallLock, Handle, string, to_range
 from kvferry._quantities import (
     call,
     ids_out,
@@ -134,7 +133,7 @@ class Topology(Handle):
             block_bytes=block_bytes,
             dialect=dialect,
         )
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._own(take(lib.kvf_topology_create, "kvf_topology *", desc), lib.kvf_topology_free)
 
     def check(self, remote: EngineTransferInfo) -> None:

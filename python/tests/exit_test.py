@@ -113,6 +113,64 @@ working.join()
     )
 
 
+def test_a_forked_process_may_use_what_no_thread_of_its_parent_used() -> None:
+    run(
+        OPEN
+        + """
+import signal
+from kvferry import Plan, Request
+from kvferry.aggregator import Aggregator
+from kvferry.scheduler import Schedule
+from kvferry.topology import EngineTransferInfo, Topology
+def make():
+    model = small_model()
+    plan = Plan(decode_engine(model).shard(0), prefill_engine(model, tp_size=1))
+    request, topology = Request(plan), Topology(tp_size=1, tp_rank=0, block_size=16, total_kv_heads=4)
+    schedule, aggregator = Schedule(model, [16]), Aggregator(1)
+    uses = (
+        lambda: request.bytes(0),
+        lambda: topology.register("e", EngineTransferInfo(1, 16)),
+        lambda: schedule.counts,
+        lambda: aggregator.pending,
+    )
+    return (request, topology, schedule, aggregator), uses
+(used, uses_of_used), (unused, uses_of_unused) = make(), make()
+inside, over = threading.Event(), threading.Event()
+def work():  # as though calls were under way
+    with contextlib.ExitStack() as calls:
+        for one in used:
+            calls.enter_context(one._lock)
+        inside.set()
+        over.wait()
+working = threading.Thread(target=work, daemon=True)
+working.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    for use in uses_of_used:
+        try:
+            use()
+        except ClosedError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(1)
+    threads = [threading.Thread(target=use) for use in uses_of_unused for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert unused[1].get("e") == EngineTransferInfo(1, 16)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+over.set()
+working.join()
+for use in uses_of_used:
+    use()
+"""
+    )
+
+
 def test_a_signal_handler_may_not_close_the_agent_that_it_interrupts() -> None:
     run(
         OPEN
