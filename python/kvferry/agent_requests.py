@@ -66,6 +66,18 @@ class HasCudaStream(Protocol):
         """The stream's device: an object with an `index`."""
 
 
+class HasNativeHandle(Protocol):
+    """A stream like torch.Stream, of a device of any kind; older torch does not tell the handle."""
+
+    @property
+    def native_handle(self) -> int:
+        """The handle; 0: the default stream."""
+
+    @property
+    def device(self) -> Any:
+        """The stream's device: an object with a `type` and an `index`."""
+
+
 # A file descriptor that becomes readable when memory is ready to be read, and stays so; or an event of a CUDA
 # stream.
 Readable = int | HasFileno | CudaEvent | HasCudaEvent | HasEventId
@@ -100,6 +112,21 @@ def _ready_event(after: Readable | None, arena: Arena) -> Any:
         )
     descriptor = after if isinstance(after, int) else after.fileno()
     return arena.new("kvf_ready_event", kind=lib.KVF_READY_FD, fd=descriptor)
+
+
+def _cuda_stream(stream: HasCudaStream | HasNativeHandle | CudaStream) -> CudaStream:
+    if isinstance(stream, HasCudaStream):
+        return CudaStream(stream.cuda_stream, _index(stream.device))
+    if isinstance(stream, CudaStream):
+        return stream
+    device = getattr(stream, "device", None)
+    # Streams of some other devices raise an error if they are asked for the handle.
+    if getattr(device, "type", None) == "cuda" and hasattr(stream, "native_handle"):
+        return CudaStream(stream.native_handle, _index(device))
+    raise InvalidError(
+        f"stream is a {type(stream).__name__}{'' if device is None else f' of device {device}'}; allowed: a "
+        "torch.cuda.Stream, a torch.Stream of a CUDA device with a native_handle, and a CudaStream"
+    )
 
 
 class Requests:
@@ -353,7 +380,7 @@ class Requests:
         with self._session.using() as pointer:
             return int(take(lib.kvf_agent_arrived, "uint32_t", pointer, ticket))
 
-    def let_wait(self, ticket: int, layers: int, stream: HasCudaStream | CudaStream) -> None:
+    def let_wait(self, ticket: int, layers: int, stream: HasCudaStream | HasNativeHandle | CudaStream) -> None:
         """Lets a CUDA stream wait until so many layers have arrived, or the request has ended.
 
         The call itself waits only for room on the stream, of which there are about 1000 places. A stream also
@@ -366,25 +393,20 @@ class Requests:
         Args:
             ticket: of a pull or an expect with `by_layer`; if it has ended, nothing is put on the stream
             layers: more than the model has, such as ALL_LAYERS: until the request has ended
-            stream: a torch.cuda.Stream, or a CudaStream with its handle
+            stream: a torch.cuda.Stream, a torch.Stream of a CUDA device, or a CudaStream with its handle
 
         Raises NotFoundError (there never was such a ticket), InvalidError (no `by_layer`; a CUDA graph is being
         captured from the stream), UnsupportedError, OutOfRangeError (no such device).
         """
-        if isinstance(stream, HasCudaStream):
-            stream = CudaStream(stream.cuda_stream, _index(stream.device))
-        if not isinstance(stream, CudaStream):
-            raise InvalidError(
-                f"stream is a {type(stream).__name__}; allowed: a torch.cuda.Stream, and a CudaStream"
-            )
+        given = _cuda_stream(stream)
         with self._session.using() as pointer:
             call(
                 lib.kvf_agent_let_wait,
                 pointer,
                 ticket,
                 min(layers, ALL_LAYERS),
-                stream.device,
-                ffi.cast("void *", stream.handle),
+                given.device,
+                ffi.cast("void *", given.handle),
             )
 
     def cancel(self, ticket: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvferry.transport import Transport
 
 DLPACK_CUDA = 2
-DLPACK_CODES = {"i": 0, "u": 1, "f": 2}
+DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 DLPACK_BFLOAT = 4
 
 

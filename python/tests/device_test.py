@@ -51,6 +51,7 @@ from kvferry import (
     transport_kinds,
 )
 from kvferry.buffers import memory_array, region_of, regions_of
+from kvferry.interchange import _look_into
 
 pytestmark = pytest.mark.skipif(
     not LIBRARY, reason="KVF_CUDA_LIBRARY names no CUDA driver, nor a stand-in for one"
@@ -248,6 +249,19 @@ def test_an_array_of_a_device_is_a_tensor_to_others(
     for look in (lambda: array.__dlpack__(), lambda: array.__cuda_array_interface__):
         with pytest.raises(ClosedError, match="Owner that allocated this array was closed"):
             look()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code", "bits"), [(np.bool_, 6, 8), (np.complex64, 5, 64), (np.uint16, 1, 16)]
+)
+def test_an_array_of_any_number_is_a_tensor_to_others(driver: Driver, dtype: Any, code: int, bits: int) -> None:
+    memory = DeviceMemory(driver, 0, 4096)
+    array = DeviceArray(Owner(), memory.address, 0, (4, 8), dtype)  # type: ignore[arg-type]
+    capsule = array.__dlpack__(max_version=(1, 0))
+    tensor = _look_into(capsule, "DeviceArray")
+    assert (tensor.code, tensor.bits, tensor.lanes) == (code, bits, 1)
+    with pytest.raises(UnsupportedError, match="no element type for datetime64"):
+        DeviceArray(Owner(), memory.address, 0, (4,), "M8[s]").__dlpack__()  # type: ignore[arg-type]
 
 
 def test_an_array_keeps_its_owner(driver: Driver) -> None:
@@ -465,6 +479,16 @@ class Waiting:
         self.driver.on(self.device.index, "cuStreamDestroy_v2", ctypes.c_void_p(self.cuda_stream))
 
 
+class ElsewhereStream:
+    """Like a torch.Stream of a device that is not CUDA's, and gives no handle."""
+
+    device = type("device", (), {"type": "xpu", "index": 1, "__str__": lambda _: "xpu:1"})()
+
+    @property
+    def native_handle(self) -> int:
+        raise RuntimeError("no handle")
+
+
 def wait_until(count: Callable[[], int], wanted: int) -> None:
     deadline = time.monotonic() + 20
     while count() < wanted:
@@ -472,13 +496,18 @@ def wait_until(count: Callable[[], int], wanted: int) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("by_handle", [False, True])
-def test_a_stream_passes_as_layers_arrive(driver: Driver, by_handle: bool) -> None:
+@pytest.mark.parametrize("form", ["torch.cuda.Stream", "torch.Stream", "handle"])
+def test_a_stream_passes_as_layers_arrive(driver: Driver, form: str) -> None:
     prefill, decode = prefill_engine(small_model(), tp_size=1), decode_engine(small_model())
     theirs, ours = Cache(driver, 0, prefill.shard(0)), Cache(driver, 1, decode.shard(0))
     theirs.fill(PREFILL_TABLE)
     waiting = Waiting(driver, driver.number(1))
-    stream = CudaStream(waiting.cuda_stream, waiting.device.index) if by_handle else waiting
+    forms: dict[str, Any] = {
+        "torch.cuda.Stream": waiting,
+        "torch.Stream": types.SimpleNamespace(native_handle=waiting.cuda_stream, device=waiting.device),
+        "handle": CudaStream(waiting.cuda_stream, waiting.device.index),
+    }
+    stream = forms[form]
     layers = small_model().layer_count
     assert layers >= 2
     with (
@@ -509,6 +538,8 @@ def test_a_stream_passes_as_layers_arrive(driver: Driver, by_handle: bool) -> No
         consumer.let_wait(ticket, 1, stream)  # nothing is left to wait for
         with pytest.raises(NotFoundError, match="12345"):
             consumer.let_wait(12345, 1, stream)
+        with pytest.raises(InvalidError, match=r"stream is a ElsewhereStream of device xpu:1; allowed: "):
+            consumer.let_wait(ticket, 1, ElsewhereStream())
         other = consumer.expect("s", producer.contact, steps)
         with pytest.raises(InvalidError, match="by_layer"):
             consumer.let_wait(other, 1, stream)
