@@ -441,6 +441,22 @@ class BadInput(Pairs):
             steps(prefill, decode, until=lambda: "r" in decode.received)
         self.assertIn(13, decode.invalid)
 
+    def test_a_request_that_cannot_be_handed_over_is_forgotten(self) -> None:
+        prefill, decode = self.engine("prefill", 32), self.engine("decode", 16, bidirectional_kv_xfer=True)
+        with self.says("request short cannot be handed over"), self.assertRaises(AssertionError):
+            prefill.serve("short", TOKENS, THERE[:2])
+        self.assertEqual(prefill.scheduling._schedule.counts.requests, 0)
+        request = a_request("turn", TOKENS, prefill.serve("r", TOKENS, THERE))
+        decode.scheduling.add(request)
+        load, _ = decode.scheduling.match(request, 0)
+        decode.scheduling.allocated(request, blocks_of(HERE), load)
+        steps(prefill, decode, until=lambda: "turn" in decode.received)
+        request.num_computed_tokens, request.num_tokens = TOKENS, TOKENS + 1
+        with self.says("request turn cannot be handed over"):
+            self.assertEqual(decode.scheduling.finished(request, [HERE[:2]], True), (False, None))
+        self.assertEqual(decode.scheduling._schedule.counts.requests, 0)
+        self.assertEqual(decode.scheduling._turns, set())
+
     def test_settings_that_make_no_sense_are_named(self) -> None:
         for extra, text in (
             ({"side_channel_port": 70000}, "side_channel_port is 70000"),

@@ -244,6 +244,8 @@ class Scheduling:
     ) -> tuple[bool, dict[str, Any] | None]:
         """The request has finished. Returns whether its blocks are kept, and parameters for the consumer."""
         keep, params = self._finish(request, block_ids, ended_well)
+        if not keep:
+            self._turns.discard(request.request_id)
         if self._early is not None:
             self._early.finished(request.request_id, keep)
         return keep, params
@@ -278,7 +280,7 @@ class Scheduling:
             return False, None
         except KvferryError as error:
             logger.error("request %s cannot be handed over: %s", request.request_id, error)
-            return False, None
+            return not self._schedule.abort(key), None
         if end.params is None:
             return end.keep, None
         params = self._params_out(request, end.params, block_ids, is_turn)
