@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -34,7 +35,9 @@ class Session:
         self.change = threading.Condition()
         self.events = threading.Lock()
         self.logging: set[int] = set()  # threads that are inside `log`
-        self.awaiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # tasks to be told of the end
+        # Tasks to be told of the end: by what they wait for, which a loop that is over must not leave behind.
+        self.awaiting: weakref.WeakKeyDictionary[asyncio.Event, asyncio.AbstractEventLoop]
+        self.awaiting = weakref.WeakKeyDictionary()
         self.context = ffi.new_handle(self)
 
     @contextlib.contextmanager
@@ -98,7 +101,7 @@ class Session:
             with self.change:
                 self._refuse_from_within()
                 self.closing = True
-                for ready, loop in self.awaiting.items():
+                for ready, loop in list(self.awaiting.items()):
                     with contextlib.suppress(RuntimeError):  # that loop is over, and its task with it
                         loop.call_soon_threadsafe(ready.set)
                 # The agent is closed when this returns, also if another thread closes it. If a signal handler

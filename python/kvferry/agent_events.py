@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -117,7 +118,8 @@ class Events:
                 try:
                     await ready.wait()
                 finally:
-                    loop.remove_reader(descriptor)
+                    with contextlib.suppress(RuntimeError):  # the loop is over
+                        loop.remove_reader(descriptor)
         finally:
             os.close(descriptor)
 

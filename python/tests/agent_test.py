@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import select
@@ -858,6 +859,21 @@ def test_each_of_several_tasks_that_wait_gets_an_event(own_thread: bool) -> None
 
     assert len(asyncio.run(hand_over())) == 3
     pair.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_that_ends_before_its_tasks_leaves_nothing_behind(pair: Pair) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(pair.consumer.event())
+    loop.run_until_complete(asyncio.sleep(0))
+    assert len(pair.consumer._session.awaiting) == 1
+    loop.close()
+    del loop, task
+    gc.collect()
+    assert len(pair.consumer._session.awaiting) == 0
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    finish(pair)
 
 
 @pytest.mark.parametrize("own_thread", [True, False])
