@@ -92,7 +92,7 @@ static kvf_status check_blocks(const kvf_group_shard_desc *group) {
         return kvf_fail(KVF_E_INVALID,
                         "kernel_blocks_per_block is %u, which does not divide tokens_per_block %u",
                         group->kernel_blocks_per_block, group->tokens_per_block);
-    if (group->block_count >= UINT32_MAX / group->kernel_blocks_per_block)
+    if (group->block_count > (UINT32_MAX - 1) / group->kernel_blocks_per_block)
         return kvf_fail(
             KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed: 1 to %u in all",
             (unsigned long long)group->block_count, group->kernel_blocks_per_block, UINT32_MAX - 1);

@@ -349,6 +349,11 @@ static void block_sizes_and_counts_are_checked(void **state) {
                  KVF_E_INVALID, "group mla", "kernel_blocks_per_block is 3", "tokens_per_block 16");
     assert_fails(try_engine(model, ENGINE(.all = {.block_count = UINT64_MAX, .kernel_blocks_per_block = 2})),
                  KVF_E_RANGE, "block_count is 18446744073709551615 with 2 kernel blocks", "4294967294");
+    /* one more than fits, and as many as fit */
+    assert_fails(try_engine(model, ENGINE(.all = {.block_count = 2147483648, .kernel_blocks_per_block = 2})),
+                 KVF_E_RANGE, "block_count is 2147483648 with 2 kernel blocks", "4294967294");
+    kvf_engine_free(
+        engine_of(model, ENGINE(.all = {.block_count = 2147483647, .kernel_blocks_per_block = 2})));
     kvf_model_free(model);
 }
 
