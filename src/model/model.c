@@ -134,9 +134,12 @@ static kvf_status check_visibility(const kvf_group_desc *group) {
 }
 
 /* A zero granule or row count stands for 1, see fill_defaults(). */
+static uint32_t rows_per_step(const kvf_part_desc *part) {
+    return part->rows_per_step ? part->rows_per_step : 1;
+}
+
 static bool part_step_bytes(const kvf_part_desc *part, uint64_t *out) {
-    uint64_t rows = part->rows_per_step ? part->rows_per_step : 1;
-    return kvf_mul(rows, part->units, out) && kvf_mul(*out, kvf_part_cell_bytes(part), out);
+    return kvf_mul(rows_per_step(part), part->units, out) && kvf_mul(*out, kvf_part_cell_bytes(part), out);
 }
 
 /* After this the bytes of one step over all layers fit in 64 bits, so nothing smaller needs a check. */
@@ -149,7 +152,7 @@ static kvf_status check_step_bytes(const kvf_group_desc *group) {
                 KVF_E_OVERFLOW,
                 "part %u (%s): %u rows_per_step x %u units x %u cell_elements of %s do not fit in "
                 "64 bits",
-                i, group->parts[i].name, group->parts[i].rows_per_step, group->parts[i].units,
+                i, group->parts[i].name, rows_per_step(&group->parts[i]), group->parts[i].units,
                 group->parts[i].cell_elements, kvf_dtype_name(group->parts[i].dtype));
     }
     if (!kvf_mul(sum, group->layer_count, &sum))

@@ -291,6 +291,8 @@ static void sizes_beyond_64_bits_are_refused(void **state) {
     s.kv[0].dtype = KVF_DTYPE_F64;
     s.kv[0].units = s.kv[0].cell_elements = s.kv[0].rows_per_step = UINT32_MAX;
     assert_refused(&s, KVF_E_OVERFLOW, "group 0 (full): part 0 (k): 4294967295 rows_per_step");
+    s.kv[0].rows_per_step = 0; /* means 1 */
+    assert_refused(&s, KVF_E_OVERFLOW, "group 0 (full): part 0 (k): 1 rows_per_step");
 
     /* One step of one layer just fits; two layers do not. */
     fill(&s);
