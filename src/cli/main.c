@@ -170,7 +170,7 @@ static int most_words(const char *name) {
     return is_help ? 3 : name[0] == '-' ? 2 : INT_MAX;
 }
 
-int main(int argc, char **argv) {
+static int run(int argc, char **argv) {
     if (argc < 2)
         return usage_error("a command is needed; \"kvferry help\" lists them");
     const char *name = argv[1];
@@ -191,7 +191,11 @@ int main(int argc, char **argv) {
         return print_help_about(name);
     if (!chosen->run)
         return failure("%s needs agents, and this build has none: it was made with KVF_WITH_AGENT=OFF", name);
-    int result = chosen->run(argc - 1, argv + 1);
+    return chosen->run(argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv) {
+    int result = run(argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout))
         return failure("writing to standard output failed");
     return result;

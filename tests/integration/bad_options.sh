@@ -75,4 +75,18 @@ refused "shared pages that are too few" 'groups share 1 blocks, but 2 requests o
 refused "an alignment that no shared page can have" 'page-align 99999999999 with 1 kernel blocks is too large' \
     "${hybrid[@]}" --decode share-pages=yes,page-align=99999999999
 
+for words in help "help plan" "plan --help" --help --version plan "plan --json"; do
+    name="\"$words\" to a full device fails"
+    code=0
+    # shellcheck disable=SC2086
+    "$KVFERRY" $words >/dev/full 2>"$errors" || code=$?
+    if [ "$code" -ne 1 ]; then
+        fail "$name" "exit code $code, not 1"
+    elif ! grep -q 'writing to standard output failed$' "$errors"; then
+        fail "$name" "stderr does not say so"
+    else
+        pass "$name"
+    fi
+done
+
 finish
