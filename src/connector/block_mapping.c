@@ -96,8 +96,8 @@ kvf_status kvf_block_ids_by_region(const kvf_block_lists *lists, const int32_t *
     for (size_t r = 0; !status && r < region_count; r++) {
         int32_t group = region_groups[r];
         if (group != KVF_ALL_GROUPS && (group < 0 || (size_t)group >= lists->count)) {
-            status = kvf_plain_fail(KVF_E_RANGE, "group of region %zu is %d; allowed: -1 to %zu", r, group,
-                                    lists->count);
+            status = kvf_plain_fail(KVF_E_RANGE, "group of region %zu is %d; allowed: %d and more, below %zu",
+                                    r, group, KVF_ALL_GROUPS, lists->count);
             break;
         }
         kvf_ids *list = &made.groups[r];
