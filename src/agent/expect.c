@@ -206,14 +206,15 @@ static void expect_ready(kvf_ticket *ticket, kvf_after *after) {
         ask_all(kvf_asker_of(ticket));
 }
 
-static void answer_written(kvf_asker *expect) {
+/* Answers the words that all is written which waited until it was verified. */
+static void answer_written(kvf_asker *expect, kvf_status status, const char *detail) {
     for (uint32_t i = 0; i < expect->source_count; i++) {
         kvf_source *source = &expect->sources[i];
         if (!source->written_call || !source->session)
             continue;
         kvf_call_body call = {.number = source->written_call, .kind = KVF_CALL_WRITTEN};
         source->written_call = 0;
-        kvf_answer_status(source->session, &call, KVF_OK, "");
+        kvf_answer_status(source->session, &call, status, detail);
     }
 }
 
@@ -221,7 +222,7 @@ static void expect_verified(kvf_ticket *ticket) {
     kvf_asker *expect = kvf_asker_of(ticket);
     kvf_agent *agent = expect->base.agent;
     uint64_t now = kvf_agent_now(agent);
-    answer_written(expect);
+    answer_written(expect, KVF_OK, "");
     expect->complete = true;
     if (!end_flows(expect))
         return; /* the next tick tries again */
@@ -438,7 +439,7 @@ static void expect_fail(kvf_ticket *ticket, kvf_status status, const char *detai
     kvf_verify_stop(expect);
     kvf_asker_stop_waiting(expect);
     kvf_ticket_record_failure(&expect->base, status, detail, session);
-    answer_written(expect);
+    answer_written(expect, KVF_E_CANCELLED, expect->base.detail ? expect->base.detail : "");
     if (expect->base.state != KVF_TICKET_MEETING)
         for (uint32_t i = 0; i < expect->source_count; i++)
             withdraw(&expect->sources[i]);

@@ -97,7 +97,7 @@ static void end_after_failure(scene *s, bool push) {
     for (uint32_t r = 0; r < s->w.p.rank_count; r++) {
         if (!push) /* the hold remains for another pull */
             assert_ok(kvf_agent_cancel(s->w.p.agents[r], s->theirs[r]));
-        (void)world_next(&s->w, s->w.p.agents[r], s->theirs[r]);
+        (void)world_failed(&s->w, s->w.p.agents[r], s->theirs[r], KVF_E_CANCELLED);
     }
     letters_end();
     world_quiet(&s->w);
