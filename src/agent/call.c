@@ -133,6 +133,8 @@ static void renumber(kvf_call *call) {
     if (kvf_wire_open((kvf_bytes){call->bytes.data, call->bytes.size}, &message))
         return;
     kvf_status status = kvf_wire_read(&message);
+    if (call->kind == KVF_CALL_RELEASE && !message.call.earlier)
+        message.call.earlier = call->number; /* it ends nothing that began after it */
     message.call.number = session->next_number + 1;
     if (!status)
         status = kvf_wire_encode(&message, &bytes);

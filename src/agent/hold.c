@@ -260,6 +260,12 @@ static kvf_hold *granted_by(const kvf_session *session, uint64_t acquire) {
     return NULL;
 }
 
+/* The last call of the try that a RELEASE ends. Its own number may be a later one: a caller gives calls new numbers in a
+ * new session. */
+static uint64_t end_of_try(const kvf_call_body *release) {
+    return release->earlier ? release->earlier : release->number;
+}
+
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
     kvf_hold *hold = NULL;
@@ -268,7 +274,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
     kvf_call_body waiting = *call;
     waiting.kind = KVF_CALL_ACQUIRE;
     kvf_early *early = fresh ? kvf_early_find(session, &waiting) : NULL;
-    const bool tries_again = early && early->number > call->number;
+    const bool tries_again = early && early->number > end_of_try(call);
     if (early && !tries_again)
         kvf_early_free(early);
     if (call->earlier)
@@ -282,7 +288,7 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
         if (!hold)
             hold = find_hold(agent, call->request);
         const kvf_reader *reader = hold ? reader_of(hold, session) : NULL;
-        if (reader && reader->asked > call->number) /* the lease of another try, which began since */
+        if (reader && reader->asked > end_of_try(call)) /* the lease of another try, which began since */
             hold = NULL;
         else if (!hold && call->status == KVF_OK) /* a consumer that gave up says nothing of a hold to come */
             status = kvf_early_keep(session, call, agent->options.lease_ns);

@@ -335,6 +335,54 @@ static void a_call_that_waits_is_said_again_behind_thousands_of_others(void **st
     lease_close(&s);
 }
 
+/* The first try's release, which D says again in the session after the one that P has lost, gets a number behind that of
+ * the second try. D had not seen the first lease; or it had been refused, so that the release names no ACQUIRE. */
+static void a_release_that_is_said_again_with_a_new_number_does_not_end_the_next_try(void **state) {
+    (void)state;
+    for (int refused = 0; refused < 2; refused++) {
+        scene s;
+        kvf_agent_options options = *LEASE(20 * SECOND);
+        options.remember_ns = 600 * SECOND;
+        lease_open(&s, ONE("P"), ONE("D"), &options);
+        s.wanted.request.bytes_per_second = 3000; /* 51,200 bytes */
+        s.wanted.request.deadline_ns = 60 * SECOND;
+        s.wanted.request.way = KVF_WAY_DIRECT;
+        s.held.request.deadline_ns = 60 * SECOND;
+        world_hold(&s.w.p, &s.held, s.theirs);
+        letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_RELEASE);
+        if (refused) {
+            assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+            (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+            world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+            (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_NOT_FOUND);
+            world_hold(&s.w.p, &s.held, s.theirs);
+        } else {
+            letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_ACQUIRE);
+            world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+            world_run_for(&s.w, SECOND);
+            assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+            (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+            letters_no_rules();
+            letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_RELEASE);
+        }
+        kvf_session *session = world_session(s.d, false);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        for (uint32_t i = 0; i < 2; i++) { /* P takes 6000 calls for seen */
+            session->next_number += 3000;
+            world_run_for(&s.w, 4 * SECOND); /* a heartbeat */
+        }
+        letters_no_rules();
+        world_lose(s.p, world_session(s.p, true));
+        world_run_for(&s.w, 4 * SECOND);
+        assert_int_equal(session->openings, 2);
+        assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_LEASED);
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        lease_close(&s);
+    }
+}
+
 static void lost_repeated_and_late_messages_change_nothing(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
@@ -414,6 +462,7 @@ int main(void) {
         cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
         cmocka_unit_test(a_push_whose_last_word_is_never_answered_fails),
         cmocka_unit_test(a_call_that_waits_is_said_again_behind_thousands_of_others),
+        cmocka_unit_test(a_release_that_is_said_again_with_a_new_number_does_not_end_the_next_try),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
         cmocka_unit_test(cancelling_while_messages_go_astray_frees_everything_once),
     };
