@@ -525,6 +525,48 @@ static void when_the_connection_that_carries_flows_is_lost_another_one_does(void
     world_close(&w);
 }
 
+/* D's numbers jump, so P meets it again. A lease of the first session, whose connection carries the flows of both, ends
+ * while D reads "slow" in the second. */
+static void the_end_of_a_session_that_was_left_ends_no_flow_of_the_next(void **state) {
+    (void)state;
+    world w;
+    world_request given, other, wanted, slow;
+    uint64_t holds[WORLD_MAX_RANKS], others[WORLD_MAX_RANKS], direct[WORLD_MAX_RANKS],
+        packed[WORLD_MAX_RANKS];
+    kvf_agent_options options = options_of((kvf_way)0);
+    options.idle_ns = 10 * SECOND;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    push_and_check(&w, "before", 1);
+    world_request_make(&w, &w.p, "direct", 50, 0, 1, &given);
+    world_request_make(&w, &w.d, "direct", 50, 0, 1, &wanted);
+    wanted.request.bytes_per_second = 10240; /* 51,200 bytes */
+    wanted.request.way = KVF_WAY_DIRECT;
+    world_fill(&w, &w.p, &given, 2);
+    world_hold(&w.p, &given, holds);
+    world_pull(&w.d, &wanted, &w.p, direct);
+    world_run_for(&w, SECOND);
+    kvf_session *session = world_session(w.d.agents[0], false);
+    session->next_number += 5000;
+    world_request_make(&w, &w.p, "slow", 200, 10, 1, &other);
+    world_request_make(&w, &w.d, "slow", 200, 10, 1, &slow);
+    slow.request.bytes_per_second = 20480; /* 204,800 bytes */
+    slow.request.way = KVF_WAY_PACKED;
+    world_fill(&w, &w.p, &other, 3);
+    world_hold(&w.p, &other, others);
+    world_pull(&w.d, &slow, &w.p, packed);
+    world_all_done(&w, &w.d, direct);
+    assert_int_equal(session->openings, 2);
+    assert_true(world_stats(w.d.agents[0]).bytes_packed < 204800);
+    world_all_done(&w, &w.d, packed);
+    world_all_done(&w, &w.p, holds);
+    world_all_done(&w, &w.p, others);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &wanted, 2), 0);
+    assert_int_equal(world_wrong_cells(&w, &w.d, &slow, 3), 0);
+    assert_int_equal(world_stats(w.p.agents[0]).peers_now, 2);
+    world_until(&w, world_stats(w.p.agents[0]).peers_now == 1);
+    world_close(&w);
+}
+
 /* P has no room for D's card and shard. D does not ask again for each request. */
 static void a_client_whose_join_was_refused_does_not_join_again(void **state) {
     (void)state;
@@ -590,6 +632,7 @@ int main(void) {
         cmocka_unit_test(a_producer_that_has_forgotten_its_consumer_is_sent_the_card_with_the_expectation),
         cmocka_unit_test(a_consumer_that_has_forgotten_its_producer_sends_its_card_before_the_expectation),
         cmocka_unit_test(when_the_connection_that_carries_flows_is_lost_another_one_does),
+        cmocka_unit_test(the_end_of_a_session_that_was_left_ends_no_flow_of_the_next),
         cmocka_unit_test(a_client_whose_join_was_refused_does_not_join_again),
         cmocka_unit_test(a_client_cannot_join_with_the_card_of_another),
         cmocka_unit_test(a_packed_expectation_that_was_forgotten_disturbs_no_other),
