@@ -61,8 +61,12 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     memset(&session->hh, 0, sizeof session->hh);
     memcpy(session->id, welcome->session, sizeof session->id);
     HASH_ADD(hh, agent->sessions, id, sizeof session->id, session);
-    if (!session->hh.tbl)
+    if (!session->hh.tbl) { /* no answer would find it: it is greeted again, as one without an id */
+        memset(session->id, 0, sizeof session->id);
+        session->state = KVF_SESSION_GREETING;
+        kvf_sessions_due(agent, session->hello_next);
         return kvf_nomem("a session");
+    }
     session->state = KVF_SESSION_OPEN;
     session->openings++;
     kvf_peer_met(session);

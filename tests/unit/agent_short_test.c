@@ -3,6 +3,7 @@
  * refused, fails or is done, has one result, and right bytes if it is done; no block stays claimed, and the next
  * request goes well.
  */
+#include "agent/hear.h"
 #include "agent/session.h"
 #include "agent_world.h"
 #include "sanitized.h"
@@ -188,6 +189,46 @@ static void an_expectation_that_fails_between_two_writers_is_settled_by_a_round(
     assert_int_equal(s.memory.live, 0);
 }
 
+/* P has lost D's session, and the connection breaks: D greets P while its session is open, and is told another id. */
+static bool meets_anew_short_of(size_t fail_at, bool pushes) {
+    static scene s;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .lease_ns = LEASE, .peer_timeout_ns = 50 * MS};
+    s = (scene){.pushes = pushes};
+    count_memory(&s.memory);
+    world_open_model(&s.w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
+    kvf_agent *d = s.w.d.agents[0];
+    start_all(&s, "a");
+    end_all(&s);
+    assert_int_equal(s.done, 1);
+    world_quiet(&s.w);
+    world_lose(s.w.p.agents[0], world_session(s.w.p.agents[0], true));
+    kvf_session *session = world_session(d, false);
+    kvf_work_take(d);
+    kvf_on_broken(d, session->route, KVF_E_PEER_LOST, "the connection broke");
+    kvf_work_give(d);
+    s.memory.calls = 0;
+    s.memory.fail_at = fail_at;
+    world_until(&s.w, session->openings == 2 || s.memory.calls >= fail_at);
+    world_run_for(&s.w, 100 * MS);
+    s.memory.fail_at = 0;
+    const bool refused = s.memory.calls >= fail_at;
+    start_all(&s, "b");
+    end_all(&s);
+    if (s.done != 1)
+        fail_msg("the next request failed where allocation %zu was refused", fail_at);
+    world_quiet(&s.w);
+    world_close(&s.w);
+    return refused;
+}
+
+static void a_session_that_is_met_anew_survives_any_allocation_that_fails(void **state) {
+    (void)state;
+    for (int pushes = 0; pushes < 2; pushes++)
+        for (size_t n = 1; meets_anew_short_of(n, pushes); n++)
+            assert_true(n < 1000);
+}
+
 /* A lease and an expectation last until the heartbeat after the next. */
 static void a_heartbeat_without_memory_is_made_up_for_by_the_next(void **state) {
     (void)state;
@@ -281,6 +322,8 @@ int main(void) {
         cmocka_unit_test_teardown(a_packed_pull_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(a_packed_push_survives_any_allocation_that_fails, stop_counting_memory),
         cmocka_unit_test_teardown(an_expectation_that_fails_between_two_writers_is_settled_by_a_round,
+                                  stop_counting_memory),
+        cmocka_unit_test_teardown(a_session_that_is_met_anew_survives_any_allocation_that_fails,
                                   stop_counting_memory),
         cmocka_unit_test_teardown(a_heartbeat_without_memory_is_made_up_for_by_the_next,
                                   stop_counting_memory),
