@@ -202,7 +202,7 @@ void kvf_session_disconnect(kvf_session *session);
  * what it knows then. Connections that were shut stay shut.
  *
  * @param until_it_has  while the endpoint may still be writing it is not let in again; the caller retries later
- * @return as kvf_transport_fence(): KVF_E_AGAIN if it may still be writing
+ * @return as kvf_transport_fence(): KVF_E_AGAIN if it may still be writing, also as memory was short
  */
 kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has);
 

@@ -188,7 +188,9 @@ kvf_status kvf_session_stage(kvf_session *session) {
 
 kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has) {
     KVF_ASSERT(kvf_work_is_ours(agent));
-    const kvf_status status = kvf_transport_fence(agent->transport, card, bytes);
+    kvf_status status = kvf_transport_fence(agent->transport, card, bytes);
+    if (status == KVF_E_NOMEM) /* nobody knows yet, and the caller retries */
+        status = KVF_E_AGAIN;
     if (status != KVF_E_AGAIN || !until_it_has)
         (void)kvf_transport_admit(agent->transport, card, bytes);
     return status;

@@ -162,7 +162,8 @@ static bool is_shut_out(const kvf_stage_flow *flow) {
     kvf_transport *transport = flow->stage->transport;
     if (!peer->card || peer->peer)
         return true;
-    if (kvf_transport_fence(transport, peer->card, peer->card_bytes) == KVF_E_AGAIN)
+    const kvf_status status = kvf_transport_fence(transport, peer->card, peer->card_bytes);
+    if (status == KVF_E_AGAIN || status == KVF_E_NOMEM)
         return false;
     (void)kvf_transport_admit(transport, peer->card, peer->card_bytes);
     return true;

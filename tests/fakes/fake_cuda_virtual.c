@@ -16,8 +16,8 @@
 #define NAME "fake_cuda_segment"
 #define RESERVATIONS 256u
 #define NOT_SUPPORTED 801
-#define INVISIBLE 5  /* a CUmemLocationType from CUDA 13.2 on */
-#define NO_DEVICE -2 /* CU_DEVICE_INVALID */
+#define INVISIBLE 5    /* a CUmemLocationType from CUDA 13.2 on */
+#define NO_DEVICE (-2) /* CU_DEVICE_INVALID */
 
 typedef struct allocation {
     int file, types;
