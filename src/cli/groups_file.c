@@ -230,76 +230,6 @@ static int read_model(const object *whole, kvf_model **out) {
     return result ? result : make(whole, list, count, &desc, out);
 }
 
-/* ---- keys that are given twice --------------------------------------------------------------- */
-
-enum { MAX_DEPTH = 32 };
-
-/* A key in the text. */
-typedef struct key {
-    uint32_t object; /* number of the object that it is in */
-    uint32_t length;
-    const char *name;
-} key;
-
-static int compare_keys(const void *left, const void *right) {
-    const key *a = left, *b = right;
-    if (a->object != b->object)
-        return a->object < b->object ? -1 : 1;
-    if (a->length != b->length)
-        return a->length < b->length ? -1 : 1;
-    int order = memcmp(a->name, b->name, a->length);
-    return order ? order : (a->name > b->name) - (a->name < b->name);
-}
-
-/* Lists the keys of a text that has been parsed, so strings end and brackets match. A key takes three bytes or more.
- * Refuses single quotation marks, which json-c accepts around keys. */
-static int list_keys(const char *path, const char *json, size_t bytes, key *out, size_t *out_count) {
-    uint32_t inside[MAX_DEPTH + 1] = {0}, depth = 0, objects = 0;
-    size_t count = 0;
-    const char *end = json + bytes;
-    for (const char *p = json; p < end; p++) {
-        if ((*p == '{' || *p == '[') && depth < MAX_DEPTH) {
-            inside[++depth] = ++objects;
-        } else if ((*p == '}' || *p == ']') && depth > 0) {
-            depth--;
-        } else if (*p == '\'') {
-            return usage_error("%s is not JSON, at byte %zu: single quotation mark", path,
-                               (size_t)(p - json));
-        } else if (*p == '"') {
-            const char *name = ++p, *after;
-            while (p < end && *p != '"')
-                p += *p == '\\' ? 2 : 1;
-            for (after = p + 1; after < end && strchr(" \t\r\n", *after); after++)
-                ;
-            if (after < end && *after == ':')
-                out[count++] = (key){inside[depth], (uint32_t)(p - name), name};
-        }
-    }
-    *out_count = count;
-    return EXIT_DONE;
-}
-
-/* Of two values with one key json-c keeps the last; other readers of the file may keep the first. */
-static int check_twice(const char *path, const char *json, size_t bytes) {
-    key *keys = malloc((bytes / 3 + 1) * sizeof *keys);
-    if (!keys)
-        return failure("not enough memory");
-    size_t count = 0;
-    int result = list_keys(path, json, bytes, keys, &count);
-    qsort(keys, count, sizeof *keys, compare_keys);
-    for (size_t i = 1; i < count && !result; i++) {
-        const key *a = &keys[i - 1], *b = &keys[i];
-        if (a->object == b->object && a->length == b->length && memcmp(a->name, b->name, a->length) == 0)
-            result = usage_error("%s: %.*s is given twice in one object, at byte %zu and at byte %zu", path,
-                                 (int)(b->length < 80 ? b->length : 80), b->name, (size_t)(a->name - json),
-                                 (size_t)(b->name - json));
-    }
-    free(keys);
-    return result;
-}
-
-/* ---- the file -------------------------------------------------------------------------------- */
-
 static char *read_file(const char *path, size_t *bytes) {
     char *content = malloc(MAX_FILE_BYTES + 1);
     FILE *file = content ? fopen(path, "r") : NULL;
@@ -321,7 +251,7 @@ int groups_file_load(const char *path, kvf_model **out) {
     char *content = read_file(path, &bytes);
     if (!content)
         return EXIT_FAILED;
-    struct json_tokener *reader = json_tokener_new_ex(MAX_DEPTH);
+    struct json_tokener *reader = json_tokener_new();
     object whole = {.path = path};
     int result = EXIT_DONE;
     if (bytes > MAX_FILE_BYTES || !reader)
@@ -335,8 +265,6 @@ int groups_file_load(const char *path, kvf_model **out) {
     else if (!result && !whole.json)
         result = usage_error("%s is not JSON, at byte %zu: %s", path, json_tokener_get_parse_end(reader),
                              json_tokener_error_desc(json_tokener_get_error(reader)));
-    if (!result)
-        result = check_twice(path, content, bytes);
     if (!result)
         result = read_model(&whole, out);
     json_object_put(whole.json);

@@ -50,17 +50,6 @@ toy "{\"name\": \"full\", \"layers\": [0, -1], \"parts\": [$k]}"
 refuses "no number of a layer" 2 'group full: layers has -1' plan --groups "$file"
 toy "{\"name\": \"full\", \"kind\": \"token\", \"layers\": [0], \"parts\": [$k]}"
 refuses "an unknown kind" 2 'kind is "token"; allowed: tokens and state' plan --groups "$file"
-toy "{\"name\": \"full\", \"layers\": [0], \"parts\": [${k/\"units\"/\"units\": 8, \"units\"}]}"
-refuses "a key that is given twice" 2 'toy.json: units is given twice in one object, at byte [0-9]+ and at byte [0-9]+$' \
-    plan --groups "$file"
-echo "{\"layers\": 3, 'layers': 2, \"groups\": [{\"name\": \"full\", \"layers\": [0], \"parts\": [$k]}]}" >"$file"
-refuses "a key between single quotation marks" 2 'toy.json is not JSON, at byte 14: single quotation mark$' \
-    plan --groups "$file"
-echo "{\"layers\": 3, \"layers\": 2, \"groups\": [{\"name\": \"full\", \"layers\": [0], \"parts\": [$k]}]}" >"$file"
-refuses "a key of the model that is given twice" 2 \
-    'toy.json: layers is given twice in one object, at byte 2 and at byte 15$' plan --groups "$file"
-toy "{\"name\": \"layers\", \"layers\": [0], \"parts\": [${k/\"k\"/\"units\"}, ${k/\"k\"/\"\\\"units\\\": \"}]}"
-succeeds "a name that is also a key" '^toy ' models --groups "$file"
 echo '{"layers": 2, ' >"$file"
 refuses "a file that ends too early" 2 'toy.json ends in the middle, at byte 15$' plan --groups "$file"
 echo '{"layers": x}' >"$file"
