@@ -37,7 +37,7 @@ ALWAYS void ask_for(const unsigned char *memory, uint64_t bytes) {
 
 /* The whole lines of a run go past the caches. */
 static void stream_run(unsigned char *to, const unsigned char *from, size_t bytes) {
-    const size_t head = (size_t)(-(uintptr_t)to % LINE);
+    const size_t head = (size_t)kvf_min_u64(bytes, -(uintptr_t)to % LINE);
     memcpy(to, from, head);
     const size_t lines = (bytes - head) / LINE;
     stream_lines(to + head, from + head, lines);

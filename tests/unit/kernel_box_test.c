@@ -175,12 +175,26 @@ static void long_runs_and_large_matrices_are_moved_in_parts(void **unused) {
     for_each_set(test_long);
 }
 
+/* What is set aside last is shorter than a cache line, and the packed side begins in the middle of one. */
+static void test_short_rest(const kvf_box_loops *loops) {
+    for (size_t at = 0; at < 64; at += 7) {
+        test_shape(loops, box_of(1025, 1, 8, 2, true, 0, 0), at);  /* 1024 rows of 16 bytes, and one */
+        test_shape(loops, box_of(8, 1, 1025, 2, true, 0, at), at); /* the same the other way round */
+    }
+}
+
+static void a_rest_of_a_matrix_may_be_shorter_than_a_line(void **unused) {
+    (void)unused;
+    for_each_set(test_short_rest);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cells_of_any_size_and_alignment_are_moved_and_no_byte_beside_them),
         cmocka_unit_test(cells_in_pieces_are_transposed_whatever_their_numbers),
         cmocka_unit_test(a_logical_block_has_its_kernel_blocks_side_by_side),
         cmocka_unit_test(long_runs_and_large_matrices_are_moved_in_parts),
+        cmocka_unit_test(a_rest_of_a_matrix_may_be_shorter_than_a_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
