@@ -197,13 +197,7 @@ bool kvf_session_moves(const kvf_session *session);
  * has finished what it copies for them. */
 void kvf_session_disconnect(kvf_session *session);
 
-/**
- * Shuts an endpoint out, which ends its pending writes here, and then lets it connect anew: it starts later writes by
- * what it knows then. Connections that were shut stay shut.
- *
- * @param until_it_has  while the endpoint may still be writing it is not let in again; the caller retries later
- * @return as kvf_transport_fence(): KVF_E_AGAIN if it may still be writing, also as memory was short
- */
+/** kvf_transport_stop_endpoint() of our transport; only for the thread that has the work. */
 kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has);
 
 /** Copies the card of the peer's memory; if it differs from the card we had, ends the transport's connection. */

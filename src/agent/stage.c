@@ -188,12 +188,7 @@ kvf_status kvf_session_stage(kvf_session *session) {
 
 kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has) {
     KVF_ASSERT(kvf_work_is_ours(agent));
-    kvf_status status = kvf_transport_fence(agent->transport, card, bytes);
-    if (status == KVF_E_NOMEM) /* nobody knows yet, and the caller retries */
-        status = KVF_E_AGAIN;
-    if (status != KVF_E_AGAIN || !until_it_has)
-        (void)kvf_transport_admit(agent->transport, card, bytes);
-    return status;
+    return kvf_transport_stop_endpoint(agent->transport, card, bytes, until_it_has);
 }
 
 /* Whether nothing is under way here any more for a peer whose process has ended. The agents' link may notice the end

@@ -159,14 +159,9 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
  * bring a write late. A peer that has come back has ended what it did before. */
 static bool is_shut_out(const kvf_stage_flow *flow) {
     const kvf_stage_peer *peer = flow->peer;
-    kvf_transport *transport = flow->stage->transport;
-    if (!peer->card || peer->peer)
-        return true;
-    const kvf_status status = kvf_transport_fence(transport, peer->card, peer->card_bytes);
-    if (status == KVF_E_AGAIN || status == KVF_E_NOMEM)
-        return false;
-    (void)kvf_transport_admit(transport, peer->card, peer->card_bytes);
-    return true;
+    return !peer->card || peer->peer ||
+           kvf_transport_stop_endpoint(flow->stage->transport, peer->card, peer->card_bytes, true) !=
+               KVF_E_AGAIN;
 }
 
 void kvf_stage_flow_end_doubt(kvf_stage_flow *flow) {

@@ -71,3 +71,13 @@ kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_
 kvf_status kvf_transport_admit(kvf_transport *transport, const void *card, size_t bytes) {
     return each_in_common(transport, card, bytes, "admit", lift, &(verdict){0});
 }
+
+kvf_status kvf_transport_stop_endpoint(kvf_transport *transport, const void *card, size_t bytes,
+                                       bool until_it_has) {
+    kvf_status status = kvf_transport_fence(transport, card, bytes);
+    if (status == KVF_E_NOMEM)
+        status = KVF_E_AGAIN;
+    if (status != KVF_E_AGAIN || !until_it_has)
+        (void)kvf_transport_admit(transport, card, bytes);
+    return status;
+}

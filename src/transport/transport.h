@@ -309,6 +309,16 @@ kvf_status kvf_transport_register_arena(kvf_transport *transport, uint32_t regio
  */
 bool kvf_transport_stop_writing(kvf_transport *transport, uint32_t region, uint64_t offset, uint64_t bytes);
 
+/**
+ * Shuts an endpoint out, which ends its pending writes here, and then lets it connect anew: it starts later writes by
+ * what it knows then. Connections that were shut stay shut.
+ *
+ * @param until_it_has  while the endpoint may still be writing it is not let in again; the caller retries later
+ * @return as kvf_transport_fence(), but KVF_E_AGAIN instead of KVF_E_NOMEM: it may still be writing
+ */
+kvf_status kvf_transport_stop_endpoint(kvf_transport *transport, const void *card, size_t bytes,
+                                       bool until_it_has);
+
 /** Whether there are fabrics of both sorts: then only a connection shows whether a peer is reached by runs. */
 bool kvf_transport_is_split(const kvf_transport *transport);
 
