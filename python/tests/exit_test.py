@@ -21,6 +21,21 @@ for agent in (producer, consumer):
 consumer.pull("nobody holds it", producer.contact, [GroupSteps(DECODE_TABLE, 0, TOKENS)])
 transport = Transport("shm", on_notify=lambda *_: None)
 transport.register([transport.allocate(64)])
+def hold(*locks):  # in another thread, as though calls were under way; what it returns ends them
+    inside, over = threading.Event(), threading.Event()
+    def work():
+        with contextlib.ExitStack() as calls:
+            for lock in locks:
+                calls.enter_context(lock)
+            inside.set()
+            over.wait()
+    working = threading.Thread(target=work, daemon=True)
+    working.start()
+    inside.wait()
+    def end():
+        over.set()
+        working.join()
+    return end
 """
 
 ENDS = {
@@ -87,14 +102,7 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
 import signal
 import kvferry._native
 peer = transport.connect(transport.card)
-inside, over = threading.Event(), threading.Event()
-def work():  # as though calls were under way
-    with producer._session.change, transport._endpoint.lock, kvferry._native._LOCK:
-        inside.set()
-        over.wait()
-working = threading.Thread(target=work)
-working.start()
-inside.wait()
+end = hold(producer._session.change, transport._endpoint.lock, kvferry._native._LOCK)
 child = os.fork()
 if child == 0:
     signal.alarm(10)
@@ -107,8 +115,7 @@ if child == 0:
         left.close()
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
-over.set()
-working.join()
+end()
 """
     )
 
@@ -135,16 +142,7 @@ def make():
     )
     return (request, topology, schedule, aggregator), uses
 (used, uses_of_used), (unused, uses_of_unused) = make(), make()
-inside, over = threading.Event(), threading.Event()
-def work():  # as though calls were under way
-    with contextlib.ExitStack() as calls:
-        for one in used:
-            calls.enter_context(one._lock)
-        inside.set()
-        over.wait()
-working = threading.Thread(target=work, daemon=True)
-working.start()
-inside.wait()
+end = hold(*(one._lock for one in used))
 child = os.fork()
 if child == 0:
     signal.alarm(20)
@@ -163,8 +161,7 @@ if child == 0:
     assert unused[1].get("e") == EngineTransferInfo(1, 16)
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
-over.set()
-working.join()
+end()
 for use in uses_of_used:
     use()
 """
@@ -213,14 +210,7 @@ else:
 
 INTERRUPTIONS = {
     "while it waits for a call of another thread": """
-inside, over = threading.Event(), threading.Event()
-def work():  # as though a call were under way
-    with consumer._session.using():
-        inside.set()
-        over.wait()
-working = threading.Thread(target=work, daemon=True)
-working.start()
-inside.wait()
+end = hold(consumer._session.using())
 interrupted = threading.Event()
 def handle(*_):
     if not interrupted.is_set():
@@ -235,7 +225,7 @@ def interrupt():
         time.sleep(0.01)
 threading.Thread(target=interrupt).start()
 def go_on():
-    over.set()
+    end()
 """,
     "while the library closes it": """
 import kvferry._session
