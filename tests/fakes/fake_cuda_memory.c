@@ -323,7 +323,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return good ? 0 : INVALID_VALUE;
 }
 
-/* What the current device has opened of a file. */
+/* The range by which the current device has opened a file; NULL: it has not. */
 static range *opened_before(uint64_t inode) {
     for (size_t i = 0; i < RANGES; i++)
         if (ranges[i].kind == MAPPED && ranges[i].inode == inode &&

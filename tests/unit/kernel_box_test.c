@@ -175,7 +175,7 @@ static void long_runs_and_large_matrices_are_moved_in_parts(void **unused) {
     for_each_set(test_long);
 }
 
-/* What is set aside last is shorter than a cache line, and the packed side begins in the middle of one. */
+/* The last part of the matrix is shorter than a cache line, and the packed side begins in the middle of one. */
 static void test_short_rest(const kvf_box_loops *loops) {
     for (size_t at = 0; at < 64; at += 7) {
         test_shape(loops, box_of(1025, 1, 8, 2, true, 0, 0), at);  /* 1024 rows of 16 bytes, and one */
