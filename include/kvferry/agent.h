@@ -27,7 +27,7 @@
  *
  * An agent is safe to use from several threads. With `own_thread` it makes progress by itself. Without, its engine
  * drives it, in a loop of its own (below). An agent's threads may use the processors that the thread which opens it may
- * use: open it on a thread that is not bound to a core that computes.
+ * use: open it on a thread that is not bound to a core that computes. They take no signals but those of their own faults.
  *
  *   for (;;) {
  *       poll(kvf_agent_event_fd(agent), ...);       // readable when there is work or an event; any time-out

@@ -20,6 +20,7 @@
 #include "agent/peers.h"
 #include "agent/pull.h"
 #include "agent/push.h"
+#include "base/thread.h"
 #include "stage/ways.h"
 #include "transport/transport.h"
 
@@ -211,8 +212,9 @@ kvf_status kvf_loop_start(kvf_agent *agent) {
     kvf_status status = watch_all(agent);
     if (status || !agent->options.own_thread)
         return status;
-    agent->thread_runs = pthread_create(&agent->thread, NULL, run, agent) == 0;
-    return agent->thread_runs ? KVF_OK : kvf_fail(KVF_E_IO, "pthread_create failed");
+    const int error = kvf_thread_start(&agent->thread, run, agent);
+    agent->thread_runs = !error;
+    return error ? kvf_fail(KVF_E_IO, "the agent's thread: %s", strerror(error)) : KVF_OK;
 }
 
 void kvf_loop_stop(kvf_agent *agent) {

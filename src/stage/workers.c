@@ -2,10 +2,10 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 
 #include "base/fork.h"
 #include "base/list.h"
+#include "base/thread.h"
 #include "base/wake.h"
 
 typedef struct job_list {
@@ -71,17 +71,12 @@ static void *run(void *context) {
     return NULL;
 }
 
-/* Signals are for the threads of the program. */
 static kvf_status start(kvf_workers *workers, uint32_t count) {
-    sigset_t all, before;
     int error = 0;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     while (workers->count < count && !error) {
-        error = pthread_create(&workers->threads[workers->count], NULL, run, workers);
+        error = kvf_thread_start(&workers->threads[workers->count], run, workers);
         workers->count += !error;
     }
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error ? kvf_fail(KVF_E_IO, "a worker of a stage: %s", strerror(error)) : KVF_OK;
 }
 

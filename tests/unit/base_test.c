@@ -1,7 +1,8 @@
 /* What all folders of the library are built on: errors with a sentence, checked arithmetic, memory, texts, option
- * structs. */
+ * structs, threads. */
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "base/thread.h"
 
 /* ---- errors with a sentence ---------------------------------------------------------------------- */
 
@@ -453,6 +455,30 @@ static void options_without_their_size_are_refused(void **state) {
 
 #define WITH_LEDGER(test) cmocka_unit_test_setup_teardown(test, open_ledger, close_ledger)
 
+/* ---- threads --------------------------------------------------------------------------------------- */
+
+static void *look_at_mask(void *mask) {
+    (void)pthread_sigmask(SIG_SETMASK, NULL, mask);
+    return NULL;
+}
+
+static void a_thread_of_the_library_takes_the_signals_of_its_own_faults_only(void **state) {
+    (void)state;
+    sigset_t of_thread, before, after;
+    pthread_t thread;
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &before);
+    assert_int_equal(kvf_thread_start(&thread, look_at_mask, &of_thread), 0);
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &after);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    for (int number = 1; number <= SIGSYS; number++) {
+        const bool of_faults = number == SIGSEGV || number == SIGBUS || number == SIGFPE ||
+                               number == SIGILL || number == SIGTRAP || number == SIGSYS;
+        const bool never_kept_out = number == SIGKILL || number == SIGSTOP;
+        assert_int_equal(sigismember(&of_thread, number), !of_faults && !never_kept_out);
+        assert_int_equal(sigismember(&after, number), sigismember(&before, number));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest errors[] = {
         cmocka_unit_test_setup(a_failure_returns_its_status_and_leaves_its_words, forget_errors),
@@ -499,10 +525,14 @@ int main(void) {
         cmocka_unit_test(a_newer_caller_who_sets_new_fields_is_told),
         cmocka_unit_test(options_without_their_size_are_refused),
     };
+    const struct CMUnitTest threads[] = {
+        cmocka_unit_test(a_thread_of_the_library_takes_the_signals_of_its_own_faults_only),
+    };
     int failed = cmocka_run_group_tests(errors, NULL, NULL);
     failed += cmocka_run_group_tests(arithmetic, NULL, NULL);
     failed += cmocka_run_group_tests(memory, NULL, NULL);
     failed += cmocka_run_group_tests(texts, NULL, NULL);
     failed += cmocka_run_group_tests(options, NULL, NULL);
+    failed += cmocka_run_group_tests(threads, NULL, NULL);
     return failed ? 1 : 0;
 }
