@@ -595,9 +595,11 @@ KVF_API kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t
  * higher priority than the lowest, which kvferry's streams have: streams of the same priority share a few queues of the
  * driver, and a copy of the request behind the waiting stream in its queue would not begin, until the request has failed
  * by its deadline. Until the stream has passed, a thread that has to make progress for the request must not wait for the
- * stream, nor make a CUDA call that waits for the whole device. And no thread of the process may make one that keeps a
+ * stream, nor make a CUDA call that waits for the whole device. And no thread of the process should make one that keeps a
  * lock of the driver while it waits, such as cudaFree(), or a copy behind the wait to memory of the host that is not
- * pinned: the agent would wait for the lock, and no deadline would end that (docs/devices.md).
+ * pinned: the agent would wait for the lock, with all its requests. A second after the request's deadline its streams are
+ * let go without the agent, which ends that; the request then fails with KVF_E_TIMEOUT, also if its bytes have come by
+ * then (docs/devices.md).
  *
  * @param layers  more than the model has: until the request has ended
  * @param device  the number of the stream's device
@@ -605,7 +607,8 @@ KVF_API kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t
  * @return KVF_OK, also if there is nothing to wait for any more: then nothing is put on the stream; KVF_E_NOT_FOUND
  *         (there never was such a ticket); KVF_E_INVALID (the request is no pull or expect with `by_layer`; a CUDA graph
  *         is being captured from the stream: let it wait before the graph is launched); KVF_E_UNSUPPORTED (no driver,
- *         or a device whose streams cannot wait for words); KVF_E_RANGE (no such device); KVF_E_IO; KVF_E_NOMEM
+ *         or a device whose streams cannot wait for words); KVF_E_RANGE (no such device); KVF_E_IO (also: the thread
+ *         that lets late streams go cannot be started); KVF_E_NOMEM
  *
  * Thread safety: any thread. It waits only for room on the stream, of which a driver has about 1000 places, and holds up
  * nobody meanwhile; so not on the thread that makes progress, if it puts that much on a stream.

@@ -4,6 +4,7 @@
 #include <sodium.h>
 #include <stdio.h>
 
+#include "agent/arrival.h"
 #include "agent/budget.h"
 #include "agent/claim.h"
 #include "agent/command.h"
@@ -394,6 +395,7 @@ void kvf_agent_close(kvf_agent *agent) {
     while (agent->flows)
         kvf_flow_free(agent->flows);
     free_tickets(agent);
+    kvf_arrivals_close(agent);
     kvf_past_free(agent);
     kvf_commands_free(agent);
     kvf_traces_free(agent);

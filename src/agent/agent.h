@@ -258,6 +258,7 @@ struct kvf_agent {
     bool paces;            /* a moving ticket has a priority or a cap */
     uint64_t pace_due;     /* when to pace again, at the latest */
     kvf_arrival *arrivals; /* of tickets whose layers are counted */
+    bool guarded;          /* it uses the guard of words (cuda/word.h) */
     kvf_after *afters;     /* events that tickets wait for */
     struct pollfd *after_polls;
     uint32_t after_count, after_room;

@@ -3,6 +3,8 @@
 #include "cuda/word.h"
 #include "model/model.h"
 
+#define LATE_NS KVF_SECOND /* after the deadline */
+
 /* ---- life -------------------------------------------------------------------------------------- */
 
 kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request) {
@@ -20,19 +22,28 @@ kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request)
     return KVF_OK;
 }
 
-void kvf_arrival_end(kvf_asker *asker) {
-    if (!asker->arrival)
-        return;
-    asker->arrival->over = true;
-    kvf_cuda_word_give(asker->arrival->word);
-    asker->arrival->word = NULL;
+bool kvf_arrival_end(kvf_asker *asker) {
+    kvf_arrival *arrival = asker->arrival;
+    if (!arrival)
+        return true;
+    arrival->over = true;
+    if (!kvf_cuda_word_give(arrival->word))
+        arrival->late = true;
+    arrival->word = NULL;
+    return !arrival->late;
 }
 
 void kvf_arrivals_end(kvf_agent *agent) {
     kvf_arrival *arrival;
     DL_FOREACH(agent->arrivals, arrival) {
-        kvf_arrival_end(arrival->asker);
+        (void)kvf_arrival_end(arrival->asker);
     }
+}
+
+void kvf_arrivals_close(kvf_agent *agent) {
+    if (agent->guarded)
+        kvf_cuda_guard_stop();
+    agent->guarded = false;
 }
 
 void kvf_arrival_free(kvf_asker *asker) {
@@ -40,7 +51,7 @@ void kvf_arrival_free(kvf_asker *asker) {
     if (!arrival)
         return;
     KVF_ASSERT(!arrival->counts);
-    kvf_arrival_end(asker);
+    (void)kvf_arrival_end(asker);
     DL_DELETE(asker->base.agent->arrivals, arrival);
     kvf_free(arrival->come);
     kvf_free(arrival->awaited);
@@ -101,11 +112,25 @@ kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t *layers
     return status;
 }
 
-/* The first stream that waits for a request takes a word for it. Its highest number is the request's end. */
+static kvf_status start_guard(kvf_agent *agent) {
+    kvf_status status = agent->guarded ? KVF_OK : kvf_cuda_guard_start();
+    agent->guarded = !status;
+    return status;
+}
+
+/* The first stream that waits for a request takes a word for it. Its highest number is the request's end. The agent
+ * itself lets streams go at the deadline, if it can. */
 static kvf_status take_word(kvf_arrival *arrival) {
+    const kvf_ticket *ticket = &arrival->asker->base;
+    const uint64_t now = kvf_agent_now(ticket->agent);
+    uint64_t left = ticket->deadline > now ? ticket->deadline - now : 0;
     if (arrival->word)
         return KVF_OK;
-    kvf_status status = kvf_cuda_word_take(arrival->all + 1, &arrival->word);
+    if (!kvf_add(left, LATE_NS, &left))
+        left = UINT64_MAX;
+    kvf_status status = kvf_cuda_word_take(arrival->all + 1, left, &arrival->word);
+    if (!status)
+        status = start_guard(ticket->agent);
     if (!status)
         kvf_cuda_word_set(arrival->word, arrival->layers);
     return status;

@@ -46,7 +46,7 @@ static void serve_checksum(kvf_session *session, const kvf_call_body *call, bool
 static void let_streams_go(const kvf_session *session) {
     const kvf_source *source;
     DL_FOREACH(session->sources, source) {
-        kvf_arrival_end(source->ticket);
+        (void)kvf_arrival_end(source->ticket);
     }
 }
 

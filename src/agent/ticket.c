@@ -10,6 +10,8 @@
 #include "agent/trace.h"
 
 #define DEFAULT_DEADLINE (120 * KVF_SECOND)
+#define TOO_LATE                                                                                             \
+    "the deadline has passed while the CUDA driver held up the agent: streams went on without their layers"
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
@@ -337,17 +339,20 @@ kvf_status kvf_ticket_gather(kvf_asker *ticket) {
     return status;
 }
 
-/* Streams that wait for layers go on. */
-static void end_arrival(kvf_ticket *ticket) {
-    if (ticket->ops->asks)
-        kvf_arrival_end(kvf_asker_of(ticket));
+/* Streams that wait for layers go on. False: they did before these had arrived. */
+static bool end_arrival(kvf_ticket *ticket) {
+    return !ticket->ops->asks || kvf_arrival_end(kvf_asker_of(ticket));
 }
 
 void kvf_ticket_done(kvf_ticket *ticket) {
     kvf_agent *agent = ticket->agent;
     if (ticket->state == KVF_TICKET_OVER)
         return;
-    end_arrival(ticket);
+    if (!end_arrival(ticket)) {
+        kvf_ticket_record_failure(ticket, KVF_E_TIMEOUT, TOO_LATE, NULL);
+        kvf_ticket_tell(ticket, true);
+        return;
+    }
     unclaim(ticket);
     agent->stats.done[ticket->kind]++;
     kvf_event_ticket(ticket, ticket->kind == KVF_REQUEST_CONNECT ? KVF_EVENT_PEER_READY : KVF_EVENT_DONE,
@@ -371,7 +376,7 @@ void kvf_ticket_record_failure(kvf_ticket *ticket, kvf_status status, const char
 
 void kvf_ticket_tell(kvf_ticket *ticket, bool blocks_free) {
     kvf_agent *agent = ticket->agent;
-    end_arrival(ticket);
+    (void)end_arrival(ticket);
     agent->stats.failed[ticket->kind]++;
     if ((unsigned)ticket->status < sizeof agent->stats.failures_by_status / sizeof(uint64_t))
         agent->stats.failures_by_status[ticket->status]++;

@@ -154,7 +154,8 @@ kvf_status kvf_ticket_grow(kvf_ticket *ticket, kvf_group_steps *groups);
 void kvf_ticket_detach(kvf_asker *ticket);
 /** Gathers the records of all its sources, before it is done. KVF_OK, KVF_E_NOMEM */
 kvf_status kvf_ticket_gather(kvf_asker *ticket);
-/** Ends a ticket with success: tells the engine, and frees the blocks, and the ticket in the next tick. */
+/** Ends a ticket with success: tells the engine, and frees the blocks, and the ticket in the next tick. With a failure
+ * if streams did not wait for its layers to the end (arrival.h). */
 void kvf_ticket_done(kvf_ticket *ticket);
 /** Records the first failure; the ticket's kind decides when it ends. */
 void kvf_ticket_record_failure(kvf_ticket *ticket, kvf_status status, const char *detail,

@@ -2,6 +2,11 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
+#include <utlist.h>
+
+#include "base/clock.h"
+#include "base/thread.h"
 
 #define PAGE_BYTES (64u << 10)
 #define PAGE_WORDS (PAGE_BYTES / sizeof(uint32_t))
@@ -9,12 +14,22 @@
 struct kvf_cuda_word {
     uint32_t *shown; /* what streams compare: base plus the number */
     uint32_t base, most;
-    uint32_t awaited;    /* the highest number that was marked; 0: none */
-    kvf_cuda_word *next; /* free ones */
+    uint32_t awaited; /* the highest number that was marked; 0: none */
+    uint64_t until;   /* by the monotonic clock, for the guard */
+    bool late;        /* the guard has let its streams go */
+    kvf_cuda_word *prev, *next;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* nobody who has it waits for anything */
-static kvf_cuda_word *free_words;
+/* For all that follows and all words: the guard has it, too. Nobody who has it waits for the driver. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static kvf_cuda_word *free_words, *taken_words;
+static pthread_mutex_t guard_lock = PTHREAD_MUTEX_INITIALIZER; /* of who starts and stops it; taken first */
+static struct {
+    uint32_t users; /* the thread runs while there are any */
+    pthread_t thread;
+    pthread_cond_t turned; /* a word is to be looked at earlier, or nobody uses the guard any more */
+    uint64_t next;         /* when it looks again */
+} guard;
 static _Atomic uint32_t awaited_words; /* whose number is below the highest that was marked */
 
 /* ---- pages ------------------------------------------------------------------------------------- */
@@ -51,7 +66,7 @@ kvf_status kvf_cuda_words_add(uint32_t device) {
 
 /* ---- words ------------------------------------------------------------------------------------- */
 
-kvf_status kvf_cuda_word_take(uint32_t most, kvf_cuda_word **out) {
+kvf_status kvf_cuda_word_take(uint32_t most, uint64_t wait_ns, kvf_cuda_word **out) {
     const kvf_cuda *cuda;
     KVF_ASSERT(most <= KVF_CUDA_WORD_MOST);
     kvf_status status = kvf_cuda_find(&cuda); /* fails in a child of fork(), which must not touch the lock */
@@ -59,31 +74,28 @@ kvf_status kvf_cuda_word_take(uint32_t most, kvf_cuda_word **out) {
         return status;
     (void)pthread_mutex_lock(&lock);
     kvf_cuda_word *word = free_words;
-    if (word)
-        free_words = word->next;
+    if (word) {
+        LL_DELETE(free_words, word);
+        DL_APPEND(taken_words, word);
+        word->most = most;
+        word->awaited = 0;
+        word->late = false;
+        if (!kvf_add(kvf_now(&kvf_monotonic), wait_ns, &word->until))
+            word->until = UINT64_MAX;
+        if (guard.users > 0 && word->until < guard.next)
+            (void)pthread_cond_signal(&guard.turned);
+    }
     (void)pthread_mutex_unlock(&lock);
-    if (!word)
-        return KVF_E_AGAIN;
-    word->most = most;
-    word->awaited = 0;
     *out = word;
-    return KVF_OK;
+    return word ? KVF_OK : KVF_E_AGAIN;
 }
 
 static bool is_awaited(const kvf_cuda_word *word) {
     return *word->shown - word->base < word->awaited;
 }
 
-kvf_cuda_mark kvf_cuda_word_mark(kvf_cuda_word *word, uint32_t number) {
-    const bool before = is_awaited(word);
-    KVF_ASSERT(number <= word->most);
-    word->awaited = number > word->awaited ? number : word->awaited;
-    if (!before && is_awaited(word))
-        (void)atomic_fetch_add(&awaited_words, 1);
-    return (kvf_cuda_mark){word->shown, word->base + number};
-}
-
-void kvf_cuda_word_set(kvf_cuda_word *word, uint32_t number) {
+/* Shows a number. With the lock. */
+static void show(kvf_cuda_word *word, uint32_t number) {
     const bool before = is_awaited(word);
     KVF_ASSERT(number <= word->most && word->base + number - *word->shown <= word->most);
     __atomic_store_n(word->shown, word->base + number, __ATOMIC_RELEASE);
@@ -91,19 +103,117 @@ void kvf_cuda_word_set(kvf_cuda_word *word, uint32_t number) {
         (void)atomic_fetch_sub(&awaited_words, 1);
 }
 
-void kvf_cuda_word_give(kvf_cuda_word *word) {
-    if (!word)
-        return;
-    kvf_cuda_word_set(word, word->most);
-    word->base += word->most;
+kvf_cuda_mark kvf_cuda_word_mark(kvf_cuda_word *word, uint32_t number) {
     (void)pthread_mutex_lock(&lock);
-    word->next = free_words;
-    free_words = word;
+    const bool before = is_awaited(word);
+    KVF_ASSERT(number <= word->most);
+    word->awaited = number > word->awaited ? number : word->awaited;
+    if (!before && is_awaited(word))
+        (void)atomic_fetch_add(&awaited_words, 1);
     (void)pthread_mutex_unlock(&lock);
+    return (kvf_cuda_mark){word->shown, word->base + number};
+}
+
+void kvf_cuda_word_set(kvf_cuda_word *word, uint32_t number) {
+    (void)pthread_mutex_lock(&lock);
+    if (!word->late)
+        show(word, number);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+bool kvf_cuda_word_give(kvf_cuda_word *word) {
+    if (!word)
+        return true;
+    (void)pthread_mutex_lock(&lock);
+    const bool in_time = !word->late;
+    show(word, word->most);
+    word->base += word->most;
+    DL_DELETE(taken_words, word);
+    LL_PREPEND(free_words, word);
+    (void)pthread_mutex_unlock(&lock);
+    return in_time;
 }
 
 bool kvf_cuda_words_awaited(void) {
     return atomic_load(&awaited_words) > 0;
+}
+
+/* ---- the guard ---------------------------------------------------------------------------------- */
+
+/* Lets the streams of words go whose time is over; returns when the next one's is. With the lock. */
+static uint64_t let_late_ones_go(void) {
+    const uint64_t now = kvf_now(&kvf_monotonic);
+    uint64_t next = UINT64_MAX;
+    kvf_cuda_word *word;
+    DL_FOREACH(taken_words, word) {
+        if (word->late)
+            continue;
+        if (word->until > now) {
+            next = word->until < next ? word->until : next;
+            continue;
+        }
+        word->late = true;
+        show(word, word->most);
+    }
+    return next;
+}
+
+static void *watch(void *unused) {
+    (void)unused;
+    (void)pthread_mutex_lock(&lock);
+    while (guard.users > 0) {
+        guard.next = let_late_ones_go();
+        const struct timespec until = {.tv_sec = (time_t)(guard.next / KVF_SECOND),
+                                       .tv_nsec = (long)(guard.next % KVF_SECOND)};
+        if (guard.next == UINT64_MAX)
+            (void)pthread_cond_wait(&guard.turned, &lock);
+        else
+            (void)pthread_cond_timedwait(&guard.turned, &lock, &until);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+static kvf_status begin_watching(void) {
+    pthread_condattr_t clock;
+    int error = pthread_condattr_init(&clock);
+    if (!error) {
+        (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+        error = pthread_cond_init(&guard.turned, &clock);
+        (void)pthread_condattr_destroy(&clock);
+    }
+    if (!error) {
+        error = kvf_thread_start(&guard.thread, watch, NULL);
+        if (error)
+            (void)pthread_cond_destroy(&guard.turned);
+    }
+    return error ? kvf_fail(KVF_E_IO, "the thread that lets late streams go: %s", strerror(error)) : KVF_OK;
+}
+
+kvf_status kvf_cuda_guard_start(void) {
+    kvf_status status = KVF_OK;
+    (void)pthread_mutex_lock(&guard_lock);
+    (void)pthread_mutex_lock(&lock);
+    if (guard.users == 0)
+        status = begin_watching();
+    guard.users += !status;
+    (void)pthread_mutex_unlock(&lock);
+    (void)pthread_mutex_unlock(&guard_lock);
+    return status;
+}
+
+void kvf_cuda_guard_stop(void) {
+    (void)pthread_mutex_lock(&guard_lock);
+    (void)pthread_mutex_lock(&lock);
+    const bool was_last = --guard.users == 0;
+    if (was_last)
+        (void)pthread_cond_signal(&guard.turned);
+    (void)pthread_mutex_unlock(&lock);
+    if (was_last) {
+        (void)pthread_join(guard.thread, NULL);
+        (void)pthread_cond_destroy(&guard.turned);
+    }
+    (void)pthread_mutex_unlock(&guard_lock);
 }
 
 /* ---- streams ------------------------------------------------------------------------------------ */

@@ -1,7 +1,7 @@
 /*
  * A word: a number in pinned memory of the host that the host counts up, and that streams of devices wait for.
  *
- *     kvf_cuda_word_take(32, &word);                         numbers from 0 to 32
+ *     kvf_cuda_word_take(32, 60 * KVF_SECOND, &word);        numbers from 0 to 32, for a minute at most
  *     kvf_cuda_mark mark = kvf_cuda_word_mark(word, 5);
  *     kvf_cuda_mark_await(&mark, device, stream);            the stream goes on once the number is 5 or more
  *     kvf_cuda_word_set(word, 5);
@@ -19,6 +19,10 @@
  * kvf_cuda_mark_await() call the driver, and are called without locks; what is called by whoever sets words does not.
  * Other calls of the driver may wait for a whole device, such as those that unmap memory: their callers put them off while
  * kvf_cuda_words_awaited().
+ *
+ * Even so, who sets words may not come to it: drivers keep a lock of the context while some calls of the engine wait for
+ * a stream, and every other call of the process waits for that lock. Then nobody would ever set the word. So each has a
+ * time, after which the guard, a thread that calls no driver, lets its streams go; who gives it back is told.
  *
  * All functions may be called by any thread; one thread at a time uses a word.
  */
@@ -48,10 +52,11 @@ kvf_status kvf_cuda_words_add(uint32_t device);
 /**
  * Takes a word, whose number is 0.
  *
- * @param most  the highest number that it will have, up to KVF_CUDA_WORD_MOST
+ * @param most     the highest number that it will have, up to KVF_CUDA_WORD_MOST
+ * @param wait_ns  when this time is over, the guard lets all its streams go; UINT64_MAX: never
  * @return KVF_OK; KVF_E_AGAIN: none is left, kvf_cuda_words_add() makes more; the results of kvf_cuda_find()
  */
-kvf_status kvf_cuda_word_take(uint32_t most, kvf_cuda_word **out);
+kvf_status kvf_cuda_word_take(uint32_t most, uint64_t wait_ns, kvf_cuda_word **out);
 
 /** Says that a stream is going to wait until the number is at least `number`; gives what it waits for. */
 kvf_cuda_mark kvf_cuda_word_mark(kvf_cuda_word *word, uint32_t number);
@@ -67,13 +72,24 @@ kvf_cuda_mark kvf_cuda_word_mark(kvf_cuda_word *word, uint32_t number);
  */
 kvf_status kvf_cuda_mark_await(const kvf_cuda_mark *mark, uint32_t device, CUstream stream);
 
-/** Sets the number, which never falls. What this thread has written before is seen by whoever has waited. */
+/** Sets the number, which never falls. What this thread has written before is seen by whoever has waited. Does nothing
+ * once the guard has let the streams go. */
 void kvf_cuda_word_set(kvf_cuda_word *word, uint32_t number);
 
-/** Gives it back, at its highest number; NULL is accepted. */
-void kvf_cuda_word_give(kvf_cuda_word *word);
+/** Gives it back, at its highest number; NULL is accepted. False: the guard had let its streams go before. */
+bool kvf_cuda_word_give(kvf_cuda_word *word);
 
 /** Whether a stream of this process may be waiting for a word. */
 bool kvf_cuda_words_awaited(void);
+
+/**
+ * Starts the guard of all words of the process; each success needs its kvf_cuda_guard_stop(). Without one, no time ends.
+ *
+ * @return KVF_OK; KVF_E_IO: there can be no further thread
+ */
+kvf_status kvf_cuda_guard_start(void);
+
+/** Ends what kvf_cuda_guard_start() has begun. Who calls it has given its words back. */
+void kvf_cuda_guard_stop(void);
 
 #endif

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "agent/agent.h"
+#include "agent/pull.h"
 #include "agent/session.h"
 #include "agent_world.h"
 #include "cuda/device_image.h"
@@ -568,7 +568,7 @@ static void what_is_verified_arrives_though_a_stream_waits(void **state) {
     close_scene(&s);
 }
 
-/* ---- the stand-in --------------------------------------------------------------------------------- */
+/* ---- where a call of the engine keeps the driver's lock --------------------------------------------- */
 
 typedef struct two_calls {
     CUdeviceptr memory;
@@ -580,6 +580,73 @@ static void *free_memory(void *context) {
     device_room_free(((two_calls *)context)->memory);
     return NULL;
 }
+
+/* Frees memory in another thread, which waits for a stream. From now on each call of the driver waits for that thread. */
+static pthread_t begin_to_free(two_calls *calls) {
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, free_memory, calls), 0);
+    while (devices_waiting() == 0)
+        (void)usleep(100);
+    return thread;
+}
+
+static kvf_ticket *ticket_of(const scene *s, uint32_t rank) {
+    kvf_ticket *ticket = NULL;
+    HASH_FIND(hh, s->w.d.agents[rank]->tickets, &s->ours[rank], sizeof s->ours[rank], ticket);
+    assert_non_null(ticket);
+    return ticket;
+}
+
+/* A pull; a stream that waits for its first rank, which has a second; and a thread that waits for the stream with the
+ * driver's lock. With `forgets` the agent does not look at the deadline again. */
+static pthread_t open_held_up(scene *s, const route *by, two_calls *calls, bool forgets) {
+    open_scene(s, by);
+    calls->memory = device_room(D_DEVICE, 4096);
+    start_pull(s, 0);
+    kvf_pull *pull = kvf_pull_of(ticket_of(s, 0));
+    pull->base.deadline = pull->patience = pull->base.created + SECOND;
+    devices_strict(true);
+    let_wait(s, 0, LAYERS);
+    if (forgets)
+        pull->base.deadline = pull->patience = UINT64_MAX;
+    const pthread_t freeing = begin_to_free(calls);
+    world_hold(&s->w.p, &s->held, s->theirs);
+    return freeing;
+}
+
+/* The stream, and so the thread, goes on at last; the other ranks get what they pull. */
+static void close_held_up(scene *s, pthread_t freeing) {
+    assert_int_equal(pthread_join(freeing, NULL), 0);
+    assert_true(reader_passed(&s->readers[0], 0));
+    devices_strict(false);
+    for (uint32_t r = 1; r < s->w.d.rank_count; r++)
+        world_done(&s->w, s->w.d.agents[r], s->ours[r]);
+    for (uint32_t r = 0; r < s->w.p.rank_count; r++)
+        (void)kvf_agent_cancel(s->w.p.agents[r], s->theirs[r]);
+    close_scene(s);
+}
+
+static void who_keeps_the_drivers_lock_holds_up_requests_until_the_deadline(void **state) {
+    DEVICES_ARE_STAND_INS(); /* a driver without such a lock holds up nobody */
+    scene s;
+    two_calls calls = {0};
+    const pthread_t freeing = open_held_up(&s, *state, &calls, false);
+    (void)world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_TIMEOUT);
+    close_held_up(&s, freeing);
+}
+
+/* All bytes come, and the agent does not see that it is late: without the guard's word it would say DONE. */
+static void a_request_whose_streams_went_on_too_early_is_never_done(void **state) {
+    DEVICES_ARE_STAND_INS();
+    scene s;
+    two_calls calls = {0};
+    const pthread_t freeing = open_held_up(&s, *state, &calls, true);
+    assert_non_null(
+        strstr(world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_TIMEOUT)->detail, "streams went on"));
+    close_held_up(&s, freeing);
+}
+
+/* ---- the stand-in --------------------------------------------------------------------------------- */
 
 static void *ask_event(void *context) {
     two_calls *calls = context;
@@ -595,13 +662,17 @@ static void *ask_event(void *context) {
 
 #define HOUR_NS 3600000000000ull
 
-static kvf_cuda_word *take_word(uint32_t most) {
+static kvf_cuda_word *take_word_for(uint32_t most, uint64_t wait_ns) {
     kvf_cuda_word *word = NULL;
     kvf_status status;
-    while ((status = kvf_cuda_word_take(most, &word)) == KVF_E_AGAIN)
+    while ((status = kvf_cuda_word_take(most, wait_ns, &word)) == KVF_E_AGAIN)
         assert_ok(kvf_cuda_words_add(D_DEVICE));
     assert_ok(status);
     return word;
+}
+
+static kvf_cuda_word *take_word(uint32_t most) {
+    return take_word_for(most, UINT64_MAX);
 }
 
 static void await_word(reader *at, kvf_cuda_word *word, uint32_t number) {
@@ -626,7 +697,7 @@ static void a_stream_waits_until_a_word_has_the_number(void **state) {
     kvf_cuda_word_set(word, 5);
     assert_true(reader_passed(&at, 0));
     assert_false(reader_passed(&at, 1));
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
     assert_true(reader_passed(&at, 1));
     reader_close(&at);
 }
@@ -641,7 +712,7 @@ static void the_default_stream_waits_too(void **state) {
     assert_false(reader_passed(&at, 0));
     kvf_cuda_word_set(word, 3);
     assert_true(reader_passed(&at, 0));
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
     assert_ok(kvf_cuda_enter(D_DEVICE, &at.cuda));
     assert_int_equal(at.cuda->cuEventDestroy_v2(at.passed[0]), 0);
     kvf_cuda_leave(at.cuda);
@@ -656,14 +727,14 @@ static void a_late_stream_does_not_wait_for_the_words_next_owner(void **state) {
     reader_open(&next);
     for (uint32_t i = 0; i < 3; i++) { /* so that it does not begin at 0 */
         word = take_word(KVF_CUDA_WORD_MOST);
-        kvf_cuda_word_give(word);
+        (void)kvf_cuda_word_give(word);
     }
     word = take_word(10);
     devices_delay(HOUR_NS);
     reader_hold_up(&late);
     await_word(&late, word, 10);
     devices_delay(0);
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
     again = take_word(10);
     assert_ptr_equal(again, word);
     await_word(&next, again, 1);
@@ -671,10 +742,56 @@ static void a_late_stream_does_not_wait_for_the_words_next_owner(void **state) {
     devices_hasten();
     assert_true(reader_passed(&late, 0));
     assert_false(reader_passed(&next, 0));
-    kvf_cuda_word_give(again);
+    (void)kvf_cuda_word_give(again);
     assert_true(reader_passed(&next, 0));
     reader_close(&late);
     reader_close(&next);
+}
+
+/* Two parties of the process use the guard, and the first leaves. */
+static void the_guard_lets_streams_go_when_the_time_is_over(void **state) {
+    (void)state;
+    reader late, patient;
+    reader_open(&late);
+    reader_open(&patient);
+    assert_ok(kvf_cuda_guard_start());
+    assert_ok(kvf_cuda_guard_start());
+    kvf_cuda_word *hour = take_word_for(10, HOUR_NS);
+    await_word(&patient, hour, 1);
+    kvf_cuda_guard_stop();
+    kvf_cuda_word *moment = take_word_for(10, 20 * MS); /* before the guard was to look again */
+    await_word(&late, moment, 5);
+    while (!reader_is_past(&late, 0))
+        (void)usleep(1000);
+    kvf_cuda_word_set(moment, 7); /* its owner does not know yet */
+    await_word(&late, moment, 10);
+    assert_true(reader_passed(&late, 1));
+    assert_false(kvf_cuda_word_give(moment));
+    assert_true(kvf_cuda_words_awaited());
+    assert_false(reader_passed(&patient, 0));
+    assert_true(kvf_cuda_word_give(hour));
+    assert_false(kvf_cuda_words_awaited());
+    kvf_cuda_guard_stop();
+    assert_true(reader_passed(&patient, 0));
+    reader_close(&late);
+    reader_close(&patient);
+}
+
+/* Its thread ends with the last party, and the next one begins it again. */
+static void the_guard_may_come_and_go(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++) {
+        kvf_cuda_word *word = take_word_for(1, MS); /* before there is a guard */
+        reader at;
+        reader_open(&at);
+        await_word(&at, word, 1);
+        assert_ok(kvf_cuda_guard_start());
+        while (!reader_is_past(&at, 0))
+            (void)usleep(1000);
+        kvf_cuda_guard_stop();
+        assert_false(kvf_cuda_word_give(word));
+        reader_close(&at);
+    }
 }
 
 /* What streams compare passes 2^32: 5000 owners of 2^20 numbers each. */
@@ -697,7 +814,7 @@ static void numbers_go_round(void **state) {
             kvf_cuda_leave(at.cuda);
             at.count = 0;
         }
-        kvf_cuda_word_give(word);
+        (void)kvf_cuda_word_give(word);
     }
     reader_close(&at);
 }
@@ -711,12 +828,12 @@ static void many_requests_share_pages(void **state) {
     const size_t left = devices_left();
     for (uint32_t round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < COUNT_OF(words); i++)
-            kvf_cuda_word_give(words[i]);
+            (void)kvf_cuda_word_give(words[i]);
         for (uint32_t i = 0; i < COUNT_OF(words); i++)
             words[i] = take_word(1);
     }
     for (uint32_t i = 0; i < COUNT_OF(words); i++)
-        kvf_cuda_word_give(words[i]);
+        (void)kvf_cuda_word_give(words[i]);
     assert_int_equal(devices_left(), left);
 }
 
@@ -733,7 +850,7 @@ static void a_stream_whose_graph_is_captured_is_refused(void **state) {
     assert_int_equal(devices_capture_end(at.stream), 0); /* and the capture is good */
     kvf_cuda_leave(at.cuda);
     await_word(&at, word, 1);
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
     assert_true(reader_passed(&at, 0));
     reader_close(&at);
 }
@@ -752,7 +869,7 @@ static void the_default_stream_is_refused_while_it_would_join_a_graph(void **sta
     assert_int_equal(devices_capture_end(stream), 0); /* and the capture is good */
     assert_int_equal(cuda->cuStreamDestroy_v2(stream), 0);
     kvf_cuda_leave(cuda);
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
 }
 
 /* The control for the tests of strict devices: as with a driver, who frees memory keeps a lock that all others need. */
@@ -761,7 +878,7 @@ static void freeing_memory_while_a_stream_waits_holds_up_other_threads(void **st
     DEVICES_ARE_STAND_INS(); /* nothing would be left to do where a driver has no such lock */
     reader at, idle;
     two_calls calls = {0};
-    pthread_t freeing, asking;
+    pthread_t asking;
     reader_open(&at);
     reader_open(&idle);
     kvf_cuda_word *word = take_word(1), *other = take_word(1);
@@ -770,18 +887,16 @@ static void freeing_memory_while_a_stream_waits_holds_up_other_threads(void **st
     calls.memory = device_room(D_DEVICE, 4096);
     devices_strict(true);
     await_word(&at, word, 1);
-    assert_int_equal(pthread_create(&freeing, NULL, free_memory, &calls), 0);
-    while (devices_waiting() == 0)
-        (void)usleep(100);
+    const pthread_t freeing = begin_to_free(&calls);
     assert_int_equal(pthread_create(&asking, NULL, ask_event, &calls), 0);
     (void)usleep(20000);
     assert_false(calls.asked);
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
     assert_int_equal(pthread_join(freeing, NULL), 0);
     assert_int_equal(pthread_join(asking, NULL), 0);
     assert_true(calls.asked);
     devices_strict(false);
-    kvf_cuda_word_give(other);
+    (void)kvf_cuda_word_give(other);
     reader_close(&at);
     reader_close(&idle);
 }
@@ -799,7 +914,7 @@ static void refusals_of_the_driver_are_told(void **state) {
     assert_fails(kvf_cuda_mark_await(&mark, D_DEVICE, at.stream), KVF_E_UNSUPPORTED, "letting a stream wait");
     assert_fails(kvf_cuda_mark_await(&mark, 7, at.stream), KVF_E_RANGE, "7");
     assert_fails(kvf_cuda_words_add(7), KVF_E_RANGE, "7");
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
     reader_close(&at);
 }
 
@@ -848,9 +963,15 @@ int main(void) {
         OVER(losing_a_peer_lets_streams_pass_before_its_memory_is_let_go, cuda),
         OVER(closing_lets_streams_pass_before_the_driver_waits_for_them, shm),
         OVER(what_is_verified_arrives_though_a_stream_waits, shm),
+        OVER(who_keeps_the_drivers_lock_holds_up_requests_until_the_deadline, shm),
+        OVER(who_keeps_the_drivers_lock_holds_up_requests_until_the_deadline, cuda),
+        OVER(a_request_whose_streams_went_on_too_early_is_never_done, shm),
+        OVER(a_request_whose_streams_went_on_too_early_is_never_done, cuda),
         cmocka_unit_test(a_stream_waits_until_a_word_has_the_number),
         cmocka_unit_test(the_default_stream_waits_too),
         cmocka_unit_test(a_late_stream_does_not_wait_for_the_words_next_owner),
+        cmocka_unit_test(the_guard_lets_streams_go_when_the_time_is_over),
+        cmocka_unit_test(the_guard_may_come_and_go),
         cmocka_unit_test(numbers_go_round),
         cmocka_unit_test(many_requests_share_pages),
         cmocka_unit_test(a_stream_whose_graph_is_captured_is_refused),

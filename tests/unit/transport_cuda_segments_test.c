@@ -426,7 +426,7 @@ static void memory_stays_mapped_while_a_stream_waits_for_a_request(void **state)
     (void)state;
     kvf_cuda_word *word;
     assert_ok(kvf_cuda_words_add(0));
-    assert_ok(kvf_cuda_word_take(3, &word));
+    assert_ok(kvf_cuda_word_take(3, UINT64_MAX, &word));
     test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
     const size_t unconnected = devices_left();
     connect_and_pull(scene);
@@ -446,7 +446,7 @@ static void memory_stays_mapped_while_a_stream_waits_for_a_request(void **state)
     while (devices_left() != unconnected && kvf_now(&kvf_monotonic) - begun < 10 * KVF_SECOND)
         scene_step(scene);
     assert_int_equal(devices_left(), unconnected);
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
     scene_close(scene, true);
 }
 
@@ -455,7 +455,7 @@ static void memory_that_stays_mapped_goes_with_the_endpoint(void **state) {
     (void)state;
     kvf_cuda_word *word;
     assert_ok(kvf_cuda_words_add(0));
-    assert_ok(kvf_cuda_word_take(3, &word));
+    assert_ok(kvf_cuda_word_take(3, UINT64_MAX, &word));
     const size_t left = devices_left();
     test_scene *scene = scene_open_with("cuda", NULL, THEIRS_IN_SEGMENTS);
     connect_and_pull(scene);
@@ -466,7 +466,7 @@ static void memory_that_stays_mapped_goes_with_the_endpoint(void **state) {
     assert_int_equal(devices_left(), mapped);
     scene_close(scene, false);
     assert_int_equal(devices_left(), left);
-    kvf_cuda_word_give(word);
+    (void)kvf_cuda_word_give(word);
 }
 
 /* The connection can still write, and the next one reads. */
