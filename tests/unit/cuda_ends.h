@@ -24,7 +24,7 @@ typedef struct test_end {
     char lost_detail[256];
 } test_end;
 
-/** The owner is on device 0, the writer on device 1. */
+/** The owner is on device 0, the writer on device 1, or where there is one device on that. */
 extern test_end owner, writer;
 extern kvf_peer *peer; /**< the owner, as the writer's peer */
 
@@ -41,11 +41,14 @@ void connect_ends(void);
 /** The fabric's part in the card of an end. */
 void part_of(const test_end *end, kvf_cuda_card *card, kvf_cuda_region regions[2]);
 
-/** Progress of both. */
+/** Progress of both. Real devices have some time, too, for what was put on their streams. */
 void run_rounds(void);
 
 /** Counts the bytes of the owner's region 0, in this range, that the writer has written. */
 uint32_t written(uint32_t begin, uint32_t end);
+
+/** The first bytes of the owner's region 0 are those of the writer's. */
+void assert_written(uint32_t bytes);
 
 typedef struct outcome {
     uint32_t calls;

@@ -69,7 +69,7 @@ static void a_writer_whose_generation_rises_tells_its_memory_anew(void **state) 
     run_rounds();
     assert_int_equal(noted.calls, 1);
     assert_int_equal(noted.status, KVF_OK);
-    assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
+    assert_written(BYTES);
     both_close();
 }
 
@@ -91,7 +91,7 @@ static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     ahead_s = 0;
     assert_int_equal(noted.calls, 1);
     assert_int_equal(noted.status, KVF_OK);
-    assert_memory_equal(owner.seen[0], writer.seen[0], BYTES);
+    assert_written(BYTES);
     assert_int_equal(writer.lost, 0);
     both_close();
 }
@@ -396,6 +396,7 @@ static void count_release(void *context, void *memory) {
 static void an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for(void **state) {
     enum { LATE_NS = 20000000 };
     (void)state;
+    DEVICES_ARE_STAND_INS();
     static int64_t allocated;
     const kvf_allocator counting = {count_allocate, count_resize, count_release, &allocated};
     const size_t left = devices_left();
@@ -488,7 +489,8 @@ static void memory_is_freed_once_no_other_process_has_it_mapped(void **state) {
     assert_int_equal(devices_left(), left);
     /* After its patience the owner leaves the memory, for as long as the process runs. */
     assert_in_range(close_read_owner("plain", 0, &made), 1000, 20000);
-    assert_int_equal(devices_left(), left + 1);
+    if (!devices_are_real())
+        assert_int_equal(devices_left(), left + 1);
     assert_ok(kvf_cuda_enter(0, &cuda));
     assert_int_equal(cuda->cuMemFree_v2(made), 0);
     kvf_cuda_leave(cuda);
@@ -501,6 +503,7 @@ static void memory_is_freed_once_no_other_process_has_it_mapped(void **state) {
  * context. */
 static void memory_is_freed_when_kernels_of_this_process_no_longer_read_it(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS();
     outcome noted;
     void *made;
     owner = (test_end){0};
@@ -530,6 +533,7 @@ static void memory_is_freed_when_kernels_of_this_process_no_longer_read_it(void 
 /* Must be the last test: it leaves a copy that does not end while the endpoint is there. */
 static void memory_that_a_hanging_device_may_write_is_not_freed(void **state) {
     (void)state;
+    DEVICES_ARE_STAND_INS();
     const kvf_setting impatient = {"cuda.patience_ms", "1"};
     outcome noted;
     void *made;
