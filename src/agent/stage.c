@@ -212,7 +212,6 @@ void kvf_session_disconnect(kvf_session *session) {
     bool was_mate = agent->stage && kvf_stage_peer_named(agent->stage, name) == peer;
     if (was_mate) {
         kvf_stage_each_read(agent->stage, peer, agent->hooks->left, agent);
-        kvf_stage_keep_card(agent->stage, peer, session->card, session->card_bytes);
         kvf_stage_leave(agent->stage, peer);
     }
     kvf_peer_part(peer);

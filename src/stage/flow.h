@@ -129,7 +129,7 @@ struct kvf_stage_flow {
 struct kvf_stage_peer {
     kvf_peer *peer; /**< NULL: it has left */
     char *name;
-    void *card; /**< of a peer that has left, see kvf_stage_keep_card(); NULL: none */
+    void *card; /**< of a peer that has left; NULL: none */
     size_t card_bytes;
     kvf_slot_share shares[KVF_ARENAS]; /**< by arena */
     kvf_known_cost *known;             /**< NULL: it has left */

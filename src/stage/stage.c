@@ -363,14 +363,6 @@ static void part_from(kvf_stage_flow *flow) {
         kvf_stage_flow_hear_end(flow);
 }
 
-void kvf_stage_keep_card(kvf_stage *stage, const kvf_peer *peer, const void *card, size_t bytes) {
-    kvf_stage_peer *kept = kvf_stage_find_peer(stage, peer);
-    if (!kept || kept->card)
-        return;
-    kept->card = kvf_copy(card, bytes, 1);
-    kept->card_bytes = bytes;
-}
-
 void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
     kvf_stage_peer *left = stage && peer ? kvf_stage_find_peer(stage, peer) : NULL;
     if (!left)
@@ -378,6 +370,9 @@ void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
         if (flow->peer == left && !flow->doubt_ends)
             part_from(flow);
+    const void *card = kvf_peer_card(peer, &left->card_bytes);
+    left->card =
+        kvf_copy(card, left->card_bytes, 1); /* without memory for it their time alone frees its slots */
     left->peer = NULL;
     kvf_known_cost_leave(&stage->known_costs, left->known);
     left->known = NULL;

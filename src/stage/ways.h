@@ -32,10 +32,6 @@ bool kvf_stage_peer_moves(const kvf_stage *stage, const kvf_peer *peer);
  * connection. */
 bool kvf_stage_peer_goes_on(const kvf_stage *stage, const kvf_peer *peer);
 
-/** Keeps a copy of the card of a peer that is about to leave: slots that it may still write are free only once the
- * transport has shut it out, unless it has joined again. Without memory for the copy their time alone decides. */
-void kvf_stage_keep_card(kvf_stage *stage, const kvf_peer *peer, const void *card, size_t bytes);
-
 /** Calls `visit` with the permission of each flow by which a peer reads from us, and which goes on. */
 void kvf_stage_each_read(const kvf_stage *stage, const kvf_peer *peer,
                          void (*visit)(void *context, uint64_t permission), void *context);

@@ -41,6 +41,8 @@ struct kvf_peer {
     uint32_t fabric_number; /* of the transport's fabrics */
     void *link;
     char *name;
+    void *card; /* with which it was connected */
+    size_t card_bytes;
     uint64_t *region_bytes;    /* as far as the fabric moves them */
     bool *region_withheld;     /* as the card says, or a device's and not moved by the fabric */
     bool *region_device_arena; /* as the card says */

@@ -350,6 +350,7 @@ static void free_peer(kvf_peer *peer) {
     kvf_free(peer->region_bytes);
     kvf_free(peer->region_withheld);
     kvf_free(peer->region_device_arena);
+    kvf_free(peer->card);
     kvf_free(peer->name);
     kvf_free(peer->passed_over);
     kvf_free(peer);
@@ -377,6 +378,8 @@ kvf_status kvf_transport_connect_knowing(kvf_transport *transport, const void *c
     if (peer) {
         peer->transport = transport;
         peer->name = kvf_strdup(read.name);
+        peer->card = kvf_copy(card, bytes, 1);
+        peer->card_bytes = bytes;
         peer->region_count = read.region_count;
         peer->region_bytes = kvf_alloc0(read.region_count, sizeof *peer->region_bytes);
         peer->region_withheld = kvf_alloc0(read.region_count, sizeof *peer->region_withheld);
@@ -384,8 +387,8 @@ kvf_status kvf_transport_connect_knowing(kvf_transport *transport, const void *c
         peer->generation = read.generation;
         peer->only_written = hints->only_written;
     }
-    const bool made =
-        peer && peer->name && peer->region_bytes && peer->region_withheld && peer->region_device_arena;
+    const bool made = peer && peer->name && peer->card && peer->region_bytes && peer->region_withheld &&
+                      peer->region_device_arena;
     status = made ? choose(transport, &read, hints, peer) : kvf_nomem("a peer");
     kvf_card_free(&read);
     if (status) {
@@ -434,6 +437,11 @@ kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_transport_
 
 const char *kvf_peer_name(const kvf_peer *peer) {
     return peer->name;
+}
+
+const void *kvf_peer_card(const kvf_peer *peer, size_t *bytes) {
+    *bytes = peer->card_bytes;
+    return peer->card;
 }
 
 kvf_transport *kvf_peer_transport(const kvf_peer *peer) {

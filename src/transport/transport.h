@@ -406,8 +406,13 @@ kvf_arena_kinds kvf_peer_arenas(const kvf_peer *peer);
  * device's. False for bytes that are not a card. */
 bool kvf_card_withholds(const void *card, size_t bytes);
 
-/** The name that a peer's card gives it, and the endpoint that connected to it. */
+/** The name that a peer's card gives it. */
 const char *kvf_peer_name(const kvf_peer *peer);
+
+/** The card with which a peer was connected. Owned by the peer. */
+const void *kvf_peer_card(const kvf_peer *peer, size_t *bytes);
+
+/** The endpoint that connected to a peer. */
 kvf_transport *kvf_peer_transport(const kvf_peer *peer);
 
 /** The reach of the fabric that serves a peer. */

@@ -169,10 +169,6 @@ static void slots_stay_in_doubt_while_a_writer_is_stopped_in_the_middle_of_a_cop
     stage_world_work_until(s.w, is_lent, s.d);
     assert_non_null(kvf_peer_enter(s.p->peers[0], s.d->stage->arenas[KVF_MEMORY_HOST].region, KVF_WRITE));
     s.p->stands_still = true;
-    const void *card;
-    size_t bytes;
-    assert_ok(kvf_transport_export(s.p->transport, &card, &bytes));
-    kvf_stage_keep_card(s.d->stage, s.d->peers[0], card, bytes);
     kvf_stage_leave(s.d->stage, s.d->peers[0]);
     const uint32_t lent = in_doubt(s.d);
     assert_true(lent > 0);
