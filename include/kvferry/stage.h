@@ -75,7 +75,8 @@ typedef struct kvf_stage_options {
     uint64_t stall_ns;
     /** How long slots are kept that a lost peer may still touch. And if all slots are lent and a peer has waited this
      * long for its first one, flows that have given none back meanwhile are ended, and their slots are free after the
-     * same time again. 0: 30 s */
+     * same time again. When the time is over, a peer that has not answered is shut out (kvf_transport_fence()) and let in
+     * again, where the transport can do that. 0: 30 s */
     uint64_t doubt_ns;
     /** Returns whether this peer may begin this flow. If not, the peer is told what kvf_error_detail() says after the
      * call. NULL: all peers that have joined may. */
@@ -137,8 +138,8 @@ KVF_API kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer);
 /**
  * Ends all flows with a peer that is lost or about to be closed, with KVF_E_PEER_LOST; on the peer's side too, if it
  * can still be told. Slots that the peer may still read or write are in doubt: they are kept, and count against its
- * share, until kvf_stage_quiet() or for doubt_ns; and for longer while a device of this process is late with what the
- * peer has asked it to write there.
+ * share, until kvf_stage_quiet() or for doubt_ns; and for longer while the peer's process is stopped in the middle of a
+ * write, or a device of this process is late with what the peer has asked it to write there.
  */
 KVF_API void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer);
 

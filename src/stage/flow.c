@@ -156,12 +156,13 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
 }
 
 /* A process that was stopped in the middle of a copy into a slot writes the rest whenever it goes on, and a network may
- * bring a write late. A peer that has come back has ended what it did before. */
+ * bring a write late. A peer that has forgotten the flow is not in the middle of a copy for it. */
 static bool is_shut_out(const kvf_stage_flow *flow) {
     const kvf_stage_peer *peer = flow->peer;
-    return !peer->card || peer->peer ||
-           kvf_transport_stop_endpoint(flow->stage->transport, peer->card, peer->card_bytes, true) !=
-               KVF_E_AGAIN;
+    size_t bytes = peer->card_bytes;
+    const void *card = peer->peer ? kvf_peer_card(peer->peer, &bytes) : peer->card;
+    return flow->forgotten || !card ||
+           kvf_transport_stop_endpoint(flow->stage->transport, card, bytes, true) != KVF_E_AGAIN;
 }
 
 void kvf_stage_flow_end_doubt(kvf_stage_flow *flow) {
@@ -315,7 +316,7 @@ void kvf_stage_flow_say_slots(kvf_stage_flow *flow, kvf_stage_word word, kvf_cre
 
 /* The peer may have forgotten the flow without hearing our END, or its own may be lost. */
 static bool is_end_due_again(const kvf_stage_flow *flow, uint64_t now) {
-    return !flow->end_heard && !flow->doubt_ends && flow->peer->peer &&
+    return !flow->end_heard && !flow->forgotten && flow->peer->peer &&
            now - flow->end_sent_ns >= flow->end_pause_ns;
 }
 

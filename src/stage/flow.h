@@ -122,7 +122,8 @@ struct kvf_stage_flow {
     uint64_t heard_ns; /**< when it last made progress: a message, or a completed operation */
     uint64_t waits_ns; /**< lender: since when it waits for a slot while its peer has none; 0: it does not */
     uint64_t kept_ns;  /**< lender: the latest of: first slot lent, a slot returned, the end */
-    uint64_t doubt_ends; /**< lender, of a peer that has left: when its slots are free; 0: not set */
+    uint64_t doubt_ends; /**< lender: when the peer is shut out, which frees its slots; 0: not set */
+    bool forgotten;      /**< lender: the peer has said that it does not know the flow */
     kvf_stage_flow *previous, *following; /**< all flows of the stage, in the order of turns */
 };
 
@@ -221,8 +222,9 @@ bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow);
 /** Frees the flow's lent slots: the peer no longer uses them, because it has sent its END or is gone for good. */
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
 
-/** Does so once this process itself no longer writes to one of them, as the mover has asked it to: a device may be late,
- * however long ago the mover has gone. If it still does, the caller tries again. */
+/** Shuts the peer out, unless it has forgotten the flow, and frees these slots once neither the peer writes to one of
+ * them, nor this process itself, as the mover has asked it to: a device may be late, however long ago the mover has gone.
+ * If one still may, the caller tries again. */
 void kvf_stage_flow_end_doubt(kvf_stage_flow *flow);
 
 /** The credit in this state whose bytes come first; NULL: none. */

@@ -386,8 +386,11 @@ static bool leaves_doubt(const kvf_stage_flow *flow, const kvf_stage_message *me
 }
 
 static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    if (flow->doubt_ends && flow->heard_ns >= flow->doubt_ends)
+        return; /* the mover is being shut out, and must be let in again when it is */
     if (leaves_doubt(flow, message)) {
         const kvf_stage *stage = flow->stage;
+        flow->forgotten = true;
         flow->doubt_ends = flow->doubt_ends ? flow->doubt_ends : flow->heard_ns + stage->options.doubt_ns;
         return;
     }

@@ -357,6 +357,7 @@ static void part_from(kvf_stage_flow *flow) {
     kvf_stage_flow_end(flow, kvf_fail(KVF_E_PEER_LOST, "%s has left", flow->peer->name));
     kvf_stage_flow_say_end(flow);
     flow->end_sent = true;
+    flow->end_pause_ns = 0; /* if it joins again, it hears of the END at once */
     if (kvf_stage_flow_is_lent(flow))
         flow->doubt_ends = kvf_now(stage->clock) + stage->options.doubt_ns;
     else
@@ -378,7 +379,7 @@ void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
     left->known = NULL;
 }
 
-/* Frees slots in doubt whose time is over. */
+/* Frees slots in doubt whose time is over, once nobody can write to them. */
 static void end_doubt(const kvf_stage *stage, uint64_t now) {
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
         if (flow->doubt_ends && !flow->end_heard && now >= flow->doubt_ends)
@@ -556,8 +557,8 @@ static bool somebody_waits(const kvf_stage *stage, kvf_arena *arena, uint64_t si
     return long_since;
 }
 
-/* If one has, ends the flows whose peers have returned no slot of the arena for as long. Their slots are freed when the
- * peers have kept them as long again. */
+/* If one has, ends the flows whose peers have returned no slot of the arena for as long. Their slots are freed as those of
+ * lost peers when the peers have kept them as long again. */
 static void end_keepers(const kvf_stage *stage, kvf_arena *arena, uint64_t now) {
     const uint64_t patience = stage->options.doubt_ns;
     const uint64_t since = now > patience ? now - patience : 0;
@@ -567,7 +568,7 @@ static void end_keepers(const kvf_stage *stage, kvf_arena *arena, uint64_t now) 
         if (flow->arena != arena || !kvf_lender_keeps(flow, since))
             continue;
         if (flow->ended)
-            kvf_stage_flow_end_doubt(flow);
+            flow->doubt_ends = now;
         else
             kvf_stage_flow_blame(flow,
                                  kvf_fail(KVF_E_TIMEOUT,

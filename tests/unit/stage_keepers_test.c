@@ -245,12 +245,85 @@ static void the_flow_that_has_waited_longest_for_its_first_slot_is_first(void **
     scene_close(s);
 }
 
+/* ---- keepers that were stopped ------------------------------------------------------------------ */
+
+static const kvf_engine_spec four = {.struct_size = sizeof four,
+                                     .tp_size = 4,
+                                     .all = {.tokens_per_block = 16, .block_count = 100, .order = "L|BPHN"}};
+
+static bool has_lent_two(void *context) {
+    return stage_info_of(((const stage_end *)context)->stage).slots_lent == 2;
+}
+
+static kvf_move *begin_push(const stage_world *w, const kvf_request *request, uint32_t rank) {
+    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    kvf_move *move = NULL;
+    assert_ok(kvf_stage_push(w->p[rank].stage, request, rank, w->p[rank].peers[0], &options, &move));
+    return move;
+}
+
+static void let_pass(stage_world *w, uint64_t ns) {
+    w->now_ns += ns;
+    for (int i = 0; i < 50; i++)
+        (void)stage_world_work(w);
+}
+
+/* D lends two slots. Two of the ranks of P that push to it are stopped with one each, the first in the middle of a copy
+ * into it, and a third waits. None of them has left. The third gets the slot of the second, which writes no more when it
+ * goes on, and the slot of the first is kept. */
+static void a_slot_into_which_its_keeper_is_in_the_middle_of_a_copy_goes_to_nobody_else(void **state) {
+    (void)state;
+    stage_world *w = stage_world_open(
+        "shm",
+        &(stage_pair){
+            attention(2, 4, 32),
+            &scene_d,
+            &four,
+            600,
+            {.arena_bytes = 4 * SLOT, .slot_bytes = SLOT, .stall_ns = 1000 * SECOND, .doubt_ns = PATIENCE}});
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    const kvf_stage *lender = w->d[0].stage;
+    const uint32_t arena = stage_info_of(lender).region;
+    kvf_move *moves[3] = {begin_push(w, request, 0), begin_push(w, request, 1)};
+    stage_world_work_until(w, has_lent_two, &w->d[0]);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_non_null(kvf_peer_enter(w->p[i].peers[0], arena, KVF_WRITE));
+        w->p[i].stands_still = true;
+    }
+    assert_ok(kvf_peer_leave(w->p[1].peers[0], KVF_WRITE, 0));
+    moves[2] = begin_push(w, request, 2);
+    let_pass(w, 1);
+    let_pass(w, PATIENCE + 1); /* the flows of both end, */
+    assert_int_equal(stage_info_of(lender).slots_doubt, 2);
+    let_pass(w, PATIENCE + 1); /* and are given up */
+    assert_int_equal(stage_info_of(lender).slots_doubt, 1);
+    assert_ok(stage_world_finish(w, moves[2]));
+    assert_null(kvf_peer_enter(w->p[1].peers[0], arena, KVF_WRITE));
+    let_pass(w, 10 * PATIENCE);
+    assert_int_equal(stage_info_of(lender).slots_doubt, 1);
+    assert_int_equal(kvf_peer_leave(w->p[0].peers[0], KVF_WRITE, 0), KVF_E_PEER_LOST);
+    let_pass(w, 0);
+    assert_stage_idle(lender);
+    for (uint32_t i = 0; i < 2; i++) {
+        w->p[i].stands_still = false;
+        assert_int_not_equal(stage_world_finish(w, moves[i]), KVF_OK);
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        kvf_move_free(moves[i]);
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    stage_world_close(w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_that_peers_keep_go_to_flows_that_have_none),
         cmocka_unit_test(slots_of_a_peer_that_does_not_stop_are_free_in_the_end),
         cmocka_unit_test(a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone),
         cmocka_unit_test(the_flow_that_has_waited_longest_for_its_first_slot_is_first),
+        cmocka_unit_test(a_slot_into_which_its_keeper_is_in_the_middle_of_a_copy_goes_to_nobody_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
