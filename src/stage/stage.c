@@ -358,6 +358,8 @@ static void part_from(kvf_stage_flow *flow) {
     kvf_stage_flow_say_end(flow);
     flow->end_sent = true;
     flow->end_pause_ns = 0; /* if it joins again, it hears of the END at once */
+    if (flow->doubt_ends)
+        return;
     if (kvf_stage_flow_is_lent(flow))
         flow->doubt_ends = kvf_now(stage->clock) + stage->options.doubt_ns;
     else
@@ -369,7 +371,7 @@ void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
     if (!left)
         return;
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
-        if (flow->peer == left && !flow->doubt_ends)
+        if (flow->peer == left)
             part_from(flow);
     const void *card = kvf_peer_card(peer, &left->card_bytes);
     left->card =

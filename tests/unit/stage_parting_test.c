@@ -115,6 +115,28 @@ static void slots_that_a_writer_has_forgotten_come_back(void **state) {
     stage_scene_close(&s);
 }
 
+/* P answers an END that D has not sent. Without D's END the flow was kept for good when P left. */
+static void a_flow_that_was_forgotten_before_its_end_was_said_leaves_nothing(void **state) {
+    (void)state;
+    stage_scene s = scene_open();
+    s.p->is_deaf = true;
+    kvf_move *move = stage_scene_begin(&s, KVF_WRITE, 0);
+    work(&s);
+    assert_true(stage_info_of(s.d->stage).slots_lent > 0);
+    const kvf_stage_message forgotten = {
+        .word = KVF_STAGE_END, .flow = s.d->stage->first->id, .status = KVF_E_NOT_FOUND};
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    kvf_stage_stop(s.d->stage, s.d->peers[0]);
+    assert_true(kvf_stage_notice(s.d->stage, s.p->name, data, kvf_stage_write_message(&forgotten, data)));
+    assert_true(stage_info_of(s.d->stage).slots_doubt > 0);
+    kvf_stage_leave(s.d->stage, s.d->peers[0]);
+    kvf_move_free(move);
+    pass(&s, DOUBT);
+    assert_stage_idle(s.d->stage);
+    assert_null(s.d->stage->peers);
+    stage_scene_close(&s);
+}
+
 /* A peer that leaves while messages still reach the other side tells it, so that nothing waits there. */
 static void a_peer_that_leaves_says_so(void **state) {
     (void)state;
@@ -207,6 +229,7 @@ int main(void) {
         cmocka_unit_test(a_reader_goes_on_after_its_opening_and_its_end_were_lost),
         cmocka_unit_test(an_end_is_repeated_after_pauses_that_double),
         cmocka_unit_test(slots_that_a_writer_has_forgotten_come_back),
+        cmocka_unit_test(a_flow_that_was_forgotten_before_its_end_was_said_leaves_nothing),
         cmocka_unit_test(a_peer_that_leaves_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
