@@ -370,7 +370,8 @@ static kvf_status come_back_full(kvf_stage_flow *flow, kvf_credit *credit, const
 static void hear_return(kvf_stage_flow *flow, const kvf_slot_note *note) {
     kvf_credit *credit = NULL;
     kvf_status status = find_lent(flow, note, &credit);
-    flow->kept_ns = flow->heard_ns;
+    if (!status)
+        flow->kept_ns = flow->heard_ns;
     if (!status && flow->ended)
         kvf_credit_give(credit, KVF_CREDIT_NONE);
     else if (!status)

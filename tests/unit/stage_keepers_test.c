@@ -211,6 +211,24 @@ static void slots_of_a_peer_that_does_not_stop_are_free_in_the_end(void **state)
     scene_close(s);
 }
 
+/* They could keep their slots for good by a RETURN now and then of what they do not have. */
+static void a_return_of_no_slot_gives_a_peer_no_more_time(void **state) {
+    (void)state;
+    scene *s = scene_open(false);
+    keep_all(s);
+    kvf_move *move = begin_honest(s);
+    pass(s, PATIENCE + 1);
+    pass(s, PATIENCE / 2);
+    for (uint32_t i = 0; i < 5; i++)
+        say(&s->keepers[i], &(kvf_stage_message){.word = KVF_STAGE_RETURN,
+                                                 .flow = 1,
+                                                 .slot_count_named = 1,
+                                                 .slots = {{.slot = SLOTS, .generation = 1}}});
+    pass(s, PATIENCE / 2 + 1);
+    end_honest(s, move);
+    scene_close(s);
+}
+
 /* If no other peer waits, a peer may take its time. */
 static void a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone(void **state) {
     (void)state;
@@ -321,6 +339,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_that_peers_keep_go_to_flows_that_have_none),
         cmocka_unit_test(slots_of_a_peer_that_does_not_stop_are_free_in_the_end),
+        cmocka_unit_test(a_return_of_no_slot_gives_a_peer_no_more_time),
         cmocka_unit_test(a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone),
         cmocka_unit_test(the_flow_that_has_waited_longest_for_its_first_slot_is_first),
         cmocka_unit_test(a_slot_into_which_its_keeper_is_in_the_middle_of_a_copy_goes_to_nobody_else),
