@@ -37,25 +37,35 @@ static uint32_t share_of(const kvf_arena *arena, const kvf_slot_share *share) {
 }
 
 /* Takes the most recently used slot: its memory is in the processor's caches. */
-kvf_slot *kvf_arena_take(kvf_arena *arena) {
+static kvf_slot *take(kvf_arena *arena, kvf_slot_state state, kvf_slot_share *share) {
     kvf_slot *slot = arena->first_free;
     if (!slot)
         return NULL;
     KVF_ASSERT(slot->state == KVF_SLOT_FREE && arena->free_count > 0);
     arena->first_free = slot->following;
     arena->free_count--;
-    slot->state = KVF_SLOT_OWN;
+    slot->state = state;
+    slot->share = share;
+    return slot;
+}
+
+/* Operations with a peer that does not serve keep their slots until they end. */
+bool kvf_arena_has(const kvf_arena *arena, const kvf_slot_share *share) {
+    return share->own == 0 ? arena->free_count > 0 : arena->free_count > share->own;
+}
+
+kvf_slot *kvf_arena_take(kvf_arena *arena, kvf_slot_share *share) {
+    kvf_slot *slot = kvf_arena_has(arena, share) ? take(arena, KVF_SLOT_OWN, share) : NULL;
+    share->own += slot != NULL;
     return slot;
 }
 
 kvf_slot *kvf_arena_lend(kvf_arena *arena, kvf_slot_share *share) {
     if (arena->lent >= kvf_arena_lendable(arena) || share->lent >= share_of(arena, share))
         return NULL;
-    kvf_slot *slot = kvf_arena_take(arena);
+    kvf_slot *slot = take(arena, KVF_SLOT_LENT, share);
     if (!slot)
         return NULL;
-    slot->state = KVF_SLOT_LENT;
-    slot->share = share;
     slot->generation = slot->generation == UINT32_MAX ? 1 : slot->generation + 1;
     share->lent++;
     arena->lent++;
@@ -75,7 +85,10 @@ void kvf_arena_give(kvf_arena *arena, kvf_slot *slot) {
         slot->share->doubt--;
         arena->doubt--;
     }
-    if (slot->share) {
+    if (slot->state == KVF_SLOT_OWN) {
+        KVF_ASSERT(slot->share->own > 0);
+        slot->share->own--;
+    } else {
         KVF_ASSERT(slot->share->lent > 0 && arena->lent > 0);
         slot->share->lent--;
         arena->lent--;

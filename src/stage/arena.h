@@ -22,10 +22,11 @@ typedef enum kvf_slot_state {
     KVF_SLOT_DOUBT,
 } kvf_slot_state;
 
-/** How many slots are lent to one peer. */
+/** How many slots one peer has. */
 typedef struct kvf_slot_share {
-    uint32_t lent;  /**< including those in doubt */
+    uint32_t lent;  /**< to it, including those in doubt */
     uint32_t doubt; /**< those in doubt */
+    uint32_t own;   /**< of our operations with it */
 } kvf_slot_share;
 
 typedef struct kvf_slot {
@@ -33,7 +34,8 @@ typedef struct kvf_slot {
     uint32_t number;
     uint32_t generation; /**< of its last loan, from 1; 0: never lent */
     kvf_slot_state state;
-    kvf_slot_share *share;      /**< of the peer to which it is lent */
+    kvf_slot_share
+        *share; /**< of the peer to which it is lent, or with whose memory our operations move it */
     struct kvf_slot *following; /**< the next free slot */
 } kvf_slot;
 
@@ -55,8 +57,12 @@ void kvf_arena_close(kvf_arena *arena);
 /** The most slots that may be lent to all peers together. */
 uint32_t kvf_arena_lendable(const kvf_arena *arena);
 
-/** Takes a slot for our own operations; NULL: none is free. */
-kvf_slot *kvf_arena_take(kvf_arena *arena);
+/** Whether there is a slot for our own operations with a peer: of those that others leave, a peer may have half, and
+ * always one. So each of n peers that keep their slots has one in n + 1. */
+bool kvf_arena_has(const kvf_arena *arena, const kvf_slot_share *share);
+
+/** Takes a slot for our own operations with a peer; NULL: there is none. */
+kvf_slot *kvf_arena_take(kvf_arena *arena, kvf_slot_share *share);
 
 /** Takes a slot to lend; NULL: none is free or lendable, or the peer has its share. */
 kvf_slot *kvf_arena_lend(kvf_arena *arena, kvf_slot_share *share);

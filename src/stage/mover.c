@@ -206,10 +206,10 @@ static bool read_slots(kvf_stage_flow *flow) {
             break;
         if (move_in_place(flow, credit, length))
             return true;
-        if (flow->arena->free_count == 0)
+        credit->own = kvf_arena_take(flow->arena, flow->share);
+        if (!credit->own)
             break;
         use_up(flow, length);
-        credit->own = kvf_arena_take(flow->arena);
         did = submit(flow, credit) || did;
     }
     return did;
@@ -235,11 +235,11 @@ static bool write_slot(kvf_stage_flow *flow) {
         flow->next += length;
         return true;
     }
-    if (flow->arena->free_count == 0)
+    credit->own = kvf_arena_take(flow->arena, flow->share);
+    if (!credit->own)
         return false;
     use_up(flow, length);
     flow->next += length;
-    credit->own = kvf_arena_take(flow->arena);
     if (kvf_stage_flow_gather(credit))
         kvf_mover_copied(credit);
     return true;

@@ -137,16 +137,16 @@ static kvf_memory_kind kind_of(kvf_arena_choice arenas) {
 
 /*
  * Finds the arenas through which a source's bytes go: those in memory of devices where the peer's fabric moves such
- * memory and that is predicted to be faster. When a device is busy, all slots of our arena there may be in use; then
- * the host's are taken.
+ * memory and that is predicted to be faster. When a device is busy, all slots of our arena there that the peer may have
+ * may be in use; then the host's are taken.
  */
-static kvf_arena_choice choose_arenas(const kvf_stage *stage, const kvf_peer *peer, const kvf_peer_cost *cost,
-                                      const leg *at) {
+static kvf_arena_choice choose_arenas(const kvf_stage *stage, const kvf_stage_peer *joined,
+                                      const kvf_peer_cost *cost, const leg *at) {
     const uint32_t host = 1u << KVF_MEMORY_HOST;
-    const kvf_arena_kinds kinds = kvf_peer_arenas(peer);
+    const kvf_arena_kinds kinds = kvf_peer_arenas(joined->peer);
     const kvf_arena_choice near = {best_of(kinds.ours), best_of(kinds.theirs)};
     const bool by_host = kinds.ours & kinds.theirs & host;
-    const bool full = stage->arenas[near.ours].free_count == 0;
+    const bool full = !kvf_arena_has(&stage->arenas[near.ours], &joined->shares[near.ours]);
     const double in_host = kvf_way_cost_predict(&cost->packed[KVF_MEMORY_HOST], at->copies, at->bytes);
     const double on_device = kvf_way_cost_predict(&cost->packed[KVF_MEMORY_CUDA], at->copies, at->bytes);
     return by_host && (full || in_host < on_device) ? (kvf_arena_choice){KVF_MEMORY_HOST, KVF_MEMORY_HOST}
@@ -168,7 +168,7 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
     out->copies = kvf_cost_copies(plan, kvf_stream_map_size(shape->map, spans).pieces, bytes);
     const bool converts = kvf_plan_converts(plan); /* then there are no runs */
     const double direct = converts ? 0 : kvf_way_cost_predict(&cost->direct, out->runs, out->bytes);
-    out->arenas = choose_arenas(move->stage, by->peer, cost, out);
+    out->arenas = choose_arenas(move->stage, peer, cost, out);
     const double packed = kvf_way_cost_predict(&cost->packed[kind_of(out->arenas)], out->copies, out->bytes);
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;

@@ -202,8 +202,9 @@ static void the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use(voi
     stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
     kvf_arena *arena = &w->d[0].stage->arenas[KVF_MEMORY_CUDA];
     kvf_slot *taken[8];
+    kvf_slot_share others[8] = {{0}};
     for (int i = 0; i < 8; i++)
-        taken[i] = kvf_arena_take(arena);
+        taken[i] = kvf_arena_take(arena, &others[i]);
     prefer(w, KVF_MEMORY_CUDA);
     stage_world_pull_all(w, KVF_WAY_PACKED, 5);
     assert_device_flows(w, 0, 0);

@@ -274,9 +274,17 @@ static void half_of_an_arena_is_lent_and_half_of_the_rest_to_one_peer(void **sta
         assert_int_equal(shares[peer].lent, 2);
         assert_null(kvf_arena_lend(&arena, &shares[peer]));
     }
-    while ((own[taken] = kvf_arena_take(&arena)))
-        taken++;
-    assert_int_equal(taken, 10); /* slots that are not lent serve the stage's own operations */
+    /* Slots that are not lent serve the stage's own operations, and a peer leaves half of them to others. */
+    for (uint32_t peer = 0; peer < 3; peer++)
+        while ((own[taken] = kvf_arena_take(&arena, &shares[peer])))
+            taken++;
+    assert_int_equal(shares[0].own, 5);
+    assert_int_equal(shares[1].own, 3);
+    assert_int_equal(shares[2].own, 1);
+    kvf_slot_share more = {0};
+    own[taken++] = kvf_arena_take(&arena, &more);
+    assert_int_equal(taken, 10);
+    assert_null(kvf_arena_take(&arena, &(kvf_slot_share){0}));
     /* A slot in doubt is not lent again, and counts in its peer's share. */
     kvf_arena_doubt(&arena, lent[0]);
     assert_int_equal(shares[0].doubt, 1);

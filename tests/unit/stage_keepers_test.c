@@ -1,6 +1,7 @@
 /*
  * Peers that keep the slots they were lent: a stage lends half of its arena, and a peer that comes when all of that is
- * kept gets a slot within twice `doubt_ns`, before peers that have had one.
+ * kept gets a slot within twice `doubt_ns`, before peers that have had one. And peers that do not serve: they get only
+ * some of the slots that our own operations use.
  */
 #include "stage_scene.h"
 
@@ -335,6 +336,71 @@ static void a_slot_into_which_its_keeper_is_in_the_middle_of_a_copy_goes_to_nobo
     stage_world_close(w);
 }
 
+/* ---- peers that do not serve ------------------------------------------------------------------- */
+
+static const kvf_engine_spec five = {.struct_size = sizeof five,
+                                     .tp_size = 5,
+                                     .all = {.tokens_per_block = 16, .block_count = 100, .order = "L|BPHN"}};
+
+/* Stops every rank of P but the last as soon as it has lent slots, and before it has read what is asked of it. */
+static bool have_four_stopped(void *context) {
+    stage_world *w = context;
+    uint32_t stopped = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+        w->p[i].stands_still = w->p[i].stands_still || stage_info_of(w->p[i].stage).slots_lent > 0;
+        stopped += w->p[i].stands_still;
+    }
+    return stopped == 4;
+}
+
+typedef struct part {
+    kvf_move *move;
+    uint32_t source;
+    uint64_t bytes;
+} part;
+
+static bool is_there(void *context) {
+    const part *wanted = context;
+    return kvf_move_packed(wanted->move, wanted->source) == wanted->bytes;
+}
+
+/* D reads from five ranks of P, and the owner of the memory serves reads. Four ranks lend as many slots as D has, and
+ * serve nothing: D keeps slots for the fifth. */
+static void slots_are_left_for_peers_that_serve(void **state) {
+    (void)state;
+    stage_world *w = stage_world_open(
+        "messages", &(stage_pair){attention(2, 5, 32),
+                                  &scene_d,
+                                  &five,
+                                  600,
+                                  {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT, .stall_ns = 1000 * SECOND}});
+    const kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    set_sequences(request, &w->d_sequence, &w->p_sequence);
+    cell_rank before;
+    rank_copy(&before, &w->d[0].cells);
+    w->p[4].stands_still = true;
+    kvf_move *move = NULL;
+    assert_ok(kvf_stage_pull(w->d[0].stage, request, w->d[0].peers, &options, &move));
+    stage_world_work_until(w, have_four_stopped, w);
+    for (int i = 0; i < 100; i++)
+        (void)stage_world_work(w);
+    w->p[4].stands_still = false;
+    part last = {move, 4, kvf_request_bytes(request, 4)};
+    assert_true(last.bytes > 8 * SLOT);
+    stage_world_work_until(w, is_there, &last);
+    for (uint32_t i = 0; i < 4; i++)
+        w->p[i].stands_still = false;
+    assert_ok(stage_world_finish(w, move));
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(&w->d[0], &before, 5), 0);
+    rank_close(&before);
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    stage_world_close(w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_that_peers_keep_go_to_flows_that_have_none),
@@ -343,6 +409,7 @@ int main(void) {
         cmocka_unit_test(a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone),
         cmocka_unit_test(the_flow_that_has_waited_longest_for_its_first_slot_is_first),
         cmocka_unit_test(a_slot_into_which_its_keeper_is_in_the_middle_of_a_copy_goes_to_nobody_else),
+        cmocka_unit_test(slots_are_left_for_peers_that_serve),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@
 #include "cells.h"
 #include "stage/flow.h"
 
-#define WORLD_RANKS 4u
+#define WORLD_RANKS 5u
 #define WORLD_REGIONS 16u
 
 typedef struct stage_end {
