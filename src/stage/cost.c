@@ -26,7 +26,12 @@
 #define WEIGHT 0.25                 /* of one transfer in the average */
 #define FACTOR_MAX 16.0             /* a larger factor means that something else disturbed the transfer */
 #define SURPRISE_MAX 4.0            /* likewise, for a class with measurements */
-#define SHORTEST_BYTES 256u         /* shorter runs are in the first class of lengths */
+/* After how many transfers a way is forgotten that takes at most so many times as long, or longer: a trial of it then
+ * costs at most one in 20. Primes, so that classes that take turns are all forgotten. */
+#define LONGER 10.0
+#define PASSES 199u
+#define PASSES_IF_LONGER 1999u
+#define SHORTEST_BYTES 256u /* shorter runs are in the first class of lengths */
 #define SMALLEST_BYTES (64u << 10)
 
 /* ---- what is assumed ------------------------------------------------------------------------- */
@@ -186,6 +191,18 @@ void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, doubl
         ++*seen;
     cost->transfers++;
     kvf_cost_learn(&cost->learned, runs, bytes, ns);
+}
+
+void kvf_way_cost_pass(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns) {
+    const class_place at = place_of(runs, bytes);
+    const bool longer = kvf_way_cost_predict(cost, runs, bytes) > LONGER * ns;
+    kvf_prices *learned = &cost->learned;
+    if (++cost->passed % (longer ? PASSES_IF_LONGER : PASSES) > 0)
+        return;
+    cost->seen[at.length][at.size] = 0;
+    learned->per_source = sqrt(learned->per_source * cost->assumed.per_source);
+    learned->per_run = sqrt(learned->per_run * cost->assumed.per_run);
+    learned->per_byte = sqrt(learned->per_byte * cost->assumed.per_byte);
 }
 
 /* ---- shared records -------------------------------------------------------------------------- */

@@ -9,6 +9,9 @@
  * of a run, small transfers wait for round trips, large ones overlap. So a transfer also belongs to a *class*, by the
  * length of its runs and by its bytes, each within a factor of four. A class learns a factor, measured duration over
  * assumed, which predicts its next transfer. Learned prices are used for classes without a measurement.
+ *
+ * A way is measured only when it is taken. So that a measurement of a busy time does not keep it from being taken for
+ * good, a class is forgotten now and then while its transfers go other ways.
  */
 #ifndef KVF_STAGE_COST_H
 #define KVF_STAGE_COST_H
@@ -37,6 +40,7 @@ typedef struct kvf_way_cost {
     uint8_t seen[KVF_COST_LENGTHS]
                 [KVF_COST_SIZES]; /**< number of transfers measured, at most 255; 0: no factor */
     uint64_t transfers;           /**< of all classes */
+    uint64_t passed;              /**< transfers that went another way */
 } kvf_way_cost;
 
 /** The ways: packed through arenas of the host, or of devices. `runs` of a packed one are copies: kvf_cost_copies(). */
@@ -85,6 +89,14 @@ double kvf_way_cost_predict(const kvf_way_cost *cost, uint64_t runs, uint64_t by
 
 /** Learns from one transfer. */
 void kvf_way_cost_learn(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns);
+
+/**
+ * Notes that a transfer goes another way. Once in many, what was measured of its class is forgotten, and the learned
+ * prices are moved half of the way back to the assumed ones.
+ *
+ * @param ns  predicted for the other way
+ */
+void kvf_way_cost_pass(kvf_way_cost *cost, uint64_t runs, uint64_t bytes, double ns);
 
 /**
  * Fills in the assumed cost of a peer that is reached by a kind of transport, as in kvf_cost_assumed().

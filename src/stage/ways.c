@@ -155,10 +155,19 @@ static kvf_arena_choice choose_arenas(const kvf_stage *stage, const kvf_stage_pe
 
 /* ---- the choice of a way ----------------------------------------------------------------------- */
 
+/* Notes which ways are not taken. A held move is not measured, so it makes nothing be forgotten. */
+static void pass_others(kvf_peer_cost *cost, const leg *at, const kvf_way_cost *taken, double ns) {
+    if (taken != &cost->direct && !at->was_held)
+        kvf_way_cost_pass(&cost->direct, at->runs, at->bytes, ns);
+    for (int kind = 0; kind < KVF_ARENAS; kind++)
+        if (taken != &cost->packed[kind] && !at->was_held)
+            kvf_way_cost_pass(&cost->packed[kind], at->copies, at->bytes, ns);
+}
+
 /* Counts and predicts both ways, and returns the way to take. */
 static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out) {
     const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
-    const kvf_peer_cost *cost = &peer->costs[by->direction];
+    kvf_peer_cost *cost = &peer->costs[by->direction];
     kvf_step_span spans[KVF_MODEL_MAX_GROUPS];
     uint64_t bytes = 0;
     spans_of(by->request, spans);
@@ -174,10 +183,15 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
     move->info.packed_ns += packed;
     const bool withheld = kvf_peer_withholds(by->peer) || kvf_transport_withholds(move->stage->transport);
     const bool gains = withheld || (packed < direct && kvf_cost_may_pack(plan, peer->has_lists));
-    return converts          ? KVF_WAY_PACKED
-           : by->options.way ? by->options.way
-           : gains           ? KVF_WAY_PACKED
-                             : KVF_WAY_DIRECT;
+    const kvf_way way = converts          ? KVF_WAY_PACKED
+                        : by->options.way ? by->options.way
+                        : gains           ? KVF_WAY_PACKED
+                                          : KVF_WAY_DIRECT;
+    if (way == KVF_WAY_DIRECT)
+        pass_others(cost, out, &cost->direct, direct);
+    else
+        pass_others(cost, out, &cost->packed[kind_of(out->arenas)], packed);
+    return way;
 }
 
 /* Starts the move of one source. */

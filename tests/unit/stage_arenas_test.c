@@ -187,6 +187,7 @@ static void faster_arenas_are_used(void **state) {
     assert_device_flows(w, 0, 0);
     assert_int_equal(cost->packed[KVF_MEMORY_HOST].transfers, 1); /* which is what it learned from */
     assert_int_equal(cost->packed[KVF_MEMORY_CUDA].transfers, 0);
+    assert_int_equal(cost->packed[KVF_MEMORY_CUDA].passed, 1);
     stage_world_refill(w, 6);
     prefer(w, KVF_MEMORY_CUDA);
     stage_world_pull_all(w, KVF_WAY_PACKED, 6);

@@ -3,6 +3,7 @@
  * has no lists of runs. The fabric and its times are simulated; the bytes are really moved and compared.
  */
 #include "stage/cost.h"
+#include "stage/ways.h"
 #include "stage_world.h"
 
 #include "faulty_fabric.h"
@@ -137,11 +138,62 @@ static void packing_that_is_dearer_than_was_thought_is_left_in_the_end(void **st
     scene_close(&s);
 }
 
+/* The other way was taken for good if the host was busy during the first transfer. */
+static void a_way_whose_first_transfer_was_slow_is_tried_again(void **state) {
+    (void)state;
+    network truth = usual;
+    truth.ns_per_run = 20; /* direct takes 0.85 of the time that packed takes */
+    network busy = truth;
+    busy.ns_per_run = 200;
+    scene s = scene_open(&nhd);
+    assume(&s, &truth);
+    assert_false(pull(&s, &busy));
+    assert_int_equal(packed_of(&s, &truth, 100), 100);
+    (void)packed_of(&s, &truth, 900);
+    assert_int_equal(packed_of(&s, &truth, 10), 0);
+    scene_close(&s);
+}
+
+/* Direct takes 53 times as long, as one transfer shows; trials of it are rare. */
+static void a_way_that_is_slow_is_tried_seldom(void **state) {
+    (void)state;
+    network thought = usual;
+    thought.ns_per_run = 20;
+    scene s = scene_open(&nhd);
+    assume(&s, &thought);
+    (void)packed_of(&s, &usual, 10);
+    const uint32_t packed = packed_of(&s, &usual, 1000);
+    assert_in_range(packed, 999, 1000);
+    scene_close(&s);
+}
+
+/* Its duration says nothing, and so a trial would follow the other. */
+static void a_held_move_makes_nothing_be_forgotten(void **state) {
+    (void)state;
+    scene s = scene_open(&nhd);
+    assume(&s, &usual);
+    stage_end *d = &s.w->d[0];
+    const kvf_way_cost *direct = &kvf_stage_find_peer(d->stage, d->peers[0])->costs[KVF_READ].direct;
+    kvf_move *move;
+    assert_ok(kvf_stage_pull_held(d->stage, s.request, d->peers, NULL,
+                                  (kvf_transfer_start_options){.held = true}, &move));
+    kvf_move_hold(move, false);
+    assert_ok(stage_world_finish(s.w, move));
+    kvf_move_free(move);
+    assert_int_equal(direct->passed, 0);
+    assert_true(pull(&s, &usual));
+    assert_int_equal(direct->passed, 1);
+    scene_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(short_runs_go_packed_and_long_ones_direct),
         cmocka_unit_test(runs_that_are_dearer_than_was_thought_go_packed_in_the_end),
         cmocka_unit_test(packing_that_is_dearer_than_was_thought_is_left_in_the_end),
+        cmocka_unit_test(a_way_whose_first_transfer_was_slow_is_tried_again),
+        cmocka_unit_test(a_way_that_is_slow_is_tried_seldom),
+        cmocka_unit_test(a_held_move_makes_nothing_be_forgotten),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
