@@ -178,7 +178,9 @@ typedef struct kvf_move kvf_move;
 typedef struct kvf_move_options {
     size_t struct_size; /**< sizeof(kvf_move_options) */
     kvf_way way;        /**< for all sources; KVF_WAY_AUTO chooses for each */
-    uint32_t priority;  /**< 0 to 255: packed flows of a higher one go first, at both ends */
+    /** 0 to 255: packed flows of a higher one go first, at both ends; but one slot in 16 is of the flow whose last one was
+     * longest ago. */
+    uint32_t priority;
     /** For each source, a number that its peer gave, and that the peer passes to its `permit`; NULL: 0 for all. Read
      * during the call. */
     const uint64_t *permissions;

@@ -34,6 +34,7 @@ kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint6
     flow->mover = mover;
     kvf_stage_flow_use_arena(flow, KVF_MEMORY_HOST);
     flow->heard_ns = kvf_now(stage->clock);
+    flow->turn = stage->turns;
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         flow->credits[i].flow = flow;
     KVF_QUEUE_ADD(stage->first, stage->last, flow);

@@ -124,6 +124,7 @@ struct kvf_stage_flow {
     uint64_t kept_ns;  /**< lender: the latest of: first slot lent, a slot returned, the end */
     uint64_t doubt_ends; /**< lender: when the peer is shut out, which frees its slots; 0: not set */
     bool forgotten;      /**< lender: the peer has said that it does not know the flow */
+    uint64_t turn;       /**< the number of its last turn */
     kvf_stage_flow *previous, *following; /**< all flows of the stage, in the order of turns */
 };
 
@@ -165,6 +166,7 @@ struct kvf_stage {
     kvf_known_cost *known_costs;  /**< of these peers */
     kvf_stage_flow *first, *last; /**< flows; those of higher priority first */
     kvf_stage_tally *tallies;     /**< of kvf_stage_count() */
+    uint64_t turns;               /**< that flows have had */
     uint64_t last_flow;           /**< number of the last flow that we opened */
     uint32_t moving;              /**< operations under way, of all flows */
     uint32_t moves;               /**< moves that are not freed */

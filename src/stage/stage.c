@@ -15,6 +15,7 @@
 #define WINDOW 8u
 #define FLOWS 64u
 #define COPIED_BYTES (1u << 20) /* in one kvf_stage_progress(), which holds up the transport's progress */
+#define LATE_TURNS 16u          /* one turn in so many goes by time instead of priority */
 #define DEVICE_PATIENCE_NS UINT64_C(30000000000)
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -623,20 +624,37 @@ static void take_copied(const kvf_stage *stage) {
     }
 }
 
-/* One slot's work for each flow in turn; a flow that had its turn goes behind the others of its priority. */
+/* One slot's work. A flow that had its turn goes behind the others of its priority. */
+static bool take_turn(kvf_stage_flow *flow) {
+    kvf_stage *stage = flow->stage;
+    flow->turn = stage->turns;
+    if (!step(flow))
+        return false;
+    stage->turns++;
+    talk(flow);
+    kvf_stage_flow_line_up(flow);
+    return true;
+}
+
+/* Peers choose priorities, so some turns go to the flow whose last one was longest ago, whatever its priority. */
+static bool take_late_turn(const kvf_stage *stage) {
+    kvf_stage_flow *late = stage->turns % LATE_TURNS == 0 ? stage->first : NULL;
+    for (kvf_stage_flow *flow = late; flow; flow = flow->following)
+        late = flow->turn < late->turn ? flow : late;
+    return late && take_turn(late);
+}
+
+static bool take_first_turn(const kvf_stage *stage) {
+    kvf_stage_flow *flow = stage->first;
+    while (flow && !take_turn(flow))
+        flow = flow->following;
+    return flow != NULL;
+}
+
 static bool take_turns(kvf_stage *stage) {
     uint32_t left = COPIED_BYTES / stage->options.slot_bytes;
-    kvf_stage_flow *flow = stage->first;
-    while (flow && left > 0) {
-        if (!step(flow)) {
-            flow = flow->following;
-            continue;
-        }
-        talk(flow);
-        kvf_stage_flow_line_up(flow);
-        flow = stage->first;
+    while (left > 0 && (take_late_turn(stage) || take_first_turn(stage)))
         left--;
-    }
     return left == 0;
 }
 

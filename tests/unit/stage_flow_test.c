@@ -198,6 +198,18 @@ static void a_higher_priority_goes_first(void **state) {
     stage_scene_close(&s);
 }
 
+/* Peers choose priorities, and others waited for as long as one went on. In slots of 1 MiB, one of which is copied in a turn of the stage. */
+static void the_highest_priority_leaves_some_turns_to_others(void **state) {
+    scene s = stage_scene_open(*state, attention(8, 16, 128), 600, (kvf_stage_options){0});
+    kvf_move *slow = begin(&s, KVF_READ, 0), *fast = begin(&s, KVF_READ, 255);
+    assert_ok(stage_world_finish(s.w, fast));
+    assert_true(bytes_of(slow) > 0);
+    kvf_move_free(fast);
+    finish_well(&s, slow);
+    assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
+    stage_scene_close(&s);
+}
+
 /* The mover, a reader or a writer, cancels: the other flows go on, and all slots come back. */
 static void cancel(const char *kind, kvf_direction direction) {
     scene s = scene_open(kind, small_arena);
@@ -436,6 +448,7 @@ int main(void) {
         NAMED(of_two_numbers_of_flows_the_smaller_counts),
         NAMED(moves_that_are_over_hold_nobody_up),
         NAMED(a_higher_priority_goes_first),
+        NAMED(the_highest_priority_leaves_some_turns_to_others),
         NAMED(a_pull_is_cancelled_in_the_middle),
         NAMED(a_push_is_cancelled_in_the_middle),
         NAMED(a_move_that_waits_for_its_turn_can_be_freed),
