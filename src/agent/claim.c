@@ -284,6 +284,13 @@ void kvf_claim_drop(kvf_session *session) {
     memset(&session->hh_claim, 0, sizeof session->hh_claim);
 }
 
+bool kvf_claim_has_passed(const kvf_session *session) {
+    size_t bytes;
+    const uint8_t *name = name_of(session, &bytes);
+    const kvf_session *holder = find_holder(session->agent, name, bytes);
+    return holder && holder->incarnation != session->incarnation;
+}
+
 /* ---- telling --------------------------------------------------------------------------------- */
 
 #define REMEMBERED 64u                 /* refusals; further ones in that time are only counted */

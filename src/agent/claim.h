@@ -38,6 +38,8 @@ kvf_status kvf_claim_look(kvf_agent *agent, const kvf_hello *hello);
 /** Gives a session its name; the session that had the name is retired. KVF_E_NOMEM. */
 kvf_status kvf_claim_take(kvf_session *session);
 void kvf_claim_drop(kvf_session *session);
+/** Whether another process has the name of this session's by now. */
+bool kvf_claim_has_passed(const kvf_session *session);
 
 /** Tells the engine, by an event and in the log, that a process that spoke for a rank was refused; repeats for the same
  * rank and reason are held back for a while. */

@@ -70,12 +70,16 @@ void kvf_early_free(kvf_early *early) {
     DL_DELETE2(early->session->early, early, own_prev, own_next);
     DL_DELETE2(early->waiting->early, early, same_prev, same_next);
     drop_if_empty(agent, early->waiting);
+    kvf_session_less(early->session);
     kvf_free(early);
 }
 
 void kvf_early_forget(kvf_session *session) {
-    while (session->early)
-        kvf_early_free(session->early);
+    kvf_early *early, *next;
+    DL_FOREACH_SAFE2(session->early, early, next, own_next) {
+        if (early->kind == KVF_CALL_ACQUIRE)
+            kvf_early_free(early);
+    }
 }
 
 kvf_early *kvf_early_first(const kvf_agent *agent, const kvf_ticket *ticket) {

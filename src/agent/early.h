@@ -22,7 +22,7 @@ struct kvf_early {
         kvf_waiting *waiting; /* for the same id */
         uint64_t kind;        /* of call: ACQUIRE, RELEASE */
     } of_whom;
-    kvf_session *session;
+    kvf_session *session; /* in which it came; for a RELEASE, lost or not */
     kvf_waiting *waiting; /* for the same id */
     kvf_call_kind kind;   /* ACQUIRE, RELEASE */
     UT_hash_handle hh;    /* agent->early_calls, by `of_whom` */
@@ -42,6 +42,8 @@ kvf_early *kvf_early_find(const kvf_session *session, const kvf_call_body *call)
 /** Keeps a call for `wait` nanoseconds. An ACQUIRE is answered later, a RELEASE now. */
 kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint64_t wait);
 void kvf_early_tick(kvf_agent *agent, uint64_t now);
+/** A session has ended. Its peer asks again in the next one, so its ACQUIREs are forgotten. It does not say again that it
+ * wants nothing, as that was answered: a RELEASE is kept until its time is over, and the session until then. */
 void kvf_early_forget(kvf_session *session);
 void kvf_early_free(kvf_early *early);
 /** Lists an expectation where its push will look for it; kvf_flow_wait_no_more() unlists it. */

@@ -10,6 +10,7 @@
 
 #include "agent/after.h"
 #include "agent/budget.h"
+#include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/hold.h"
 #include "agent/past.h"
@@ -302,24 +303,25 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* A consumer that wants nothing is served even if the hold's blocks are not ready. */
+/* A consumer that wants nothing is served even if the hold's blocks are not ready; and if the hold is over by now, because
+ * what the consumer has said, perhaps in two sessions, must not end the next hold of this name. */
 static kvf_early *first_to_serve(const kvf_hold *hold) {
     kvf_early *early = kvf_early_first(hold->base.agent, &hold->base);
-    while (early && early->kind == KVF_CALL_ACQUIRE && hold->base.state == KVF_TICKET_WAITING)
+    while (early && early->kind == KVF_CALL_ACQUIRE && hold->base.state != KVF_TICKET_HELD)
         early = early->same_next;
     return early;
 }
 
-/* Serves early calls. */
+/* Serves early calls. What a process that was replaced did not want, the new one may want. */
 static void serve_early(kvf_hold *hold) {
-    for (kvf_early *early; is_there(hold) && (early = first_to_serve(hold));) {
+    for (kvf_early *early; (early = first_to_serve(hold));) {
         kvf_call_body call = {
             .number = early->number, .kind = early->kind, .rank_count = early->expected_ranks};
         kvf_session *session = early->session;
         kvf_early_free(early);
         if (call.kind == KVF_CALL_ACQUIRE)
             grant(hold, session, &call, true);
-        else
+        else if (is_there(hold) && !kvf_claim_has_passed(session))
             (void)release(hold, session, call.rank_count, KVF_OK);
     }
 }

@@ -353,7 +353,8 @@ static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
     if (session->state != KVF_SESSION_LOST)
         tick_session(session, now);
     /* Freed only when nothing points to it, and no flow of the next session uses its connection: they end with that. */
-    if (session->state == KVF_SESSION_LOST && !session->sources && !session->flows && !session->readers) {
+    if (session->state == KVF_SESSION_LOST && !session->sources && !session->flows && !session->readers &&
+        !session->early) {
         if (kvf_session_moves(session))
             kvf_sessions_due(agent, now + agent->options.idle_ns);
         else

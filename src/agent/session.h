@@ -235,7 +235,7 @@ kvf_status kvf_session_join_now(kvf_session *session);
 void kvf_session_unjoin(kvf_session *session);
 void kvf_session_free(kvf_session *session);
 
-/** A lease or a flow of the session has ended. A lost session is freed after the last of them. */
+/** A lease, a flow or an early call of the session has ended. A lost session is freed after the last of them. */
 static inline void kvf_session_less(kvf_session *session) {
     if (session->state == KVF_SESSION_LOST)
         kvf_sessions_due(session->agent, 0);

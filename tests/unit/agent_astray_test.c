@@ -1,5 +1,5 @@
 /* Messages that are late, lost or repeated: generations keep them from applying to the next request of the same id. */
-#include "agent/session.h"
+#include "agent/ticket.h"
 #include "agent_lease_scene.h"
 
 static void a_late_release_does_not_free_the_next_request_of_its_name(void **state) {
@@ -289,6 +289,102 @@ static void a_lost_word_that_nothing_is_wanted_is_said_again(void **state) {
     lease_close(&s);
 }
 
+/* D has all of the request, which P does not hold yet. */
+static void want_nothing(scene *s) {
+    world_request none = s->wanted;
+    none.request.groups = none.groups;
+    world_request_empty(&none);
+    world_pull(&s->w.d, &none, &s->w.p, s->ours);
+    world_all_done(&s->w, &s->w.d, s->ours);
+    world_until(&s->w, s->p->early);
+}
+
+static void make_jump(kvf_session *session) {
+    session->next_number += KVF_WINDOW_CALLS;
+}
+
+/* D says that it wants nothing of the request, and then P loses the session: alone, or because D's calls jump. */
+static void a_word_that_nothing_is_wanted_outlives_its_session(void **state) {
+    (void)state;
+    for (uint32_t jumps = 0; jumps < 2; jumps++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        want_nothing(&s);
+        if (jumps)
+            make_jump(world_session(s.d, false));
+        else
+            world_lose(s.p, world_session(s.p, true));
+        lease_others_go_on(&s, "b");
+        assert_int_equal(world_session(s.d, false)->openings, 2);
+        const uint64_t held = world_now();
+        world_hold(&s.w.p, &s.held, s.theirs);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_true(world_now() - held < SECOND);
+        world_run_for(&s.w, MS);
+        assert_null(s.p->all_sessions->next); /* the former one is freed */
+        lease_close(&s);
+    }
+}
+
+static void a_word_that_nothing_is_wanted_is_forgotten_when_its_time_is_over(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(SECOND));
+    want_nothing(&s);
+    world_lose(s.p, world_session(s.p, true));
+    world_run_for(&s.w, 900 * MS);
+    assert_non_null(s.p->early);
+    world_run_for(&s.w, 200 * MS);
+    assert_null(s.p->early);
+    assert_null(s.p->all_sessions);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+    lease_close(&s);
+}
+
+/* D says it again in its next session, as the answer was lost. Both times it is about the first hold. */
+static void a_word_that_nothing_is_wanted_does_not_end_the_next_request_of_its_name(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_RELEASE);
+    want_nothing(&s);
+    world_lose(s.p, world_session(s.p, true));
+    letters_no_rules();
+    world_until(&s.w, !world_session(s.d, false)->calls);
+    assert_int_equal(world_session(s.d, false)->openings, 2);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    scene_pull(&s);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    lease_close(&s);
+}
+
+/* P has lost the process that wanted nothing, or takes it for alive until the new one of its rank greets. */
+static void a_restarted_consumer_is_not_bound_by_what_its_former_process_did_not_want(void **state) {
+    (void)state;
+    for (uint32_t lost = 0; lost < 2; lost++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        want_nothing(&s);
+        if (lost)
+            world_lose(s.p, world_session(s.p, true));
+        world_close_agents(&s.w.d);
+        world_forget(&s.w); /* the next agent may have the same address */
+        world_open_agents(&s.w.d, LEASE(20 * SECOND));
+        s.d = s.w.d.agents[0];
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_until(&s.w, kvf_asker_of(s.d->tickets)->base.state == KVF_TICKET_ASKING);
+        world_run_for(&s.w, SECOND);
+        world_hold(&s.w.p, &s.held, s.theirs);
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        lease_close(&s);
+    }
+}
+
 /* It was written, or could not be, which remains the reason. */
 static void a_push_whose_last_word_is_never_answered_fails(void **state) {
     (void)state;
@@ -460,6 +556,10 @@ int main(void) {
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
         cmocka_unit_test(a_repeated_welcome_does_not_begin_the_session_anew),
         cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
+        cmocka_unit_test(a_word_that_nothing_is_wanted_outlives_its_session),
+        cmocka_unit_test(a_word_that_nothing_is_wanted_is_forgotten_when_its_time_is_over),
+        cmocka_unit_test(a_word_that_nothing_is_wanted_does_not_end_the_next_request_of_its_name),
+        cmocka_unit_test(a_restarted_consumer_is_not_bound_by_what_its_former_process_did_not_want),
         cmocka_unit_test(a_push_whose_last_word_is_never_answered_fails),
         cmocka_unit_test(a_call_that_waits_is_said_again_behind_thousands_of_others),
         cmocka_unit_test(a_release_that_is_said_again_with_a_new_number_does_not_end_the_next_try),
