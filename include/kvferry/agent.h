@@ -850,7 +850,7 @@ typedef struct kvf_agent_peer {
     uint64_t bytes_read;     /**< by us from it; what it reads from us, it counts itself */
     uint64_t bytes_written;  /**< by us to it */
     uint64_t bytes_received; /**< by us from its writes, as it says */
-    uint64_t round_trip_ns;  /**< the shortest of a message; 0: not measured */
+    uint64_t round_trip_ns;  /**< of the message by which its clock is known; 0: not measured */
     uint64_t since_ns;       /**< when it was met; LOST: when it was lost */
     uint64_t failed_ns;      /**< time of the last failure; 0: none */
     char failure[512];       /**< the last failure; "": none */
@@ -1006,7 +1006,8 @@ KVF_API kvf_status kvf_agent_metrics(kvf_agent *agent, char *text, size_t text_b
 KVF_API kvf_status kvf_agent_trace(kvf_agent *agent, char *text, size_t text_bytes, size_t *length);
 
 /**
- * A peer's clock minus ours, in nanoseconds, by the shortest round trip seen, and the most by which this may be wrong.
+ * A peer's clock minus ours, in nanoseconds, by the best comparison so far, and the most by which this may be wrong now:
+ * half of a round trip, and as clocks drift, half a millisecond for each second since.
  *
  * @return KVF_OK, or KVF_E_NOT_FOUND when there is no session with that rank
  */

@@ -114,13 +114,14 @@ kvf_status kvf_agent_clock_offset(kvf_agent *agent, const char *engine, uint32_t
     if (status)
         return status;
     status = kvf_fail(KVF_E_NOT_FOUND, "no session with rank %u of %s", rank, engine);
+    const uint64_t now = kvf_agent_now(agent);
     const kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->rank != rank || session->clock_error == UINT64_MAX ||
             strcmp(session->engine, engine) != 0)
             continue;
         *offset_ns = session->clock_offset;
-        *error_ns = session->clock_error;
+        *error_ns = kvf_session_clock_error(session, now);
         status = KVF_OK;
     }
     kvf_agent_unlock(agent);

@@ -140,7 +140,8 @@ struct kvf_session {
     uint64_t bytes_received; /* outgoing: that it wrote to us */
     uint64_t bytes_packed;   /* that we moved packed, from it or to it */
     int64_t clock_offset;    /* of the peer's clock against ours */
-    uint64_t clock_error;    /* UINT64_MAX: not known */
+    uint64_t clock_error;    /* of the offset when the clocks were compared; UINT64_MAX: not known */
+    uint64_t compared;       /* when that was */
     uint8_t *key;            /* incoming: incarnation, rank and engine */
     size_t key_bytes;
     UT_hash_handle hh;        /* agent->sessions, by id */
@@ -224,7 +225,10 @@ void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bo
                     uint32_t first_rank, bool wants_card);
 void kvf_sessions_tick(kvf_agent *agent, uint64_t now);        /**< ticks some of them, see sweep.h */
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
+/** Compares the peer's clock with ours: a message was sent and answered at these times. */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
+/** The most by which clock_offset may be wrong at a time of our clock; UINT64_MAX: it is not known. */
+uint64_t kvf_session_clock_error(const kvf_session *session, uint64_t when);
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 /** Makes sure that the peer has our card; with `staged`, that its stage and ours know each other. On failure nothing is
  * remembered, and the next caller tries again. */

@@ -77,11 +77,12 @@ void kvf_trace_reach_peer(const kvf_ticket *ticket, kvf_moment moment, const kvf
         trace->peers_left_out++;
         return;
     }
+    const uint64_t now = kvf_agent_now(ticket->agent);
     trace->peers[trace->peer_count++] = (kvf_trace_peer){.moment = moment,
                                                          .rank = session->rank,
-                                                         .time = kvf_agent_now(ticket->agent),
+                                                         .time = now,
                                                          .clock_offset = session->clock_offset,
-                                                         .clock_error = session->clock_error,
+                                                         .clock_error = kvf_session_clock_error(session, now),
                                                          .engine = kvf_strdup(session->engine)};
 }
 

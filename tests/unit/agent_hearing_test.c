@@ -376,13 +376,6 @@ static void a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms
     rights_close(&s);
 }
 
-static uint64_t clock_error(const rights *s) {
-    int64_t offset;
-    uint64_t error;
-    assert_ok(kvf_agent_clock_offset(s->w.d.agents[0], "P", 0, &offset, &error));
-    return error;
-}
-
 /* P has forgotten the session. */
 static void forget_session(kvf_agent *d, const kvf_session *session) {
     kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
@@ -429,8 +422,8 @@ static void the_time_of_a_greeting_counts_from_its_first_hello(void **state) {
         world_run_for(&s.w, 200 * MS);
         assert_ok(kvf_agent_register_region(s.p, 0, &memory));
         (void)world_done(&s.w, d, ticket);
-        assert_int_equal(clock_error(&s), 175 * MS + NET_LATENCY_NS + 1);
         const kvf_session *session = session_with_p(&s);
+        assert_int_equal(session->clock_error, 175 * MS + NET_LATENCY_NS + 1);
         letters_begin();
         letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_HELLO, (kvf_call_kind)0);
         if (forgets)
@@ -441,7 +434,7 @@ static void the_time_of_a_greeting_counts_from_its_first_hello(void **state) {
         letters_end();
         world_run_for(&s.w, 50 * MS);
         assert_int_equal(session->state, KVF_SESSION_OPEN);
-        assert_int_equal(clock_error(&s), (forgets ? 25 * MS : 0) + NET_LATENCY_NS + 1);
+        assert_int_equal(session->clock_error, (forgets ? 25 * MS : 0) + NET_LATENCY_NS + 1);
         rights_close(&s);
     }
 }

@@ -511,7 +511,21 @@ static void the_shortest_round_trip_tells_the_peers_clock(void **state) {
     assert_int_equal(session.clock_error, 100);
 }
 
-/* Clocks may drift apart by a 2048th of the time until then. */
+/* By then the clocks may have drifted apart by a 2048th of the time since. */
+static void a_longer_round_trip_counts_when_the_shortest_is_long_ago(void **state) {
+    (void)state;
+    static kvf_session session;
+    session.clock_error = UINT64_MAX;
+    kvf_session_clock(&session, 1000, 1198, 99);
+    const uint64_t later = 1000 + 10 * 2048;
+    kvf_session_clock(&session, later - 218, later, 99); /* 110 */
+    assert_int_equal(session.clock_error, 100);
+    kvf_session_clock(&session, later - 216, later, later - 108 + 77);
+    assert_int_equal(session.clock_error, 109);
+    assert_int_equal(session.clock_offset, 77);
+}
+
+/* Clocks may drift apart by a 2048th of the time from their comparison until then. */
 static void a_moment_on_the_peers_clock_is_rather_too_early(void **state) {
     (void)state;
     static uint64_t now = 1000000;
@@ -519,12 +533,17 @@ static void a_moment_on_the_peers_clock_is_rather_too_early(void **state) {
     static kvf_session session;
     agent.clock = (kvf_clock){.now = time_of_day, .context = &now};
     session.agent = &agent;
-    session.clock_offset = 5000;
-    session.clock_error = 100;
+    session.clock_error = UINT64_MAX;
+    kvf_session_clock(&session, now, now + 198, now + 99 + 5000);
     assert_int_equal(kvf_session_their_time(&session, now), now + 5000 - 100);
     assert_int_equal(kvf_session_their_time(&session, now - 10), now - 10 + 5000 - 100);
     assert_int_equal(kvf_session_their_time(&session, now + 2047), now + 2047 + 5000 - 100);
     assert_int_equal(kvf_session_their_time(&session, now + 2048), now + 2048 + 5000 - 101);
+    now += 7 * 2048;
+    assert_int_equal(kvf_session_clock_error(&session, now), 107);
+    assert_int_equal(kvf_session_their_time(&session, now + 2048), now + 2048 + 5000 - 108);
+    assert_int_equal(kvf_session_their_time(&session, now + 6), now + 6 + 5000 - 103); /* half is left */
+    now -= 7 * 2048;
     session.clock_offset = -(int64_t)now;
     assert_int_equal(kvf_session_their_time(&session, now + 101), 1);
     assert_int_equal(kvf_session_their_time(&session, now + 100), 0);
@@ -552,6 +571,7 @@ int main(void) {
         cmocka_unit_test(a_writer_that_has_lost_its_peer_does_not_say_that_it_has_stopped),
         cmocka_unit_test(every_number_counts_once),
         cmocka_unit_test(the_shortest_round_trip_tells_the_peers_clock),
+        cmocka_unit_test(a_longer_round_trip_counts_when_the_shortest_is_long_ago),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
         cmocka_unit_test(ending_earlier_calls_cannot_use_up_numbers),
         cmocka_unit_test(the_numbers_of_leases_are_a_count_that_is_permuted),
