@@ -156,17 +156,18 @@ void kvf_afters_look(kvf_agent *agent) {
     kvf_after *after;
     if (agent->after_count == 0)
         return;
+    /* Only descriptors: poll() takes no more entries than the process may have of these, whatever is in them. */
     DL_FOREACH(agent->afters, after) {
-        agent->after_polls[count++] = (struct pollfd){after->fd, POLLIN, 0}; /* poll() skips -1 */
+        if (!after->moment)
+            agent->after_polls[count++] = (struct pollfd){after->fd, POLLIN, 0};
     }
     if (poll(agent->after_polls, count, 0) < 0)
         return;
     count = 0;
     DL_FOREACH(agent->afters, after) {
-        after->seen = after->moment ? look_at(after) : agent->after_polls[count].revents;
+        after->seen = after->moment ? look_at(after) : agent->after_polls[count++].revents;
         changed = changed || (after->moment && after->seen);
         waiting += after->moment && !after->seen;
-        count++;
     }
     if (agent->looks.fd >= 0)
         kvf_looks_set(&agent->looks, waiting > 0, changed);

@@ -4,10 +4,12 @@
  */
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "agent/agent.h"
 #include "agent/session.h"
+#include "agent/ticket.h"
 #include "agent_on_devices.h"
 
 /* ---- events of streams ---------------------------------------------------------------------------- */
@@ -188,6 +190,46 @@ static void an_agent_does_not_look_for_what_a_descriptor_tells_it(void **state) 
         assert_ok(kvf_agent_cancel(w.p.agents[r], second[r]));
     }
     (void)close(fd);
+    event_drop(&work);
+    work_end(&work);
+    close_on_devices(&w);
+}
+
+static uint32_t count_in(const kvf_agent *agent, kvf_ticket_state state) {
+    uint32_t count = 0;
+    for (const kvf_ticket *ticket = agent->tickets; ticket; ticket = ticket->hh.next)
+        count += ticket->state == state;
+    return count;
+}
+
+static void more_requests_may_wait_for_a_stream_than_a_process_may_have_descriptors(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "shm"};
+    enum { MANY = 20 };
+    struct rlimit before;
+    world w;
+    world_request held, wanted;
+    work_on_stream work;
+    uint64_t holds[MANY][WORLD_MAX_RANKS];
+    open_behind_work(&w, &options, &work, &held, &wanted);
+    kvf_agent *agent = w.p.agents[0];
+    for (uint32_t i = 0; i < MANY; i++) {
+        const char id = (char)('a' + i);
+        held.request.id = (kvf_request_id){&id, 1};
+        world_hold(&w.p, &held, holds[i]);
+    }
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    const struct rlimit fewer = {MANY - 1, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &fewer), 0);
+    world_run_for(&w, MS);
+    assert_int_equal(count_in(agent, KVF_TICKET_WAITING), MANY);
+    devices_hasten();
+    world_until(&w, count_in(agent, KVF_TICKET_HELD) == MANY);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    for (uint32_t r = 0; r < w.p.rank_count; r++) {
+        for (uint32_t i = 0; i < MANY; i++)
+            assert_ok(kvf_agent_cancel(w.p.agents[r], holds[i][r]));
+    }
     event_drop(&work);
     work_end(&work);
     close_on_devices(&w);
@@ -440,6 +482,8 @@ int main(void) {
         cmocka_unit_test_teardown(an_agent_looks_at_a_stream_that_a_hold_waits_for_and_then_falls_silent,
                                   leave_nothing_held_up),
         cmocka_unit_test_teardown(an_agent_does_not_look_for_what_a_descriptor_tells_it,
+                                  leave_nothing_held_up),
+        cmocka_unit_test_teardown(more_requests_may_wait_for_a_stream_than_a_process_may_have_descriptors,
                                   leave_nothing_held_up),
         {"a_hold_behind_a_stream_that_never_ends_ends_with_its_lease",
          a_hold_behind_a_stream_that_never_ends_ends_with_its_lease, SIMULATED, NULL},
