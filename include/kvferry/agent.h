@@ -126,8 +126,8 @@ typedef struct kvf_agent_options {
     bool insecure;                   /**< listen beyond loopback without keys */
     uint64_t lease_ns;     /**< how long blocks are held without a heartbeat, 12 ms to a day [30 s] */
     uint64_t heartbeat_ns; /**< between heartbeats [a sixth of the lease] */
-    /** How long a broken connection may take to come back [2 s]; a lease longer if the peer's host answers no attempt to
-     * connect. */
+    /** How long a broken connection may take to come back, up to a day [2 s]; a lease longer if the peer's host answers no
+     * attempt to connect. */
     uint64_t peer_timeout_ns;
     uint64_t idle_ns;               /**< a peer without requests is forgotten after [10 min] */
     uint32_t max_peers;             /**< peers that may greet us and be known at once [65536] */

@@ -65,7 +65,8 @@ class Agent(Requests, Events, Looks):
         allowed_keys: public keys of peers that may connect, or grants, which also name the peer; none: every
             peer that knows our public key
         insecure: listen beyond loopback without keys
-        lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults. A lease: 12 ms to a day
+        lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults. A lease: 12 ms to a day; a
+            peer_timeout: up to a day
         max_peers, max_requests_per_peer: 0: the library's defaults
         max_connections, max_connections_per_address, max_connections_per_second: likewise
         policy: what the engine is asked to do about failed requests

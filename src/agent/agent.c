@@ -91,6 +91,9 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
         return kvf_fail(KVF_E_RANGE,
                         "lease_ns is %llu and idle_ns %llu; allowed: 12 ms to a day, and up to a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
+    if (o->peer_timeout_ns > KVF_DAY)
+        return kvf_fail(KVF_E_RANGE, "peer_timeout_ns is %llu; allowed: up to a day",
+                        (unsigned long long)o->peer_timeout_ns);
     if (o->heartbeat_ns > o->lease_ns / 2)
         return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed: up to half the lease, %llu",
                         (unsigned long long)o->heartbeat_ns, (unsigned long long)(o->lease_ns / 2));

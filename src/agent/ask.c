@@ -133,9 +133,10 @@ static void give_up(asking *a, uint64_t patience, bool late) {
 }
 
 static void run(asking *a, uint64_t patience, uint64_t deadline) {
-    const uint64_t begun = kvf_now(&kvf_monotonic), first = begun + patience;
-    uint64_t last = UINT64_MAX;
+    uint64_t first, last;
     bool more = false;
+    if (!kvf_add(kvf_now(&kvf_monotonic), patience, &first))
+        first = UINT64_MAX;
     if (!kvf_add(first, deadline, &last) || !kvf_add(last, GRACE, &last))
         last = UINT64_MAX;
     while (a->open > 0) {

@@ -187,6 +187,13 @@ static void every_rank_is_asked_and_replies(void **state) {
     assert_int_equal(s.d.commands, 1);
 }
 
+static void ranks_may_be_waited_for_for_ever(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, LOCAL);
+    close_scene(&s, ASK(.timeout_ns = UINT64_MAX));
+}
+
 /* Takes and gives each agent's lock, as a thread sanitizer does not see that messages order what threads do. */
 static void order_threads(const scene *s) {
     (void)world_stats(s->w.p.agents[0]);
@@ -505,6 +512,7 @@ int main(void) {
         /* first: nothing else may have prepared the process for it */
         cmocka_unit_test(what_is_no_command_is_refused_before_anyone_is_asked),
         cmocka_unit_test(every_rank_is_asked_and_replies),
+        cmocka_unit_test(ranks_may_be_waited_for_for_ever),
         cmocka_unit_test(a_request_moves_by_two_commands),
         cmocka_unit_test(what_is_not_kept_is_not_handed_over),
         cmocka_unit_test(a_drained_engine_says_so_and_takes_nothing_new),

@@ -80,6 +80,9 @@ static void durations_have_their_limits(void **state) {
     assert_fails(try(&s, OPTIONS(.lease_ns = DAY + 1)), KVF_E_RANGE, "lease_ns is 86400000000001");
     assert_ok(try(&s, OPTIONS(.idle_ns = YEAR)));
     assert_fails(try(&s, OPTIONS(.idle_ns = YEAR + 1)), KVF_E_RANGE, "idle_ns 31536000000000001");
+    assert_ok(try(&s, OPTIONS(.peer_timeout_ns = DAY)));
+    assert_fails(try(&s, OPTIONS(.peer_timeout_ns = DAY + 1)), KVF_E_RANGE,
+                 "peer_timeout_ns is 86400000000001");
     assert_ok(try(&s, OPTIONS(.remember_ns = DAY)));
     assert_fails(try(&s, OPTIONS(.remember_ns = DAY + 1)), KVF_E_RANGE, "remember_ns is 86400000000001");
     assert_ok(try(&s, OPTIONS(.longest_ns = YEAR)));

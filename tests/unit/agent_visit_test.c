@@ -66,6 +66,16 @@ static void a_visit_learns_the_model_and_every_placement(void **state) {
     world_close(&w);
 }
 
+static void a_visit_may_wait_for_ever(void **state) {
+    (void)state;
+    world w;
+    kvf_visited *found = NULL;
+    open_pair(&w, attention(3, 4, 4), OPTIONS());
+    assert_ok(kvf_visit(&w.p.contact, VISIT(.timeout_ns = UINT64_MAX), &found));
+    kvf_visited_free(found);
+    world_close(&w);
+}
+
 static void two_visits_give_the_plan_of_the_pair(void **state) {
     (void)state;
     world w;
@@ -422,6 +432,7 @@ int main(void) {
             a_visitor_does_not_wait_for_an_engine_that_does_not_take_its_key_or_speaks_otherwise),
         cmocka_unit_test(a_visit_without_memory_fails),
         cmocka_unit_test(a_visit_learns_the_model_and_every_placement),
+        cmocka_unit_test(a_visit_may_wait_for_ever),
         cmocka_unit_test(two_visits_give_the_plan_of_the_pair),
         cmocka_unit_test(a_visit_says_which_protocol_and_how_far),
         cmocka_unit_test(every_answer_is_measured_and_tells_of_one_rank),
