@@ -26,6 +26,10 @@ kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation) {
     return flow;
 }
 
+bool kvf_flow_wants_nothing(const kvf_flow *flow) {
+    return !flow->push && !flow->groups && !flow->more && !flow->over;
+}
+
 static uint64_t table_bytes(const kvf_call_body *call) {
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < call->group_count; g++)

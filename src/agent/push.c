@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "agent/after.h"
+#include "agent/claim.h"
 #include "agent/early.h"
 #include "agent/past.h"
 #include "agent/peers.h"
@@ -85,6 +86,8 @@ static void take(kvf_push *push, kvf_flow *flow) {
     if (flow->groups) {
         kvf_trace_reach_peer(&push->base, KVF_MOMENT_EXPECTED, flow->session);
         kvf_flow_pump(flow);
+    } else if (kvf_claim_has_passed(flow->session)) {
+        kvf_flow_free(flow); /* the new process of its rank may want something */
     } else {
         served(flow);
     }

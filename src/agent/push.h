@@ -84,6 +84,9 @@ kvf_status kvf_flow_add(kvf_flow *flow, const kvf_call_body *call);
 void kvf_push_expected(kvf_session *session, const kvf_call_body *call, bool fresh); /**< serves EXPECT */
 void kvf_flow_withdraw(kvf_session *session, const kvf_call_body *call);
 kvf_flow *kvf_flow_of(const kvf_session *session, uint64_t generation);
+/** Whether it waits for a push only to be counted. This was answered, so its consumer does not say it again: it stays until
+ * its time is over, also if its session ends. */
+bool kvf_flow_wants_nothing(const kvf_flow *flow);
 void kvf_flow_pump(kvf_flow *flow);
 /** kvf_flow_pump() for all flows of a session. */
 void kvf_flows_pump(const kvf_session *session);

@@ -72,8 +72,10 @@ static void lose(kvf_session *session, kvf_status status, const char *detail) {
         if (session->sources == source)
             kvf_source_lost(source);
     }
-    while (session->flows) {
-        kvf_flow *flow = session->flows;
+    kvf_flow *flow, *next;
+    DL_FOREACH_SAFE2(session->flows, flow, next, session_next) {
+        if (kvf_flow_wants_nothing(flow))
+            continue;
         kvf_flow_stop(flow, KVF_E_PEER_LOST, detail);
         kvf_flow_drop(flow);
     }
@@ -88,7 +90,8 @@ static void lose(kvf_session *session, kvf_status status, const char *detail) {
 static void forget(kvf_session *session) {
     kvf_flow *flow, *next;
     DL_FOREACH_SAFE2(session->flows, flow, next, session_next) {
-        kvf_flow_stop(flow, KVF_E_PEER_LOST, "its session has ended");
+        if (!kvf_flow_wants_nothing(flow))
+            kvf_flow_stop(flow, KVF_E_PEER_LOST, "its session has ended");
     }
     kvf_early_forget(session);
 }

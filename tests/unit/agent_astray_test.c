@@ -289,37 +289,57 @@ static void a_lost_word_that_nothing_is_wanted_is_said_again(void **state) {
     lease_close(&s);
 }
 
-/* D has all of the request, which P does not hold yet. */
-static void want_nothing(scene *s) {
+/* D has all of the request, which P does not hold, or push, yet. */
+static void want_nothing(scene *s, bool pushed) {
     world_request none = s->wanted;
     none.request.groups = none.groups;
     world_request_empty(&none);
-    world_pull(&s->w.d, &none, &s->w.p, s->ours);
+    if (pushed)
+        world_expect(&s->w.d, &none, &s->w.p, s->ours);
+    else
+        world_pull(&s->w.d, &none, &s->w.p, s->ours);
     world_all_done(&s->w, &s->w.d, s->ours);
-    world_until(&s->w, s->p->early);
+    world_until(&s->w, s->p->waiting);
 }
 
-static void make_jump(kvf_session *session) {
-    session->next_number += KVF_WINDOW_CALLS;
+static void lend(scene *s, bool pushed) {
+    if (pushed)
+        world_push(&s->w.p, &s->held, s->theirs);
+    else
+        world_hold(&s->w.p, &s->held, s->theirs);
+}
+
+/* Now D wants the request, and gets it. */
+static void get(scene *s, bool pushed) {
+    if (pushed) {
+        world_ready(&s->w.p, s->theirs);
+        world_expect(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    } else {
+        world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    }
+    world_all_done(&s->w, &s->w.d, s->ours);
+    world_all_done(&s->w, &s->w.p, s->theirs);
+    assert_int_equal(world_wrong_cells(&s->w, &s->w.d, &s->wanted, 1), 0);
 }
 
 /* D says that it wants nothing of the request, and then P loses the session: alone, or because D's calls jump. */
 static void a_word_that_nothing_is_wanted_outlives_its_session(void **state) {
     (void)state;
-    for (uint32_t jumps = 0; jumps < 2; jumps++) {
+    for (int i = 0; i < 4; i++) {
+        const bool pushed = i % 2, jumps = i / 2;
         scene s;
         lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
-        want_nothing(&s);
+        want_nothing(&s, pushed);
         if (jumps)
-            make_jump(world_session(s.d, false));
+            world_session(s.d, false)->next_number += KVF_WINDOW_CALLS;
         else
             world_lose(s.p, world_session(s.p, true));
         lease_others_go_on(&s, "b");
         assert_int_equal(world_session(s.d, false)->openings, 2);
-        const uint64_t held = world_now();
-        world_hold(&s.w.p, &s.held, s.theirs);
+        const uint64_t lent = world_now();
+        lend(&s, pushed);
         world_all_done(&s.w, &s.w.p, s.theirs);
-        assert_true(world_now() - held < SECOND);
+        assert_true(world_now() - lent < SECOND);
         world_run_for(&s.w, MS);
         assert_null(s.p->all_sessions->next); /* the former one is freed */
         lease_close(&s);
@@ -328,59 +348,61 @@ static void a_word_that_nothing_is_wanted_outlives_its_session(void **state) {
 
 static void a_word_that_nothing_is_wanted_is_forgotten_when_its_time_is_over(void **state) {
     (void)state;
-    scene s;
-    lease_open(&s, ONE("P"), ONE("D"), LEASE(SECOND));
-    want_nothing(&s);
-    world_lose(s.p, world_session(s.p, true));
-    world_run_for(&s.w, 900 * MS);
-    assert_non_null(s.p->early);
-    world_run_for(&s.w, 200 * MS);
-    assert_null(s.p->early);
-    assert_null(s.p->all_sessions);
-    world_hold(&s.w.p, &s.held, s.theirs);
-    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
-    lease_close(&s);
+    for (int pushed = 0; pushed < 2; pushed++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(SECOND));
+        want_nothing(&s, pushed);
+        world_lose(s.p, world_session(s.p, true));
+        world_run_for(&s.w, 900 * MS);
+        assert_non_null(s.p->waiting);
+        world_run_for(&s.w, 200 * MS);
+        assert_null(s.p->waiting);
+        assert_null(s.p->all_sessions);
+        lend(&s, pushed);
+        (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+        lease_close(&s);
+    }
 }
 
-/* D says it again in its next session, as the answer was lost. Both times it is about the first hold. */
+/* D says it again in its next session, as the answer was lost. Both times it is about the first hold or push. */
 static void a_word_that_nothing_is_wanted_does_not_end_the_next_request_of_its_name(void **state) {
     (void)state;
-    scene s;
-    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
-    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, KVF_CALL_RELEASE);
-    want_nothing(&s);
-    world_lose(s.p, world_session(s.p, true));
-    letters_no_rules();
-    world_until(&s.w, !world_session(s.d, false)->calls);
-    assert_int_equal(world_session(s.d, false)->openings, 2);
-    world_hold(&s.w.p, &s.held, s.theirs);
-    world_all_done(&s.w, &s.w.p, s.theirs);
-    world_hold(&s.w.p, &s.held, s.theirs);
-    scene_pull(&s);
-    world_all_done(&s.w, &s.w.p, s.theirs);
-    lease_close(&s);
+    for (int pushed = 0; pushed < 2; pushed++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, pushed ? KVF_CALL_EXPECT : KVF_CALL_RELEASE);
+        want_nothing(&s, pushed);
+        world_lose(s.p, world_session(s.p, true));
+        letters_no_rules();
+        world_until(&s.w, !world_session(s.d, false)->calls);
+        assert_int_equal(world_session(s.d, false)->openings, 2);
+        lend(&s, pushed);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        lend(&s, pushed);
+        get(&s, pushed);
+        lease_close(&s);
+    }
 }
 
 /* P has lost the process that wanted nothing, or takes it for alive until the new one of its rank greets. */
 static void a_restarted_consumer_is_not_bound_by_what_its_former_process_did_not_want(void **state) {
     (void)state;
-    for (uint32_t lost = 0; lost < 2; lost++) {
+    for (int i = 0; i < 4; i++) {
+        const bool pushed = i % 2, lost = i / 2;
         scene s;
         lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
-        want_nothing(&s);
+        want_nothing(&s, pushed);
         if (lost)
             world_lose(s.p, world_session(s.p, true));
         world_close_agents(&s.w.d);
         world_forget(&s.w); /* the next agent may have the same address */
         world_open_agents(&s.w.d, LEASE(20 * SECOND));
         s.d = s.w.d.agents[0];
-        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
-        world_until(&s.w, kvf_asker_of(s.d->tickets)->base.state == KVF_TICKET_ASKING);
-        world_run_for(&s.w, SECOND);
-        world_hold(&s.w.p, &s.held, s.theirs);
-        world_all_done(&s.w, &s.w.d, s.ours);
-        world_all_done(&s.w, &s.w.p, s.theirs);
-        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        uint64_t ticket;
+        assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+        (void)world_done(&s.w, s.d, ticket);
+        lend(&s, pushed);
+        get(&s, pushed);
         lease_close(&s);
     }
 }
