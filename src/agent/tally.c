@@ -18,7 +18,7 @@ static void count_bytes(kvf_tally *tally, uint64_t bytes) {
 
 static kvf_status add_engine(kvf_tally *tally, const char *name, uint32_t expected_ranks,
                              kvf_tally_engine **out) {
-    if (tally->engine_count >= tally->wanted + KVF_TALLY_STRANGERS)
+    if (tally->engine_count >= (uint64_t)tally->wanted + KVF_TALLY_STRANGERS)
         return kvf_fail(KVF_E_LIMIT, "ranks of %u engines have said that they are done, the most allowed",
                         tally->engine_count);
     kvf_tally_engine *engine = kvf_alloc0(1, sizeof *engine);

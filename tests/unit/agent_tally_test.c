@@ -133,6 +133,19 @@ static void engines_that_nobody_waits_for_are_counted_up_to_a_limit(void **state
     kvf_tally_free(&tally);
 }
 
+/* As where blocks are to be kept for the whole lease, whoever reads them. */
+static void any_number_of_engines_may_be_waited_for(void **state) {
+    (void)state;
+    kvf_tally tally = {.wanted = UINT32_MAX};
+    for (uint32_t i = 0; i < KVF_TALLY_STRANGERS; i++) {
+        const char name[3] = {(char)('a' + i / 20), (char)('a' + i % 20), 0};
+        assert_ok(kvf_tally_add(&tally, name, 0, 1, KVF_TALLY_HAS_IT));
+    }
+    assert_int_equal(tally.done, KVF_TALLY_STRANGERS);
+    assert_false(kvf_tally_complete(&tally));
+    kvf_tally_free(&tally);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_gave_up_counts_until_it_tries_again),
@@ -144,6 +157,7 @@ int main(void) {
         cmocka_unit_test(the_memory_of_each_engine_is_counted_as_it_grows),
         cmocka_unit_test(thousands_of_ranks_in_any_order_are_kept_apart),
         cmocka_unit_test(engines_that_nobody_waits_for_are_counted_up_to_a_limit),
+        cmocka_unit_test(any_number_of_engines_may_be_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
