@@ -249,7 +249,7 @@ kvf_status kvf_neighbour_receive(int socket, void *out, size_t least, size_t mos
         return KVF_E_AGAIN;
     if (got < 0 && errno != ECONNRESET)
         return kvf_fail(KVF_E_PEER_LOST, "recvmsg: %s", strerror(errno));
-    if (got > 0 && fd)
+    if (got >= 0 && fd) /* a message of no bytes may bring one, too */
         came = take_descriptor(&message, &surplus, &missed);
     *bytes = got > 0 ? (size_t)got : 0;
     if (*bytes >= least && *bytes <= most && !surplus) {
