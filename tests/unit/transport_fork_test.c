@@ -4,6 +4,7 @@
  */
 #include "transport_pair.h"
 
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -75,50 +76,133 @@ static bool survives_fork(const pair_kind *kind) {
     return strcmp(kind->kind, "ucx") != 0 && strcmp(kind->kind, "libfabric") != 0;
 }
 
-static void a_child_of_fork_may_open_its_own(void **state) {
-    test_side a;
-    side_open(&a, *state, 1);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        test_side own, other;
-        (void)alarm(60);
-        if (!survives_fork(*state)) {
-            kvf_transport *none;
-            _exit(kvf_transport_open(((const pair_kind *)*state)->kind, NULL, &none) != KVF_E_UNSUPPORTED ||
-                  strstr(kvf_error_detail(), "forked") == NULL);
-        }
-        side_open(&own, *state, 3);
-        side_open(&other, *state, 4);
-        moves(&own, &other, side_connect(&own, &other));
-        side_close(&own);
-        side_close(&other);
-        _exit(0);
-    }
+/* In a child: opens endpoints of its own, moves, and ends the process; `kind` survives a fork. */
+static void open_own(const pair_kind *kind) {
+    test_side own, other;
+    (void)alarm(60); /* a call that hangs fails the test */
+    side_open(&own, kind, 3);
+    side_open(&other, kind, 4);
+    moves(&own, &other, side_connect(&own, &other));
+    side_close(&own);
+    side_close(&other);
+    _exit(0);
+}
+
+static void assert_ended_well(pid_t child) {
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* Whether an endpoint that has nothing to do no longer wants to be called. */
+static bool comes_to_rest(const test_side *side) {
+    struct pollfd event = {kvf_transport_event_fd(side->transport), POLLIN, 0};
+    for (int i = 0; i < 10000 && poll(&event, 1, 0) > 0; i++)
+        assert_int_equal(kvf_transport_progress(side->transport, NULL), KVF_OK);
+    return poll(&event, 1, 0) == 0;
+}
+
+/* The child once woke its parent's endpoint of "inproc" by the descriptor that they share: the parent found nothing to
+ * do, and was called again without end. */
+static void a_child_of_fork_may_open_its_own(void **state) {
+    test_side a;
+    side_open(&a, *state, 1);
+    assert_true(comes_to_rest(&a));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0 && !survives_fork(*state)) {
+        kvf_transport *none;
+        _exit(kvf_transport_open(((const pair_kind *)*state)->kind, NULL, &none) != KVF_E_UNSUPPORTED ||
+              strstr(kvf_error_detail(), "forked") == NULL);
+    }
+    if (child == 0)
+        open_own(*state);
+    assert_ended_well(child);
+    assert_true(comes_to_rest(&a));
     side_close(&a);
 }
 
+/* ---- forks in the middle of a call ----------------------------------------------------------- */
+
+/* What each call of the allocator forks for; NULL: nothing. */
+static const pair_kind *forks_for;
+static uint32_t forked;
+
+static void fork_here(void) {
+    const pair_kind *kind = forks_for;
+    if (!kind)
+        return;
+    forks_for = NULL;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        open_own(kind);
+    assert_ended_well(child);
+    forked++;
+    forks_for = kind;
+}
+
+static void *allocate(void *context, size_t bytes) {
+    (void)context;
+    fork_here();
+    return malloc(bytes);
+}
+
+static void *resize(void *context, void *memory, size_t bytes) {
+    (void)context;
+    fork_here();
+    return realloc(memory, bytes);
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+/* As if another thread were in the middle of the call: that one holds its locks, and is not there in the child. */
+static void a_child_forked_in_the_middle_of_a_call_may_open_its_own(void **state) {
+    test_side a;
+    side_open(&a, *state, 1);
+    unsigned char *seen;
+    const kvf_memory memory = pair_memory(*state, 0, 4096, &seen);
+    forks_for = *state;
+    assert_int_equal(kvf_transport_register_region(a.transport, SIDE_REGIONS, &memory), KVF_OK);
+    forks_for = NULL;
+    assert_true(forked > 0);
+    side_close(&a);
+    pair_memory_free(&memory);
+}
+
 int main(void) {
-    uint32_t variants = transport_variant_count();
-    struct CMUnitTest *all = calloc(2 * (size_t)variants, sizeof *all);
-    char(*names)[200] = calloc(2 * (size_t)variants, sizeof *names);
+    static const struct {
+        const char *name;
+        CMUnitTestFunction test;
+        bool for_survivors; /* only for fabrics that survive a fork */
+    } tests[] = {{"its parent's", a_child_of_fork_can_neither_use_nor_close_a_transport, false},
+                 {"its own", a_child_of_fork_may_open_its_own, false},
+                 {"in the middle of a call", a_child_forked_in_the_middle_of_a_call_may_open_its_own, true}};
+    const uint32_t each = sizeof tests / sizeof *tests;
+    const kvf_allocator allocator = {allocate, resize, release, NULL};
+    if (kvf_set_allocator(&allocator))
+        return 1;
+    const uint32_t most = each * transport_variant_count();
+    struct CMUnitTest *all = calloc(most, sizeof *all);
+    char(*names)[200] = calloc(most, sizeof *names);
     if (!all || !names)
         return 1;
-    for (uint32_t i = 0; i < 2 * variants; i++) {
-        pair_kind *kind = &transport_variants[i / 2];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < most; i++) {
+        pair_kind *kind = &transport_variants[i / each];
         char variant[96];
+        if (tests[i % each].for_survivors && !survives_fork(kind))
+            continue;
         transport_variant_name(kind, variant, sizeof variant);
-        (void)snprintf(names[i], sizeof names[i], "%s (%s)", i % 2 ? "its own" : "its parent's", variant);
-        all[i] = (struct CMUnitTest){names[i],
-                                     i % 2 ? a_child_of_fork_may_open_its_own
-                                           : a_child_of_fork_can_neither_use_nor_close_a_transport,
-                                     NULL, NULL, kind};
+        (void)snprintf(names[count], sizeof names[count], "%s (%s)", tests[i % each].name, variant);
+        all[count] = (struct CMUnitTest){names[count], tests[i % each].test, NULL, NULL, kind};
+        count++;
     }
-    int failed = _cmocka_run_group_tests("transport_fork", all, 2 * (size_t)variants, NULL, NULL);
+    int failed = _cmocka_run_group_tests("transport_fork", all, count, NULL, NULL);
     free(names);
     free(all);
     return failed;

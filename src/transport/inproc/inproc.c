@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "base/wake.h"
 #include "kernel/kernel.h"
 #include "transport/notices.h"
@@ -79,7 +80,20 @@ static struct {
     unsigned char token[TOKEN_BYTES];
 } registry = {.mutex = PTHREAD_MUTEX_INITIALIZER, .copied = PTHREAD_COND_INITIALIZER};
 
+/* A child of fork() has none of its parent's endpoints, whose descriptors it shares, and no thread that waits or copies. */
+static void renew_registry(void) {
+    (void)pthread_mutex_init(&registry.mutex, NULL);
+    (void)pthread_cond_init(&registry.copied, NULL);
+    registry.endpoints = NULL;
+}
+
+static void watch_forks(void) {
+    kvf_fork_renew(renew_registry);
+}
+
 static void lock(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, watch_forks);
     (void)pthread_mutex_lock(&registry.mutex);
 }
 
