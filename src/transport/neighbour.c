@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,6 +144,15 @@ int kvf_neighbour_watch_process(pid_t pid) {
     errno = ENOSYS;
     return -1;
 #endif
+}
+
+bool kvf_neighbour_has_ended(pid_t pid) {
+    struct pollfd end = {kvf_neighbour_watch_process(pid), POLLIN, 0};
+    if (end.fd < 0)
+        return pid > 0 && errno == ESRCH;
+    const bool ended = poll(&end, 1, 0) > 0;
+    (void)close(end.fd);
+    return ended;
 }
 
 kvf_status kvf_neighbour_know_process(int socket, pid_t *pid, int *watch) {

@@ -71,6 +71,9 @@ kvf_status kvf_neighbour_process(int socket, pid_t *pid);
  * gives none. */
 int kvf_neighbour_watch_process(pid_t pid);
 
+/** Whether a process has ended, all of its threads; false if that is not known, or its number is another's by now. */
+bool kvf_neighbour_has_ended(pid_t pid);
+
 /**
  * The process to which a socket has connected, with a descriptor as that of kvf_neighbour_watch_process().
  *

@@ -345,7 +345,18 @@ static kvf_status child_write(kvf_transport *transport, kvf_peer *peer) {
     return outcome.status;
 }
 
-static void be_the_writer(int line) {
+/* Forks a child that keeps the writer's sockets until the owner closes the line. */
+static void leave_a_child(int line) {
+    char word;
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child > 0)
+        return;
+    (void)recv(line, &word, 1, 0);
+    _exit(0);
+}
+
+static void be_the_writer(int line, bool has_child) {
     unsigned char theirs[4096];
     kvf_transport *transport = NULL;
     kvf_peer *peer = NULL;
@@ -364,6 +375,8 @@ static void be_the_writer(int line) {
     CHECK(got > 0);
     CHECK(kvf_transport_connect(transport, theirs, (size_t)got, &peer) == KVF_OK);
     CHECK(child_write(transport, peer) == KVF_OK);
+    if (has_child)
+        leave_a_child(line);
 
     memset(guarded, 0xd2, BYTES);
     struct sigaction action = {.sa_handler = stop_here};
@@ -405,7 +418,7 @@ static void work(const ownership *o) {
 }
 
 /* Opens the owner, and works until the writer has stopped in the middle of its second write. */
-static void own(ownership *o) {
+static void own(ownership *o, bool with_child) {
     int lines[2];
     const void *card;
     size_t bytes;
@@ -416,7 +429,7 @@ static void own(ownership *o) {
     assert_true(o->writer >= 0);
     if (o->writer == 0) {
         (void)close(lines[0]);
-        be_the_writer(lines[1]);
+        be_the_writer(lines[1], with_child);
     }
     (void)close(lines[1]);
     o->line = lines[0];
@@ -469,7 +482,7 @@ static void disown(const ownership *o) {
 static void a_writer_stopped_in_the_middle_is_out_once_it_has_gone_on(void **state) {
     (void)state;
     ownership o;
-    own(&o);
+    own(&o, false);
     assert_int_equal(kill(o.writer, SIGCONT), 0);
     await_fence(&o);
     memset(o.memory, 0x77, BYTES); /* the memory is the owner's alone again */
@@ -491,7 +504,7 @@ static void a_writer_stopped_in_the_middle_is_out_once_it_has_gone_on(void **sta
 static void a_writer_killed_in_the_middle_is_out(void **state) {
     (void)state;
     ownership o;
-    own(&o);
+    own(&o, false);
     assert_int_equal(kill(o.writer, SIGKILL), 0);
     await_fence(&o);
     int status = 0;
@@ -500,10 +513,25 @@ static void a_writer_killed_in_the_middle_is_out(void **state) {
     disown(&o);
 }
 
+static void a_writer_killed_in_the_middle_whose_child_keeps_its_sockets_is_out(void **state) {
+    (void)state;
+    ownership o;
+    own(&o, true);
+    assert_int_equal(kill(o.writer, SIGKILL), 0);
+    await_fence(&o);
+    int status = 0;
+    assert_int_equal(waitpid(o.writer, &status, 0), o.writer);
+    kvf_transport_info info = {.struct_size = sizeof info, .stuck = 1};
+    assert_int_equal(kvf_transport_progress(o.transport, NULL), KVF_OK);
+    assert_int_equal(kvf_transport_get_info(o.transport, &info), KVF_OK);
+    assert_int_equal(info.stuck, 0);
+    disown(&o);
+}
+
 static void an_owner_may_close_while_a_writer_is_stopped_in_the_middle(void **state) {
     (void)state;
     ownership o;
-    own(&o);
+    own(&o, false);
     disown(&o);
     assert_int_equal(kill(o.writer, SIGKILL), 0);
     int status = 0;
@@ -552,6 +580,7 @@ int main(void) {
     const struct CMUnitTest more[] = {
         cmocka_unit_test(a_writer_stopped_in_the_middle_is_out_once_it_has_gone_on),
         cmocka_unit_test(a_writer_killed_in_the_middle_is_out),
+        cmocka_unit_test(a_writer_killed_in_the_middle_whose_child_keeps_its_sockets_is_out),
         cmocka_unit_test(an_owner_may_close_while_a_writer_is_stopped_in_the_middle),
         cmocka_unit_test(a_writer_with_other_ways_to_write_cannot_be_fenced),
         cmocka_unit_test(a_writer_with_several_ways_is_fenced_in_the_one_it_took),

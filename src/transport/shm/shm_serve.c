@@ -64,11 +64,13 @@ static void leave(kvf_shm_client *client) {
     client->tenant = NULL;
 }
 
-/* A client closes its end only outside of copies, and the kernel closes it after all threads of the client. */
+/* A client closes its end only outside of copies, and the kernel closes it after all threads of the client, unless a
+ * forked child keeps it. */
 static bool has_hung_up(kvf_shm_client *client) {
     struct pollfd end = {client->fd, POLLIN, 0};
     if (!client->hung_up)
-        client->hung_up = poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR));
+        client->hung_up = (poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR))) ||
+                          kvf_neighbour_has_ended(client->tenant->process);
     return client->hung_up;
 }
 
