@@ -63,8 +63,9 @@ typedef struct owner_process {
 void owner_start(owner_process *owner, const char *kind, int types, bool unseen);
 
 /** Gives the other process an order and waits until it is done: 's' spoils a byte of one cell that rank 0 of 2 reads,
- * 'u' unregisters region 0, 'd' counts its descriptors, 'f' frees the memory though it is registered, 'c' counts the
- * cells that differ from what a push of rank 0 of 2 with seed 2 leaves. Returns the count, or the status. */
+ * 'u' unregisters region 0, 'd' counts its descriptors, 'f' frees the memory though it is registered, 'k' forks a child
+ * that has its descriptors until owner_end(), 'c' counts the cells that differ from what a push of rank 0 of 2 with seed
+ * 2 leaves. Returns the count, or the status. */
 uint64_t owner_tell(const owner_process *owner, char what);
 
 /** Ends the other process: lets it exit by itself, or kills it with SIGKILL. */

@@ -498,22 +498,35 @@ static void a_peer_that_dies_is_lost_and_others_are_read(void **state) {
     assert_int_equal(devices_left(), left);
 }
 
-static void an_owner_that_dies_while_it_reads_is_lost(void **state) {
-    (void)state;
+/* Begins to write to an owner that is stopped, and kills it. */
+static void write_to_an_owner_that_dies(bool with_child) {
     test_scene *scene = scene_open("cuda");
     assert_ok(scene_connect(scene));
+    if (with_child)
+        assert_int_equal(owner_tell(&scene->owner, 'k'), 0);
     assert_int_equal(kill(scene->owner.process, SIGSTOP), 0);
     kvf_transfer *transfer = scene_begin(scene, KVF_WRITE);
     for (uint32_t i = 0; i < 3; i++)
         assert_ok(kvf_transport_progress(scene->here.transport, NULL));
     assert_int_equal(kvf_transfer_status(transfer), KVF_IN_PROGRESS);
-    owner_end(&scene->owner, true);
+    assert_int_equal(kill(scene->owner.process, SIGKILL), 0);
     while (kvf_transfer_status(transfer) == KVF_IN_PROGRESS)
         scene_step(scene);
     assert_int_equal(kvf_transfer_status(transfer), KVF_E_PEER_LOST);
     assert_non_null(strstr(kvf_transfer_detail(transfer), "cuda: writing to "));
     kvf_transfer_free(transfer);
+    owner_end(&scene->owner, true);
     scene_close(scene, true);
+}
+
+static void an_owner_that_dies_while_it_reads_is_lost(void **state) {
+    (void)state;
+    write_to_an_owner_that_dies(false);
+}
+
+static void an_owner_that_dies_is_lost_though_its_child_keeps_its_sockets(void **state) {
+    (void)state;
+    write_to_an_owner_that_dies(true);
 }
 
 static void an_error_that_stays_with_the_device_ends_batches_with_a_sentence(void **state) {
@@ -648,6 +661,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_connection_reads_on_when_another_to_the_same_owner_is_closed),
         cmocka_unit_test(memory_that_the_owner_cannot_read_is_not_written),
         cmocka_unit_test(an_owner_that_dies_while_it_reads_is_lost),
+        cmocka_unit_test(an_owner_that_dies_is_lost_though_its_child_keeps_its_sockets),
         {"a_handle_that_is_refused_is_named (cuda)", a_handle_that_is_refused_is_named, NULL, NULL, cuda},
         {"a_handle_that_is_refused_is_named (auto)", a_handle_that_is_refused_is_named, NULL, NULL,
          automatic},

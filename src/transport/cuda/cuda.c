@@ -392,7 +392,7 @@ static bool handle(const struct epoll_event *event) {
     case CUDA_WATCH_CLIENT:
         return kvf_cuda_owner_read(watch->owner);
     case CUDA_WATCH_LINK:
-        kvf_cuda_link_read(watch->owner);
+        (void)kvf_cuda_link_lose_if_gone(watch->owner);
         return false;
     case CUDA_WATCH_LOOKS: /* progress() does its work in any case, and sets it anew */
     case CUDA_WATCH_TIMER:

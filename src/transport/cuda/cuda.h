@@ -238,11 +238,9 @@ kvf_status kvf_cuda_link_back(kvf_cuda_client *client);
 /** Leaves a link back that its client no longer needs. It ends with this progress(), for it may have events until
  * then. */
 void kvf_cuda_link_leave(kvf_cuda_link *back);
-/** Reads the owner's messages. */
-void kvf_cuda_link_read(kvf_cuda_link *link);
 /** Notes that the link is lost, and why; the first reason stays. */
 void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why);
-/** Whether the owner is gone; then the link is lost. */
+/** Reads the owner's messages, and returns whether it is gone; then the link is lost. */
 bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link);
 /** Ends a lost link once none of its copies is under way: tells the front, or the client's writes; then lets the peer's
  * memory go, and frees a link that nobody has any more. True: that is put off, and is to be tried again soon. */

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <stdio.h>
-#include <sys/epoll.h>
 
 #include "cuda/over.h"
 #include "cuda/word.h"
@@ -15,7 +14,8 @@ void kvf_cuda_link_lose(kvf_cuda_link *link, const char *why) {
     link->lost = true;
     (void)snprintf(link->why, sizeof link->why, "%s", why);
     /* We hang up later, and read nothing until then. */
-    (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
+    kvf_watch_remove(link->endpoint->epoll_fd, link->fd);
+    kvf_watch_remove(link->endpoint->epoll_fd, link->process_fd);
     kvf_wake_set(&link->endpoint->wake, true);
 }
 
@@ -67,7 +67,7 @@ static bool take_message(kvf_cuda_link *link, kvf_cuda_packet *packet, int fd) {
 }
 
 /* Any message may bring a descriptor; and handling one may read the next. */
-void kvf_cuda_link_read(kvf_cuda_link *link) {
+static void read_messages(kvf_cuda_link *link) {
     kvf_cuda_packet *packet = &link->endpoint->packet;
     while (!link->lost) {
         int fd = -1;
@@ -89,7 +89,7 @@ bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link) {
     if (link->lost || poll(looked_at, link->process_fd >= 0 ? 2 : 1, 0) <= 0)
         return link->lost;
     if (looked_at[0].revents)
-        kvf_cuda_link_read(link);
+        read_messages(link);
     if (looked_at[1].revents)
         kvf_cuda_link_lose(link, "the peer's process has ended");
     return link->lost;
@@ -180,8 +180,9 @@ static void free_link(kvf_cuda_link *link) {
     kvf_free(link->unmapped);
     link->unmapped = NULL;
     kvf_cuda_fetch_close(link);
+    kvf_watch_remove(link->endpoint->epoll_fd, link->fd);
     kvf_neighbour_hang_up(&link->fd);
-    kvf_fd_close(&link->process_fd);
+    kvf_watch_close(link->endpoint->epoll_fd, &link->process_fd);
 }
 
 static kvf_status reach(kvf_cuda_link *link, const kvf_cuda_card *card, const kvf_cuda_region *regions) {
@@ -198,6 +199,8 @@ static kvf_status reach(kvf_cuda_link *link, const kvf_cuda_card *card, const kv
         status = greet(link, card);
     if (!status)
         status = kvf_watch_add(link->endpoint->epoll_fd, link->fd, &link->watch);
+    if (!status && link->process_fd >= 0)
+        status = kvf_watch_add(link->endpoint->epoll_fd, link->process_fd, &link->watch);
     return status;
 }
 
