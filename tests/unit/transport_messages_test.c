@@ -903,6 +903,61 @@ static void a_client_that_takes_no_answers_gives_its_slots_back_to_others(void *
     side_close(&there);
 }
 
+/* ---- without memory for slots ---------------------------------------------------------------- */
+
+static bool is_short;
+static uint32_t refused;
+
+static void *allocate_small(void *context, size_t bytes) {
+    (void)context;
+    const bool given = !is_short || bytes < MESSAGES_BYTES_MAX;
+    refused += !given;
+    return given ? malloc(bytes) : NULL;
+}
+
+static void *resize(void *context, void *memory, size_t bytes) {
+    (void)context;
+    return realloc(memory, bytes);
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+#define REFUSED 20 /* more than by chance, as other reasons to make progress would bring */
+
+/* No slot is out whose return could wake the endpoint: a write once waited for ever, and a read some seconds. */
+static void a_transfer_goes_on_once_there_is_memory_again(void **state) {
+    (void)state;
+    static const kvf_allocator allocator = {allocate_small, resize, release, NULL};
+    const kvf_run run = {0, 0, 3u << 20, 0, 0};
+    for (int direction = KVF_READ; direction <= KVF_WRITE; direction++) {
+        test_side here, there;
+        test_outcome outcome = {0};
+        assert_int_equal(kvf_set_allocator(&allocator), KVF_OK);
+        side_open(&here, &plain, 1);
+        side_open(&there, &plain, 2);
+        kvf_peer *peer = side_connect(&here, &there);
+        is_short = true;
+        refused = 0;
+        assert_int_equal(
+            kvf_transport_submit(peer, (kvf_direction)direction, &run, 1, note_outcome, &outcome, NULL),
+            KVF_OK);
+        drive(&here, &there, &refused, REFUSED);
+        assert_int_equal(outcome.calls, 0);
+        is_short = false;
+        drive(&here, &there, &outcome.calls, 1);
+        assert_int_equal(outcome.status, KVF_OK);
+        assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), run.bytes);
+        side_close(&here);
+        side_close(&there);
+        assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
+    }
+}
+
+/* ---- connections and what they leave --------------------------------------------------------- */
+
 static void connections_that_come_and_go_are_forgotten(void **state) {
     (void)state;
     test_side there;
@@ -1306,6 +1361,7 @@ int main(void) {
         cmocka_unit_test(a_client_that_breaks_the_protocol_is_cut_off),
         cmocka_unit_test(a_client_that_asks_without_end_is_cut_off_and_others_are_served),
         cmocka_unit_test(a_client_that_takes_no_answers_gives_its_slots_back_to_others),
+        cmocka_unit_test(a_transfer_goes_on_once_there_is_memory_again),
         cmocka_unit_test(connections_that_come_and_go_are_forgotten),
         cmocka_unit_test(half_open_connections_do_not_disturb_others),
         cmocka_unit_test(strangers_do_not_fill_the_port),

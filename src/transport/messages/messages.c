@@ -23,7 +23,8 @@
 #define DESCRIPTORS 30
 #define SOCKETS_MAX 16383
 #define EVENTS 64
-#define KEPT_BYTES (16u << 20) /* more than a window of messages */
+#define TRY_AGAIN_NS UINT64_C(50000000) /* to take a slot */
+#define KEPT_BYTES (16u << 20)          /* more than a window of messages */
 
 /*
  * A host that is silent for a minute is gone. The kernel probes it, not ZeroMQ's heartbeats: TCP would retransmit those
@@ -74,6 +75,12 @@ kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, voi
     if (!status)
         *fd = found;
     return status;
+}
+
+/* There may be no slot that could come back: then memory is short, and nothing but time shows when there is some. */
+void kvf_messages_await_slot(kvf_messages_endpoint *endpoint) {
+    kvf_messages_pool_want(&endpoint->pool);
+    kvf_timer_by(&endpoint->timer, endpoint->now + TRY_AGAIN_NS);
 }
 
 /* ---- settings -------------------------------------------------------------------------------- */

@@ -181,6 +181,9 @@ kvf_status kvf_messages_tune(const kvf_messages_endpoint *endpoint, void *socket
 /** Watches a socket's descriptor; `what` is the link, or the endpoint itself. */
 kvf_status kvf_messages_watch(kvf_messages_endpoint *endpoint, void *socket, void *what, int *fd);
 
+/** A client or link waits for a slot: wakes the endpoint when one comes back, and soon in any case. */
+void kvf_messages_await_slot(kvf_messages_endpoint *endpoint);
+
 /* ---- messages_port.c ------------------------------------------------------------------------- */
 
 /** Reads the settings that limit the connections. KVF_OK or KVF_E_INVALID. */

@@ -91,7 +91,7 @@ void kvf_messages_ask(kvf_messages_link *link, uint64_t *budget) {
         status = ask_one(link, budget);
     if (status == KVF_E_AGAIN || status == KVF_E_NOMEM) {
         link->starved = true;
-        kvf_messages_pool_want(&link->endpoint->pool);
+        kvf_messages_await_slot(link->endpoint);
     }
 }
 

@@ -329,7 +329,7 @@ bool kvf_messages_serve(kvf_messages_endpoint *endpoint, uint64_t *budget) {
         kvf_timer_by(&endpoint->timer, endpoint->new_work_ns + MESSAGES_NEWCOMERS_NS);
     if (!endpoint->starved)
         return more;
-    kvf_messages_pool_want(&endpoint->pool);
+    kvf_messages_await_slot(endpoint);
     if (endpoint->pool.taken == MESSAGES_SLOTS_MAX)
         unstick(endpoint);
     return more;
