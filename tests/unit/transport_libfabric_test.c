@@ -1,6 +1,8 @@
 /*
  * What only the libfabric fabric can do or meet, over TCP on loopback, between real processes; see process_pair.h.
  */
+#include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -401,6 +403,65 @@ static void a_message_that_is_no_notification_is_dropped(void **state) {
 }
 
 /* A write that also puts a number into the completion queue of its target, which has no operation for it. */
+/* What stands in for the target's fi_recv(). */
+static struct {
+    ssize_t (*receive)(struct fid_ep *, void *, size_t, void *, fi_addr_t, void *);
+    bool refuses;
+    unsigned refused;
+} receiving;
+
+static ssize_t receive_badly(struct fid_ep *ep, void *data, size_t bytes, void *desc, fi_addr_t from,
+                             void *context) {
+    receiving.refused += receiving.refuses;
+    return receiving.refuses ? -FI_EAGAIN : receiving.receive(ep, data, bytes, desc, from, context);
+}
+
+/* Refuses all receives, so that none is left once as many notifications have come, until another one waits. */
+static void full_target(process *side) {
+    static struct fi_ops_msg ops;
+    open_side(side, 0, 1);
+    const kvf_libfabric_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    struct pollfd wake = {.fd = kvf_transport_event_fd(side->transport), .events = POLLIN};
+    receiving.receive = endpoint->port.ep->msg->recv;
+    receiving.refuses = true;
+    ops = *endpoint->port.ep->msg;
+    ops.recv = receive_badly;
+    endpoint->port.ep->msg = &ops;
+    send_card(side);
+    serve_until_told(side);
+    while (poll(&wake, 1, 0) > 0)
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+    CHECK(side->notes == KVF_LIBFABRIC_MESSAGES_IN && receiving.refused > 0);
+    receiving.refuses = false;
+    while (side->notes <= KVF_LIBFABRIC_MESSAGES_IN) {
+        CHECK(poll(&wake, 1, -1) > 0 || errno == EINTR);
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+    }
+    CHECK(side->notes_in_order);
+    close_side(side);
+}
+
+static void filling_actor(process *side) {
+    open_side(side, 0, 2);
+    connect_side(side);
+    for (uint32_t i = 0; i < KVF_LIBFABRIC_MESSAGES_IN; i++)
+        notify(side, i, 100);
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    notify(side, KVF_LIBFABRIC_MESSAGES_IN, 100);
+    while (link_of(side)->outbox.under_way == 0)
+        progress(side);
+    say(side, 'x');
+    while (kvf_libfabric_is_notifying(link_of(side)))
+        progress(side);
+    close_side(side);
+}
+
+static void an_endpoint_that_could_post_no_receive_tries_again(void **state) {
+    (void)state;
+    run_both(&way, full_target, filling_actor, false);
+}
+
 static void write_with_data(process *side) {
     static kvf_libfabric_operation operation;
     static unsigned char byte;
@@ -729,6 +790,7 @@ int main(void) {
         cmocka_unit_test(a_peer_far_away_that_dies_while_nothing_is_under_way_is_lost),
         cmocka_unit_test(a_peer_far_away_is_lost_if_an_operation_is_refused_at_once),
         cmocka_unit_test(a_message_that_is_no_notification_is_dropped),
+        cmocka_unit_test(an_endpoint_that_could_post_no_receive_tries_again),
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),

@@ -80,8 +80,11 @@ kvf_status kvf_libfabric_listen(kvf_libfabric_endpoint *endpoint) {
             continue;
         }
         put_back(&endpoint->inbox, message);
-        if (failed == -FI_EAGAIN)
-            return KVF_OK; /* progress() tries again */
+        if (failed == -FI_EAGAIN) {
+            /* The next message that comes in makes room. If none can, nothing but time shows when to try again. */
+            endpoint->refused = endpoint->refused || endpoint->inbox.under_way == 0;
+            return KVF_OK;
+        }
         return kvf_libfabric_fail(endpoint->library, failed, "receiving");
     }
     return KVF_OK;
