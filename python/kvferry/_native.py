@@ -253,13 +253,17 @@ def _misfit(function: Any, arguments: Sequence[Any]) -> str | None:
     return None
 
 
-def call(function: Any, *arguments: Any) -> None:
-    """Calls a function of the library and raises the exception of its status."""
+def result_of(function: Any, *arguments: Any) -> Any:
+    """Calls a function of the library; a number that its type does not hold is an OutOfRangeError."""
     try:
-        status = function(*arguments)
+        return function(*arguments)
     except OverflowError as error:
         raise OutOfRangeError(_misfit(function, arguments) or str(error)) from None
-    check(status)
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of the library and raises the exception of its status."""
+    check(result_of(function, *arguments))
 
 
 def take(function: Any, type_name: str, *arguments: Any) -> Any:

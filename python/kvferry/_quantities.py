@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvferry import _native
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, string
-from kvferry.errors import KvferryError
+from kvferry._native import Arena, result_of, string
+from kvferry.errors import KvferryError, check
 
 
 def call(function: Any, *arguments: Any) -> None:
     """Calls a function of the topology headers; an error also carries the reason that the connector names."""
+    status = result_of(function, *arguments)
     try:
-        _native.call(function, *arguments)
+        check(status)
     except KvferryError as error:
         error.refusal = string(lib.kvf_refusal_name(lib.kvf_topology_refusal()))
         raise

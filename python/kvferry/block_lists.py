@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena
+from kvferry._native import Arena, result_of
 from kvferry._quantities import (
     call,
     ids_out,
@@ -146,7 +146,7 @@ class ExchangeGroup:
 
 def blocks_per_window(window_tokens: int, block_size: int) -> int:
     """Blocks that a sliding window can reach: ceil(window / block size) + 1; 0 without a window."""
-    return int(lib.kvf_blocks_per_window(window_tokens, block_size))
+    return int(result_of(lib.kvf_blocks_per_window, window_tokens, block_size))
 
 
 def exchange_clip(

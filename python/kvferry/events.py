@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
-from kvferry._native import call, id_out, string
+from kvferry._native import Arena, call, id_out, string
 from kvferry.commands import Command, read_command
 from kvferry.errors import KvferryError, Status, error_of
 from kvferry.records import Record, records_out
@@ -211,9 +211,7 @@ class Histogram:
 
     def quantile(self, share: float) -> int:
         """The duration below which a share (0 to 1) of the counted durations lies, to within its bucket."""
-        histogram = ffi.new(
-            "kvf_histogram *", (self.count, self.sum_ns, self.min_ns, self.max_ns, self.buckets)
-        )
+        histogram = Arena().new("kvf_histogram", **vars(self))
         return int(lib.kvf_histogram_quantile(histogram, share))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Resource, call, string, take
+from kvferry._native import Arena, Handle, Resource, call, result_of, string, take
 from kvferry.errors import ConfigWarning, InvalidError
 
 
@@ -167,7 +167,7 @@ class Group:
         """The first of `end` cached tokens that a later query of this group can still read."""
         arena = Arena()
         group = arena.array("kvf_group_desc", [_group_fields(self, arena)])
-        return int(lib.kvf_group_first_needed(group, end))
+        return int(result_of(lib.kvf_group_first_needed, group, end))
 
 
 def _part_fields(part: Part, arena: Arena) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Span, call, span, take, to_range
+from kvferry._native import Arena, Handle, Span, call, result_of, span, take, to_range
 from kvferry.model import DtypeLike, dtype_set
 from kvferry.shard import Engine, Shard, TokenShare
 
@@ -206,7 +206,7 @@ class Plan(Handle):
     def source_rules(self, source: int) -> range:
         """The rules of one source: indices of `rules`; empty when there is no such source."""
         resource = self._get()
-        return to_range(lib.kvf_plan_source_rules(resource.pointer, source))
+        return to_range(result_of(lib.kvf_plan_source_rules, resource.pointer, source))
 
     def verify(self) -> None:
         """Proves that every wanted cell is written once, from the bytes of the same cell, and no other cell is.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, CallLock, Handle, Ids, call, fill, take
+from kvferry._native import Arena, CallLock, Handle, Ids, call, fill, result_of, take
 from kvferry.errors import InvalidError
 from kvferry.plan import Plan
 
@@ -153,20 +153,20 @@ class Request(Handle):
         resource = self._get()
         begin, end = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         with self._lock:
-            lib.kvf_request_steps(resource.pointer, group, begin, end)
+            result_of(lib.kvf_request_steps, resource.pointer, group, begin, end)
         return range(begin[0], end[0])
 
     def bytes(self, source: int) -> int:
         """Bytes that come from one source (an index of Plan.sources); 0 when there is no such source."""
         resource = self._get()
         with self._lock:
-            return int(lib.kvf_request_bytes(resource.pointer, source))
+            return int(result_of(lib.kvf_request_bytes, resource.pointer, source))
 
     def run_count(self, source: int) -> int:
         """Number of runs of one source, after merging. Iterates over all of them."""
         resource = self._get()
         with self._lock:
-            return int(lib.kvf_request_run_count(resource.pointer, source))
+            return int(result_of(lib.kvf_request_run_count, resource.pointer, source))
 
     def runs(self, source: int) -> NDArray[np.void]:
         """All runs of one source: an array of RUN_DTYPE, in the order in which they move.

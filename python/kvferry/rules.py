@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, id_bytes, id_fields, take
+from kvferry._native import Arena, call, id_bytes, id_fields, result_of, take
 from kvferry.errors import InvalidError
 from kvferry.events import ClockOffset
 
@@ -24,7 +24,7 @@ def prefill_token_count(prompt_tokens: int, has_state: bool = False, lookahead_t
     A state cannot be stepped back, so with state groups the producer leaves the last token to the consumer;
     with speculation that looks `lookahead_tokens` ahead, all but one of those.
     """
-    return int(lib.kvf_prefill_token_count(prompt_tokens, has_state, lookahead_tokens))
+    return int(result_of(lib.kvf_prefill_token_count, prompt_tokens, has_state, lookahead_tokens))
 
 
 def lease_expired(now_ns: int, expiry_ns: int, *, clock_offset_ns: int = 0, margin_ns: int = 0) -> bool:
@@ -35,7 +35,7 @@ def lease_expired(now_ns: int, expiry_ns: int, *, clock_offset_ns: int = 0, marg
         expiry_ns: on the clock of the engine that gave the lease; 0: the lease has no end
         clock_offset_ns: that clock minus ours
     """
-    return bool(lib.kvf_lease_expired(now_ns, expiry_ns, clock_offset_ns, margin_ns))
+    return bool(result_of(lib.kvf_lease_expired, now_ns, expiry_ns, clock_offset_ns, margin_ns))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Resource, Span, span, string, take, to_range
+from kvferry._native import Arena, Handle, Resource, Span, result_of, span, string, take, to_range
 from kvferry.errors import InvalidError, NotFoundError, Status, check
 from kvferry.model import Dtype, Model
 
@@ -271,7 +271,7 @@ class Shard(Handle):
     def group_layers(self, group: int) -> range:
         """The layers of a group that this rank holds: indices into Group.layers."""
         resource = self._get()
-        return to_range(lib.kvf_shard_group_layers(resource.pointer, group))
+        return to_range(result_of(lib.kvf_shard_group_layers, resource.pointer, group))
 
     def placement(self, group: int, layer: int, part: int) -> Placement:
         """The placement of one (layer, part); `layer` is an index into Group.layers.
@@ -318,7 +318,7 @@ def _views(shard: Any, region: int) -> Iterator[RegionView]:
         held = [
             layer
             for layer in to_range(view.layers)
-            if lib.kvf_shard_placement(shard, view.group, layer, view.parts.begin).region == region
+            if result_of(lib.kvf_shard_placement, shard, view.group, layer, view.parts.begin).region == region
         ]
         yield RegionView(
             group=string(group.name),
@@ -342,7 +342,7 @@ def _ends(value: Span) -> tuple[int, int]:
 
 
 def _placement(shard: Any, group: int, layer: int, part: int) -> Placement:
-    found = lib.kvf_shard_placement(shard, group, layer, part)
+    found = result_of(lib.kvf_shard_placement, shard, group, layer, part)
     if found == ffi.NULL:
         raise NotFoundError(f"this rank does not hold group {group}, layer {layer}, part {part}")
     return Placement(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, CallLock, Handle, string, to_range
+from kvferry._native import Arena, CallLock, Handle, result_of, string, to_range
 from kvferry._quantities import (
     call,
     ids_out,
@@ -348,7 +348,7 @@ def mapping_out(mapping: Any) -> TpMapping:
 
 def physical_heads(total_kv_heads: int, tp_size: int) -> int:
     """The number of KV heads that every rank of an engine of `tp_size` ranks stores at least."""
-    return int(lib.kvf_physical_heads(total_kv_heads, tp_size))
+    return int(result_of(lib.kvf_physical_heads, total_kv_heads, tp_size))
 
 
 def physical_head_range(tp_size: int, total_kv_heads: int, rank: int) -> range:
@@ -358,7 +358,7 @@ def physical_head_range(tp_size: int, total_kv_heads: int, rank: int) -> range:
 
 def needs_split(is_mla: bool, tp_ratio: int, source_rank_count: int) -> bool:
     """Whether local blocks must be cut into one piece for each source: more prefill ranks, and not a latent."""
-    return bool(lib.kvf_needs_split(is_mla, tp_ratio, source_rank_count))
+    return bool(result_of(lib.kvf_needs_split, is_mla, tp_ratio, source_rank_count))
 
 
 def detect_layout(

@@ -157,6 +157,14 @@ def test_a_shape_that_does_not_divide_is_refused_with_the_connectors_word() -> N
     assert plain.value.refusal == "none"
 
 
+def test_a_number_that_never_reached_the_library_has_no_word_of_an_earlier_refusal() -> None:
+    with pytest.raises(NotExpressibleError):
+        decode_rank().tp_ratio(EngineTransferInfo(3, 16))
+    with pytest.raises(OutOfRangeError, match="argument 1 is -1") as raised:
+        physical_head_range(-1, 8, 0)
+    assert raised.value.refusal == "none"
+
+
 def test_remote_engines_are_registered_once() -> None:
     rank = decode_rank()
     assert rank.register("p", REMOTE) == REMOTE
