@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from halves import LAYERS, Half, a_request, blocks_of, steps
+from halves import LAYERS, Half, a_request, blocks_of, output_of, steps
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.v1.request import RequestStatus
 
@@ -391,6 +391,23 @@ class Failing(Pairs):
         decode.scheduling.allocated(request, blocks_of([12, 13, 14, 15, 1, 3, 5]), 0)
         self.assertEqual(decode.step().instructions, [])
         self.assertEqual(decode.scheduling.finished(request, [HERE], True), (False, None))
+
+    def test_a_request_whose_blocks_lack_some_is_computed_and_not_asked_for_again(self) -> None:
+        """vLLM asks again after a load that has failed: it would do so for ever."""
+        prefill, decode = self.pair()
+        request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
+        decode.scheduling.add(request)
+        load, _ = decode.scheduling.match(request, 0)
+        with self.says("request r is computed here: group 000.0: tokens [0, 100) are in blocks [0, 6]"):
+            decode.scheduling.allocated(request, blocks_of(HERE[:2]), load)
+        told = decode.scheduling.step(output_of())
+        decode.worker.start(told)
+        self.assertEqual(decode.worker.take_results().failed_recving, {"r"})
+        self.assertEqual(decode.scheduling.match(request, 0), (0, False))
+        # An asynchronous scheduler hears of its end before the worker's report.
+        self.assertEqual(decode.scheduling.finished(request, [HERE[:2]], False), (False, None))
+        self.assertEqual(decode.scheduling.step(output_of()).void, [])
+        steps(prefill, decode, until=lambda: "r" in prefill.sent)
 
 
 class BadInput(Pairs):

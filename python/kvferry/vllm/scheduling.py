@@ -196,7 +196,6 @@ class Scheduling:
         computed_tokens = self._matched.pop(request.request_id, 0)
         try:
             if load_tokens and self._accepting.drains and not self._accepting.has_accepted(request.request_id):
-                self._drop(request.request_id)
                 raise CancelledError(DRAINS)
             waits = self._schedule.allocated(
                 key,
@@ -209,6 +208,7 @@ class Scheduling:
             waits = False
         except KvferryError as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
+            self._drop(request.request_id)  # or vLLM would ask for it again after the failed load
             waits = False
         if waits:
             self._loading.add(request.request_id)
