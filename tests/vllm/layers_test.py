@@ -7,6 +7,8 @@ tests check between its layers what has arrived.
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import pathlib
 import time
@@ -634,6 +636,47 @@ class Devices(Pairs):
         assert worker._layers is not None
         worker._layers.close()
         self.assertEqual(pipes(), before)
+
+    def test_no_descriptor_is_free_to_wait_for_the_device_and_only_that_request_fails(self) -> None:
+        for at in (0, 2, LAYERS):  # with the blocks, after a layer, with the end of the step
+            with self.subTest(at=at):
+                self.run_out_of_descriptors(at, *self.pair())
+
+    def run_out_of_descriptors(self, at: int, prefill: Computing, decode: Computing) -> None:
+        events = self.on_a_device(prefill)
+        self.begin(prefill, decode, [THERE], [HERE])
+        numbers, pipe = itertools.count(), os.pipe
+
+        def pipe_or_none() -> tuple[int, int]:
+            if next(numbers) == at:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return pipe()
+
+        with self.assertLogs(LOGGER, "WARNING") as log:
+            with self.layers_each(1), mock.patch("os.pipe", pipe_or_none):
+                prefill.step({"r": TOKENS})
+            self.assertEqual(next(numbers), at + 1, "it goes on although the push is over")
+            for event in events:
+                event.happen()
+            self.assertTrue(prefill.finish("r")[0])
+            steps(prefill, decode, until=lambda: self.both_ended(prefill, decode))
+        said = "request r: the device cannot be waited for: [Errno 24] Too many open files"
+        self.assertTrue(any(said in line for line in log.output), log.output)
+
+        prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
+        decode.want("s", 40, [[12, 13, 14]], self.announced(prefill, "s", kvferry_transfer_id="cd"))
+        decode.step()
+        done = len(events)
+        prefill.step({"s": 40})
+        for event in events[done:]:
+            event.happen()
+        self.assertTrue(prefill.finish("s")[0])
+        with self.assertNoLogs(LOGGER, "WARNING"):
+            steps(prefill, decode, until=lambda: self.both_ended(prefill, decode, "s"))
+        for layer in names(prefill):
+            self.assertEqual(
+                tokens_of(prefill, "s", layer, range(40)), tokens_of(decode, "s", layer, range(40))
+            )
 
 
 def pipes() -> int:

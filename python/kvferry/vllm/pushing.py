@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvferry.agent import Agent
+from kvferry.agent_requests import ALL_LAYERS
 from kvferry.aggregator import Aggregate, RequestKey
 from kvferry.errors import KvferryError, NotFoundError
 from kvferry.model import GroupKind
@@ -216,7 +217,7 @@ class Pieces:
         return -(-len(self._layers) // pieces)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Word:
     """What the agent was told about a chunk.
 
@@ -243,7 +244,7 @@ class LayerPushes:
         self._transport = transport
         self._marks = marks
         self._words: list[_Word] = []
-        self._failures: dict[int, str] = {}  # by ticket; the marks' thread adds to it
+        self._failures: dict[int, str] = {}  # sentences, by ticket; the marks' thread adds some
 
     def close(self) -> None:
         """The engine ends."""
@@ -253,18 +254,15 @@ class LayerPushes:
     def begin(self, chunks: Sequence[Chunk], tickets: Mapping[str, int]) -> None:
         """The step begins; from here on the agent owns the blocks of its chunks."""
         self.seal()  # vLLM does not tell all pipeline stages that a step has ended
-        known = [
-            chunk for chunk in chunks if chunk.request in tickets
-        ]  # the others were refused, or have ended
+        # The others were refused, or have ended.
+        known = [chunk for chunk in chunks if chunk.request in tickets]
         if not known:
             return
-        cost = CostModel.assumed(self._fabric())
-        with self._computed([tickets[chunk.request] for chunk in known]) as after:  # the tokens before them
-            for chunk in known:
-                each = self._pieces.layers_each(chunk.end - chunk.begin, cost)
-                word = _Word(tickets[chunk.request], chunk, each, self._order.layers.start)
-                if self._say(word, 0, chunk.tables, after):
-                    self._words.append(word)
+        cost, start = CostModel.assumed(self._fabric()), self._order.layers.start
+        for chunk in known:
+            each = self._pieces.layers_each(chunk.end - chunk.begin, cost)
+            self._words.append(_Word(tickets[chunk.request], chunk, each, start))
+        self._tell(self._words, 0)
 
     def layer_done(self, name: str) -> None:
         """A layer's attention has run, for all tokens of the step."""
@@ -275,22 +273,34 @@ class LayerPushes:
             return
         words = [word for word in self._words if word.said + word.each <= layers]
         if words:
-            with self._computed([word.ticket for word in words]) as after:
-                for word in words:
-                    self._say(word, layers, None, after)
-                    word.said = layers
+            self._tell(words, layers)
 
     def seal(self) -> None:
         """The step has ended: all layers of its chunks are ready, also those without a hook."""
-        words, self._words = self._words, []
-        if words:
-            with self._computed([word.ticket for word in words]) as after:
-                for word in words:
-                    self._say(word, None, None, after)
+        if self._words:
+            self._tell(self._words, ALL_LAYERS)
+        self._words = []
 
     def take_failure(self, ticket: int) -> str:
-        """Why the device did not compute what a push waited for; empty if nothing of the sort has happened."""
+        """Why this side has ended a push, or the device did not compute it; empty: neither."""
         return self._failures.pop(ticket, "")
+
+    def _tell(self, words: Sequence[_Word], layers: int) -> None:
+        """Reports layers of chunks as ready; with 0, the tokens before the chunks, and their blocks."""
+        over = list(words)
+        try:
+            with self._computed([word.ticket for word in words]) as after:
+                over = [word for word in words if not self._say(word, layers, after)]
+        except OSError as error:  # no descriptor is free
+            for word in words:
+                self._fail(word, f"the device cannot be waited for: {error}")
+        for word in words:
+            word.said = layers
+        self._words = [word for word in self._words if word not in over]
+
+    def _fail(self, word: _Word, why: str) -> None:
+        self._failures[word.ticket] = why
+        cancel(self._agent, word.ticket)
 
     def _computed(self, tickets: Sequence[int]) -> contextlib.AbstractContextManager[int | None]:
         """A descriptor to wait for until all queued work is in memory; None: it is when the call returns.
@@ -300,30 +310,21 @@ class LayerPushes:
         """
         if self._marks is None:
             return contextlib.nullcontext()
-        return self._marks.mark(lambda why: self._failures.update(dict.fromkeys(tickets, why)))
+        said = "the device failed before it had computed the request: "
+        return self._marks.mark(lambda why: self._failures.update(dict.fromkeys(tickets, said + why)))
 
     def _fabric(self) -> str:
         """The transport kind that serves the consumers; before the first push, the kind of the settings."""
         return next((peer.fabric for peer in self._agent.peers() if peer.fabric), self._transport)
 
-    def _say(
-        self,
-        word: _Word,
-        layers: int | None,
-        blocks: Sequence[BlockTable] | None,
-        after: int | None,
-    ) -> bool:
-        """Reports `layers` layers of a chunk as ready; None: all. False: the push is over, or ends now."""
-        chunk = (word.chunk.begin, word.chunk.end)
+    def _say(self, word: _Word, layers: int, after: int | None) -> bool:
+        """Reports layers of one chunk as ready. False: its push is over, or ends now."""
+        chunk, blocks = (word.chunk.begin, word.chunk.end), None if layers else word.chunk.tables
         try:
-            if layers is None:
-                self._agent.push_ready(word.ticket, chunk, after=after)
-            else:
-                self._agent.push_ready(word.ticket, chunk, layers, blocks=blocks, after=after)
+            self._agent.push_ready(word.ticket, chunk, layers, blocks=blocks, after=after)
         except NotFoundError:  # its event says why
             return False
         except KvferryError as error:
-            logger.error("request %s: tokens %d to %d: %s", word.chunk.request, *chunk, error)
-            cancel(self._agent, word.ticket)
+            self._fail(word, f"tokens {chunk[0]} to {chunk[1]}: {error}")
             return False
         return True

@@ -453,9 +453,9 @@ class Worker:
             self._ended["failed_loads"] += job.kind in LOADS
             self._ended["failed_handovers"] += job.kind in SENDS
             job.failed, job.why = True, event.detail
-            device = "" if self._layers is None else self._layers.take_failure(event.ticket)
-            if device:
-                job.why = f"the device failed before it had computed the request: {device} ({event.detail})"
+            failure = "" if self._layers is None else self._layers.take_failure(event.ticket)
+            if failure:
+                job.why = f"{failure} ({event.detail})"
             logger.warning("request %s: %s", job.request, job.why)
             if job.kind in LOADS and self._names_blocks and any(event.invalid):
                 job.named = True
