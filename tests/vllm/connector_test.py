@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 from vllm.v1.request import RequestStatus
 
 import kvferry
-from kvferry.errors import InvalidError
+from kvferry.errors import InputOutputError, InvalidError
 from kvferry.scheduler import InstructionKind
 from kvferry.vllm.connector import KvferryConnector
 from kvferry.vllm.settings import read_settings
@@ -408,6 +408,35 @@ class Failing(Pairs):
         self.assertEqual(decode.scheduling.finished(request, [HERE[:2]], False), (False, None))
         self.assertEqual(decode.scheduling.step(output_of()).void, [])
         steps(prefill, decode, until=lambda: "r" in prefill.sent)
+
+    def test_a_push_that_cannot_begin_is_reported_once_when_it_has_ended(self) -> None:
+        prefill, _ = self.pair(transfer_mode="push", kv_load_deadline=5)
+        prefill.serve("r", TOKENS, THERE)
+        reported: list[str] = []
+        refuse = mock.patch.object(
+            prefill.worker._agent, "push_ready", side_effect=InputOutputError("no event")
+        )
+        with self.says("request r: no event (cancelled by its engine)"), refuse:
+            prefill.step()
+        while prefill.worker._jobs:
+            reported += prefill.sent
+            prefill.sent.clear()
+            prefill.step()
+        self.assertEqual([*reported, *prefill.sent], ["r"])
+
+    def test_a_reserved_load_that_cannot_begin_lets_go_of_the_producers_blocks(self) -> None:
+        prefill, decode = self.pair()
+        request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
+        decode.scheduling.add(request)
+        steps(prefill, decode, until=lambda: any(kept.moves for kept in prefill.worker._agent.kept()))
+        load, _ = decode.scheduling.match(request, 0)
+        decode.scheduling.allocated(request, blocks_of(HERE), load)
+        refuse = mock.patch.object(decode.worker._agent, "pull_into", side_effect=InputOutputError("no event"))
+        with self.says("request r: PULL: no event"), refuse:
+            decode.step()
+        self.assertEqual((decode.received, decode.failed), ({"r"}, {"r"}))
+        with self.says("decode rank 0 gave the request up"):
+            steps(prefill, decode, until=lambda: not decode.worker._jobs and "r" in prefill.sent)
 
 
 class BadInput(Pairs):

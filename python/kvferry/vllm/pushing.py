@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvferry.agent import Agent
-from kvferry.agent_requests import ALL_LAYERS
+from kvferry.agent_requests import ALL_LAYERS, ALL_TOKENS, Readable
 from kvferry.aggregator import Aggregate, RequestKey
 from kvferry.errors import KvferryError, NotFoundError
 from kvferry.model import GroupKind
@@ -281,6 +281,10 @@ class LayerPushes:
             self._tell(self._words, ALL_LAYERS)
         self._words = []
 
+    def finished(self, ticket: int, after: Readable | None) -> None:
+        """A request that was not pushed while it was computed has finished: all of it is ready."""
+        self._push_ready(ticket, (0, ALL_TOKENS), ALL_LAYERS, None, after)
+
     def take_failure(self, ticket: int) -> str:
         """Why this side has ended a push, or the device did not compute it; empty: neither."""
         return self._failures.pop(ticket, "")
@@ -293,14 +297,10 @@ class LayerPushes:
                 over = [word for word in words if not self._say(word, layers, after)]
         except OSError as error:  # no descriptor is free
             for word in words:
-                self._fail(word, f"the device cannot be waited for: {error}")
+                self._fail(word.ticket, f"the device cannot be waited for: {error}")
         for word in words:
             word.said = layers
         self._words = [word for word in self._words if word not in over]
-
-    def _fail(self, word: _Word, why: str) -> None:
-        self._failures[word.ticket] = why
-        cancel(self._agent, word.ticket)
 
     def _computed(self, tickets: Sequence[int]) -> contextlib.AbstractContextManager[int | None]:
         """A descriptor to wait for until all queued work is in memory; None: it is when the call returns.
@@ -320,11 +320,25 @@ class LayerPushes:
     def _say(self, word: _Word, layers: int, after: int | None) -> bool:
         """Reports layers of one chunk as ready. False: its push is over, or ends now."""
         chunk, blocks = (word.chunk.begin, word.chunk.end), None if layers else word.chunk.tables
+        return self._push_ready(word.ticket, chunk, layers, blocks, after)
+
+    def _push_ready(
+        self,
+        ticket: int,
+        chunk: tuple[int, int],
+        layers: int,
+        blocks: Sequence[BlockTable] | None,
+        after: Readable | None,
+    ) -> bool:
         try:
-            self._agent.push_ready(word.ticket, chunk, layers, blocks=blocks, after=after)
+            self._agent.push_ready(ticket, chunk, layers, blocks=blocks, after=after)
         except NotFoundError:  # its event says why
             return False
         except KvferryError as error:
-            self._fail(word, f"tokens {chunk[0]} to {chunk[1]}: {error}")
+            self._fail(ticket, str(error))
             return False
         return True
+
+    def _fail(self, ticket: int, why: str) -> None:
+        self._failures[ticket] = why
+        cancel(self._agent, ticket)

@@ -351,10 +351,8 @@ class Worker:
         self._jobs[ticket] = _Job(kind, request)
         self._tickets[kind, request] = ticket
         if kind == InstructionKind.PUSH and request not in self._early:
-            try:
-                agent.push_ready(ticket, after=self._drafted)  # all of it: the request has finished
-            except NotFoundError:  # the push has ended; its event says why
-                pass
+            assert self._layers is not None
+            self._layers.finished(ticket, self._drafted)
 
     def _load(self, agent: Agent, item: Instruction, request: str) -> int:
         contact = Contact(item.engine, item.endpoint, item.public_key or None)
@@ -371,7 +369,11 @@ class Worker:
             ticket = self._tickets.pop((InstructionKind.RESERVE, request), None)
             if ticket is None:
                 raise NotFoundError("the producer's blocks could not be reserved")
-            agent.pull_into(ticket, groups, after=self._filled)
+            try:
+                agent.pull_into(ticket, groups, after=self._filled)
+            except KvferryError:
+                cancel(agent, ticket)  # or the producer's blocks would stay reserved
+                raise
             return ticket
         return agent.pull(
             item.transfer_id, contact, groups, deadline=deadline, patience=patience, after=self._filled
