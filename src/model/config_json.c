@@ -17,18 +17,39 @@ static bool is_space(char c) {
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* The position of a field's name in the text. */
+/* The position of a field's name in the text, and the name, whose escapes are resolved. */
 typedef struct field_site {
     uint32_t object; /* number of the object that contains it */
-    uint32_t length;
-    const char *name;
+    uint32_t written_length, length;
+    const char *written, *name;
 } field_site;
 
 typedef struct field_sites {
     field_site *at;
     uint32_t count;
     uint32_t capacity;
+    struct json_object *resolved; /* owns the names that are written with escapes; NULL: there are none */
 } field_sites;
+
+/* Resolves the escapes of a name as json-c does for its tree, where a name ends at a zero. */
+static kvf_status resolve_name(field_sites *sites, field_site *site) {
+    if (!memchr(site->written, '\\', site->written_length))
+        return KVF_OK;
+    if (!sites->resolved)
+        sites->resolved = json_object_new_array();
+    struct json_tokener *tokener = sites->resolved ? json_tokener_new() : NULL;
+    struct json_object *text =
+        tokener ? json_tokener_parse_ex(tokener, site->written - 1, (int)site->written_length + 2) : NULL;
+    if (tokener)
+        json_tokener_free(tokener);
+    site->name = json_object_get_string(text);
+    if (!site->name || json_object_array_add(sites->resolved, text)) {
+        json_object_put(text);
+        return kvf_nomem("the fields of a configuration");
+    }
+    site->length = (uint32_t)strlen(site->name);
+    return KVF_OK;
+}
 
 /* A field takes at least four bytes of text, so the bound on the text bounds the number of fields. */
 static kvf_status add_site(field_sites *sites, field_site site) {
@@ -40,8 +61,10 @@ static kvf_status add_site(field_sites *sites, field_site site) {
         sites->at = at;
         sites->capacity = capacity;
     }
-    sites->at[sites->count++] = site;
-    return KVF_OK;
+    kvf_status status = resolve_name(sites, &site);
+    if (!status)
+        sites->at[sites->count++] = site;
+    return status;
 }
 
 static int compare_sites(const void *left, const void *right) {
@@ -52,7 +75,7 @@ static int compare_sites(const void *left, const void *right) {
     if (a->length != b->length)
         return a->length < b->length ? -1 : 1;
     int order = memcmp(a->name, b->name, a->length);
-    return order ? order : (a->name > b->name) - (a->name < b->name);
+    return order ? order : (a->written > b->written) - (a->written < b->written);
 }
 
 /* Skips a string from its first character to its closing quotation mark. Refuses control characters, which json-c
@@ -99,8 +122,9 @@ static kvf_status collect_sites(const char *json, size_t bytes, field_sites *sit
         } else if (*p == '"') {
             const char *name = ++p;
             status = skip_string(json, end, &p);
+            const uint32_t length = (uint32_t)(p - name);
             if (!status && is_name(p, end))
-                status = add_site(sites, (field_site){inside[depth], (uint32_t)(p - name), name});
+                status = add_site(sites, (field_site){inside[depth], length, length, name, name});
         }
     }
     return status;
@@ -116,10 +140,11 @@ static kvf_status check_unique(const char *json, size_t bytes) {
         const field_site *b = &sites.at[i];
         if (a->object == b->object && a->length == b->length && memcmp(a->name, b->name, a->length) == 0)
             status = kvf_fail(KVF_E_INVALID, "%.*s is given twice in one object, at byte %zu and at byte %zu",
-                              (int)(b->length < 80 ? b->length : 80), b->name, (size_t)(a->name - json),
-                              (size_t)(b->name - json));
+                              (int)kvf_min_u64(b->written_length, 80), b->written,
+                              (size_t)(a->written - json), (size_t)(b->written - json));
     }
     kvf_free(sites.at);
+    json_object_put(sites.resolved);
     return status;
 }
 
@@ -175,8 +200,13 @@ kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object *
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-/* The value as written in the text, for a message. */
+/* The value as written in the text, for a message. json-c does not keep integers that need more than 64 bits. */
 static const char *written(struct json_object *value) {
+    const bool is_integer = json_object_is_type(value, json_type_int);
+    if (is_integer && json_object_get_uint64(value) == UINT64_MAX)
+        return "18446744073709551615 or more";
+    if (is_integer && json_object_get_int64(value) == INT64_MIN)
+        return "-9223372036854775808 or less";
     const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
     return text ? text : "?";
 }

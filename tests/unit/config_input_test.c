@@ -110,6 +110,13 @@ static void a_field_that_is_given_twice_is_refused(void **state) {
     assert_refused(LLAMA_WITH(", \"hidden_size\": 64"), KVF_E_INVALID,
                    "hidden_size is given twice in one object, at byte");
     assert_refused("{\"a\": [{\"b\": 1, \"c\": {\"b\": 2}, \"b\" : 3}]}", KVF_E_INVALID, "b is given twice");
+    assert_refused(LLAMA_WITH(", \"num_hidden_l\\u0061yers\": 64"), KVF_E_INVALID,
+                   "num_hidden_l\\u0061yers is given twice in one object, at byte 25 and at byte 1");
+    assert_refused(LLAMA_WITH(", \"x\\u00e9\": 1, \"x\xc3\xa9\": 2"), KVF_E_INVALID,
+                   "x\xc3\xa9 is given twice");
+    assert_refused(LLAMA_WITH(", \"x\\/y\": 1, \"x\\u002fy\": 2"), KVF_E_INVALID, "x\\u002fy is given twice");
+    assert_accepted(
+        LLAMA_WITH(", \"v\\n\": 1, \"v\\t\": 2, \"vn\": 3, \"\\ud83d\\ude00\": 4, \"\\ud83d\\ude01\": 5"));
     /* a name that occurs again in another object or as a value is no duplicate */
     assert_accepted(LLAMA_WITH(", \"v\": {\"hidden_size\": 1}, \"w\": {\"hidden_size\": 2}, \"x\": \"v\", "
                                "\"y\\\"\": \"a\\\\\""));
@@ -132,9 +139,11 @@ static void numbers_must_be_whole_and_in_their_range(void **state) {
         {"true", KVF_E_INVALID, "num_key_value_heads is true; it must be a whole number"},
         {"[2]", KVF_E_INVALID, "num_key_value_heads is [2]; it must be a whole number"},
         {"4294967297", KVF_E_RANGE, "num_key_value_heads is 4294967297; allowed: 1 to 8"},
-        {"18446744073709551617", KVF_E_RANGE, "num_key_value_heads is 18446744073709551615; allowed: 1 to 8"},
+        {"18446744073709551614", KVF_E_RANGE, "num_key_value_heads is 18446744073709551614; allowed: 1 to 8"},
+        {"18446744073709551617", KVF_E_RANGE,
+         "num_key_value_heads is 18446744073709551615 or more; allowed: 1 to 8"},
         {"-99999999999999999999", KVF_E_RANGE,
-         "num_key_value_heads is -9223372036854775808; allowed: 1 to 8"},
+         "num_key_value_heads is -9223372036854775808 or less; allowed: 1 to 8"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char json[512];
