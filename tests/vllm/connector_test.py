@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import pathlib
+import socket
 import tempfile
 import time
 import unittest
@@ -95,6 +96,18 @@ class Moving(Pairs):
 
     def test_the_producer_says_who_moves(self) -> None:
         self.hand_over(self.engine("prefill", 32, transfer_mode="push"), self.engine("decode", 16))
+
+    def test_engines_are_met_at_an_address_of_ipv6(self) -> None:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError as error:
+            self.skipTest(f"no IPv6 here: {error}")
+        for host in ("::1", "[::1]"):
+            with self.subTest(host):
+                prefill, decode = self.pair(side_channel_host=host)
+                self.hand_over(prefill, decode)
+                assert prefill.scheduling._directory is not None
+                self.assertIn("tcp://[::1]:", prefill.scheduling._directory.endpoint)
 
     def test_both_roles_in_one_engine(self) -> None:
         one, other = self.engine("one", 32), self.engine("other", 32)

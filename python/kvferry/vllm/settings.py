@@ -86,12 +86,16 @@ class Settings:
     @property
     def listen(self) -> str:
         """The endpoint on which the ranks listen."""
-        return f"tcp://{self.host}:*"
+        return f"tcp://{self._address}:*"
 
     @property
     def meeting(self) -> str:
         """The endpoint where the engine is met."""
-        return f"tcp://{self.host}:{self.port or '*'}"
+        return f"tcp://{self._address}:{self.port or '*'}"
+
+    @property
+    def _address(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 class _Extra:
@@ -147,6 +151,7 @@ def read_settings(config: VllmConfig) -> Settings:
     transfer = config.kv_transfer_config
     extra = _Extra(dict(transfer.kv_connector_extra_config) if transfer is not None else {})
     host = str(extra.get("side_channel_host", os.environ.get("KVFERRY_SIDE_CHANNEL_HOST", "127.0.0.1")))
+    host = host.removeprefix("[").removesuffix("]")  # as addresses of IPv6 are written before a port
     said = extra.get("side_channel_port", os.environ.get("KVFERRY_SIDE_CHANNEL_PORT", 0))
     try:
         port = int(said)
