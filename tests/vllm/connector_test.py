@@ -480,6 +480,16 @@ class BadInput(Pairs):
         decode.step()
         self.assertEqual((decode.received, decode.failed), (set(), set()))
 
+    def test_a_prompt_is_only_shortened_if_it_will_be_handed_over(self) -> None:
+        engine = self.engine("prefill", 32)
+        engine.config.num_prefill_lookahead_tokens = 3
+        for name, left, answer in (("r", TOKENS - 2, 1), ("x" * 961, TOKENS, 16)):
+            request = a_request(name, TOKENS, {"do_remote_decode": True})
+            with self.assertNoLogs(LOGGER) if left < TOKENS else self.says("the id has 961 bytes"):
+                engine.scheduling.add(request)
+            tokens = (request.num_prompt_tokens, len(request.prompt_token_ids), len(request._all_token_ids))
+            self.assertEqual((tokens, request.max_tokens), ((left, left, left), answer))
+
     def test_the_producer_has_more_tokens_than_the_prompt(self) -> None:
         prefill, decode = self.pair()
         for layer in range(LAYERS):

@@ -133,8 +133,6 @@ class Scheduling:
                 source = self._source(params)
             if source is None and not prefills:
                 return
-            if prefills:
-                self._leave_tokens(request)
             if source is not None and not self._same_draft(params):
                 self._without_draft.add(request.request_id)
             elif not prefills and self._keeps_turns and content_of(request, 0):
@@ -142,9 +140,10 @@ class Scheduling:
             serves = prefills or request.request_id in self._turns
             push = prefills and self._settings.push
             announced = push and source is None and bool(params.get("kvferry_transfer_id"))
+            tokens = self._kept_tokens(request) if prefills else request.num_prompt_tokens
             key = self._keys[request.request_id] = self._schedule.add(
                 request.request_id,
-                request.num_prompt_tokens,
+                tokens,
                 now_ns=time.monotonic_ns(),
                 source=source,
                 serves=serves,
@@ -152,6 +151,8 @@ class Scheduling:
                 push=push,
                 push_id=_given_id(params) if announced else None,
             )
+            if tokens < request.num_prompt_tokens:
+                shorten_prompt(request, tokens)
             if prefills:
                 self._accepting.add(request.request_id)
             if announced and self._early is not None:  # the consumer was asked at the same time
@@ -353,15 +354,13 @@ class Scheduling:
     def _has_state(self) -> bool:
         return any(group.kind == GroupKind.STATE for group in self._groups)
 
-    def _leave_tokens(self, request: Request) -> None:
-        """Leaves the last tokens of a prompt to the consumer: a state cannot be stepped back."""
-        keep = prefill_token_count(
+    def _kept_tokens(self, request: Request) -> int:
+        """How many tokens of a prompt are computed for a consumer: a state cannot be stepped back."""
+        return prefill_token_count(
             request.num_prompt_tokens,
             has_state=self._has_state,
             lookahead_tokens=self._config.num_prefill_lookahead_tokens,
         )
-        if keep < request.num_prompt_tokens:
-            shorten_prompt(request, keep)
 
     def _leave_draft(self, item: Instruction) -> Instruction:
         """Leaves the draft model's cells out of a load if the other side does not have them."""
