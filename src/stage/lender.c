@@ -236,6 +236,14 @@ static bool others_come_first(const kvf_stage_flow *flow) {
     return left == 0;
 }
 
+/* The peer has a slot: all its flows begin to wait anew. */
+static void end_waiting(const kvf_stage_flow *flow) {
+    for (kvf_stage_flow *other = flow->arena->waiting > 0 ? flow->stage->first : NULL; other;
+         other = other->following)
+        if (other->share == flow->share)
+            other->waits_ns = 0;
+}
+
 /* Takes a slot for the peer, in a free credit. */
 static kvf_credit *take_slot(kvf_stage_flow *flow) {
     const uint32_t used = credits_in_use(flow);
@@ -248,7 +256,7 @@ static kvf_credit *take_slot(kvf_stage_flow *flow) {
     }
     if (!slot)
         return NULL;
-    flow->waits_ns = 0;
+    end_waiting(flow);
     if (used == 0)
         flow->kept_ns = kvf_now(flow->stage->clock);
     kvf_credit *credit = kvf_stage_flow_credit(flow, KVF_CREDIT_NONE);

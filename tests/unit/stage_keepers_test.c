@@ -174,6 +174,12 @@ static void end_honest(scene *s, kvf_move *move) {
     assert_int_equal(stage_world_wrong_bytes(s->at.d, &s->at.before, 5), 0);
 }
 
+static uint64_t bytes_of(const kvf_move *move) {
+    kvf_move_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_move_get_info(move, &info));
+    return info.bytes;
+}
+
 static void pass(scene *s, uint64_t ns) {
     s->at.w->now_ns += ns;
     work(s);
@@ -254,13 +260,30 @@ static void the_flow_that_has_waited_longest_for_its_first_slot_is_first(void **
     keeper_open(s, 5, 255); /* waits too, with a higher priority */
     pass(s, 1);
     give_one_back(s, &s->keepers[4]); /* has none now, and wants the next slot */
-    kvf_move_info info = {.struct_size = sizeof info};
-    assert_ok(kvf_move_get_info(move, &info));
-    assert_int_equal(info.bytes, SLOT);
+    assert_int_equal(bytes_of(move), SLOT);
     assert_int_equal(s->keepers[5].count, 1);
     assert_int_equal(s->keepers[4].count, 0);
     pass(s, PATIENCE + 1);
     end_honest(s, move);
+    scene_close(s);
+}
+
+/* D waits with two flows. Once one of them has had a slot, a peer that has had none comes before the other, too. */
+static void a_slot_for_one_flow_of_a_peer_ends_the_waiting_of_all(void **state) {
+    (void)state;
+    scene *s = scene_open(true);
+    for (uint32_t i = 0; i < 5; i++)
+        keeper_open(s, i, 255);
+    kvf_move *moves[2] = {begin_honest(s), begin_honest(s)};
+    pass(s, 1);
+    keeper_open(s, 5, 255);
+    pass(s, 1);
+    give_one_back(s, &s->keepers[4]);
+    assert_int_equal(bytes_of(moves[0]) + bytes_of(moves[1]), SLOT);
+    assert_int_equal(s->keepers[5].count, 1);
+    pass(s, PATIENCE + 1);
+    end_honest(s, moves[0]);
+    end_honest(s, moves[1]);
     scene_close(s);
 }
 
@@ -408,6 +431,7 @@ int main(void) {
         cmocka_unit_test(a_return_of_no_slot_gives_a_peer_no_more_time),
         cmocka_unit_test(a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone),
         cmocka_unit_test(the_flow_that_has_waited_longest_for_its_first_slot_is_first),
+        cmocka_unit_test(a_slot_for_one_flow_of_a_peer_ends_the_waiting_of_all),
         cmocka_unit_test(a_slot_into_which_its_keeper_is_in_the_middle_of_a_copy_goes_to_nobody_else),
         cmocka_unit_test(slots_are_left_for_peers_that_serve),
     };
