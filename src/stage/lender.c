@@ -45,7 +45,7 @@ static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) 
     if (flow->bytes != opening->stream_bytes || flow->bytes == 0)
         return kvf_fail(KVF_E_MISMATCH, "the mover's stream has %llu bytes, the lender's %llu",
                         (unsigned long long)opening->stream_bytes, (unsigned long long)flow->bytes);
-    if (kvf_stream_cut(flow->stream, 0, flow->slot_bytes) == 0)
+    if (flow->slot_bytes < kvf_stream_element(flow->stream))
         return kvf_fail(KVF_E_RANGE, "the mover accepts %u bytes in a slot, less than an element",
                         flow->slot_bytes);
     return KVF_OK;

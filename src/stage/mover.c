@@ -286,7 +286,7 @@ static kvf_status hear_accept(kvf_stage_flow *flow, const kvf_stage_message *mes
     if (message->stream_bytes != flow->bytes)
         return kvf_fail(KVF_E_MISMATCH, "the lender's stream has %llu bytes, the mover's %llu",
                         (unsigned long long)message->stream_bytes, (unsigned long long)flow->bytes);
-    if (flow->direction == KVF_WRITE && kvf_stream_cut(flow->stream, 0, message->slot_bytes) == 0)
+    if (flow->direction == KVF_WRITE && message->slot_bytes < kvf_stream_element(flow->stream))
         return kvf_fail(KVF_E_RANGE, "the lender's slots have %u bytes, less than an element",
                         message->slot_bytes);
     if (message->flows == 0)

@@ -223,6 +223,14 @@ void kvf_stream_add_layers(const kvf_stream *stream, kvf_byte_range bytes, uint6
     }
 }
 
+uint32_t kvf_stream_element(const kvf_stream *stream) {
+    const kvf_stream_map *map = stream->map;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < map->selection->item_count; i++)
+        most = map->shapes[i].stream_atom > most ? map->shapes[i].stream_atom : most;
+    return most;
+}
+
 uint64_t kvf_stream_cut(const kvf_stream *stream, uint64_t begin, uint64_t most) {
     const kvf_stream_map *map = stream->map;
     const uint64_t all = kvf_stream_bytes(stream);

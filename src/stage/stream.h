@@ -190,6 +190,9 @@ uint64_t kvf_stream_boxes(const kvf_stream *stream, unsigned char *const *bases,
 /** The logical blocks to which the boxes of a stream refer, of all groups in one table. */
 const uint32_t *kvf_stream_table(const kvf_stream *stream, uint64_t *count);
 
+/** The bytes of the largest element in the stream. */
+uint32_t kvf_stream_element(const kvf_stream *stream);
+
 /** The most bytes, up to `most` and the end of the stream, with which a range from `begin` ends after a whole element.
  * 0 only at the end of the stream, or if `most` is less than an element. */
 uint64_t kvf_stream_cut(const kvf_stream *stream, uint64_t begin, uint64_t most);

@@ -71,12 +71,13 @@ static const char *fabric(void) {
     return kind ? kind : "inproc";
 }
 
-static scene scene_open(void) {
-    const stage_pair shape = {attention(2, 2, 32),
-                              &d_spec,
-                              &p_spec,
-                              600,
-                              {.arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .window = 4, .flows = 3}};
+static scene scene_open_with(const uint32_t *convert) {
+    const stage_pair shape = {
+        attention(2, 2, 32),
+        &d_spec,
+        &p_spec,
+        600,
+        {.arena_bytes = 32 * SLOT, .slot_bytes = SLOT, .window = 4, .flows = 3, .convert = convert}};
     scene s = {.w = stage_world_open(fabric(), &shape)};
     s.plan = plan_of(&s.w->engines, 0);
     s.request = request_of(s.plan);
@@ -86,6 +87,10 @@ static scene scene_open(void) {
     s.victim = s.p = &s.w->p[0];
     rank_copy(&s.before, &s.d->cells);
     return s;
+}
+
+static scene scene_open(void) {
+    return scene_open_with(NULL);
 }
 
 /* Not part of scene_open(), since the attacker must not move in memory after it has joined. */
@@ -611,6 +616,30 @@ static void openings_that_are_not_ours(void **state) {
     }
 }
 
+/* Slots of 3 bytes take elements of K, but not those of V, which come later and have 4 bytes in the stream. */
+static void slots_that_are_too_small_for_later_elements(void **state) {
+    (void)state;
+    const uint32_t convert = KVF_DTYPE_BIT(KVF_DTYPE_BF16) | KVF_DTYPE_BIT(KVF_DTYPE_F32);
+    scene s = scene_open_with(&convert);
+    attacker_join(&s);
+    kvf_group_steps steps;
+    kvf_opening opening = opening_of(&s, KVF_READ, &steps);
+    kvf_stream_item items[2];
+    assert_int_equal(opening.item_count, 2);
+    memcpy(items, opening.items, sizeof items);
+    items[1].dtype = KVF_DTYPE_F32;
+    opening.items = items;
+    opening.stream_bytes += opening.stream_bytes / 2;
+    opening.slot_bytes = 3;
+    open_flow(&s, 7, &opening);
+    assert_event(&s, 1, KVF_E_RANGE, "3 bytes in a slot, less than an element", true);
+    assert_int_equal(s.by.heard[KVF_STAGE_ACCEPT], 0);
+    end_flow(&s, 7, KVF_OK);
+    assert_unharmed(&s);
+    assert_stage_idle(s.p->stage);
+    scene_close(&s);
+}
+
 /* ---- a lender that lies ------------------------------------------------------------------------ */
 
 /* P pushes to the attacker, or D pulls from it; the attacker lends slots that it does not have. */
@@ -801,6 +830,7 @@ int main(void) {
         cmocka_unit_test(long_openings_are_read_one_in_a_turn),
         cmocka_unit_test(parts_that_never_come),
         cmocka_unit_test(openings_that_are_not_ours),
+        cmocka_unit_test(slots_that_are_too_small_for_later_elements),
         cmocka_unit_test(slots_and_credits_that_do_not_exist),
         cmocka_unit_test(slots_of_a_pull_with_other_bytes_than_the_next),
         cmocka_unit_test(messages_that_are_none),

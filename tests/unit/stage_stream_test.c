@@ -279,6 +279,7 @@ static void elements_become_those_of_the_reader_on_the_way(void **state) {
             const uint16_t number = (uint16_t)(0x4000 + 32 * region + i);
             memcpy(e.ranks[0].regions[region] + 2 * i, &number, 2);
         }
+    assert_int_equal(kvf_stream_element(e.streams[0]), 4);
     assert_int_equal(kvf_stream_cut(e.streams[0], 4, 7), 4);
     assert_int_equal(kvf_stream_cut(e.streams[0], 4, 3), 0);
     float *stream = calloc(elements, sizeof *stream);
