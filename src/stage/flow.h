@@ -3,7 +3,7 @@
  *
  * The mover opens it and its operations move the bytes; the lender lends slots of its arena (see message.h):
  *
- *     pull    lender: gather into a slot, lend it           mover: read it into a slot of its own, return it, scatter
+ *     pull    lender: gather into a slot, lend it           mover: read it into a slot of its own, scatter, return it
  *     push    lender: lend an empty slot .. scatter it      mover: gather into a slot of its own, write it, return it
  *
  * Bytes go in the order of the stream. Each side ends the flow with one END, its last message about the flow. A mover
