@@ -196,13 +196,26 @@ static stage_scene stopped_open(kvf_move **move) {
     return s;
 }
 
-/* It goes on, and its slots are free. */
+/* It goes on, its slots are free, and it may connect again. */
 static void stopped_close(stage_scene *s, kvf_move *move) {
+    const void *card;
+    size_t bytes;
     assert_int_equal(kvf_peer_leave(s->p->peers[0], KVF_WRITE, SLOT), KVF_E_PEER_LOST);
     pass_doubt(s);
     assert_stage_idle(s->d->stage);
-    kvf_move_free(move);
     s->p->stands_still = false;
+    assert_int_not_equal(stage_world_finish(s->w, move), KVF_OK);
+    kvf_move_free(move);
+    assert_null(s->p->peers[0]);
+    assert_ok(kvf_transport_export(s->d->transport, &card, &bytes));
+    assert_ok(kvf_transport_connect(s->p->transport, card, bytes, &s->p->peers[0]));
+    assert_ok(kvf_stage_join(s->p->stage, s->p->peers[0]));
+    if (!kvf_stage_find_peer(s->d->stage, s->d->peers[0]))
+        assert_ok(kvf_stage_join(s->d->stage, s->d->peers[0]));
+    move = stage_scene_begin(s, KVF_WRITE, 0);
+    assert_ok(stage_world_finish(s->w, move));
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(s->d, &s->before, 5), 0);
     stage_scene_close(s);
 }
 
@@ -223,9 +236,27 @@ static void slots_stay_in_doubt_while_a_writer_is_stopped_in_the_middle_of_a_cop
     }
 }
 
+/* Otherwise nobody would let it in again. */
+static void an_end_of_a_writer_that_is_being_shut_out_frees_no_slot(void **state) {
+    (void)state;
+    kvf_move *move;
+    stage_scene s = stopped_open(&move);
+    const kvf_stage_message end = {
+        .word = KVF_STAGE_END, .flow = s.d->stage->first->id, .status = KVF_E_CANCELLED};
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    kvf_stage_leave(s.d->stage, s.d->peers[0]);
+    assert_ok(kvf_stage_join(s.d->stage, s.d->peers[0]));
+    pass_doubt(&s);
+    const uint32_t lent = in_doubt(s.d);
+    assert_true(kvf_stage_notice(s.d->stage, s.p->name, data, kvf_stage_write_message(&end, data)));
+    assert_int_equal(in_doubt(s.d), lent);
+    stopped_close(&s, move);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_stay_in_doubt_while_a_writer_is_stopped_in_the_middle_of_a_copy),
+        cmocka_unit_test(an_end_of_a_writer_that_is_being_shut_out_frees_no_slot),
         cmocka_unit_test(a_reader_goes_on_after_its_opening_and_its_end_were_lost),
         cmocka_unit_test(an_end_is_repeated_after_pauses_that_double),
         cmocka_unit_test(slots_that_a_writer_has_forgotten_come_back),
