@@ -15,8 +15,6 @@
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
-/* How far two clocks may run apart, relative to the time since they were compared: far more than crystals do. */
-#define CLOCK_DRIFT_DIVISOR 2048
 
 /* ---- making and freeing ---------------------------------------------------------------------- */
 
@@ -194,16 +192,6 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
     kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
-/* How far the clocks may have run apart by then. */
-static uint64_t drift_until(const kvf_session *session, uint64_t when) {
-    return when > session->compared ? (when - session->compared) / CLOCK_DRIFT_DIVISOR : 0;
-}
-
-uint64_t kvf_session_clock_error(const kvf_session *session, uint64_t when) {
-    return session->clock_error == UINT64_MAX ? UINT64_MAX
-                                              : session->clock_error + drift_until(session, when);
-}
-
 /* The best comparison counts: that of the shortest round trip, until it is so old that a later one says more. */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs) {
     uint64_t trip = received - sent;
@@ -219,7 +207,7 @@ void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, u
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours) {
     uint64_t now = kvf_agent_now(session->agent);
     uint64_t ahead = ours > now ? ours - now : 0;
-    uint64_t slack = session->clock_error + kvf_min_u64(drift_until(session, now + ahead), ahead / 2);
+    uint64_t slack = session->clock_error + kvf_min_u64(kvf_session_drift(session, now + ahead), ahead / 2);
     uint64_t theirs = ours + (uint64_t)session->clock_offset;
     return theirs > slack ? theirs - slack : 0;
 }

@@ -227,8 +227,6 @@ void kvf_sessions_tick(kvf_agent *agent, uint64_t now);        /**< ticks some o
 bool kvf_session_fresh(kvf_session *session, uint64_t number); /**< true the first time a number is seen */
 /** Compares the peer's clock with ours: a message was sent and answered at these times. */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs);
-/** The most by which clock_offset may be wrong at a time of our clock; UINT64_MAX: it is not known. */
-uint64_t kvf_session_clock_error(const kvf_session *session, uint64_t when);
 uint64_t kvf_session_their_time(const kvf_session *session, uint64_t ours);
 /** Makes sure that the peer has our card; with `staged`, that its stage and ours know each other. On failure nothing is
  * remembered, and the next caller tries again. */
@@ -238,6 +236,20 @@ kvf_status kvf_session_join_now(kvf_session *session);
 /** Our card is no longer valid: the peer has none, and is sent the next one if it was being sent this one. */
 void kvf_session_unjoin(kvf_session *session);
 void kvf_session_free(kvf_session *session);
+
+/* How far two clocks may run apart, relative to the time since they were compared: far more than crystals do. */
+#define KVF_CLOCK_DRIFT_DIVISOR 2048u
+
+/** How far the peer's clock and ours may have run apart by a time of our clock. */
+static inline uint64_t kvf_session_drift(const kvf_session *session, uint64_t when) {
+    return when > session->compared ? (when - session->compared) / KVF_CLOCK_DRIFT_DIVISOR : 0;
+}
+
+/** The most by which clock_offset may be wrong at a time of our clock; UINT64_MAX: it is not known. */
+static inline uint64_t kvf_session_clock_error(const kvf_session *session, uint64_t when) {
+    return session->clock_error == UINT64_MAX ? UINT64_MAX
+                                              : session->clock_error + kvf_session_drift(session, when);
+}
 
 /** A lease, a flow or an early call of the session has ended. A lost session is freed after the last of them. */
 static inline void kvf_session_less(kvf_session *session) {
