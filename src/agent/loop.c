@@ -233,6 +233,11 @@ void kvf_loop_stop(kvf_agent *agent) {
     (void)pthread_mutex_unlock(&agent->lock);
 }
 
+/* Whether another thread makes progress: in the log function this may be the agent's own. */
+static bool is_served(const kvf_agent *agent) {
+    return agent->thread_runs && !pthread_equal(agent->thread, pthread_self());
+}
+
 kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
@@ -241,7 +246,7 @@ kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
     if (!kvf_add(kvf_agent_now(agent), timeout_ns, &end))
         end = UINT64_MAX;
     while (!agent->events && !agent->stopping && kvf_agent_now(agent) < end) {
-        if (agent->thread_runs) {
+        if (is_served(agent)) {
             sleep_on(agent, agent->told_wake.fd, end);
         } else if (work(agent)) {
             kvf_log_deliver(agent);

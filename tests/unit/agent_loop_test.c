@@ -1,8 +1,10 @@
 /* The loop of an engine around its agents: what wakes it, several threads that run it, and its end. */
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -521,6 +523,53 @@ static void the_log_function_may_call_the_agent(void **state) {
     }
 }
 
+typedef struct patient {
+    kvf_agent *agent; /* NULL: lines are not heeded */
+    const kvf_agent_request *request;
+    kvf_status status; /* of the wait */
+    sem_t waited;
+} patient;
+
+/* At the first line that a request has failed, holds another one until it fails, too. */
+static void hold_and_wait(void *context, const kvf_log_line *line) {
+    patient *self = context;
+    kvf_agent *agent = self->agent;
+    kvf_event event = {.struct_size = sizeof event};
+    (void)line;
+    if (!agent)
+        return;
+    self->agent = NULL;
+    assert_ok(kvf_agent_next_event(agent, &event)); /* that of the line */
+    assert_ok(kvf_agent_hold(agent, self->request, NULL));
+    self->status = kvf_agent_wait(agent, WORLD_PATIENCE_S * SECOND);
+    assert_return_code(sem_post(&self->waited), 0);
+}
+
+/* Also on the agent's own thread, without which nothing goes on. */
+static void the_log_function_may_wait_for_an_event(void **state) {
+    (void)state;
+    exchange x;
+    patient w = {.agent = NULL};
+    kvf_agent_options options = {.struct_size = sizeof options,
+                                 .own_thread = true,
+                                 .log = hold_and_wait,
+                                 .log_context = &w,
+                                 .log_level = KVF_LOG_WARNING};
+    assert_return_code(sem_init(&w.waited, 0, 0), 0);
+    set_up(&x, &options);
+    kvf_agent_request next = x.held.request;
+    next.id = (kvf_request_id){"next", 4};
+    x.held.request.deadline_ns = next.deadline_ns = 10 * MS;
+    w.request = &next;
+    w.agent = x.w.p.agents[0];
+    assert_ok(kvf_agent_hold(x.w.p.agents[0], &x.held.request, NULL));
+    while (sem_wait(&w.waited) != 0)
+        assert_int_equal(errno, EINTR);
+    assert_ok(w.status);
+    world_close(&x.w);
+    (void)sem_destroy(&w.waited);
+}
+
 static void the_error_of_a_call_is_not_overwritten_by_the_log_function(void **state) {
     (void)state;
     exchange x;
@@ -664,6 +713,7 @@ int main(void) {
         cmocka_unit_test(a_thread_that_gives_way_lets_those_go_first_that_have_come),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
         cmocka_unit_test(the_log_function_may_call_the_agent),
+        cmocka_unit_test(the_log_function_may_wait_for_an_event),
         cmocka_unit_test(the_error_of_a_call_is_not_overwritten_by_the_log_function),
         cmocka_unit_test(a_child_of_fork_cannot_use_its_parents_agent),
         cmocka_unit_test(an_agent_that_cannot_be_opened_closes_only_its_own_descriptors),
