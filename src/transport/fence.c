@@ -1,6 +1,6 @@
 /*
  * Shutting an endpoint out. It may be connected by any fabric that both sides have; only a fabric that has seen it
- * knows that it was used.
+ * knows that it was used. One that then could not serve it says that it has not seen it, see kvf_fences_send_on().
  */
 #include <stdio.h>
 

@@ -11,16 +11,32 @@ bool kvf_fences_has(const kvf_fences *fences, const unsigned char *name) {
     return false;
 }
 
+/* Its place in the ring; KVF_FENCES_SEEN: none. */
+static uint64_t place_of(const kvf_fences *fences, const unsigned char *name) {
+    const uint64_t count = kvf_min_u64(fences->seen, KVF_FENCES_SEEN);
+    for (uint64_t i = 0; i < count; i++)
+        if (same(fences->last[i].name, name))
+            return i;
+    return KVF_FENCES_SEEN;
+}
+
 bool kvf_fences_seen(const kvf_fences *fences, const unsigned char *name) {
-    for (uint64_t i = 0; i < kvf_min_u64(fences->seen, KVF_FENCES_SEEN); i++)
-        if (same(fences->last[i], name))
-            return true;
-    return false;
+    const uint64_t place = place_of(fences, name);
+    return place < KVF_FENCES_SEEN && !fences->last[place].was_sent_on;
 }
 
 void kvf_fences_see(kvf_fences *fences, const unsigned char *name) {
-    if (!kvf_fences_seen(fences, name))
-        memcpy(fences->last[fences->seen++ % KVF_FENCES_SEEN], name, KVF_FENCE_NAME_BYTES);
+    if (place_of(fences, name) < KVF_FENCES_SEEN)
+        return;
+    kvf_fence_visitor *visitor = &fences->last[fences->seen++ % KVF_FENCES_SEEN];
+    memcpy(visitor->name, name, KVF_FENCE_NAME_BYTES);
+    visitor->was_sent_on = false;
+}
+
+void kvf_fences_send_on(kvf_fences *fences, const unsigned char *name) {
+    const uint64_t place = place_of(fences, name);
+    if (place < KVF_FENCES_SEEN)
+        fences->last[place].was_sent_on = true;
 }
 
 kvf_status kvf_fences_add(kvf_fences *fences, const unsigned char *name) {

@@ -14,6 +14,7 @@
 #include "cuda_ends.h"
 #include "cuda_owner.h"
 #include "transport/card.h"
+#include "transport/front.h"
 
 /* ---- shutting out -------------------------------------------------------------------------------- */
 
@@ -439,6 +440,35 @@ static void memory_that_a_guest_cannot_have_is_not_read(void **state) {
     both_close();
 }
 
+/* What the fabric alone says when guests are shut out. */
+static kvf_status fence_guests(void) {
+    const kvf_front_fabric *front = &owner.transport->fabrics[0];
+    kvf_cuda_card card = {.region_count = 0};
+    memcpy(card.name, good_hello().from, CUDA_ID_BYTES);
+    kvf_status status = front->fabric->fence(front->endpoint, &card, sizeof card);
+    assert_ok(front->fabric->admit(front->endpoint, &card, sizeof card));
+    return status;
+}
+
+/* It writes by another fabric then, which may be one that shuts nobody out: that it was here no longer says that it is
+ * out. */
+static void a_writer_that_the_owner_cannot_read_is_out_only_of_this_fabric(void **state) {
+    (void)state;
+    char reason[CUDA_REASON_BYTES];
+    both_open();
+    kvf_cuda_memory memory = true_memory();
+    assert_int_equal(fence_guests(), KVF_E_NOT_FOUND);
+    assert_int_equal(answer_after(&memory, reason), KVF_OK);
+    assert_ok(fence_guests());
+    kvf_cuda_memory far = memory;
+    memset(far.card.place.host, 0x11, CUDA_ID_BYTES);
+    assert_int_equal(answer_after(&far, reason), KVF_E_UNSUPPORTED);
+    assert_int_equal(fence_guests(), KVF_E_NOT_FOUND);
+    assert_int_equal(answer_after(&memory, reason), KVF_OK);
+    assert_int_equal(fence_guests(), KVF_E_NOT_FOUND); /* what it wrote meanwhile may be under way */
+    both_close();
+}
+
 /* A guest that claims to be in this process, with a name that no endpoint here has, is asked for handles like any other
  * process. */
 static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(void **state) {
@@ -651,6 +681,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_nest_up_to_the_end_of_both_regions_is_written_run_by_run),
         cmocka_unit_test(a_nest_reaches_to_its_last_run),
         cmocka_unit_test(memory_that_a_guest_cannot_have_is_not_read),
+        cmocka_unit_test(a_writer_that_the_owner_cannot_read_is_out_only_of_this_fabric),
         cmocka_unit_test(a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other),
         cmocka_unit_test(guests_ask_for_no_more_at_once_than_they_may),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),

@@ -137,11 +137,14 @@ bool kvf_cuda_write_answered(kvf_cuda_link *link, kvf_cuda_packet *packet) {
 
 /* ---- the owner --------------------------------------------------------------------------------- */
 
+/* A writer that cannot be read may write by another fabric. */
 static void answer(kvf_cuda_client *client, uint64_t number, kvf_status status, const char *reason) {
     kvf_cuda_written written = {.header = {CUDA_WRITTEN, status}, .number = number};
     (void)snprintf(written.reason, sizeof written.reason, "%s", reason);
     KVF_ASSERT(client->asked > 0);
     client->asked--;
+    if (status == KVF_E_UNSUPPORTED)
+        kvf_fences_send_on(&client->endpoint->fences, client->from);
     if (!client->refused && !client->gone && kvf_cuda_wire_send(client->fd, &written, sizeof written))
         kvf_cuda_owner_refuse(client); /* it does not read its answers */
 }
