@@ -296,12 +296,12 @@ uint64_t kvf_door_called(kvf_door *door, int fd, uint16_t port, uint64_t now) {
         kvf_tcp_try_often(door->spare_fd);
         name_guest(door->spare_fd, host);
         call = name_call(door, fd);
-        if (kvf_guests_arrive(&door->guests, call, file, host, now) == KVF_OK) {
+        if (kvf_guests_arrive(&door->guests, call, file, host, now) == KVF_OK)
             kvf_guests_name(&door->guests, call, call, now);
+        if (kvf_guests_has(&door->guests, call))
             begin_to_weigh(door, call);
-        } else {
-            call = 0;
-        }
+        else
+            kvf_door_hung_up(door, &call);
     }
     look_away(door);
     return call;

@@ -294,8 +294,10 @@ void kvf_guests_name(kvf_guests *guests, uint64_t id, uint64_t route, uint64_t n
     if (!guest || guest->leaving || guest->route || has_left(guests, route))
         return; /* the message is from a connection that had this number before, or has it now without our knowledge */
     guest->route = route;
-    guest->was_read = true;
     HASH_ADD(by_route, guests->by_route, route, sizeof guest->route, guest);
+    if (!guest->by_route.tbl)
+        guest->route = 0; /* no memory: its next message names it */
+    guest->was_read = true;
     put_last(guests, guest, now);
 }
 

@@ -426,6 +426,23 @@ static void looking_for_room_takes_bounded_steps(void **state) {
     kvf_guests_free(&h.guests);
 }
 
+/* It was once never listed, so that none of its messages counted as read, and it was cut off. */
+static void a_guest_for_whose_route_there_is_no_memory_is_listed_with_its_next_message(void **state) {
+    (void)state;
+    memory_count memory;
+    house h;
+    count_memory(&memory);
+    open_house(&h, 3, 0);
+    arrive(&h, 1, "a", 1);
+    memory.fail_at = memory.calls + 1;
+    kvf_guests_name(&h.guests, 1, 101, 2);
+    assert_true(memory.calls >= memory.fail_at);
+    assert_false(kvf_guests_hear(&h.guests, 101, 3));
+    kvf_guests_name(&h.guests, 1, 101, 4);
+    assert_true(kvf_guests_hear(&h.guests, 101, 5));
+    kvf_guests_free(&h.guests);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_stranger_that_was_silent_longest_goes),
@@ -443,6 +460,8 @@ int main(void) {
         cmocka_unit_test(a_turn_is_over_when_far_more_messages_were_read_than_there_are_guests),
         cmocka_unit_test(strangers_have_a_limit_together),
         cmocka_unit_test(looking_for_room_takes_bounded_steps),
+        cmocka_unit_test_teardown(a_guest_for_whose_route_there_is_no_memory_is_listed_with_its_next_message,
+                                  stop_counting_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -97,11 +97,40 @@ static void a_connection_is_not_taken_for_one_that_had_its_descriptor(void **sta
     (void)close(listener);
 }
 
+/* What could not be listed was once taken for a connection that was closed because of what it sent. */
+static void a_connection_without_memory_to_list_it_is_not_cut_off(void **state) {
+    (void)state;
+    memory_count memory;
+    uint16_t port;
+    int listener, fd = connection(&listener, &port);
+    bool listed = false;
+    count_memory(&memory);
+    for (size_t at = 1; !listed; at++) {
+        kvf_door door;
+        open_calls(&door);
+        memory.calls = 0;
+        memory.fail_at = at;
+        uint64_t call = kvf_door_called(&door, fd, port, 0);
+        listed = memory.calls < at;
+        memory.fail_at = 0;
+        assert_true(call || !listed);
+        assert_false(kvf_door_has_cut_off(&door, call));
+        kvf_door_hung_up(&door, &call);
+        assert_null(door.guests.by_id);
+        kvf_door_close(&door);
+        assert_int_equal(memory.live, 0);
+    }
+    (void)close(fd);
+    (void)close(listener);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_connection_tries_each_second_and_no_other_does),
         cmocka_unit_test(a_descriptor_that_is_no_connection_is_left_alone),
         cmocka_unit_test(a_connection_is_not_taken_for_one_that_had_its_descriptor),
+        cmocka_unit_test_teardown(a_connection_without_memory_to_list_it_is_not_cut_off,
+                                  stop_counting_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
