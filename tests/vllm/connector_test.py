@@ -411,7 +411,7 @@ class Failing(Pairs):
         request = a_request("r", TOKENS, prefill.serve("r", TOKENS, THERE))
         decode.scheduling.add(request)
         load, _ = decode.scheduling.match(request, 0)
-        with self.says("request r is computed here: group 000.0: tokens [0, 100) are in blocks [0, 6]"):
+        with self.says("request r: group 000.0: tokens [0, 100) are in blocks [0, 6]"):
             decode.scheduling.allocated(request, blocks_of(HERE[:2]), load)
         told = decode.scheduling.step(output_of())
         decode.worker.start(told)

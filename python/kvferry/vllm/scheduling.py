@@ -208,7 +208,8 @@ class Scheduling:
         except NotFoundError:
             waits = False
         except KvferryError as error:
-            logger.error("request %s is computed here: %s", request.request_id, error)
+            # Whether it is computed here is for vLLM to decide, by its kv_load_failure_policy.
+            logger.error("request %s: %s", request.request_id, error)
             self._drop(request.request_id)  # or vLLM would ask for it again after the failed load
             waits = False
         if waits:
