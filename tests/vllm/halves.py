@@ -14,7 +14,13 @@ from unittest import mock
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kvferry.vllm import worker as worker_module
@@ -112,15 +118,27 @@ class Half:
     """One engine of one rank."""
 
     def __init__(
-        self, name: str, block_size: int, blocks: int = 16, window: int = 0, draft: int = 0, **extra: Any
+        self,
+        name: str,
+        block_size: int,
+        blocks: int = 16,
+        window: int = 0,
+        chunk: int = 0,
+        draft: int = 0,
+        **extra: Any,
     ) -> None:
-        """`draft`: the number of layers of a draft model, which vLLM puts into the group of the full layers."""
+        """`draft`: the number of layers of a draft model, which vLLM puts into the group of the full layers.
+
+        With a window, or chunks, all layers but the first have it.
+        """
         held = range(LAYERS + draft)
         groups = [self._group(FullAttentionSpec, held, block_size)]
-        if window:
+        if window or chunk:
+            kind = SlidingWindowSpec if window else ChunkedLocalAttentionSpec
+            size = {"sliding_window": window} if window else {"attention_chunk_size": chunk}
             groups = [
                 self._group(FullAttentionSpec, range(1), block_size),
-                self._group(SlidingWindowSpec, range(1, LAYERS), block_size, sliding_window=window),
+                self._group(kind, range(1, LAYERS), block_size, **size),
             ]
         self.cache = KVCacheConfig(blocks, [], groups)
         self.block_size = block_size

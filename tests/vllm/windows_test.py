@@ -1,4 +1,4 @@
-"""vLLM's prefix cache after a load, for layers with a window: what vLLM finds must have been loaded.
+"""vLLM's prefix cache after a load, for layers with a window or chunks: what vLLM finds must have been loaded.
 
 vLLM's own cache manager gives out the blocks, and says what it would find for later prompts.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from halves import LAYERS, Half, steps
 from vllm.sampling_params import SamplingParams
@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 WINDOW = 32
+CHUNK = 32
 LENGTHS = range(29, 99)  # tokens: with windows that begin at each token of a block, and before the first one
 OTHER = 7777  # a token of no prompt
 Engine = tuple[Half, KVCacheManager]
@@ -38,12 +39,19 @@ def a_request(name: str, prompt: list[int], block: int, params: dict[str, Any] |
 class Windows(unittest.TestCase):
     """One load after the other, of all lengths."""
 
+    sizes: ClassVar[dict[str, int]] = {"window": WINDOW}
+
+    @staticmethod
+    def first_seen(token: int) -> int:
+        """The first token that a token sees in layers with a window."""
+        return max(0, token + 1 - WINDOW)
+
     @classmethod
     def setUpClass(cls) -> None:
         init_none_hash(sha256)
 
     def engine(self, name: str, block: int, mode: str) -> Engine:
-        half = Half(name, block, blocks=64, window=WINDOW, transfer_mode=mode)
+        half = Half(name, block, blocks=64, transfer_mode=mode, **self.sizes)
         self.addCleanup(half.close)
         manager = KVCacheManager(half.cache, 1024, block, block)
         half.scheduling.bind(manager)
@@ -81,7 +89,7 @@ class Windows(unittest.TestCase):
 
     def seen(self, half: Half, tables: Tables, tokens: int) -> None:
         """Requires the cells that the next token after some sees."""
-        window = range(max(0, tokens + 1 - WINDOW), tokens)
+        window = range(self.first_seen(tokens), tokens)
         wrong = half.wrong(0, tables[0], range(tokens))
         wrong += sum(half.wrong(layer, tables[1], window) for layer in range(1, LAYERS))
         self.assertEqual(wrong, 0, f"after {tokens} tokens")
@@ -108,3 +116,14 @@ class Windows(unittest.TestCase):
                         found += self.found(decode, [*prompt[:same], OTHER]) > 0
             if here <= WINDOW:
                 self.assertGreater(found, 0, f"blocks of {there} and {here} tokens: nothing was ever found")
+
+
+class Chunks(Windows):
+    """The same with chunks: the last token of a prompt that ends with a chunk sees all of that chunk."""
+
+    sizes: ClassVar[dict[str, int]] = {"chunk": CHUNK}
+
+    @staticmethod
+    def first_seen(token: int) -> int:
+        """The first token that a token sees in layers with chunks."""
+        return token // CHUNK * CHUNK

@@ -5,6 +5,8 @@ needs.py lists every import with its reason, and has checked them before this mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +29,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.core.single_type_kv_cache_manager import ChunkedLocalAttentionManager, SlidingWindowManager
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -101,15 +103,21 @@ def shorten_prompt(request: Request, tokens: int) -> None:
 
 
 def keep_one_more(blocks: KVCacheManager) -> None:
-    """Has requests keep one token more before each window, so that their last token can be computed again.
+    """Has requests keep what their last token sees in layers with windows or chunks, for computing it again.
 
     A consumer computes the last token of a prompt that it loads. The window of that token begins one before
     that of the next, for which vLLM frees blocks: at the producer when the prompt is computed, at the consumer
-    when it makes room for the load.
+    when it makes room for the load. And where a prompt ends with a chunk, the next token sees none of it.
     """
     for manager in blocks.coordinator.single_type_managers:
         if isinstance(manager, SlidingWindowManager):
             manager.extra_retained_tokens = max(1, manager.extra_retained_tokens)
+        elif isinstance(manager, ChunkedLocalAttentionManager):
+            manager.get_num_skipped_tokens = partial(_skipped_by_last, manager.get_num_skipped_tokens)
+
+
+def _skipped_by_last(skipped_by_next: Callable[[int], int], num_computed_tokens: int) -> int:
+    return skipped_by_next(max(0, num_computed_tokens - 1))
 
 
 def leave_uncached(blocks: KVCacheManager, group: int, request: str, entry: int) -> None:

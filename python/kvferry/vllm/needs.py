@@ -158,6 +158,10 @@ NEEDS = (
         "vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager.extra_retained_tokens",
         "computing the last token of a prompt that was loaded",
     ),
+    Need(
+        "vllm.v1.core.single_type_kv_cache_manager:ChunkedLocalAttentionManager.get_num_skipped_tokens",
+        "computing the last token of a prompt that was loaded",
+    ),
     Need(f"{_STEP}.total_num_scheduled_tokens", "steps in which nothing but transfers runs"),
     Need(f"{_OUTPUT}.finished_sending", "what the workers have done"),
     Need(f"{_OUTPUT}.finished_recving", "what the workers have done"),
