@@ -114,10 +114,18 @@ class Computing:
 
     # ---- requests
 
-    def add(self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any] | None) -> Any:
+    def add(
+        self,
+        name: str,
+        tokens: int,
+        tables: list[list[int]],
+        params: dict[str, Any] | None,
+        max_tokens: int = 1,
+    ) -> Any:
         """Adds a request that has arrived."""
         self.tables[name] = tables
         request = self.requests[name] = a_request(name, tokens, params)
+        request.max_tokens = max_tokens
         self.scheduling.add(request)
         return request
 

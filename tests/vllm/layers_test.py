@@ -508,6 +508,21 @@ class Ends(Pairs):
         for layer in names(prefill):
             self.assertTrue(self.same(prefill, decode, layer, range(TOKENS)))
 
+    def test_with_windows_a_request_that_goes_on_after_its_prompt_is_not_written_meanwhile(self) -> None:
+        """With each token vLLM frees blocks in front of the window, which may not be written yet."""
+        for window in (0, 32):
+            with self.subTest(window=window):
+                prefill, _ = self.pair(window=window)
+                tables = [THERE, [8, 9, 10, 11]][: 1 + bool(window)]
+                if window:
+                    with self.assertLogs(LOGGER, "ERROR") as log:
+                        prefill.add("r", TOKENS, tables, dict(TO_PREFILL), max_tokens=2)
+                    self.assertIn("request r is computed here: max_tokens is 2; allowed", log.output[0])
+                else:
+                    prefill.add("r", TOKENS, tables, dict(TO_PREFILL), max_tokens=2)
+                prefill.step({"r": TOKENS})
+                self.assertEqual(prefill.finish("r")[0], not window)
+
     def test_ids_that_are_no_ids(self) -> None:
         prefill, _ = self.pair()
         with self.assertLogs(LOGGER, "ERROR") as log:

@@ -140,6 +140,8 @@ class Scheduling:
             serves = prefills or request.request_id in self._turns
             push = prefills and self._settings.push
             announced = push and source is None and bool(params.get("kvferry_transfer_id"))
+            if announced:
+                self._check_length(request)
             tokens = self._kept_tokens(request) if prefills else request.num_prompt_tokens
             key = self._keys[request.request_id] = self._schedule.add(
                 request.request_id,
@@ -167,6 +169,19 @@ class Scheduling:
         if not transfer.is_kv_consumer:
             raise InvalidError(
                 f"kv_role is {transfer.kv_role}, which loads nothing; allowed: kv_consumer, kv_both"
+            )
+
+    def _check_length(self, request: Request) -> None:
+        """Raises InvalidError if vLLM would free blocks while they are written to a consumer.
+
+        It does so with each token after the prompt, in front of windows and chunks.
+        """
+        slides = any(group.window_tokens or group.chunk_tokens for group in self._model_groups)
+        goes_on = request.max_tokens > 1 and self._kept_tokens(request) == request.num_prompt_tokens
+        if slides and goes_on:
+            raise InvalidError(
+                f"max_tokens is {request.max_tokens}; allowed: 1 for a request that is written while it is "
+                "computed, of a model with sliding windows or chunked attention"
             )
 
     def match(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
