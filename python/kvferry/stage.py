@@ -252,7 +252,8 @@ class Stage:
 
         Args:
             way: of all sources; AUTO chooses for each
-            priority: 0 to 255: packed flows of higher priority go first, at both ends
+            priority: 0 to 255: packed flows of higher priority go first, at both ends; one slot in
+                16 is of the flow whose last one was longest ago
             permissions: for each source, a number from its peer, for the peer's `permit`; None: 0 for all
         """
         resource = request._get()
