@@ -386,8 +386,8 @@ class Requests:
         The call itself waits only for room on the stream, of which there are about 1000 places. A stream also
         passes when the request fails: what was computed then counts only if the event says DONE. The agent must
         make progress meanwhile, on a thread that does not wait for the stream. The stream should have a higher
-        priority than the lowest: `torch.cuda.Stream(priority=-1)`. Before it has passed, no thread should make a
-        call that keeps a lock of the driver while it waits: freeing CUDA memory, or a copy behind the wait to
+        priority than the lowest: `torch.cuda.Stream(priority=-1)`. Before it has passed, no thread should make
+        a call that keeps a lock of the driver while it waits: freeing CUDA memory, or a copy behind the wait to
         memory that is not pinned, such as `tensor.cpu()`. The agent would wait for that lock, until a second
         after the request's deadline; then the stream passes, and the request fails.
 
