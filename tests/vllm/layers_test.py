@@ -27,6 +27,7 @@ from halves import Layers
 from layouts import Layout, Specs, lay_out
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from kvferry.agent_requests import ALL_LAYERS
 from kvferry.commands import DRAIN, HAND_OVER, ask
 from kvferry.contact import Contact
 from kvferry.errors import Status
@@ -34,7 +35,8 @@ from kvferry.plan import CostModel
 from kvferry.vllm.connector import KvferryConnector
 from kvferry.vllm.draining import DRAINS, REFUSED
 from kvferry.vllm.marks import DeviceMarks
-from kvferry.vllm.pushing import LayerOrder, Pieces
+from kvferry.vllm.messages import Chunk
+from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
 
 LOGGER = "vllm.kvferry"
 LAYERS, HEADS, SIZE = 4, 2, 8
@@ -557,6 +559,20 @@ class HowMuchAtATime(unittest.TestCase):
         self.assertEqual(order.complete("model.layers.0.attn"), 1)
         self.assertEqual(order.complete("model.layers.2.attn"), 2)
         self.assertEqual(order.complete("model.layers.7.attn"), 0)
+
+    def test_pieces_of_a_later_stage_have_as_many_layers(self) -> None:
+        said: list[int] = []
+        agent: Any = SimpleNamespace(
+            peers=list, push_ready=lambda ticket, tokens, layers, **_: said.append(layers)
+        )
+        order: Any = SimpleNamespace(layers=range(4, 8), complete=lambda name: int(name) + 1)
+        pieces: Any = SimpleNamespace(layers_each=lambda tokens, cost: 2)
+        pushes = LayerPushes(agent, order, pieces, "messages")
+        pushes.begin([Chunk("r", 0, TOKENS, [])], {"r": 1})
+        for layer in order.layers:
+            pushes.layer_done(str(layer))
+        pushes.seal()
+        self.assertEqual(said, [0, 6, ALL_LAYERS])
 
     def test_pieces_of_graphs_are_asked_for_where_layers_are_written(self) -> None:
         self.assertTrue(KvferryConnector.requires_piecewise_for_cudagraph({"transfer_mode": "push"}))

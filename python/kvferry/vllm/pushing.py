@@ -299,7 +299,7 @@ class LayerPushes:
             for word in words:
                 self._fail(word.ticket, f"the device cannot be waited for: {error}")
         for word in words:
-            word.said = layers
+            word.said = max(word.said, layers)
         self._words = [word for word in self._words if word not in over]
 
     def _computed(self, tickets: Sequence[int]) -> contextlib.AbstractContextManager[int | None]:
