@@ -77,7 +77,11 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     o->max_connections = o->max_connections ? o->max_connections : 16384;
     take_default(&o->max_bytes_for_peers, 256ull << 20);
     take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
-    take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, o->lease_ns));
+    if (o->lease_ns < KVF_SHORTEST_LEASE || o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
+        return kvf_fail(KVF_E_RANGE,
+                        "lease_ns is %llu and idle_ns %llu; allowed: 12 ms to a day, and up to a year",
+                        (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
+    take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, 2 * o->lease_ns));
     if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
         return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed: from lease_ns, %llu, to a year",
                         (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
@@ -87,10 +91,6 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     if (o->remember_ns > KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "remember_ns is %llu; allowed: up to a day",
                         (unsigned long long)o->remember_ns);
-    if (o->lease_ns < KVF_SHORTEST_LEASE || o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
-        return kvf_fail(KVF_E_RANGE,
-                        "lease_ns is %llu and idle_ns %llu; allowed: 12 ms to a day, and up to a year",
-                        (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
     if (o->peer_timeout_ns > KVF_DAY)
         return kvf_fail(KVF_E_RANGE, "peer_timeout_ns is %llu; allowed: up to a day",
                         (unsigned long long)o->peer_timeout_ns);

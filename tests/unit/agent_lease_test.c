@@ -315,6 +315,23 @@ static void a_consumer_does_not_count_on_its_lease_for_longer_than_anything_is_k
     lease_close(&s);
 }
 
+/* By default anything is kept for two leases at least: one that could not be renewed would end with the first heartbeat. */
+static void a_lease_that_is_longer_than_an_hour_is_renewed(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(7200 * SECOND)); /* heartbeats: every 20 min */
+    s.wanted.request.deadline_ns = 7200 * SECOND;
+    s.wanted.request.bytes_per_second = 32; /* 51,200 bytes in 1600 s */
+    s.wanted.request.way = KVF_WAY_DIRECT;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_run_for(&s.w, 1590 * SECOND);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    lease_close(&s);
+}
+
 static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
     (void)state;
     for (uint32_t silent = 0; silent < 2; silent++) {
@@ -753,6 +770,7 @@ int main(void) {
         cmocka_unit_test(a_reader_that_was_stopped_does_not_believe_what_it_reads),
         cmocka_unit_test(a_lease_outlives_the_loss_of_the_session_in_which_it_was_granted),
         cmocka_unit_test(a_consumer_does_not_count_on_its_lease_for_longer_than_anything_is_kept),
+        cmocka_unit_test(a_lease_that_is_longer_than_an_hour_is_renewed),
         cmocka_unit_test(a_pull_ends_when_the_lease_of_any_rank_runs_out),
         cmocka_unit_test(a_producer_may_refuse_with_a_timeout),
         cmocka_unit_test(the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies),
