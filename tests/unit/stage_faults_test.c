@@ -7,6 +7,7 @@
 
 #include "chance.h"
 #include "faulty_fabric.h"
+#include "seeds.h"
 
 #define SLOT 4096u
 #define SEEDS 150u
@@ -18,8 +19,6 @@ static const kvf_engine_spec d_spec = {.struct_size = sizeof d_spec,
                              p_spec = {.struct_size = sizeof p_spec,
                                        .tp_size = 1,
                                        .all = {.tokens_per_block = 16, .block_count = 60, .order = "L|BPHN"}};
-
-static uint64_t failing_seed = SEEDS;
 
 typedef struct tally {
     uint32_t well, badly;
@@ -100,7 +99,7 @@ static void settle(const stage_world *w) {
         (void)stage_world_work(w);
 }
 
-static void run_seed(uint64_t seed, tally *count) {
+static void run_seed(uint64_t seed, void *count) {
     const faulty_options faults = {.seed = seed,
                                    .per_mille = {[FAULTY_REFUSED] = 3,
                                                  [FAULTY_NOTHING_MOVED] = 4,
@@ -162,26 +161,14 @@ static void run_seed(uint64_t seed, tally *count) {
 static void moves_end_well_or_with_a_sentence(void **state) {
     (void)state;
     tally count = {0};
-    const char *seed = getenv("KVF_SEED");
-    if (seed) {
-        run_seed(strtoull(seed, NULL, 10), &count);
+    if (!seeds_run(SEEDS, run_seed, &count))
         return;
-    }
-    for (failing_seed = 0; failing_seed < SEEDS; failing_seed++)
-        run_seed(failing_seed, &count);
     print_message("%u moves ended well, %u badly\n", count.well, count.badly);
     assert_true(count.well > SEEDS && count.badly > SEEDS);
 }
 
-static int say_seed(void **state) {
-    (void)state;
-    if (failing_seed < SEEDS)
-        print_message("it was KVF_SEED=%llu\n", (unsigned long long)failing_seed);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(moves_end_well_or_with_a_sentence, say_seed)};
+        cmocka_unit_test_teardown(moves_end_well_or_with_a_sentence, seeds_say)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

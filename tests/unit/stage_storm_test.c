@@ -6,6 +6,7 @@
 #include "stage_world.h"
 
 #include "chance.h"
+#include "seeds.h"
 #include "stage/ways.h"
 #include "transport/transport.h"
 
@@ -22,8 +23,6 @@ static const kvf_engine_spec d_spec = {.struct_size = sizeof d_spec,
                              p_spec = {.struct_size = sizeof p_spec,
                                        .tp_size = RANKS,
                                        .all = {.tokens_per_block = 16, .block_count = 40, .order = "L|BPHN"}};
-
-static uint64_t failing_seed = SEEDS;
 
 typedef struct tally {
     uint32_t well, badly, copies, fenced;
@@ -268,7 +267,7 @@ static void calm_down(storm *s) {
     assert_true(is_over(s));
 }
 
-static void run_seed(uint64_t seed, tally *count) {
+static void run_seed(uint64_t seed, void *count) {
     storm s = open_storm(seed, count);
     for (uint32_t step = 0; step < STEPS; step++) {
         happen(&s);
@@ -296,28 +295,16 @@ static void run_seed(uint64_t seed, tally *count) {
 static void slots_of_stopped_ranks_are_nobody_elses(void **state) {
     (void)state;
     tally count = {0};
-    const char *seed = getenv("KVF_SEED");
-    if (seed) {
-        run_seed(strtoull(seed, NULL, 10), &count);
+    if (!seeds_run(SEEDS, run_seed, &count))
         return;
-    }
-    for (failing_seed = 0; failing_seed < SEEDS; failing_seed++)
-        run_seed(failing_seed, &count);
     print_message("%u pushes ended well, %u badly; %u copies were stopped, %u ranks were shut out in one\n",
                   count.well, count.badly, count.copies, count.fenced);
     assert_true(count.well > SEEDS && count.badly > SEEDS && count.copies > SEEDS &&
                 count.fenced > SEEDS / 4);
 }
 
-static int say_seed(void **state) {
-    (void)state;
-    if (failing_seed < SEEDS)
-        print_message("it was KVF_SEED=%llu\n", (unsigned long long)failing_seed);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(slots_of_stopped_ranks_are_nobody_elses, say_seed)};
+        cmocka_unit_test_teardown(slots_of_stopped_ranks_are_nobody_elses, seeds_say)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
