@@ -121,14 +121,12 @@ static kvf_status start_guard(kvf_agent *agent) {
 /* The first stream that waits for a request takes a word for it. Its highest number is the request's end. The agent
  * itself lets streams go at the deadline, if it can. */
 static kvf_status take_word(kvf_arrival *arrival) {
-    const kvf_ticket *ticket = &arrival->asker->base;
-    const uint64_t now = kvf_agent_now(ticket->agent);
-    uint64_t left = ticket->deadline > now ? ticket->deadline - now : 0;
     if (arrival->word)
         return KVF_OK;
-    if (!kvf_add(left, LATE_NS, &left))
-        left = UINT64_MAX;
-    kvf_status status = kvf_cuda_word_take(arrival->all + 1, left, &arrival->word);
+    const kvf_ticket *ticket = &arrival->asker->base;
+    const uint64_t now = kvf_agent_now(ticket->agent);
+    const uint64_t left = ticket->deadline > now ? ticket->deadline - now : 0;
+    kvf_status status = kvf_cuda_word_take(arrival->all + 1, kvf_add_or_most(left, LATE_NS), &arrival->word);
     if (!status)
         status = start_guard(ticket->agent);
     if (!status)

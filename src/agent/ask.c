@@ -133,12 +133,9 @@ static void give_up(asking *a, uint64_t patience, bool late) {
 }
 
 static void run(asking *a, uint64_t patience, uint64_t deadline) {
-    uint64_t first, last;
+    const uint64_t first = kvf_add_or_most(kvf_now(&kvf_monotonic), patience);
+    const uint64_t last = kvf_add_or_most(kvf_add_or_most(first, deadline), GRACE);
     bool more = false;
-    if (!kvf_add(kvf_now(&kvf_monotonic), patience, &first))
-        first = UINT64_MAX;
-    if (!kvf_add(first, deadline, &last) || !kvf_add(last, GRACE, &last))
-        last = UINT64_MAX;
     while (a->open > 0) {
         kvf_link_progress(a->link, &more);
         uint64_t now = kvf_now(&kvf_monotonic), next = now < first ? first : last;

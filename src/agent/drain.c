@@ -43,8 +43,7 @@ static kvf_status begin(kvf_agent *agent, uint64_t deadline_ns) {
     if (!agent->drains && !kvf_event_reserve_drained(agent))
         return kvf_nomem("an event");
     agent->drains = true;
-    if (!kvf_add(kvf_agent_now(agent), deadline_ns, &agent->drain_until))
-        agent->drain_until = UINT64_MAX;
+    agent->drain_until = kvf_add_or_most(kvf_agent_now(agent), deadline_ns);
     agent->early_sweep.due = agent->flow_sweep.due = 0;
     agent->due = 0;
     return KVF_OK;

@@ -11,8 +11,7 @@ static uint32_t bucket_of(uint64_t ns) {
 void kvf_histogram_add(kvf_histogram *histogram, uint64_t ns) {
     histogram->min_ns = histogram->count == 0 ? ns : kvf_min_u64(histogram->min_ns, ns);
     histogram->max_ns = kvf_max_u64(histogram->max_ns, ns);
-    if (!kvf_add(histogram->sum_ns, ns, &histogram->sum_ns))
-        histogram->sum_ns = UINT64_MAX;
+    histogram->sum_ns = kvf_add_or_most(histogram->sum_ns, ns);
     histogram->count++;
     histogram->buckets[bucket_of(ns)]++;
 }

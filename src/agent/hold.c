@@ -354,8 +354,7 @@ static void hold_ready(kvf_ticket *ticket, kvf_after *after) {
     uint64_t lease = hold->base.deadline - hold->base.created;
     hold->base.state = KVF_TICKET_HELD;
     kvf_trace_reach(ticket, KVF_MOMENT_READY);
-    if (!kvf_add(kvf_agent_now(hold->base.agent), lease, &hold->lease_until))
-        hold->lease_until = UINT64_MAX;
+    hold->lease_until = kvf_add_or_most(kvf_agent_now(hold->base.agent), lease);
     kvf_agent_due(hold->base.agent, hold->lease_until);
     serve_early(hold);
 }

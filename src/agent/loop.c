@@ -242,9 +242,7 @@ kvf_status kvf_agent_wait(kvf_agent *agent, uint64_t timeout_ns) {
     kvf_status status = kvf_agent_lock(agent);
     if (status)
         return status;
-    uint64_t end;
-    if (!kvf_add(kvf_agent_now(agent), timeout_ns, &end))
-        end = UINT64_MAX;
+    const uint64_t end = kvf_add_or_most(kvf_agent_now(agent), timeout_ns);
     while (!agent->events && !agent->stopping && kvf_agent_now(agent) < end) {
         if (is_served(agent)) {
             sleep_on(agent, agent->told_wake.fd, end);

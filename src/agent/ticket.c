@@ -134,8 +134,7 @@ static kvf_status fill(kvf_ticket *ticket, const kvf_agent_request *request) {
     uint64_t wait = request->deadline_ns;
     if (!wait)
         wait = ticket->kind == KVF_REQUEST_HOLD ? agent->options.lease_ns : DEFAULT_DEADLINE;
-    if (!kvf_add(ticket->created, wait, &ticket->deadline))
-        ticket->deadline = UINT64_MAX;
+    ticket->deadline = kvf_add_or_most(ticket->created, wait);
     ticket->way = request->way;
     ticket->pace = (kvf_pace){
         .priority = request->priority, .cap = request->bytes_per_second, .counted = ticket->created};

@@ -211,10 +211,8 @@ static void on_broken(void *context, kvf_route route, kvf_status status, const c
 /* ---- the visit ------------------------------------------------------------------------------- */
 
 static void run(visit *v, uint64_t timeout_ns) {
-    uint64_t deadline;
+    const uint64_t deadline = kvf_add_or_most(kvf_now(&kvf_monotonic), timeout_ns);
     bool more = false;
-    if (!kvf_add(kvf_now(&kvf_monotonic), timeout_ns, &deadline))
-        deadline = UINT64_MAX;
     while (!v->over) {
         kvf_link_progress(v->link, &more);
         uint64_t now = kvf_now(&kvf_monotonic);

@@ -53,6 +53,12 @@ static inline bool kvf_mul(uint64_t a, uint64_t b, uint64_t *out) {
     return !__builtin_mul_overflow(a, b, out);
 }
 
+/** a + b, or UINT64_MAX if that is more than there can be: as a time it never comes. */
+static inline uint64_t kvf_add_or_most(uint64_t a, uint64_t b) {
+    uint64_t sum;
+    return kvf_add(a, b, &sum) ? sum : UINT64_MAX;
+}
+
 /** a*b + c. */
 static inline bool kvf_mul_add(uint64_t a, uint64_t b, uint64_t c, uint64_t *out) {
     uint64_t product;

@@ -80,8 +80,7 @@ kvf_status kvf_cuda_word_take(uint32_t most, uint64_t wait_ns, kvf_cuda_word **o
         word->most = most;
         word->awaited = 0;
         word->late = false;
-        if (!kvf_add(kvf_now(&kvf_monotonic), wait_ns, &word->until))
-            word->until = UINT64_MAX;
+        word->until = kvf_add_or_most(kvf_now(&kvf_monotonic), wait_ns);
         if (guard.users > 0 && word->until < guard.next)
             (void)pthread_cond_signal(&guard.turned);
     }

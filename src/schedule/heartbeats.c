@@ -35,8 +35,7 @@ kvf_status kvf_schedule_heartbeats(kvf_schedule *s, uint64_t now_ns, const kvf_h
                                     .public_key = load->public_key,
                                     .transfer_id = load->id};
         load->alive = true;
-        if (!kvf_add(now_ns, s->options.heartbeat_ns, &load->next_beat_ns))
-            load->next_beat_ns = UINT64_MAX;
+        load->next_beat_ns = kvf_add_or_most(now_ns, s->options.heartbeat_ns);
     }
     qsort(list, n, sizeof *list, compare_beats);
     *beats = list;

@@ -92,9 +92,6 @@ static kvf_status stop_serve(kvf_schedule *s, record *r, bool gone, bool *kept) 
 
 static const kvf_transfer_params *tell_params(kvf_schedule *s, const record *r, uint64_t tokens,
                                               uint64_t now_ns) {
-    uint64_t expiry;
-    if (!kvf_add(now_ns, s->options.lease_ns, &expiry))
-        expiry = UINT64_MAX;
     memcpy(s->params_id, r->serve.id.data,
            r->serve.id.size); /* the record may be freed before the id is read */
     s->params = (kvf_transfer_params){.struct_size = sizeof s->params,
@@ -103,7 +100,7 @@ static const kvf_transfer_params *tell_params(kvf_schedule *s, const record *r, 
                                       .public_key = s->options.public_key,
                                       .id = {s->params_id, r->serve.id.size},
                                       .tokens = tokens,
-                                      .expiry_ns = expiry,
+                                      .expiry_ns = kvf_add_or_most(now_ns, s->options.lease_ns),
                                       .push = r->serve.push};
     return &s->params;
 }

@@ -149,6 +149,14 @@ static void sums_and_products_that_fit_are_exact(void **state) {
     assert_true(result == 0);
 }
 
+static void a_sum_of_times_stops_at_the_largest_number(void **state) {
+    (void)state;
+    assert_true(kvf_add_or_most(UINT64_MAX - 2, 1) == UINT64_MAX - 1);
+    assert_true(kvf_add_or_most(UINT64_MAX - 1, 1) == UINT64_MAX);
+    assert_true(kvf_add_or_most(UINT64_MAX, 1) == UINT64_MAX);
+    assert_true(kvf_add_or_most(1, UINT64_MAX) == UINT64_MAX);
+}
+
 static void sums_and_products_that_do_not_fit_are_refused(void **state) {
     (void)state;
     uint64_t result;
@@ -495,6 +503,7 @@ int main(void) {
     };
     const struct CMUnitTest arithmetic[] = {
         cmocka_unit_test(sums_and_products_that_fit_are_exact),
+        cmocka_unit_test(a_sum_of_times_stops_at_the_largest_number),
         cmocka_unit_test(sums_and_products_that_do_not_fit_are_refused),
         cmocka_unit_test(the_smaller_and_the_larger_of_two_are_found),
         cmocka_unit_test(the_greatest_common_divisor_divides_both),
