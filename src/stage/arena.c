@@ -51,7 +51,7 @@ static kvf_slot *take(kvf_arena *arena, kvf_slot_state state, kvf_slot_share *sh
 
 /* Operations with a peer that does not serve keep their slots until they end. */
 bool kvf_arena_has(const kvf_arena *arena, const kvf_slot_share *share) {
-    return share->own == 0 ? arena->free_count > 0 : arena->free_count > share->own;
+    return arena->free_count > share->own;
 }
 
 kvf_slot *kvf_arena_take(kvf_arena *arena, kvf_slot_share *share) {

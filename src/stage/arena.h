@@ -34,8 +34,7 @@ typedef struct kvf_slot {
     uint32_t number;
     uint32_t generation; /**< of its last loan, from 1; 0: never lent */
     kvf_slot_state state;
-    kvf_slot_share
-        *share; /**< of the peer to which it is lent, or with whose memory our operations move it */
+    kvf_slot_share *share;      /**< of the peer to which it is lent, or for which our operations use it */
     struct kvf_slot *following; /**< the next free slot */
 } kvf_slot;
 

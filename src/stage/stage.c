@@ -375,8 +375,7 @@ void kvf_stage_leave(kvf_stage *stage, kvf_peer *peer) {
         if (flow->peer == left)
             part_from(flow);
     const void *card = kvf_peer_card(peer, &left->card_bytes);
-    left->card =
-        kvf_copy(card, left->card_bytes, 1); /* without memory for it their time alone frees its slots */
+    left->card = kvf_copy(card, left->card_bytes, 1); /* no memory: the time in doubt alone frees its slots */
     left->peer = NULL;
     kvf_known_cost_leave(&stage->known_costs, left->known);
     left->known = NULL;

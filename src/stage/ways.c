@@ -157,10 +157,12 @@ static kvf_arena_choice choose_arenas(const kvf_stage *stage, const kvf_stage_pe
 
 /* Notes which ways are not taken. A held move is not measured, so it makes nothing be forgotten. */
 static void pass_others(kvf_peer_cost *cost, const leg *at, const kvf_way_cost *taken, double ns) {
-    if (taken != &cost->direct && !at->was_held)
+    if (at->was_held)
+        return;
+    if (taken != &cost->direct)
         kvf_way_cost_pass(&cost->direct, at->runs, at->bytes, ns);
     for (int kind = 0; kind < KVF_ARENAS; kind++)
-        if (taken != &cost->packed[kind] && !at->was_held)
+        if (taken != &cost->packed[kind])
             kvf_way_cost_pass(&cost->packed[kind], at->copies, at->bytes, ns);
 }
 
