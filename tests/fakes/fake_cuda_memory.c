@@ -323,7 +323,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return good ? 0 : INVALID_VALUE;
 }
 
-/* The range by which the current device has opened a file; NULL: it has not. */
+/* The range that the current device got when it opened a file; NULL: it has not opened it. */
 static range *opened_before(uint64_t inode) {
     for (size_t i = 0; i < RANGES; i++)
         if (ranges[i].kind == MAPPED && ranges[i].inode == inode &&

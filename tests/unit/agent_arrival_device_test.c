@@ -170,6 +170,12 @@ static bool reader_passed(const reader *at, uint32_t i) {
     }
 }
 
+/* Waits until it has, which the caller is sure of. */
+static void reader_await(const reader *at, uint32_t i) {
+    while (!reader_is_past(at, i))
+        (void)usleep(1000);
+}
+
 /* Wrong cells of the first layers in the i-th copy. */
 static uint64_t reader_wrong(const reader *at, uint32_t i, world_engine *engine, uint32_t rank,
                              const world_request *wanted, uint32_t layers) {
@@ -761,8 +767,7 @@ static void the_guard_lets_streams_go_when_the_time_is_over(void **state) {
     kvf_cuda_guard_stop();
     kvf_cuda_word *moment = take_word_for(10, 20 * MS); /* before the guard was to look again */
     await_word(&late, moment, 5);
-    while (!reader_is_past(&late, 0))
-        (void)usleep(1000);
+    reader_await(&late, 0);
     kvf_cuda_word_set(moment, 7); /* its owner does not know yet */
     await_word(&late, moment, 10);
     assert_true(reader_passed(&late, 1));
@@ -786,8 +791,7 @@ static void the_guard_may_come_and_go(void **state) {
         reader_open(&at);
         await_word(&at, word, 1);
         assert_ok(kvf_cuda_guard_start());
-        while (!reader_is_past(&at, 0))
-            (void)usleep(1000);
+        reader_await(&at, 0);
         kvf_cuda_guard_stop();
         assert_false(kvf_cuda_word_give(word));
         reader_close(&at);

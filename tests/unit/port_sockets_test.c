@@ -97,7 +97,7 @@ static void a_connection_is_not_taken_for_one_that_had_its_descriptor(void **sta
     (void)close(listener);
 }
 
-/* What could not be listed was once taken for a connection that was closed because of what it sent. */
+/* The door once took a connection that it could not list for one that it had closed because of a message. */
 static void a_connection_without_memory_to_list_it_is_not_cut_off(void **state) {
     (void)state;
     memory_count memory;

@@ -198,7 +198,7 @@ static void a_higher_priority_goes_first(void **state) {
     stage_scene_close(&s);
 }
 
-/* Peers choose priorities, and others waited for as long as one went on. In slots of 1 MiB, one of which is copied in a turn of the stage. */
+/* Peers choose priorities, and others waited for as long as one went on. The stage copies one slot of 1 MiB in a turn. */
 static void the_highest_priority_leaves_some_turns_to_others(void **state) {
     scene s = stage_scene_open(*state, attention(8, 16, 128), 600, (kvf_stage_options){0});
     kvf_move *slow = begin(&s, KVF_READ, 0), *fast = begin(&s, KVF_READ, 255);

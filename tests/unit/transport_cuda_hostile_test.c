@@ -440,7 +440,7 @@ static void memory_that_a_guest_cannot_have_is_not_read(void **state) {
     both_close();
 }
 
-/* What the fabric alone says when guests are shut out. */
+/* The fabric's own answer when it is to shut guests out. */
 static kvf_status fence_guests(void) {
     const kvf_front_fabric *front = &owner.transport->fabrics[0];
     kvf_cuda_card card = {.region_count = 0};

@@ -125,7 +125,7 @@ static void a_child_of_fork_may_open_its_own(void **state) {
 
 /* ---- forks in the middle of a call ----------------------------------------------------------- */
 
-/* What each call of the allocator forks for; NULL: nothing. */
+/* Each call of the allocator forks, and the child opens a transport of this kind; NULL: no call forks. */
 static const pair_kind *forks_for;
 static uint32_t forked;
 

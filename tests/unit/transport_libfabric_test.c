@@ -403,7 +403,7 @@ static void a_message_that_is_no_notification_is_dropped(void **state) {
 }
 
 /* A write that also puts a number into the completion queue of its target, which has no operation for it. */
-/* What stands in for the target's fi_recv(). */
+/* Replaces the target's fi_recv(). */
 static struct {
     ssize_t (*receive)(struct fid_ep *, void *, size_t, void *, fi_addr_t, void *);
     bool refuses;
