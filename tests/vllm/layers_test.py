@@ -588,6 +588,23 @@ class Devices(Pairs):
         worker._layers._marks = DeviceMarks(device, device.NUMBER)
         return device.events
 
+    def next_arrives(self, prefill: Computing, decode: Computing, events: list[Event]) -> None:
+        """Another request, whose work the device does, arrives without a warning."""
+        prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
+        decode.want("s", 40, [[12, 13, 14]], self.announced(prefill, "s", kvferry_transfer_id="cd"))
+        decode.step()
+        done = len(events)
+        prefill.step({"s": 40})
+        for event in events[done:]:
+            event.happen()
+        self.assertTrue(prefill.finish("s")[0])
+        with self.assertNoLogs(LOGGER, "WARNING"):
+            steps(prefill, decode, until=lambda: self.both_ended(prefill, decode, "s"))
+        for layer in names(prefill):
+            self.assertEqual(
+                tokens_of(prefill, "s", layer, range(40)), tokens_of(decode, "s", layer, range(40))
+            )
+
     def test_a_load_begins_once_the_device_has_filled_its_blocks_with_zeros(self) -> None:
         prefill, decode = self.pair()
         device = Device()
@@ -650,19 +667,8 @@ class Devices(Pairs):
         for layer in names(prefill)[1:]:
             self.assertTrue(self.untouched(decode, layer, range(TOKENS)))
 
-        prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
-        decode.want("s", 40, [[12, 13, 14]], self.announced(prefill, "s", kvferry_transfer_id="cd"))
-        decode.step()
-        prefill.step({"s": 40})
-        for event in events[1 + LAYERS :]:
-            event.happen()
-        self.assertTrue(prefill.finish("s")[0])
-        with self.assertNoLogs(LOGGER, "WARNING"):
-            steps(prefill, decode, until=lambda: self.both_ended(prefill, decode, "s"))
-        for layer in names(prefill):
-            self.assertEqual(
-                tokens_of(prefill, "s", layer, range(40)), tokens_of(decode, "s", layer, range(40))
-            )
+        self.assertEqual(len(events), 1 + LAYERS)
+        self.next_arrives(prefill, decode, events)
         (worker,) = prefill.workers
         assert worker._layers is not None
         worker._layers.close()
@@ -694,20 +700,7 @@ class Devices(Pairs):
         said = "request r: the device cannot be waited for: [Errno 24] Too many open files"
         self.assertTrue(any(said in line for line in log.output), log.output)
 
-        prefill.add("s", 40, [[8, 9]], {**TO_PREFILL, "kvferry_transfer_id": "cd"})
-        decode.want("s", 40, [[12, 13, 14]], self.announced(prefill, "s", kvferry_transfer_id="cd"))
-        decode.step()
-        done = len(events)
-        prefill.step({"s": 40})
-        for event in events[done:]:
-            event.happen()
-        self.assertTrue(prefill.finish("s")[0])
-        with self.assertNoLogs(LOGGER, "WARNING"):
-            steps(prefill, decode, until=lambda: self.both_ended(prefill, decode, "s"))
-        for layer in names(prefill):
-            self.assertEqual(
-                tokens_of(prefill, "s", layer, range(40)), tokens_of(decode, "s", layer, range(40))
-            )
+        self.next_arrives(prefill, decode, events)
 
 
 def pipes() -> int:
