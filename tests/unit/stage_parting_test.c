@@ -137,6 +137,29 @@ static void a_flow_that_was_forgotten_before_its_end_was_said_leaves_nothing(voi
     stage_scene_close(&s);
 }
 
+/* P's slots stay in doubt from the moment when it left first: a process that joins and leaves again and again must not keep
+ * them for good. */
+static void leaving_again_does_not_begin_the_doubt_anew(void **state) {
+    (void)state;
+    stage_scene s = scene_open();
+    s.p->is_deaf = true;
+    kvf_move *move = stage_scene_begin(&s, KVF_WRITE, 0);
+    work(&s);
+    kvf_stage_leave(s.d->stage, s.d->peers[0]);
+    const uint32_t lent = stage_info_of(s.d->stage).slots_doubt;
+    assert_true(lent > 0);
+    pass(&s, DOUBT - 1);
+    assert_ok(kvf_stage_join(s.d->stage, s.d->peers[0]));
+    kvf_stage_leave(s.d->stage, s.d->peers[0]);
+    assert_int_equal(stage_info_of(s.d->stage).slots_doubt, lent);
+    pass(&s, 1);
+    assert_int_equal(stage_info_of(s.d->stage).slots_doubt, 0);
+    assert_int_equal(stage_info_of(s.d->stage).flows, 0);
+    kvf_move_free(move);
+    s.p->is_deaf = false;
+    stage_scene_close(&s);
+}
+
 /* A peer that leaves while messages still reach the other side tells it, so that nothing waits there. */
 static void a_peer_that_leaves_says_so(void **state) {
     (void)state;
@@ -261,6 +284,7 @@ int main(void) {
         cmocka_unit_test(an_end_is_repeated_after_pauses_that_double),
         cmocka_unit_test(slots_that_a_writer_has_forgotten_come_back),
         cmocka_unit_test(a_flow_that_was_forgotten_before_its_end_was_said_leaves_nothing),
+        cmocka_unit_test(leaving_again_does_not_begin_the_doubt_anew),
         cmocka_unit_test(a_peer_that_leaves_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
