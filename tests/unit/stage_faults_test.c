@@ -116,7 +116,7 @@ static void run_seed(uint64_t seed, void *count) {
                               &p_spec,
                               300,
                               {.arena_bytes = 16 * SLOT, .slot_bytes = SLOT, .window = 4}};
-    chance c = {seed};
+    chance c = {chance_mix(seed)};
     asker by[2] = {{0}};
     faulty_install(&faults);
     stage_world *w = stage_world_open("inproc", &shape);
