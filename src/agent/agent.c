@@ -82,9 +82,9 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
                         "lease_ns is %llu and idle_ns %llu; allowed: 12 ms to a day, and up to a year",
                         (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
     take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, 2 * o->lease_ns));
-    if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < o->lease_ns)
-        return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed: from lease_ns, %llu, to a year",
-                        (unsigned long long)o->longest_ns, (unsigned long long)o->lease_ns);
+    if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < 2 * o->lease_ns)
+        return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed: from two leases, %llu, to a year",
+                        (unsigned long long)o->longest_ns, (unsigned long long)(2 * o->lease_ns));
     if (o->trace_requests > MOST_TRACED)
         return kvf_fail(KVF_E_RANGE, "trace_requests is %u; allowed: up to %u", o->trace_requests,
                         MOST_TRACED);
@@ -222,7 +222,7 @@ static void take_carriage(const kvf_agent *agent, bool simulated, carriage *out)
         add_number(out, "messages.max_connections_per_address", o->max_connections_per_address);
     if (o->max_connections_per_second)
         add_number(out, "messages.max_connections_per_second", o->max_connections_per_second);
-    const uint64_t patience = kvf_min_u64(o->longest_ns / KVF_MILLISECOND, UINT32_MAX); /* at least 12 ms */
+    const uint64_t patience = kvf_min_u64(o->longest_ns / KVF_MILLISECOND, UINT32_MAX); /* at least 24 ms */
     add_number(out, "messages.patience_ms", (uint32_t)patience);
 }
 

@@ -302,10 +302,10 @@ static void a_consumer_does_not_count_on_its_lease_for_longer_than_anything_is_k
     (void)state;
     scene s;
     kvf_agent_options options = *LEASE(12 * SECOND); /* heartbeats: every 2 s */
-    options.longest_ns = 19 * SECOND;
+    options.longest_ns = 24 * SECOND;
     lease_open(&s, ONE("P"), ONE("D"), &options);
     s.held.request.deadline_ns = SECOND;      /* then only D's lease keeps the blocks */
-    s.wanted.request.bytes_per_second = 2625; /* 51,200 bytes in 19.5 s */
+    s.wanted.request.bytes_per_second = 2090; /* 51,200 bytes in 24.5 s */
     s.wanted.request.way = KVF_WAY_DIRECT;
     world_hold(&s.w.p, &s.held, s.theirs);
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);

@@ -87,9 +87,9 @@ static void durations_have_their_limits(void **state) {
     assert_fails(try(&s, OPTIONS(.remember_ns = DAY + 1)), KVF_E_RANGE, "remember_ns is 86400000000001");
     assert_ok(try(&s, OPTIONS(.longest_ns = YEAR)));
     assert_fails(try(&s, OPTIONS(.longest_ns = YEAR + 1)), KVF_E_RANGE, "longest_ns is 31536000000000001");
-    assert_ok(try(&s, OPTIONS(.lease_ns = SECOND, .longest_ns = SECOND)));
-    assert_fails(try(&s, OPTIONS(.lease_ns = SECOND, .longest_ns = SECOND - 1)), KVF_E_RANGE,
-                 "longest_ns is 999999999; allowed: from lease_ns, 1000000000");
+    assert_ok(try(&s, OPTIONS(.lease_ns = SECOND, .longest_ns = 2 * SECOND)));
+    assert_fails(try(&s, OPTIONS(.lease_ns = SECOND, .longest_ns = 2 * SECOND - 1)), KVF_E_RANGE,
+                 "longest_ns is 1999999999", "from two leases, 2000000000");
     assert_ok(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2)));
     assert_fails(try(&s, OPTIONS(.lease_ns = SECOND, .heartbeat_ns = SECOND / 2 + 1)), KVF_E_RANGE,
                  "heartbeat_ns is 500000001", "500000000");
@@ -289,8 +289,8 @@ static void the_cache_has_the_limits_of_the_sessions(void **state) {
                                 {"messages.max_connections_per_address", "4"},
                                 {"messages.max_connections_per_second", "3"},
                                 {NULL, NULL}});
-    tells(&s, OPTIONS(.lease_ns = 12 * MS, .longest_ns = 12 * MS),
-          (const kvf_setting[]){{"messages.patience_ms", "12"}, {NULL, NULL}});
+    tells(&s, OPTIONS(.lease_ns = 12 * MS, .longest_ns = 24 * MS),
+          (const kvf_setting[]){{"messages.patience_ms", "24"}, {NULL, NULL}});
     tells(&s, OPTIONS(.max_connections = 5, .settings = own, .setting_count = 2), /* the caller's count */
           (const kvf_setting[]){{own[0].key, own[0].value}, {own[1].key, own[1].value}, {NULL, NULL}});
     tear_down(&s);
