@@ -8,6 +8,7 @@
 #include "agent/budget.h"
 #include "agent/hear.h"
 #include "agent/hold.h"
+#include "agent/past.h"
 #include "agent/push.h"
 #include "agent_rights.h"
 
@@ -402,6 +403,50 @@ static uint64_t unpermuted(const kvf_agent *agent, uint64_t number) {
     return number;
 }
 
+static kvf_call_body give_up(uint64_t generation, uint64_t acquire) {
+    return (kvf_call_body){.kind = KVF_CALL_RELEASE,
+                           .request = {"a", 1},
+                           .rank_count = 1,
+                           .generation = generation,
+                           .earlier = acquire,
+                           .status = KVF_E_CANCELLED};
+}
+
+/* A consumer that begins anew has another lease, whose number it has not heard of yet when it gives up. */
+static void giving_up_ends_the_lease_whose_number_the_consumer_has_not_heard(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    const uint64_t ticket = rights_hold(&s, "a");
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    const uint64_t first = s.rightful.generation;
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    assert_int_not_equal(s.rightful.generation, first);
+    assert_int_equal(rights_say(&s, &s.rightful, give_up(first, s.rightful.number)), KVF_OK);
+    assert_int_equal(world_stats(s.p).leases_now, 0);
+    (void)world_failed(&s.w, s.p, ticket, KVF_E_CANCELLED);
+    rights_close(&s);
+}
+
+/* The first try's lease is on a hold that was cancelled; the next try waits for another hold. */
+static void giving_up_ends_the_lease_of_a_try_though_the_next_one_waits(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    const uint64_t ticket = rights_hold(&s, "a");
+    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    const uint64_t acquired = s.rightful.number;
+    assert_ok(kvf_agent_cancel(s.p, ticket));
+    kvf_past_forget(s.p, (kvf_bytes){"a", 1}); /* as if it was long ago */
+    assert_false(speaker_call(&s.w, &s.rightful, s.rightful.session, rights_acquire("a")));
+    assert_int_equal(rights_say(&s, &s.rightful, give_up(0, acquired)), KVF_OK);
+    assert_int_equal(world_stats(s.p).leases_now, 0);
+    (void)world_failed(&s.w, s.p, ticket, KVF_E_CANCELLED);
+    (void)rights_hold(&s, "a"); /* it still waits */
+    assert_int_equal(world_stats(s.p).leases_now, 1);
+    rights_close(&s);
+}
+
 static void the_numbers_of_leases_are_a_count_that_is_permuted(void **state) {
     (void)state;
     rights s;
@@ -574,6 +619,8 @@ int main(void) {
         cmocka_unit_test(a_longer_round_trip_counts_when_the_shortest_is_long_ago),
         cmocka_unit_test(a_moment_on_the_peers_clock_is_rather_too_early),
         cmocka_unit_test(ending_earlier_calls_cannot_use_up_numbers),
+        cmocka_unit_test(giving_up_ends_the_lease_whose_number_the_consumer_has_not_heard),
+        cmocka_unit_test(giving_up_ends_the_lease_of_a_try_though_the_next_one_waits),
         cmocka_unit_test(the_numbers_of_leases_are_a_count_that_is_permuted),
         cmocka_unit_test(a_message_is_as_much_work_as_it_has_bytes_and_what_they_unpack_to),
         cmocka_unit_test(a_message_that_is_sent_is_work_too),
