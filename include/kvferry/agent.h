@@ -154,8 +154,8 @@ typedef struct kvf_agent_options {
      * [half]; never more than is left. */
     uint64_t max_bytes_per_key;
     /** The longest time that a peer's request is kept, however often the peer beats; from two leases to a year [1 h, or
-     * two leases if that is longer]. A lease is renewed only if it then ends within this time, so
-     * with little more than one the first heartbeat would end it. */
+     * two leases if that is longer]. A lease is renewed only if it then ends within this time: with less, the first
+     * heartbeat could end it. */
     uint64_t longest_ns;
     /**
      * Connections that peers make to this agent [16384], but never more than half of the descriptors that the process
