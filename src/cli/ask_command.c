@@ -152,10 +152,11 @@ static void add_name(table *out, const char *name) {
     table_cell(out, shown);
 }
 
-static void add_seconds(table *out, struct json_object *one, const char *key) {
+/* A time in seconds; where there is none, the words for that. */
+static void add_seconds(table *out, struct json_object *one, const char *key, const char *none) {
     struct json_object *value;
     const bool is = json_object_object_get_ex(one, key, &value);
-    table_cell(out, is ? text_time(1e9 * json_object_get_double(value)).text : "-");
+    table_cell(out, is ? text_time(1e9 * json_object_get_double(value)).text : none);
 }
 
 static uint64_t count_of(struct json_object *one, const char *key) {
@@ -166,8 +167,8 @@ static void add_row(table *out, struct json_object *one) {
     const char *name = json_object_get_string(json_object_object_get(one, "request"));
     add_name(out, name ? name : "");
     table_cell(out, text_count(count_of(one, "tokens")).text);
-    add_seconds(out, one, "age_s");
-    add_seconds(out, one, "left_s");
+    add_seconds(out, one, "age_s", "-");
+    add_seconds(out, one, "left_s", "no limit");
     table_cell(out, text_format("%llu of %llu", (unsigned long long)count_of(one, "served"),
                                 (unsigned long long)count_of(one, "consumers"))
                         .text);

@@ -31,7 +31,12 @@ text text_time(double ns) {
         return text_format("%.2f us", ns / 1e3);
     if (ns < 1e9)
         return text_format("%.2f ms", ns / 1e6);
-    return text_format("%.2f s", ns / 1e9);
+    const double s = ns / 1e9, h = s / 3600;
+    if (s < 600)
+        return text_format("%.2f s", s);
+    if (h < 2)
+        return text_format("%.1f min", s / 60);
+    return h < 48 ? text_format("%.1f h", h) : text_format("%.1f days", h / 24);
 }
 
 text text_count(uint64_t count) {

@@ -17,7 +17,7 @@ text text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /** "512 B", "16.0 MiB". */
 text text_bytes(uint64_t bytes);
 
-/** "850 ns", "3.21 ms". */
+/** "850 ns", "3.21 ms"; from ten minutes on "10.0 min", "2.0 h", "2.0 days". */
 text text_time(double ns);
 
 /** With thousands set apart: "1 048 576". */

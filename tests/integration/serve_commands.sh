@@ -18,7 +18,7 @@ refuses "what it cannot do is refused, with what it can" 1 \
     ask "$local" hand-over 0.0 --to "$local"
 run ask "$local" list
 if [ "$code" -eq 0 ] && [ "$(grep -c '^prefill, rank [0-3], keeps 6 requests$' "$output")" -eq 4 ] &&
-    [ "$(grep -cE '^  [01]\.[0-2] +[0-9]+ +[0-9.]+ m?s +[0-9.]+ s +0 of 1 +no$' "$output")" -eq 24 ]; then
+    [ "$(grep -cE '^  [01]\.[0-2] +[0-9]+ +[0-9.]+ m?s +no limit +0 of 1 +no$' "$output")" -eq 24 ]; then
     pass "it lists what each rank holds"
 else
     fail "it lists what each rank holds" "exit code $code"

@@ -339,6 +339,13 @@ class Listing(Engines):
         self.assertTrue(second.startswith("  cmpl-?[2J?? "), second)
         self.assertEqual(run("cmpl-2"), ["prefill, rank 0, keeps 0 requests"])
 
+    def test_a_long_lease_is_printed_in_hours(self) -> None:
+        prefill, _ = self.pair(kv_lease_duration=86400)
+        self.keep(prefill, "cmpl-1")
+        ask_for = [sys.executable, "-m", "kvferry", "ask", place(prefill).endpoint, "list"]
+        found = subprocess.run(ask_for, capture_output=True, text=True, check=True, timeout=PATIENCE)
+        self.assertRegex(found.stdout.splitlines()[2], r"^  cmpl-1 +100 +\S+ m?s +24\.0 h +0 of 1 +no$")
+
 
 class Allowing(Engines):
     """Who may give commands."""
