@@ -551,6 +551,17 @@ class BadInput(Pairs):
             with self.subTest(text), self.assertRaisesRegex(InvalidError, text):
                 Half("engine", 16, **extra)
 
+    def test_a_port_leaves_room_for_the_data_parallel_index(self) -> None:
+        config = self.engine("engine", 16, side_channel_port=65534).config
+        config.parallel_config.data_parallel_index = 1
+        self.assertEqual(read_settings(config).port, 65535)
+        config.parallel_config.data_parallel_index = 2
+        allowed = (
+            r"side_channel_port is 65534; allowed: 0 \(any\) to 65533, as the data-parallel index, 2, is added"
+        )
+        with self.assertRaisesRegex(InvalidError, allowed):
+            read_settings(config)
+
     def test_a_server_whose_role_loads_nothing_computes_and_keeps_no_turns(self) -> None:
         """vLLM keeps its own steps from writing into blocks that are loaded only where the role has loads."""
         prefill, decode = self.engine("prefill", 16), self.engine("decode", 16)

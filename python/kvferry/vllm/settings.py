@@ -23,6 +23,7 @@ DRAIN = 5.0
 # Users may take minutes to ask the next question.
 TURN = 480.0
 LONGEST_NAME = 200
+LAST_PORT = 65535
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -153,14 +154,7 @@ def read_settings(config: VllmConfig) -> Settings:
     host = str(extra.get("side_channel_host", os.environ.get("KVFERRY_SIDE_CHANNEL_HOST", "127.0.0.1")))
     host = host.removeprefix("[").removesuffix("]")  # as addresses of IPv6 are written before a port
     said = extra.get("side_channel_port", os.environ.get("KVFERRY_SIDE_CHANNEL_PORT", 0))
-    try:
-        port = int(said)
-    except (TypeError, ValueError):
-        raise InvalidError(f"side_channel_port is {said!r}; allowed: 0 (any) to 65535") from None
-    if not 0 <= port <= 65535:
-        raise InvalidError(f"side_channel_port is {port}; allowed: 0 (any) to 65535")
-    if port:
-        port += config.parallel_config.data_parallel_index
+    port = _port(said, config.parallel_config.data_parallel_index)
     insecure = extra.switch("insecure")
     keys = _keys(extra.get("key_file", os.environ.get("KVFERRY_KEY_FILE")))
     allowed = extra.public_keys("allowed_keys")
@@ -221,6 +215,19 @@ def is_push(mode: Any) -> bool:
     if mode not in ("pull", "push"):
         raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
     return mode == "push"
+
+
+def _port(said: Any, index: int) -> int:
+    """The port of one of several data-parallel engines, which all have the same settings; 0: any free one."""
+    why = f", as the data-parallel index, {index}, is added" if index else ""
+    allowed = f"allowed: 0 (any) to {LAST_PORT - index}{why}"
+    try:
+        port = int(said)
+    except (TypeError, ValueError):
+        raise InvalidError(f"side_channel_port is {said!r}; {allowed}") from None
+    if not 0 <= port <= LAST_PORT - index:
+        raise InvalidError(f"side_channel_port is {port}; {allowed}")
+    return port and port + index
 
 
 def _way(said: Any) -> Way:
