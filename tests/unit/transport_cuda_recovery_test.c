@@ -349,6 +349,50 @@ static void a_reader_that_hangs_up_is_gone_though_a_child_keeps_its_sockets(void
     both_close();
 }
 
+/* A process that has said HELLO, and has a child that keeps its socket; neither reads. The child is the caller's. */
+static pid_t have_a_reader_with_a_child(pid_t *child) {
+    kvf_cuda_card card;
+    kvf_cuda_region regions[2];
+    int told[2];
+    kvf_cuda_hello hello = good_hello();
+    hello.generation = kvf_transport_oldest(owner.transport);
+    part_of(&owner, &card, regions);
+    assert_int_equal(pipe(told), 0);
+    const pid_t reader = fork();
+    assert_true(reader >= 0);
+    if (reader == 0) {
+        int fd;
+        if (kvf_cuda_wire_connect(card.name, &fd) || kvf_cuda_wire_send(fd, &hello, sizeof hello))
+            _exit(1);
+        const pid_t own = fork();
+        if (own > 0 && write(told[1], &own, sizeof own) != sizeof own)
+            _exit(1);
+        (void)alarm(60); /* a test that fails leaves no process behind for long */
+        for (;;)
+            (void)pause();
+    }
+    (void)close(told[1]);
+    assert_int_equal(read(told[0], child, sizeof *child), sizeof *child);
+    (void)close(told[0]);
+    return reader;
+}
+
+/* What such a process has mapped is read by nobody any more. The owner once waited for the child. */
+static void a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket(void **state) {
+    (void)state;
+    pid_t child;
+    both_open();
+    run_rounds();
+    kvf_peer_close(peer);
+    const pid_t reader = have_a_reader_with_a_child(&child);
+    run_rounds();
+    assert_int_equal(kvf_transport_unregister_region(owner.transport, 0), KVF_E_AGAIN);
+    end_child(reader);
+    assert_ok(kvf_transport_unregister_region(owner.transport, 0));
+    assert_int_equal(kill(child, SIGKILL), 0);
+    both_close();
+}
+
 /* Another thread starts a copy when this one forks: its child once waited for that thread, which it does not have. */
 static void a_child_of_fork_does_not_wait_for_a_thread_of_its_parent(void **state) {
     (void)state;
@@ -571,6 +615,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_peer_that_refuses_us_lives_and_one_that_closes_does_not),
         cmocka_unit_test(an_owner_that_closes_is_lost_though_a_child_keeps_its_sockets),
         cmocka_unit_test(a_reader_that_hangs_up_is_gone_though_a_child_keeps_its_sockets),
+        cmocka_unit_test(a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
         cmocka_unit_test_teardown(an_owner_without_memory_to_hear_us_lives, stop_counting_memory),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),

@@ -49,7 +49,7 @@ static void say_refused(int fd, kvf_cuda_refusal why, uint64_t number) {
     (void)kvf_cuda_wire_send(fd, &refused, sizeof refused);
 }
 
-/* The client's kernels may be reading: it is gone only when it hangs up. */
+/* The client's kernels may be reading: it is gone only when it hangs up, or ends. */
 static void refuse(kvf_cuda_client *client, kvf_cuda_refusal why, uint64_t number) {
     if (client->refused)
         return;
@@ -207,6 +207,7 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
 
 /* ---- taking memory back ------------------------------------------------------------------------- */
 
+/* A forked child may keep the socket of a client that has ended: what that had mapped is then read by nobody. */
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
     const uint64_t oldest = kvf_transport_oldest(endpoint->transport);
     kvf_status status = KVF_OK;
@@ -214,6 +215,8 @@ kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
         if (!client->known || client->generation >= oldest)
             continue;
         refuse(client, CUDA_REFUSED_GENERATION, oldest);
+        if (kvf_neighbour_has_ended(client->process))
+            continue;
         status = kvf_fail(KVF_E_AGAIN,
                           "%s, process %ld, may be reading: it was told to let go of the memory %.1f s ago",
                           client->name, (long)client->process,
@@ -270,9 +273,9 @@ kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes) {
     return status;
 }
 
-/* Whether a client may have mapped memory of ours: another process that knows the key, until it hangs up. */
+/* Whether a client may have mapped memory of ours: another process that knows the key, until it hangs up or ends. */
 static bool maps(const kvf_cuda_client *client) {
-    return client->known && client->process != getpid();
+    return client->known && client->process != getpid() && !kvf_neighbour_has_ended(client->process);
 }
 
 static bool is_mapped(kvf_cuda_endpoint *endpoint) {
