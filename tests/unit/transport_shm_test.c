@@ -1,4 +1,5 @@
 /* What only the same-host transport can meet: the memory of another process, as the kernel sees it. */
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -24,6 +25,19 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     const int failed = (int)syscall(SYS_clock_gettime, clock, out);
     out->tv_sec += failed ? 0 : ahead_s;
     return failed;
+}
+
+static bool no_addresses; /* for memory that another process shares, or may share */
+
+/* The same. */
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
+void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    if (no_addresses && fd >= 0) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    /* NOLINTNEXTLINE(performance-no-int-to-ptr): the call gives an address */
+    return (void *)syscall(SYS_mmap, address, bytes, protection, flags, fd, offset);
 }
 
 /* Opens an endpoint over memory of which the second half is unmapped. */
@@ -270,6 +284,48 @@ static void an_owner_for_whose_memory_we_have_no_descriptor_lives(void **state) 
     side_close(&there);
 }
 
+/* Our own want of addresses was once said to be the owner's mistake: that it contradicted its card. */
+static void a_reader_without_addresses_for_the_owners_memory_says_so(void **state) {
+    (void)state;
+    test_side here, there;
+    side_open(&here, &allocated, 1);
+    side_open(&there, &allocated, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(NULL, &there);
+    no_addresses = true;
+    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+    no_addresses = false;
+    require_lives(&here, &there, peer);
+    if (!strstr(here.lost_detail, "shared bytes: Cannot allocate memory"))
+        fail_msg("%s", here.lost_detail);
+    side_close(&here);
+    side_close(&there);
+}
+
+/* The owner's own want of addresses for our buffer was once said to be ours: a message that made no sense. */
+static void an_owner_without_addresses_for_our_buffer_says_so(void **state) {
+    (void)state;
+    test_side here, there;
+    test_outcome outcome = {0};
+    const kvf_run run = {0, 0, 60000, 1, 1};
+    side_open(&here, &raw_brought, 1);
+    side_open(&there, &raw_brought, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(&here, &there);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
+    drive_idle(&here, NULL);
+    no_addresses = true;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    no_addresses = false;
+    require_lives(&here, &there, peer);
+    if (!strstr(here.lost_detail, "no memory or descriptor"))
+        fail_msg("%s", here.lost_detail);
+    assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+    side_close(&here);
+    side_close(&there);
+}
+
 /* It may be stopped for longer than we wait. */
 static void an_owner_that_accepts_nobody_lives(void **state) {
     (void)state;
@@ -383,6 +439,8 @@ int main(void) {
         cmocka_unit_test(an_owner_without_a_descriptor_for_us_lives),
         cmocka_unit_test(an_owner_without_a_descriptor_for_our_buffer_lives),
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_descriptor_lives),
+        cmocka_unit_test(a_reader_without_addresses_for_the_owners_memory_says_so),
+        cmocka_unit_test(an_owner_without_addresses_for_our_buffer_says_so),
         cmocka_unit_test(an_owner_that_accepts_nobody_lives),
         cmocka_unit_test(a_read_of_memory_that_is_taken_back_meanwhile_has_not_moved),
         cmocka_unit_test(what_is_read_in_place_is_void_once_the_memory_is_taken_back),

@@ -244,21 +244,36 @@ void kvf_shm_disconnect(void *self) {
 
 /* ---- messages from the owner ----------------------------------------------------------------- */
 
+/* What the owner has sent cannot be mapped. That may be our own want of memory, so the link is lost for the reason that
+ * was found. */
+static bool cannot_map(kvf_shm_link *link) {
+    kvf_shm_link_lose(link, kvf_error_detail());
+    return false;
+}
+
 static bool take_arena(kvf_shm_link *link, const kvf_shm_packet *packet) {
     const kvf_shm_arena_message *message = &packet->as.arena;
     if (link->ready || packet->bytes != sizeof *message || message->header.count != link->arena_count ||
         link->arena_count >= ARENAS_MAX)
         return false;
     kvf_shm_arena *grown = kvf_resize(link->arenas, link->arena_count + 1, sizeof *grown);
-    if (!grown)
-        return false;
+    if (!grown) {
+        (void)kvf_nomem("a peer's memory");
+        return cannot_map(link);
+    }
     link->arenas = grown;
     kvf_shm_arena *arena = &grown[link->arena_count];
     *arena = (kvf_shm_arena){.bytes = message->bytes, .fd = -1};
     if (kvf_shm_map_foreign(packet->fd, arena->bytes, &arena->address))
-        return false;
+        return cannot_map(link);
     link->arena_count++;
     return true;
+}
+
+static bool take_gate(kvf_shm_link *link, const kvf_shm_packet *packet) {
+    if (link->ready || link->gate)
+        return false;
+    return kvf_shm_gate_map(packet->fd, &link->gate) == KVF_OK || cannot_map(link);
 }
 
 static bool take_region(kvf_shm_link *link, const kvf_shm_region *told, uint64_t bytes) {
@@ -297,7 +312,7 @@ static bool take_regions(kvf_shm_link *link, const kvf_shm_packet *packet) {
     return true;
 }
 
-/* False: the owner violates the protocol, or contradicts its card. */
+/* False: the link is lost for a reason that it has, or the owner violates the protocol or contradicts its card. */
 static bool take_message(kvf_shm_link *link, const kvf_shm_packet *packet) {
     switch (packet->as.header.kind) {
     case SHM_ARENA:
@@ -305,7 +320,7 @@ static bool take_message(kvf_shm_link *link, const kvf_shm_packet *packet) {
     case SHM_REGIONS:
         return take_regions(link, packet);
     case SHM_GATE:
-        return !link->ready && !link->gate && kvf_shm_gate_map(packet->fd, &link->gate) == KVF_OK;
+        return take_gate(link, packet);
     case SHM_READY:
         if (link->ready || link->regions_known != link->region_count)
             return false;

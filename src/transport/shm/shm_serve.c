@@ -403,8 +403,11 @@ static bool take_buffer(kvf_shm_client *client, const kvf_shm_packet *packet) {
     kvf_shm_tenants *tenants = &client->endpoint->tenants;
     kvf_shm_tenants_take_buffer(tenants, client->tenant, &taken.slot_bytes, &taken.slots);
     taken.bytes = taken.slot_bytes * taken.slots;
-    if (kvf_shm_map_foreign(packet->fd, taken.bytes, &taken.address)) {
+    kvf_status status = kvf_shm_map_foreign(packet->fd, taken.bytes, &taken.address);
+    if (status) {
         kvf_shm_tenants_drop_buffer(tenants, client->tenant, taken.bytes);
+        if (status == KVF_E_NOMEM)
+            kvf_shm_client_refuse(client, SHM_REFUSED_SHORT);
         return false;
     }
     client->buffer = taken;
@@ -478,7 +481,7 @@ static bool take_notice(const kvf_shm_client *client, const kvf_shm_packet *pack
                        bytes) == KVF_OK;
 }
 
-/* False: the client violates the protocol. */
+/* False: the client violates the protocol, or was refused for another reason. */
 static bool take_message(kvf_shm_client *client, const kvf_shm_packet *packet, uint64_t *work) {
     if (!client->known)
         return take_hello(client, packet);
