@@ -10,11 +10,12 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Resource, call, data_at, nanoseconds, string, take
@@ -22,17 +23,17 @@ from kvferry._session import Session
 from kvferry.agent_events import Events
 from kvferry.agent_looks import Looks
 from kvferry.agent_requests import Requests
+from kvferry.allocating import Allocating
 from kvferry.buffers import (
+    Allocations,
     Buffer,
     Memory,
-    array_bytes,
     memory_array,
     refuse_overlap,
     region_for,
     regions_of,
 )
 from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
-from kvferry.device import DeviceArray, device_array, place_of
 from kvferry.errors import InvalidError, UnsupportedError
 from kvferry.events import (
     FailurePolicy,
@@ -50,7 +51,7 @@ from kvferry.ucx import with_ucx
 __all__ = ["Agent", "Contact", "KeyPair"]
 
 
-class Agent(Requests, Events, Looks):
+class Agent(Requests, Events, Looks, Allocating):
     """One rank of an engine, as its peers know it. Safe to use from several threads.
 
     Args:
@@ -244,46 +245,8 @@ class Agent(Requests, Events, Looks):
 
     # ---- memory and meeting
 
-    @overload
-    def allocate(
-        self, shape: int | Sequence[int], dtype: DTypeLike = ..., *, device: int = ...
-    ) -> NDArray[Any]: ...
-
-    @overload
-    def allocate(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = ...,
-        *,
-        kind: MemoryKind = ...,
-        device: int | str = ...,
-    ) -> NDArray[Any] | DeviceArray: ...
-
-    def allocate(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = np.uint8,
-        *,
-        kind: MemoryKind = MemoryKind.HOST,
-        device: int | str = 0,
-    ) -> NDArray[Any] | DeviceArray:
-        """A zeroed array that peers on this host can map: host memory may outlive the agent, memory of a
-        device ends with it.
-
-        Args:
-            device: a number of its kind; or "cpu", "cuda" (the first) or "cuda:1", which name the kind too
-
-        Raises OutOfRangeError (no bytes, or more than there can be), UnsupportedError (nothing here allocates
-        this kind), InvalidError.
-        """
-        size = array_bytes(shape, dtype)
-        kind, number = place_of(kind, device)
-        with self._session.using() as pointer:
-            address = take(lib.kvf_agent_allocate, "void *", pointer, kind, number, size)
-            if kind is MemoryKind.CUDA:
-                self._session.allocations.add_on_device(address, size)
-                return device_array(self, address, number, shape, dtype)
-            return self._session.allocations.array(address, size, shape, dtype)
+    def _allocator(self) -> tuple[AbstractContextManager[Any], Any, Allocations]:
+        return self._session.using(), lib.kvf_agent_allocate, self._session.allocations
 
     def allocate_regions(self) -> list[NDArray[np.uint8]]:
         """One array of bytes for each region of this rank's shard, to register."""

@@ -16,8 +16,7 @@ from kvferry.errors import ClosedError, InvalidError, OutOfMemoryError, Unsuppor
 from kvferry.region import MemoryKind, lengths_of
 
 if TYPE_CHECKING:
-    from kvferry.agent import Agent
-    from kvferry.transport import Transport
+    from kvferry.allocating import Allocating
 
 DLPACK_CUDA = 2
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
@@ -124,7 +123,7 @@ class DeviceArray:
     """
 
     def __init__(
-        self, owner: Agent | Transport, address: int, device: int, shape: Sequence[int], dtype: DTypeLike
+        self, owner: Allocating, address: int, device: int, shape: Sequence[int], dtype: DTypeLike
     ) -> None:
         self._owner = owner
         self.address, self.device = address, device
@@ -198,7 +197,7 @@ class DeviceArray:
 
 
 def device_array(
-    owner: Agent | Transport, address: Any, device: int, shape: int | Sequence[int], dtype: DTypeLike
+    owner: Allocating, address: Any, device: int, shape: int | Sequence[int], dtype: DTypeLike
 ) -> DeviceArray:
     """The array over what `owner` has allocated at `address`."""
     return DeviceArray(owner, int(ffi.cast("uintptr_t", address)), device, lengths_of(shape), dtype)

@@ -17,26 +17,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, data_at, string, take
+from kvferry.allocating import Allocating
 from kvferry.buffers import (
     Allocations,
     Buffer,
     Memory,
-    array_bytes,
     memory_array,
     refuse_overlap,
     region_for,
     regions_of,
 )
-from kvferry.device import DeviceArray, device_array, place_of
 from kvferry.errors import ClosedError, InvalidError, Status
-from kvferry.region import MemoryKind, Region
+from kvferry.region import Region
 from kvferry.request import RUN_DTYPE, Request
 from kvferry.transfer import Freed, Move, Transfer
 from kvferry.ucx import with_ucx
@@ -213,7 +212,7 @@ def python_kvf_done(context: Any, number: int, status: int, detail: Any) -> None
         operation._finish(status, string(detail))
 
 
-class Transport:
+class Transport(Allocating):
     """One endpoint of a rank.
 
     Args:
@@ -307,46 +306,8 @@ class Transport:
                 )
             return out
 
-    @overload
-    def allocate(
-        self, shape: int | Sequence[int], dtype: DTypeLike = ..., *, device: int = ...
-    ) -> NDArray[Any]: ...
-
-    @overload
-    def allocate(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = ...,
-        *,
-        kind: MemoryKind = ...,
-        device: int | str = ...,
-    ) -> NDArray[Any] | DeviceArray: ...
-
-    def allocate(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = np.uint8,
-        *,
-        kind: MemoryKind = MemoryKind.HOST,
-        device: int | str = 0,
-    ) -> NDArray[Any] | DeviceArray:
-        """A zeroed array that peers on this host can map: host memory may outlive the transport, memory of a
-        device ends with it.
-
-        Args:
-            device: a number of its kind; or "cpu", "cuda" (the first) or "cuda:1", which name the kind too
-
-        Raises OutOfRangeError (no bytes, or more than there can be), UnsupportedError (nothing here allocates
-        this kind), InvalidError.
-        """
-        size = array_bytes(shape, dtype)
-        kind, number = place_of(kind, device)
-        with self._using() as pointer:
-            address = take(lib.kvf_transport_allocate, "void *", pointer, kind, number, size)
-            if kind is MemoryKind.CUDA:
-                self._endpoint.allocations.add_on_device(address, size)
-                return device_array(self, address, number, shape, dtype)
-            return self._endpoint.allocations.array(address, size, shape, dtype)
+    def _allocator(self) -> tuple[contextlib.AbstractContextManager[Any], Any, Allocations]:
+        return self._using(), lib.kvf_transport_allocate, self._endpoint.allocations
 
     def register(self, buffers: Memory, shard: Shard | None = None, *, withheld: bool | None = None) -> None:
         """Registers this rank's memory, once, before the card is asked for and peers are connected.
