@@ -377,20 +377,27 @@ static pid_t have_a_reader_with_a_child(pid_t *child) {
     return reader;
 }
 
-/* What such a process has mapped is read by nobody any more. The owner once waited for the child. */
+/* What such a process has mapped is read by nobody any more. The owner once waited for the child, also when it closed:
+ * for 30 s, its patience. */
 static void a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket(void **state) {
     (void)state;
     pid_t child;
+    void *made;
     both_open();
     run_rounds();
     kvf_peer_close(peer);
+    assert_ok(kvf_transport_allocate(owner.transport, KVF_MEMORY_CUDA, 0, 4096, &made));
     const pid_t reader = have_a_reader_with_a_child(&child);
     run_rounds();
     assert_int_equal(kvf_transport_unregister_region(owner.transport, 0), KVF_E_AGAIN);
     end_child(reader);
     assert_ok(kvf_transport_unregister_region(owner.transport, 0));
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    kvf_transport_close(owner.transport);
+    assert_in_range(kvf_now(&kvf_monotonic) - begun, 0, 20 * KVF_SECOND);
     assert_int_equal(kill(child, SIGKILL), 0);
-    both_close();
+    kvf_transport_close(writer.transport);
+    devices_free();
 }
 
 /* Another thread starts a copy when this one forks: its child once waited for that thread, which it does not have. */
