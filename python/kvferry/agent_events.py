@@ -111,7 +111,8 @@ class Events:
         ready = asyncio.Event()
         loop = asyncio.get_running_loop()
         # A loop allows one reader for each descriptor, so every waiting task has its own descriptor.
-        descriptor = os.dup(self.fileno())
+        with self._session.using() as pointer:  # or another thread may close the agent, and its descriptor
+            descriptor = os.dup(lib.kvf_agent_event_fd(pointer))
         try:
             with self._session.waking(ready):
                 loop.add_reader(descriptor, ready.set)

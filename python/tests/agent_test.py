@@ -876,6 +876,27 @@ def test_a_loop_that_ends_before_its_tasks_leaves_nothing_behind(pair: Pair) -> 
     finish(pair)
 
 
+def test_a_task_that_begins_to_wait_while_a_thread_closes_the_agent_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = Agent(decode_engine(small_model()))
+    closing = threading.Thread(target=agent.close)
+    real = os.dup
+
+    def dup(descriptor: int) -> int:
+        closing.start()
+        while not agent.closed:
+            time.sleep(0)
+        if not agent._session.inside:  # nothing keeps the agent open
+            closing.join()
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "dup", dup)
+    with pytest.raises(ClosedError):
+        asyncio.run(agent.event())
+    closing.join()
+
+
 @pytest.mark.parametrize("own_thread", [True, False])
 def test_closing_an_agent_ends_the_tasks_that_wait(own_thread: bool) -> None:
     agent = Agent(decode_engine(small_model()), own_thread=own_thread)
