@@ -246,84 +246,90 @@ static void an_owner_without_a_descriptor_for_us_lives(void **state) {
     side_close(&there);
 }
 
-/* Neither has one for the buffer that we share with it. */
+/* What this process has no more of between two calls. */
+typedef struct shortage {
+    void (*begin)(void);
+    void (*end)(void);
+} shortage;
+
+static void take_all_descriptors(void) {
+    leave_descriptors(0);
+}
+
+static void take_addresses(void) {
+    no_addresses = true;
+}
+
+static void give_addresses_back(void) {
+    no_addresses = false;
+}
+
+static const shortage of_descriptors = {take_all_descriptors, give_descriptors_back},
+                      of_addresses = {take_addresses, give_addresses_back};
+
+static void require_said(const char *detail, const char *reason) {
+    if (!strstr(detail, reason))
+        fail_msg("%s", detail);
+}
+
+/* The owner cannot map the buffer that we share with it. */
+static void an_owner_runs_short(const shortage *what) {
+    test_side here, there;
+    test_outcome outcome = {0};
+    const kvf_run run = {0, 0, 60000, 1, 1};
+    side_open(&here, &raw_brought, 1);
+    side_open(&there, &raw_brought, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(&here, &there);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
+    drive_idle(&here, NULL);
+    what->begin();
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+    what->end();
+    require_lives(&here, &there, peer);
+    require_said(here.lost_detail, "no memory or descriptor");
+    assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+    side_close(&here);
+    side_close(&there);
+}
+
 static void an_owner_without_a_descriptor_for_our_buffer_lives(void **state) {
     (void)state;
-    test_side here, there;
-    test_outcome outcome = {0};
-    const kvf_run run = {0, 0, 60000, 1, 1};
-    side_open(&here, &raw_brought, 1);
-    side_open(&there, &raw_brought, 2);
-    kvf_peer *peer = side_connect(&here, &there);
-    drive_idle(&here, &there);
-    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
-    drive_idle(&here, NULL);
-    leave_descriptors(0);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
-    give_descriptors_back();
-    require_lives(&here, &there, peer);
-    assert_int_equal(outcome.status, KVF_E_PEER_LOST);
-    side_close(&here);
-    side_close(&there);
+    an_owner_runs_short(&of_descriptors);
 }
 
-/* It has sent a descriptor of its memory, and we have none left to take it. */
-static void an_owner_for_whose_memory_we_have_no_descriptor_lives(void **state) {
-    (void)state;
-    test_side here, there;
-    side_open(&here, &allocated, 1);
-    side_open(&there, &allocated, 2);
-    kvf_peer *peer = side_connect(&here, &there);
-    drive_idle(NULL, &there);
-    leave_descriptors(0);
-    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
-    give_descriptors_back();
-    require_lives(&here, &there, peer);
-    side_close(&here);
-    side_close(&there);
-}
-
-/* Our own want of addresses was once said to be the owner's mistake: that it contradicted its card. */
-static void a_reader_without_addresses_for_the_owners_memory_says_so(void **state) {
-    (void)state;
-    test_side here, there;
-    side_open(&here, &allocated, 1);
-    side_open(&there, &allocated, 2);
-    kvf_peer *peer = side_connect(&here, &there);
-    drive_idle(NULL, &there);
-    no_addresses = true;
-    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
-    no_addresses = false;
-    require_lives(&here, &there, peer);
-    if (!strstr(here.lost_detail, "shared bytes: Cannot allocate memory"))
-        fail_msg("%s", here.lost_detail);
-    side_close(&here);
-    side_close(&there);
-}
-
-/* The owner's own want of addresses for our buffer was once said to be ours: a message that made no sense. */
+/* The owner once said that our message made no sense. */
 static void an_owner_without_addresses_for_our_buffer_says_so(void **state) {
     (void)state;
+    an_owner_runs_short(&of_addresses);
+}
+
+/* The owner has sent a descriptor of its memory, and we cannot take or map it. */
+static void a_reader_runs_short(const shortage *what, const char *reason) {
     test_side here, there;
-    test_outcome outcome = {0};
-    const kvf_run run = {0, 0, 60000, 1, 1};
-    side_open(&here, &raw_brought, 1);
-    side_open(&there, &raw_brought, 2);
+    side_open(&here, &allocated, 1);
+    side_open(&there, &allocated, 2);
     kvf_peer *peer = side_connect(&here, &there);
-    drive_idle(&here, &there);
-    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
-    drive_idle(&here, NULL);
-    no_addresses = true;
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
-    no_addresses = false;
+    drive_idle(NULL, &there);
+    what->begin();
+    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+    what->end();
     require_lives(&here, &there, peer);
-    if (!strstr(here.lost_detail, "no memory or descriptor"))
-        fail_msg("%s", here.lost_detail);
-    assert_int_equal(outcome.status, KVF_E_PEER_LOST);
+    require_said(here.lost_detail, reason);
     side_close(&here);
     side_close(&there);
+}
+
+static void an_owner_for_whose_memory_we_have_no_descriptor_lives(void **state) {
+    (void)state;
+    a_reader_runs_short(&of_descriptors, "descriptor");
+}
+
+/* The owner was once said to contradict its card. */
+static void an_owner_for_whose_memory_we_have_no_addresses_lives(void **state) {
+    (void)state;
+    a_reader_runs_short(&of_addresses, "shared bytes: Cannot allocate memory");
 }
 
 /* It may be stopped for longer than we wait. */
@@ -439,7 +445,7 @@ int main(void) {
         cmocka_unit_test(an_owner_without_a_descriptor_for_us_lives),
         cmocka_unit_test(an_owner_without_a_descriptor_for_our_buffer_lives),
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_descriptor_lives),
-        cmocka_unit_test(a_reader_without_addresses_for_the_owners_memory_says_so),
+        cmocka_unit_test(an_owner_for_whose_memory_we_have_no_addresses_lives),
         cmocka_unit_test(an_owner_without_addresses_for_our_buffer_says_so),
         cmocka_unit_test(an_owner_that_accepts_nobody_lives),
         cmocka_unit_test(a_read_of_memory_that_is_taken_back_meanwhile_has_not_moved),
