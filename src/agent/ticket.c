@@ -79,7 +79,7 @@ kvf_status kvf_ticket_grow(kvf_ticket *ticket, kvf_group_steps *groups) {
     kvf_block_table *claims = claimed_tables(ticket, groups, count);
     kvf_block_table *fresh = kvf_alloc(1, count * sizeof *fresh + ids * sizeof(uint32_t));
     kvf_status status = claims && fresh ? KVF_OK : kvf_nomem("blocks of a request");
-    uint32_t *room = (uint32_t *)(void *)(fresh + count);
+    uint32_t *room = status ? NULL : (uint32_t *)(void *)(fresh + count);
     for (uint32_t g = 0; g < count && !status; g++) {
         fresh[g] = only_new(&ticket->groups[g].table, &groups[g].table, room);
         room += groups[g].table.count;
