@@ -250,21 +250,23 @@ static kvf_status release(kvf_hold *hold, kvf_session *session, uint32_t expecte
     return KVF_OK;
 }
 
-/* The lease that an ACQUIRE got, if its caller gave up before it saw the answer. Found by the call's number: a closing
- * hold is no longer found by its id, and the caller may know only the number of a lease before. */
-static const kvf_reader *granted_by(const kvf_session *session, uint64_t acquire) {
-    const kvf_reader *reader;
+/* The hold that an ACQUIRE got a lease on, if its caller gave up before it saw the answer. Found by the call's number: a
+ * closing hold is no longer found by its id, and the caller may know only the number of a lease before. */
+static kvf_hold *granted_by(const kvf_session *session, uint64_t acquire) {
+    kvf_reader *reader;
     DL_FOREACH2(session->readers, reader, session_next) {
         if (reader->asked == acquire)
-            return reader;
+            return reader->hold;
     }
     return NULL;
 }
 
-/* The lease that a RELEASE names. */
-static const kvf_reader *named_by(const kvf_session *session, const kvf_call_body *release) {
+/* The hold whose lease a RELEASE names. */
+static kvf_hold *named_by(const kvf_session *session, const kvf_call_body *release) {
     const kvf_reader *reader = release->generation ? kvf_reader_find(session, release->generation) : NULL;
-    return reader || !release->earlier ? reader : granted_by(session, release->earlier);
+    if (reader)
+        return reader->hold;
+    return release->earlier ? granted_by(session, release->earlier) : NULL;
 }
 
 /* The last call of the try that a RELEASE ends. Its own number may be a later one: a caller gives calls new numbers in a
@@ -275,8 +277,7 @@ static uint64_t end_of_try(const kvf_call_body *release) {
 
 void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
-    const kvf_reader *named = named_by(session, call);
-    kvf_hold *hold = named ? named->hold : NULL;
+    kvf_hold *hold = named_by(session, call);
     kvf_status status = KVF_OK;
     /* A consumer that gives up withdraws its ACQUIRE that still waits. */
     kvf_call_body waiting = *call;
@@ -288,8 +289,8 @@ void kvf_hold_release(kvf_session *session, const kvf_call_body *call, bool fres
     if (call->earlier)
         (void)kvf_session_fresh(session, call->earlier);
     if (call->generation) {
-        agent->stats.messages_stale += fresh && !named;
-    } else if (!named && fresh && !tries_again) {
+        agent->stats.messages_stale += fresh && !hold;
+    } else if (!hold && fresh && !tries_again) {
         hold = find_hold(agent, call->request);
         const kvf_reader *reader = hold ? reader_of(hold, session) : NULL;
         if (reader && reader->asked > end_of_try(call)) /* the lease of another try, which began since */
