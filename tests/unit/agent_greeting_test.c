@@ -132,9 +132,7 @@ static void a_process_that_has_answered_is_not_asked_until_its_time_is_over(void
 static void a_name_whose_process_says_nothing_goes_to_the_next(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    (void)rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    (void)rights_open_leased(&s);
     s.other.engine = "X";
     assert_true(greets_until(&s, &s.other, KVF_MESSAGE_WELCOME, KVF_OK));
     assert_int_equal(world_stats(s.p).peers_replaced, 1);

@@ -76,6 +76,13 @@ uint64_t rights_hold(rights *s, const char *id) {
     return ticket;
 }
 
+uint64_t rights_open_leased(rights *s) {
+    rights_open(s);
+    const uint64_t ticket = rights_hold(s, "a");
+    assert_int_equal(rights_say(s, &s->rightful, rights_acquire("a")), KVF_OK);
+    return ticket;
+}
+
 kvf_call_body rights_expect(const char *id, uint64_t generation, const world_request *wanted) {
     return (kvf_call_body){.kind = KVF_CALL_EXPECT,
                            .request = {id, strlen(id)},

@@ -23,6 +23,8 @@ typedef struct rights {
 
 /** Opens P, D and the three peers; the rightful one has greeted. */
 void rights_open(rights *s);
+/** The same, and P holds the request "a", on which the rightful peer has a lease. Returns the hold's ticket. */
+uint64_t rights_open_leased(rights *s);
 void rights_close(rights *s);
 
 /** Opens P anew with these grants, and the rightful peer and the other, neither of which has greeted it. */

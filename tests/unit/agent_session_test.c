@@ -36,9 +36,7 @@ static void acquire_and_release_are_for_the_peer_of_the_session(void **state) {
 static void a_lease_of_another_session_is_none(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    (void)rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    (void)rights_open_leased(&s);
     speaker_greet(&s.w, &s.other); /* as Y, in its own session */
     kvf_call_body release = {
         .kind = KVF_CALL_RELEASE, .request = {"b", 1}, .generation = s.rightful.generation, .rank_count = 1};
@@ -115,9 +113,7 @@ static void numbers_of_leases_cannot_be_guessed(void **state) {
 static void beats_are_for_the_peer_of_the_session(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    (void)rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    (void)rights_open_leased(&s);
     const uint64_t lease = s.rightful.generation;
     const uint64_t until = rights_session(&s)->readers->until;
     kvf_call_body beat = {.kind = KVF_CALL_BEAT, .leases = &lease, .lease_count = 1};
@@ -152,9 +148,7 @@ static void expect_and_withdraw_are_for_the_peer_of_the_session(void **state) {
 static void checksums_are_for_the_peer_of_the_session(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    (void)rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    (void)rights_open_leased(&s);
     kvf_call_body sums = {.kind = KVF_CALL_CHECKSUM,
                           .generation = s.rightful.generation,
                           .layers = {0, 1},
@@ -178,9 +172,7 @@ static void checksums_of_no_steps_or_more_than_8192_are_refused(void **state) {
     (void)state;
     static const kvf_range steps[] = {{4, 4}, {0, 8193}, {4, UINT32_MAX}};
     rights s;
-    rights_open(&s);
-    (void)rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    (void)rights_open_leased(&s);
     kvf_call_body sums = {
         .kind = KVF_CALL_CHECKSUM, .generation = s.rightful.generation, .layers = {0, 1}, .units = {0, 1}};
     for (size_t i = 0; i < COUNT_OF(steps); i++) {
@@ -211,9 +203,7 @@ static void calls_of_a_producer_are_refused_from_a_consumer(void **state) {
 static void a_jump_of_numbers_forces_a_new_greeting(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    (void)rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    (void)rights_open_leased(&s);
     kvf_call_body beat = {.kind = KVF_CALL_BEAT, .number = UINT64_MAX};
     rights_not_of_others(&s, beat);
     s.rightful.number = 1;
@@ -249,9 +239,7 @@ static void a_jump_is_by_as_many_numbers_as_are_remembered(void **state) {
 static void a_session_that_was_left_ends_with_its_last_lease(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    uint64_t ticket = rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    uint64_t ticket = rights_open_leased(&s);
     kvf_call_body beat = {.kind = KVF_CALL_BEAT, .number = UINT64_MAX};
     assert_int_equal(rights_say(&s, &s.rightful, beat), KVF_E_PEER_LOST);
     speaker_run_for(&s.w, &s.rightful, RIGHTS_LEASE / 2);
@@ -416,9 +404,7 @@ static kvf_call_body give_up(uint64_t generation, uint64_t acquire) {
 static void giving_up_ends_the_lease_whose_number_the_consumer_has_not_heard(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    const uint64_t ticket = rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    const uint64_t ticket = rights_open_leased(&s);
     const uint64_t first = s.rightful.generation;
     assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
     assert_int_not_equal(s.rightful.generation, first);
@@ -432,9 +418,7 @@ static void giving_up_ends_the_lease_whose_number_the_consumer_has_not_heard(voi
 static void giving_up_ends_the_lease_of_a_try_though_the_next_one_waits(void **state) {
     (void)state;
     rights s;
-    rights_open(&s);
-    const uint64_t ticket = rights_hold(&s, "a");
-    assert_int_equal(rights_say(&s, &s.rightful, rights_acquire("a")), KVF_OK);
+    const uint64_t ticket = rights_open_leased(&s);
     const uint64_t acquired = s.rightful.number;
     assert_ok(kvf_agent_cancel(s.p, ticket));
     kvf_past_forget(s.p, (kvf_bytes){"a", 1}); /* as if it was long ago */

@@ -292,6 +292,12 @@ class Listing(Engines):
         self.assertEqual(found["count"], len(found["kept"]))
         return {one.pop("request"): one for one in found["kept"]}
 
+    def printed(self, engine: Half, *names: str) -> list[str]:
+        """The lines of the command's list."""
+        ask_for = [sys.executable, "-m", "kvferry", "ask", place(engine).endpoint, "list", *names]
+        found = subprocess.run(ask_for, capture_output=True, text=True, check=True, timeout=PATIENCE)
+        return found.stdout.splitlines()
+
     def test_what_is_kept_is_listed_by_vllms_names(self) -> None:
         for mode in ("pull", "push"):
             with self.subTest(mode):
@@ -324,27 +330,17 @@ class Listing(Engines):
         prefill, _ = self.pair(kv_lease_duration=300)
         self.keep(prefill, "cmpl-1")
         self.keep(prefill, "cmpl-\x1b[2J\u00e9")
-        ask_for = [sys.executable, "-m", "kvferry", "ask", place(prefill).endpoint, "list"]
-
-        def run(*arguments: str) -> list[str]:
-            found = subprocess.run(
-                [*ask_for, *arguments], capture_output=True, text=True, check=True, timeout=PATIENCE
-            )
-            return found.stdout.splitlines()
-
-        head, titles, first, second = run()
+        head, titles, first, second = self.printed(prefill)
         self.assertEqual(head, "prefill, rank 0, keeps 2 requests")
         self.assertEqual(titles.split(), ["request", "tokens", "since", "until", "served", "moves"])
         self.assertRegex(first, r"^  cmpl-1 +100 +\S+ m?s +2[0-9]{2}\.\d+ s +0 of 1 +no$")
         self.assertTrue(second.startswith("  cmpl-?[2J?? "), second)
-        self.assertEqual(run("cmpl-2"), ["prefill, rank 0, keeps 0 requests"])
+        self.assertEqual(self.printed(prefill, "cmpl-2"), ["prefill, rank 0, keeps 0 requests"])
 
     def test_a_long_lease_is_printed_in_hours(self) -> None:
         prefill, _ = self.pair(kv_lease_duration=86400)
         self.keep(prefill, "cmpl-1")
-        ask_for = [sys.executable, "-m", "kvferry", "ask", place(prefill).endpoint, "list"]
-        found = subprocess.run(ask_for, capture_output=True, text=True, check=True, timeout=PATIENCE)
-        self.assertRegex(found.stdout.splitlines()[2], r"^  cmpl-1 +100 +\S+ m?s +24\.0 h +0 of 1 +no$")
+        self.assertRegex(self.printed(prefill)[2], r"^  cmpl-1 +100 +\S+ m?s +24\.0 h +0 of 1 +no$")
 
 
 class Allowing(Engines):
