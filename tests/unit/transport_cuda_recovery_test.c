@@ -377,8 +377,8 @@ static pid_t have_a_reader_with_a_child(pid_t *child) {
     return reader;
 }
 
-/* What such a process has mapped is read by nobody any more. The owner once waited for the child, also when it closed:
- * for 30 s, its patience. */
+/* A process that was killed reads no more. The owner once waited for its child, also when it closed: for 30 s, its
+ * patience. */
 static void a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket(void **state) {
     (void)state;
     pid_t child;

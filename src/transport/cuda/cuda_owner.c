@@ -207,7 +207,7 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
 
 /* ---- taking memory back ------------------------------------------------------------------------- */
 
-/* A forked child may keep the socket of a client that has ended: what that had mapped is then read by nobody. */
+/* A client whose process has ended reads no more, though a forked child may keep its socket. */
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
     const uint64_t oldest = kvf_transport_oldest(endpoint->transport);
     kvf_status status = KVF_OK;

@@ -244,8 +244,8 @@ void kvf_shm_disconnect(void *self) {
 
 /* ---- messages from the owner ----------------------------------------------------------------- */
 
-/* What the owner has sent cannot be mapped. That may be our own want of memory, so the link is lost for the reason that
- * was found. */
+/* We could not map what the owner has sent. The link is lost for the reason that was found, which may be that we have no
+ * memory ourselves. */
 static bool cannot_map(kvf_shm_link *link) {
     kvf_shm_link_lose(link, kvf_error_detail());
     return false;
