@@ -365,12 +365,13 @@ typedef enum kvf_ready_kind {
 
 /**
  * An event to wait for before blocks are touched, for engines whose device still works on them after the call: writes
- * what is to be read, or reads and writes what the blocks had before. Copied during the call. The descriptor is duplicated, and never read: the caller may close its own at once, and must leave it readable
- * until the request's event. Waiting takes a descriptor. An event of a CUDA stream counts as it was last recorded
- * before the call: the caller may record it again or destroy it at once. One that was recorded while a CUDA graph was
- * captured from its stream is refused (KVF_E_INVALID): record one after the graph is launched. Waiting takes a stream
- * of the device, which the agent polls at least every millisecond. Once the request's event says DONE, all streams see
- * what was read or written for it.
+ * what is to be read, or reads and writes what the blocks had before. Copied during the call. The descriptor is
+ * duplicated, and never read: the caller may close its own at once, and must leave it readable until the request's
+ * event. Waiting takes a descriptor. An event of a CUDA stream counts as it was last recorded before the call: the
+ * caller may record it again or destroy it at once. One that was recorded while a CUDA graph was captured from its
+ * stream is refused (KVF_E_INVALID): record one after the graph is launched. Waiting takes a stream of the device,
+ * which the agent polls at least every millisecond. Once the request's event says DONE, all streams see what was read
+ * or written for it.
  */
 typedef struct kvf_ready_event {
     size_t struct_size; /**< sizeof(kvf_ready_event) */

@@ -289,9 +289,9 @@ KVF_API kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64
                                    kvf_way_prediction *out);
 
 /**
- * Predicts the same for caches in memory of these kinds. The costs of gathering and scattering by devices were
- * measured on one NVIDIA H100 (docs/performance.md); those of network cards that reach a device are assumed. If the kind of transport does not serve one side's memory, nothing goes direct,
- * and direct_ns is 0.
+ * Predicts the same for caches in memory of these kinds. The costs of gathering and scattering by devices were measured
+ * on one NVIDIA H100 (docs/performance.md); those of network cards that reach a device are assumed. If the kind of
+ * transport does not serve one side's memory, nothing goes direct, and direct_ns is 0.
  *
  * @param local   where the cache of the plan's local rank is
  * @param remote  where the source's is

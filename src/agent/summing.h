@@ -39,8 +39,8 @@ void kvf_summing_free(kvf_summing *summing);
  * @param area    checked; copied, with the entries of its table that are needed. Memory and shard must stay
  * @param places  copied; the sums must stay until this has ended
  * @return KVF_OK: all is done; KVF_IN_PROGRESS; KVF_E_AGAIN (a device still computes for an area that was not polled to
- *         its end: retry), KVF_E_NOMEM, KVF_E_LIMIT (cells that a device does not number), KVF_E_UNSUPPORTED (no code for the
- *         device), KVF_E_IO (of the driver; or the device has not finished for 30 s)
+ *         its end: retry), KVF_E_NOMEM, KVF_E_LIMIT (cells that a device does not number), KVF_E_UNSUPPORTED (no code
+ *         for the device), KVF_E_IO (of the driver; or the device has not finished for 30 s)
  */
 kvf_status kvf_summing_start(kvf_summing *summing, const kvf_area *area, const kvf_sum_places *places);
 

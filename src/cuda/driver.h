@@ -2,9 +2,10 @@
  * The CUDA driver: libcuda.so.1, opened when device memory is first used.
  *
  * kvferry is neither compiled nor linked against CUDA: the few driver functions that it calls are declared here and
- * looked up at run time (tests/install/driver_names.sh compares the declarations with CUDA's own headers), so one build serves machines with any driver from 12.0 on, and with none. Two functions are
- * the entry for other rooms: kvf_cuda_find() gives the driver or the reason why there is none, and kvf_cuda_enter()
- * makes a device current for this thread's calls.
+ * looked up at run time, so one build serves machines with any driver from 12.0 on, and with none
+ * (tests/install/driver_names.sh compares the declarations with CUDA's own headers). Two functions are the entry for
+ * other rooms: kvf_cuda_find() gives the driver or the reason why there is none, and kvf_cuda_enter() makes a device
+ * current for this thread's calls.
  *
  * A device is used through its primary context, which the process's other users of CUDA (torch, an engine) use too,
  * so their addresses are valid here. It stays until the process ends. A child of fork() cannot use its parent's

@@ -8,13 +8,14 @@
  * stream, so a buffer that is reused too early spoils bytes. Kernels are the library's own, run thread by thread. A
  * capture of a graph keeps nothing of what is put on its stream; it only sees what must not happen meanwhile.
  *
- * Environment variables: FAKE_CUDA_DEVICES is the number of devices of the machine (2), of which a process sees those in
- * CUDA_VISIBLE_DEVICES (all), FAKE_CUDA_VERSION the CUDA version of the driver, FAKE_CUDA_MULTIPROCESSORS the
+ * Environment variables: FAKE_CUDA_DEVICES is the number of devices of the machine (2), of which a process sees those
+ * in CUDA_VISIBLE_DEVICES (all), FAKE_CUDA_VERSION the CUDA version of the driver, FAKE_CUDA_MULTIPROCESSORS the
  * multiprocessors of each device (4); with FAKE_CUDA_APART no device reaches another's memory; with FAKE_CUDA_RDMA=0 no
  * device has memory of cuMemCreate() for network cards; with FAKE_CUDA_DMA_BUF=0 the driver has no dma-buf; with
- * FAKE_CUDA_NO_CHANNEL the process may not use fabric handles; with FAKE_CUDA_ALIASED=1 devices reach registered memory of the host at other addresses than the host, as with WSL 2;
- * of what every FAKE_CUDA_SPOIL-th launch of a kernel has moved, a bit is wrong; with FAKE_CUDA_STRICT=1000 calls wait as
- * after fake_cuda_strict(1), but streams have room for 1000 actions.
+ * FAKE_CUDA_NO_CHANNEL the process may not use fabric handles; with FAKE_CUDA_ALIASED=1 devices reach registered memory
+ * of the host at other addresses than the host, as with WSL 2; of what every FAKE_CUDA_SPOIL-th launch of a kernel has
+ * moved, a bit is wrong; with FAKE_CUDA_STRICT=1000 calls wait as after fake_cuda_strict(1), but streams have room for
+ * 1000 actions.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * Two processes with caches on devices of the stand-in, or real ones: this process reads, and the other, for which this program is
- * started once more, owns the cache that is read. Both know the same engines; cells are compared by their
+ * Two processes with caches on devices of the stand-in, or real ones: this process reads, and the other, for which this
+ * program is started once more, owns the cache that is read. Both know the same engines; cells are compared by their
  * coordinates.
  */
 #ifndef CUDA_OWNER_H

@@ -1,6 +1,6 @@
 /*
- * A reader on device 1, if there are two, and an owner in another process on device 0 (cuda_owner.h): connected, and with data moved
- * between them.
+ * A reader on device 1, if there are two, and an owner in another process on device 0 (cuda_owner.h): connected, and
+ * with data moved between them.
  */
 #ifndef CUDA_SCENE_H
 #define CUDA_SCENE_H
