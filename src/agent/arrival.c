@@ -119,19 +119,24 @@ static kvf_status start_guard(kvf_agent *agent) {
 }
 
 /* The first stream that waits for a request takes a word for it. Its highest number is the request's end. The agent
- * itself lets streams go at the deadline, if it can. */
+ * itself lets streams go at the deadline, if it can; no stream waits for a word that the guard does not look at. */
 static kvf_status take_word(kvf_arrival *arrival) {
     if (arrival->word)
         return KVF_OK;
+    kvf_cuda_word *word = NULL;
     const kvf_ticket *ticket = &arrival->asker->base;
     const uint64_t now = kvf_agent_now(ticket->agent);
     const uint64_t left = ticket->deadline > now ? ticket->deadline - now : 0;
-    kvf_status status = kvf_cuda_word_take(arrival->all + 1, kvf_add_or_most(left, LATE_NS), &arrival->word);
+    kvf_status status = kvf_cuda_word_take(arrival->all + 1, kvf_add_or_most(left, LATE_NS), &word);
     if (!status)
         status = start_guard(ticket->agent);
-    if (!status)
-        kvf_cuda_word_set(arrival->word, arrival->layers);
-    return status;
+    if (status) {
+        (void)kvf_cuda_word_give(word);
+        return status;
+    }
+    kvf_cuda_word_set(word, arrival->layers);
+    arrival->word = word;
+    return KVF_OK;
 }
 
 static kvf_status mark_of_arrival(kvf_arrival *arrival, uint32_t layers, kvf_cuda_mark *out) {

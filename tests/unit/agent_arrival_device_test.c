@@ -414,6 +414,30 @@ static void a_stream_waits_for_the_end_or_not_at_all(void **state) {
     close_scene(&s);
 }
 
+/* No thread starts that would let the stream go. */
+static void a_stream_that_nobody_would_let_go_does_not_wait(void **state) {
+    scene s;
+    pthread_attr_t before, too_large;
+    open_scene(&s, *state);
+    start_push(&s);
+    assert_int_equal(pthread_getattr_default_np(&before), 0);
+    assert_int_equal(pthread_getattr_default_np(&too_large), 0);
+    assert_int_equal(pthread_attr_setstacksize(&too_large, (size_t)1 << 47), 0);
+    assert_int_equal(pthread_setattr_default_np(&too_large), 0);
+    for (int i = 0; i < 2; i++)
+        assert_fails(kvf_agent_let_wait(s.w.d.agents[0], s.ours[0], 1, D_DEVICE, s.readers[0].stream),
+                     KVF_E_IO, "let_wait", "the thread that lets late streams go");
+    assert_int_equal(pthread_setattr_default_np(&before), 0);
+    let_wait(&s, 0, 1);
+    assert_false(reader_passed(&s.readers[0], 0));
+    ready(&s, LAYERS);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    world_until(&s.w, all_idle(&s));
+    assert_int_equal(reader_wrong(&s.readers[0], 0, &s.w.d, 0, &s.wanted, 1), 0);
+    close_scene(&s);
+}
+
 /* ---- ends without all layers ---------------------------------------------------------------------- */
 
 /* Two layers have arrived, and streams of the first ranks wait for the third. */
@@ -956,6 +980,7 @@ int main(void) {
         OVER(streams_pass_with_the_end_of_a_direct_push, cuda),
         OVER(streams_pass_with_the_end_of_a_direct_push, host),
         OVER(a_stream_waits_for_the_end_or_not_at_all, shm),
+        OVER(a_stream_that_nobody_would_let_go_does_not_wait, shm),
         OVER(cancelling_lets_streams_pass, shm),
         OVER(cancelling_lets_streams_pass, host_packed),
         OVER(a_writer_that_goes_lets_streams_pass, shm),
