@@ -186,7 +186,7 @@ static int print_list(const kvf_asked *asked, uint32_t rank) {
     printf("%s, rank %u, keeps %llu request%s\n", kvf_asked_engine(asked), rank, (unsigned long long)count,
            count == 1 ? "" : "s");
     table rows;
-    table_start(&rows, "request|>tokens|>since|>until|>served|moves");
+    table_start(&rows, "request|>tokens|>age|>left|>served|moves");
     for (size_t i = 0; i < shown; i++)
         add_row(&rows, json_object_array_get_idx(kept, i));
     const bool printed = shown == 0 || table_print(&rows, 2);
