@@ -108,7 +108,8 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
     void *router = zmq_socket(link->zmq, ZMQ_ROUTER);
     if (!router)
         return kvf_zmq_fail("zmq_socket");
-    bool good = zmq_setsockopt(router, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
+    bool good =
+        kvf_zmq_refuse_old(router) && zmq_setsockopt(router, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         good = good &&
                zmq_setsockopt(router, numbers[i].option, &numbers[i].value, sizeof numbers[i].value) == 0;

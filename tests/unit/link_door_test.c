@@ -8,6 +8,7 @@
 #include "link_ends.h"
 
 #include "endless.h"
+#include "http_askers.h"
 #include "port/gate.h"
 
 #define MOST 6u
@@ -343,6 +344,51 @@ static void an_owner_that_sends_a_message_without_an_end_is_cut_off(void **state
     kvf_link_close(client.link);
 }
 
+/* ---- other protocols ------------------------------------------------------------------------- */
+
+static void who_speaks_another_protocol_or_an_old_version_is_hung_up_on_at_once(void **state) {
+    (void)state;
+    /* ZMTP 1.0, and 2.0: a routing id and, of 2.0, the socket's type before it. */
+    static const char first[] = "\7\0router", second[] = "\xff\0\0\0\0\0\0\0\1\x7f\1\5\0\0";
+    const struct {
+        const char *bytes;
+        size_t count;
+    } said[] = {
+        {http_request, sizeof http_request - 1}, {first, sizeof first - 1}, {second, sizeof second - 1}};
+    end server, client;
+    open_stopped_door(&server);
+    for (size_t i = 0; i < COUNT_OF(said); i++) {
+        const int fd = knock(&server);
+        assert_int_equal(send(fd, said[i].bytes, said[i].count, MSG_NOSIGNAL), said[i].count);
+        const uint64_t begun = kvf_now(&kvf_monotonic);
+        work_until(is_over(fd), &server);
+        assert_true(kvf_now(&kvf_monotonic) - begun < 5 * SECOND); /* ZeroMQ's own patience is longer */
+        (void)close(fd);
+    }
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock_stopped});
+    send_text(&client, connect_end(&client, kvf_link_endpoint(server.link)), "hello");
+    work_until(has_message(&server, "hello"), &server, &client);
+    assert_int_equal(server.message_count, 1);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+static void a_link_may_close_while_others_speak_another_protocol_to_it(void **state) {
+    (void)state;
+    http_askers askers;
+    http_askers_start(&askers);
+    for (int i = 0; i < 200; i++) {
+        end server;
+        open_stopped_door(&server);
+        askers.port = (int)strtoul(strrchr(kvf_link_endpoint(server.link), ':') + 1, NULL, 10);
+        const uint64_t until = kvf_now(&kvf_monotonic) + SECOND / 1000;
+        while (kvf_now(&kvf_monotonic) < until)
+            progress_all((end *[]){&server}, 1);
+        kvf_link_close(server.link);
+    }
+    http_askers_stop(&askers);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(silent_connections_make_room),
@@ -353,6 +399,8 @@ int main(void) {
         cmocka_unit_test(an_address_that_sends_messages_without_an_end_is_kept_out_for_a_while),
         cmocka_unit_test(many_large_messages_are_not_without_an_end),
         cmocka_unit_test(an_owner_that_sends_a_message_without_an_end_is_cut_off),
+        cmocka_unit_test(who_speaks_another_protocol_or_an_old_version_is_hung_up_on_at_once),
+        cmocka_unit_test(a_link_may_close_while_others_speak_another_protocol_to_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

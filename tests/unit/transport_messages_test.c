@@ -23,6 +23,7 @@
 #include <cmocka.h>
 
 #include "endless.h"
+#include "http_askers.h"
 #include "sanitized.h"
 #include "transport/front.h"
 #include "transport_pair.h"
@@ -1333,6 +1334,21 @@ static void memory_of_messages_that_were_read_is_used_again(void **state) {
     side_close(&there);
 }
 
+/* ZeroMQ would end the process. */
+static void an_owner_may_close_while_others_speak_another_protocol_to_it(void **state) {
+    (void)state;
+    http_askers askers;
+    http_askers_start(&askers);
+    for (int i = 0; i < 200; i++) {
+        test_side there;
+        side_open(&there, &plain, 2);
+        askers.port = part_of(&there).port;
+        progress_for(&there, 1);
+        side_close(&there);
+    }
+    http_askers_stop(&askers);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_messages_that_were_read_is_used_again),
@@ -1365,6 +1381,7 @@ int main(void) {
         cmocka_unit_test(connections_that_come_and_go_are_forgotten),
         cmocka_unit_test(half_open_connections_do_not_disturb_others),
         cmocka_unit_test(strangers_do_not_fill_the_port),
+        cmocka_unit_test(an_owner_may_close_while_others_speak_another_protocol_to_it),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
         cmocka_unit_test(a_connection_is_behind_while_bytes_of_reads_that_were_given_up_long_ago_are_to_come),
         cmocka_unit_test(a_killed_owner_is_lost),

@@ -211,7 +211,8 @@ kvf_status kvf_messages_listen(kvf_messages_endpoint *endpoint, const char *list
     if (!endpoint->router)
         return kvf_zmq_fail("zmq_socket");
     kvf_status status = kvf_messages_tune(endpoint, endpoint->router);
-    if (!status && (zmq_setsockopt(endpoint->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory) ||
+    if (!status && (!kvf_zmq_refuse_old(endpoint->router) ||
+                    zmq_setsockopt(endpoint->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory) ||
                     zmq_setsockopt(endpoint->router, ZMQ_RCVHWM, &receive, sizeof receive) ||
                     (endpoint->card.encrypted &&
                      zmq_setsockopt(endpoint->router, ZMQ_CURVE_SERVER, &server, sizeof server))))
