@@ -304,7 +304,9 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, 
         return kvf_nomem("an agent");
     agent->own_facts =
         (kvf_facts){.model = kvf_model_retain(kvf_engine_model(engine)), .own = o->facts ? o->facts : ""};
-    kvf_status status = take_convert(agent);
+    kvf_status status = kvf_agent_check_stage(agent);
+    if (!status)
+        status = take_convert(agent);
     if (!status)
         status = kvf_wire_facts(kvf_engine_model(engine), agent->own_facts.convert, o->facts, &agent->facts);
     if (status)

@@ -100,23 +100,32 @@ static void tell_of_arenas(kvf_agent *agent) {
                   kvf_stage_without_host(agent->stage));
 }
 
-kvf_status kvf_agent_open_stage(kvf_agent *agent) {
+static kvf_stage_options stage_options(kvf_agent *agent) {
     const kvf_agent_options *o = &agent->options;
-    if (agent->stage || o->way == KVF_WAY_DIRECT || agent->region_count == 0)
+    return (kvf_stage_options){.struct_size = sizeof(kvf_stage_options),
+                               .arena_bytes = o->arena_bytes,
+                               .slot_bytes = o->slot_bytes,
+                               .workers = o->workers,
+                               .stall_ns = o->longest_ns, /* leases and deadlines end flows earlier */
+                               .doubt_ns = o->lease_ns,
+                               .permit = permit,
+                               .on_event = on_event,
+                               .context = agent,
+                               .convert = agent->own_facts.convert,
+                               .assumed_costs = o->assumed_costs,
+                               .device_arena_bytes = o->device_arena_bytes,
+                               .device_copy_bytes = o->device_copy_bytes};
+}
+
+kvf_status kvf_agent_check_stage(kvf_agent *agent) {
+    const kvf_stage_options options = stage_options(agent);
+    return agent->options.way == KVF_WAY_DIRECT ? KVF_OK : kvf_stage_check_options(&options);
+}
+
+kvf_status kvf_agent_open_stage(kvf_agent *agent) {
+    if (agent->stage || agent->options.way == KVF_WAY_DIRECT || agent->region_count == 0)
         return KVF_OK;
-    const kvf_stage_options options = {.struct_size = sizeof options,
-                                       .arena_bytes = o->arena_bytes,
-                                       .slot_bytes = o->slot_bytes,
-                                       .workers = o->workers,
-                                       .stall_ns = o->longest_ns, /* leases and deadlines end flows earlier */
-                                       .doubt_ns = o->lease_ns,
-                                       .permit = permit,
-                                       .on_event = on_event,
-                                       .context = agent,
-                                       .convert = agent->own_facts.convert,
-                                       .assumed_costs = o->assumed_costs,
-                                       .device_arena_bytes = o->device_arena_bytes,
-                                       .device_copy_bytes = o->device_copy_bytes};
+    const kvf_stage_options options = stage_options(agent);
     kvf_transport_withhold_emulated(agent->transport, false); /* the arena is for peers */
     kvf_status status =
         kvf_stage_open_at(agent->transport, agent->shard, &options, &agent->clock, &agent->stage);

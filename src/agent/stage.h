@@ -11,6 +11,9 @@
 void kvf_endpoint_name(char out[KVF_ENDPOINT_NAME_BYTES], const char *engine, uint32_t rank,
                        uint64_t incarnation);
 
+/** Whether the options for a stage are those of one, if one is wanted: KVF_OK or KVF_E_INVALID. */
+kvf_status kvf_agent_check_stage(kvf_agent *agent);
+
 /** Opens the stage if one is wanted, all regions are registered, and the host can copy them. */
 kvf_status kvf_agent_open_stage(kvf_agent *agent);
 

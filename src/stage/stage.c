@@ -57,6 +57,11 @@ static kvf_status take_options(kvf_stage_options *options, const kvf_stage_optio
     return KVF_OK;
 }
 
+kvf_status kvf_stage_check_options(const kvf_stage_options *options) {
+    kvf_stage_options taken;
+    return take_options(&taken, options);
+}
+
 /* Opens the arena that is in one kind of memory; `device` is its number. */
 static kvf_status open_arena(kvf_stage *stage, kvf_memory_kind kind, uint32_t device, uint64_t bytes) {
     kvf_memory memory = {.struct_size = sizeof memory, .kind = kind, .device = device};

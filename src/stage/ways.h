@@ -10,6 +10,9 @@
 #include "base/clock.h"
 #include "transport/transfer.h"
 
+/** Whether kvf_stage_open() takes these options: KVF_OK, or KVF_E_INVALID, whose detail names the option. */
+kvf_status kvf_stage_check_options(const kvf_stage_options *options);
+
 /** kvf_stage_open() with the caller's own clock. */
 kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
                              const kvf_stage_options *options, const kvf_clock *clock, kvf_stage **out);

@@ -158,6 +158,21 @@ static void words_are_those_that_there_are(void **state) {
     tear_down(&s);
 }
 
+/* They are the stage's, which is opened when the memory is registered: too late to correct an option. */
+static void options_of_the_stage_are_refused_when_the_agent_opens(void **state) {
+    (void)state;
+    scene s = set_up();
+    assert_ok(try(&s, OPTIONS(.slot_bytes = 4096, .arena_bytes = 16384, .workers = 16)));
+    assert_fails(try(&s, OPTIONS(.slot_bytes = 5000)), KVF_E_INVALID, "slot_bytes is 5000",
+                 "powers of two, 4096 to 1048576");
+    assert_fails(try(&s, OPTIONS(.arena_bytes = 16384)), KVF_E_INVALID, "arena_bytes is 16384",
+                 "4 slots of 1048576");
+    assert_fails(try(&s, OPTIONS(.device_arena_bytes = 1)), KVF_E_INVALID, "device_arena_bytes is 1;");
+    assert_fails(try(&s, OPTIONS(.workers = 17)), KVF_E_INVALID, "workers is 17");
+    assert_ok(try(&s, OPTIONS(.way = KVF_WAY_DIRECT, .arena_bytes = 16384))); /* it has no stage */
+    tear_down(&s);
+}
+
 static void conversion_is_of_types_and_groups_that_there_are(void **state) {
     (void)state;
     const uint32_t known = KVF_DTYPE_BIT(KVF_DTYPE_F32) | KVF_DTYPE_BIT(KVF_DTYPE_BF16);
@@ -330,6 +345,7 @@ int main(void) {
         cmocka_unit_test(what_is_left_out_is_as_the_header_says),
         cmocka_unit_test(texts_may_be_overwritten_once_the_agent_is_open),
         cmocka_unit_test(words_are_those_that_there_are),
+        cmocka_unit_test(options_of_the_stage_are_refused_when_the_agent_opens),
         cmocka_unit_test(conversion_is_of_types_and_groups_that_there_are),
         cmocka_unit_test(a_grant_is_a_range_of_ranks_of_a_named_engine),
         cmocka_unit_test(the_cache_is_met_where_the_sessions_are),

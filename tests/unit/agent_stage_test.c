@@ -352,7 +352,10 @@ static void an_arena_that_cannot_be_had_is_refused_by_name(void **state) {
         kvf_agent *agent = NULL;
         kvf_memory memory[8];
         assert_true(shard->region_count <= COUNT_OF(memory));
-        options.arena_bytes = fits ? options.arena_bytes : UINT64_C(1) << 50;
+        if (!fits) { /* slots enough for a stage, and more bytes than a process has addresses */
+            options.slot_bytes = 1u << 20;
+            options.arena_bytes = UINT64_C(1) << 50;
+        }
         assert_ok(kvf_agent_open(engine, 0, &options, &agent));
         for (uint32_t i = 0; i < shard->region_count; i++) {
             memory[i] = (kvf_memory){.struct_size = sizeof *memory, .bytes = shard->region_bytes[i]};
