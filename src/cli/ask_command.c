@@ -233,13 +233,23 @@ static void print_records(const kvf_asked_rank *reply) {
     }
 }
 
+/* Whether the engine of --to answers: without it the first engine would hold the request for nobody. */
+static int greet(const asking *self) {
+    kvf_visited *visited = NULL;
+    const int result = place_visit(&self->asked, "ask", &self->to, self->asked.timeout_s, 0, &visited);
+    kvf_visited_free(visited);
+    return result;
+}
+
 static int hand_over(asking *self) {
     const char *request = self->asked.operands[2];
     kvf_asked *from = NULL, *to = NULL;
     kvf_command what = {.verb = KVF_COMMAND_HAND_OVER,
                         .request = {request, strlen(request)},
                         .peer = {.endpoint = self->to.endpoint, .public_key = self->to.key}};
-    int result = give(self, &self->place, what, &from);
+    int result = self->asked.to ? greet(self) : EXIT_DONE;
+    if (!result)
+        result = give(self, &self->place, what, &from);
     if (!result && !self->asked.to && options_want_text(&self->asked)) {
         const kvf_asked_rank with = passed_on(from);
         printf("%s holds %s\n", kvf_asked_engine(from), request);

@@ -66,6 +66,10 @@ static const char *has_operators(const options *asked) {
     return asked->key_file ? "with --key-file commands come from the holders of a --command-key" : NULL;
 }
 
+static const char *is_open(const options *asked) {
+    return asked->key_file ? NULL : "without --key-file nothing is encrypted, and everyone may connect";
+}
+
 static const char *has_no_keys(const options *asked) {
     return asked->key_file ? NULL : "without --key-file nobody has a key; --local-commands needs none";
 }
@@ -208,7 +212,7 @@ static const option_row rows[] = {
     {"key-file", "FILE", "own keys, as \"kvferry keys\" prints them", NULL, VISITING | COMMAND_SERVE,
      TEXT(key_file), .file = true},
     {"allow", "KEY", "a public key that may connect; may be given several times (everyone)", NULL,
-     COMMAND_SERVE, .take = take_key, GOES_TO(allowed), .many = true},
+     COMMAND_SERVE, .take = take_key, GOES_TO(allowed), .many = true, .idle = is_open},
     {"local-commands", NULL, "take commands (kvferry ask) from programs of this machine", NULL, COMMAND_SERVE,
      FLAG(local_commands), .idle = has_operators},
     {"command-key", "KEY", "a public key that may give commands; may be given several times (none)", NULL,

@@ -57,6 +57,11 @@ refuses "an engine that keeps a request takes no other" 1 'ask: other, rank 0: K
     ask "$(at first)" hand-over prompt --to "$(at third)" --deadline 600 # it stays held
 refuses "an engine that does not list says so" 1 'KVF_E_UNSUPPORTED: this engine knows drain, resume, hand over' \
     ask "$(at first)" list
+refuses "whoever takes over must be there before anything is held" 1 'ask: tcp://127.0.0.1:1: no answer within 1.0 s' \
+    ask "$(at spoiled)" hand-over prompt --to tcp://127.0.0.1:1 --timeout 1
+refuses "and at an endpoint" 2 'ask: endpoint "first" must begin with' ask "$(at spoiled)" hand-over prompt --to first
+succeeds "so the request is not held" '^prefill has drained: 1 rank$' ask "$(at spoiled)" drain --deadline 1
+succeeds "and is still there" '^prefill serves again: 1 rank$' ask "$(at spoiled)" resume
 refuses "what is not kept is not handed over" 1 'ask: prefill, rank 0: KVF_E_NOT_FOUND: .*keeps no such request' \
     ask "$(at first)" hand-over poem --to "$(at third)"
 

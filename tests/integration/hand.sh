@@ -107,7 +107,7 @@ refuses "nobody there to ping" 1 'ping: .*no answer within 1.0 s: .*127.0.0.1:1'
 refuses "all interfaces" 2 'all interfaces; give the address' serve --listen 'tcp://0.0.0.0:5000'
 refuses "beyond loopback without keys" 2 "insecure" serve --listen 'tcp://10.255.255.1:*' --tokens 40 --requests 1
 refuses "a key that is none" 2 'allowed_keys\[0\]: ' serve --key-file "$folder/server.json" --allow nonsense
-refuses "keys to allow without own ones" 2 'allowed_keys' serve --allow "$allowed"
+refuses "keys to allow without own ones" 2 '--allow has no effect: without --key-file' serve --allow "$allowed"
 refuses "too little memory" 2 '15/16 are for caches' fetch "$plain" --memory-limit 1m
 mkfifo "$folder/stay"
 exec {stay}<>"$folder/stay"
