@@ -97,10 +97,10 @@ void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, 
         dial->what = "the other end does not allow this end's key";
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL) {
         dial->why = KVF_E_PEER_LOST;
-        dial->what =
-            link->encrypted
-                ? "closed, or no answer, during the handshake: perhaps server_key is not the other end's key"
-                : "closed, or no answer, during the handshake: perhaps the other end encrypts";
+        dial->what = link->encrypted
+                         ? "closed, or no answer, during the handshake: perhaps the public key given for it "
+                           "is another's"
+                         : "closed, or no answer, during the handshake: perhaps the other end encrypts";
     } else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
         dial->why = KVF_E_PERMISSION;
         dial->what = link->encrypted ? "this end encrypts, but the other end does not"

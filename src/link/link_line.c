@@ -371,11 +371,12 @@ static kvf_status check_server_key(const kvf_zmq_link *link, const char *endpoin
     uint8_t bytes[KVF_KEY_BYTES];
     if (link->encrypted && key[0] == '\0')
         return kvf_fail(KVF_E_PERMISSION,
-                        "%s: server_key is missing: a link that has keys encrypts its connections", endpoint);
-    if (!link->encrypted && key[0] != '\0')
-        return kvf_fail(KVF_E_PERMISSION, "%s: server_key is given, but this link has no keys of its own",
+                        "%s: no public key is given for it; this side has keys, and encrypts all connections",
                         endpoint);
-    return link->encrypted ? kvf_link_read_key("server_key", key, bytes) : KVF_OK;
+    if (!link->encrypted && key[0] != '\0')
+        return kvf_fail(KVF_E_PERMISSION,
+                        "%s: a public key is given for it, but this side has no keys of its own", endpoint);
+    return link->encrypted ? kvf_link_read_key("the peer's public_key", key, bytes) : KVF_OK;
 }
 
 kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const char *server_key,
