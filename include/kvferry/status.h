@@ -2,7 +2,8 @@
  * Status codes, error text, the version, and the memory allocator: what every other header needs.
  *
  * Every kvferry function that can fail returns a kvf_status. Success is 0. After a failure the calling thread can read
- * one sentence with the field, the value and the allowed range from kvf_error_detail().
+ * one sentence with the field, the value and the allowed range from kvf_error_detail(). The list of statuses of a
+ * function may leave out KVF_E_INVALID for a NULL; functions without a status must not get one unless they accept it.
  *
  * Pointers: memory that an argument points to is read during the call, and copied where it is needed longer, unless the
  * function says that it must live longer or is retained. `context` pointers are handed back and never read. A pointer

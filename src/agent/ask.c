@@ -265,6 +265,8 @@ uint32_t kvf_asked_rank_count(const kvf_asked *asked) {
 }
 
 kvf_status kvf_asked_status(const kvf_asked *asked, uint32_t *rank) {
+    if (!asked)
+        return kvf_fail(KVF_E_INVALID, "asked is NULL");
     for (uint32_t i = 0; i < asked->rank_count; i++) {
         if (!asked->ranks[i].status)
             continue;
@@ -276,7 +278,8 @@ kvf_status kvf_asked_status(const kvf_asked *asked, uint32_t *rank) {
 }
 
 kvf_status kvf_asked_reply(const kvf_asked *asked, uint32_t rank, kvf_asked_rank *out) {
-    kvf_status status = kvf_check_out(out, "kvf_asked_rank");
+    kvf_status status =
+        asked ? kvf_check_out(out, "kvf_asked_rank") : kvf_fail(KVF_E_INVALID, "asked is NULL");
     if (status)
         return status;
     if (rank >= asked->rank_count)

@@ -66,12 +66,13 @@ static kvf_status refuse(uint32_t group, uint32_t block, uint64_t word) {
         return kvf_fail(KVF_E_EXISTS, "group %u: block %u is held by %llu requests that read it", group,
                         block, value);
     case FILLING:
-        return kvf_fail(KVF_E_EXISTS, "group %u: block %u is being filled by request number %llu", group,
-                        block, value);
-    default:
-        return kvf_fail(KVF_E_EXISTS,
-                        "group %u: block %u is in doubt: request number %llu may still be written to it",
+        return kvf_fail(KVF_E_EXISTS, "group %u: block %u is being filled by the request of ticket %llu",
                         group, block, value);
+    default:
+        return kvf_fail(
+            KVF_E_EXISTS,
+            "group %u: block %u is in doubt: the request of ticket %llu may still be written to it", group,
+            block, value);
     }
 }
 

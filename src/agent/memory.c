@@ -228,9 +228,11 @@ static kvf_status add_or_compare(kvf_agent *agent, uint32_t region, const kvf_me
 }
 
 static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *regions, uint32_t count) {
-    if ((count && !regions) || count != shard->region_count)
+    if (count != shard->region_count)
         return kvf_fail(KVF_E_INVALID, "count is %u regions; the shard of rank %u has %u", count, shard->rank,
                         shard->region_count);
+    if (count && !regions)
+        return kvf_fail(KVF_E_INVALID, "regions is NULL");
     kvf_status status = kvf_memory_check(regions, count, "register");
     for (uint32_t i = 0; i < count && !status; i++)
         status = check_size(shard, i, kvf_memory_at(regions, i));

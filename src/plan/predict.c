@@ -151,6 +151,8 @@ void kvf_plan_count(const kvf_plan *plan, uint32_t source, const kvf_step_span *
 
 kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens,
                             const kvf_cost_model *cost, kvf_prediction *out) {
+    if (!plan)
+        return kvf_fail(KVF_E_INVALID, "plan is NULL");
     if (source >= plan->source_count)
         return kvf_fail(KVF_E_RANGE, "source is %u; the plan has %u", source, plan->source_count);
     kvf_status status = kvf_check_out(out, "kvf_prediction");

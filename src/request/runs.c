@@ -18,6 +18,8 @@ typedef struct place {
 _Static_assert(sizeof(place) <= sizeof(kvf_run_cursor), "a place must fit into a cursor");
 
 kvf_status kvf_run_cursor_start(kvf_run_cursor *cursor, const kvf_request *request, uint32_t source) {
+    if (!cursor || !request)
+        return kvf_fail(KVF_E_INVALID, "%s is NULL", !cursor ? "cursor" : "request");
     kvf_range rules = kvf_plan_source_rules(request->plan, source);
     const place start = {.request = request, .rule = rules.begin, .rule_end = rules.end};
     memcpy(cursor, &start, sizeof start);

@@ -271,6 +271,8 @@ const kvf_placement *kvf_shard_placement(const kvf_shard *shard, uint32_t group,
 
 kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t layer, uint32_t part,
                             uint64_t block, uint32_t row, uint32_t unit, kvf_cell_location *out) {
+    if (!shard)
+        return kvf_fail(KVF_E_INVALID, "shard is NULL");
     kvf_status status = kvf_check_out(out, "kvf_cell_location");
     if (status)
         return status;

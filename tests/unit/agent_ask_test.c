@@ -180,6 +180,8 @@ static void every_rank_is_asked_and_replies(void **state) {
     assert_string_equal(reply_of(asked, 1).detail, "rank 1 will not");
     kvf_asked_rank none = {.struct_size = sizeof none};
     assert_fails(kvf_asked_reply(asked, 2, &none), KVF_E_RANGE, "rank is 2; engine P has 2 ranks");
+    assert_fails(kvf_asked_reply(NULL, 0, &none), KVF_E_INVALID, "asked is NULL");
+    assert_fails(kvf_asked_status(NULL, NULL), KVF_E_INVALID, "asked is NULL");
     kvf_asked_free(asked);
     close_scene(&s, PATIENT);
     assert_int_equal(s.p[0].commands, 2); /* each once, and "end" */

@@ -156,9 +156,9 @@ static void a_block_that_is_used_says_for_what(void **state) {
     s.wanted.ids[0][2] = 10;
     world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
     assert_fails(kvf_agent_pull(s.d, &other, &ticket), KVF_E_EXISTS,
-                 "block 8 is being filled by request number 1");
+                 "block 8 is being filled by the request of ticket 1");
     assert_fails(kvf_agent_hold(s.d, &other, &ticket), KVF_E_EXISTS,
-                 "block 8 is being filled by request number 1");
+                 "block 8 is being filled by the request of ticket 1");
     world_hold(&s.w.p, &s.held, s.theirs);
     other = s.held.request;
     other.id = (kvf_request_id){"b", 1};
@@ -189,7 +189,7 @@ static void memory_is_registered_once_and_whole(void **state) {
     assert_fails(kvf_agent_register(s.p, regions, 2), KVF_E_EXISTS, "has its memory registered already");
     assert_ok(kvf_agent_open(s.w.p.engine, 0, NULL, &agent));
     assert_fails(kvf_agent_register(agent, regions, 1), KVF_E_INVALID, "count is 1 regions", "has 2");
-    assert_fails(kvf_agent_register(agent, NULL, 2), KVF_E_INVALID, "count is 2 regions");
+    assert_fails(kvf_agent_register(agent, NULL, 2), KVF_E_INVALID, "regions is NULL");
     regions[1].bytes--;
     assert_fails(kvf_agent_register(agent, regions, 2), KVF_E_RANGE, "region 1 has", "rank 0 needs");
     regions[1].bytes++;

@@ -591,6 +591,7 @@ static void a_source_that_does_not_exist_has_no_prediction(void **state) {
     kvf_plan *plan = plan_of(&p, 0);
     kvf_prediction got = {.bytes = 7};
     assert_fails(kvf_plan_predict(plan, 2, 10, NULL, &got), KVF_E_RANGE, "source is 2", "the plan has 2");
+    assert_fails(kvf_plan_predict(NULL, 0, 10, NULL, &got), KVF_E_INVALID, "plan is NULL");
     assert_int_equal(got.bytes, 7);
     kvf_plan_free(plan);
     free_pair(&p);

@@ -512,6 +512,9 @@ static void missing_arguments_are_named(void **state) {
     assert_fails(kvf_request_create(NULL, &request), KVF_E_INVALID, "plan is NULL");
     assert_fails(kvf_request_create(a->plan, NULL), KVF_E_INVALID, "out is NULL");
     assert_null(request);
+    kvf_run_cursor cursor;
+    assert_fails(kvf_run_cursor_start(&cursor, NULL, 0), KVF_E_INVALID, "request is NULL");
+    assert_fails(kvf_run_cursor_start(NULL, a->request, 0), KVF_E_INVALID, "cursor is NULL");
     kvf_request_free(NULL);
 }
 

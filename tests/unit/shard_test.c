@@ -271,6 +271,8 @@ static void missing_arguments_are_named(void **state) {
     assert_fails(kvf_shard_create(s->model, NULL, &shard), KVF_E_INVALID, "desc is NULL");
     assert_fails(kvf_shard_create(s->model, &s->desc, NULL), KVF_E_INVALID, "out is NULL");
     assert_null(shard);
+    kvf_cell_location location = {.struct_size = sizeof location};
+    assert_fails(kvf_shard_locate(NULL, 0, 0, 0, 0, 0, 0, &location), KVF_E_INVALID, "shard is NULL");
 }
 
 static void a_description_without_its_size_is_refused(void **state) {
