@@ -160,6 +160,8 @@ void kvf_tp_mapping_free(kvf_tp_mapping *mapping) {
 }
 
 kvf_status kvf_tp_mapping_slot(const kvf_tp_mapping *mapping, uint64_t rank, uint64_t *out) {
+    if (!mapping || !out)
+        return kvf_plain_fail(KVF_E_INVALID, "%s is NULL", !mapping ? "mapping" : "out");
     for (size_t i = 0; i < mapping->all_source_ranks.count; i++)
         if (mapping->all_source_ranks.at[i] == rank && mapping->attention_slot[i] != KVF_NO_SLOT) {
             *out = mapping->attention_slot[i];

@@ -169,6 +169,9 @@ static void a_mapping_is_of_kinds_that_there_are(void **state) {
     refused(kvf_tp_mapping_build(NULL, &remote, full, 1, &mapping), KVF_E_INVALID, "must be given");
     refused(kvf_tp_mapping_build(topology, &remote, NULL, 1, &mapping), KVF_E_INVALID, "must be given");
     refused(kvf_tp_mapping_build(topology, &remote, full, 1, NULL), KVF_E_INVALID, "must be given");
+    uint64_t slot;
+    refused(kvf_tp_mapping_slot(NULL, 0, &slot), KVF_E_INVALID, "mapping is NULL");
+    refused(kvf_tp_mapping_slot(&mapping, 0, NULL), KVF_E_INVALID, "out is NULL");
     refused(kvf_filter_block_ids_for_rank(hybrid, &remote, NULL, 0, &lists, &lists, &a, &b), KVF_E_INVALID,
             "no argument may be NULL");
     refused(kvf_fa_descriptor_bytes(hybrid, &remote, &bytes), KVF_E_INVALID, "remote block_bytes is 0");
