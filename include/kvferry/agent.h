@@ -216,9 +216,9 @@ typedef struct kvf_agent_options {
  *
  * @param engine   every rank of the agent's own engine; must outlive the agent. NULL opens a directory
  * @param options  NULL for the defaults
- * @return KVF_OK, KVF_E_RANGE (rank), KVF_E_INVALID, KVF_E_PERMISSION (listening beyond loopback without
- *         keys), KVF_E_EXISTS (the address is taken), KVF_E_NOT_FOUND (a group of convert_groups),
- *         KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_RANGE (the rank, a duration, a number), KVF_E_INVALID, KVF_E_PERMISSION (listening beyond
+ *         loopback without keys), KVF_E_EXISTS (the address is taken), KVF_E_NOT_FOUND (a group of convert_groups; a
+ *         kind of transport or a setting), KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
                                   kvf_agent **out);
@@ -233,7 +233,11 @@ KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const
  */
 KVF_API void kvf_agent_close(kvf_agent *agent);
 
-/** Makes a pair of Z85 keys: 40 characters and a zero byte each. */
+/**
+ * Makes a pair of Z85 keys: 40 characters and a zero byte each. Any thread.
+ *
+ * @return KVF_OK, KVF_E_INVALID (a NULL), KVF_E_UNSUPPORTED (this machine's ZeroMQ has no keys)
+ */
 KVF_API kvf_status kvf_agent_make_keys(char public_key[41], char secret_key[41]);
 
 /**
@@ -275,7 +279,7 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
  *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
- *         (memory kind), KVF_E_NOMEM
+ *         (memory kind), KVF_E_OVERFLOW, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);
 
@@ -318,7 +322,8 @@ KVF_API kvf_status kvf_agent_introduction(kvf_agent *agent, const void **bytes, 
  * Adds the introduction of another rank of the same engine to those this agent (or directory) hands out; an earlier one
  * of that rank is replaced. Peers can use the engine once the contact they know has the introductions of all its ranks.
  *
- * @return KVF_OK, KVF_E_PARSE, KVF_E_MISMATCH (another engine or model), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_PARSE, KVF_E_MISMATCH (another engine or model), KVF_E_EXISTS (of another process that says it
+ *         is this rank), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_introduce(kvf_agent *agent, const void *bytes, size_t size);
 
@@ -336,6 +341,9 @@ typedef struct kvf_contact {
  *
  * @param deadline_ns  how long to try, from now on; 0: 30 s. Failed attempts are repeated until then
  * @param ticket       receives the number the event will have; may be NULL
+ * @return KVF_OK; KVF_E_INVALID (the contact; this agent has no memory registered), KVF_E_RANGE (a port),
+ *         KVF_E_PERMISSION (only one of the contact and this agent has a key), KVF_E_CANCELLED (the agent drains),
+ *         KVF_E_LIMIT (no more connections), KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_connect(kvf_agent *agent, const kvf_contact *contact, uint64_t deadline_ns,
                                      uint64_t *ticket);
@@ -354,6 +362,11 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
 /* ---- requests ---------------------------------------------------------------------------------------------
  * A request id is any bytes, up to 1024. Each call below makes a ticket: a number that names it in this agent
  * and is never used again. The steps of a group are tokens, or states in state groups.
+ *
+ * Each may return KVF_E_INVALID (an argument; no memory is registered), KVF_E_RANGE (an id of no or too many bytes),
+ * KVF_E_CANCELLED (the agent drains) and KVF_E_NOMEM; those with an event `after` KVF_E_UNSUPPORTED (no driver for it)
+ * and KVF_E_IO (no more descriptors); and those with a contact what kvf_agent_connect() may return. Further errors, and
+ * further reasons, are listed with each.
  */
 
 /** The kind of event that marks memory as ready to be read. */
@@ -453,8 +466,7 @@ typedef struct kvf_agent_request {
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block
  *         that does not exist, or a table that does not reach over the steps; a record, see kvferry/record.h, or too
- *         many of them), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID, KVF_E_IO (no more descriptors),
- *         KVF_E_NOMEM
+ *         many of them), and those of all requests
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -468,23 +480,24 @@ KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *req
  * Event: DONE (every wanted byte is there), or FAILED with the blocks that must be recomputed. After a failure
  * the request may be pulled again, as long as it is held.
  *
- * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request, which the detail names; or this agent is reading
- *         the same request of the same engine already), KVF_E_RANGE (a block that does not exist, or a table that does
- *         not reach over the steps), KVF_E_INVALID, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_EXISTS (a block is in use by another request, and the detail has the ticket of one that fills
+ *         it; or this agent is reading the same request of the same engine already), KVF_E_RANGE (a block that does not
+ *         exist, or a table that does not reach over the steps), KVF_E_OVERLAP (a block is given twice), and those of
+ *         all requests
  */
 KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
-/** Names the destination of a pull that was started without one. KVF_E_NOT_FOUND when the ticket has ended.
- */
+/** Names the destination of a pull that was started without one. Errors as of kvf_agent_pull(); KVF_E_NOT_FOUND when the
+ * ticket has ended; KVF_E_EXISTS also when the pull has a destination. */
 KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                        uint32_t group_count);
 
-/** The same, and no byte is written to the blocks before an event; NULL: at once. Errors also as of kvf_agent_hold().
- */
+/** The same, and no byte is written to the blocks before an event; NULL: at once. */
 KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                              uint32_t group_count, const kvf_ready_event *after);
 
-/** Consumer: lets a producer write a request into blocks of its own. Events and errors as of kvf_agent_pull().
+/** Consumer: lets a producer write a request into blocks of its own. Events and errors as of kvf_agent_pull();
+ * KVF_E_EXISTS only because of blocks.
  *
  * After a failure the request may be expected again, into other blocks at once, also while the first blocks are in doubt:
  * a push that goes on writes to both until it hears of the withdrawal. If the push has ended, as it does when its last
@@ -506,8 +519,7 @@ KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *r
  * ended, and gets it, has not given up.
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is being pushed already, or a block is being filled), KVF_E_RANGE (a block
- *         that does not exist; records, as of kvf_agent_hold()), KVF_E_UNSUPPORTED (a kind of event), KVF_E_INVALID,
- *         KVF_E_IO, KVF_E_NOMEM
+ *         that does not exist; records, as of kvf_agent_hold()), and those of all requests
  */
 KVF_API kvf_status kvf_agent_push(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
