@@ -174,6 +174,8 @@ class Arena:
         """A zero-terminated string; NULL for None."""
         if value is None:
             return ffi.NULL
+        if not isinstance(value, str):
+            raise InvalidError(f"{value!r} is of type {type(value).__name__}; allowed: text")
         if "\0" in value:
             raise InvalidError(f"text {value!r} has a zero byte in it")
         return self.keep(ffi.new("char[]", value.encode()))

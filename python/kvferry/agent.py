@@ -94,8 +94,9 @@ class Agent(Requests, Events, Looks, Allocating):
         local_commands: without keys, programs of this machine may give commands (see ask()); holders of keys
             need a grant instead
 
-    Raises OutOfRangeError (rank), NotPermittedError (listening beyond loopback without keys), ExistsError
-    (the address is taken), InvalidError, UnsupportedError, InputOutputError.
+    Raises OutOfRangeError (the rank, a duration, a number), NotPermittedError (listening beyond loopback
+    without keys), ExistsError (the address is taken), NotFoundError (a kind of transport, a setting, a group),
+    InvalidError, UnsupportedError, InputOutputError.
     """
 
     def __init__(
@@ -350,7 +351,8 @@ class Agent(Requests, Events, Looks, Allocating):
     def introduce(self, introduction: bytes) -> None:
         """Adds another rank of the same engine to the introductions that this agent (or directory) hands out.
 
-        Raises ParseError, MismatchError (of another engine or model).
+        Raises ParseError, MismatchError (of another engine or model), ExistsError (of another process that says
+        it is this rank).
         """
         with self._session.using() as pointer:
             call(lib.kvf_agent_introduce, pointer, Arena().data(introduction), len(introduction))
@@ -361,7 +363,8 @@ class Agent(Requests, Events, Looks, Allocating):
         Args:
             deadline: seconds, within which attempts are repeated; None: 30 s
 
-        Returns the ticket the event will have.
+        Returns the ticket the event will have. Raises InvalidError (the contact; no memory is registered),
+        OutOfRangeError (a port), NotPermittedError (only one of the contact and this agent has a key).
         """
         arena = Arena()
         with self._session.using() as pointer:

@@ -238,7 +238,8 @@ class Requests:
             by_layer: layers are counted as they arrive, for arrived() and let_wait()
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
-        Raises ExistsError (a block is in use by another request), OutOfRangeError, InvalidError.
+        Raises ExistsError (a block is in use by another request, or the request is being pulled already),
+        OverlapError (a block is given twice), OutOfRangeError, InvalidError, and what connect() raises.
         """
         return self._submit(
             lib.kvf_agent_pull,
@@ -257,7 +258,8 @@ class Requests:
     def pull_into(self, ticket: int, groups: Sequence[GroupSteps], *, after: Readable | None = None) -> None:
         """Names the destination of a pull that was started without one; `after` is as in pull().
 
-        NotFoundError: the ticket has ended.
+        Raises NotFoundError (the ticket has ended), ExistsError (a block is in use, or the pull has a
+        destination), OverlapError, OutOfRangeError, InvalidError.
         """
         arena = Arena()
         given, event = groups_in(groups, arena), _ready_event(after, arena)

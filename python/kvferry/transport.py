@@ -228,7 +228,8 @@ class Transport(Allocating):
     when the transport or a peer is closed ends inside that call. They may call anything of the transport except
     progress() and close().
 
-    Raises NotFoundError (no such kind), UnsupportedError (not in this build), InputOutputError.
+    Raises NotFoundError (no such kind or setting), InvalidError (the value of a setting), UnsupportedError
+    (not in this build), InputOutputError.
     """
 
     def __init__(

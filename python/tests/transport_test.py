@@ -292,6 +292,13 @@ def test_wrong_kinds_cards_peers_and_registrations_are_refused() -> None:
     pair.close()
 
 
+def test_a_text_that_is_none_is_refused_by_its_value() -> None:
+    with pytest.raises(InvalidError, match=r"^16 is of type int; allowed: text$"):
+        Transport("cuda", settings={"cuda.blocks": 16})  # type: ignore[dict-item]
+    with pytest.raises(InvalidError, match=r"^b'rank 0' is of type bytes; allowed: text$"):
+        Transport("inproc", name=b"rank 0")  # type: ignore[arg-type]
+
+
 def test_single_regions_come_and_go() -> None:
     memory = np.zeros(64, np.uint8)
     with Transport("inproc") as transport:
