@@ -403,10 +403,14 @@ def main(given: Sequence[str] | None = None) -> int:
     for note in joined.notes:
         print(f"kvferry.trace: {note}", file=sys.stderr)
     text = otlp(joined) if arguments.otlp else joined.chrome()
-    if arguments.output is None:
-        sys.stdout.write(text)
-    else:
-        arguments.output.write_text(text)
+    try:
+        if arguments.output is None:
+            sys.stdout.write(text)
+        else:
+            arguments.output.write_text(text)
+    except OSError as error:
+        print(f"kvferry.trace: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -22,7 +22,7 @@ from coordinates import (
     wrong_cells,
 )
 from kvferry import Agent, EventKind, GroupSteps, InvalidError, LogForm, LogLevel, LogLine
-from kvferry.trace import Joined, join, otlp, read, send_spans
+from kvferry.trace import Joined, join, main, otlp, read, send_spans
 
 HELD = [GroupSteps(PREFILL_TABLE, 0, TOKENS)]
 WANTED = [GroupSteps(DECODE_TABLE, 0, TOKENS)]
@@ -279,6 +279,15 @@ def test_a_text_that_is_no_trace_is_refused(tmp_path: Path) -> None:
         pytest.raises(InvalidError, match="trace_requests"),
     ):
         agent.trace()
+
+
+def test_a_file_that_cannot_be_written_is_named_in_a_sentence(
+    traces: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, nowhere = tmp_path / "p.json", tmp_path / "missing" / "both.json"
+    given.write_text(traces[0])
+    assert main([str(given), "-o", str(nowhere)]) == 1
+    assert f"kvferry.trace: [Errno 2] No such file or directory: '{nowhere}'" in capsys.readouterr().err
 
 
 def test_a_line_of_the_log_is_text_or_json() -> None:
