@@ -24,6 +24,8 @@ static kvf_status take_groups(kvf_plan *plan) {
     plan->asked = kvf_alloc0(groups, sizeof *plan->asked);
     if (!plan->asked)
         return kvf_nomem("a plan");
+    if (options->group_count > 0 && !options->groups)
+        return kvf_fail(KVF_E_INVALID, "groups is NULL, and group_count %u", options->group_count);
     for (uint32_t g = 0; g < groups && !options->groups; g++)
         plan->asked[g] = true;
     for (uint32_t i = 0; i < options->group_count && options->groups; i++) {

@@ -177,6 +177,8 @@ static void a_group_that_is_missing_there_is_refused_unless_it_is_left_out(void 
                  "group draft is missing remotely");
     assert_fails(try_with(&s, (kvf_plan_options){.groups = none, .group_count = 1}, &plan), KVF_E_RANGE,
                  "groups[0] is 2; the model has 2");
+    assert_fails(try_with(&s, (kvf_plan_options){.group_count = 1}, &plan), KVF_E_INVALID, "groups is NULL",
+                 "group_count 1");
     /* The draft model's layer is not requested. */
     assert_ok(try_with(&s, (kvf_plan_options){.layers = {0, 4}}, &plan));
     kvf_plan_free(plan);
