@@ -124,12 +124,13 @@ typedef struct kvf_agent_options {
     const char *const *allowed_keys; /**< public keys that may connect; needs keys */
     uint32_t allowed_key_count;      /**< 0, and no grants: everyone who knows our public key may connect */
     bool insecure;                   /**< listen beyond loopback without keys */
-    uint64_t lease_ns;     /**< how long blocks are held without a heartbeat, 12 ms to a day [30 s] */
-    uint64_t heartbeat_ns; /**< between heartbeats [a sixth of the lease] */
+    uint64_t lease_ns; /**< how long blocks are held without a heartbeat, 12 ms to a day [30 s] */
+    /** Between heartbeats, up to half of the lease [a sixth]; less for peers whose leases are shorter. */
+    uint64_t heartbeat_ns;
     /** How long a broken connection may take to come back, up to a day [2 s]; a lease longer if the peer's host answers no
      * attempt to connect. */
     uint64_t peer_timeout_ns;
-    uint64_t idle_ns;               /**< a peer without requests is forgotten after [10 min] */
+    uint64_t idle_ns;               /**< a peer without requests is forgotten after, up to a year [10 min] */
     uint32_t max_peers;             /**< peers that may greet us and be known at once [65536] */
     uint32_t max_requests_per_peer; /**< of each kind that a peer may have here at once [16384] */
     kvf_failure_policy policy;
@@ -214,7 +215,8 @@ typedef struct kvf_agent_options {
 /**
  * Opens the agent of rank `rank` of `engine`. Peers cannot reach it before kvf_agent_register().
  *
- * @param engine   every rank of the agent's own engine; must outlive the agent. NULL opens a directory
+ * @param engine   every rank of the agent's own engine; must outlive the agent. Peers know it by its name: 1 to 255
+ *                 bytes without control characters. NULL opens a directory
  * @param options  NULL for the defaults
  * @return KVF_OK, KVF_E_RANGE (the rank, a duration, a number), KVF_E_INVALID, KVF_E_PERMISSION (listening beyond
  *         loopback without keys), KVF_E_EXISTS (the address is taken), KVF_E_NOT_FOUND (a group of convert_groups; a
@@ -278,7 +280,7 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
  * which, and why.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
- *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
+ *         the shard's; the engine's name), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
  *         (memory kind), KVF_E_OVERFLOW, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);

@@ -67,7 +67,7 @@ class Agent(Requests, Events, Looks, Allocating):
             peer that knows our public key
         insecure: listen beyond loopback without keys
         lease, heartbeat, peer_timeout, idle: seconds; None: the library's defaults. A lease: 12 ms to a day; a
-            peer_timeout: up to a day
+            heartbeat: up to half of it; a peer_timeout: up to a day; idle: up to a year
         max_peers, max_requests_per_peer: 0: the library's defaults
         max_connections, max_connections_per_address, max_connections_per_second: likewise
         policy: what the engine is asked to do about failed requests
