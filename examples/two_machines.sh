@@ -11,7 +11,7 @@ trap 'kill "$serving" 2>/dev/null; rm -rf "$folder"' EXIT
 # On each machine, make a pair of keys, and give the public one to the other side.
 "$kvferry" keys >prefill.json
 "$kvferry" keys >decode.json
-public_of() { sed -n 's/.*"public_key": *"\(.*\)".*/\1/p' "$1" | sed 's|\\/|/|g'; }
+public_of() { sed -n 's/.*"public_key": *"\(.*\)".*/\1/p' "$1"; }
 
 # On the machine that has the cache: hold a pattern of that shape until it is stopped.
 "$kvferry" serve --listen "tcp://$address:*" --key-file prefill.json --allow "$(public_of decode.json)" \

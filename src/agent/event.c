@@ -289,7 +289,8 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
         add(line, "peer_rank", json_object_new_int64(rank));
     add(line, "status", json_object_new_string(kvf_status_name(status)));
     add(line, "detail", json_object_new_string(detail ? detail : ""));
-    const char *text = json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN);
+    const char *text =
+        json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE);
     if (text)
         kvf_agent_log(agent, KVF_LOG_WARNING, text);
     json_object_put(line);

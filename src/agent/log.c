@@ -87,7 +87,9 @@ static void write_json(kvf_text *out, const char *when, const char *level, const
                        *name = json_object_new_string(level);
     bool all = line && time && name && json_object_object_add(line, "time", time) == 0 &&
                json_object_object_add(line, "level", name) == 0 && add_members(line, text);
-    const char *words = all ? json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN) : NULL;
+    const char *words =
+        all ? json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE)
+            : NULL;
     if (words)
         kvf_text_add(out, "%s", words);
     out->failed |= !words;

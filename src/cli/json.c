@@ -72,8 +72,9 @@ int json_check_file(const char *file) {
 }
 
 int json_write(struct json_object *object, const char *file) {
-    const char *text =
-        json_object_to_json_string_ext(object, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED);
+    /* Keys and endpoints are copied from it, and have slashes. */
+    const char *text = json_object_to_json_string_ext(
+        object, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
     FILE *out = strcmp(file, "-") == 0 ? stdout : fopen(file, "w");
     int result = EXIT_DONE;
     if (!out) {

@@ -247,10 +247,11 @@ static void a_failure_of_a_peer_is_a_line_that_names_its_rank(void **state) {
     set_up_with_lines(&s, &all);
     kvf_agent *d = s.w.d.agents[0];
     assert_ok(kvf_agent_lock(d));
-    kvf_log_failure(d, "peer", NULL, "P", 1, KVF_E_PEER_LOST, "it has gone");
+    kvf_log_failure(d, "peer", NULL, "P", 1, KVF_E_PEER_LOST, "tcp://h:1: it has gone");
     kvf_log_failure(d, "other", NULL, NULL, 1, KVF_E_IO, "no engine has to do with it");
     kvf_agent_unlock(d);
     assert_int_equal(all.count, 2);
+    assert_non_null(strstr(all.text[0], "\"tcp://h:1: it has gone\"")); /* people search for addresses */
     struct json_object *line = json_tokener_parse(all.text[0]);
     assert_string_equal(text_of(line, "failure"), "peer");
     assert_string_equal(text_of(line, "peer"), "P");

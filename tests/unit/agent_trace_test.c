@@ -449,7 +449,7 @@ static void an_agent_that_keeps_no_times_says_so(void **state) {
 
 /* ---- the log --------------------------------------------------------------------------------- */
 
-static const kvf_log_line met = {sizeof met, KVF_LOG_INFO, 1795377901123456789ull, "met \"P\""};
+static const kvf_log_line met = {sizeof met, KVF_LOG_INFO, 1795377901123456789ull, "met \"P\" at tcp://h:1"};
 static const kvf_log_line failed = {sizeof failed, KVF_LOG_WARNING, 1795377901000000999ull,
                                     "{\"failure\":\"request\",\"rank\":3}"};
 
@@ -463,9 +463,10 @@ static void check_line(const kvf_log_line *line, kvf_log_form form, const char *
 
 static void a_line_of_the_log_is_written_as_text_or_json(void **state) {
     (void)state;
-    check_line(&met, KVF_LOG_TEXT, "2026-11-22T20:05:01.123456Z INFO met \"P\"");
+    check_line(&met, KVF_LOG_TEXT, "2026-11-22T20:05:01.123456Z INFO met \"P\" at tcp://h:1");
     check_line(&met, KVF_LOG_JSON,
-               "{\"time\":\"2026-11-22T20:05:01.123456Z\",\"level\":\"INFO\",\"text\":\"met \\\"P\\\"\"}");
+               "{\"time\":\"2026-11-22T20:05:01.123456Z\",\"level\":\"INFO\",\"text\":\"met \\\"P\\\" at "
+               "tcp://h:1\"}");
     check_line(&failed, KVF_LOG_TEXT,
                "2026-11-22T20:05:01.000000Z WARNING {\"failure\":\"request\",\"rank\":3}");
     check_line(&failed, KVF_LOG_JSON,
