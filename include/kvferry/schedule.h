@@ -347,6 +347,8 @@ typedef struct kvf_schedule_end {
  *
  * @param tables  the blocks it leaves behind, as for kvf_schedule_allocated(); not used if the request does not serve
  * @param tokens  computed
+ * @return KVF_OK; KVF_E_RANGE (a table that does not cover the tokens); KVF_E_INVALID (the request is still being
+ *         loaded); KVF_E_NOT_FOUND; KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_schedule_finished(kvf_schedule *schedule, const kvf_request_key *request,
                                          const kvf_block_table *tables, uint32_t group_count, uint64_t tokens,
