@@ -511,9 +511,10 @@ KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *r
  * Producer: begins to write a request to the consumers that expect it. `end` of each group is the request's length. The
  * tables need not have all blocks yet, or any: kvf_agent_push_ready() brings the rest.
  *
- * Event: DONE (all consumers have the request), or FAILED, with the reasons of kvf_agent_hold(); then this side's
- * blocks are free, also those that chunks brought. With `after`, nothing is written before that event, whatever is
- * ready; the deadline counts from the call.
+ * Event: DONE (all consumers have the request), or FAILED, with the reasons of kvf_agent_hold(), or with that for which
+ * a consumer could not be written to, such as KVF_E_RANGE: it wants more than the push has. Then this side's blocks are
+ * free, also those that chunks brought. With `after`, nothing is written before that event, whatever is ready; the
+ * deadline counts from the call.
  *
  * A consumer that gives up, for whatever reason, no longer has to be served; the push goes on for the others and then
  * fails with KVF_E_CANCELLED, and the detail names a rank that gave up. If all of a consumer's ranks were written to

@@ -75,7 +75,8 @@ class Agent(Requests, Events, Looks, Allocating):
         own_thread: make progress in a thread of the agent's own, which may use the same processors as the
             thread that opens the agent; otherwise nothing happens unless the caller waits in wait(),
             wait_event() or event(), or calls progress() when fileno() is readable
-        log: receives the lines of the log, in order, on any thread; it may call the agent, but not close it
+        log: receives the lines of the log, in order, on any thread; it may call the agent, but not close
+            it; its exceptions are printed, and change nothing
         log_level: level of the least important lines to receive
         way: how requests move; DIRECT: the agent has no arena
         arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched once something goes packed
