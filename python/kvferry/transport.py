@@ -481,6 +481,14 @@ class Peer:
         """Whether it was closed, or its transport was."""
         return self._pointer is None
 
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     @property
     def kind(self) -> str:
         """The kind of transport that serves this peer, such as "shm"."""

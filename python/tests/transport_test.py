@@ -292,6 +292,15 @@ def test_wrong_kinds_cards_peers_and_registrations_are_refused() -> None:
     pair.close()
 
 
+def test_a_peer_is_closed_at_the_end_of_its_block() -> None:
+    with Transport("inproc") as there, Transport("inproc") as here:
+        with here.connect(there.card) as peer:
+            assert not peer.closed
+        assert peer.closed
+        with pytest.raises(ClosedError):
+            peer.notify(b"more")
+
+
 def test_a_text_that_is_none_is_refused_by_its_value() -> None:
     with pytest.raises(InvalidError, match=r"^16 is of type int; allowed: text$"):
         Transport("cuda", settings={"cuda.blocks": 16})  # type: ignore[dict-item]
