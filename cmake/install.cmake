@@ -1,5 +1,5 @@
-# What `make install` puts where: headers, both libraries, the command, its completions and manual pages, and the files by
-# which pkg-config and CMake find the library.
+# What `make install` puts where: headers, both libraries, the command, its completions, manual pages and schema, and the
+# files by which pkg-config and CMake find the library.
 
 include(CMakePackageConfigHelpers)
 
@@ -19,6 +19,7 @@ if(TARGET kvferry_command)
   install(FILES ${completion}/kvferry DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
   install(FILES ${completion}/_kvferry DESTINATION ${KVF_ZSH_COMPLETIONS})
   install(FILES ${completion}/kvferry.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+  install(FILES ${PROJECT_SOURCE_DIR}/docs/groups.schema.json DESTINATION ${CMAKE_INSTALL_DOCDIR})
 endif()
 
 file(GLOB man_pages CONFIGURE_DEPENDS docs/man/*.1)

@@ -39,6 +39,11 @@ build_with pkgconfig_shared "${shared[@]}"
 read -ra static < <(pkg-config --static --libs kvferry | sed 's/-lkvferry/-l:libkvferry.a/')
 build_with pkgconfig_static "${static[@]}"
 
+# What `kvferry help` and its manual page point to.
+schema=$root/share/doc/kvferry/groups.schema.json
+[ -s "$schema" ] || { echo "consume: $schema is missing" >&2; exit 1; }
+echo "ok: the schema of --groups"
+
 # The lines of the documents, with the README's example.
 (
     cp "$here/../../examples/explain.c" "$work/app.c"

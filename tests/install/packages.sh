@@ -44,6 +44,7 @@ is_away() {
 examples=/usr/share/doc/libkvferry-dev/examples
 is_so "the command is there" says '^kvferry ' kvferry --version
 is_so "its manual page is there" test -f /usr/share/man/man1/kvferry-plan.1.gz
+is_so "and the schema of its --groups" test -f /usr/share/doc/kvferry/groups.schema.json
 is_so "and what shells complete it by" sh -c 'cd /usr/share && test -f bash-completion/completions/kvferry &&
     test -f zsh/vendor-completions/_kvferry && test -f fish/vendor_completions.d/kvferry.fish'
 is_so "the command plans" says 'rank' kvferry plan
