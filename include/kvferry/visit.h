@@ -25,7 +25,8 @@ typedef struct kvf_visit_options {
     size_t struct_size;     /**< sizeof(kvf_visit_options) */
     const char *public_key; /**< the visitor's own Z85 keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
-    uint64_t timeout_ns; /**< gives up after this time; 0: 5 s. UINT64_MAX: never */
+    /** Gives up after this time, and returns within another second; 0: 5 s. UINT64_MAX: never. */
+    uint64_t timeout_ns;
     /** Further greetings once the engine is known, one after the other, to measure round trips: 0 to 1000. See
      * kvf_visited_round_trips(). */
     uint32_t greetings;
