@@ -295,6 +295,7 @@ KVF_API kvf_status kvf_transport_unregister_region(kvf_transport *transport, uin
  * give it only to peers that may.
  *
  * @param card   receives a pointer owned by the transport, valid until it is closed or its memory changes
+ * @return KVF_OK, KVF_E_NOMEM, KVF_E_IO (a kind of transport cannot give its part)
  */
 KVF_API kvf_status kvf_transport_export(kvf_transport *transport, const void **card, size_t *bytes);
 
