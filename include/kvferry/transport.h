@@ -38,8 +38,8 @@
  * callbacks run inside the transport functions, on the thread that calls them; a callback may call any function of the
  * transport except kvf_transport_progress() and kvf_transport_close().
  *
- * After fork(), only the process that opened a transport may use it: in a child every function that returns a status
- * returns KVF_E_INVALID, and those that close or free do nothing.
+ * After fork(), only the process that opened a transport may use it: in a child every function of a transport or of its
+ * peers that returns a status returns KVF_E_INVALID, and those that close or free do nothing.
  */
 #ifndef KVFERRY_TRANSPORT_H
 #define KVFERRY_TRANSPORT_H

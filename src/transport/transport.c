@@ -407,7 +407,9 @@ const char *kvf_peer_kind(const kvf_peer *peer) {
 kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *out) {
     if (!peer)
         return kvf_fail(KVF_E_INVALID, "peer: peer is NULL");
-    kvf_status status = kvf_check_out(out, "kvf_peer_info");
+    kvf_status status = kvf_front_check_process(peer->transport, "peer");
+    if (!status)
+        status = kvf_check_out(out, "kvf_peer_info");
     if (status)
         return status;
     const kvf_fabric *fabric = peer->fabric;
@@ -424,7 +426,9 @@ kvf_status kvf_peer_get_info(const kvf_peer *peer, kvf_peer_info *out) {
 kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_transport_info *out) {
     if (!transport)
         return kvf_fail(KVF_E_INVALID, "transport: transport is NULL");
-    kvf_status status = kvf_check_out(out, "kvf_transport_info");
+    kvf_status status = kvf_front_check_process(transport, "transport");
+    if (!status)
+        status = kvf_check_out(out, "kvf_transport_info");
     if (status)
         return status;
     kvf_transport_info info = {0};

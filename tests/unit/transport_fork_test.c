@@ -26,6 +26,9 @@ static int use_and_close(test_side *side, kvf_peer *peer, const void *card, size
     kvf_peer *another;
     void *memory;
     test_outcome outcome = {0};
+    kvf_transport_finding finding = {.struct_size = sizeof finding};
+    kvf_transport_info counts = {.struct_size = sizeof counts};
+    kvf_peer_info info = {.struct_size = sizeof info};
     int allowed = is_allowed(kvf_transport_progress(side->transport, NULL));
     allowed += is_allowed(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcome, &operation));
     allowed += is_allowed(kvf_transport_notify(peer, "word", 4));
@@ -33,9 +36,13 @@ static int use_and_close(test_side *side, kvf_peer *peer, const void *card, size
     allowed += is_allowed(kvf_transport_connect(side->transport, card, bytes, &another));
     allowed += is_allowed(kvf_transport_export(side->transport, &card, &bytes));
     allowed += is_allowed(kvf_transport_fence(side->transport, card, bytes));
+    allowed += is_allowed(kvf_transport_admit(side->transport, card, bytes));
     allowed += is_allowed(kvf_transport_allocate(side->transport, KVF_MEMORY_HOST, 0, 4096, &memory));
     allowed += is_allowed(kvf_transport_register_region(side->transport, SIDE_REGIONS, &side->regions[0]));
     allowed += is_allowed(kvf_transport_unregister_region(side->transport, 0));
+    allowed += is_allowed(kvf_transport_find(side->transport, 0, &finding));
+    allowed += is_allowed(kvf_transport_get_info(side->transport, &counts));
+    allowed += is_allowed(kvf_peer_get_info(peer, &info));
     kvf_peer_close(peer);
     kvf_transport_close(side->transport);
     return allowed;
