@@ -129,6 +129,8 @@ class Plan(Handle):
         options = arena.new("kvf_plan_options", replicas=replicas, convert=dtype_set(convert))
         if layers is not None:
             options.layers = span(layers)
+            if options.layers.begin == options.layers.end:
+                groups = ()  # to the library an empty range means all layers
         if groups is not None:
             options.groups = arena.keep(ffi.new("uint32_t[]", list(groups) or [0]))
             options.group_count = len(groups)

@@ -271,6 +271,14 @@ def test_block_ids_may_be_arrays_of_any_integers_but_nothing_else() -> None:
         request.set([GroupRequest(np.array([[5, 1]]), PREFILL_TABLE, 0, 40)])
 
 
+@pytest.mark.parametrize("none", [(0, 0), range(1, 1), range(2, 1)])
+def test_a_plan_of_no_layers_reads_nothing(none: range | tuple[int, int]) -> None:
+    model = small_model()
+    local, remote = decode_engine(model), prefill_engine(model)
+    assert Plan(local.shard(0), remote).sources != []
+    assert Plan(local.shard(0), remote, layers=none).sources == []
+
+
 def test_the_wrong_number_of_groups_is_refused() -> None:
     model = small_model()
     with pytest.raises(InvalidError):
