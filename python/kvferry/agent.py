@@ -79,7 +79,8 @@ class Agent(Requests, Events, Looks, Allocating):
             it; its exceptions are printed, and change nothing
         log_level: level of the least important lines to receive
         way: how requests move; DIRECT: the agent has no arena
-        arena_bytes: memory through which packed bytes go; 0: 64 MiB, touched once something goes packed
+        arena_bytes: memory through which packed bytes go, at least 4 slots; 0: 64 MiB, touched once something
+            goes packed
         device_arena_bytes: the same in memory of the device, if the cache is there and a transport takes such
             memory; 0: 64 MiB; None: there is none
         device_copy_bytes: of a run between the cache's device and the arena of the host that the driver copies

@@ -280,7 +280,7 @@ class Requests:
         """Consumer: lets a producer write a request into own blocks. Events and errors are those of pull().
 
         Args:
-            after: as in pull()
+            contact, groups, deadline, after: as in pull()
             way: PACKED: the request is written packed, and its blocks are free as soon as it has ended; AUTO:
                 the agent's way, or that of the push
             by_layer: as in pull(); what a producer writes directly is not counted before the end
@@ -314,7 +314,8 @@ class Requests:
         Args:
             groups: one for each group of the model. Their `end` says how long the request will be; push_ready()
                 brings the blocks that their tables do not have yet
-            priority, bytes_per_second, way: as in pull()
+            consumers: how many engines will take the request
+            deadline, priority, bytes_per_second, way: as in pull()
             after, records: as in hold(): nothing is written before `after`; records come with the last byte
 
         Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
