@@ -140,7 +140,7 @@ class Requests:
         request_id: bytes | str,
         groups: Sequence[GroupSteps] | None,
         deadline: float | None,
-        consumers: int = 0,
+        consumers: int | None = None,
         contact: Contact | None = None,
         patience: float | None = None,
         priority: int = 0,
@@ -154,6 +154,8 @@ class Requests:
             raise OutOfRangeError(
                 f"bytes_per_second is {bytes_per_second}; allowed: 1 and more, or None (no cap)"
             )
+        if consumers is not None and consumers < 1:
+            raise OutOfRangeError(f"consumers is {consumers}; allowed: 1 and more")
         arena = Arena()
         request = arena.new(
             "kvf_agent_request",
@@ -161,7 +163,7 @@ class Requests:
             groups=groups_in(groups, arena),
             group_count=0 if groups is None else len(groups),
             deadline_ns=nanoseconds(deadline),
-            consumers=consumers,
+            consumers=consumers or 0,
             patience_ns=nanoseconds(patience),
             priority=priority,
             bytes_per_second=bytes_per_second or 0,

@@ -469,6 +469,13 @@ def test_an_object_that_cannot_be_waited_for_is_refused(pair: Pair) -> None:
     pair.producer.hold("r", HELD)  # nothing was begun
 
 
+def test_a_request_is_for_one_consumer_at_least(pair: Pair) -> None:
+    for give in (pair.producer.hold, pair.producer.push):
+        with pytest.raises(OutOfRangeError, match="consumers is 0; allowed: 1 and more"):
+            give("r", HELD, consumers=0)
+    assert pair.producer.kept() == []
+
+
 def test_requests_have_priorities_and_caps(pair: Pair) -> None:
     with pytest.raises(OutOfRangeError, match="bytes_per_second is 0"):
         pair.consumer.pull("r", pair.producer.contact, WANTED, bytes_per_second=0)
