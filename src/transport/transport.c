@@ -61,8 +61,9 @@ kvf_status kvf_transport_set_region_user(kvf_transport *transport, const kvf_reg
     if (transport->user.settle && transport->user.fd >= 0 &&
         transport->forks == kvf_fork_count()) /* a child shares the epoll */
         (void)epoll_ctl(transport->event_fd, EPOLL_CTL_DEL, transport->user.fd, NULL);
-    transport->user = user ? *user : (kvf_region_user){0};
-    return user ? watch(transport, user->fd) : KVF_OK;
+    kvf_status status = user ? watch(transport, user->fd) : KVF_OK;
+    transport->user = user && !status ? *user : (kvf_region_user){0};
+    return status;
 }
 
 /* With "auto", a fabric that does not work here is left out. */

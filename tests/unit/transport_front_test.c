@@ -1,4 +1,5 @@
 /* What is the same for all kinds of transport: opening, registering, the card, and what connecting refuses. */
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -7,6 +8,7 @@
 #include <cmocka.h>
 
 #include "transport/card.h"
+#include "transport/transport.h"
 #include "transport_pair.h"
 
 static const pair_kind automatic = {"auto", {true, false}, "inproc", {0}};
@@ -620,6 +622,28 @@ static void every_allocation_may_fail_and_nothing_leaks(void **state) {
     assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
 }
 
+static bool count_settling(void *context) {
+    ++*(int *)context;
+    return true;
+}
+
+/* Its owner is told that there is none, and may be gone when regions come or go. */
+static void a_user_of_regions_whose_descriptor_cannot_be_watched_is_not_kept(void **state) {
+    (void)state;
+    int settled[2] = {0, 0};
+    unsigned char bytes[64];
+    const kvf_memory memory = {.struct_size = sizeof memory, .address = bytes, .bytes = sizeof bytes};
+    const kvf_region_user broken = {.fd = INT_MAX, .settle = count_settling, .context = &settled[0]};
+    const kvf_region_user user = {.fd = -1, .settle = count_settling, .context = &settled[1]};
+    kvf_transport *transport = open_kind("inproc");
+    assert_int_equal(kvf_transport_set_region_user(transport, &broken), KVF_E_IO);
+    assert_int_equal(kvf_transport_set_region_user(transport, &user), KVF_OK);
+    assert_int_equal(kvf_transport_register(transport, &memory, 1), KVF_OK);
+    assert_int_equal(settled[0], 0);
+    assert_int_equal(settled[1], 1);
+    kvf_transport_close(transport);
+}
+
 static void costs_are_assumed_by_kind(void **state) {
     (void)state;
     kvf_cost_model cost, other;
@@ -657,6 +681,7 @@ int main(void) {
         cmocka_unit_test(sides_without_a_common_kind_name_what_each_has),
         cmocka_unit_test(submitting_without_a_peer_runs_or_callback_is_refused),
         cmocka_unit_test(endpoints_without_memory_exchange_notifications_only),
+        cmocka_unit_test(a_user_of_regions_whose_descriptor_cannot_be_watched_is_not_kept),
         cmocka_unit_test(every_allocation_may_fail_and_nothing_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
