@@ -13,6 +13,24 @@
 #define ASKED_FRAMES 7u
 #define ANSWER_FRAMES 6u
 
+/* The index of a key in the list; `allowed_count` if it is not there. */
+static uint32_t place_of(const kvf_zmq_link *link, const void *key) {
+    uint32_t place = 0;
+    while (place < link->allowed_count && memcmp(key, link->allowed[place], KVF_KEY_BYTES) != 0)
+        place++;
+    return place;
+}
+
+/* Adds a key, for which there is room. A key that is given again is there once: it can be withdrawn. */
+static kvf_status take_key(kvf_zmq_link *link, const char *public_key) {
+    uint8_t *key = link->allowed[link->allowed_count];
+    kvf_status status =
+        public_key ? kvf_link_read_key("key", public_key, key) : kvf_fail(KVF_E_INVALID, "it is NULL");
+    if (!status && place_of(link, key) == link->allowed_count)
+        link->allowed_count++;
+    return status;
+}
+
 kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options) {
     const int linger = 0;
     if (!options->public_key)
@@ -22,13 +40,10 @@ kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options) {
     if (!link->allowed)
         return kvf_nomem("allowed_keys");
     for (uint32_t i = 0; i < options->allowed_key_count; i++) {
-        if (!options->allowed_keys[i])
-            return kvf_fail(KVF_E_INVALID, "allowed_keys[%u] is NULL", i);
-        kvf_status status = kvf_link_read_key("key", options->allowed_keys[i], link->allowed[i]);
+        kvf_status status = take_key(link, options->allowed_keys[i]);
         if (status)
             return kvf_fail_in(status, "allowed_keys[%u]: ", i);
     }
-    link->allowed_count = options->allowed_key_count;
     link->guard = zmq_socket(link->zmq, ZMQ_REP);
     if (!link->guard || zmq_setsockopt(link->guard, ZMQ_LINGER, &linger, sizeof linger) ||
         zmq_bind(link->guard, "inproc://zeromq.zap.01"))
@@ -39,14 +54,6 @@ kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options) {
 static bool holds(const zmq_msg_t *frame, const char *text) {
     return zmq_msg_size(frame) == strlen(text) &&
            memcmp(zmq_msg_data((zmq_msg_t *)frame), text, strlen(text)) == 0;
-}
-
-/* The index of a key in the list; `allowed_count` if it is not there. */
-static uint32_t place_of(const kvf_zmq_link *link, const void *key) {
-    uint32_t place = 0;
-    while (place < link->allowed_count && memcmp(key, link->allowed[place], KVF_KEY_BYTES) != 0)
-        place++;
-    return place;
 }
 
 static bool is_allowed(const kvf_zmq_link *link, const zmq_msg_t *frames, uint32_t count) {

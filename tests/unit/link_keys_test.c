@@ -84,6 +84,18 @@ static void a_key_in_the_allow_list_gets_in_and_another_is_told_why_not(void **s
     kvf_link_close(server.link);
 }
 
+/* Sends a message that the server must drop, and then enough of another end's for it to come first if it came. */
+static void assert_unheard(end *server, end *withdrawn, kvf_route route, end *other, kvf_route others) {
+    const uint32_t heard = server->message_count;
+    server->listened_for = "nobody hears this"; /* counted even behind more messages than are kept */
+    send_text(withdrawn, route, "nobody hears this");
+    for (uint32_t i = 1; i <= 20; i++) {
+        send_text(other, others, "third");
+        work_until(server->message_count >= heard + i, server, withdrawn, other);
+    }
+    assert_int_equal(server->heard_count, 0);
+}
+
 static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not_heard(void **state) {
     (void)state;
     end server, early, late;
@@ -111,14 +123,7 @@ static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not
     }
 
     assert_ok(kvf_link_allow(server.link, of_early.open, false));
-    server.listened_for = "nobody hears this"; /* counted even behind more messages than are kept */
-    uint32_t heard = server.message_count;
-    send_text(&early, of, "nobody hears this");
-    for (uint32_t i = 1; i <= 20; i++) {
-        send_text(&late, lates, "third");
-        work_until(server.message_count >= heard + i, &server, &early, &late);
-    }
-    assert_int_equal(server.heard_count, 0);
+    assert_unheard(&server, &early, of, &late, lates);
     server.listened_for = "heard again";
     assert_ok(kvf_link_allow(server.link, of_early.open, true));
     for (uint32_t round = 0; server.heard_count == 0; round++) {
@@ -136,6 +141,31 @@ static void a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not
     assert_fails(kvf_link_allow(late.link, of_early.open, true), KVF_E_INVALID, "everyone");
     kvf_link_close(late.link);
     kvf_link_close(early.link);
+    kvf_link_close(server.link);
+}
+
+/* As where two engines are granted to one key. */
+static void a_key_that_is_listed_twice_is_withdrawn_as_one(void **state) {
+    (void)state;
+    end server, twice, other;
+    keys of_server = make_keys(), of_twice = make_keys(), of_other = make_keys();
+    const char *allowed[] = {of_twice.open, of_other.open, of_twice.open};
+    kvf_link_options options = with_keys(&of_server, NULL);
+    options.allowed_keys = allowed;
+    options.allowed_key_count = 3;
+    open_end(&server, options);
+    open_end(&twice, with_keys(&of_twice, ""));
+    open_end(&other, with_keys(&of_other, ""));
+    kvf_route of = connect_to(&twice, kvf_link_endpoint(server.link), of_server.open);
+    kvf_route others = connect_to(&other, kvf_link_endpoint(server.link), of_server.open);
+    send_text(&twice, of, "first");
+    work_until(server.message_count == 1, &server, &twice, &other);
+
+    assert_ok(kvf_link_allow(server.link, of_twice.open, false));
+    assert_unheard(&server, &twice, of, &other, others);
+    assert_fails(kvf_link_allow(server.link, of_twice.open, false), KVF_E_NOT_FOUND, of_twice.open);
+    kvf_link_close(other.link);
+    kvf_link_close(twice.link);
     kvf_link_close(server.link);
 }
 
@@ -316,6 +346,7 @@ int main(void) {
         cmocka_unit_test(keys_allow_to_listen_beyond_loopback),
         cmocka_unit_test(a_key_in_the_allow_list_gets_in_and_another_is_told_why_not),
         cmocka_unit_test(a_key_that_is_allowed_later_gets_in_and_one_that_is_withdrawn_is_not_heard),
+        cmocka_unit_test(a_key_that_is_listed_twice_is_withdrawn_as_one),
         cmocka_unit_test(the_wrong_key_of_the_other_end_is_told_and_the_right_one_works_beside_it),
         cmocka_unit_test(a_peer_without_keys_does_not_get_in_and_is_told),
         cmocka_unit_test(a_peer_that_does_not_encrypt_hears_nothing_from_us),
