@@ -353,6 +353,72 @@ static void a_device_that_fails_ends_its_moves_with_its_words(void **state) {
     close_world(w, before);
 }
 
+static bool have_tables(void *context) {
+    const kvf_stage *stage = ((const stage_world *)context)->d[0].stage;
+    bool all = stage->first != NULL;
+    for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        all = all && flow->table.address;
+    return all;
+}
+
+static void a_copy_that_the_device_refuses_ends_its_move_and_no_later_one(void **state) {
+    enum { UNKNOWN = 999 };
+    static const char *const functions[] = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernel"};
+    DEVICES_ARE_STAND_INS();
+    const size_t before = devices_left();
+    for (size_t i = 0; i < COUNT_OF(functions); i++) {
+        one_move move;
+        stage_world *w = open_hung(*state, device_memory_first, NULL, &move);
+        stage_world_work_until(w, have_tables, w);
+        devices_fail(functions[i], UNKNOWN, 1);
+        devices_hasten();
+        devices_delay(0);
+        assert_fails(stage_world_finish(w, move.move), KVF_E_IO, "starting a copy: ");
+        end(&move);
+        go_on(w);
+        close_world(w, before);
+    }
+}
+
+static uint32_t copies_of(const kvf_stage *stage) {
+    uint32_t copies = 0;
+    for (const kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
+        for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
+            copies += flow->credits[i].state == KVF_CREDIT_COPYING;
+    return copies;
+}
+
+/* The device's copy engine has 32 jobs. */
+static bool has_more_than_it_takes(void *context) {
+    return copies_of(((const stage_world *)context)->d[0].stage) > 32;
+}
+
+static void more_copies_than_the_device_takes_at_once_wait(void **state) {
+    DEVICES_ARE_STAND_INS();
+    enum { MOVES = 8 };
+    const size_t before = devices_left();
+    stage_pair shape = heads(150);
+    shape.options = (kvf_stage_options){.arena_bytes = 512 * SLOT, .slot_bytes = SLOT, .window = 8};
+    stage_world *w = stage_world_open_at(*state, &shape, device_memory_first, NULL);
+    one_move moves[MOVES];
+    cell_rank was;
+    rank_copy(&was, &w->d[0].cells);
+    devices_delay(HOUR);
+    for (int i = 0; i < MOVES; i++)
+        assert_ok(begin(w, KVF_WAY_PACKED, &moves[i]));
+    stage_world_work_until(w, has_more_than_it_takes, w);
+    devices_hasten();
+    devices_delay(0);
+    for (int i = 0; i < MOVES; i++) {
+        assert_ok(stage_world_finish(w, moves[i].move));
+        end(&moves[i]);
+    }
+    assert_int_equal(stage_world_wrong_bytes(&w->d[0], &was, 5), 0);
+    rank_close(&was);
+    assert_all_idle(w);
+    close_world(w, before);
+}
+
 static void shards_in_two_places_are_refused(void **state) {
     DEVICES_ARE_SEVERAL();
     kvf_transport *transport;
@@ -400,6 +466,8 @@ int main(void) {
         NAMED(a_stage_that_is_closed_waits_for_its_device),
         NAMED(nobody_is_busy_while_only_the_device_works),
         NAMED(a_device_that_fails_ends_its_moves_with_its_words),
+        NAMED(a_copy_that_the_device_refuses_ends_its_move_and_no_later_one),
+        NAMED(more_copies_than_the_device_takes_at_once_wait),
         NAMED(shards_in_two_places_are_refused),
     };
     static const struct CMUnitTest more[] = {
