@@ -213,6 +213,52 @@ static void a_contact_is_not_told_the_secret(void **state) {
     world_close(&w);
 }
 
+/* Answers greetings as an agent of the next version of the protocol. */
+typedef struct successor {
+    kvf_link *link;
+    uint32_t greetings;
+} successor;
+
+static void answer_in_next_version(void *context, const kvf_letter *letter) {
+    successor *s = context;
+    kvf_wire_buffer bytes;
+    const kvf_message refused = {
+        .kind = KVF_MESSAGE_REFUSED,
+        .refused = {.status = KVF_E_UNSUPPORTED, .detail = "speaks another version"}};
+    s->greetings++;
+    assert_ok(kvf_wire_encode(&refused, &bytes));
+    assert_int_equal(bytes.data[5], KVF_WIRE_VERSION);
+    bytes.data[5]++;
+    assert_ok(kvf_link_send(s->link, letter->route, bytes.data, bytes.size));
+    kvf_wire_buffer_free(&bytes);
+}
+
+static void an_engine_of_another_version_is_refused_at_once(void **state) {
+    (void)state;
+    world w;
+    successor s = {0};
+    uint64_t ticket;
+    char words[64];
+    const kvf_link_options options = {.table = net_surroundings.link,
+                                      .listen = "tcp://127.0.0.1:4567",
+                                      .on_message = answer_in_next_version,
+                                      .on_broken = ignore_break,
+                                      .context = &s};
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    assert_ok(kvf_link_open(&options, &s.link));
+    const kvf_contact contact = {.engine = "Q", .endpoint = kvf_link_endpoint(s.link)};
+    assert_ok(kvf_agent_connect(w.d.agents[0], &contact, 10 * SECOND, &ticket));
+    for (const uint64_t end = world_now() + SECOND; world_now() < end;)
+        world_work_beside(&w, s.link, MS);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], ticket, KVF_E_UNSUPPORTED);
+    (void)snprintf(words, sizeof words, "Q speaks version %u of the protocol", KVF_WIRE_VERSION + 1);
+    assert_non_null(strstr(failed->detail, words));
+    assert_int_equal(s.greetings, 1);
+    kvf_link_close(s.link);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- no producer ----------------------------------------------------------------------------- */
 
 static void nobody_there_is_told_at_the_deadline_with_the_reason(void **state) {
@@ -411,6 +457,7 @@ int main(void) {
         cmocka_unit_test(an_engine_does_not_meet_itself),
         cmocka_unit_test(a_name_may_be_as_long_as_messages_allow),
         cmocka_unit_test(a_contact_is_not_told_the_secret),
+        cmocka_unit_test(an_engine_of_another_version_is_refused_at_once),
         cmocka_unit_test(nobody_there_is_told_at_the_deadline_with_the_reason),
         cmocka_unit_test(an_engine_that_was_not_met_is_greeted_until_it_is_idle),
         cmocka_unit_test(a_producer_that_comes_up_late_is_met),

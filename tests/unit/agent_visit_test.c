@@ -345,6 +345,40 @@ static void visits_that_cannot_succeed_say_why(void **state) {
     world_close(&w);
 }
 
+static kvf_link_options of_visitor;
+
+static void hear_in_next_version(void *context, const kvf_letter *letter) {
+    unsigned char bytes[65536];
+    kvf_letter changed = *letter;
+    assert_true(letter->bytes <= sizeof bytes);
+    memcpy(bytes, letter->data, letter->bytes);
+    assert_int_equal(bytes[5], KVF_WIRE_VERSION);
+    bytes[5]++;
+    changed.data = bytes;
+    of_visitor.on_message(context, &changed);
+}
+
+static kvf_status open_to_next_version(const kvf_link_options *options, kvf_link **out) {
+    kvf_link_options changed = of_visitor = *options;
+    changed.on_message = hear_in_next_version;
+    return kvf_link_zmq.open(&changed, out);
+}
+
+static void an_engine_of_another_version_is_named_at_once(void **state) {
+    (void)state;
+    world w;
+    char words[64];
+    kvf_visited *found = NULL;
+    kvf_link_table next = kvf_link_zmq;
+    next.open = open_to_next_version;
+    open_pair(&w, latent(2), OPTIONS());
+    (void)snprintf(words, sizeof words, "the engine speaks version %u of the protocol", KVF_WIRE_VERSION + 1);
+    assert_fails(kvf_visit_over(&next, &w.p.contact, VISIT(.timeout_ns = PATIENCE_NS), &found),
+                 KVF_E_UNSUPPORTED, w.p.contact.endpoint, words);
+    assert_null(found);
+    world_close(&w);
+}
+
 static uint32_t rounds;
 
 static void count_round(kvf_link *link, bool *more) {
@@ -443,6 +477,7 @@ int main(void) {
         cmocka_unit_test(a_visit_leaves_no_session),
         cmocka_unit_test(a_visitor_that_greets_twice_leaves_no_session_either),
         cmocka_unit_test(visits_that_cannot_succeed_say_why),
+        cmocka_unit_test(an_engine_of_another_version_is_named_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
