@@ -101,10 +101,9 @@ static uint64_t next_generation(kvf_agent *agent) {
 static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_call_body *call,
                              kvf_reader **out) {
     kvf_agent *agent = hold->base.agent;
+    KVF_ASSERT(hold->base.state == KVF_TICKET_HELD); /* what has begun to end is no longer found */
     if (session->reader_count >= agent->options.max_requests_per_peer)
         return kvf_fail(KVF_E_LIMIT, "this peer has %u leases, the most allowed", session->reader_count);
-    if (hold->base.state != KVF_TICKET_HELD)
-        return kvf_fail(KVF_E_CANCELLED, "the request was cancelled");
     kvf_status status = kvf_budget_take(session, READER_BYTES);
     if (status)
         return status;
