@@ -359,6 +359,22 @@ static void a_part_for_which_there_is_no_memory_fails_both_sides(void **state) {
     assert_true(failed >= 2);
 }
 
+static void a_request_that_is_being_pushed_is_pushed_anew_only_when_that_has_ended(void **state) {
+    (void)state;
+    push_scene v;
+    uint64_t other;
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    kvf_agent *p = v.w.p.agents[0];
+    world_push(&v.w.p, &v.given, v.pushes);
+    assert_fails(kvf_agent_push(p, &v.given.request, &other), KVF_E_EXISTS, "is being pushed already");
+    assert_ok(kvf_agent_cancel(p, v.pushes[0]));
+    (void)world_failed(&v.w, p, v.pushes[0], KVF_E_CANCELLED);
+    world_push(&v.w.p, &v.given, v.pushes);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_ready(&v.w.p, v.pushes);
+    push_scene_finish(&v);
+}
+
 static void a_push_that_nobody_expects_ends_at_its_deadline(void **state) {
     (void)state;
     push_scene v;
@@ -462,6 +478,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_that_gave_up_a_push_may_expect_it_anew_until_it_ends),
         cmocka_unit_test(more_than_is_pushed_fails_both_and_names_the_steps),
         cmocka_unit_test_teardown(a_part_for_which_there_is_no_memory_fails_both_sides, stop_counting_memory),
+        cmocka_unit_test(a_request_that_is_being_pushed_is_pushed_anew_only_when_that_has_ended),
         cmocka_unit_test(a_push_that_nobody_expects_ends_at_its_deadline),
         cmocka_unit_test(a_push_that_ends_at_its_deadline_says_what_a_connection_waits_for),
         cmocka_unit_test(an_expectation_that_nobody_fulfils_ends_at_its_deadline),
