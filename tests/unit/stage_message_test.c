@@ -270,6 +270,64 @@ static void an_opening_reads_as_it_was_written(void **state) {
     kvf_free(data);
 }
 
+/* ---- what is refused ---------------------------------------------------------------------------- */
+
+static void what_is_wrong_with_a_message_is_named(void **state) {
+    (void)state;
+    kvf_stage_message read = {0};
+    unsigned char sentence[17 + KVF_STAGE_SENTENCE_MAX] = {HEAD(5), 1, 17, 0};
+    memset(sentence + 17, 'x', KVF_STAGE_SENTENCE_MAX);
+    assert_ok(kvf_stage_read_message(sentence, sizeof sentence - 1, &read));
+    assert_fails(kvf_stage_read_message(sentence, sizeof sentence, &read), KVF_E_PARSE, "a sentence of 1024",
+                 "0 to 1023");
+    static const struct {
+        unsigned char size[4], at[4];
+        size_t part_bytes;
+        const char *words;
+    } parts[] = {{{1, 0, 0x80}, {0}, 1, "an opening has 8388609 bytes"},
+                 {{4}, {2}, 3, "3 bytes at 2 of 4"},
+                 {{4}, {5}, 1, "1 bytes at 5 of 4"},
+                 {{4}, {2}, 0, "0 bytes at 2 of 4"}};
+    for (size_t i = 0; i < COUNT_OF(parts); i++) {
+        unsigned char bytes[22 + 3] = {HEAD(1)};
+        memcpy(bytes + 14, parts[i].size, 4);
+        memcpy(bytes + 18, parts[i].at, 4);
+        assert_fails(kvf_stage_read_message(bytes, 22 + parts[i].part_bytes, &read), KVF_E_PARSE,
+                     parts[i].words);
+    }
+}
+
+static void what_is_wrong_with_an_opening_is_named(void **state) {
+    (void)state;
+    static const uint32_t ids[] = {9, 8};
+    const kvf_group_steps steps = {.table = {ids, 2, 0}, .end = 2};
+    kvf_group_steps long_steps = {.table = {ids, KVF_STAGE_OPENING_MAX / 4, 0}, .end = 2};
+    kvf_opening opening = {.window = 1, .groups = &steps, .group_count = 1}, read;
+    unsigned char *data;
+    size_t bytes;
+    assert_ok(kvf_stage_write_opening(&opening, &data, &bytes));
+    /* by place: the flags, how many slots at once, how many entries the table has */
+    static const struct {
+        size_t at;
+        unsigned char is;
+        const char *words;
+    } changes[] = {{0, 4, "flags 4"},
+                   {2, 0, "window 0"},
+                   {60, 3, "ends in the table of group 0"},
+                   {60, 1, "bytes behind its last group"}};
+    for (size_t i = 0; i < COUNT_OF(changes); i++) {
+        const unsigned char was = data[changes[i].at];
+        data[changes[i].at] = changes[i].is;
+        assert_fails(kvf_stage_read_opening(data, bytes, &read), KVF_E_PARSE, changes[i].words);
+        data[changes[i].at] = was;
+    }
+    for (size_t cut = 0; cut < bytes; cut++)
+        assert_int_equal(kvf_stage_read_opening(data, cut, &read), KVF_E_PARSE);
+    kvf_free(data);
+    opening.groups = &long_steps;
+    assert_fails(kvf_stage_write_opening(&opening, &data, &bytes), KVF_E_LIMIT, "up to 8388608");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_part_of_an_opening_is_these_bytes),
@@ -280,6 +338,8 @@ int main(void) {
         cmocka_unit_test(the_sum_of_a_model_is_over_these_bytes),
         cmocka_unit_test(every_message_is_read_as_it_was_written),
         cmocka_unit_test(an_opening_reads_as_it_was_written),
+        cmocka_unit_test(what_is_wrong_with_a_message_is_named),
+        cmocka_unit_test(what_is_wrong_with_an_opening_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
