@@ -659,13 +659,14 @@ static kvf_move *move_with_attacker(scene *s, kvf_direction direction, uint64_t 
     return move;
 }
 
-static uint32_t flows_said = 3; /* how many flows the attacker says it takes */
+/* How many flows the attacker says it takes, and how large it says its slots are. */
+static uint32_t flows_said = 3, slot_bytes_said = SLOT;
 
 static void accept_with(scene *s, uint64_t flow, uint32_t region, uint32_t slots, uint64_t bytes) {
     const kvf_stage_message message = {.word = KVF_STAGE_ACCEPT,
                                        .flow = flow,
                                        .region = region,
-                                       .slot_bytes = SLOT,
+                                       .slot_bytes = slot_bytes_said,
                                        .slot_count = slots,
                                        .stream_bytes = bytes,
                                        .flows = flows_said};
@@ -683,7 +684,21 @@ static void lend(scene *s, uint64_t flow, uint32_t first, uint32_t count, kvf_by
 
 static void slots_and_credits_that_do_not_exist(void **state) {
     (void)state;
-    enum { REGION, TOO_MANY, BYTES, BEYOND, TWICE, CREDITS, FULL, EARLY, ENDED, NO_FLOWS, CASES };
+    enum {
+        REGION,
+        TOO_MANY,
+        BYTES,
+        BEYOND,
+        TWICE,
+        CREDITS,
+        FULL,
+        EARLY,
+        ENDED,
+        NO_FLOWS,
+        AGAIN,
+        SMALL,
+        CASES
+    };
     const struct {
         kvf_status status;
         const char *words;
@@ -697,14 +712,17 @@ static void slots_and_credits_that_do_not_exist(void **state) {
         [FULL] = {KVF_E_INVALID, "of a push with bytes"},
         [EARLY] = {KVF_E_RANGE, "the lender lends slot 0; its arena has 0 slots"},
         [ENDED] = {KVF_E_INVALID, "the lender ended the flow without an error before all"},
-        [NO_FLOWS] = {KVF_E_RANGE, "the lender accepts 0 flows; allowed: 1 and more"}};
+        [NO_FLOWS] = {KVF_E_RANGE, "the lender accepts 0 flows; allowed: 1 and more"},
+        [AGAIN] = {KVF_E_INVALID, "the lender accepted a flow that it had accepted already"},
+        [SMALL] = {KVF_E_RANGE, "the lender's slots have 1 bytes, less than an element"}};
     for (uint32_t i = 0; i < CASES; i++) {
         scene s = scene_open();
         attacker_join(&s);
         uint64_t flow, bytes = kvf_request_bytes(s.request, 0);
         kvf_move *move = move_with_attacker(&s, KVF_WRITE, &flow);
         flows_said = i == NO_FLOWS ? 0 : 3;
-        if (i != EARLY)
+        slot_bytes_said = i == SMALL ? 1 : SLOT;
+        for (int accepts = i == EARLY ? 0 : i == AGAIN ? 2 : 1; accepts > 0; accepts--)
             accept_with(&s, flow, i == REGION, i == TOO_MANY ? 17 : 16, i == BYTES ? 5 : bytes);
         if (i == TWICE)
             s.p->stands_still = true; /* so that both messages come before the first is used */
@@ -756,6 +774,7 @@ static void slots_of_a_pull_with_other_bytes_than_the_next(void **state) {
         attacker_join(&s);
         uint64_t flow;
         flows_said = 3;
+        slot_bytes_said = SLOT;
         kvf_move *move = move_with_attacker(&s, KVF_READ, &flow);
         accept_with(&s, flow, 0, 16, all);
         lend(&s, flow, 0, 1, cases[i].first);
