@@ -3,6 +3,7 @@
  */
 #include "channel_wise.h"
 #include "packed.h"
+#include "stage/shape.h"
 
 #define STEPS 37u
 
@@ -461,6 +462,61 @@ static kvf_status make_all(void *subject) {
     return status;
 }
 
+/* ---- shapes that are kept ----------------------------------------------------------------------- */
+
+/* Shapes by number: of one head in one layer. */
+static bool is_shape(const kvf_stage_shape *shape, uint32_t number) {
+    const kvf_stream_item *item = shape->selection->items;
+    return item->layers.begin == number / 2 && item->units.begin == number % 2;
+}
+
+static kvf_stage_shape *use_shape(kvf_shapes *shapes, uint32_t number) {
+    const kvf_stream_item item = {.layers = {number / 2, number / 2 + 1},
+                                  .units = {number % 2, number % 2 + 1},
+                                  .tokens = {{0, 1, 1}, {0, 1, 1}},
+                                  .dtype = KVF_DTYPE_BF16};
+    kvf_selection *selection = NULL;
+    kvf_stage_shape *shape = NULL;
+    assert_ok(kvf_selection_check(kvf_shard_model(shapes->shard), &item, 1, &selection));
+    assert_ok(kvf_shapes_use(shapes, selection, &shape));
+    assert_true(is_shape(shape, number));
+    return shape;
+}
+
+static bool is_kept(const kvf_shapes *shapes, uint32_t number) {
+    const kvf_stage_shape *shape = shapes->first;
+    while (shape && !is_shape(shape, number))
+        shape = shape->following;
+    return shape != NULL;
+}
+
+static void of_shapes_without_users_the_latest_256_are_kept(void **state) {
+    (void)state;
+    enum { KEPT = 256 };
+    const pair p =
+        pair_of(attention(KEPT / 2 + 1, 2, 4), ENGINE(.all = {.tokens_per_block = 4, .block_count = 9}),
+                ENGINE(.all = {.tokens_per_block = 4, .block_count = 9}));
+    kvf_shapes shapes = {.shard = kvf_engine_shard(p.local, 0)};
+    kvf_stage_shape *const used = use_shape(&shapes, 0);
+    for (uint32_t number = 1; number < KEPT; number++)
+        kvf_shapes_leave(use_shape(&shapes, number));
+    assert_int_equal(shapes.count, KEPT);
+    kvf_shapes_leave(use_shape(&shapes, 1)); /* now 2 was used longest ago, but for 0, which is in use */
+    for (uint32_t number = KEPT; number < KEPT + 2; number++) {
+        kvf_shapes_leave(use_shape(&shapes, number));
+        assert_int_equal(shapes.count, KEPT);
+        assert_int_equal(shapes.lanes, KEPT);
+        assert_false(is_kept(&shapes, number - KEPT + 2));
+        assert_true(is_kept(&shapes, number - KEPT + 4));
+    }
+    assert_true(is_kept(&shapes, 1));
+    assert_ptr_equal(use_shape(&shapes, 0), used);
+    kvf_shapes_leave(used);
+    kvf_shapes_leave(used);
+    kvf_shapes_free(&shapes);
+    free_pair(&p);
+}
+
 static void without_memory_nothing_is_made_and_nothing_kept(void **state) {
     (void)state;
     memory_count m;
@@ -486,6 +542,7 @@ int main(void) {
         cmocka_unit_test(selections_that_are_none_are_refused_by_item_and_field),
         cmocka_unit_test(cells_that_the_shard_lacks_are_named),
         cmocka_unit_test(tables_that_do_not_reach_are_refused_by_step_and_block),
+        cmocka_unit_test(of_shapes_without_users_the_latest_256_are_kept),
         cmocka_unit_test_teardown(without_memory_nothing_is_made_and_nothing_kept, stop_counting_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
