@@ -186,6 +186,41 @@ static void a_held_move_makes_nothing_be_forgotten(void **state) {
     scene_close(&s);
 }
 
+static uint64_t bytes_of(const kvf_move *move) {
+    kvf_move_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_move_get_info(move, &info));
+    return info.bytes;
+}
+
+static void a_held_move_that_goes_direct_moves_as_much_as_it_may_layer_by_layer(void **state) {
+    (void)state;
+    scene s = scene_open(&hnd);
+    assume(&s, &usual);
+    stage_end *d = &s.w->d[0];
+    const uint64_t layer = kvf_request_bytes(s.request, 0) / 2;
+    const struct {
+        uint64_t allowed, moved;
+        uint32_t layers;
+    } steps[] = {
+        {0, 0, 0}, {100, 100, 0}, {layer - 101, layer - 1, 0}, {1, layer, 1}, {layer - 1, 2 * layer - 1, 1}};
+    kvf_move *move;
+    assert_ok(kvf_stage_pull_held(d->stage, s.request, d->peers, NULL,
+                                  (kvf_transfer_start_options){.held = true, .by_layer = true}, &move));
+    assert_int_equal(stage_info_of(d->stage).moves[KVF_WAY_DIRECT], 1);
+    for (size_t i = 0; i < COUNT_OF(steps); i++) {
+        assert_int_equal(kvf_move_advance(move, steps[i].allowed), steps[i].allowed);
+        stage_world_work_idle(s.w);
+        assert_int_equal(bytes_of(move), steps[i].moved);
+        assert_int_equal(kvf_move_layers(move), steps[i].layers);
+    }
+    kvf_move_hold(move, false);
+    assert_ok(stage_world_finish(s.w, move));
+    assert_int_equal(kvf_move_layers(move), 2);
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(d, &s.before, 5), 0);
+    scene_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(short_runs_go_packed_and_long_ones_direct),
@@ -194,6 +229,7 @@ int main(void) {
         cmocka_unit_test(a_way_whose_first_transfer_was_slow_is_tried_again),
         cmocka_unit_test(a_way_that_is_slow_is_tried_seldom),
         cmocka_unit_test(a_held_move_makes_nothing_be_forgotten),
+        cmocka_unit_test(a_held_move_that_goes_direct_moves_as_much_as_it_may_layer_by_layer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
