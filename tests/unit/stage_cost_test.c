@@ -425,6 +425,45 @@ static void options_out_of_range_are_refused(void **state) {
     stage_world_close(w);
 }
 
+static void what_is_missing_is_named(void **state) {
+    (void)state;
+    stage_world *w = two_ranks();
+    kvf_stage *stage = w->d[0].stage;
+    kvf_plan *plan = plan_of(&w->engines, 0);
+    kvf_request *request = request_of(plan);
+    kvf_peer *none = NULL, *peer = w->d[0].peers[0];
+    kvf_move *move = NULL;
+    kvf_move_info info = {.struct_size = sizeof info};
+    kvf_stage_info counts = {.struct_size = sizeof counts};
+    assert_fails(kvf_stage_open(w->d[0].transport, NULL, NULL, &stage), KVF_E_INVALID, "shard is NULL");
+    assert_fails(kvf_stage_join(NULL, peer), KVF_E_INVALID, "stage is NULL");
+    assert_fails(kvf_stage_join(stage, NULL), KVF_E_INVALID, "peer is NULL");
+    assert_fails(kvf_stage_pull(NULL, request, &peer, NULL, &move), KVF_E_INVALID, "stage is NULL");
+    assert_fails(kvf_stage_pull(stage, NULL, &peer, NULL, &move), KVF_E_INVALID, "request is NULL");
+    assert_fails(kvf_stage_pull(stage, request, NULL, NULL, &move), KVF_E_INVALID, "peers is NULL");
+    assert_fails(kvf_stage_pull(stage, request, &none, NULL, &move), KVF_E_INVALID,
+                 "the peer of source 0 is NULL");
+    assert_fails(kvf_stage_pull(stage, request, &peer, NULL, NULL), KVF_E_INVALID, "out is NULL");
+    assert_fails(kvf_stage_push(NULL, request, 0, peer, NULL, &move), KVF_E_INVALID, "stage is NULL");
+    assert_fails(kvf_stage_push(stage, NULL, 0, peer, NULL, &move), KVF_E_INVALID, "request is NULL");
+    assert_fails(kvf_stage_push(stage, request, 0, NULL, NULL, &move), KVF_E_INVALID, "peer is NULL");
+    assert_fails(kvf_stage_push(stage, request, 0, peer, NULL, NULL), KVF_E_INVALID, "out is NULL");
+    assert_fails(kvf_stage_push(stage, request, 1, peer, NULL, &move), KVF_E_RANGE,
+                 "source is 1; the plan has 1");
+    assert_fails(kvf_move_status(NULL), KVF_E_INVALID, "move is NULL");
+    assert_fails(kvf_move_get_info(NULL, &info), KVF_E_INVALID, "move is NULL");
+    assert_fails(kvf_stage_progress(NULL, NULL), KVF_E_INVALID, "stage is NULL");
+    assert_fails(kvf_stage_get_info(NULL, &counts), KVF_E_INVALID, "stage is NULL");
+    assert_null(move);
+    assert_stage_idle(stage);
+    kvf_move_cancel(NULL);
+    kvf_move_free(NULL);
+    kvf_stage_close(NULL);
+    kvf_request_free(request);
+    kvf_plan_free(plan);
+    stage_world_close(w);
+}
+
 static void peers_join_once_and_by_one_name(void **state) {
     (void)state;
     stage_world *w = two_ranks();
@@ -558,6 +597,7 @@ int main(void) {
         cmocka_unit_test(memory_that_is_mapped_is_copied_from_directly),
         cmocka_unit_test(a_mapped_arena_needs_no_slots_of_the_mover),
         cmocka_unit_test(options_out_of_range_are_refused),
+        cmocka_unit_test(what_is_missing_is_named),
         cmocka_unit_test(peers_join_once_and_by_one_name),
         cmocka_unit_test(a_peer_that_has_not_joined_is_read_directly),
         cmocka_unit_test(a_way_that_turns_out_slow_is_left),
