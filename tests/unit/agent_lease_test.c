@@ -5,6 +5,7 @@
 #include "agent/hold.h"
 #include "agent_lease_scene.h"
 #include "agent_net.h"
+#include "faulty_fabric.h"
 #include "transport/transport.h"
 
 static void blocks_nobody_asks_for_are_free_after_the_lease(void **state) {
@@ -357,6 +358,42 @@ static void a_pull_ends_when_the_lease_of_any_rank_runs_out(void **state) {
         for (uint32_t rank = 0; rank < 2; rank++)
             (void)world_next(&s.w, s.w.p.agents[rank], s.theirs[rank]);
         lease_close(&s);
+    }
+}
+
+/* Lets a pull begin to move, and goes on for at most so many rounds while it moves. Returns how many there were. */
+static uint32_t move_for(scene *s, uint32_t most) {
+    uint32_t rounds = 0;
+    s->wanted.request.way = KVF_WAY_DIRECT;
+    world_hold(&s->w.p, &s->held, s->theirs);
+    world_pull(&s->w.d, &s->wanted, &s->w.p, s->ours);
+    world_until(&s->w, s->d->moving_pulls != NULL);
+    for (; rounds < most && s->d->moving_pulls; rounds++)
+        assert_ok(kvf_agent_progress(s->d, NULL));
+    return rounds;
+}
+
+/* As after a stop of the process: what came last may have been read from blocks that the producer had given to others. */
+static void bytes_that_come_after_the_lease_are_not_taken(void **state) {
+    (void)state;
+    uint32_t rounds = UINT32_MAX;
+    for (int late = 0; late < 2; late++) {
+        scene s;
+        faulty_install(&(faulty_options){.per_mille = {[FAULTY_LATE_START] = 1000}, .turns = 3});
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(1 * SECOND));
+        rounds = move_for(&s, rounds - (uint32_t)late);
+        if (late) {
+            net_advance(SECOND);
+            assert_ok(kvf_agent_progress(s.d, NULL));
+            const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
+            assert_string_equal(failed->detail, "the lease ran out before the last byte had arrived");
+            (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+        } else {
+            world_all_done(&s.w, &s.w.d, s.ours);
+            world_all_done(&s.w, &s.w.p, s.theirs);
+        }
+        lease_close(&s);
+        faulty_remove();
     }
 }
 
@@ -772,6 +809,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_does_not_count_on_its_lease_for_longer_than_anything_is_kept),
         cmocka_unit_test(a_lease_that_is_longer_than_an_hour_is_renewed),
         cmocka_unit_test(a_pull_ends_when_the_lease_of_any_rank_runs_out),
+        cmocka_unit_test(bytes_that_come_after_the_lease_are_not_taken),
         cmocka_unit_test(a_producer_may_refuse_with_a_timeout),
         cmocka_unit_test(the_numbers_of_leases_are_all_different_and_each_bit_but_one_varies),
         cmocka_unit_test(holds_that_the_producer_gave_up_fail_at_the_next_heartbeat),
