@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "transport/front.h"
+#include "transport/shm/shm.h"
 #include "transport_raw.h"
 
 /* The owner accepts no connection meanwhile. */
@@ -30,6 +32,30 @@ static void a_full_queue_of_connections_only_delays_a_newcomer(void **state) {
     assert_memory_equal(side_memory(&here, 1), side_memory(&owner, 1), 60000);
     while (count > 0)
         (void)close(fds[--count]);
+    side_close(&here);
+    side_close(&owner);
+}
+
+/* As after a thousand connections of strangers within milliseconds. */
+static void a_newcomer_comes_in_when_strangers_have_cost_no_more_than_their_share(void **state) {
+    (void)state;
+    test_side owner, here;
+    side_open(&owner, &raw_brought, 2);
+    side_open(&here, &raw_brought, 1);
+    kvf_shm_endpoint *endpoint = owner.transport->fabrics[0].endpoint;
+    endpoint->tenants.door_work = UINT64_MAX / 2;
+    kvf_peer *peer = side_connect(&here, &owner);
+    assert_int_equal(kvf_transport_notify(peer, "note", 4), KVF_OK);
+    drive_idle(&here, NULL);
+    while (!endpoint->door_until_ns)
+        assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
+    assert_int_equal(owner.notices, 0);
+    endpoint->tenants.door_work = 0;
+    drive(&owner, &here, &owner.notices, 1); /* woken by its timer */
+    assert_int_equal(endpoint->door_until_ns, 0);
+    raw_check_served(&owner);
     side_close(&here);
     side_close(&owner);
 }
@@ -99,6 +125,7 @@ static void beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_queue_of_connections_only_delays_a_newcomer),
+        cmocka_unit_test(a_newcomer_comes_in_when_strangers_have_cost_no_more_than_their_share),
         cmocka_unit_test(a_process_with_as_many_connections_as_one_may_have_is_refused_by_name),
         cmocka_unit_test(beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one),
     };
