@@ -1148,6 +1148,63 @@ static void an_owner_that_answers_what_was_not_asked_is_lost(void **state) {
     }
 }
 
+static void a_request_that_the_owner_refuses_fails_with_its_words_and_the_next_goes_well(void **state) {
+    (void)state;
+    const unsigned char refusal[8 + 7] = {
+        MESSAGES_FAILED, 0, 0, 0, 1, 0, 0, 0, 'n', 'o', 'n', 'e', '\n', ';', 0xff};
+    unsigned char answer[8 + 20] = {MESSAGES_DATA, 0, 0, 0, 2};
+    const kvf_run run = {100, 0, 20, 0, 0};
+    test_outcome outcomes[2] = {{0}, {0}};
+    test_side here;
+    raw_owner owner;
+    side_open(&here, &plain, 1);
+    raw_owner_open(&owner);
+    kvf_peer *peer = raw_owner_connect(&owner, &here);
+    assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_HELLO);
+    raw_owner_say(&owner, SAYS_ALIVE);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(kvf_transport_submit(peer, KVF_READ, &run, 1, note_outcome, &outcomes[i], NULL),
+                         KVF_OK);
+        assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_READ);
+        raw_owner_say(&owner, i ? answer : refusal, i ? sizeof answer : sizeof refusal);
+        drive(&here, NULL, &outcomes[i].calls, 1);
+    }
+    assert_int_equal(outcomes[0].status, KVF_E_IO);
+    assert_non_null(strstr(outcomes[0].detail, "refused by the owner: none?;?"));
+    assert_int_equal(outcomes[1].status, KVF_OK);
+    assert_memory_equal(side_memory(&here, 0) + 100, answer + 8, 20);
+    raw_owner_close(&owner);
+    side_close(&here);
+}
+
+static void an_owner_that_lets_nobody_in_says_why(void **state) {
+    (void)state;
+    static const struct {
+        unsigned char why, detail;
+        const char *words;
+        bool lives;
+    } refusals[] = {{MESSAGES_REFUSED_VERSION, 9, "the peer speaks version 9 of the messages", true},
+                    {MESSAGES_REFUSED_FULL, 0, "the peer has no room for another connection", true},
+                    {MESSAGES_REFUSED_PROTOCOL, 0, "does not keep to the protocol (reason 6)", true},
+                    {MESSAGES_REFUSED_CLOSED, 0, "the peer's endpoint has closed", false}};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        const unsigned char refusal[16] = {MESSAGES_REFUSED,  0, 0, 0, refusals[i].why, 0, 0, 0,
+                                           refusals[i].detail};
+        test_side here;
+        raw_owner owner;
+        side_open(&here, &plain, 1);
+        raw_owner_open(&owner);
+        kvf_peer *peer = raw_owner_connect(&owner, &here);
+        assert_int_equal(raw_owner_hear(&owner, &here), MESSAGES_HELLO);
+        raw_owner_say(&owner, refusal, sizeof refusal);
+        drive(&here, NULL, &here.lost, 1);
+        assert_non_null(strstr(here.lost_detail, refusals[i].words));
+        assert_int_equal(kvf_peer_lives(peer), refusals[i].lives);
+        raw_owner_close(&owner);
+        side_close(&here);
+    }
+}
+
 /* Begins to read, and gives up once the owner has heard it. */
 static void read_and_give_up(raw_owner *owner, test_side *here, kvf_peer *peer) {
     const kvf_run run = {100, 0, 20, 0, 0};
@@ -1383,6 +1440,8 @@ int main(void) {
         cmocka_unit_test(strangers_do_not_fill_the_port),
         cmocka_unit_test(an_owner_may_close_while_others_speak_another_protocol_to_it),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
+        cmocka_unit_test(a_request_that_the_owner_refuses_fails_with_its_words_and_the_next_goes_well),
+        cmocka_unit_test(an_owner_that_lets_nobody_in_says_why),
         cmocka_unit_test(a_connection_is_behind_while_bytes_of_reads_that_were_given_up_long_ago_are_to_come),
         cmocka_unit_test(a_killed_owner_is_lost),
         cmocka_unit_test(a_peer_says_by_which_address_it_is_reached),
