@@ -50,6 +50,13 @@ succeeds "models with state are explained" '^  ssm.*: layers .*conv\.x [0-9]+ ch
 succeeds "a shape of a model with state is laid out with its model" 'conv.x +.*channels 0-2047' \
     explain "$hybrid" --decode tp=1 --model nemotron-3-nano-30b
 
+run explain "$prefill" --json
+if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"engine": *"prefill-a"' "$output" &&
+    [ "$(grep -c '"endpoint"' "$output")" -eq 4 ]; then
+    pass "one engine can be had as JSON"
+else
+    fail "one engine can be had as JSON" "exit code $code, not JSON, or without its four ranks"
+fi
 run explain "$prefill" "$decode" --json
 if [ "$code" -eq 0 ] && is_json "$output" && grep -Eq '"prefill_rank": *3' "$output" &&
     grep -q '"endpoint"' "$output"; then
