@@ -9,6 +9,7 @@ trap 'rm -rf "$output" "$errors" "$folder"' EXIT
 
 succeeds "a page is written beside the text" '^In all 128\.0 MiB' plan --html "$folder/plan.html"
 succeeds "a page can be the output, and is all of it" '^<!DOCTYPE html>' plan --html -
+succeeds "a page has what each transport would take" '<h2>The slowest rank, by transport</h2>' plan --fabrics --html -
 refuses "JSON and a page do not share the output" 2 '^kvferry: --json and --html - would both write to the standard output' plan --json --html -
 refuses "a page that cannot be written is named" 1 "$folder/none/plan.html: No such file" \
     plan --html "$folder/none/plan.html"
