@@ -59,10 +59,7 @@ static kvf_post_job *next_ready(kvf_poster *poster) {
 
 static void free_job(kvf_post_job *job) {
     kvf_post_queue *queue = job->queue;
-    if (queue->posting == job) {
-        queue->posting = job->following;
-        queue->posted_bytes = 0;
-    }
+    KVF_ASSERT(queue->posting != job); /* it is ready only when it is posted */
     KVF_QUEUE_REMOVE(queue->first, queue->last, job);
     job->following = queue->poster->spare;
     queue->poster->spare = job;
