@@ -55,12 +55,17 @@ static kvf_status adopt(kvf_agent *agent, const kvf_introduction *intro) {
     if (intro->facts[0] && memcmp(digest, intro->digest, sizeof digest) != 0)
         return kvf_fail(KVF_E_MISMATCH, "the digest of rank %u of %s does not match its facts", intro->rank,
                         intro->engine);
-    if (!agent->facts && !(agent->facts = kvf_strdup(intro->facts)))
+    char *name = kvf_strdup(intro->engine), *facts = kvf_strdup(intro->facts);
+    kvf_wire_buffer *introductions = kvf_alloc0(intro->rank_count, sizeof *introductions);
+    if (!name || !facts || !introductions) {
+        kvf_free(name);
+        kvf_free(facts);
+        kvf_free(introductions);
         return kvf_nomem("a directory");
-    agent->introductions = kvf_alloc0(intro->rank_count, sizeof *agent->introductions);
-    agent->name = agent->introductions ? kvf_strdup(intro->engine) : NULL;
-    if (!agent->name)
-        return kvf_nomem("a directory");
+    }
+    agent->name = name;
+    agent->facts = facts;
+    agent->introductions = introductions;
     agent->rank_count = intro->rank_count;
     memcpy(agent->digest, intro->digest, sizeof agent->digest);
     return KVF_OK;

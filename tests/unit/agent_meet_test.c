@@ -410,6 +410,38 @@ static void a_directory_introduces_an_engine_without_memory_of_its_own(void **st
     world_close(&w);
 }
 
+/* What it had begun to keep of the first engine is gone. */
+static void a_directory_that_had_no_memory_for_one_engine_takes_another(void **state) {
+    (void)state;
+    memory_count memory;
+    world w;
+    count_memory(&memory);
+    world_open_model(&w, small_model(), ONE("P"), ONE("D"), NULL);
+    world_add(&w, ONE("E"), OPTIONS(.facts = "weights: v2"));
+    kvf_status status = KVF_E_NOMEM;
+    for (size_t refused = 1; status; refused++) {
+        const size_t live = memory.live;
+        kvf_agent *directory;
+        const kvf_wire_buffer *p = &w.p.agents[0]->with_facts;
+        assert_ok(kvf_agent_open_in(&net_surroundings, NULL, 0, OPTIONS(.listen = "tcp://127.0.0.1:7000"),
+                                    &directory));
+        memory.calls = 0;
+        memory.fail_at = refused;
+        status = kvf_agent_introduce(directory, p->data, p->size);
+        memory.fail_at = 0;
+        assert_true(status == KVF_OK || status == KVF_E_NOMEM);
+        const kvf_agent *known = directory->name ? w.p.agents[0] : w.e.agents[0];
+        assert_ok(kvf_agent_introduce(directory, known->with_facts.data, known->with_facts.size));
+        assert_string_equal(directory->name, known->name);
+        assert_string_equal(directory->facts, known->facts);
+        assert_int_equal(directory->introduction_count, 1);
+        kvf_agent_close(directory);
+        assert_int_equal(memory.live, live);
+    }
+    world_close(&w);
+    assert_int_equal(memory.live, 0);
+}
+
 static void an_engine_met_ahead_of_time_is_not_greeted_again(void **state) {
     (void)state;
     world w;
@@ -465,6 +497,8 @@ int main(void) {
         cmocka_unit_test(a_sibling_that_does_not_answer_is_the_reason_at_the_deadline),
         cmocka_unit_test(a_lost_greeting_is_repeated),
         cmocka_unit_test(a_directory_introduces_an_engine_without_memory_of_its_own),
+        cmocka_unit_test_teardown(a_directory_that_had_no_memory_for_one_engine_takes_another,
+                                  stop_counting_memory),
         cmocka_unit_test(an_engine_met_ahead_of_time_is_not_greeted_again),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
