@@ -300,6 +300,42 @@ static void blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them(void *
     close_on_devices(&w);
 }
 
+/* The same of blocks that a peer has written to: its slots wait for our device. */
+static void expected_blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .transport = "shm"};
+    world w;
+    world_request pushed, expected;
+    uint64_t pushes[WORLD_MAX_RANKS], expects[WORLD_MAX_RANKS];
+    DEVICES_ARE_STAND_INS();
+    placing.d_on_host = true;
+    world_open_model(&w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+    world_request_make(&w, &w.d, "b", 50, 4, 3, &pushed);
+    world_request_make(&w, &w.p, "b", 50, 4, 3, &expected);
+    world_fill(&w, &w.d, &pushed, NEW);
+    kvf_agent *reader = w.p.agents[0];
+    devices_delay(HOUR_NS);
+    world_expect(&w.p, &expected, &w.d, expects);
+    world_push(&w.d, &pushed, pushes);
+    world_ready(&w.d, pushes);
+    world_run_for(&w, SECOND);
+    devices_delay(0);
+    assert_ok(kvf_agent_cancel(reader, expects[0]));
+    assert_false(world_failed(&w, reader, expects[0], KVF_E_CANCELLED)->blocks_free);
+    world_run_for(&w, SECOND);
+    assert_true(world_stats(reader).blocks_in_doubt_now > 0);
+    (void)world_next(&w, w.d.agents[0], pushes[0]);
+    devices_hasten();
+    assert_int_equal(world_next(&w, reader, expects[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    world_expect(&w.p, &expected, &w.d, expects);
+    world_push(&w.d, &pushed, pushes);
+    world_ready(&w.d, pushes);
+    world_all_done(&w, &w.p, expects);
+    world_all_done(&w, &w.d, pushes);
+    assert_int_equal(world_wrong_cells(&w, &w.p, &expected, NEW), 0);
+    close_on_devices(&w);
+}
+
 /* The session of a peer ends while the device that reads from it hangs. The agent's thread once waited for the device,
  * and then took its blocks for free. */
 static void the_end_of_a_session_does_not_wait_for_a_device_that_hangs(void **state) {
@@ -493,6 +529,8 @@ int main(void) {
          slots_stay_in_doubt_while_a_device_fills_them_for_a_peer_that_died, SIMULATED, NULL},
         {"blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them",
          blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them, SIMULATED, NULL},
+        {"expected_blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them",
+         expected_blocks_stay_in_doubt_while_a_device_that_hangs_may_write_them, SIMULATED, NULL},
         {"agents_at_work_leave_a_capture_of_a_graph_alone (shm)",
          agents_at_work_leave_a_capture_of_a_graph_alone, SIMULATED, shm},
         {"agents_at_work_leave_a_capture_of_a_graph_alone (cuda)",
