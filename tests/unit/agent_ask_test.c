@@ -484,6 +484,13 @@ static void a_key_without_the_right_is_refused_by_each_rank(void **state) {
         assert_non_null(strstr(reply_of(asked, r).detail, "does not allow this key to give commands"));
     }
     kvf_asked_free(asked);
+    /* A rank that does not even let it connect. */
+    assert_ok(kvf_agent_withdraw_key(s.w.p.agents[1], other[0]));
+    asked = ask_with(by_other, &s.w.p.contact, COMMAND(.verb = "end", .deadline_ns = PATIENCE_NS));
+    assert_int_equal(reply_of(asked, 1).status, KVF_E_PERMISSION);
+    assert_non_null(strstr(reply_of(asked, 1).detail, "key"));
+    assert_null(strstr(reply_of(asked, 1).detail, "give commands"));
+    kvf_asked_free(asked);
     close_scene(&s, by_operator);
     assert_int_equal(s.p[0].commands, 1); /* the operator's "end" alone */
 }

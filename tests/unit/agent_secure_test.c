@@ -23,12 +23,17 @@ static kvf_agent_options with_keys(const keys *own) {
 }
 
 /* Opens P and D, each with its own options. */
-static void open_with(world *w, const kvf_agent_options *p, const kvf_agent_options *d) {
-    world_open_model(w, attention(2, 4, 8), ONE("P"), ONE("D"), NULL);
+static void open_engines(world *w, const kvf_engine_spec *spec_of_p, const kvf_agent_options *p,
+                         const kvf_agent_options *d) {
+    world_open_model(w, attention(2, 4, 8), spec_of_p, ONE("D"), NULL);
     world_close_agents(&w->p);
     world_close_agents(&w->d);
     world_open_agents(&w->p, p);
     world_open_agents(&w->d, d);
+}
+
+static void open_with(world *w, const kvf_agent_options *p, const kvf_agent_options *d) {
+    open_engines(w, ONE("P"), p, d);
 }
 
 static kvf_status start_pull(world *w, uint64_t deadline_ns, uint64_t *ticket) {
@@ -170,6 +175,30 @@ static void a_key_that_is_not_on_the_list_is_refused_at_once(void **state) {
     const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_PERMISSION);
     assert_non_null(strstr(failed->detail, "key"));
     assert_int_equal(world_stats(w.p.agents[0]).messages_received, 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* D has met P at rank 0, which lets it in. */
+static void a_rank_that_does_not_allow_the_key_fails_a_pull_at_once(void **state) {
+    (void)state;
+    world w;
+    world_request wanted;
+    uint64_t pull;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    const char *allowed[] = {of_other.open, of_d.open};
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    p.allowed_keys = allowed;
+    p.allowed_key_count = 2;
+    open_engines(&w, ENGINE(.name = "P", .tp_size = 2, .all = {.block_count = 16}), &p, &d);
+    assert_ok(kvf_agent_withdraw_key(w.p.agents[1], of_d.open));
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    world_pull(&w.d, &wanted, &w.p, &pull);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pull, KVF_E_PERMISSION);
+    assert_non_null(strstr(failed->detail, "key"));
+    assert_string_equal(failed->engine, "P");
+    assert_int_equal(failed->rank, 1);
+    assert_int_equal(world_stats(w.p.agents[1]).messages_received, 0);
     world_quiet(&w);
     world_close(&w);
 }
@@ -358,6 +387,7 @@ int main(void) {
         cmocka_unit_test(the_cache_goes_to_the_host_that_is_advertised),
         cmocka_unit_test(the_same_over_ipv6),
         cmocka_unit_test(a_key_that_is_not_on_the_list_is_refused_at_once),
+        cmocka_unit_test(a_rank_that_does_not_allow_the_key_fails_a_pull_at_once),
         cmocka_unit_test(a_wrong_key_of_the_server_meets_nobody),
         cmocka_unit_test(keys_are_allowed_and_withdrawn_while_an_agent_runs),
         cmocka_unit_test(a_key_that_is_withdrawn_has_nothing_left_of_what_it_was_allowed),
