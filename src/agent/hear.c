@@ -34,15 +34,19 @@ static kvf_remote *meeting_on(kvf_agent *agent, kvf_route route) {
     return NULL;
 }
 
+/* Another process answers at the peer's endpoint. */
+static kvf_status was_replaced(kvf_session *session) {
+    session->agent->stats.peers_replaced++;
+    session->gone = session->same_host; /* another process has its port */
+    return kvf_fail(KVF_E_PEER_LOST, "the peer was restarted");
+}
+
 static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome) {
     if (strcmp(welcome->engine, session->engine) != 0 || welcome->rank != session->rank)
         return kvf_fail(KVF_E_MISMATCH, "rank %u of engine %s answers where rank %u of %s was expected",
                         welcome->rank, welcome->engine, session->rank, session->engine);
-    if (welcome->incarnation != session->incarnation) {
-        session->agent->stats.peers_replaced++;
-        session->gone = session->same_host; /* another process has its port */
-        return kvf_fail(KVF_E_PEER_LOST, "%s rank %u was restarted", session->engine, session->rank);
-    }
+    if (welcome->incarnation != session->incarnation)
+        return was_replaced(session);
     if (session->state == KVF_SESSION_OPEN && memcmp(session->id, welcome->session, sizeof session->id) == 0)
         return KVF_OK; /* an answer to a repeated HELLO, or a sign of life */
     kvf_status status = kvf_session_take_card(session, welcome->card.data, welcome->card.size);
@@ -139,6 +143,9 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
     else
         status = kvf_fail(message->refused.status ? message->refused.status : KVF_E_AGAIN, "%s %s", who,
                           message->refused.detail);
+    /* The process that had a session with us has the facts that our greeting says. */
+    if (session && session->openings > 0 && status == KVF_E_MISMATCH)
+        status = was_replaced(session);
     if (kvf_refused_for_now(status) && remote) {
         (void)snprintf(remote->detail, sizeof remote->detail, "%s", kvf_error_detail());
     } else if (kvf_refused_for_now(status)) {

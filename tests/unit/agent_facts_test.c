@@ -2,6 +2,8 @@
  * Engines whose models differ: groups that both have are moved, and only requests that name a missing group are
  * refused. All bytes are compared by coordinates, and checksums by names.
  */
+#include <stdio.h>
+
 #include "agent/terms.h"
 #include "agent_letters.h"
 #include "agent_world.h"
@@ -371,8 +373,40 @@ static void channel_wise_keys_and_whole_heads_meet_and_move(void **state) {
     }
 }
 
+/* D has a session with P, which comes back at its endpoint as another process whose model has another group. */
+static void an_engine_that_was_restarted_with_another_model_is_met_anew(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t met, theirs, ours;
+    char endpoint[64];
+    open_unlike(&w, plain(), ONE("P"), plain(), ONE("D"), NULL);
+    kvf_agent *d = w.d.agents[0];
+    assert_ok(kvf_agent_connect(d, &w.p.contact, 0, &met));
+    (void)world_done(&w, d, met);
+    (void)snprintf(endpoint, sizeof endpoint, "%s", w.p.contact.endpoint);
+    world_close_agents(&w.p);
+    kvf_engine_free(w.p.engine);
+    kvf_model *model = with_draft(KVF_DTYPE_BF16);
+    w.p.engine = engine_of(model, ONE("P"));
+    kvf_model_free(model);
+    world_open_agents(&w.p, OPTIONS(.listen = endpoint));
+
+    world_request_make(&w, &w.p, "b", 40, 20, 1, &held);
+    world_request_make(&w, &w.d, "b", 40, 20, 1, &wanted);
+    world_hold(&w.p, &held, &theirs);
+    world_pull(&w.d, &wanted, &w.p, &ours);
+    const world_outcome *failed = world_failed(&w, d, ours, KVF_E_PEER_LOST);
+    assert_string_equal(failed->detail, "P rank 0: the peer was restarted");
+    assert_int_equal(world_stats(d).peers_replaced, 1);
+    moves_well(&w, "c", UINT32_MAX, false, 4);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(an_engine_that_was_restarted_with_another_model_is_met_anew,
+                                        world_is_simulated, world_is_real),
         cmocka_unit_test(a_consumer_with_a_draft_model_gets_what_both_have),
         cmocka_unit_test(a_rank_that_reads_nothing_meets_the_producer_too),
         cmocka_unit_test(a_rank_that_reads_nothing_may_be_asked_to_read_packed),
