@@ -284,6 +284,30 @@ static void a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long(v
     rights_close(&s);
 }
 
+/* It says so where it answers a call of the producer. */
+static void a_consumer_that_knows_the_session_no_more_is_lost_at_once(void **state) {
+    (void)state;
+    rights s;
+    world_request wanted;
+    rights_open(&s);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", 1, &wanted)), KVF_OK);
+    kvf_message forgotten = {.kind = KVF_MESSAGE_ANSWER,
+                             .answer = {.number = 1, .kind = KVF_CALL_PROBE, .status = KVF_E_PEER_LOST}};
+    memcpy(forgotten.answer.session, s.rightful.session, sizeof forgotten.answer.session);
+    speaker_send(&s.other, &forgotten);
+    speaker_send(&s.stranger, &forgotten);
+    speaker_run_for(&s.w, &s.rightful, MS);
+    assert_non_null(rights_session(&s));
+    speaker_send(&s.rightful, &forgotten);
+    speaker_run_for(&s.w, &s.rightful, MS);
+    assert_null(rights_session(&s));
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_LOST), 1);
+    assert_int_equal(world_stats(s.p).peers_now, 0);
+    assert_int_equal(s.p->kept_bytes, 0);
+    rights_close(&s);
+}
+
 /* A lease, an expectation or an early call alone; nothing else is under way. */
 static void a_session_is_kept_while_anything_of_its_peer_is_here(void **state) {
     (void)state;
@@ -596,6 +620,7 @@ int main(void) {
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_lease),
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
         cmocka_unit_test(a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long),
+        cmocka_unit_test(a_consumer_that_knows_the_session_no_more_is_lost_at_once),
         cmocka_unit_test(a_session_is_kept_while_anything_of_its_peer_is_here),
         cmocka_unit_test(a_writer_that_has_lost_its_peer_does_not_say_that_it_has_stopped),
         cmocka_unit_test(every_number_counts_once),
