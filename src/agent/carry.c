@@ -69,7 +69,8 @@ static kvf_status cannot_pack(const kvf_session *session) {
                             : ": its memory is on a device and not withheld");
     return kvf_fail(
         KVF_E_UNSUPPORTED,
-        "way is packed, but %s rank %u accepts no flows: it has no stage, or cannot reach this rank",
+        "way is packed, but %s rank %u accepts no flows: it has no stage, cannot reach this rank, has "
+        "other groups, layers or parts, or expects what goes directly: expect it packed",
         session->engine, session->rank);
 }
 

@@ -127,9 +127,11 @@ static kvf_status send_card(const kvf_source *source, bool *waits) {
     kvf_session *session = source->session;
     const kvf_plan *plan = expect->remote->plan;
     kvf_status status = check_way(expect);
+    /* It does not know whether we are alike: if it knows our stage, it may write packed. */
     if (!status)
-        status =
-            kvf_session_join(session, kvf_way_joins_stage(session, kvf_way_by(&expect->base, plan), plan));
+        status = kvf_session_join(session,
+                                  expect->remote->alike &&
+                                      kvf_way_joins_stage(session, kvf_way_by(&expect->base, plan), plan));
     *waits = !status && !session->joined && !session->joining;
     return status;
 }

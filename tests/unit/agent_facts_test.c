@@ -403,6 +403,34 @@ static void an_engine_that_was_restarted_with_another_model_is_met_anew(void **s
     world_close(&w);
 }
 
+/* attention(LAYERS, HEADS, CHANNELS) and a draft model of one layer. */
+static kvf_model *attention_with_draft(void) {
+    static const uint32_t full[] = {0, 1, 2}, last[] = {LAYERS};
+    const kvf_part_desc kv[] = {PART(.name = "k", .units = HEADS, .cell_elements = CHANNELS),
+                                PART(.name = "v", .units = HEADS, .cell_elements = CHANNELS)};
+    const kvf_group_desc groups[] = {
+        {.name = "draft", .layers = last, .layer_count = 1, .parts = kv, .part_count = 2},
+        {.name = "full", .layers = full, .layer_count = LAYERS, .parts = kv, .part_count = 2}};
+    return model_of(LAYERS + 1, groups, 2);
+}
+
+/* Keys that one side cuts go packed where nobody says how. Packed flows name groups by their numbers, which differ. */
+static void keys_that_are_cut_move_directly_to_a_consumer_with_a_draft_model(void **state) {
+    (void)state;
+    world w;
+    kvf_model *model = attention(LAYERS, HEADS, CHANNELS);
+    open_unlike(&w, model, ONE("P"), attention_with_draft(), TWO("D"), NULL);
+    world_close_agents(&w.p);
+    kvf_engine_free(w.p.engine);
+    w.p.engine = channel_wise(model, 1, 8, CHANNELS, "P");
+    world_open_agents(&w.p, NULL);
+    moves_well(&w, "pulled", DRAFT, false, 7);
+    moves_well(&w, "pushed", DRAFT, true, 8);
+    assert_int_equal(world_stats(w.p.agents[0]).bytes_packed, 0);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(an_engine_that_was_restarted_with_another_model_is_met_anew,
@@ -420,6 +448,7 @@ int main(void) {
         cmocka_unit_test(a_group_of_another_type_is_refused_by_name_and_the_others_move),
         cmocka_unit_test(the_result_of_a_meeting_can_be_read),
         cmocka_unit_test(channel_wise_keys_and_whole_heads_meet_and_move),
+        cmocka_unit_test(keys_that_are_cut_move_directly_to_a_consumer_with_a_draft_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
