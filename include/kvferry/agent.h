@@ -436,8 +436,10 @@ typedef struct kvf_agent_request {
      * pull, expect, push: the way the request moves; KVF_WAY_AUTO: the agent's. Groups that are converted go packed,
      * and fail with KVF_WAY_DIRECT. Packed needs the same groups, layers and parts, and a stage, on both sides, and
      * fails with KVF_E_UNSUPPORTED without. Where KVF_WAY_PACKED is expected, this side alone writes the blocks, so
-     * they are free as soon as the request has ended, whatever its writers do; otherwise the push chooses the way. With
-     * a cap, packed bytes begin slot by slot, and AUTO is direct where peers can be reached directly. Not used by hold.
+     * they are free as soon as the request has ended, whatever its writers do. Otherwise the push chooses the way; but
+     * one that must go packed fails with KVF_E_UNSUPPORTED where the consumer expects what goes directly: because of
+     * KVF_WAY_DIRECT, or of KVF_WAY_AUTO if it reaches the producer directly. With a cap, packed bytes begin slot by
+     * slot, and AUTO is direct where peers can be reached directly. Not used by hold.
      */
     kvf_way way;
     /**
@@ -554,7 +556,8 @@ typedef struct kvf_push_chunk {
  *
  * @param chunk  NULL says, at any time, that everything is ready and all blocks have been given
  * @return KVF_OK; KVF_E_NOT_FOUND (the ticket has ended); KVF_E_RANGE (out of order; a block that does not exist;
- *         tables that, with those given before, do not cover the chunk: the detail names group and token;
+ *         tables that, with those given before, do not cover the chunk, or one that begins behind the block of the
+ *         push's end: the detail names group and token;
  *         records that, with those given before, are too many);
  *         KVF_E_EXISTS (a block is being filled by another request); KVF_E_INVALID (an entry repeated with another
  *         block); KVF_E_UNSUPPORTED (a kind of event); KVF_E_IO; KVF_E_NOMEM

@@ -284,7 +284,8 @@ class Requests:
         Args:
             contact, groups, deadline, after: as in pull()
             way: PACKED: the request is written packed, and its blocks are free as soon as it has ended; AUTO:
-                the agent's way, or that of the push
+                the agent's way, or that of the push. A push that must go packed fails with UNSUPPORTED where
+                it is expected directly: with DIRECT, or with AUTO if the producer is reached directly
             by_layer: as in pull(); what a producer writes directly is not counted before the end
         """
         return self._submit(
@@ -357,8 +358,9 @@ class Requests:
             after: as in hold(): the chunk is ready then, and later calls take effect after it
             records: further records of the push
 
-        Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, or blocks that do not reach
-        over the chunk), ExistsError (a block is being filled).
+        Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, blocks that do not reach
+        over the chunk, or a table that begins behind the block of the push's end), ExistsError (a block is
+        being filled).
         """
         arena = Arena()
         with self._session.using() as pointer:
