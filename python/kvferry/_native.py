@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Union
@@ -330,6 +332,15 @@ def nanoseconds(seconds: float | None) -> int:
         raise OutOfRangeError(f"a duration of {seconds} s; allowed: 0 to 1.8e10")
     # A duration that rounds to 0 must not become the default.
     return max(round(seconds * 1e9), 1)
+
+
+def over_at(timeout: float | None) -> float | None:
+    """When a wait of so many seconds is over, by time.monotonic(); None for None: never."""
+    if timeout is None:
+        return None
+    if math.isnan(timeout):  # no time is after it
+        raise OutOfRangeError(f"timeout is {timeout}; allowed: seconds, and None (no limit)")
+    return time.monotonic() + timeout
 
 
 def version() -> str:

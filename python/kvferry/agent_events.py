@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kvferry._binding import lib
-from kvferry._native import Arena, call, take
+from kvferry._native import Arena, call, over_at, take
 from kvferry._session import Session
 from kvferry.commands import Command
 from kvferry.errors import Status, check
@@ -73,7 +73,7 @@ class Events:
 
         Other threads run meanwhile. Raises ClosedError when the agent is closed by one of them.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = over_at(timeout)
         while True:
             left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, max(until - time.monotonic(), 0.0))
             with self._session.using() as pointer:
@@ -86,7 +86,7 @@ class Events:
 
     def wait_event(self, timeout: float | None = None) -> Event | None:
         """Takes the next event, waiting for it at most `timeout` seconds; None if none came."""
-        until = None if timeout is None else time.monotonic() + timeout
+        until = over_at(timeout)
         while (event := self.next_event()) is None:
             left = None if until is None else until - time.monotonic()
             if (left is not None and left <= 0) or not self.wait(left):

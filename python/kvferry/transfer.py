@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvferry._binding import ffi, lib
-from kvferry._native import string
+from kvferry._native import over_at, string
 from kvferry.errors import Status, error_of
 from kvferry.request import Request
 
@@ -54,7 +54,7 @@ class Moving:
 
         Raises the error with which it failed.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = over_at(timeout)
         while (status := self.status) == Status.IN_PROGRESS:
             left = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
             if left <= 0:

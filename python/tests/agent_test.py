@@ -571,6 +571,10 @@ def test_bad_requests_are_refused_with_a_sentence(pair: Pair) -> None:
         pair.producer.introduce(b"nonsense")
     with pytest.raises(OutOfRangeError, match="a duration of -1"):
         pair.producer.hold("r", HELD, lease=-1)
+    with pytest.raises(OutOfRangeError, match="timeout is nan"):
+        pair.producer.wait_event(timeout=float("nan"))
+    with pytest.raises(OutOfRangeError, match="timeout is nan"):
+        pair.producer.wait(float("nan"))
     pair.producer.hold("r", HELD)
     with pytest.raises(ExistsError):
         pair.producer.hold("r", HELD)

@@ -102,6 +102,8 @@ def test_a_request_is_pulled_from_two_ranks(kind: str) -> None:
 def test_a_corrupted_cell_is_seen_by_these_tests() -> None:
     pair = Pair("inproc")
     with pair.here.pull(pair.request, pair.peers) as transfer:
+        with pytest.raises(OutOfRangeError, match="timeout is nan"):
+            transfer.wait(float("nan"))
         transfer.wait(20)
     place = pair.decode.shard(0).locate(0, 1, 1, DECODE_TABLE[0], 17, 3)
     pair.ours[place.region][place.offset] ^= 1
