@@ -294,6 +294,13 @@ def test_numbers_that_do_not_fit_are_errors_of_kvferry() -> None:
         Engine(small_model(), GroupSpec(block_count=1, tokens_per_block="16"))  # type: ignore[arg-type]
 
 
+def test_text_that_is_none_is_an_error_of_kvferry() -> None:
+    with pytest.raises(InvalidError, match="b'p' is of type bytes; allowed: text"):
+        Engine(small_model(), GroupSpec(block_count=1), name=b"p")  # type: ignore[arg-type]
+    with pytest.raises(InvalidError, match="2 is of type int; allowed: text"):
+        Model([Group("full", (0,), (Part("k", 2, 4, 8),))])  # type: ignore[arg-type]
+
+
 def test_objects_that_depend_on_a_closed_one_go_on_working() -> None:
     model = small_model()
     decode, prefill = decode_engine(model), prefill_engine(model)
