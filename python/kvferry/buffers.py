@@ -55,6 +55,8 @@ def _region_of_array(array: NDArray[Any], keeps: Any) -> Region:
         raise holes(array.shape, array.strides)
     kind = array.dtype.kind
     name = f"{kind}{size * 8}" if kind in "iuf" else array.dtype.name
+    if kind == "f" and not array.dtype.isnative:
+        name = array.dtype.str  # ">f4": other elements than those of the machine's order
     name = {"bfloat16": "bf16"}.get(name, name)
     shape, strides = tuple(array.shape), tuple(array.strides)
     return Region(array.ctypes.data, elements * size, MemoryKind.HOST, name, size * 8, keeps, shape, strides)

@@ -198,6 +198,14 @@ def test_an_array_of_another_type_is_refused_before_its_shape() -> None:
         regions_of([np.zeros((8, 2, 4, 24, 16), np.float16), np.zeros(49152, np.uint8)], shard)
 
 
+def test_an_array_in_another_byte_order_is_refused() -> None:
+    shard = decode_engine(small_model()).shard(0)
+    plain = np.zeros(49152, np.uint8)
+    regions_of([np.zeros((8, 2, 4, 24, 8), "<f4"), plain], shard)
+    with pytest.raises(InvalidError, match="region 0 is an array of >f4; the shard keeps f32 there"):
+        regions_of([np.zeros((8, 2, 4, 24, 8), ">f4"), plain], shard)
+
+
 def test_pages_that_are_wider_than_their_content_are_seen() -> None:
     model = small_model()
     shard = Engine(model, GroupSpec(8, 24, "L|BPHN", page_bytes=8192), name="padded").shard(0)
