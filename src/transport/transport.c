@@ -213,9 +213,9 @@ static kvf_status nothing_in_common(const kvf_transport *transport, const kvf_ca
     kvf_text ours = {0}, theirs = {0};
     for (uint32_t i = 0; i < transport->fabric_count; i++)
         if (!transport->fabrics[i].disabled)
-            kvf_text_add(&ours, "%s%s", i ? " " : "", transport->fabrics[i].fabric->kind.name);
+            kvf_text_add(&ours, "%s%s", ours.data ? " " : "", transport->fabrics[i].fabric->kind.name);
     for (uint32_t i = 0; i < card->part_count; i++)
-        kvf_text_add(&theirs, "%s%s", i ? " " : "", card->parts[i].kind);
+        kvf_text_add(&theirs, "%s%s", theirs.data ? " " : "", card->parts[i].kind);
     (void)kvf_fail(status, "connect: no way from %s (%s) to %s (%s)%s%s", transport->name,
                    ours.data ? ours.data : "none", card->name, theirs.data ? theirs.data : "none",
                    *why ? ": " : "", why);

@@ -252,11 +252,16 @@ static void an_endpoint_without_memory_of_devices_is_not_reached_so(void **state
     kvf_transport *other = NULL;
     kvf_peer *peer = NULL;
     unsigned char bytes[64];
+    const void *card;
+    size_t card_bytes;
     const kvf_memory memory = {.struct_size = sizeof memory, .address = bytes, .bytes = sizeof bytes};
     assert_ok(kvf_transport_open("auto", NULL, &other));
     assert_ok(kvf_transport_register(other, &memory, 1));
     assert_fails(kvf_transport_connect(other, scene->owner.card, scene->owner.card_bytes, &peer),
-                 KVF_E_UNSUPPORTED, "no way from");
+                 KVF_E_UNSUPPORTED, "no way from ", " (inproc shm ");
+    assert_ok(kvf_transport_export(other, &card, &card_bytes));
+    assert_fails(kvf_transport_connect(scene->here.transport, card, card_bytes, &peer), KVF_E_UNSUPPORTED,
+                 "no way from ", " (cuda");
     kvf_transport_close(other);
     scene_close(scene, false);
 }
