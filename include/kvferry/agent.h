@@ -515,8 +515,8 @@ KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *r
  *
  * Event: DONE (all consumers have the request), or FAILED, with the reasons of kvf_agent_hold(), or with that for which
  * a consumer could not be written to, such as KVF_E_RANGE: it wants more than the push has. Then this side's blocks are
- * free, also those that chunks brought. With `after`, nothing is written before that event, whatever is ready; the
- * deadline counts from the call.
+ * free, also those that chunks brought. Where consumers want nothing of this rank, DONE may come before anything is
+ * ready. With `after`, nothing is written before that event, whatever is ready; the deadline counts from the call.
  *
  * A consumer that gives up, for whatever reason, no longer has to be served; the push goes on for the others and then
  * fails with KVF_E_CANCELLED, and the detail names a rank that gave up. If all of a consumer's ranks were written to
@@ -555,10 +555,10 @@ typedef struct kvf_push_chunk {
  * The call claims the blocks of a chunk; they are free with the event of the push. After an error nothing has changed.
  *
  * @param chunk  NULL says, at any time, that everything is ready and all blocks have been given
- * @return KVF_OK; KVF_E_NOT_FOUND (the ticket has ended); KVF_E_RANGE (out of order; a block that does not exist;
- *         tables that, with those given before, do not cover the chunk, or one that begins behind the block of the
- *         push's end: the detail names group and token;
- *         records that, with those given before, are too many);
+ * @return KVF_OK; KVF_E_NOT_FOUND (the ticket has ended: its event says how); KVF_E_RANGE (out of order; a block
+ *         that does not exist; tables that, with those given before, do not cover the chunk, or one that begins behind
+ *         the block of the push's end: the detail names group and token; records that, with those given before, are
+ *         too many);
  *         KVF_E_EXISTS (a block is being filled by another request); KVF_E_INVALID (an entry repeated with another
  *         block); KVF_E_UNSUPPORTED (a kind of event); KVF_E_IO; KVF_E_NOMEM
  */

@@ -321,7 +321,8 @@ class Requests:
             deadline, priority, bytes_per_second, way: as in pull()
             after, records: as in hold(): nothing is written before `after`; records come with the last byte
 
-        Event: DONE (all consumers have it), or FAILED; then the own blocks are free.
+        Event: DONE (all consumers have it), or FAILED; then the own blocks are free. Where consumers want
+        nothing of this rank, DONE may come before anything is ready.
         Raises ExistsError (the id is being pushed already, or a block is being filled), OutOfRangeError,
         InvalidError.
         """
@@ -358,9 +359,9 @@ class Requests:
             after: as in hold(): the chunk is ready then, and later calls take effect after it
             records: further records of the push
 
-        Raises NotFoundError (the ticket has ended), OutOfRangeError (out of order, blocks that do not reach
-        over the chunk, or a table that begins behind the block of the push's end), ExistsError (a block is
-        being filled).
+        Raises NotFoundError (the ticket has ended: its event says how), OutOfRangeError (out of order, blocks
+        that do not reach over the chunk, or a table that begins behind the block of the push's end),
+        ExistsError (a block is being filled).
         """
         arena = Arena()
         with self._session.using() as pointer:

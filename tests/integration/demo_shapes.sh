@@ -57,4 +57,12 @@ moves "tokens dealt out differently on both sides" \
     --model deepseek-v3 --tokens 200 --prefill tp=6,dcp=3,dcp-width=4 --decode tp=4,dcp=4,dcp-width=1,block=24
 moves "heads and tokens dealt out at once" --tokens 100 --prefill tp=16,dcp=2 --decode tp=2,block=24,order=hnd
 
+# What they push may be over before they say that it is ready.
+latent=$(mktemp)
+trap 'rm -f "$output" "$errors" "$latent"' EXIT
+echo '{"layers": 1, "groups": [{"name": "mla", "layers": [0],
+    "parts": [{"name": "latent", "dtype": "bf16", "units": 1, "cell_elements": 8}]}]}' >"$latent"
+succeeds "ranks of which nobody wants anything push as well" 'Verified after each round' demo --groups "$latent" \
+    --push --prefill tp=16 --decode tp=1 --tokens 4 --requests 64 --in-flight 64 --rounds 6 --memory-limit 16m
+
 finish

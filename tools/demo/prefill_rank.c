@@ -82,6 +82,9 @@ static bool lend(prefill_rank *self, const char *id, uint32_t number, uint64_t *
 static bool write_layers(const prefill_rank *self, uint64_t ticket, uint32_t layers) {
     const kvf_push_chunk chunk = {.struct_size = sizeof chunk, .end = UINT64_MAX, .layers = layers};
     kvf_status status = kvf_agent_push_ready(self->base.agent, ticket, layers < UINT32_MAX ? &chunk : NULL);
+    if (status ==
+        KVF_E_NOT_FOUND) /* it is over, as when nobody wants anything of this rank: its event says how */
+        return true;
     return status ? rank_fail_status(&self->base, status, "writing a request") : true;
 }
 
