@@ -175,11 +175,21 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
     kvf_answer_send(session, call, &answer);
 }
 
+/* Whether the caller has begun another try since, which a late call of this one must not end or replace. The numbers of
+ * two sessions cannot be compared. */
+static bool is_past_try(const kvf_reader *reader, const kvf_early *early, const kvf_session *session,
+                        const kvf_call_body *call) {
+    return (early && call->number < early->number) ||
+           (reader && reader->session == session && call->number < reader->asked);
+}
+
 void kvf_hold_acquire(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_agent *agent = session->agent;
     kvf_hold *hold = find_hold(agent, call->request);
+    const kvf_reader *reader = hold ? reader_of(hold, session) : NULL;
+    const kvf_early *early = kvf_early_find(session, call);
     kvf_status status = hold ? KVF_OK : kvf_past_look(agent, call->request);
-    if (!status && !fresh && (!hold || !reader_of(hold, session)) && !kvf_early_find(session, call))
+    if (!status && ((!fresh && !reader && !early) || is_past_try(reader, early, session, call)))
         status = kvf_past_repeated(agent, call->request);
     if (status) {
         kvf_answer_status(session, call, status, kvf_error_detail());

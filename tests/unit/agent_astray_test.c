@@ -84,6 +84,38 @@ static void a_late_acquire_takes_no_lease_after_its_release(void **state) {
     lease_close(&s);
 }
 
+/* D gives a pull up and tries again. P hears of the second try first, then of the first, and then that D gave it up. The
+ * hold may be there, or come last. */
+static void a_late_acquire_does_not_end_the_next_try(void **state) {
+    (void)state;
+    for (int held = 0; held < 2; held++) {
+        scene s;
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        s.wanted.request.bytes_per_second = 10000; /* 51,200 bytes */
+        s.wanted.request.way = KVF_WAY_DIRECT;
+        if (held)
+            world_hold(&s.w.p, &s.held, s.theirs);
+        letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_ACQUIRE);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_until(&s.w, letters_kept() >= 1);
+        letters_no_rules();
+        letters_rule(LETTERS_KEEP, s.d, KVF_MESSAGE_CALL, KVF_CALL_RELEASE);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        (void)world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED);
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+        world_run_for(&s.w, 50 * MS);
+        letters_deliver();
+        letters_no_rules();
+        world_run_for(&s.w, 3 * SECOND);
+        if (!held)
+            world_hold(&s.w.p, &s.held, s.theirs);
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+        lease_close(&s);
+    }
+}
+
 /* The test grants leases in the place of a producer: the part of its table that it names in each answer, and the first
  * id that the consumer asked for each time. */
 typedef struct grants {
@@ -572,6 +604,7 @@ int main(void) {
         cmocka_unit_test(a_late_release_does_not_free_the_next_request_of_its_name),
         cmocka_unit_test(a_late_release_does_not_end_the_next_try),
         cmocka_unit_test(a_late_acquire_takes_no_lease_after_its_release),
+        cmocka_unit_test(a_late_acquire_does_not_end_the_next_try),
         cmocka_unit_test(parts_of_another_lease_or_a_beginning_anew_make_a_pull_begin_anew),
         cmocka_unit_test(a_late_expect_is_not_written_to_after_its_withdrawal),
         cmocka_unit_test(a_refusal_that_is_lost_is_said_again),
