@@ -1,6 +1,7 @@
 #include "base/base.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/random.h>
 
 #define TEXT_OF(number) #number
@@ -22,6 +23,19 @@ uint64_t kvf_gcd(uint64_t a, uint64_t b) {
 kvf_status kvf_random(void *out, size_t bytes) {
     return getrandom(out, bytes, 0) == (ssize_t)bytes ? KVF_OK
                                                       : kvf_fail(KVF_E_IO, "getrandom: %s", strerror(errno));
+}
+
+static uint8_t process_secret[KVF_PROCESS_SECRET_BYTES];
+
+/* A kernel without random numbers leaves zeros: hashes are then not secret, but right. */
+static void choose_secret(void) {
+    (void)kvf_random(process_secret, sizeof process_secret);
+}
+
+const uint8_t *kvf_process_secret(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, choose_secret);
+    return process_secret;
 }
 
 kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name) {

@@ -89,6 +89,11 @@ kvf_status kvf_nomem(const char *what);
 /** Fills memory from the kernel's source of random numbers. @return KVF_OK or KVF_E_IO */
 kvf_status kvf_random(void *out, size_t bytes);
 
+#define KVF_PROCESS_SECRET_BYTES 16u
+
+/** Random bytes, the same each time, for hashes that no other process can compute. Any thread may call it. */
+const uint8_t *kvf_process_secret(void);
+
 /** The status for an errno of bind() or listen(): the address is taken, forbidden, or not of this machine. */
 kvf_status kvf_status_of_listening(int error);
 
