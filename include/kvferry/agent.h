@@ -156,7 +156,8 @@ typedef struct kvf_agent_options {
     uint64_t max_bytes_per_key;
     /** The longest time that a peer's request is kept, however often the peer beats; from two leases to a year [1 h, or
      * two leases if that is longer]. A lease is renewed only if it then ends within this time: with less, the first
-     * heartbeat could end it. */
+     * heartbeat could end it. All peers together keep a hold for no longer than this beyond the lease that its engine
+     * gave it. */
     uint64_t longest_ns;
     /**
      * Connections that peers make to this agent [16384], but never more than half of the descriptors that the process
@@ -458,8 +459,8 @@ typedef struct kvf_agent_request {
 
 /**
  * Producer: keeps blocks for consumers to read. They are held until `consumers` engines have released them, or until no
- * request and no heartbeat has come for the length of the lease. A consumer whose attempt failed may try again until
- * then.
+ * request and no heartbeat has come for the length of the lease, or until the limit of `longest_ns`. A consumer whose
+ * attempt failed may try again until then.
  *
  * With `after`, consumers wait as they do for a hold that is still to come. The lease begins when the event happens; if
  * the event does not happen within the length of the lease, the hold fails. Cancelling does not wait for the event.

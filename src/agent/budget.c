@@ -132,7 +132,7 @@ void kvf_budget_crowded(void *context, const char *detail) {
 }
 
 uint64_t kvf_budget_latest(const kvf_agent *agent, uint64_t now) {
-    return now + agent->options.longest_ns;
+    return kvf_add_or_most(now, agent->options.longest_ns);
 }
 
 uint64_t kvf_budget_silent_at(const kvf_session *session) {

@@ -19,6 +19,18 @@
 
 #define READER_BYTES (sizeof(kvf_reader) + 64) /* with its place in the table */
 
+/* ---- how long ---------------------------------------------------------------------------------- */
+
+/* What peers ask for may keep a hold beyond the lease that its engine gave it, but not forever. */
+static void set_lease(kvf_hold *hold, uint64_t until) {
+    hold->lease_until = until;
+    hold->latest = kvf_budget_latest(hold->base.agent, until);
+}
+
+static void keep_until(kvf_hold *hold, uint64_t until) {
+    hold->lease_until = kvf_max_u64(hold->lease_until, kvf_min_u64(until, hold->latest));
+}
+
 /* ---- leases ---------------------------------------------------------------------------------- */
 
 static kvf_hold *hold_of(kvf_ticket *ticket) {
@@ -112,12 +124,13 @@ static kvf_status add_reader(kvf_hold *hold, kvf_session *session, const kvf_cal
         kvf_budget_give(session, READER_BYTES);
         return kvf_nomem("a lease");
     }
-    *reader = (kvf_reader){.generation = next_generation(agent),
-                           .asked = call->number,
-                           .hold = hold,
-                           .session = session,
-                           .latest = kvf_budget_latest(agent, kvf_agent_now(agent)),
-                           .expected_ranks = call->rank_count};
+    *reader =
+        (kvf_reader){.generation = next_generation(agent),
+                     .asked = call->number,
+                     .hold = hold,
+                     .session = session,
+                     .latest = kvf_min_u64(kvf_budget_latest(agent, kvf_agent_now(agent)), hold->latest),
+                     .expected_ranks = call->rank_count};
     HASH_ADD(hh, agent->leases, generation, sizeof reader->generation, reader);
     if (!reader->hh.tbl) {
         kvf_budget_give(session, READER_BYTES);
@@ -163,7 +176,7 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
     kvf_agent_due(hold->base.agent, reader->until);
     kvf_wire_group part[KVF_MODEL_MAX_GROUPS];
     kvf_answer answer = {.generation = reader->generation,
-                         .time_ns = reader->until - now,
+                         .time_ns = kvf_max_u64(reader->until, now) - now,
                          .groups = part,
                          .group_count = hold->base.group_count,
                          .first_id = call->first_id};
@@ -253,8 +266,7 @@ static kvf_status release(kvf_hold *hold, kvf_session *session, uint32_t expecte
         kvf_trace_reach_peer(&hold->base, KVF_MOMENT_RELEASED, session);
         kvf_reader_drop(reader);
     }
-    hold->lease_until =
-        kvf_max_u64(hold->lease_until, kvf_agent_now(hold->base.agent) + hold->base.agent->options.lease_ns);
+    keep_until(hold, kvf_agent_now(hold->base.agent) + hold->base.agent->options.lease_ns);
     end_if_complete(hold);
     return KVF_OK;
 }
@@ -367,7 +379,7 @@ static void hold_ready(kvf_ticket *ticket, kvf_after *after) {
     uint64_t lease = hold->base.deadline - hold->base.created;
     hold->base.state = KVF_TICKET_HELD;
     kvf_trace_reach(ticket, KVF_MOMENT_READY);
-    hold->lease_until = kvf_add_or_most(kvf_agent_now(hold->base.agent), lease);
+    set_lease(hold, kvf_add_or_most(kvf_agent_now(hold->base.agent), lease));
     kvf_agent_due(hold->base.agent, hold->lease_until);
     serve_early(hold);
 }
@@ -383,7 +395,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
             kvf_log_failure(agent, "lease", &hold->base, reader->session->engine, reader->session->rank,
                             KVF_E_TIMEOUT, "the reader gave no sign of life for the length of its lease");
             /* It may have read: the hold must last until its lease ends. */
-            hold->lease_until = kvf_max_u64(hold->lease_until, reader->until);
+            keep_until(hold, reader->until);
             kvf_trace_reach_peer(&hold->base, KVF_MOMENT_EXPIRED, reader->session);
             kvf_reader_drop(reader);
         } else {
@@ -448,7 +460,7 @@ static kvf_status start_hold(kvf_agent *agent, const kvf_agent_request *request,
     if (out)
         *out = made->number;
     hold->base.state = hold->after ? KVF_TICKET_WAITING : KVF_TICKET_HELD;
-    hold->lease_until = hold->base.deadline;
+    set_lease(hold, hold->base.deadline);
     if (!hold->after)
         kvf_trace_reach(made, KVF_MOMENT_READY);
     serve_early(hold);

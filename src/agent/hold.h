@@ -13,6 +13,7 @@ struct kvf_hold {
     kvf_reader *readers;
     kvf_after *after;         /* the blocks are ready when this has happened; NULL: they are ready */
     uint64_t lease_until;     /* of the hold itself */
+    uint64_t latest;          /* the end of all that peers may make of it */
     kvf_status reader_failed; /* the status that the last failed reader gave */
 };
 

@@ -401,6 +401,55 @@ static void a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever(void **st
     close_scene(&s);
 }
 
+/* Whether by leases that it gives up for new ones, or by attempts that fail. */
+static void a_peer_that_tries_again_and_again_does_not_keep_a_hold_for_ever(void **state) {
+    (void)state;
+    const kvf_call_body tries[] = {
+        acquire("a", 0),
+        {.kind = KVF_CALL_RELEASE, .request = {"a", 1}, .rank_count = 1, .status = KVF_E_IO}};
+    for (uint32_t i = 0; i < 2; i++) {
+        scene s;
+        world_request held;
+        uint64_t ticket;
+        open_scene(&s, OPTIONS(.longest_ns = 30 * SECOND));
+        world_request_make(&s.w, &s.w.p, "a", 40, 10, 1, &held);
+        held.request.deadline_ns = 5 * SECOND;
+        world_hold(&s.w.p, &held, &ticket);
+        const uint64_t begun = world_now();
+        while (world_stats(s.p).failed[KVF_REQUEST_HOLD] == 0) {
+            assert_true(world_now() - begun < 40 * SECOND);
+            (void)say(&s, tries[i]);
+            speaker_run_for(&s.w, &s.s, SECOND);
+        }
+        assert_true(world_now() - begun > 33 * SECOND);
+        (void)world_failed(&s.w, s.p, ticket, KVF_E_TIMEOUT);
+        close_scene(&s);
+    }
+}
+
+/* The agent has not looked at the time for so long that it hears of its reader before it notices. */
+static void a_lease_that_is_over_is_not_granted_again_without_an_end(void **state) {
+    (void)state;
+    scene s;
+    world_request held;
+    uint64_t ticket;
+    open_scene(&s, OPTIONS(.longest_ns = 30 * SECOND));
+    world_request_make(&s.w, &s.w.p, "a", 40, 10, 1, &held);
+    world_hold(&s.w.p, &held, &ticket);
+    kvf_call_body call = acquire("a", 0);
+    assert_int_equal(say(&s, call), KVF_OK);
+    assert_true(s.s.time_ns == LEASE);
+    memcpy(call.session, s.s.session, sizeof call.session);
+    call.number = s.s.number; /* repeated, as if its answer was lost */
+    speaker_send(&s.s, &(kvf_message){.kind = KVF_MESSAGE_CALL, .call = call});
+    net_advance(31 * SECOND);
+    speaker_run_for(&s.w, &s.s, MS);
+    assert_int_equal(s.s.status, KVF_OK);
+    assert_true(s.s.time_ns == 0);
+    (void)world_failed(&s.w, s.p, ticket, KVF_E_TIMEOUT);
+    close_scene(&s);
+}
+
 static void a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says(void **state) {
     (void)state;
     scene s;
@@ -766,6 +815,8 @@ int main(void) {
         cmocka_unit_test(a_call_that_waits_counts_with_its_id_and_its_place_in_the_tables),
         cmocka_unit_test(a_call_waits_no_longer_than_any_request_may_take),
         cmocka_unit_test(a_reader_that_beats_for_ever_does_not_keep_a_hold_for_ever),
+        cmocka_unit_test(a_peer_that_tries_again_and_again_does_not_keep_a_hold_for_ever),
+        cmocka_unit_test(a_lease_that_is_over_is_not_granted_again_without_an_end),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(a_release_is_taken_if_a_lease_ends_with_it),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),

@@ -30,6 +30,7 @@ static void on_letter(void *context, const kvf_letter *letter) {
         s->call = message.answer.kind;
         s->status = message.answer.status;
         s->generation = message.answer.generation;
+        s->time_ns = message.answer.time_ns;
         s->sums = message.answer.sum_count;
         s->takes_flows = message.answer.stage;
         (void)snprintf(s->detail, sizeof s->detail, "%s", message.answer.detail);

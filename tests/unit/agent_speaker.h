@@ -23,7 +23,7 @@ typedef struct speaker {
     kvf_call_kind call;
     kvf_status status;
     char detail[256];
-    uint64_t generation, sums;
+    uint64_t generation, time_ns, sums;
     uint8_t replied; /* the first byte of the id of the command in a REPLY */
     uint32_t records;
     bool takes_flows; /* as in the answer to a JOIN */
