@@ -138,8 +138,13 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
     bool same = session->shape && call->generation == session->joined_generation &&
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;
+    if (session->shape && call->number < session->joined_by) {
+        kvf_answer_status(session, call, KVF_E_EXISTS, "JOIN: a later one has come before this one");
+        return;
+    }
     if (same) { /* not fresh if it did not get the answer, or was told to ask again */
         const bool anew = fresh && call->stage != KVF_JOIN_ADDS_STAGE;
+        session->joined_by = call->number;
         if (anew)
             begin_anew(session);
         answer_join(session, call);
@@ -159,6 +164,7 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
         refuse_join(session, call, status);
         return;
     }
+    session->joined_by = call->number;
     answer_join(session, call);
     kvf_flows_pump(session);
 }

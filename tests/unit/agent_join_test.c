@@ -146,6 +146,29 @@ static void a_second_join_waits_until_what_is_written_by_the_first_is_over(void 
     rights_close(&s);
 }
 
+/* A copy of the JOIN before may come after the next one, over a connection that was broken. */
+static void a_join_that_comes_late_is_refused_without_a_word_to_the_engine(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_wire_buffer introduction = {0};
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    kvf_call_body late = join;
+    late.number = s.rightful.number;
+    join.generation = 2;
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    const uint64_t number = s.rightful.number;
+    assert_int_equal(rights_say(&s, &s.rightful, late), KVF_E_EXISTS);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 0);
+    s.rightful.number = number;
+    late.number = 0; /* a call of now */
+    assert_int_equal(rights_say(&s, &s.rightful, late), KVF_E_EXISTS);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_REFUSED), 1);
+    kvf_wire_buffer_free(&introduction);
+    rights_close(&s);
+}
+
 static void flows_from_before_are_over_when_a_client_joins_anew(void **state) {
     (void)state;
     rights s;
@@ -172,14 +195,15 @@ static void flows_from_before_are_over_when_a_client_joins_anew(void **state) {
 }
 
 /* While a slow push goes to a client that has joined without a stage, the client joins with one, in the way of
- * `stage`; `told`: as it was told to. */
-static kvf_status joins_while_written_to(kvf_join_stage stage, bool told) {
+ * `stage`; `told`: as it was told to; or a `late` JOIN comes that it had sent before the other. */
+static kvf_status joins_while_written_to(kvf_join_stage stage, bool told, bool late) {
     rights s;
     world_request wanted, pushed;
     uint64_t push;
     rights_open(&s);
     kvf_wire_buffer introduction = {0};
     kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    const uint64_t before = ++s.rightful.number;
     assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
     world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
     world_request_make(&s.w, &s.w.p, "a", 40, 0, 1, &pushed);
@@ -192,7 +216,10 @@ static kvf_status joins_while_written_to(kvf_join_stage stage, bool told) {
     assert_false(rights_session(&s)->flows->over);
     rights_session(&s)->joins_again = told;
     join.stage = stage;
-    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    const uint64_t number = s.rightful.number;
+    join.number = late ? before : 0;
+    assert_int_equal(rights_say(&s, &s.rightful, join), late ? KVF_E_EXISTS : KVF_OK);
+    s.rightful.number = number + 1;
     speaker_run_for(&s.w, &s.rightful, 100 * MS);
     kvf_call_body withdraw = {
         .kind = KVF_CALL_WITHDRAW, .request = {"a", 1}, .generation = 1 | KVF_EXPECTATION};
@@ -208,17 +235,22 @@ static kvf_status joins_while_written_to(kvf_join_stage stage, bool told) {
 
 static void a_client_that_had_lost_us_and_brings_its_stage_begins_anew(void **state) {
     (void)state;
-    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, false), KVF_E_PEER_LOST);
+    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, false, false), KVF_E_PEER_LOST);
 }
 
 static void a_client_that_only_adds_its_stage_is_written_to_as_before(void **state) {
     (void)state;
-    assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE, false), KVF_OK);
+    assert_int_equal(joins_while_written_to(KVF_JOIN_ADDS_STAGE, false, false), KVF_OK);
 }
 
 static void a_client_that_was_told_to_join_again_is_written_to_as_before(void **state) {
     (void)state;
-    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, true), KVF_OK);
+    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, true, false), KVF_OK);
+}
+
+static void a_client_whose_join_comes_late_is_written_to_as_before(void **state) {
+    (void)state;
+    assert_int_equal(joins_while_written_to(KVF_JOIN_STAGED, false, true), KVF_OK);
 }
 
 /* Writes begin late, and ignore cancels. */
@@ -420,10 +452,12 @@ int main(void) {
         cmocka_unit_test(a_join_introduces_the_rank_that_greeted),
         cmocka_unit_test(a_shard_uses_the_budget_by_its_groups_and_layers),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
+        cmocka_unit_test(a_join_that_comes_late_is_refused_without_a_word_to_the_engine),
         cmocka_unit_test(flows_from_before_are_over_when_a_client_joins_anew),
         cmocka_unit_test(a_client_that_had_lost_us_and_brings_its_stage_begins_anew),
         cmocka_unit_test(a_client_that_only_adds_its_stage_is_written_to_as_before),
         cmocka_unit_test(a_client_that_was_told_to_join_again_is_written_to_as_before),
+        cmocka_unit_test(a_client_whose_join_comes_late_is_written_to_as_before),
         cmocka_unit_test(a_withdrawal_is_not_confirmed_if_the_connection_is_lost_meanwhile),
         cmocka_unit_test(a_join_that_is_lost_is_sent_again),
         cmocka_unit_test(a_join_without_an_answer_is_given_up_after_a_lease),
