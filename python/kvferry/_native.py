@@ -207,7 +207,7 @@ class Arena:
             low, high = int(array.min()), int(array.max())
             if low < 0 or high > 0xFFFFFFFF:
                 raise OutOfRangeError(f"id {low if low < 0 else high}; allowed: 0 to {0xFFFFFFFF}")
-        array = np.ascontiguousarray(array, dtype=np.uint32)
+        array = np.require(array, np.uint32, ["C_CONTIGUOUS", "ALIGNED"])
         return self.keep(ffi.from_buffer("uint32_t[]", array)), int(array.size)
 
     def new(self, type_name: str, **fields: Any) -> Any:

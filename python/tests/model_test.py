@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +40,8 @@ from kvferry import (
     builtin_models,
     config_families,
 )
+from kvferry._binding import ffi
+from kvferry._native import Arena
 
 LLAMA = {
     "model_type": "llama",
@@ -277,6 +280,20 @@ def test_a_plan_of_no_layers_reads_nothing(none: range | tuple[int, int]) -> Non
     local, remote = decode_engine(model), prefill_engine(model)
     assert Plan(local.shard(0), remote).sources != []
     assert Plan(local.shard(0), remote, layers=none).sources == []
+
+
+def test_block_ids_are_read_where_they_lie_unless_c_could_not_read_them_there() -> None:
+    def address_of(ids: Any) -> int:
+        pointer, count = Arena().ids(ids)
+        assert ffi.unpack(pointer, count) == [5, 1]
+        return int(ffi.cast("uintptr_t", pointer))
+
+    ids = np.array([5, 1], np.uint32)
+    assert address_of(ids) == ids.ctypes.data
+    between = np.frombuffer(bytearray(b"-" + ids.tobytes()), np.uint32, offset=1)
+    assert between.ctypes.data % 4 != 0
+    assert address_of(between) % 4 == 0
+    assert address_of(ids.astype(">u4")) % 4 == 0
 
 
 def test_the_wrong_number_of_groups_is_refused() -> None:
