@@ -38,6 +38,12 @@ const uint8_t *kvf_process_secret(void) {
     return process_secret;
 }
 
+void kvf_hide_controls(char *text) {
+    for (; *text; text++)
+        if (kvf_is_control(*text))
+            *text = '?';
+}
+
 kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name) {
     memset(out, 0, out_bytes);
     if (!options)

@@ -108,6 +108,14 @@ static inline kvf_status kvf_returned(kvf_status status, kvf_status recorded) {
 #define kvf_nomem(what) kvf_returned(KVF_E_NOMEM, (kvf_nomem)(what))
 #endif
 
+/** Whether a character begins a line, or moves the cursor, where it is printed. */
+static inline bool kvf_is_control(char c) {
+    return (unsigned char)c < ' ' || c == 0x7f;
+}
+
+/** Puts '?' in place of the control characters of a text, which a peer chose, and which is logged and printed. */
+void kvf_hide_controls(char *text);
+
 /** A text that grows. A zeroed one is empty; after a failed append `failed` stays set and further appends do
  * nothing. */
 typedef struct kvf_text {

@@ -21,7 +21,7 @@ const kvf_body_form kvf_command_form = {command_fields, COUNT(command_fields), N
 static const kvf_wire_field reply_fields[] = {
     KVF_FIELD(FIXED, kvf_reply, id, .most = KVF_WIRE_COMMAND_BYTES),
     KVF_FIELD(STATUS, kvf_reply, status),
-    KVF_FIELD(TEXT, kvf_reply, detail, .most = KVF_WIRE_MAX_DETAIL),
+    KVF_FIELD(SENTENCE, kvf_reply, detail, .most = KVF_WIRE_MAX_DETAIL),
     KVF_FIELD_COUNTED(RECORDS, kvf_reply, records, record_count),
 };
 

@@ -50,17 +50,18 @@ typedef enum kvf_wire_field_type {
     KVF_FIELD_U32, /* least to most; a most of 0 means no upper bound */
     KVF_FIELD_U64, /* the same */
     KVF_FIELD_BOOL,
-    KVF_FIELD_STATUS,  /* kvf_status */
-    KVF_FIELD_NAME,    /* const char *, least to most bytes, no control characters */
-    KVF_FIELD_KEY,     /* const char *, Z85 of 40 characters, or empty */
-    KVF_FIELD_TEXT,    /* const char *, least to most bytes */
-    KVF_FIELD_FIXED,   /* an array of `most` bytes */
-    KVF_FIELD_BYTES,   /* kvf_bytes, least to most */
-    KVF_FIELD_RANGE,   /* kvf_range */
-    KVF_FIELD_NUMBERS, /* const uint64_t *, and a count of `width` numbers each */
-    KVF_FIELD_LIST,    /* const kvf_bytes *, and a count */
-    KVF_FIELD_GROUPS,  /* const kvf_wire_group *, and a count */
-    KVF_FIELD_RECORDS, /* const kvf_record *, and a count; missing where there are none */
+    KVF_FIELD_STATUS,   /* kvf_status */
+    KVF_FIELD_NAME,     /* const char *, least to most bytes, no control characters */
+    KVF_FIELD_KEY,      /* const char *, Z85 of 40 characters, or empty */
+    KVF_FIELD_TEXT,     /* const char *, least to most bytes */
+    KVF_FIELD_SENTENCE, /* the same, and control characters are read as '?' */
+    KVF_FIELD_FIXED,    /* an array of `most` bytes */
+    KVF_FIELD_BYTES,    /* kvf_bytes, least to most */
+    KVF_FIELD_RANGE,    /* kvf_range */
+    KVF_FIELD_NUMBERS,  /* const uint64_t *, and a count of `width` numbers each */
+    KVF_FIELD_LIST,     /* const kvf_bytes *, and a count */
+    KVF_FIELD_GROUPS,   /* const kvf_wire_group *, and a count */
+    KVF_FIELD_RECORDS,  /* const kvf_record *, and a count; missing where there are none */
 } kvf_wire_field_type;
 
 typedef struct kvf_wire_field {

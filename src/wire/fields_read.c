@@ -119,6 +119,8 @@ static kvf_status read_text(const msgpack_object *object, const kvf_wire_field *
     if (text->size)
         memcpy(copy, text->ptr, text->size);
     copy[text->size] = '\0';
+    if (field->type == KVF_FIELD_SENTENCE)
+        kvf_hide_controls(copy);
     *out = copy;
     return KVF_OK;
 }
@@ -217,6 +219,7 @@ static kvf_status read_value(const msgpack_object *object, const kvf_wire_field 
     case KVF_FIELD_NAME:
     case KVF_FIELD_KEY:
     case KVF_FIELD_TEXT:
+    case KVF_FIELD_SENTENCE:
         return read_text(object, field, value, storage);
     case KVF_FIELD_FIXED:
         return read_fixed(object, field, value);

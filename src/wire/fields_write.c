@@ -113,6 +113,7 @@ static kvf_status write_value(kvf_packing *packing, const kvf_wire_field *field,
     case KVF_FIELD_NAME:
     case KVF_FIELD_KEY:
     case KVF_FIELD_TEXT:
+    case KVF_FIELD_SENTENCE:
         return write_text(packing, field, *(const char *const *)value);
     case KVF_FIELD_FIXED:
         msgpack_pack_bin_with_body(&packing->packer, value, field->most);

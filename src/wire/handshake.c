@@ -62,7 +62,7 @@ const kvf_body_form kvf_welcome_form = {welcome_fields, COUNT(welcome_fields), c
 
 static const kvf_wire_field refused_fields[] = {
     KVF_FIELD(STATUS, kvf_refused, status),
-    KVF_FIELD(TEXT, kvf_refused, detail, .most = KVF_WIRE_MAX_DETAIL),
+    KVF_FIELD(SENTENCE, kvf_refused, detail, .most = KVF_WIRE_MAX_DETAIL),
 };
 
 const kvf_body_form kvf_refused_form = {refused_fields, COUNT(refused_fields), NULL};

@@ -155,6 +155,31 @@ static void no_text_is_read_as_the_empty_text(void **state) {
     kvf_wire_buffer_free(&encoded);
 }
 
+/* They are logged and printed: an end of a line would begin a line of the peer's own. */
+static void sentences_of_peers_are_read_without_control_characters(void **state) {
+    (void)state;
+    static const char said[] = "full\r\n{\"level\":\"INFO\"} \x1b[2J\x7f M\xc3\xbcnchen\t~";
+    static const char shown[] = "full??{\"level\":\"INFO\"} ?[2J? M\xc3\xbcnchen?~";
+    const kvf_message messages[] = {
+        {.kind = KVF_MESSAGE_REFUSED, .refused = {.detail = said}},
+        {.kind = KVF_MESSAGE_CALL, .call = {.kind = KVF_CALL_WRITTEN, .request = {"r", 1}, .detail = said}},
+        {.kind = KVF_MESSAGE_ANSWER, .answer = {.kind = KVF_CALL_JOIN, .detail = said}},
+        {.kind = KVF_MESSAGE_REPLY, .reply = {.detail = said}}};
+    for (size_t i = 0; i < sizeof messages / sizeof *messages; i++) {
+        kvf_message read;
+        kvf_wire_buffer encoded = sample_encoded(&messages[i]);
+        assert_ok(kvf_wire_open((kvf_bytes){encoded.data, encoded.size}, &read));
+        assert_ok(kvf_wire_read(&read));
+        assert_string_equal(read.kind == KVF_MESSAGE_REFUSED  ? read.refused.detail
+                            : read.kind == KVF_MESSAGE_CALL   ? read.call.detail
+                            : read.kind == KVF_MESSAGE_ANSWER ? read.answer.detail
+                                                              : read.reply.detail,
+                            shown);
+        kvf_message_free(&read);
+        kvf_wire_buffer_free(&encoded);
+    }
+}
+
 /* Written by hand from the protocol's document: reading back would not show a fault that writer and reader share. */
 static void a_beat_is_these_bytes(void **state) {
     (void)state;
@@ -699,6 +724,7 @@ int main(void) {
         cmocka_unit_test(a_message_can_be_read_again),
         cmocka_unit_test(fields_a_kind_does_not_have_are_not_sent),
         cmocka_unit_test(no_text_is_read_as_the_empty_text),
+        cmocka_unit_test(sentences_of_peers_are_read_without_control_characters),
         cmocka_unit_test(a_beat_is_these_bytes),
         cmocka_unit_test(an_answer_to_a_beat_is_these_bytes),
         cmocka_unit_test(checksums_are_these_bytes),

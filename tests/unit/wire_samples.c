@@ -45,6 +45,7 @@ static const char *detail(char *out, uint64_t *seed) {
     for (uint32_t i = 0; i < length; i++)
         out[i] = (char)(1 + below(seed, 255));
     out[length] = '\0';
+    kvf_hide_controls(out); /* as they are read */
     return out;
 }
 
