@@ -166,10 +166,13 @@ static kvf_session *session_by_id(kvf_agent *agent, const uint8_t *id) {
     return session;
 }
 
-/* Whether a message that names a session is from the session's peer. */
+/* Whether a message that names a session is from the session's peer. A client speaks over a connection that it made: our
+ * list says who may. */
 static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
     if (!session->incoming)
         return letter->route == session->route;
+    if (letter->called)
+        return false;
     return letter->key ? session->keyed && memcmp(letter->key, session->peer_key, KVF_KEY_BYTES) == 0
                        : !session->keyed;
 }
@@ -297,6 +300,12 @@ static bool is_unasked(kvf_agent *agent, const kvf_letter *letter) {
     return !letter->called;
 }
 
+/* Whom we called is no client, and need not be on our list. */
+static bool is_no_client(kvf_agent *agent, const kvf_letter *letter) {
+    agent->stats.messages_foreign += letter->called;
+    return letter->called;
+}
+
 static void take_message(kvf_agent *agent, const kvf_letter *letter) {
     kvf_message message;
     if (is_too_large(agent, letter) || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)) {
@@ -305,7 +314,8 @@ static void take_message(kvf_agent *agent, const kvf_letter *letter) {
     }
     switch (message.kind) {
     case KVF_MESSAGE_HELLO:
-        agent->hooks->greeted(agent, letter, &message);
+        if (!is_no_client(agent, letter))
+            agent->hooks->greeted(agent, letter, &message);
         break;
     case KVF_MESSAGE_WELCOME:
         if (!is_unasked(agent, letter))
@@ -325,6 +335,8 @@ static void take_message(kvf_agent *agent, const kvf_letter *letter) {
             on_answer(agent, letter, &message);
         break;
     case KVF_MESSAGE_COMMAND:
+        if (is_no_client(agent, letter))
+            break;
         if (kvf_wire_read(&message))
             agent->stats.messages_malformed++;
         else

@@ -85,6 +85,58 @@ static void answers_and_calls_of_a_producer_count_over_the_connection_to_it(void
     }
 }
 
+static const kvf_session *session_of(const kvf_agent *agent, const char *client) {
+    const kvf_session *session;
+    DL_FOREACH(agent->all_sessions, session) {
+        if (session->incoming && strcmp(session->engine, client) == 0)
+            return session;
+    }
+    return NULL;
+}
+
+/* Sends a message to D over the connection that D has made to P. */
+static void send_to_caller(rights *s, const kvf_message *message) {
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(message, &bytes));
+    assert_ok(kvf_link_send(s->p->link, session_of(s->p, "D")->route, bytes.data, bytes.size));
+    kvf_wire_buffer_free(&bytes);
+    world_run_for(&s->w, 100 * MS);
+}
+
+/* Those who may be clients are on D's list, and connect to it: P, which D has called, need not be among them. */
+static void who_was_called_is_no_client_over_that_connection(void **state) {
+    (void)state;
+    rights s;
+    uint64_t ticket;
+    rights_open(&s);
+    kvf_agent *d = meet(&s);
+    const uint8_t secret[KVF_WIRE_SECRET_BYTES] = {7};
+    kvf_message hello = {
+        .kind = KVF_MESSAGE_HELLO,
+        .hello = {
+            .engine = "Q", .incarnation = kvf_wire_incarnation(secret), .rank_count = 1, .wants_card = true}};
+    memcpy(hello.hello.secret, secret, sizeof secret);
+    memcpy(hello.digest, d->digest, sizeof hello.digest);
+    send_to_caller(&s, &hello);
+    assert_null(session_of(d, "Q"));
+    assert_int_equal(world_stats(d).messages_foreign, 1);
+    send_to_caller(&s, &(kvf_message){.kind = KVF_MESSAGE_COMMAND, .command = {.id = {1}, .verb = "drain"}});
+    assert_int_equal(world_stats(d).messages_foreign, 2);
+    assert_int_equal(world_stats(s.p).messages_stale, 0); /* it got no reply */
+    /* As a client of D, P is heard over the connection that it makes. */
+    assert_ok(kvf_agent_connect(s.p, &s.w.d.contact, 0, &ticket));
+    (void)world_done(&s.w, s.p, ticket);
+    const kvf_session *session = session_of(d, "P");
+    assert_non_null(session);
+    kvf_message beat = {.kind = KVF_MESSAGE_CALL, .call = {.kind = KVF_CALL_BEAT, .number = 100}};
+    memcpy(beat.call.session, session->id, sizeof beat.call.session);
+    const uint64_t heard = session->last_heard;
+    send_to_caller(&s, &beat);
+    assert_int_equal(world_stats(d).messages_foreign, 3);
+    assert_true(session->last_heard == heard);
+    rights_close(&s);
+}
+
 /* Sends what a contact would: that it is P, with P's introduction; and with a session, P's card. */
 static void send_welcomes(const rights *s, speaker *by) {
     const kvf_bytes all[] = {{s->p->introductions[0].data, s->p->introductions[0].size}};
@@ -338,7 +390,8 @@ static void messages_of_another_version_are_counted_as_malformed(void **state) {
         assert_ok(kvf_wire_encode(&messages[i], &bytes));
         assert_int_equal(bytes.data[5], KVF_WIRE_VERSION);
         bytes.data[5]++;
-        kvf_on_message(d, &(const kvf_letter){.called = true, .data = bytes.data, .bytes = bytes.size});
+        const bool called = messages[i].kind != KVF_MESSAGE_COMMAND;
+        kvf_on_message(d, &(const kvf_letter){.called = called, .data = bytes.data, .bytes = bytes.size});
         kvf_wire_buffer_free(&bytes);
         assert_int_equal(world_stats(d).messages_malformed, i + 1);
     }
@@ -478,6 +531,7 @@ int main(void) {
         cmocka_unit_test(a_silence_is_two_seconds_without_an_answer),
         cmocka_unit_test(a_peer_is_called_over_the_connection_that_it_still_has),
         cmocka_unit_test(answers_and_calls_of_a_producer_count_over_the_connection_to_it),
+        cmocka_unit_test(who_was_called_is_no_client_over_that_connection),
         cmocka_unit_test(nobody_else_answers_while_an_engine_is_being_met),
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),
         cmocka_unit_test(what_nobody_asked_for_is_counted_as_stale),
