@@ -62,7 +62,9 @@ typedef enum kvf_log_level {
     /** An engine was met: which rank reads what from which, how, and how long it should take; which transport serves a
      * peer, and why no better one does; a peer that comes back. */
     KVF_LOG_INFO = 20,
-    KVF_LOG_WARNING = 30, /**< a request failed or a peer was lost; the line is an object of JSON */
+    /** A request failed or a peer was lost: the line is an object of JSON. Or words: a peer that was shut out is in the
+     * middle of a write. */
+    KVF_LOG_WARNING = 30,
 } kvf_log_level;
 
 /** One line of the log. Owned by the library, valid during the call that passes it. */

@@ -166,8 +166,8 @@ static kvf_session *session_by_id(kvf_agent *agent, const uint8_t *id) {
     return session;
 }
 
-/* Whether a message that names a session is from the session's peer. A client speaks over a connection that it made: our
- * list says who may. */
+/* Whether a message that names a session is from the session's peer. A client speaks over a connection that it made,
+ * because our list says who may. */
 static bool is_from_peer(const kvf_session *session, const kvf_letter *letter) {
     if (!session->incoming)
         return letter->route == session->route;

@@ -66,12 +66,26 @@ static const char *level_name(kvf_log_level level) {
     return level >= KVF_LOG_WARNING ? "WARNING" : level >= KVF_LOG_INFO ? "INFO" : "DEBUG";
 }
 
+/* The failure that a line is; NULL: it is a sentence. A peer may have chosen the name with which a sentence begins, and
+ * the words with which it ends: they must not become members of the line. */
+static struct json_object *read_failure(const kvf_log_line *line) {
+    struct json_tokener *reader = line->level >= KVF_LOG_WARNING ? json_tokener_new() : NULL;
+    if (!reader)
+        return NULL;
+    struct json_object *read = json_tokener_parse_ex(reader, line->text, -1);
+    const bool whole = json_tokener_get_parse_end(reader) == strlen(line->text);
+    json_tokener_free(reader);
+    if (whole && json_object_is_type(read, json_type_object))
+        return read;
+    json_object_put(read);
+    return NULL;
+}
+
 /* The members of a failure, or the text as one member. */
-static bool add_members(struct json_object *line, const char *text) {
-    struct json_object *failure = text[0] == '{' ? json_tokener_parse(text) : NULL;
-    if (!json_object_is_type(failure, json_type_object)) {
-        json_object_put(failure);
-        struct json_object *value = json_object_new_string(text);
+static bool add_members(struct json_object *line, const kvf_log_line *from) {
+    struct json_object *failure = read_failure(from);
+    if (!failure) {
+        struct json_object *value = json_object_new_string(from->text);
         return value && json_object_object_add(line, "text", value) == 0;
     }
     bool all = true;
@@ -82,11 +96,11 @@ static bool add_members(struct json_object *line, const char *text) {
     return all;
 }
 
-static void write_json(kvf_text *out, const char *when, const char *level, const char *text) {
+static void write_json(kvf_text *out, const char *when, const kvf_log_line *from) {
     struct json_object *line = json_object_new_object(), *time = json_object_new_string(when),
-                       *name = json_object_new_string(level);
+                       *name = json_object_new_string(level_name(from->level));
     bool all = line && time && name && json_object_object_add(line, "time", time) == 0 &&
-               json_object_object_add(line, "level", name) == 0 && add_members(line, text);
+               json_object_object_add(line, "level", name) == 0 && add_members(line, from);
     const char *words =
         all ? json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE)
             : NULL;
@@ -106,7 +120,7 @@ kvf_status kvf_log_write(const kvf_log_line *line, kvf_log_form form, char *out,
     kvf_text words = {0};
     write_time(line->time_ns, when);
     if (form == KVF_LOG_JSON)
-        write_json(&words, when, level_name(line->level), line->text);
+        write_json(&words, when, line);
     else
         kvf_text_add(&words, "%s %s %s", when, level_name(line->level), line->text);
     return kvf_text_give(&words, out, out_bytes, length);

@@ -486,6 +486,19 @@ static void a_line_of_the_log_is_written_as_text_or_json(void **state) {
     assert_fails(kvf_log_write(&met, KVF_LOG_TEXT, NULL, sizeof few, NULL), KVF_E_INVALID, "out is NULL");
 }
 
+/* A peer chose the name with which a line begins, and may have said the sentence with which it ends. */
+static void only_a_failure_adds_members_to_a_line_of_json(void **state) {
+    (void)state;
+    const kvf_log_line back = {sizeof back, KVF_LOG_INFO, 0, "{\"time\":\" is back after \"}"};
+    check_line(&back, KVF_LOG_JSON,
+               "{\"time\":\"1970-01-01T00:00:00.000000Z\",\"level\":\"INFO\","
+               "\"text\":\"{\\\"time\\\":\\\" is back after \\\"}\"}");
+    const kvf_log_line stays = {sizeof stays, KVF_LOG_WARNING, 0, "{\"level\":\"INFO\"} may still write"};
+    check_line(&stays, KVF_LOG_JSON,
+               "{\"time\":\"1970-01-01T00:00:00.000000Z\",\"level\":\"WARNING\","
+               "\"text\":\"{\\\"level\\\":\\\"INFO\\\"} may still write\"}");
+}
+
 static kvf_status write_line(void *form) {
     char text[256];
     return kvf_log_write(&met, *(const kvf_log_form *)form, text, sizeof text, NULL);
@@ -516,6 +529,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_trace_without_memory_fails, stop_counting_memory),
         cmocka_unit_test(an_agent_that_keeps_no_times_says_so),
         cmocka_unit_test(a_line_of_the_log_is_written_as_text_or_json),
+        cmocka_unit_test(only_a_failure_adds_members_to_a_line_of_json),
         cmocka_unit_test_teardown(a_line_without_memory_is_not_written, stop_counting_memory),
     };
     return cmocka_run_group_tests_name("agent_trace", tests, world_is_simulated, world_is_real);
