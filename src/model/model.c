@@ -35,7 +35,7 @@ static kvf_status check_name(const char *name) {
         return kvf_fail(KVF_E_INVALID, "name is %s; it must not be empty", name ? "\"\"" : "NULL");
     size_t length = strnlen(name, KVF_MODEL_MAX_NAME_BYTES + 1);
     for (size_t i = 0; i < length; i++)
-        if ((unsigned char)name[i] < ' ' || name[i] == 0x7f)
+        if (kvf_is_control(name[i]))
             return kvf_fail(KVF_E_INVALID, "name has the control character 0x%02x at byte %zu",
                             (unsigned)(unsigned char)name[i], i);
     if (length > KVF_MODEL_MAX_NAME_BYTES)

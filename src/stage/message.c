@@ -110,7 +110,7 @@ static kvf_status read_end(kvf_byte_reader *from, kvf_stage_message *out) {
     size_t length = from->left;
     const char *text = kvf_take_bytes(from, length);
     for (size_t i = 0; i < length; i++) /* shown to users, so it must not move the cursor */
-        out->sentence[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
+        out->sentence[i] = kvf_is_control(text[i]) ? '?' : text[i];
     out->sentence[length] = '\0';
     return KVF_OK;
 }

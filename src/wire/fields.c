@@ -49,7 +49,7 @@ static kvf_status check_key(const char *key, const char *text, size_t bytes, kvf
 /* Names appear in log lines and on terminals, so control characters are refused. */
 static kvf_status check_name(const char *key, const char *text, size_t bytes, kvf_status bad) {
     for (size_t i = 0; i < bytes; i++)
-        if ((uint8_t)text[i] < ' ' || text[i] == 0x7f)
+        if (kvf_is_control(text[i]))
             return kvf_fail(bad, "%s has the control character 0x%02x at byte %zu", key,
                             (unsigned)(uint8_t)text[i], i);
     return KVF_OK;

@@ -8,7 +8,7 @@ const char *kvf_wire_show(kvf_shown *out, const char *text, size_t bytes, size_t
         length += (size_t)snprintf(out->text, sizeof out->text, "...");
     for (size_t i = skip; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];
-        bool control = c < ' ' || c == 0x7f;
+        bool control = kvf_is_control((char)c);
         if (length + (control ? 4 : 1) > KVF_SHOWN_BYTES) {
             (void)snprintf(out->text + length, sizeof out->text - length, "...");
             return out->text;

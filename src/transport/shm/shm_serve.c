@@ -77,9 +77,7 @@ static bool has_hung_up(kvf_shm_client *client) {
 static void describe(const kvf_shm_client *client, char *out, size_t size) {
     char name[64];
     (void)snprintf(name, sizeof name, "%.63s", client->name);
-    for (char *at = name; *at; at++) /* the peer chose the name */
-        if ((unsigned char)*at < ' ' || *at == 127)
-            *at = '?';
+    kvf_hide_controls(name);
     if (client->tenant->process)
         (void)snprintf(out, size, "%s (process %ld)", name, (long)client->tenant->process);
     else
