@@ -258,8 +258,8 @@ KVF_API kvf_status kvf_agent_grant_key(kvf_agent *agent, const kvf_key_grant *gr
 /**
  * Takes a key off the list: its holders cannot connect any more and their messages are dropped, so that their leases
  * and expectations run out. They keep what they know: a peer that has this agent's card may read its memory until the
- * agent is closed. Once the last key is withdrawn, no peer may connect. Names that were granted to the key stay
- * reserved for it.
+ * agent is closed. What this agent asks of them, over connections that it makes itself, goes on. Once the last key is
+ * withdrawn, no peer may connect. Names that were granted to the key stay reserved for it.
  *
  * @return KVF_OK, KVF_E_NOT_FOUND (the key was not allowed), KVF_E_INVALID (not a key; everyone may connect)
  */

@@ -353,7 +353,6 @@ static void what_nobody_asked_for_is_counted_as_stale(void **state) {
 static void a_peer_that_answers_as_another_process_was_restarted(void **state) {
     (void)state;
     rights s;
-    kvf_wire_buffer bytes;
     rights_open(&s);
     kvf_agent *d = meet(&s);
     kvf_message welcome = {.kind = KVF_MESSAGE_WELCOME,
@@ -362,11 +361,7 @@ static void a_peer_that_answers_as_another_process_was_restarted(void **state) {
                                        .rank_count = 1,
                                        .card = {s.p->card, s.p->card_bytes}}};
     memcpy(welcome.digest, s.p->digest, sizeof welcome.digest);
-    assert_ok(kvf_wire_encode(&welcome, &bytes));
-    const kvf_session *client = s.p->all_sessions->prev;
-    assert_string_equal(client->engine, "D");
-    assert_ok(kvf_link_send(s.p->link, client->route, bytes.data, bytes.size));
-    kvf_wire_buffer_free(&bytes);
+    send_to_caller(&s, &welcome);
     world_until(&s.w, world_count(&s.w, d, KVF_EVENT_PEER_LOST) == 1);
     assert_int_equal(world_stats(d).peers_replaced, 1);
     assert_int_equal(world_stats(d).peers_now, 0);
