@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "agent/agent.h"
+#include "agent/session.h"
 #include "agent_world.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 16})
@@ -67,6 +68,36 @@ static void with_keys_on_the_list_a_pull_goes_well(void **state) {
     p.allowed_key_count = 2;
     open_with(&w, &p, &d);
     pull_well(&w);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+/* It would get the card, and with it the memory. */
+static void a_producer_that_is_not_on_the_consumers_list_has_no_session_with_it(void **state) {
+    (void)state;
+    world w;
+    keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
+    kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
+    const char *allowed[] = {of_other.open};
+    const uint8_t secret[KVF_WIRE_SECRET_BYTES] = {7};
+    d.allowed_keys = allowed;
+    d.allowed_key_count = 1;
+    open_with(&w, &p, &d);
+    pull_well(&w);
+    kvf_agent *producer = w.p.agents[0], *consumer = w.d.agents[0];
+    kvf_message hello = {
+        .kind = KVF_MESSAGE_HELLO,
+        .hello = {
+            .engine = "P", .incarnation = kvf_wire_incarnation(secret), .rank_count = 1, .wants_card = true}};
+    memcpy(hello.hello.secret, secret, sizeof secret);
+    memcpy(hello.digest, consumer->digest, sizeof hello.digest);
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(&hello, &bytes));
+    assert_true(producer->all_sessions->incoming); /* by the connection that D has made */
+    assert_ok(kvf_link_send(producer->link, producer->all_sessions->route, bytes.data, bytes.size));
+    kvf_wire_buffer_free(&bytes);
+    world_until(&w, world_stats(consumer).messages_foreign == 1);
+    assert_int_equal(HASH_CNT(hh_client, consumer->clients), 0);
     world_quiet(&w);
     world_close(&w);
 }
@@ -382,6 +413,7 @@ static void a_key_that_is_withdrawn_takes_no_right_from_another(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_keys_on_the_list_a_pull_goes_well),
+        cmocka_unit_test(a_producer_that_is_not_on_the_consumers_list_has_no_session_with_it),
         cmocka_unit_test(the_cache_goes_encrypted_where_the_sessions_do),
         cmocka_unit_test(the_cache_goes_by_the_interface_that_the_sessions_use),
         cmocka_unit_test(the_cache_goes_to_the_host_that_is_advertised),
