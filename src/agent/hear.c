@@ -144,7 +144,7 @@ static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) 
         status = kvf_fail(message->refused.status ? message->refused.status : KVF_E_AGAIN, "%s %s", who,
                           message->refused.detail);
     /* The process that had a session with us has the facts that our greeting says. */
-    if (session && session->openings > 0 && status == KVF_E_MISMATCH)
+    if (!remote && session->openings > 0 && status == KVF_E_MISMATCH)
         status = was_replaced(session);
     if (kvf_refused_for_now(status) && remote) {
         (void)snprintf(remote->detail, sizeof remote->detail, "%s", kvf_error_detail());
