@@ -332,7 +332,7 @@ class Listing(Engines):
         self.keep(prefill, "cmpl-\x1b[2J\u00e9")
         head, titles, first, second = self.printed(prefill)
         self.assertEqual(head, "prefill, rank 0, keeps 2 requests")
-        self.assertEqual(titles.split(), ["request", "tokens", "since", "until", "served", "moves"])
+        self.assertEqual(titles.split(), ["request", "tokens", "age", "left", "served", "moves"])
         self.assertRegex(first, r"^  cmpl-1 +100 +\S+ m?s +2[0-9]{2}\.\d+ s +0 of 1 +no$")
         self.assertTrue(second.startswith("  cmpl-?[2J?? "), second)
         self.assertEqual(self.printed(prefill, "cmpl-2"), ["prefill, rank 0, keeps 0 requests"])
