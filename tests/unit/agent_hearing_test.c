@@ -111,12 +111,7 @@ static void who_was_called_is_no_client_over_that_connection(void **state) {
     rights_open(&s);
     kvf_agent *d = meet(&s);
     const uint8_t secret[KVF_WIRE_SECRET_BYTES] = {7};
-    kvf_message hello = {
-        .kind = KVF_MESSAGE_HELLO,
-        .hello = {
-            .engine = "Q", .incarnation = kvf_wire_incarnation(secret), .rank_count = 1, .wants_card = true}};
-    memcpy(hello.hello.secret, secret, sizeof secret);
-    memcpy(hello.digest, d->digest, sizeof hello.digest);
+    const kvf_message hello = speaker_hello("Q", secret, d->digest);
     send_to_caller(&s, &hello);
     assert_null(session_of(d, "Q"));
     assert_int_equal(world_stats(d).messages_foreign, 1);

@@ -3,7 +3,7 @@
 
 #include "agent/agent.h"
 #include "agent/session.h"
-#include "agent_world.h"
+#include "agent_speaker.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 16})
 #define OPTIONS(...) (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), __VA_ARGS__})
@@ -79,18 +79,13 @@ static void a_producer_that_is_not_on_the_consumers_list_has_no_session_with_it(
     keys of_p = make_keys(), of_d = make_keys(), of_other = make_keys();
     kvf_agent_options p = with_keys(&of_p), d = with_keys(&of_d);
     const char *allowed[] = {of_other.open};
-    const uint8_t secret[KVF_WIRE_SECRET_BYTES] = {7};
     d.allowed_keys = allowed;
     d.allowed_key_count = 1;
     open_with(&w, &p, &d);
     pull_well(&w);
     kvf_agent *producer = w.p.agents[0], *consumer = w.d.agents[0];
-    kvf_message hello = {
-        .kind = KVF_MESSAGE_HELLO,
-        .hello = {
-            .engine = "P", .incarnation = kvf_wire_incarnation(secret), .rank_count = 1, .wants_card = true}};
-    memcpy(hello.hello.secret, secret, sizeof secret);
-    memcpy(hello.digest, consumer->digest, sizeof hello.digest);
+    const uint8_t secret[KVF_WIRE_SECRET_BYTES] = {7};
+    const kvf_message hello = speaker_hello("P", secret, consumer->digest);
     kvf_wire_buffer bytes;
     assert_ok(kvf_wire_encode(&hello, &bytes));
     assert_true(producer->all_sessions->incoming); /* by the connection that D has made */

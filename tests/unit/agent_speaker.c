@@ -78,6 +78,18 @@ void speaker_close(speaker *s) {
     kvf_link_close(s->link);
 }
 
+kvf_message speaker_hello(const char *engine, const uint8_t secret[KVF_WIRE_SECRET_BYTES],
+                          const uint8_t to[KVF_WIRE_DIGEST_BYTES]) {
+    kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
+                         .hello = {.engine = engine,
+                                   .incarnation = kvf_wire_incarnation(secret),
+                                   .rank_count = 1,
+                                   .wants_card = true}};
+    memcpy(hello.hello.secret, secret, sizeof hello.hello.secret);
+    memcpy(hello.digest, to, sizeof hello.digest);
+    return hello;
+}
+
 void speaker_send(speaker *s, const kvf_message *message) {
     kvf_wire_buffer bytes;
     assert_ok(kvf_wire_encode(message, &bytes));
@@ -105,14 +117,9 @@ static bool wait_for_letter(world *w, speaker *s, uint32_t before) {
 }
 
 void speaker_greet(world *w, speaker *s) {
-    kvf_message hello = {.kind = KVF_MESSAGE_HELLO,
-                         .hello = {.engine = s->engine,
-                                   .incarnation = s->incarnation,
-                                   .rank_count = 1,
-                                   .wants_card = true,
-                                   .clock_ns = world_now()}};
-    memcpy(hello.hello.secret, s->secret, sizeof s->secret);
-    memcpy(hello.digest, s->digest, sizeof hello.digest);
+    kvf_message hello = speaker_hello(s->engine, s->secret, s->digest);
+    hello.hello.incarnation = s->incarnation;
+    hello.hello.clock_ns = world_now();
     uint32_t before = s->letters;
     speaker_send(s, &hello);
     assert_true(wait_for_letter(w, s, before));

@@ -39,6 +39,9 @@ void speaker_open(speaker *s, const kvf_agent *to, const char *engine, bool keye
 void speaker_reopen(speaker *s, const kvf_agent *to);
 void speaker_close(speaker *s);
 
+/** A HELLO for a session and a card, from a process of an engine of one rank. `to`: the digest of its engine. */
+kvf_message speaker_hello(const char *engine, const uint8_t secret[KVF_WIRE_SECRET_BYTES],
+                          const uint8_t to[KVF_WIRE_DIGEST_BYTES]);
 void speaker_send(speaker *s, const kvf_message *message);
 /** Sends a HELLO for a card, and waits for an answer. */
 void speaker_greet(world *w, speaker *s);
