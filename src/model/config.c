@@ -27,16 +27,20 @@ static kvf_status take_options(kvf_config_options *out, const kvf_config_options
     return status;
 }
 
-/* Multimodal models keep the language model's configuration in an object inside. */
+/* Multimodal models keep the language model's configuration in an object inside; those that also speak keep it in
+ * their thinker's. */
 static kvf_status find_text_model(const kvf_fields *root, kvf_fields *out) {
     static const char *const names[] = {"text_config", "llm_config", "language_config"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        kvf_status status = kvf_field_object(root, names[i], out);
-        if (status || out->object)
-            return status;
+    kvf_fields thinker;
+    kvf_status status = kvf_field_object(root, "thinker_config", &thinker);
+    const kvf_fields *outer = thinker.object ? &thinker : root;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !status; i++) {
+        status = kvf_field_object(outer, names[i], out);
+        if (!status && out->object)
+            return KVF_OK;
     }
-    *out = *root;
-    return KVF_OK;
+    *out = *outer;
+    return status;
 }
 
 /* The inner configuration names its own type, or has that of its wrapper. */

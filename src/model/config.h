@@ -99,8 +99,8 @@ typedef enum kvf_rule_kind {
     KVF_RULE_WORDS,   /**< `field` lists a word for each layer */
     KVF_RULE_LETTERS, /**< `field` is a text with a letter for each layer */
     KVF_RULE_FLAGS,   /**< `field` lists 0 (`picked`) or 1 (`others`) for each layer */
-    KVF_RULE_PERIOD,  /**< the last of every `field` layers is `picked`; `fallback` when not given */
-    KVF_RULE_OFFSET,  /**< layers with i % `field` == `second` are `picked` */
+    KVF_RULE_PERIOD, /**< the last of every `field` layers is `picked`, and all from layer `second` on, if there is one */
+    KVF_RULE_OFFSET,  /**< layers with i % `field` == `second` are `picked`; the fallbacks when not given */
     KVF_RULE_BELOW,   /**< layers below `field` are `picked`, when there is a window */
     KVF_RULE_NUMBERS, /**< `field` lists the layers that are `picked`, `second` (may be absent) the others */
 } kvf_rule_kind;
@@ -110,7 +110,7 @@ typedef struct kvf_layer_rule {
     const char *field;
     const char *second;
     uint32_t fallback;        /**< 0: the rule does not apply without its field */
-    uint32_t second_fallback; /**< for KVF_RULE_OFFSET */
+    uint32_t second_fallback; /**< for KVF_RULE_OFFSET and KVF_RULE_PERIOD */
     uint32_t first_number;    /**< for KVF_RULE_NUMBERS: the number of the first layer */
     uint8_t picked;
     uint8_t others;
@@ -126,8 +126,9 @@ typedef enum kvf_state_kind {
     KVF_STATE_NONE = 0,
     KVF_STATE_MAMBA1,
     KVF_STATE_MAMBA2,
-    KVF_STATE_GDN, /**< gated delta net */
-    KVF_STATE_KDA, /**< Kimi delta attention */
+    KVF_STATE_GDN,  /**< gated delta net */
+    KVF_STATE_KDA,  /**< Kimi delta attention */
+    KVF_STATE_CONV, /**< a short convolution, and no recurrent state */
 } kvf_state_kind;
 
 /** Names of the fields that decide the size of a recurrent state. Those that a kind does not use are NULL. */

@@ -115,8 +115,8 @@ static kvf_status check_full_heads(const kvf_config *config, const full_heads *f
 static kvf_status read_heads(kvf_config *config) {
     kvf_heads all = {0};
     full_heads full;
-    kvf_status status = kvf_field_need(&config->fields, "num_attention_heads", 1, KVF_CONFIG_MAX_HEADS,
-                                       config->family->heads, &all.query_heads);
+    kvf_status status = kvf_field_need(&config->fields, "num_attention_heads|num_heads", 1,
+                                       KVF_CONFIG_MAX_HEADS, config->family->heads, &all.query_heads);
     if (!status)
         status = read_kv_heads(config, &all);
     if (!status)

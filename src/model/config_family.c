@@ -44,9 +44,32 @@ static const kvf_layer_rule window_above_80[] = {LAYER_TYPES, FULL_BELOW(80), AL
 static const kvf_layer_rule window_but_every_2nd[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 2, KVF_KEEPS_WINDOW),
                                                       END};
 
+static const kvf_layer_rule window_in_odd_below_28[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_PERIOD,
+     .fallback = 2,
+     .second = "max_window_layers",
+     .second_fallback = 28,
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_WINDOW},
+    END,
+};
+
 static const kvf_layer_rule window_but_every_4th[] = {
     LAYER_TYPES,
     LAST_OF_EACH("sliding_window_pattern|_sliding_window_pattern", 4, KVF_KEEPS_WINDOW),
+    END,
+};
+
+static const kvf_layer_rule window_but_every_4th_global[] = {
+    LAYER_TYPES,
+    LAST_OF_EACH("global_attn_every_n_layers", 4, KVF_KEEPS_WINDOW),
+    END,
+};
+
+static const kvf_layer_rule window_but_first_of_4[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_OFFSET, .fallback = 4, .picked = KVF_KEEPS_FULL, .others = KVF_KEEPS_WINDOW},
     END,
 };
 
@@ -99,6 +122,16 @@ static const kvf_layer_rule listed_from_0[] = {
      .picked = KVF_KEEPS_FULL,
      .others = KVF_KEEPS_STATE},
     LAYER_TYPES,
+    END,
+};
+
+static const kvf_layer_rule listed_or_all[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_NUMBERS,
+     .field = "full_attn_idxs",
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_STATE},
+    ALL_FULL,
     END,
 };
 
@@ -178,24 +211,33 @@ static const kvf_state_fields kimi_delta = {
     .head_dim = "linear_attn_config.head_dim|linear_head_dim",
     .dtype = KVF_DTYPE_F32};
 
+static const kvf_state_fields short_conv = {
+    .kind = KVF_STATE_CONV, .conv = "conv_L_cache", .inner = "conv_dim|hidden_size"};
+
 /* ---- families -------------------------------------------------------------------------------- */
 
 static const kvf_family families[] = {
     /* Multi-head, grouped-query and multi-query attention, the same in every layer. */
-    {.model_types = "llama granite granitemoe granitemoeshared olmo olmo2 olmoe cohere",
+    {.model_types =
+         "llama granite granitemoe granitemoeshared olmo olmo2 olmoe flex_olmo cohere phi arcee apertus "
+         "hyperclovax jais2 nanochat aria_text deepseek_ocr2_text hunyuan_v1_dense hunyuan_v1_moe "
+         "hunyuan_vl_text gpt_neox opt",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .kv_heads = KVF_AS_MANY_AS_HEADS},
-    {.model_types = "stablelm glm4_moe glm4v_moe_text", .attention = KVF_ATTENTION_HEADS, .layers = all_full},
-    {.model_types = "qwen3_vl_moe_text",
+    {.model_types =
+         "stablelm nemotron glm4_moe glm4v_moe_text glm_ocr_text ernie4_5_moe ernie4_5_vl_moe_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full},
+    {.model_types = "qwen3_vl_moe_text glm4v_text bitnet",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .null_kv_heads = true},
-    {.model_types = "glm glm4 minimax_m2",
+    {.model_types = "glm glm4 minimax_m2 hy_v3 solar_open helium",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .head_dim = 128},
-    {.model_types = "qwen3_vl_text",
+    {.model_types = "qwen3_vl_text seed_oss ernie4_5 paddleocr_vl_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .null_kv_heads = true,
@@ -208,11 +250,11 @@ static const kvf_family families[] = {
      .layers = all_window,
      .null_kv_heads = true,
      .window = 4096},
-    {.model_types = "mixtral phimoe",
+    {.model_types = "mixtral phimoe phi4_multimodal",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
      .null_kv_heads = true},
-    {.model_types = "starcoder2", .attention = KVF_ATTENTION_HEADS, .layers = all_window},
+    {.model_types = "starcoder2 qwen3_omni_moe_text", .attention = KVF_ATTENTION_HEADS, .layers = all_window},
     {.model_types = "ministral3",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
@@ -229,6 +271,21 @@ static const kvf_family families[] = {
      .window_switch = "use_sliding_window"},
 
     /* Windows in some layers. */
+    {.model_types = "smollm3",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .null_kv_heads = true,
+     .window_switch = "use_sliding_window"},
+    {.model_types = "mellum",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .head_dim = 128,
+     .window = 1024},
+    {.model_types = "laguna",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .head_dim = 128,
+     .window = 512},
     {.model_types = "qwen2",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_above_28,
@@ -237,7 +294,7 @@ static const kvf_family families[] = {
      .window_switch = "use_sliding_window"},
     {.model_types = "qwen2_moe",
      .attention = KVF_ATTENTION_HEADS,
-     .layers = window_above_28,
+     .layers = window_in_odd_below_28,
      .window = 4096,
      .window_switch = "use_sliding_window"},
     {.model_types = "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
@@ -246,6 +303,12 @@ static const kvf_family families[] = {
      .null_kv_heads = true,
      .window = 4096,
      .window_switch = "use_sliding_window"},
+    {.model_types = "qwen2_5_omni_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_above_28,
+     .null_kv_heads = true,
+     .window = 32768,
+     .window_switch = "use_sliding_window"},
     {.model_types = "qwen3",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_above_28,
@@ -253,7 +316,7 @@ static const kvf_family families[] = {
      .head_dim = 128,
      .window = 4096,
      .window_switch = "use_sliding_window"},
-    {.model_types = "gemma2",
+    {.model_types = "gemma2 vaultgemma",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_but_every_2nd,
      .head_dim = 256,
@@ -285,6 +348,17 @@ static const kvf_family families[] = {
      .full_kv_heads_if = "attention_k_eq_v",
      .shared_layers = "num_kv_shared_layers",
      .last_is_full = true},
+    {.model_types = "gemma4_unified gemma4_unified_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_6th,
+     .head_dim = 256,
+     .window = 1024,
+     .full_head_dim = "global_head_dim",
+     .full_head_dim_or = 512,
+     .full_kv_heads = "num_global_key_value_heads",
+     .full_kv_heads_if = "attention_k_eq_v",
+     .shared_layers = "num_kv_shared_layers",
+     .last_is_full = true},
     {.model_types = "gpt_oss",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_but_every_2nd,
@@ -297,7 +371,34 @@ static const kvf_family families[] = {
      .layers = window_but_every_4th,
      .kv_heads = KVF_AS_MANY_AS_HEADS,
      .window = 4096},
-    {.model_types = "exaone4",
+    {.model_types = "cohere2_moe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .head_dim = 128,
+     .window = 4096},
+    {.model_types = "afmoe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_4th_global,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .head_dim = 128,
+     .window = 1024},
+    {.model_types = "cwm",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_first_of_4,
+     .head_dim = 128,
+     .window = 8192},
+    {.model_types = "granite_swa",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_first_of_4,
+     .null_kv_heads = true,
+     .window = 128},
+    {.model_types = "granitemoe_swa",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_first_of_4,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .window = 128},
+    {.model_types = "exaone4 exaone_moe",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_but_every_4th,
      .window = 4096},
@@ -311,7 +412,7 @@ static const kvf_family families[] = {
      .chunk = 8192},
 
     /* One latent for all heads; with an indexer key where there is an index_head_dim, or always. */
-    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite",
+    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite axk1",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full},
     {.model_types = "deepseek_v32 glm_moe_dsa",
@@ -355,6 +456,13 @@ static const kvf_family families[] = {
      .layers = state_but_every_4th,
      .head_dim = 256,
      .state = &gated_delta},
+    {.model_types = "olmo_hybrid",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = state_but_every_4th,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .state = &gated_delta},
+    {.model_types = "lfm2", .attention = KVF_ATTENTION_HEADS, .layers = listed_or_all, .state = &short_conv},
+    {.model_types = "lfm2_moe", .attention = KVF_ATTENTION_HEADS, .layers = worded, .state = &short_conv},
     {.model_types = "kimi_linear",
      .attention = KVF_ATTENTION_LATENT,
      .layers = listed_from_1,

@@ -18,6 +18,7 @@ static const struct {
     {"linear_attention", KVF_KEEPS_STATE},
     {"mamba", KVF_KEEPS_STATE},
     {"mamba2", KVF_KEEPS_STATE},
+    {"conv", KVF_KEEPS_STATE},
     {"hybrid", KVF_KEEPS_FULL | KVF_KEEPS_STATE},
     {"mlp", KVF_KEEPS_NOTHING},
     {"moe", KVF_KEEPS_NOTHING},
@@ -70,7 +71,7 @@ static kvf_status keep_word(kvf_config *config, const char *field, struct json_o
     const char *text = json_object_to_json_string_ext(element, JSON_C_TO_STRING_PLAIN);
     return kvf_fail(KVF_E_INVALID,
                     "%s%.*s[%u] is %.60s; allowed: full_attention, sliding_attention, chunked_attention, "
-                    "linear_attention, mamba, hybrid, mlp and moe",
+                    "linear_attention, mamba, conv, hybrid, mlp and moe",
                     config->fields.prefix, (int)strcspn(field, "|"), field, i, text ? text : "?");
 }
 
@@ -126,26 +127,29 @@ static kvf_status apply_flags(kvf_config *config, const kvf_layer_rule *rule, bo
 
 static kvf_status apply_period(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
     uint32_t period = rule->fallback;
+    uint32_t end = rule->second ? rule->second_fallback : config->layer_count;
     bool given = false;
     kvf_status status = need_count(config);
     if (!status && rule->field)
         status = kvf_field_number(&config->fields, rule->field, 1, KVF_MODEL_MAX_LAYERS, &given, &period);
+    if (!status && rule->second)
+        status = kvf_field_number(&config->fields, rule->second, 0, KVF_MODEL_MAX_LAYERS, &given, &end);
     if (status || period == 0)
         return status;
     *applied = true;
     for (uint32_t i = 0; i < config->layer_count; i++)
-        config->keeps[i] = (i + 1) % period == 0 ? rule->picked : rule->others;
+        config->keeps[i] = (i + 1) % period == 0 || i >= end ? rule->picked : rule->others;
     return KVF_OK;
 }
 
 static kvf_status apply_offset(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
     uint32_t period = rule->fallback;
     uint32_t offset = rule->second_fallback;
-    bool given;
+    bool given = false;
     kvf_status status = need_count(config);
-    if (!status)
+    if (!status && rule->field)
         status = kvf_field_number(&config->fields, rule->field, 1, KVF_MODEL_MAX_LAYERS, &given, &period);
-    if (!status)
+    if (!status && rule->second)
         status = kvf_field_number(&config->fields, rule->second, 0, period - 1, &given, &offset);
     if (!status && offset >= period)
         status = kvf_fail(KVF_E_INVALID, "%s%s is missing, and its default, %u, is not below %s, %u",

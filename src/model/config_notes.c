@@ -19,6 +19,7 @@ typedef enum condition {
     WINDOWS,   /* the family has windows in some layers, or in some models */
     CHUNKS,    /* the same for chunks */
     NO_WINDOW, /* no layer of this model has a window */
+    LISTED,    /* the configuration says of each layer what it keeps */
 } condition;
 
 typedef struct name_row {
@@ -28,8 +29,8 @@ typedef struct name_row {
 
 /* The fields that are read for every family. A family's own fields are in its row. */
 static const name_row read_names[] = {
-    {ALWAYS,
-     "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim attention_head_dim"},
+    {ALWAYS, "num_hidden_layers hidden_size num_attention_heads num_heads num_key_value_heads head_dim "
+             "attention_head_dim"},
     {ALWAYS, "layer_types layers_block_type per_layer_config"},
     {WINDOWS, "sliding_window"},
     {CHUNKS, "attention_chunk_size"},
@@ -43,10 +44,14 @@ static const name_row harmless_names[] = {
     {ALWAYS, "chunk_size_feed_forward num_beam_groups no_repeat_ngram_size encoder_no_repeat_ngram_size"},
     {ALWAYS, "output_hidden_states shared_intermediate_size interleave_moe_layer_step"},
     {ALWAYS, "serialize_explicit_per_layer_config allow_global_per_layer_attribute_access"},
+    {ALWAYS, "layer_rope_theta num_attention_heads_per_layer num_dense_layers ffn_dim word_embed_proj_dim"},
+    {ALWAYS, "block_dim block_ff_dim block_auto_adjust_ff_dim conv_dim_out conv_use_xavier_init"},
     {LATENT, "q_lora_rank qk_nope_head_dim qk_head_dim v_head_dim index_n_heads use_grouped_topk"},
     {STATE, "expand mamba_expand chunk_size mamba_chunk_size time_step_rank mamba_dt_rank mamba_hidden_act"},
     {STATE, "use_mamba_kernels use_mambapy ssm_in_multiplier ssm_out_multiplier n_layer"},
     {NO_WINDOW, "max_window_layers use_sliding_window sliding_window_pattern _sliding_window_pattern"},
+    {LISTED, "sliding_window sliding_window_pattern prefix_dense_sliding_window_pattern"},
+    {LISTED, "no_rope_layers no_rope_layer_interval"},
 };
 
 /* A field whose name contains one of these decides no size, whatever else its name contains. */
@@ -83,6 +88,7 @@ static bool rules_give(const kvf_family *family, uint8_t what) {
 
 static bool holds(const kvf_config *config, condition when) {
     const kvf_family *family = config->family;
+    struct json_object *list;
     switch (when) {
     case ALWAYS:
         return true;
@@ -96,6 +102,9 @@ static bool holds(const kvf_config *config, condition when) {
         return kvf_config_has(config, KVF_KEEPS_CHUNK) || rules_give(family, KVF_KEEPS_CHUNK);
     case NO_WINDOW:
         return !kvf_config_has(config, KVF_KEEPS_WINDOW);
+    case LISTED:
+        return kvf_field_find(&config->fields, "layer_types|layers_block_type", &list, NULL) == KVF_OK &&
+               list;
     }
     return false;
 }

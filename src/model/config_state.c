@@ -6,6 +6,7 @@
  *   Mamba 1      x: a unit is a channel                              unit: channel, cell: state_size
  *   Mamba 2      x: heads x head_dim | B, C: groups x state_size     unit: head, cell: head_dim x state_size
  *   delta rule   Q, K: key heads x key dim | V: heads x head_dim     unit: head, cell: head_dim x key dim
+ *   short conv   x: a unit is a channel                              none
  *
  * A granule is a set of units that tensor parallelism keeps together: the channels of a head or of a group; if several
  * value heads share a key head, all of these, so that a rank's heads always match its keys.
@@ -15,8 +16,8 @@
 /* Sizes of a state of any family. */
 typedef struct state_shape {
     uint32_t conv_rows;
-    uint32_t heads;      /* Mamba 1: channels */
-    uint32_t head_dim;   /* Mamba 1: 1 */
+    uint32_t heads;      /* Mamba 1 and a short convolution: channels */
+    uint32_t head_dim;   /* of these: 1 */
     uint32_t groups;     /* of B and C, or key heads */
     uint32_t group_size; /* channels of each: the state size, or the key head's */
 } state_shape;
@@ -113,12 +114,14 @@ static kvf_status read_shape(const kvf_config *config, state_shape *shape) {
     if (status)
         return status;
     shape->conv_rows = taps - 1;
+    shape->head_dim = 1;
+    shape->groups = 1;
+    if (names->kind == KVF_STATE_CONV)
+        return kvf_field_need(fields, names->inner, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->heads);
     if (names->kind != KVF_STATE_MAMBA1) {
         status = read_heads(config, shape);
         return status ? status : read_groups(config, shape);
     }
-    shape->head_dim = 1;
-    shape->groups = 1;
     status = read_inner(config, &shape->heads);
     if (!status)
         status = kvf_field_need(fields, names->state_size, 1, KVF_CONFIG_MAX_WIDTH, 0, &shape->group_size);
@@ -176,7 +179,7 @@ static kvf_status add_parts(kvf_config *config, const state_shape *shape, kvf_dt
         if (!status && mamba2)
             status = add_conv(config, "conv.C", shape, shape->groups, shape->group_size, 1);
     }
-    if (status)
+    if (status || config->family->state->kind == KVF_STATE_CONV)
         return status;
     kvf_part_desc *state = kvf_config_add_part(config, "ssm", dtype);
     state->units = shape->heads;
@@ -188,10 +191,8 @@ static kvf_status add_parts(kvf_config *config, const state_shape *shape, kvf_dt
 
 kvf_status kvf_config_add_state(kvf_config *config) {
     static const char *const names[] = {
-        [KVF_STATE_MAMBA1] = "ssm",
-        [KVF_STATE_MAMBA2] = "ssm",
-        [KVF_STATE_GDN] = "gdn",
-        [KVF_STATE_KDA] = "kda",
+        [KVF_STATE_MAMBA1] = "ssm", [KVF_STATE_MAMBA2] = "ssm", [KVF_STATE_GDN] = "gdn",
+        [KVF_STATE_KDA] = "kda",    [KVF_STATE_CONV] = "conv",
     };
     if (!kvf_config_has(config, KVF_KEEPS_STATE))
         return KVF_OK;

@@ -321,6 +321,16 @@ static void the_last_layer_of_gemma_4_is_full_whatever_is_said(void **state) {
                      "FF");
 }
 
+static void some_families_are_full_in_the_first_layer_of_four_or_from_a_layer_on(void **state) {
+    (void)state;
+    assert_layers_of(WINDOWED("cwm", "6", ", \"sliding_window\": 64"), "FWWWFW");
+    assert_layers_of(WINDOWED("granite_swa", "5", ", \"sliding_window\": 64"), "FWWWF");
+    assert_layers_of(WINDOWED("granite_swa", "5", ", \"sliding_window\": null"), "FFFFF");
+    assert_layers_of(WINDOWED("afmoe", "5", ", \"global_attn_every_n_layers\": 3"), "WWFWW");
+    assert_layers_of(WINDOWED("qwen2_moe", "6", ", \"use_sliding_window\": true, \"max_window_layers\": 3"),
+                     "WFWFFF");
+}
+
 static void layer_types_decide_before_any_pattern(void **state) {
     (void)state;
     assert_layers_of(WINDOWED("gemma3_text", "3",
@@ -389,6 +399,21 @@ static void the_text_model_of_a_multimodal_one_is_read(void **state) {
     assert_string_equal(kvf_model_name(model), "mistral3");
     assert_layers(model, "FFF");
     kvf_model_free(model);
+}
+
+static void the_text_model_of_one_that_speaks_is_in_its_thinker(void **state) {
+    (void)state;
+    kvf_model *model =
+        read_with("{\"model_type\": \"qwen2_5_omni\", \"dtype\": \"float16\", "
+                  "\"talker_config\": {\"num_hidden_layers\": 7}, \"thinker_config\": "
+                  "{\"model_type\": \"qwen2_5_omni_thinker\", \"text_config\": "
+                  "{\"model_type\": \"qwen2_5_omni_text\", \"num_hidden_layers\": 3, " HEADS "}}}",
+                  NULL);
+    assert_string_equal(kvf_model_name(model), "qwen2_5_omni");
+    assert_layers(model, "FFF");
+    kvf_model_free(model);
+    assert_refused("{\"model_type\": \"qwen2_5_omni\", \"thinker_config\": {\"model_type\": \"other\"}}",
+                   KVF_E_UNSUPPORTED, "thinker_config.model_type is \"other\", an unknown family");
 }
 
 /* ---- latents --------------------------------------------------------------------------------- */
@@ -470,6 +495,27 @@ static void mamba_1_keeps_x_and_a_state_for_each_channel(void **state) {
     assert_part(&ssm->parts[0], "conv.x", KVF_DTYPE_BF16, 8192, 1, 1, 3, 0, KVF_TP_SPLIT);
     assert_part(&ssm->parts[1], "ssm", KVF_DTYPE_BF16, 8192, 1, 16, 1, 1, KVF_TP_SPLIT);
     kvf_model_free(model);
+}
+
+#define LFM2(fields)                                                                                         \
+    "{\"model_type\": \"lfm2\", \"dtype\": \"bfloat16\", \"num_hidden_layers\": 4, "                         \
+    "\"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"hidden_size\": 64, \"conv_L_cache\": "        \
+    "3" fields "}"
+
+static void a_short_convolution_keeps_x_and_no_recurrent_state(void **state) {
+    (void)state;
+    kvf_model *model = read_with(
+        LFM2(", \"full_attn_idxs\": [2], \"conv_dim\": 64, \"conv_dim_out\": 64, \"num_heads\": 8"), NULL);
+    assert_layers(model, "SSFS");
+    assert_null(kvf_model_note(model, 0));
+    const kvf_group_desc *conv = group_named(model, "conv");
+    assert_int_equal(conv->part_count, 1);
+    assert_part(&conv->parts[0], "conv.x", KVF_DTYPE_BF16, 64, 1, 1, 2, 0, KVF_TP_SPLIT);
+    kvf_model_free(model);
+    assert_layers_of(LFM2(", \"layer_types\": [\"conv\", \"full_attention\", \"conv\", \"conv\"]"), "SFSS");
+    assert_layers_of(LFM2(""), "FFFF");
+    assert_refused(LFM2(", \"full_attn_idxs\": [2], \"conv_dim\": 32"), KVF_E_INVALID, "conv_dim");
+    assert_refused(LFM2(", \"num_heads\": 4"), KVF_E_INVALID, "num_heads");
 }
 
 static void a_gated_delta_net_keeps_value_heads_with_their_key_head(void **state) {
@@ -675,17 +721,20 @@ int main(void) {
         cmocka_unit_test(fields_that_a_family_leaves_out_have_its_defaults),
         cmocka_unit_test(exaone_4_is_full_in_every_fourth_layer_unless_it_has_no_window),
         cmocka_unit_test(the_last_layer_of_gemma_4_is_full_whatever_is_said),
+        cmocka_unit_test(some_families_are_full_in_the_first_layer_of_four_or_from_a_layer_on),
         cmocka_unit_test(layer_types_decide_before_any_pattern),
         cmocka_unit_test(gemma_4_has_heads_of_its_own_in_full_layers),
         cmocka_unit_test(layers_that_share_a_cache_keep_none),
         cmocka_unit_test(llama_4_has_chunks_where_positions_rotate),
         cmocka_unit_test(the_text_model_of_a_multimodal_one_is_read),
+        cmocka_unit_test(the_text_model_of_one_that_speaks_is_in_its_thinker),
         cmocka_unit_test(a_latent_is_one_replicated_unit),
         cmocka_unit_test(an_indexer_adds_its_key_and_the_scale_of_it),
         cmocka_unit_test(a_family_that_always_has_an_indexer_has_its_default),
         cmocka_unit_test(an_indexer_that_does_not_fit_is_refused),
         cmocka_unit_test(mamba_2_keeps_x_b_c_and_a_state_for_each_head),
         cmocka_unit_test(mamba_1_keeps_x_and_a_state_for_each_channel),
+        cmocka_unit_test(a_short_convolution_keeps_x_and_no_recurrent_state),
         cmocka_unit_test(a_gated_delta_net_keeps_value_heads_with_their_key_head),
         cmocka_unit_test(kimi_delta_attention_stands_beside_latents),
         cmocka_unit_test(the_state_type_is_asked_for_or_said_or_the_models),

@@ -232,6 +232,9 @@ static void a_field_that_says_nothing_or_decides_no_size_is_not_noted(void **sta
               "\"max_position_embeddings\": 8, \"moe_layer_freq\": 1, \"max_window_layers\": 28, "
               "\"rope_scaling\": {\"mscale_all_dim\": 1}, \"vision_config\": {\"hidden_size\": 8}"));
     assert_no_note(LLAMA(", \"quantization_config\": {\"group_size\": 128, \"kv_cache_scheme\": null}"));
+    assert_no_note(LLAMA(", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\"], "
+                         "\"sliding_window\": 64, "
+                         "\"no_rope_layer_interval\": 4"));
 }
 
 static void no_shipped_model_has_a_note(void **state) {

@@ -24,7 +24,6 @@ import kvferry
 from kvferry import Dtype, Model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FAMILIES = ROOT / "src" / "model" / "config_family.c"
 SHIPPED = sorted((ROOT / "models").glob("*.json"))
 UNKNOWN_HERE = {"kimi_k2"}  # transformers has no class with this name
 
@@ -59,6 +58,7 @@ SIZES: dict[str, Any] = {
     "linear_num_heads": 7,
     "linear_head_dim": 15,
     "conv_kernel": 5,
+    "conv_L_cache": 5,
     "expand": 3,
     "state_size": 9,
     "ssm_state_size": 9,
@@ -78,6 +78,8 @@ SIZES: dict[str, Any] = {
 # Fields that a class requires, or that it needs in its own form.
 OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"global_head_dim": 64, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
+    "mellum": {"layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2)},
+    "laguna": {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
     "mamba2": {"num_heads": 12, "head_dim": 24},
     "nemotron_h": {
         "sliding_window": None,
@@ -86,6 +88,8 @@ OWN: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
     "bamba": {"attn_layer_indices": [1, 4, 6]},
     "falcon_h1": {"mamba_d_ssm": 60, "mamba_d_head": 5},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"] * (LAYERS // 2)},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
 }
 
@@ -95,7 +99,10 @@ WITH_HEADS = re.findall(
     r"\w+",
     "llama granite granitemoe granitemoeshared olmo olmo2 olmoe cohere stablelm glm4_moe glm glm4 minimax_m2 "
     "gemma mistral ministral ministral3 mixtral phimoe starcoder2 phi3 qwen3_moe qwen2 qwen2_moe qwen3 gemma2 "
-    "gemma3_text gemma3n_text gemma4_text gpt_oss cohere2 olmo3 exaone4 llama4_text",
+    "gemma3_text gemma3n_text gemma4_text gpt_oss cohere2 olmo3 exaone4 llama4_text "
+    "flex_olmo phi arcee apertus hyperclovax jais2 nanochat hunyuan_v1_dense hunyuan_v1_moe gpt_neox opt nemotron "
+    "ernie4_5 ernie4_5_moe bitnet hy_v3 solar_open seed_oss phi4_multimodal vaultgemma smollm3 mellum laguna "
+    "cohere2_moe afmoe cwm granite_swa granitemoe_swa exaone_moe gemma4_unified_text",
 )
 TINY = {
     "vocab_size": 32,
@@ -122,9 +129,27 @@ KINDS: dict[str, set[str]] = {
     "sliding_attention": {"window"},
     "chunked_attention": {"chunk"},
     "linear_attention": {"state"},
+    "conv": {"state"},
     "hybrid": {"full", "state"},
     "moe": set(),
     "mlp": set(),
+}
+
+# Fields that published configurations leave out.
+LEFT_OUT = {
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "sliding_window_pattern",
+    "use_sliding_window",
+    "max_window_layers",
+    "attention_chunk_size",
+    "layer_types",
+    "layers_block_type",
+    "no_rope_layers",
+    "num_kv_shared_layers",
+    "per_layer_config",
+    "index_head_dim",
 }
 
 # The cache of one layer: window, chunk, and each part's name, dtype, units, elements of a cell, and rows.
@@ -132,8 +157,7 @@ Kept = tuple[int, int, tuple[tuple[str, Dtype, int, int, int], ...]]
 
 
 def families() -> list[str]:
-    rows = re.findall(r'model_types = "([^"]*)"', FAMILIES.read_text())
-    return [name for row in rows for name in row.split()]
+    return [name for family in kvferry.config_families() for name in family]
 
 
 READABLE = [name for name in families() if name not in UNKNOWN_HERE]
@@ -222,7 +246,7 @@ def attention_parts(text: Any, layer: int) -> tuple[tuple[str, Dtype, int, int, 
             ("indexer_scale", Dtype.F32, 1, width // 128, 1),
         )
     one = text.per_layer_config[layer]
-    heads = one.num_key_value_heads or one.num_attention_heads
+    heads = getattr(one, "num_key_value_heads", None) or one.num_attention_heads
     width = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
     return (("k", dtype, heads, width, 1), ("v", dtype, heads, width, 1))
 
@@ -238,6 +262,8 @@ def state_parts(text: Any) -> tuple[tuple[str, Dtype, int, int, int], ...]:
             ("conv.x", dtype, inner, 1, text.mamba_d_conv - 1),
             ("ssm", dtype, inner, text.mamba_d_state, 1),
         )
+    if name in ("lfm2", "lfm2_moe"):
+        return (("conv.x", dtype, text.hidden_size, 1, text.conv_L_cache - 1),)
     if name == "kimi_linear":
         heads, width, rows = text.linear_num_heads, text.linear_head_dim, text.linear_conv_kernel_dim - 1
         conv = tuple((f"conv.{letter}", dtype, heads * width, 1, rows) for letter in "QKV")
@@ -289,7 +315,7 @@ class Saved(unittest.TestCase):
     def test_every_family_is_one_of_transformers_or_known_not_to_be(self) -> None:
         missing = {name for name in families() if name not in CONFIG_MAPPING}
         self.assertEqual(missing, UNKNOWN_HERE)
-        self.assertGreater(len(READABLE), 50)
+        self.assertGreater(len(READABLE), 100)
 
     def test_a_saved_configuration_is_what_its_object_says(self) -> None:
         for name in READABLE:
@@ -306,6 +332,25 @@ class Saved(unittest.TestCase):
                 text.serialize_explicit_per_layer_config = True
                 whole = json.loads(config.to_json_string(use_diff=False))
                 self.assertEqual(kept(read(whole)), expected(config))
+
+    def test_a_field_that_is_left_out_is_the_default_of_its_class_or_refused(self) -> None:
+        counted = {"the default": 0, "refused": 0}
+        for name in READABLE:
+            saved = save(small(name))
+            text = saved.get("text_config", saved)
+            for field in sorted(set(text) & LEFT_OUT):
+                value = text.pop(field)
+                with self.subTest(name, field=field):
+                    try:
+                        found = kept(read(saved))
+                    except (kvferry.InvalidError, kvferry.ConfigWarning) as error:
+                        self.assertRegex(str(error), f"missing|{field}|sliding_window")
+                        counted["refused"] += 1
+                    else:
+                        self.assertEqual(found, expected(load(saved)))
+                        counted["the default"] += 1
+                text[field] = value
+        self.assertGreater(min(counted.values()), 50, counted)
 
     def test_a_size_that_is_written_otherwise_is_read_otherwise(self) -> None:
         """The control: if one size in the file changes, no family matches its object."""
