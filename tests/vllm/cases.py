@@ -170,6 +170,11 @@ CASES = {
     "granite-tp1-ds-tp2": Case("granite", Side(), Side(tp=2, environment=CHANNELS_FIRST), has_state=True),
     "graniteone-tp2-tp1": Case("granite_one", Side(tp=2), Side(), has_state=True),
     "graniteone-tp1-tp2": Case("granite_one", Side(), Side(tp=2), has_state=True),
+    "lfm2": Case("lfm2", Side(), Side(), has_state=True),
+    "lfm2-tp2-tp1": Case("lfm2", Side(tp=2), Side(), has_state=True, tokens=Tokens.NOTHING),
+    "lfm2-tp1-ds-tp2": Case(
+        "lfm2", Side(), Side(tp=2, environment=CHANNELS_FIRST), has_state=True, tokens=Tokens.NOTHING
+    ),
     "qwen3next": qwen3next(Side(), Side()),
     "qwen3next-tp2-tp1": qwen3next(Side(tp=2), Side()),
     "qwen3next-tp1-tp2": qwen3next(Side(), Side(tp=2)),

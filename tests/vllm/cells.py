@@ -66,7 +66,8 @@ def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -
     for name in layers:
         if name in states:
             parts = {f"conv {part}": count for part, count in projections(config)}
-            parts["recurrent"] = recurrent_heads(config)
+            if heads := recurrent_heads(config):
+                parts["recurrent"] = heads
         elif "kv_lora_rank" in config:
             parts = {"latent": 1}
         else:
@@ -151,13 +152,17 @@ def projections(config: dict[str, Any]) -> list[tuple[str, int]]:
     if config["model_type"] == "kimi_linear":
         linear = config["linear_attn_config"]
         return [(name, linear["num_heads"] * linear["head_dim"]) for name in "qkv"]
+    if config["model_type"] == "lfm2":
+        return [("x", config["conv_dim"])]
     inner = config["mamba_n_heads"] * config["mamba_d_head"]
     groups = config["mamba_n_groups"] * config["mamba_d_state"]
     return [("x", inner), ("B", groups), ("C", groups)]
 
 
 def recurrent_heads(config: dict[str, Any]) -> int:
-    """The number of heads of the recurrent state."""
+    """The number of heads of the recurrent state; 0 if there is none."""
+    if config["model_type"] == "lfm2":
+        return 0
     if config["model_type"] == "kimi_linear":
         return int(config["linear_attn_config"]["num_heads"])
     gated = config["model_type"] == "qwen3_next"
@@ -166,7 +171,7 @@ def recurrent_heads(config: dict[str, Any]) -> int:
 
 def conv_steps(config: dict[str, Any]) -> int:
     """The number of inputs of each channel that a convolution keeps."""
-    kernel = config.get("linear_conv_kernel_dim") or config.get("mamba_d_conv")
+    kernel = config.get("linear_conv_kernel_dim") or config.get("mamba_d_conv") or config.get("conv_L_cache")
     return int(kernel or config["linear_attn_config"]["short_conv_kernel_size"]) - 1
 
 
@@ -183,8 +188,8 @@ def channels_first(layer: dict[str, Any], config: dict[str, Any]) -> bool:
 def state_cells(
     layer: dict[str, Any], rank: dict[str, Any], config: dict[str, Any]
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Yields the parts of a state: the last inputs of each channel, and the recurrent state of each head."""
-    (conv_shape, conv_item), (heads_shape, heads_item) = layer["states"]
+    """Yields the parts of a state: the last inputs of each channel, and any recurrent state of each head."""
+    (conv_shape, conv_item), *recurrent = layer["states"]
     page = layer["pages"][layer["blocks"][-1]].flatten()
     conv_bytes = conv_shape[0] * conv_shape[1] * conv_item
     conv = page[:conv_bytes].view(*conv_shape, conv_item)
@@ -199,10 +204,11 @@ def state_cells(
             yield f"conv {part}", begin + channel, bytes_of(conv[first + channel])
         first += held
     assert first == conv.shape[0], f"{first} channels in a convolution of {conv.shape[0]}"
-    head_bytes = heads_item * heads_shape[1] * heads_shape[2]
-    for head in range(heads_shape[0]):
-        begin = conv_bytes + head * head_bytes
-        yield "recurrent", rank["rank"] * heads_shape[0] + head, bytes_of(page[begin : begin + head_bytes])
+    for heads_shape, heads_item in recurrent:
+        head_bytes = heads_item * heads_shape[1] * heads_shape[2]
+        for head in range(heads_shape[0]):
+            begin = conv_bytes + head * head_bytes
+            yield "recurrent", rank["rank"] * heads_shape[0] + head, bytes_of(page[begin : begin + head_bytes])
 
 
 def converted_cells(cells: Cells, dtype: str, to: str) -> Cells:

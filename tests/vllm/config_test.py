@@ -100,9 +100,9 @@ WITH_HEADS = re.findall(
     "llama granite granitemoe granitemoeshared olmo olmo2 olmoe cohere stablelm glm4_moe glm glm4 minimax_m2 "
     "gemma mistral ministral ministral3 mixtral phimoe starcoder2 phi3 qwen3_moe qwen2 qwen2_moe qwen3 gemma2 "
     "gemma3_text gemma3n_text gemma4_text gpt_oss cohere2 olmo3 exaone4 llama4_text "
-    "flex_olmo phi arcee apertus hyperclovax jais2 nanochat hunyuan_v1_dense hunyuan_v1_moe gpt_neox opt nemotron "
-    "ernie4_5 ernie4_5_moe bitnet hy_v3 solar_open seed_oss phi4_multimodal vaultgemma smollm3 mellum laguna "
-    "cohere2_moe afmoe cwm granite_swa granitemoe_swa exaone_moe gemma4_unified_text",
+    "flex_olmo phi arcee apertus hyperclovax jais2 nanochat hunyuan_v1_dense hunyuan_v1_moe gpt_neox opt "
+    "nemotron ernie4_5 ernie4_5_moe bitnet hy_v3 solar_open seed_oss phi4_multimodal vaultgemma smollm3 mellum "
+    "laguna cohere2_moe afmoe cwm granite_swa granitemoe_swa exaone_moe gemma4_unified_text",
 )
 TINY = {
     "vocab_size": 32,

@@ -197,6 +197,18 @@ def granite_with(heads: int) -> transformers.PretrainedConfig:
     )
 
 
+def lfm2() -> transformers.PretrainedConfig:
+    """Short convolutions and attention: a state without a recurrent part."""
+    return transformers.Lfm2Config(
+        **{**COMMON, "hidden_size": 256},
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        conv_L_cache=4,
+        conv_dim=256,
+        block_dim=256,
+    )
+
+
 def qwen3next() -> transformers.PretrainedConfig:
     """Gated delta nets and attention; the CPU kernels need bfloat16, and delta nets with heads of 128.
 
@@ -238,6 +250,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         glm_mtp,
         granite,
         granite_one,
+        lfm2,
         qwen3next,
     )
 }

@@ -232,7 +232,7 @@ class HandOver:
             )
             return {}
         layers = {cell[0] for cell in here}
-        states = {cell[0] for cell in here if cell[1] == "recurrent"}
+        states = {cell[0] for cell in here if cell[1].startswith("conv ")}
         draft = self._case.decode.draft if self._same_draft else ""
         config = self._read_config(self._case.model, draft)
         complete = len(layers) == sum(
@@ -241,7 +241,12 @@ class HandOver:
         complete &= here.keys() == there.keys() == expected_cells(config, layers, states)
         filled = {cell[0] for cell, content in there.items() if any(content)}
         complete &= filled == layers
-        self._judge(self._name, f"{what}: all cells of {len(layers)} layers are there", complete)
+        self._judge(
+            self._name,
+            f"{what}: all cells of {len(layers)} layers are there",
+            complete,
+            f"nothing but zeros in {sorted(layers - filled)}",
+        )
         differing = [cell for cell in here if here[cell] != there.get(cell)]
         total = sum(map(len, here.values()))
         self._judge(
