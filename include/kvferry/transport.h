@@ -398,7 +398,8 @@ KVF_API kvf_status kvf_transport_cancel(kvf_transport *transport, kvf_operation 
  *
  * @param bytes  1 to 4096
  * @return KVF_OK, KVF_E_RANGE, KVF_E_AGAIN (the peer does not take messages now: make progress and repeat),
- *         KVF_E_PEER_LOST
+ *         KVF_E_PEER_LOST, KVF_E_NOMEM; of UCX and libfabric also KVF_E_UNSUPPORTED, KVF_E_PERMISSION, KVF_E_IO (their
+ *         library refuses the message, or the memory that it is sent from: the detail says why)
  */
 KVF_API kvf_status kvf_transport_notify(kvf_peer *peer, const void *data, size_t bytes);
 

@@ -655,6 +655,31 @@ static void open_without_fabric(process *side) {
     broken->fi_fabric = whole;
 }
 
+/* Where the provider wants the memory of messages registered, the first notification has it registered. */
+static void unsent_actor(process *side) {
+    static struct fi_ops_mr no_memory;
+    open_side(side, 0, 2);
+    connect_side(side);
+    kvf_libfabric_endpoint *endpoint = side->transport->fabrics[0].endpoint;
+    struct fi_ops_mr *memories = endpoint->domain->mr;
+    endpoint->info->domain_attr->mr_mode |= FI_MR_LOCAL;
+    no_memory = *memories;
+    no_memory.regattr = refuse_memory;
+    endpoint->domain->mr = &no_memory;
+    CHECK(kvf_transport_notify(side->peer, "word", 4) ==
+          KVF_E_UNSUPPORTED); /* KVF_E_NOMEM would be tried again */
+    CHECK(strstr(kvf_error_detail(), "notification: libfabric registration: "));
+    endpoint->domain->mr = memories;
+    CHECK(kvf_transport_notify(side->peer, "word", 4) == KVF_OK);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_notification_that_the_card_refuses_says_so_and_is_not_short_of_memory(void **state) {
+    (void)state;
+    run_both(&way, serving_target, unsent_actor, false);
+}
+
 /* Connects to a peer, which must be refused by libfabric as unable, whatever its error. */
 static void connect_in_vain(process *side, const char *words) {
     static unsigned char card[65536];
@@ -796,6 +821,7 @@ int main(void) {
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
         cmocka_unit_test(efa_counts_as_emulating_unless_it_says_that_it_reads_and_writes_by_itself),
         cmocka_unit_test(a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on),
+        cmocka_unit_test(a_notification_that_the_card_refuses_says_so_and_is_not_short_of_memory),
         cmocka_unit_test(keys_of_the_provider_are_offered_only_if_there_is_no_other_way),
         cmocka_unit_test(tcp_is_not_chosen_where_only_network_cards_are_wanted),
         cmocka_unit_test(bytes_that_wait_in_connections_by_tcp_are_sent_often),

@@ -152,7 +152,7 @@ static kvf_status notify(kvf_libfabric_link *link, const void *data, size_t byte
     if (!outbox->all)
         status = kvf_libfabric_messages_open(link->endpoint, link, KVF_LIBFABRIC_MESSAGES_OUT, outbox);
     if (status)
-        return kvf_fail_in(KVF_E_NOMEM, "notification: ");
+        return kvf_fail_in(status, "notification: ");
     kvf_libfabric_message *message = take_spare(outbox);
     if (!message)
         return kvf_fail(KVF_E_AGAIN, "%u notifications wait for the peer; allowed: %u",
