@@ -539,7 +539,7 @@ typedef struct kvf_push_chunk {
     /**
      * Blocks that the push does not have yet, one table for each group of the model; NULL: none. A table's
      * `first_block` says where in the sequence its blocks are, and need not follow those given before. Known entries
-     * may be repeated unchanged.
+     * may be repeated unchanged. Blocks behind that of the push's end, as of tokens still to be computed, are ignored.
      */
     const kvf_block_table *tables;
     uint32_t table_count;
@@ -559,11 +559,10 @@ typedef struct kvf_push_chunk {
  *
  * @param chunk  NULL says, at any time, that everything is ready and all blocks have been given
  * @return KVF_OK; KVF_E_NOT_FOUND (the ticket has ended: its event says how); KVF_E_RANGE (out of order; a block
- *         that does not exist; tables that, with those given before, do not cover the chunk, or one that begins behind
- *         the block of the push's end: the detail names group and token; records that, with those given before, are
- *         too many);
- *         KVF_E_EXISTS (a block is being filled by another request); KVF_E_INVALID (an entry repeated with another
- *         block); KVF_E_UNSUPPORTED (a kind of event); KVF_E_IO; KVF_E_NOMEM
+ *         that does not exist; tables that, with those given before, do not cover the chunk: the detail names group and
+ *         blocks; records that, with those given before, are too many); KVF_E_EXISTS (a block is being filled by
+ *         another request); KVF_E_INVALID (an entry repeated with another block); KVF_E_UNSUPPORTED (a kind of event);
+ *         KVF_E_IO; KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_push_ready(kvf_agent *agent, uint64_t ticket, const kvf_push_chunk *chunk);
 

@@ -355,13 +355,13 @@ class Requests:
             chunk: the tokens (begin, end) that are being computed; all layers of earlier tokens are ready
             layers: number of model layers that are ready for the tokens of the chunk
             blocks: blocks that the push does not have yet, one table for each group of the model, each with its
-                place in the sequence: BlockTable(ids, first_block). This call claims them
+                place in the sequence: BlockTable(ids, first_block). This call claims them; those behind the
+                push's end are ignored
             after: as in hold(): the chunk is ready then, and later calls take effect after it
             records: further records of the push
 
-        Raises NotFoundError (the ticket has ended: its event says how), OutOfRangeError (out of order, blocks
-        that do not reach over the chunk, or a table that begins behind the block of the push's end),
-        ExistsError (a block is being filled).
+        Raises NotFoundError (the ticket has ended: its event says how), OutOfRangeError (out of order, or blocks
+        that do not reach over the chunk), ExistsError (a block is being filled).
         """
         arena = Arena()
         with self._session.using() as pointer:

@@ -336,9 +336,11 @@ static kvf_status add_blocks(kvf_push *push, const kvf_push_chunk *chunk, uint64
     if (!chunk->tables)
         return check_blocks(push, base->groups, end);
     kvf_group_steps *merged = NULL;
-    kvf_status status = kvf_check_tables(base->agent->shard, base->groups, chunk->tables, chunk->table_count);
+    kvf_block_table tables[KVF_MODEL_MAX_GROUPS];
+    kvf_status status =
+        kvf_take_tables(base->agent->shard, base->groups, chunk->tables, chunk->table_count, tables);
     if (!status)
-        status = kvf_steps_merge(base->groups, chunk->tables, base->group_count, &merged);
+        status = kvf_steps_merge(base->groups, tables, base->group_count, &merged);
     if (!status)
         status = check_blocks(push, merged, end);
     if (!status)

@@ -104,20 +104,26 @@ kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *group
     return status;
 }
 
-kvf_status kvf_check_tables(const kvf_shard *shard, const kvf_group_steps *groups,
-                            const kvf_block_table *tables, uint32_t count) {
+/* A table without the blocks behind the steps' end: an engine also allocates for tokens to come. Of shares the first keeps
+ * most, and its end counts for all ranks, as their tables must be the same. */
+static kvf_block_table up_to_end(const kvf_group_shard_desc *held, uint64_t end,
+                                 const kvf_block_table *table) {
+    kvf_walk_side first = {held->tokens_per_block, held->tokens};
+    first.share.index = 0;
+    const uint64_t steps = kvf_walk_position(&first, end);
+    const uint64_t blocks = steps / held->tokens_per_block + (steps % held->tokens_per_block > 0);
+    const uint64_t most = blocks - kvf_min_u64(blocks, table->first_block);
+    return (kvf_block_table){table->ids, (uint32_t)kvf_min_u64(table->count, most), table->first_block};
+}
+
+kvf_status kvf_take_tables(const kvf_shard *shard, const kvf_group_steps *groups,
+                           const kvf_block_table *tables, uint32_t count, kvf_block_table *out) {
     kvf_status status = check_count(shard, "table_count", count);
     for (uint32_t g = 0; g < count && !status; g++) {
-        const kvf_group_shard_desc *held = &shard->groups[g];
-        kvf_walk_side side = {held->tokens_per_block, held->tokens};
-        uint64_t last = kvf_walk_position(&side, groups[g].end) / held->tokens_per_block;
-        status = check_table(held, &tables[g]);
-        if (!status && tables[g].count > 0 && tables[g].first_block > last)
-            status =
-                kvf_fail(KVF_E_RANGE, "first_block is %u; step %llu, the end, is in block %llu",
-                         tables[g].first_block, (unsigned long long)groups[g].end, (unsigned long long)last);
+        status = check_table(&shard->groups[g], &tables[g]);
         if (status)
             return kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, g)->name);
+        out[g] = up_to_end(&shard->groups[g], groups[g].end, &tables[g]);
     }
     return status;
 }

@@ -26,14 +26,15 @@ kvf_status kvf_check_reach(const kvf_shard *shard, uint32_t group, const kvf_gro
 /**
  * Makes groups with more blocks, in one allocation, for kvf_free(); `tables` may repeat blocks that are known.
  *
- * @param tables  one for each group, checked before by kvf_check_tables()
+ * @param tables  one for each group, of kvf_take_tables()
  * @return KVF_OK, KVF_E_INVALID (an entry is another block now), KVF_E_RANGE (too many), KVF_E_NOMEM
  */
 kvf_status kvf_steps_merge(const kvf_group_steps *groups, const kvf_block_table *tables, uint32_t count,
                            kvf_group_steps **out);
 
-/** Checks tables with more blocks, one for each group: ids, and that they lie within the steps. */
-kvf_status kvf_check_tables(const kvf_shard *shard, const kvf_group_steps *groups,
-                            const kvf_block_table *tables, uint32_t count);
+/** Checks the ids of tables with more blocks, one for each group; `out` receives the tables without the blocks behind
+ * the groups' ends, with ids that are still the caller's. */
+kvf_status kvf_take_tables(const kvf_shard *shard, const kvf_group_steps *groups,
+                           const kvf_block_table *tables, uint32_t count, kvf_block_table *out);
 
 #endif

@@ -136,7 +136,7 @@ static void tables_that_do_not_reach_over_the_chunk_are_refused(void **state) {
     table = (kvf_block_table){gap, 3, 0};
     assert_fails(say(&s, 40, &table), KVF_E_RANGE, "block 1 of the sequence");
     table = (kvf_block_table){gap, 1, 8};
-    assert_fails(say(&s, 40, &table), KVF_E_RANGE, "group full", "first_block is 8");
+    assert_fails(say(&s, 40, &table), KVF_E_RANGE, "group full", "[0, 3)", "[8, 8)");
     table = (kvf_block_table){NULL, 1, 0};
     assert_fails(say(&s, 16, &table), KVF_E_INVALID, "group full", "table.ids is NULL");
     gap[0] = 64;
@@ -191,6 +191,46 @@ static void blocks_of_a_window_may_be_repeated(void **state) {
     assert_int_equal(world_block(s.w.p.agents[0], 0, s.given.ids[0][5]), KVF_BLOCK_FREE);
     world_quiet(&s.w);
     world_close(&s.w);
+}
+
+/* As of an engine that allocates for tokens to come, too: 100 tokens end in block 6. */
+static void blocks_behind_the_end_of_the_push_are_left_alone(void **state) {
+    (void)state;
+    push_scene s;
+    open_scene(&s, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
+    uint32_t ahead[9] = {0}; /* the last two are of no token of the push */
+    memcpy(ahead, s.given.ids[0], 7 * sizeof *ahead);
+    ahead[7] = 40;
+    ahead[8] = 41;
+    kvf_block_table table = {ahead, 9, 0};
+    ready(&s, 0, 96, LAYERS, &table);
+    assert_int_equal(held(&s), 7);
+    table = (kvf_block_table){(uint32_t[]){50}, 1, 9};
+    ready(&s, 96, TOKENS, LAYERS, &table);
+    assert_int_equal(held(&s), 7);
+    push_scene_finish(&s);
+}
+
+/* Of 64 tokens each rank keeps 32 in a row: 64 of the push's tokens are in four blocks of the first rank, the other 36 in
+ * three of the second. An engine gives all ranks the same table. */
+static void a_rank_that_keeps_no_token_of_a_chunk_takes_its_blocks(void **state) {
+    (void)state;
+    push_scene s;
+    open_scene(&s, latent(LAYERS),
+               ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .dcp_width = 32, .all = {.block_count = 64}),
+               ONE("D"), NULL);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.expects);
+    const struct {
+        uint64_t begin, end;
+        uint32_t first, last;
+    } chunks[] = {{0, 64, 0, 2}, {64, 80, 2, 3}, {80, 96, 3, 4}};
+    for (uint32_t i = 0; i < COUNT_OF(chunks); i++) {
+        kvf_block_table table = part_of(&s, 0, chunks[i].first, chunks[i].last);
+        ready(&s, chunks[i].begin, chunks[i].end, LAYERS, &table);
+    }
+    ready(&s, 96, TOKENS, LAYERS, NULL);
+    push_scene_finish(&s);
 }
 
 static void a_chunk_takes_memory_for_its_own_blocks_alone(void **state) {
@@ -295,6 +335,8 @@ int main(void) {
         cmocka_unit_test(tables_that_do_not_reach_over_the_chunk_are_refused),
         cmocka_unit_test(blocks_before_a_window_are_not_needed),
         cmocka_unit_test(blocks_of_a_window_may_be_repeated),
+        cmocka_unit_test(blocks_behind_the_end_of_the_push_are_left_alone),
+        cmocka_unit_test(a_rank_that_keeps_no_token_of_a_chunk_takes_its_blocks),
         cmocka_unit_test_teardown(a_chunk_takes_memory_for_its_own_blocks_alone, stop_counting_memory),
         cmocka_unit_test(a_block_in_use_is_refused_and_may_come_later),
         cmocka_unit_test(a_chunk_for_which_there_is_no_memory_may_come_again),

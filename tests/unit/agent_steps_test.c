@@ -122,19 +122,38 @@ static void every_block_of_every_group_is_checked(void **state) {
     for (uint32_t g = 0; g < 2; g++) {
         kvf_group_steps groups[2] = {{.begin = 0}};
         kvf_block_table tables[2] = {{0}};
+        kvf_block_table taken[2];
         groups[g].table = tables[g] = AT(0, 1, 9);
         assert_fails(kvf_check_groups(shard, groups, 2, true), KVF_E_RANGE, names[g], "block 9");
         assert_fails(kvf_check_groups(shard, groups, 2, false), KVF_E_RANGE, names[g], "block 9");
-        assert_fails(kvf_check_tables(shard, groups, tables, 2), KVF_E_RANGE, names[g], "block 9");
-        tables[g] = (kvf_block_table){NULL, 0, 1};
-        assert_ok(kvf_check_tables(shard, groups, tables, 2));
-        tables[g] = AT(0, 1);
-        assert_ok(kvf_check_tables(shard, groups, tables, 2));
-        tables[g] = AT(1, 1);
-        assert_fails(kvf_check_tables(shard, groups, tables, 2), KVF_E_RANGE, names[g], "first_block is 1",
-                     "in block 0");
+        assert_fails(kvf_take_tables(shard, groups, tables, 2, taken), KVF_E_RANGE, names[g], "block 9");
+        tables[g] = (kvf_block_table){NULL, 1, 0};
+        assert_fails(kvf_take_tables(shard, groups, tables, 2, taken), KVF_E_INVALID, names[g], "NULL");
         groups[g] = (kvf_group_steps){AT(0, 1), 2, 1};
         assert_fails(kvf_check_groups(shard, groups, 2, false), KVF_E_INVALID, names[g], "begin is 2");
+    }
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+/* Of tokens [0, 100) in two shares 32 wide, the first rank keeps 64, in four blocks, and the second 36. */
+static void of_more_blocks_those_that_no_rank_needs_are_left_out(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 1, 8);
+    kvf_engine *engine =
+        engine_of(model, ENGINE(.tp_size = 2, .dcp_size = 2, .dcp_width = 32, .all = {.block_count = 99}));
+    const struct {
+        uint32_t rank, end, first_block, left;
+    } cases[] = {{0, 100, 2, 2}, {1, 100, 2, 2}, {1, 100, 3, 1},          {0, 100, 4, 0}, {1, 100, 4, 0},
+                 {0, 64, 1, 1},  {0, 65, 1, 2},  {0, 100, UINT32_MAX, 0}, {0, 0, 0, 0}};
+    for (uint32_t i = 0; i < COUNT_OF(cases); i++) {
+        const kvf_group_steps group = {NOTHING, 0, cases[i].end};
+        const kvf_block_table table = AT(cases[i].first_block, 10, 20, 30, 40);
+        kvf_block_table taken;
+        assert_ok(kvf_take_tables(kvf_engine_shard(engine, cases[i].rank), &group, &table, 1, &taken));
+        assert_int_equal(taken.count, cases[i].left);
+        assert_int_equal(taken.first_block, cases[i].first_block);
+        assert_ptr_equal(taken.ids, table.ids);
     }
     kvf_engine_free(engine);
     kvf_model_free(model);
@@ -172,6 +191,7 @@ int main(void) {
         cmocka_unit_test(of_one_token_the_block_is_needed_and_of_none_no_block),
         cmocka_unit_test(a_missing_block_is_found_wherever_the_table_begins),
         cmocka_unit_test(every_block_of_every_group_is_checked),
+        cmocka_unit_test(of_more_blocks_those_that_no_rank_needs_are_left_out),
         cmocka_unit_test(a_request_is_empty_if_every_group_is),
         cmocka_unit_test(tables_that_disagree_or_overflow_are_refused_by_name),
     };
