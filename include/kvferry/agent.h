@@ -299,9 +299,10 @@ KVF_API kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, 
 /**
  * Takes one region back, at any time, for engines that sleep or move their cache. New requests are refused with
  * KVF_E_INVALID until all regions are registered again. Peers learn that what they know of this rank's memory is old,
- * and meet the rank again: their requests that wait for this rank go on waiting, or fail with KVF_E_PEER_LOST if they
- * have a connection for the memory. Once this has returned KVF_OK, no peer touches the memory any more, with the one
- * exception that kvf_transport_unregister_region() names.
+ * and meet the rank again: their requests that wait for this rank go on waiting. Of a peer with a connection for the
+ * memory, requests that move by it fail with KVF_E_PEER_LOST; and so do all its requests to this rank if it expects
+ * pushes from it, or is connected by UCX or libfabric. Once this has returned KVF_OK, no peer touches the memory any
+ * more, with the one exception that kvf_transport_unregister_region() names.
  *
  * @return KVF_OK, KVF_E_AGAIN (a request has blocks in the region, and the detail names it: cancel it or wait for its
  *         event; a peer is in the middle of a write, and the detail names the peer, its process, and how long the agent

@@ -217,14 +217,6 @@ static void answer_unknown(kvf_agent *agent, kvf_route route, const kvf_call_bod
     kvf_message_send(agent, route, &answer);
 }
 
-static void greet_anew(kvf_session *session) {
-    session->state = KVF_SESSION_GREETING;
-    session->hello_pause = 0;
-    session->hello_first = 0;
-    session->seen_highest = 0;
-    kvf_session_hello(session, kvf_agent_now(session->agent));
-}
-
 /* Whether more calls lie between this one and those that we have seen than we can remember: they would count as seen.
  * Then both sides start over, and all calls still needed are sent again. */
 static bool jumps(const kvf_session *session, uint64_t number) {
@@ -235,7 +227,7 @@ static bool jumps(const kvf_session *session, uint64_t number) {
 static void on_jump(kvf_session *session, const kvf_letter *letter, const kvf_call_body *call) {
     session->agent->stats.messages_stale++;
     if (!session->incoming) {
-        greet_anew(session);
+        kvf_session_greet_anew(session);
         return;
     }
     answer_unknown(session->agent, letter->route, call);
@@ -277,7 +269,7 @@ static void on_answer(kvf_agent *agent, const kvf_letter *letter, kvf_message *m
         if (!session->renamed) /* it learns of the new id with its next sign of life; calls are repeated */
             kvf_session_lose(session, KVF_E_PEER_LOST, "the peer has forgotten the session");
     } else if (session->state == KVF_SESSION_OPEN) {
-        greet_anew(session); /* the server has evicted us, or is another process by now */
+        kvf_session_greet_anew(session); /* the server has evicted us, or is another process by now */
     }
 }
 

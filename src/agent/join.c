@@ -169,7 +169,7 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
     kvf_flows_pump(session);
 }
 
-static bool is_to_be_written(const kvf_session *session) {
+bool kvf_session_is_to_be_written(const kvf_session *session) {
     const kvf_source *source;
     DL_FOREACH(session->sources, source) {
         if (source->ticket->base.kind == KVF_REQUEST_EXPECT)
@@ -186,8 +186,8 @@ static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answe
     session->takes_flows = !status && answer->stage;
     if (status == KVF_E_PEER_LOST)
         return;
-    session->agent->due = 0;                     /* for a join that waits for this one */
-    if (!status || !is_to_be_written(session)) { /* direct reads need no card of ours */
+    session->agent->due = 0;                                 /* for a join that waits for this one */
+    if (!status || !kvf_session_is_to_be_written(session)) { /* direct reads need no card of ours */
         session->agent->hooks->joined(session);
         session->join_failed = status && status != KVF_E_TIMEOUT; /* after a time-out it is tried again */
         return;

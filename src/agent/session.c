@@ -192,6 +192,14 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
     kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
+void kvf_session_greet_anew(kvf_session *session) {
+    session->state = KVF_SESSION_GREETING;
+    session->hello_pause = 0;
+    session->hello_first = 0;
+    session->seen_highest = 0;
+    kvf_session_hello(session, kvf_agent_now(session->agent));
+}
+
 /* The best comparison counts: that of the shortest round trip, until it is so old that a later one says more. */
 void kvf_session_clock(kvf_session *session, uint64_t sent, uint64_t received, uint64_t theirs) {
     uint64_t trip = received - sent;
@@ -306,8 +314,20 @@ static void check_life(kvf_session *session, uint64_t now) {
     }
 }
 
+/* A peer that lives has taken memory back, and our requests that wait for it need only its next card. Those that moved by
+ * the connection fail with it. */
+static bool waits_for_card(const kvf_session *session) {
+    return session->peer_lives && session->state == KVF_SESSION_OPEN && session->sources &&
+           !kvf_session_is_to_be_written(session);
+}
+
 static void tick_session(kvf_session *session, uint64_t now) {
     kvf_agent *agent = session->agent;
+    if (session->peer_lost && waits_for_card(session)) {
+        session->peer_lost = session->peer_lives = false;
+        kvf_session_disconnect(session);
+        kvf_session_greet_anew(session);
+    }
     if (session->peer_lost) {
         /* Its endpoint is gone, and the transport knows which of its writes are still under way. Asking for that shuts
          * it out: a peer that lives, and has only taken memory back, uses the connections that it made to us. */

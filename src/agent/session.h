@@ -220,6 +220,8 @@ void kvf_session_retire(kvf_session *session);
 
 void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *message);
 void kvf_session_hello(kvf_session *session, uint64_t now);
+/** An outgoing session is greeted again: the peer has forgotten it, or has another card by now. */
+void kvf_session_greet_anew(kvf_session *session);
 /** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, whose terms we shall
  * use. */
 void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bool wants_ranks,
@@ -236,6 +238,8 @@ kvf_status kvf_session_join(kvf_session *session, bool staged);
 kvf_status kvf_session_join_now(kvf_session *session);
 /** Our card is no longer valid: the peer has none, and is sent the next one if it was being sent this one. */
 void kvf_session_unjoin(kvf_session *session);
+/** Whether we expect anything from the peer that it writes to our memory. */
+bool kvf_session_is_to_be_written(const kvf_session *session);
 void kvf_session_free(kvf_session *session);
 
 /* How far two clocks may run apart, relative to the time since they were compared: far more than crystals do. */

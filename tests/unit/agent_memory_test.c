@@ -59,15 +59,20 @@ static void take_back(scene *s, world_engine *e) {
     }
 }
 
-/* Registers new memory, in another order. A peer with a connection for the old memory has noticed by then. */
-static void give_anew(scene *s, world_engine *e) {
-    world_run_for(&s->w, 10 * MS);
+/* Registers new memory, in another order. */
+static void give_at_once(world_engine *e) {
     for (uint32_t i = 2; i-- > 0;) {
         uint64_t bytes = region_bytes(e, i);
         assert_ok(kvf_agent_allocate(e->agents[0], KVF_MEMORY_HOST, 0, bytes, &e->memory[0][i]));
         kvf_memory memory = {.struct_size = sizeof memory, .address = e->memory[0][i], .bytes = bytes};
         assert_ok(kvf_agent_register_region(e->agents[0], i, &memory));
     }
+}
+
+/* A peer with a connection for the old memory has noticed by then. */
+static void give_anew(scene *s, world_engine *e) {
+    world_run_for(&s->w, 10 * MS);
+    give_at_once(e);
 }
 
 static void a_producer_whose_cache_moves_is_met_again(void **state) {
@@ -316,6 +321,21 @@ static void a_pull_waits_for_a_producer_that_sleeps(void **state) {
     tear_down(&s);
 }
 
+/* D has a connection to P's memory, and has not noticed its end when it is asked for the next request. */
+static void a_pull_that_begins_before_the_consumer_notices_that_memory_has_moved_goes_on(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    hold_and_pull(&s, 1);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_ok(kvf_agent_unregister_region(s.p, i));
+    give_at_once(&s.w.p);
+    world_forget(&s.w);
+    hold_and_pull(&s, 2);
+    assert_int_equal(world_stats(s.d).peers_lost, 0);
+    tear_down(&s);
+}
+
 static void a_consumer_that_waits_for_a_sleeping_producer_is_told_so(void **state) {
     (void)state;
     scene s;
@@ -405,6 +425,7 @@ int main(void) {
         cmocka_unit_test(a_push_that_ends_before_its_consumer_has_greeted_anew_is_done),
         cmocka_unit_test(a_region_of_one_part_stays_while_a_request_uses_it),
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
+        cmocka_unit_test(a_pull_that_begins_before_the_consumer_notices_that_memory_has_moved_goes_on),
         cmocka_unit_test(a_consumer_that_waits_for_a_sleeping_producer_is_told_so),
         cmocka_unit_test(mistakes_with_regions_are_refused),
     };
