@@ -128,7 +128,7 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
 static void on_refused(kvf_agent *agent, kvf_route route, kvf_message *message) {
     kvf_remote *remote = meeting_on(agent, route);
     kvf_session *session = remote ? NULL : greeting_on(agent, route);
-    if (!remote && (!session || session->state != KVF_SESSION_GREETING)) {
+    if (!remote && (!session || !kvf_session_greets(session))) {
         agent->stats.messages_stale++;
         return;
     }

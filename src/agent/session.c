@@ -192,6 +192,11 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
     kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
+/* Once its connection has broken, a greeting finds out what is there by now. */
+bool kvf_session_greets(const kvf_session *session) {
+    return !session->incoming && (session->state == KVF_SESSION_GREETING || session->broken_since);
+}
+
 void kvf_session_greet_anew(kvf_session *session) {
     session->state = KVF_SESSION_GREETING;
     session->hello_pause = 0;
@@ -339,8 +344,7 @@ static void tick_session(kvf_session *session, uint64_t now) {
     check_life(session, now);
     if (session->state == KVF_SESSION_LOST)
         return;
-    bool greets = session->state == KVF_SESSION_GREETING || session->broken_since;
-    if (!session->incoming && greets) {
+    if (kvf_session_greets(session)) {
         if (now >= session->hello_next)
             kvf_session_hello(session, now);
         else

@@ -220,6 +220,8 @@ void kvf_session_retire(kvf_session *session);
 
 void kvf_message_send(kvf_agent *agent, kvf_route route, const kvf_message *message);
 void kvf_session_hello(kvf_session *session, uint64_t now);
+/** Whether an answer to HELLO is still to come. */
+bool kvf_session_greets(const kvf_session *session);
 /** An outgoing session is greeted again: the peer has forgotten it, or has another card by now. */
 void kvf_session_greet_anew(kvf_session *session);
 /** Greets for the ranks of an engine, or for a session: then `digest` is of the engine's facts, whose terms we shall

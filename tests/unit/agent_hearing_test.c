@@ -363,6 +363,29 @@ static void a_peer_that_answers_as_another_process_was_restarted(void **state) {
     rights_close(&s);
 }
 
+/* The connection has broken, and D has greeted once more to find out what is there by now. */
+static void a_peer_that_comes_back_and_refuses_the_greeting_was_restarted(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_agent *d = meet(&s);
+    const kvf_session *session = session_with_p(&s);
+    kvf_message refused = {.kind = KVF_MESSAGE_REFUSED,
+                           .refused = {.status = KVF_E_AGAIN, .detail = "has no memory registered yet"}};
+    letters_begin();
+    letters_rule(LETTERS_LOSE, d, KVF_MESSAGE_HELLO, (kvf_call_kind)0);
+    kvf_on_broken(d, session->route, KVF_E_PEER_LOST, "the connection broke");
+    assert_int_equal(stale_by(d, session->route, &refused), 0);
+    assert_int_equal(session->state, KVF_SESSION_OPEN);
+    assert_string_equal(session->broken_detail, "P has no memory registered yet");
+    refused.refused.status = KVF_E_MISMATCH; /* another model */
+    send_to_caller(&s, &refused);
+    world_until(&s.w, world_count(&s.w, d, KVF_EVENT_PEER_LOST) == 1);
+    assert_int_equal(world_stats(d).peers_replaced, 1);
+    letters_end();
+    rights_close(&s);
+}
+
 /* Only a greeting of another version is answered: with ours. */
 static void messages_of_another_version_are_counted_as_malformed(void **state) {
     (void)state;
@@ -526,6 +549,7 @@ int main(void) {
         cmocka_unit_test(nobody_else_answers_while_a_session_is_being_opened),
         cmocka_unit_test(what_nobody_asked_for_is_counted_as_stale),
         cmocka_unit_test(a_peer_that_answers_as_another_process_was_restarted),
+        cmocka_unit_test(a_peer_that_comes_back_and_refuses_the_greeting_was_restarted),
         cmocka_unit_test(messages_of_another_version_are_counted_as_malformed),
         cmocka_unit_test(a_release_of_no_lease_is_counted_as_stale_once),
         cmocka_unit_test(a_peer_whose_connection_breaks_is_greeted_once_and_again_after_50_ms),
