@@ -155,14 +155,16 @@ static uint64_t end_of(const kvf_early *early) {
 kvf_status kvf_early_keep(kvf_session *session, const kvf_call_body *call, uint64_t wait) {
     kvf_agent *agent = session->agent;
     kvf_early *early = kvf_early_find(session, call);
+    const bool repeated = early && early->number == call->number; /* with the same time, which has begun */
     if (!early) {
         kvf_status status = make_early(session, call, &early);
         if (status)
             return status;
     }
+    if (!repeated)
+        early->until = kvf_agent_now(agent) + kvf_min_u64(wait, agent->options.longest_ns);
     early->number = call->number;
     early->expected_ranks = call->rank_count;
-    early->until = kvf_agent_now(agent) + kvf_min_u64(wait, agent->options.longest_ns);
     kvf_sweep_due(&agent->early_sweep, end_of(early));
     return KVF_OK;
 }

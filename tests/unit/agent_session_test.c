@@ -308,6 +308,26 @@ static void a_consumer_that_knows_the_session_no_more_is_lost_at_once(void **sta
     rights_close(&s);
 }
 
+/* As a caller repeats its call, whose time is in the message, until it is answered. */
+static void a_call_that_is_repeated_waits_no_longer_than_the_first_time(void **state) {
+    (void)state;
+    rights s;
+    rights_open(&s);
+    kvf_call_body early = rights_acquire("a"); /* for a second */
+    const uint64_t begun = world_now();
+    assert_false(speaker_call(&s.w, &s.rightful, s.rightful.session, early)); /* no answer yet */
+    early.number = s.rightful.number;
+    assert_false(speaker_call(&s.w, &s.rightful, s.rightful.session, early));
+    const uint32_t before = s.rightful.letters;
+    speaker_run_for(&s.w, &s.rightful, begun + SECOND + 10 * MS - world_now());
+    assert_int_equal(s.rightful.letters, before + 1);
+    assert_int_equal(s.rightful.status, KVF_E_TIMEOUT);
+    assert_false(speaker_call(&s.w, &s.rightful, s.rightful.session, rights_acquire("a"))); /* waits anew */
+    speaker_run_for(&s.w, &s.rightful, SECOND);
+    assert_int_equal(s.rightful.letters, before + 2);
+    rights_close(&s);
+}
+
 /* A lease, an expectation or an early call alone; nothing else is under way. */
 static void a_session_is_kept_while_anything_of_its_peer_is_here(void **state) {
     (void)state;
@@ -609,6 +629,7 @@ int main(void) {
         cmocka_unit_test(a_lease_of_another_session_is_none),
         cmocka_unit_test(a_peer_has_as_many_leases_as_are_allowed),
         cmocka_unit_test(a_peer_expects_as_many_requests_as_are_allowed),
+        cmocka_unit_test(a_call_that_is_repeated_waits_no_longer_than_the_first_time),
         cmocka_unit_test(numbers_of_leases_cannot_be_guessed),
         cmocka_unit_test(beats_are_for_the_peer_of_the_session),
         cmocka_unit_test(expect_and_withdraw_are_for_the_peer_of_the_session),
