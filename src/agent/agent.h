@@ -204,6 +204,8 @@ struct kvf_agent {
     kvf_session *all_sessions;
     kvf_departed *departed; /* peers that were lost, the latest last */
     uint32_t departed_count;
+    uint64_t greeted_since; /* the engines that have greeted since then are `greeted` */
+    uint32_t greeted;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;
     kvf_geometry *geometries;    /* of these engines, by their descriptions of their shards */

@@ -5,6 +5,9 @@
 #include "transport/transport.h"
 
 #define MOST_DEPARTED 64u
+#define MOST_NEWS                                                                                            \
+    64u /* engines that greet in a minute; others are details, as a peer may have any number of names */
+#define NEWS_NS (60 * KVF_SECOND)
 
 /* A peer that was lost. */
 struct kvf_departed {
@@ -102,12 +105,18 @@ static void say_back(kvf_session *session, uint64_t since, const char *what) {
 
 /* The first rank of an engine is news, and its others are details. */
 static kvf_log_level level_of_client(const kvf_session *session) {
+    kvf_agent *agent = session->agent;
     const kvf_session *other;
-    DL_FOREACH(session->agent->all_sessions, other) {
+    DL_FOREACH(agent->all_sessions, other) {
         if (other != session && other->incoming && strcmp(other->engine, session->engine) == 0)
             return KVF_LOG_DEBUG;
     }
-    return KVF_LOG_INFO;
+    const uint64_t now = kvf_agent_now(agent);
+    if (now - agent->greeted_since >= NEWS_NS) {
+        agent->greeted_since = now;
+        agent->greeted = 0;
+    }
+    return agent->greeted++ < MOST_NEWS ? KVF_LOG_INFO : KVF_LOG_DEBUG;
 }
 
 void kvf_peer_met(kvf_session *session) {
@@ -126,6 +135,8 @@ void kvf_peer_met(kvf_session *session) {
     kvf_text_add(&text, session->incoming ? "%s rank %u of %u has greeted" : "%s rank %u of %u has answered",
                  session->engine, session->rank, session->rank_count);
     kvf_text_add(&text, " %s rank %u", agent->name, agent->rank);
+    if (level == KVF_LOG_INFO && agent->greeted == MOST_NEWS)
+        kvf_text_add(&text, ", as have %u engines in a minute; others are logged as details", MOST_NEWS);
     if (!text.failed)
         kvf_agent_log(agent, level, text.data);
     kvf_text_free(&text);

@@ -2,6 +2,8 @@
  * Which peers may greet, and under which names: the rows HELLO, WELCOME and REFUSED of the table in docs/protocol.md,
  * and the keys that may speak for a name.
  */
+#include <stdio.h>
+
 #include "agent/claim.h"
 #include "agent/hear.h"
 #include "agent_rights.h"
@@ -568,6 +570,58 @@ static void refusals_with_other_words_are_others(void **state) {
     rights_close(&s);
 }
 
+/* ---- the log --------------------------------------------------------------------------------- */
+
+typedef struct greetings {
+    uint32_t news, details;
+    char last[256]; /* of the news */
+} greetings;
+
+static void count_greetings(void *context, const kvf_log_line *line) {
+    greetings *to = context;
+    if (!strstr(line->text, "rank 0 of 1 has greeted P rank 0"))
+        return;
+    to->news += line->level == KVF_LOG_INFO;
+    to->details += line->level == KVF_LOG_DEBUG;
+    if (line->level == KVF_LOG_INFO)
+        (void)snprintf(to->last, sizeof to->last, "%s", line->text);
+}
+
+static void greet_as_others(rights *s, uint32_t count) {
+    static uint32_t number;
+    for (uint32_t i = 0; i < count; i++) {
+        char engine[16];
+        (void)snprintf(engine, sizeof engine, "E%u", number++);
+        s->rightful.engine = engine;
+        speaker_greet(&s->w, &s->rightful);
+        assert_int_equal(s->rightful.kind, KVF_MESSAGE_WELCOME);
+    }
+    speaker_run_for(&s->w, &s->rightful, MS); /* lines are written when the agent has ended its round */
+}
+
+/* One key may have as many names as it has sessions, time and again. */
+static void sixty_four_engines_that_greet_are_news_in_a_minute(void **state) {
+    (void)state;
+    rights s;
+    greetings log = {0};
+    rights_open(&s);
+    s.p->options.log = count_greetings;
+    s.p->options.log_context = &log;
+    s.p->options.log_level = KVF_LOG_DEBUG;
+    greet_as_others(&s, 62); /* the rightful peer was the first */
+    assert_null(strstr(log.last, "details"));
+    greet_as_others(&s, 5);
+    assert_int_equal(log.news, 63);
+    assert_int_equal(log.details, 4);
+    assert_non_null(
+        strstr(log.last, "P rank 0, as have 64 engines in a minute; others are logged as details"));
+    speaker_run_for(&s.w, &s.rightful, 60 * SECOND);
+    greet_as_others(&s, 1);
+    assert_int_equal(log.news, 64);
+    assert_null(strstr(log.last, "details"));
+    rights_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_greeting_repeated_brings_the_same_session),
@@ -594,6 +648,7 @@ int main(void) {
         cmocka_unit_test(refusals_with_other_words_are_others),
         cmocka_unit_test(sixty_four_refusals_are_told_at_most),
         cmocka_unit_test(keys_that_are_allowed_and_keys_of_grants_may_all_connect),
+        cmocka_unit_test(sixty_four_engines_that_greet_are_news_in_a_minute),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
