@@ -108,10 +108,10 @@ static kvf_status read_end(kvf_byte_reader *from, kvf_stage_message *out) {
         return kvf_fail(KVF_E_PARSE, "an END has a sentence of %zu bytes; allowed: 0 to %u", from->left,
                         KVF_STAGE_SENTENCE_MAX - 1);
     size_t length = from->left;
-    const char *text = kvf_take_bytes(from, length);
-    for (size_t i = 0; i < length; i++) /* shown to users, so it must not move the cursor */
-        out->sentence[i] = kvf_is_control(text[i]) ? '?' : text[i];
+    if (length > 0)
+        memcpy(out->sentence, kvf_take_bytes(from, length), length);
     out->sentence[length] = '\0';
+    kvf_hide_controls(out->sentence);
     return KVF_OK;
 }
 

@@ -270,6 +270,15 @@ static void an_opening_reads_as_it_was_written(void **state) {
     kvf_free(data);
 }
 
+/* As of messages between agents, and of every text in C. */
+static void a_sentence_ends_with_a_zero_byte(void **state) {
+    (void)state;
+    kvf_stage_message read = {0};
+    const unsigned char end[17 + 5] = {HEAD(5), 1, 17, 0, 'a', '\n', 'b', '\0', 'c'};
+    assert_ok(kvf_stage_read_message(end, sizeof end, &read));
+    assert_string_equal(read.sentence, "a?b");
+}
+
 /* ---- what is refused ---------------------------------------------------------------------------- */
 
 static void what_is_wrong_with_a_message_is_named(void **state) {
@@ -338,6 +347,7 @@ int main(void) {
         cmocka_unit_test(the_sum_of_a_model_is_over_these_bytes),
         cmocka_unit_test(every_message_is_read_as_it_was_written),
         cmocka_unit_test(an_opening_reads_as_it_was_written),
+        cmocka_unit_test(a_sentence_ends_with_a_zero_byte),
         cmocka_unit_test(what_is_wrong_with_a_message_is_named),
         cmocka_unit_test(what_is_wrong_with_an_opening_is_named),
     };
