@@ -59,6 +59,19 @@ code=0
 wait "$local_pid" || code=$?
 if [ "$code" -eq 0 ]; then pass "a drained engine ends well"; else fail "a drained engine ends well" "exit code $code"; fi
 
+few=("${work[@]}")
+work=(--tokens 4 --requests 130)
+serve many --local-commands
+work=("${few[@]}")
+run ask "$met" list
+if [ "$code" -eq 0 ] && [ "$(grep -c '^prefill, rank [0-3], keeps 260 requests$' "$output")" -eq 4 ] &&
+    [ "$(grep -c ' 0 of 1 ' "$output")" -eq $((4 * 256)) ] &&
+    [ "$(grep -c '^  and 4 more: give the beginning of a name to list fewer$' "$output")" -eq 4 ]; then
+    pass "of many requests it lists 256, and says how many more there are"
+else
+    fail "of many requests it lists 256, and says how many more there are" "exit code $code"
+fi
+
 # ---- keys
 
 for name in server client operator stranger; do

@@ -13,12 +13,14 @@ stop() {
 }
 trap stop EXIT
 
-# serve NAME ARGUMENTS...: serves until the script ends; sets `met` to the endpoint and `pid` to the process.
+work=(--tokens 40 --requests 3)
+
+# serve NAME ARGUMENTS...: serves `work` until the script ends; sets `met` to the endpoint and `pid` to the process.
 serve() {
     local name=$1
     shift
     : >"$folder/$name" # it is there to read, however late the program begins
-    "$KVFERRY" serve --tokens 40 --requests 3 "$@" >"$folder/$name" 2>&1 &
+    "$KVFERRY" serve "${work[@]}" "$@" >"$folder/$name" 2>&1 &
     pid=$!
     served+=("$pid")
     for _ in $(seq 300); do
