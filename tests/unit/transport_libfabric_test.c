@@ -348,6 +348,58 @@ static void a_peer_far_away_is_lost_if_an_operation_is_refused_at_once(void **st
     run_both(&way, serving_target, refused_actor, false);
 }
 
+static ssize_t refuse_for_now(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags) {
+    (void)ep, (void)message, (void)flags;
+    return -FI_EAGAIN;
+}
+
+static void await_waiting(process *side) {
+    while (!kvf_peer_waiting(side->peer))
+        progress(side);
+}
+
+/* The times are not waited for: the link takes them for over. */
+static void patient_actor(process *side) {
+    static struct fi_ops_rma refusing;
+    const kvf_run run = {.bytes = 1000};
+    open_side(side, 0, 2);
+    connect_by_changed_card(side, hide_beacon);
+    kvf_libfabric_link *link = link_of(side);
+    struct fi_ops_rma *whole = link->port.ep->rma;
+    refusing = *whole;
+    refusing.readmsg = refuse_for_now;
+    link->port.ep->rma = &refusing;
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_waiting(side);
+    CHECK(strstr(kvf_peer_waiting(side->peer), "nothing has reached it by "));
+    CHECK(strstr(kvf_peer_waiting(side->peer), "; the setting libfabric.domain says which interface to use"));
+    link->silent_ns -= KVF_LIBFABRIC_GIVE_UP_NS;
+    for (int i = 0; i < 100; i++)
+        progress(side);
+    CHECK(side->lost == 0 && side->ends == 0); /* one that nothing has reached yet may still come */
+
+    link->port.ep->rma = whole;
+    await_end(side, 1);
+    CHECK(side->ended == KVF_OK && !kvf_peer_waiting(side->peer));
+    link->port.ep->rma = &refusing;
+    submit(side, KVF_READ, &run, 1, NULL);
+    await_waiting(side);
+    CHECK(strstr(kvf_peer_waiting(side->peer), "nothing reaches it any more by "));
+    CHECK(!strstr(kvf_peer_waiting(side->peer), "libfabric.domain"));
+    CHECK(side->lost == 0);
+    link->silent_ns -= KVF_LIBFABRIC_GIVE_UP_NS;
+    progress_until_lost(side);
+    CHECK(side->ends == 2 && side->ended == KVF_E_PEER_LOST);
+    CHECK(strstr(side->detail, "has made none for 20 seconds"));
+    say(side, 'x');
+    close_side(side);
+}
+
+static void a_peer_that_nothing_reaches_is_named_as_waiting_and_lost_if_something_had(void **state) {
+    (void)state;
+    run_both(&way, serving_target, patient_actor, false);
+}
+
 /* ---- messages from anybody ------------------------------------------------------------------- */
 
 static void hearing_target(process *side) {
@@ -814,6 +866,7 @@ int main(void) {
         cmocka_unit_test(a_peer_far_away_that_dies_while_it_is_read_is_lost),
         cmocka_unit_test(a_peer_far_away_that_dies_while_nothing_is_under_way_is_lost),
         cmocka_unit_test(a_peer_far_away_is_lost_if_an_operation_is_refused_at_once),
+        cmocka_unit_test(a_peer_that_nothing_reaches_is_named_as_waiting_and_lost_if_something_had),
         cmocka_unit_test(a_message_that_is_no_notification_is_dropped),
         cmocka_unit_test(an_endpoint_that_could_post_no_receive_tries_again),
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
