@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -591,7 +592,7 @@ static kvf_transport_finding find(kvf_transport *transport) {
 
 static void automatic_actor(process *side) {
     kvf_transport_options options = {.struct_size = sizeof options};
-    if (kvf_libfabric_has_cards())
+    if (kvf_libfabric_has_cards(KVF_LIBFABRIC_DEVICES))
         return; /* "auto" uses them */
     CHECK(kvf_transport_open("auto", &options, &side->transport) == KVF_OK);
     CHECK(!find(side->transport).works);
@@ -614,6 +615,45 @@ static void automatic_actor(process *side) {
 static void auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named(void **state) {
     (void)state;
     run_both(&way, idle_target, automatic_actor, false);
+}
+
+/* What the kernel lists, in the order in which it comes: whether there is a card of EFA or Slingshot by then. */
+static const struct listed {
+    const char *path, *link; /* NULL: a folder */
+    bool found;
+} listed[] = {
+    {"efa", NULL, false},
+    {"mlx5_core", NULL, false},
+    {"infiniband", NULL, false},
+    {"infiniband/bare", NULL, false}, /* without a driver */
+    {"infiniband/mlx5_0", NULL, false},
+    {"infiniband/mlx5_0/device", NULL, false},
+    {"infiniband/mlx5_0/device/driver", "../../../mlx5_core", false},
+    {"infiniband/rdmap0", NULL, false},
+    {"infiniband/rdmap0/device", NULL, false},
+    {"infiniband/rdmap0/device/driver", "../../../efa", true},
+};
+
+static void cards_are_found_by_the_drivers_that_the_kernel_names(void **state) {
+    (void)state;
+    char root[] = "/tmp/kvferry-devices-XXXXXX", path[256];
+    const size_t count = sizeof listed / sizeof *listed;
+    assert_non_null(mkdtemp(root));
+    assert_false(kvf_libfabric_has_cards("/no/such/folder"));
+    for (size_t i = 0; i < count; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", root, listed[i].path);
+        assert_int_equal(listed[i].link ? symlink(listed[i].link, path) : mkdir(path, 0700), 0);
+        assert_int_equal(kvf_libfabric_has_cards(root), listed[i].found);
+    }
+    for (size_t i = count; i-- > 0;) {
+        (void)snprintf(path, sizeof path, "%s/%s", root, listed[i].path);
+        assert_int_equal(remove(path), 0);
+    }
+    (void)snprintf(path, sizeof path, "%s/cxi", root);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_true(kvf_libfabric_has_cards(root));
+    assert_int_equal(remove(path), 0);
+    assert_int_equal(remove(root), 0);
 }
 
 static struct {
@@ -872,6 +912,7 @@ int main(void) {
         cmocka_unit_test(a_write_that_brings_a_number_for_the_completion_queue_does_no_harm),
         cmocka_unit_test(wrong_settings_are_refused_by_name_and_nothing_is_printed),
         cmocka_unit_test(auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_named),
+        cmocka_unit_test(cards_are_found_by_the_drivers_that_the_kernel_names),
         cmocka_unit_test(efa_counts_as_emulating_unless_it_says_that_it_reads_and_writes_by_itself),
         cmocka_unit_test(a_card_that_fails_or_is_full_is_unsupported_so_that_auto_goes_on),
         cmocka_unit_test(a_notification_that_the_card_refuses_says_so_and_is_not_short_of_memory),

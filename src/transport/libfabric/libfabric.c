@@ -55,7 +55,8 @@ static kvf_status check_settings(kvf_libfabric_endpoint *endpoint, const kvf_tra
         return kvf_fail(KVF_E_INVALID,
                         "%s is \"%.80s\"; allowed: one provider of up to %u characters, as efa", PROVIDER,
                         provider, KVF_LIBFABRIC_PROVIDER_MAX);
-    if (!provider && kvf_transport_is_automatic(endpoint->transport) && !kvf_libfabric_has_cards())
+    if (!provider && kvf_transport_is_automatic(endpoint->transport) &&
+        !kvf_libfabric_has_cards(KVF_LIBFABRIC_DEVICES))
         return kvf_fail(
             KVF_E_UNSUPPORTED,
             "this machine has no network card of EFA or Slingshot; to use libfabric all the same, "

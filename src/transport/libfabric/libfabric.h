@@ -58,8 +58,11 @@ typedef struct kvf_libfabric_library {
     struct kvf_libfabric_library *following;
 } kvf_libfabric_library;
 
-/** Whether this machine has network cards of EFA or Slingshot, as the kernel says: costs a look into /sys. */
-bool kvf_libfabric_has_cards(void);
+/** Where the kernel lists devices by what they do. */
+#define KVF_LIBFABRIC_DEVICES "/sys/class"
+
+/** Whether there are network cards of EFA or Slingshot. `devices`: KVF_LIBFABRIC_DEVICES, or a folder like it. */
+bool kvf_libfabric_has_cards(const char *devices);
 
 /**
  * Loads the first usable libfabric of a list; returns the same library if it is loaded already. Any thread may call

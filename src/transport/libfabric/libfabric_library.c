@@ -27,24 +27,23 @@ static kvf_library_owner owner;
 
 /* ---- network cards --------------------------------------------------------------------------- */
 
-#define VERBS_FOLDER "/sys/class/infiniband"
-#define SLINGSHOT_FOLDER "/sys/class/cxi"
-
 /* The driver of a device with a verbs interface; "" if unknown. */
-static void driver_of(const char *device, char out[PATH_MAX]) {
-    char link[PATH_MAX], path[PATH_MAX];
+static void driver_of(const char *verbs, const char *device, char out[PATH_MAX]) {
+    char link[PATH_MAX + NAME_MAX + sizeof "//device/driver"], path[PATH_MAX];
     out[0] = '\0';
-    (void)snprintf(link, sizeof link, "%s/%s/device/driver", VERBS_FOLDER, device);
+    (void)snprintf(link, sizeof link, "%s/%s/device/driver", verbs, device);
     if (realpath(link, path))
         (void)snprintf(out, PATH_MAX, "%s", strrchr(path, '/') + 1);
 }
 
-bool kvf_libfabric_has_cards(void) {
-    char driver[PATH_MAX];
-    bool found = access(SLINGSHOT_FOLDER, F_OK) == 0;
-    DIR *folder = opendir(VERBS_FOLDER);
+bool kvf_libfabric_has_cards(const char *devices) {
+    char driver[PATH_MAX], slingshot[PATH_MAX], verbs[PATH_MAX];
+    (void)snprintf(slingshot, sizeof slingshot, "%s/cxi", devices);
+    (void)snprintf(verbs, sizeof verbs, "%s/infiniband", devices);
+    bool found = access(slingshot, F_OK) == 0;
+    DIR *folder = opendir(verbs);
     for (const struct dirent *entry; folder && !found && (entry = readdir(folder)) != NULL;) {
-        driver_of(entry->d_name, driver);
+        driver_of(verbs, entry->d_name, driver);
         found = entry->d_name[0] != '.' && strcmp(driver, "efa") == 0;
     }
     if (folder)
