@@ -1,10 +1,12 @@
 /* Integrity: comparing with the producer's checksums finds the first wrong cell, whatever the shapes of both sides. */
 #include <stdio.h>
 
+#include "agent/session.h"
 #include "agent_letters.h"
 #include "agent_world.h"
 
 #define OPTIONS (&(const kvf_agent_options){.struct_size = sizeof(kvf_agent_options), .verify = true})
+#define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
 #define TOKENS 50u
 
 typedef struct scene {
@@ -217,6 +219,67 @@ static void questions_that_get_lost_are_asked_again(void **state) {
     world_close(&s.w);
 }
 
+/* The producer answers with one checksum, where D asks about 50 steps. */
+static void an_answer_with_another_number_of_checksums_is_no_answer(void **state) {
+    (void)state;
+    scene s;
+    const uint64_t sum = 0;
+    set_up(&s, attention(4, 8, 8), ONE("P"), ONE("D"));
+    const kvf_agent *p = s.w.p.agents[0], *d = s.w.d.agents[0];
+    letters_begin();
+    letters_rule(LETTERS_LOSE, p, KVF_MESSAGE_ANSWER, KVF_CALL_CHECKSUM);
+    start(&s, false);
+    world_until(&s.w, letters_met() >= 1);
+    const kvf_session *asking = d->all_sessions;
+    kvf_message answer = {.kind = KVF_MESSAGE_ANSWER,
+                          .answer = {.kind = KVF_CALL_CHECKSUM, .detail = "", .sums = &sum, .sum_count = 1}};
+    for (const kvf_call *call = asking->calls; call; call = call->hh.next)
+        if (call->kind == KVF_CALL_CHECKSUM)
+            answer.answer.number = call->number;
+    memcpy(answer.answer.session, asking->id, sizeof answer.answer.session);
+    letters_end();
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(&answer, &bytes));
+    assert_ok(kvf_link_send(p->link, p->all_sessions->route, bytes.data, bytes.size));
+    kvf_wire_buffer_free(&bytes);
+    const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_PARSE);
+    assert_non_null(strstr(failed->detail, "1 checksums came for 50 steps"));
+    assert_true(failed->blocks_free);
+    end_after_failure(&s, false);
+}
+
+/* ---- without memory -------------------------------------------------------------------------- */
+
+#define STEPS 53u /* no other allocation has the size of so many checksums */
+
+static struct {
+    uint32_t met, refused; /* allocations of that size: so far, and the one that is refused; 0: none */
+} sums_memory;
+
+static void *allocate(void *context, size_t bytes) {
+    const bool refused = bytes == STEPS * sizeof(uint64_t) && ++sums_memory.met == sums_memory.refused;
+    return refused ? NULL : counted_allocate(context, bytes);
+}
+
+/* Of the producer first, then of the consumer. */
+static void a_side_without_memory_for_checksums_says_so(void **state) {
+    (void)state;
+    static const char *const details[] = {"P rank 0: no memory for checksums", "no memory for checksums"};
+    memory_count memory = {0};
+    const kvf_allocator allocator = {allocate, counted_resize, counted_release, &memory};
+    assert_ok(kvf_set_allocator(&allocator));
+    for (uint32_t i = 0; i < 2; i++) {
+        scene s;
+        set_up_for(&s, attention(4, 8, 8), ONE("P"), ONE("D"), STEPS);
+        sums_memory.met = 0;
+        sums_memory.refused = i + 1;
+        start(&s, false);
+        const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_NOMEM);
+        assert_string_equal(failed->detail, details[i]);
+        end_after_failure(&s, false);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(checksums_do_not_depend_on_the_shape),
@@ -226,6 +289,8 @@ int main(void) {
         cmocka_unit_test(a_wrong_state_is_named),
         cmocka_unit_test(cells_that_are_not_wanted_are_not_checked),
         cmocka_unit_test(questions_that_get_lost_are_asked_again),
+        cmocka_unit_test(an_answer_with_another_number_of_checksums_is_no_answer),
+        cmocka_unit_test_teardown(a_side_without_memory_for_checksums_says_so, stop_counting_memory),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
