@@ -295,6 +295,34 @@ static void a_peer_that_may_not_begin_a_flow_is_told_so(void **state) {
     stage_scene_close(&s);
 }
 
+/* As another engine's would be: its group has the same cells, and another name. */
+static kvf_model *other_attention(void) {
+    const kvf_part_desc parts[] = {PART(.name = "k", .units = 4, .cell_elements = 32),
+                                   PART(.name = "v", .units = 4, .cell_elements = 32)};
+    return one_group(4, (kvf_group_desc){.name = "other", .parts = parts, .part_count = 2});
+}
+
+/* The two sides of a flow count the same groups; runs count bytes. */
+static void a_request_of_other_groups_than_the_stages_goes_direct_only(void **state) {
+    scene s = scene_open(*state, small_arena);
+    const asked_request other = asked_between(other_attention(), &scene_d, &scene_p, 0);
+    set_sequences(other.request, &s.w->d_sequence, &s.w->p_sequence);
+    kvf_move_options options = {.struct_size = sizeof options, .way = KVF_WAY_PACKED};
+    kvf_move *move = NULL;
+    assert_fails(kvf_stage_pull(s.d->stage, other.request, s.d->peers, &options, &move), KVF_E_UNSUPPORTED,
+                 "source 0: packed flows need the same groups, layers and parts on both sides");
+    options.way = KVF_WAY_AUTO;
+    assert_ok(kvf_stage_pull(s.d->stage, other.request, s.d->peers, &options, &move));
+    assert_ok(stage_world_finish(s.w, move));
+    kvf_move_info info = {.struct_size = sizeof info};
+    assert_ok(kvf_move_get_info(move, &info));
+    assert_int_equal(info.packed, 0);
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
+    free_asked(&other);
+    stage_scene_close(&s);
+}
+
 /* ---- ends that are lost ---------------------------------------------------------------------- */
 
 static void the_mover_ends_in_the_middle(void **state) {
@@ -456,6 +484,7 @@ int main(void) {
         NAMED(a_pull_is_stopped_by_its_holder),
         NAMED(a_push_is_stopped_by_its_reader),
         NAMED(a_peer_that_may_not_begin_a_flow_is_told_so),
+        NAMED(a_request_of_other_groups_than_the_stages_goes_direct_only),
         NAMED(the_mover_ends_in_the_middle),
         NAMED(the_lender_ends_in_the_middle),
         NAMED(a_mover_that_falls_silent_is_ended),
