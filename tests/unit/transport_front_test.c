@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "transport/card.h"
+#include "transport/front.h"
 #include "transport/transport.h"
 #include "transport_pair.h"
 
@@ -656,6 +657,39 @@ static void costs_are_assumed_by_kind(void **state) {
     assert_string_equal(kvf_cost_assumed(NULL, &other), "shm");
 }
 
+/* What a fabric's part of a card says of regions, where the card has 64 bytes of a cache and an arena of 32 on a device.
+ * `arenas`: the memory, by bits, where the card has arenas. Returns where it has them by this fabric. */
+static kvf_status check_parts(const uint64_t *part, uint32_t *arenas) {
+    uint64_t bytes[2] = {64, 32};
+    bool on_device[2] = {false, true};
+    kvf_peer peer = {
+        .region_count = 2, .region_bytes = bytes, .region_device_arena = on_device, .arena_kinds = *arenas};
+    kvf_status status = kvf_peer_check_regions(&peer, 2, part, sizeof *part);
+    if (!status)
+        assert_int_equal(bytes[1], part[1]);
+    *arenas = peer.arena_kinds;
+    return status;
+}
+
+static void an_arena_that_a_fabric_does_not_serve_is_done_without_if_there_is_another(void **state) {
+    (void)state;
+    const uint32_t host = 1u << KVF_MEMORY_HOST, both = host | 1u << KVF_MEMORY_CUDA;
+    const uint64_t all[2] = {64, 32}, without[2] = {64, 0}, cut[2] = {64, 31}, only_arena[2] = {0, 32};
+    uint32_t arenas = both;
+    assert_int_equal(check_parts(all, &arenas), KVF_OK);
+    assert_int_equal(arenas, both);
+    assert_int_equal(check_parts(without, &arenas), KVF_OK);
+    assert_int_equal(arenas, host);
+    arenas = 1u << KVF_MEMORY_CUDA;
+    assert_int_equal(check_parts(without, &arenas), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "the peer does not serve its region 1 this way"));
+    arenas = both;
+    assert_int_equal(check_parts(only_arena, &arenas), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "region 0"));
+    assert_int_equal(check_parts(cut, &arenas), KVF_E_PARSE);
+    assert_non_null(strstr(kvf_error_detail(), "region 1 has 31 bytes in its part of the card and 32"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(costs_are_assumed_by_kind),
@@ -682,6 +716,7 @@ int main(void) {
         cmocka_unit_test(submitting_without_a_peer_runs_or_callback_is_refused),
         cmocka_unit_test(endpoints_without_memory_exchange_notifications_only),
         cmocka_unit_test(a_user_of_regions_whose_descriptor_cannot_be_watched_is_not_kept),
+        cmocka_unit_test(an_arena_that_a_fabric_does_not_serve_is_done_without_if_there_is_another),
         cmocka_unit_test(every_allocation_may_fail_and_nothing_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
