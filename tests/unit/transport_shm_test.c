@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,6 +40,30 @@ void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t
     /* NOLINTNEXTLINE(performance-no-int-to-ptr): the call gives an address */
     return (void *)syscall(SYS_mmap, address, bytes, protection, flags, fd, offset);
 }
+
+static int forbids; /* the errno of the next two calls; 0: they are made */
+
+static ssize_t copy_between(long call, pid_t pid, const struct iovec *local, unsigned long local_count,
+                            const struct iovec *remote, unsigned long remote_count, unsigned long flags) {
+    if (forbids) {
+        errno = forbids;
+        return -1;
+    }
+    return syscall(call, pid, local, local_count, remote, remote_count, flags);
+}
+
+/* The same. */
+/* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
+ssize_t process_vm_readv(pid_t pid, const struct iovec *local, unsigned long local_count,
+                         const struct iovec *remote, unsigned long remote_count, unsigned long flags) {
+    return copy_between(SYS_process_vm_readv, pid, local, local_count, remote, remote_count, flags);
+}
+
+ssize_t process_vm_writev(pid_t pid, const struct iovec *local, unsigned long local_count,
+                          const struct iovec *remote, unsigned long remote_count, unsigned long flags) {
+    return copy_between(SYS_process_vm_writev, pid, local, local_count, remote, remote_count, flags);
+}
+/* NOLINTEND(readability-inconsistent-declaration-parameter-name) */
 
 /* Opens an endpoint over memory of which the second half is unmapped. */
 static kvf_transport *open_over_hole(unsigned char **memory, size_t half) {
@@ -121,6 +146,63 @@ static void a_read_goes_on_without_an_owner_that_does_not_serve(void **state) {
         side_close(&here);
         side_close(&there);
     }
+}
+
+static void goes_by_a_shared_buffer(const kvf_peer *peer) {
+    kvf_peer_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_peer_get_info(peer, &info), KVF_OK);
+    assert_string_equal(info.way, "a shared buffer, because the kernel forbids process_vm_readv");
+}
+
+/* As in a container, whose system calls are filtered. */
+static void where_the_kernel_forbids_it_the_owner_copies(void **state) {
+    (void)state;
+    static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
+    static kvf_run runs[20000];
+    static const int errors[] = {EPERM, ENOSYS, EACCES};
+    for (int i = 0; i < 6; i++) {
+        const kvf_direction direction = i % 2 ? KVF_READ : KVF_WRITE;
+        test_side here, there;
+        side_open(&here, &brought, 1);
+        side_open(&there, &brought, 2);
+        kvf_peer *peer = side_connect(&here, &there);
+        const size_t count = short_runs(&here, runs, sizeof runs / sizeof *runs);
+        forbids = errors[i / 2];
+        assert_int_equal(move_runs(&here, &there, peer, direction, runs, count), KVF_OK);
+        assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), count * 256);
+        goes_by_a_shared_buffer(peer);
+        forbids = 0;
+        side_close(&here);
+        side_close(&there);
+    }
+}
+
+/* The owner has a part of a read, and does not serve; the part cannot be taken back from it. */
+static void what_the_owner_has_when_the_kernel_forbids_it_waits_for_the_owner(void **state) {
+    (void)state;
+    static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
+    static kvf_run runs[20000];
+    test_side here, there;
+    side_open(&here, &brought, 1);
+    side_open(&there, &brought, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, runs, 1), KVF_OK);
+    const size_t count = short_runs(&here, runs, sizeof runs / sizeof *runs);
+    test_outcome outcome = {0};
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, runs, count, note_outcome, &outcome, NULL), KVF_OK);
+    assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+    assert_int_equal(outcome.calls, 0);
+    forbids = EPERM;
+    for (int turn = 0; turn < 1000; turn++)
+        assert_int_equal(kvf_transport_progress(here.transport, NULL), KVF_OK);
+    assert_int_equal(outcome.calls, 0);
+    goes_by_a_shared_buffer(peer);
+    drive(&here, &there, &outcome.calls, 1);
+    assert_int_equal(outcome.status, KVF_OK);
+    assert_memory_equal(side_memory(&here, 0), side_memory(&there, 0), count * 256);
+    forbids = 0;
+    side_close(&here);
+    side_close(&there);
 }
 
 /* If the kernel copies, it reports the missing memory. An owner that serves touches its memory itself, and has to keep
@@ -435,6 +517,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_that_is_not_there_fails_the_batch_and_names_the_run),
         cmocka_unit_test(a_read_goes_on_without_an_owner_that_does_not_serve),
+        cmocka_unit_test(where_the_kernel_forbids_it_the_owner_copies),
+        cmocka_unit_test(what_the_owner_has_when_the_kernel_forbids_it_waits_for_the_owner),
         cmocka_unit_test(memory_that_its_owner_unmapped_fails_the_batch_alone),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, allocate_again),
         cmocka_unit_test(an_owner_without_a_descriptor_for_us_lives),
