@@ -1,6 +1,7 @@
 /* Links: messages in both directions, connections that break and come back, what is refused, waiting. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -556,6 +557,77 @@ static void where_one_of_two_connections_ends_the_other_goes_on(void **state) {
     kvf_link_close(server.link);
 }
 
+/* The descriptor of the only connection of this process to a port of 127.0.0.1. */
+static int connection_to(const char *endpoint) {
+    const uint16_t port = htons((uint16_t)strtoul(strrchr(endpoint, ':') + 1, NULL, 10));
+    int found = -1;
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_in peer = {0};
+        socklen_t bytes = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &bytes) || peer.sin_family != AF_INET ||
+            peer.sin_port != port)
+            continue;
+        assert_int_equal(found, -1);
+        found = fd;
+    }
+    assert_true(found >= 0);
+    return found;
+}
+
+/* Nothing has come over either. The end is told, as messages may be lost with it. */
+static void where_the_first_of_two_connections_ends_the_second_takes_its_place(void **state) {
+    (void)state;
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
+    end server, client;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
+    kvf_route route = connect_end(&client, kvf_link_endpoint(server.link));
+    send_text(&client, route, "first");
+    work_until(server.message_count == 1 && is_calm(&client, &now_ns), &server, &client);
+    const int first = connection_to(kvf_link_endpoint(server.link));
+    now_ns += UINT64_C(2500000000);
+    work_until(has_nothing_due(&client, &now_ns) && kvf_link_count(server.link).now == 2, &server, &client);
+    assert_int_equal(shutdown(first, SHUT_RDWR), 0);
+    work_until(client.broken_count == 1 && kvf_link_count(server.link).now == 1, &server, &client);
+    assert_int_equal(client.broken_route, route);
+    send_text(&client, route, "over the second");
+    work_until(server.message_count == 2, &server, &client);
+    assert_int_not_equal(server.messages[1].route, server.messages[0].route);
+    send_text(&server, server.messages[1].route, "answer");
+    work_until(client.message_count == 1, &server, &client);
+    assert_int_equal(client.messages[0].route, route);
+    kvf_link_close(client.link);
+    kvf_link_close(server.link);
+}
+
+/* Half of them. */
+static void there_are_as_many_outgoing_connections_as_descriptors_allow(void **state) {
+    (void)state;
+    end client;
+    struct rlimit before, few;
+    kvf_route route;
+    char endpoint[64];
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    open_end(&client, (kvf_link_options){.listen = ""});
+    few = before;
+    few.rlim_cur = 128;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (uint32_t i = 1; i <= 65; i++) {
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%u", i);
+        const kvf_status status = kvf_link_connect(client.link, endpoint, NULL, &route);
+        if (i < 65)
+            assert_ok(status);
+        else
+            assert_fails(status, KVF_E_LIMIT,
+                         "there are 64 connections, as many as the process's descriptors allow");
+    }
+    kvf_link_disconnect(client.link, route); /* the last that was made */
+    assert_ok(kvf_link_connect(client.link, endpoint, NULL, &route));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    kvf_link_close(client.link);
+}
+
 static void a_connection_over_which_an_answer_came_stays_however_long_nothing_is_said(void **state) {
     (void)state;
     uint64_t now_ns = kvf_now(&kvf_monotonic);
@@ -810,6 +882,8 @@ int main(void) {
         cmocka_unit_test(a_peer_that_was_only_busy_keeps_the_connection_that_it_knows_us_by),
         cmocka_unit_test(a_second_connection_takes_the_place_of_one_that_hangs_and_nobody_is_told),
         cmocka_unit_test(where_one_of_two_connections_ends_the_other_goes_on),
+        cmocka_unit_test(where_the_first_of_two_connections_ends_the_second_takes_its_place),
+        cmocka_unit_test(there_are_as_many_outgoing_connections_as_descriptors_allow),
         cmocka_unit_test(a_connection_over_which_an_answer_came_stays_however_long_nothing_is_said),
         cmocka_unit_test(a_new_connection_is_not_blamed_for_the_end_of_the_one_before),
         cmocka_unit_test(it_listens_on_loopback_unless_told_otherwise),
