@@ -837,6 +837,19 @@ static void the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair(void
     assert_int_equal(cuda->cuThreadExchangeStreamCaptureMode(&mode), 0);
 }
 
+/* ---- devices that reach each other ---------------------------------------------------------------- */
+
+/* Hardware may limit how many others a device reaches. Then whatever chose this way must find another. */
+static void a_device_that_reaches_too_many_others_is_unsupported(void **unused) {
+    (void)unused;
+    DEVICES_ARE_SEVERAL();
+    devices_fail("cuCtxEnablePeerAccess", CUDA_ERROR_TOO_MANY_PEERS, 1);
+    assert_int_equal(kvf_cuda_let_reach(0, 1), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), "letting a device reach another"));
+    assert_int_equal(kvf_cuda_let_reach(0, 1), KVF_OK);
+    assert_int_equal(kvf_cuda_let_reach(0, 1), KVF_OK);
+}
+
 int main(int argument_count, char **arguments) {
     if (argument_count == 2 && strcmp(arguments[1], "find") == 0)
         return print_found();
@@ -877,6 +890,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_small_copy_gets_only_the_blocks_that_have_work),
         cmocka_unit_test(opening_and_closing_a_copier_leave_a_capture_alone),
         cmocka_unit_test(the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair),
+        cmocka_unit_test(a_device_that_reaches_too_many_others_is_unsupported),
     };
     (void)setenv("FAKE_CUDA_MULTIPROCESSORS", MULTIPROCESSORS, 1);
     devices_open();
