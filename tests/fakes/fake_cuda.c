@@ -190,8 +190,12 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     BEGIN;
-    (void)flags;
-    bool *now = &fake.peers[fake_current[fake_depth - 1]->device][peer->device];
+    const int device = fake_current[fake_depth - 1]->device;
+    bool *now = &fake.peers[device][peer->device];
+    if (flags || device == peer->device)
+        return flags ? INVALID_VALUE : INVALID_CONTEXT;
+    if (getenv("FAKE_CUDA_APART"))
+        return PEER_ACCESS_UNSUPPORTED;
     if (*now)
         return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     *now = true;

@@ -175,10 +175,19 @@ static range *host_range(const void *address) {
     return NULL;
 }
 
+/* Whether the driver knows a part of this memory. */
+static bool knows_some(const unsigned char *begin, size_t bytes) {
+    for (size_t i = 0; i < RANGES; i++)
+        if ((ranges[i].kind == HOST || ranges[i].kind == PINNED) &&
+            begin < ranges[i].shadow + ranges[i].bytes && ranges[i].shadow < begin + bytes)
+            return true;
+    return false;
+}
+
 static CUresult note_host(void *address, size_t bytes, fake_kind kind, bool aliased) {
     range *made = fake_range_new();
     void *alias = address;
-    if (host_range(address))
+    if (knows_some(address, bytes))
         return ALREADY_REGISTERED;
     if (made && aliased)
         alias = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -206,7 +215,8 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
 
 CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     BEGIN;
-    (void)flags;
+    if (bytes == 0 || flags & ~(unsigned)(CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
+        return INVALID_VALUE;
     (void)pthread_mutex_lock(&fake.lock);
     const CUresult result = note_host(address, bytes, PINNED, fake_number("FAKE_CUDA_ALIASED", 0));
     (void)pthread_mutex_unlock(&fake.lock);
@@ -360,9 +370,10 @@ static CUresult open_handle(const handle *given, CUdeviceptr *address) {
 /* Like the driver, this fails in the process that made the handle. */
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle bytes, unsigned flags) {
     BEGIN;
-    (void)flags;
     handle given;
     memcpy(&given, &bytes, sizeof given);
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        return INVALID_VALUE;
     if (given.process == getpid())
         return INVALID_CONTEXT;
     (void)pthread_mutex_lock(&fake.lock);
