@@ -106,7 +106,7 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
     set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE 77)
   endforeach()
-  # What these do over a real driver with one device, which makes callers wait wherever one may.
+  # What these do over a real driver with one device, which takes its time, and makes callers wait wherever one may.
   foreach(name agent_arrival_device_test agent_device_events_test agent_device_processes_test cuda_copier_test
                cuda_long_runs_test stage_arenas_test transport_cuda_hostile_test transport_cuda_nests_test
                transport_cuda_recovery_test transport_cuda_test)
@@ -114,7 +114,7 @@ if(NOT KVF_CORE_ONLY)
       kvf_add_test(${name}_as_real unit 300 ${name})
       set_property(TEST ${name}_as_real
                    APPEND PROPERTY ENVIRONMENT KVF_TEST_DEVICES_AS_REAL=1 FAKE_CUDA_DEVICES=1 FAKE_CUDA_STRICT=1000
-                                   "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+                                   FAKE_CUDA_DELAY=200 "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
       set_property(TEST ${name}_as_real PROPERTY SKIP_RETURN_CODE 77)
     endif()
   endforeach()

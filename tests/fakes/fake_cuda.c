@@ -15,7 +15,7 @@
  * FAKE_CUDA_NO_CHANNEL the process may not use fabric handles; with FAKE_CUDA_ALIASED=1 devices reach registered memory
  * of the host at other addresses than the host, as with WSL 2; of what every FAKE_CUDA_SPOIL-th launch of a kernel has
  * moved, a bit is wrong; with FAKE_CUDA_STRICT=1000 calls wait as after fake_cuda_strict(1), but streams have room for
- * 1000 actions.
+ * 1000 actions; with FAKE_CUDA_DELAY=200 actions run 200 us after they were put on a stream, or later.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,6 +91,8 @@ CUresult cuInit(unsigned flags) {
     (void)flags;
     const CUresult told = fake_told(__func__);
     fake.started = fake.started || !told;
+    if (getenv("FAKE_CUDA_DELAY"))
+        fake.delay_ns = 1000u * (uint64_t)fake_number("FAKE_CUDA_DELAY", 0);
     if (getenv("FAKE_CUDA_STRICT")) {
         fake.strict = true;
         fake.room = (unsigned)fake_number("FAKE_CUDA_STRICT", STREAM_ROOM);
