@@ -198,12 +198,21 @@ static void a_higher_priority_goes_first(void **state) {
     stage_scene_close(&s);
 }
 
-/* Peers choose priorities, and others waited for as long as one went on. The stage copies one slot of 1 MiB in a turn. */
+/* How many slots a lender has begun to fill for the flows of a priority. */
+static uint64_t slots_begun(const stage_end *lender, uint32_t priority) {
+    uint64_t bytes = 0;
+    for (const kvf_stage_flow *flow = lender->stage->first; flow; flow = flow->following)
+        bytes += flow->priority == priority ? flow->next : 0;
+    return bytes / lender->stage->options.slot_bytes;
+}
+
+/* Peers choose priorities, and others waited for as long as one went on. The stage copies one slot of 1 MiB in a turn. A
+ * worker may be held up for longer than the whole fast move takes, so with workers the turn counts, and not its bytes. */
 static void the_highest_priority_leaves_some_turns_to_others(void **state) {
     scene s = stage_scene_open(*state, attention(8, 16, 128), 600, (kvf_stage_options){0});
     kvf_move *slow = begin(&s, KVF_READ, 0), *fast = begin(&s, KVF_READ, 255);
     assert_ok(stage_world_finish(s.w, fast));
-    assert_true(bytes_of(slow) > 0);
+    assert_true(bytes_of(slow) > 0 || (getenv("KVF_TEST_WORKERS") && slots_begun(s.p, 0) > 0));
     kvf_move_free(fast);
     finish_well(&s, slow);
     assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
