@@ -111,8 +111,12 @@ static void note(void *context, kvf_operation operation, kvf_status status, cons
 }
 
 void submit_of_writer(kvf_direction direction, uint32_t bytes, outcome *noted) {
+    submit_of_region(0, direction, bytes, noted);
+}
+
+void submit_of_region(uint32_t region, kvf_direction direction, uint32_t bytes, outcome *noted) {
     static kvf_run run; /* must last until the batch has ended; there is one batch at a time */
-    run = (kvf_run){.bytes = bytes};
+    run = (kvf_run){.local_region = region, .bytes = bytes};
     *noted = (outcome){0};
     assert_ok(kvf_transport_submit(peer, direction, &run, 1, note, noted, NULL));
 }

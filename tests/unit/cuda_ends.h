@@ -58,6 +58,8 @@ typedef struct outcome {
 
 /** Submits a batch of the writer, of one run at the beginning of region 0. There is one batch at a time. */
 void submit_of_writer(kvf_direction direction, uint32_t bytes, outcome *noted);
+/** The same between the owner's region 0 and another region of the writer. */
+void submit_of_region(uint32_t region, kvf_direction direction, uint32_t bytes, outcome *noted);
 
 /** The writer can write. */
 void write_well(void);

@@ -73,6 +73,39 @@ static void a_writer_whose_generation_rises_tells_its_memory_anew(void **state) 
     both_close();
 }
 
+/* The owner's memory is mapped for the devices that a reader has when it connects. */
+static void a_region_on_another_device_than_when_the_peer_was_connected_needs_a_new_connection(void **state) {
+    (void)state;
+    outcome noted;
+    void *seen;
+    DEVICES_ARE_STAND_INS(); /* a second device */
+    both_open();
+    run_rounds();
+    kvf_memory more = device_memory(0, BYTES, &seen); /* the writer's other memory is on device 1 */
+    more.withheld = false;
+    assert_ok(kvf_transport_register_region(writer.transport, 2, &more));
+    submit_of_region(2, KVF_READ, BYTES, &noted);
+    run_rounds();
+    assert_int_equal(noted.calls, 1);
+    assert_int_equal(noted.status, KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(noted.detail,
+                           "the memory is on a device that had none when the peer was connected: "
+                           "connect again"));
+    submit_of_writer(KVF_READ, BYTES, &noted); /* the connection still reads for the device that it knows */
+    run_rounds();
+    assert_int_equal(noted.status, KVF_OK);
+    kvf_peer_close(peer);
+    connect_ends();
+    run_rounds();
+    submit_of_region(2, KVF_READ, BYTES, &noted);
+    run_rounds();
+    assert_int_equal(noted.status, KVF_OK);
+    devices_get(seen);
+    devices_get(owner.seen[0]);
+    assert_memory_equal(seen, owner.seen[0], BYTES);
+    both_close();
+}
+
 /* Once a connection to the writer had failed, all its later writes did. */
 static void an_owner_that_could_not_connect_back_tries_again(void **state) {
     (void)state;
@@ -613,6 +646,7 @@ int main(int argument_count, char **arguments) {
         return 77;
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_region_on_another_device_than_when_the_peer_was_connected_needs_a_new_connection),
         cmocka_unit_test(a_writer_whose_generation_rises_tells_its_memory_anew),
         cmocka_unit_test(an_owner_that_could_not_connect_back_tries_again),
         cmocka_unit_test(an_owner_that_closes_while_it_reads_frees_what_it_was_asked_for),
