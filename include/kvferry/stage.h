@@ -38,7 +38,8 @@ typedef enum kvf_way {
      * "libfabric" do), except for memory of this host that cannot be mapped (memory that callers brought), for memory
      * that is withheld from peers (by `kvf_memory.withheld`; and, in an agent that names a "ucx" or "libfabric" without
      * RDMA, all memory but the arena), and where the two sides cut cells into different pieces, as when one keeps keys
-     * channel by channel. */
+     * channel by channel. Direct, too, where it is possible and the peer's block tables do not fit in the opening of a
+     * flow: two million entries fit. */
     KVF_WAY_AUTO = 0,
     KVF_WAY_DIRECT = 1,
     KVF_WAY_PACKED = 2,
@@ -195,8 +196,8 @@ typedef struct kvf_move_options {
  * @param options  NULL: the defaults
  * @param out      receives a move owned by the caller, see kvf_move_free()
  * @return KVF_OK, KVF_E_INVALID, KVF_E_UNSUPPORTED (packed, and the groups of the two models differ; direct, and the
- *         plan converts), KVF_E_NOT_FOUND (packed, or the plan converts, and a peer has not joined), KVF_E_PEER_LOST,
- *         KVF_E_NOMEM
+ *         plan converts), KVF_E_NOT_FOUND (packed, or the plan converts, and a peer has not joined), KVF_E_LIMIT
+ *         (packed, and the peer's block tables do not fit in the opening of a flow), KVF_E_PEER_LOST, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_stage_pull(kvf_stage *stage, const kvf_request *request, kvf_peer *const *peers,
                                   const kvf_move_options *options, kvf_move **out);

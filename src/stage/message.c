@@ -228,10 +228,15 @@ static void read_item(kvf_byte_reader *from, kvf_stream_item *item) {
         .dtype = (kvf_dtype)numbers[12]};
 }
 
+uint64_t kvf_stage_opening_bytes(uint32_t items, uint32_t groups, uint64_t blocks) {
+    return FIXED_BYTES + items * ITEM_BYTES + groups * GROUP_BYTES + blocks * 4;
+}
+
 kvf_status kvf_stage_write_opening(const kvf_opening *opening, unsigned char **out, size_t *bytes) {
-    uint64_t all = FIXED_BYTES + opening->item_count * ITEM_BYTES;
+    uint64_t blocks = 0;
     for (uint32_t g = 0; g < opening->group_count; g++)
-        all += GROUP_BYTES + (uint64_t)opening->groups[g].table.count * 4;
+        blocks += opening->groups[g].table.count;
+    const uint64_t all = kvf_stage_opening_bytes(opening->item_count, opening->group_count, blocks);
     if (all > KVF_STAGE_OPENING_MAX)
         return kvf_fail(KVF_E_LIMIT, "the opening of a flow would have %llu bytes; allowed: up to %u",
                         (unsigned long long)all, KVF_STAGE_OPENING_MAX);

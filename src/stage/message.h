@@ -96,6 +96,9 @@ typedef struct kvf_opening {
 /** A checksum of a model's groups, layers and parts; equal models have equal sums. */
 uint64_t kvf_stage_model_sum(const kvf_model *model);
 
+/** The bytes of an opening with so many items and groups, and so many entries in all tables together. */
+uint64_t kvf_stage_opening_bytes(uint32_t items, uint32_t groups, uint64_t blocks);
+
 /**
  * @param out  receives bytes owned by the caller, see kvf_free()
  * @return KVF_OK, KVF_E_LIMIT (more than KVF_STAGE_OPENING_MAX), KVF_E_NOMEM

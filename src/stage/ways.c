@@ -166,6 +166,15 @@ static void pass_others(kvf_peer_cost *cost, const leg *at, const kvf_way_cost *
             kvf_way_cost_pass(&cost->packed[kind], at->copies, at->bytes, ns);
 }
 
+/* Whether the tables of the source's peer fit in the opening of a flow. */
+static bool fits_opening(const order *by, const kvf_stage_shape *shape, uint32_t groups) {
+    const kvf_group_request *all = kvf_request_groups(by->request);
+    uint64_t blocks = 0;
+    for (uint32_t g = 0; g < groups; g++)
+        blocks += by->direction == KVF_READ ? all[g].remote.count : all[g].local.count;
+    return kvf_stage_opening_bytes(shape->selection->item_count, groups, blocks) <= KVF_STAGE_OPENING_MAX;
+}
+
 /* Counts and predicts both ways, and returns the way to take. */
 static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out) {
     const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
@@ -184,7 +193,8 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
     move->info.direct_ns += direct;
     move->info.packed_ns += packed;
     const bool withheld = kvf_peer_withholds(by->peer) || kvf_transport_withholds(move->stage->transport);
-    const bool gains = withheld || (packed < direct && kvf_cost_may_pack(plan, peer->has_lists));
+    const bool fits = fits_opening(by, shape, kvf_model_group_count(kvf_shard_model(move->stage->shard)));
+    const bool gains = withheld || (fits && packed < direct && kvf_cost_may_pack(plan, peer->has_lists));
     const kvf_way way = converts          ? KVF_WAY_PACKED
                         : by->options.way ? by->options.way
                         : gains           ? KVF_WAY_PACKED

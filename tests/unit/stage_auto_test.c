@@ -221,6 +221,34 @@ static void a_held_move_that_goes_direct_moves_as_much_as_it_may_layer_by_layer(
     scene_close(&s);
 }
 
+/* Sets the scene's request with a table of the producer that has so many entries, most of them unused. */
+static void lengthen_table(const scene *s, uint32_t count) {
+    const kvf_block_table *real = &s->w->p_sequence.tables[0];
+    uint32_t *ids = malloc(count * sizeof *ids);
+    assert_non_null(ids);
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = i < real->count ? real->ids[i] : KVF_NO_BLOCK;
+    const kvf_group_request group = {
+        s->w->d_sequence.tables[0], {ids, count, real->first_block}, 0, s->w->d_sequence.steps[0]};
+    assert_ok(kvf_request_set(s->request, &group, 1));
+    free(ids);
+}
+
+static void tables_that_no_opening_of_a_flow_holds_go_direct(void **state) {
+    (void)state;
+    const kvf_move_options packed = {.struct_size = sizeof packed, .way = KVF_WAY_PACKED};
+    const uint32_t most = KVF_STAGE_OPENING_MAX / 4;
+    scene s = scene_open(&nhd);
+    assume(&s, &usual);
+    kvf_move *move = NULL;
+    assert_true(pull(&s, &usual));
+    lengthen_table(&s, most);
+    assert_false(pull(&s, &usual));
+    assert_fails(kvf_stage_pull(s.w->d[0].stage, s.request, s.w->d[0].peers, &packed, &move), KVF_E_LIMIT,
+                 "the opening of a flow would have");
+    scene_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(short_runs_go_packed_and_long_ones_direct),
@@ -230,6 +258,7 @@ int main(void) {
         cmocka_unit_test(a_way_that_is_slow_is_tried_seldom),
         cmocka_unit_test(a_held_move_makes_nothing_be_forgotten),
         cmocka_unit_test(a_held_move_that_goes_direct_moves_as_much_as_it_may_layer_by_layer),
+        cmocka_unit_test(tables_that_no_opening_of_a_flow_holds_go_direct),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
