@@ -42,7 +42,12 @@ void *kvf_alloc(size_t count, size_t element_bytes) {
     return total_bytes(count, element_bytes, &bytes) ? current.allocate(current.context, bytes) : NULL;
 }
 
+/* calloc() knows which memory the kernel gives zeroed. Tables with an entry for each block, of which there may be
+ * millions, then take memory and time only as they are used. */
 void *kvf_alloc0(size_t count, size_t element_bytes) {
+    size_t bytes;
+    if (current.allocate == default_allocate)
+        return total_bytes(count, element_bytes, &bytes) ? calloc(1, bytes) : NULL;
     void *memory = kvf_alloc(count, element_bytes);
     if (memory)
         memset(memory, 0, count * element_bytes);

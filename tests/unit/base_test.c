@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -315,6 +317,19 @@ static void zeroed_memory_is_zero(void **state) {
     kvf_free(memory);
 }
 
+static void zeroed_memory_takes_none_before_it_is_used(void **state) {
+    (void)state;
+    const size_t bytes = (size_t)256 << 20, page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *memory = kvf_alloc0(bytes, 1), in_use = 0;
+    assert_non_null(memory);
+    unsigned char *middle = memory + bytes / 2;
+    middle -= (uintptr_t)middle % page;
+    assert_int_equal(mincore(middle, page, &in_use), 0);
+    assert_int_equal(in_use & 1, 0);
+    assert_int_equal(middle[0], 0);
+    kvf_free(memory);
+}
+
 static void a_copy_is_equal_and_apart(void **state) {
     (void)state;
     uint32_t numbers[] = {1, 2, 3};
@@ -517,6 +532,7 @@ int main(void) {
         WITH_LEDGER(a_resize_that_fails_leaves_the_memory_as_it_was),
         WITH_LEDGER(no_elements_still_give_a_pointer),
         WITH_LEDGER(zeroed_memory_is_zero),
+        cmocka_unit_test(zeroed_memory_takes_none_before_it_is_used),
         WITH_LEDGER(a_copy_is_equal_and_apart),
         WITH_LEDGER(running_out_is_a_failure_that_says_of_what),
         WITH_LEDGER(refused_memory_is_null_everywhere),
