@@ -473,8 +473,8 @@ typedef struct kvf_agent_request {
  * descriptor in `after` was closed before it was written to).
  *
  * @return KVF_OK, KVF_E_EXISTS (the id is held already, or a block is being filled), KVF_E_RANGE (a block
- *         that does not exist, or a table that does not reach over the steps; a record, see kvferry/record.h, or too
- *         many of them), and those of all requests
+ *         that does not exist, a table that does not reach over the steps, or tables with more than 2^22 entries in
+ *         all; a record, see kvferry/record.h, or too many of them), and those of all requests
  */
 KVF_API kvf_status kvf_agent_hold(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
@@ -505,7 +505,7 @@ KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, 
                                              uint32_t group_count, const kvf_ready_event *after);
 
 /** Consumer: lets a producer write a request into blocks of its own. Events and errors as of kvf_agent_pull();
- * KVF_E_EXISTS only because of blocks.
+ * KVF_E_EXISTS only because of blocks, KVF_E_RANGE also for tables with more than 2^22 entries in all.
  *
  * After a failure the request may be expected again, into other blocks at once, also while the first blocks are in doubt:
  * a push that goes on writes to both until it hears of the withdrawal. If the push has ended, as it does when its last

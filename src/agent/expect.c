@@ -500,6 +500,7 @@ static const kvf_ticket_ops expect_ops = {
     .kind = KVF_REQUEST_EXPECT,
     .size = sizeof(kvf_asker),
     .asks = true,
+    .tells = true,
     .begin = expect_begin,
     .tick = expect_tick,
     .fail = expect_fail,

@@ -438,6 +438,7 @@ static const kvf_ticket_ops hold_ops = {
     .begin = hold_begin,
     .free = hold_free,
     .lends = true,
+    .tells = true,
     .tick = hold_tick,
     .fail = hold_fail,
     .ready = hold_ready,

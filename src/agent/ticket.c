@@ -33,9 +33,22 @@ static kvf_block_table *claimed_tables(const kvf_ticket *ticket, const kvf_group
     return tables;
 }
 
+/* Without this check, peers would refuse the tables, after as many messages as they take. */
+static kvf_status check_told(const kvf_group_steps *groups, uint32_t count) {
+    uint64_t ids = 0;
+    for (uint32_t g = 0; g < count; g++)
+        ids += groups[g].table.count;
+    if (ids > KVF_WIRE_MAX_TABLE_IDS)
+        return kvf_fail(KVF_E_RANGE, "the tables have %llu entries; peers take up to %u",
+                        (unsigned long long)ids, KVF_WIRE_MAX_TABLE_IDS);
+    return KVF_OK;
+}
+
 kvf_status kvf_ticket_claim(kvf_ticket *ticket, const kvf_group_steps *groups, uint32_t count) {
     kvf_agent *agent = ticket->agent;
     kvf_status status = kvf_check_groups(agent->shard, groups, count, ticket->ops->grows);
+    if (!status && ticket->ops->tells)
+        status = check_told(groups, count);
     if (status)
         return status;
     kvf_group_steps *copy = kvf_steps_copy(groups, count);

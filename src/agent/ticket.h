@@ -29,6 +29,7 @@ typedef struct kvf_ticket_ops {
     size_t size; /* of its struct, which begins with a kvf_ticket */
     bool lends;  /* its blocks are read, and not written */
     bool grows;  /* its tables need not cover its steps: blocks come later */
+    bool tells;  /* peers are told its tables */
     bool asks;   /* it begins with a kvf_asker */
     /** Takes the fields that are special to its kind from the request; NULL: there are none. */
     kvf_status (*begin)(kvf_ticket *ticket, const kvf_agent_request *request);

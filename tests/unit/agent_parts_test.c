@@ -217,6 +217,31 @@ static void a_million_blocks_are_pushed(void **state) {
     check_and_close(&s);
 }
 
+static void tables_that_peers_would_not_take_are_refused_at_once(void **state) {
+    (void)state;
+    const uint32_t most = KVF_WIRE_MAX_TABLE_IDS;
+    scene s;
+    uint64_t ticket;
+    open_scene_of(&s, attention(1, 2, 4), 64);
+    uint32_t *ids = malloc(((size_t)most + 1) * sizeof *ids);
+    assert_non_null(ids);
+    for (uint32_t i = 0; i <= most; i++)
+        ids[i] = i < 64 ? i : KVF_NO_BLOCK;
+    s.given.groups[0].table = s.wanted.groups[0].table = (kvf_block_table){ids, most + 1, 0};
+    s.wanted.request.contact = s.w.p.contact;
+    assert_fails(kvf_agent_hold(s.w.p.agents[0], &s.given.request, &ticket), KVF_E_RANGE,
+                 "the tables have 4194305 entries; peers take up to 4194304");
+    assert_fails(kvf_agent_expect(s.w.d.agents[0], &s.wanted.request, &ticket), KVF_E_RANGE,
+                 "the tables have 4194305 entries; peers take up to 4194304");
+    s.given.groups[0].table.count = most;
+    world_fill(&s.w, &s.w.p, &s.given, 7);
+    world_hold(&s.w.p, &s.given, s.out);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.in); /* its own table is told to nobody */
+    wait_for_both(&s);
+    check_and_close(&s);
+    free(ids);
+}
+
 static kvf_model *two_groups(void) {
     static const uint32_t layers[] = {0, 1};
     const kvf_part_desc keys = PART(.name = "k", .units = 2, .cell_elements = 4);
@@ -371,6 +396,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_part_without_memory_is_not_taken, stop_counting_memory),
         cmocka_unit_test(a_million_blocks_are_pulled),
         cmocka_unit_test(a_million_blocks_are_pushed),
+        cmocka_unit_test(tables_that_peers_would_not_take_are_refused_at_once),
         cmocka_unit_test(each_part_goes_on_after_the_ids_of_all_groups_before),
         cmocka_unit_test(parts_arrive_over_a_bad_link),
         cmocka_unit_test(parts_that_stop_coming_are_forgotten_though_their_sender_beats),
