@@ -62,7 +62,7 @@ kvf_status kvf_dial_begin(kvf_zmq_link *link, kvf_dial *dial) {
                 zmq_setsockopt(link->caller, ZMQ_CONNECT_ROUTING_ID, &id, sizeof id) == 0;
     if (good && link->encrypted)
         good = zmq_setsockopt(link->caller, ZMQ_CURVE_SERVERKEY, line->key, KVF_KEY_CHARACTERS + 1) == 0;
-    dial->there = good && zmq_connect(link->caller, dial->text) == 0;
+    dial->there = good && kvf_zmq_connect(link->caller, dial->text) == 0;
     int error = dial->there ? 0 : zmq_errno();
     kvf_link_note(link, link->caller, true);
     if (dial->there)
@@ -76,7 +76,7 @@ void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial) {
     if (!dial->there)
         return;
     kvf_door_hung_up(&link->calls, &dial->call);
-    (void)zmq_disconnect(link->caller, dial->text);
+    (void)kvf_zmq_disconnect(link->caller, dial->text);
     kvf_link_note(link, link->caller, true);
     forget_text(link, dial);
     dial->there = false;

@@ -46,7 +46,7 @@ kvf_status kvf_guard_open(kvf_zmq_link *link, const kvf_link_options *options) {
     }
     link->guard = zmq_socket(link->zmq, ZMQ_REP);
     if (!link->guard || zmq_setsockopt(link->guard, ZMQ_LINGER, &linger, sizeof linger) ||
-        zmq_bind(link->guard, "inproc://zeromq.zap.01"))
+        kvf_zmq_bind(link->guard, "inproc://zeromq.zap.01"))
         return kvf_zmq_fail("opening the allow-list");
     return KVF_OK;
 }
@@ -121,8 +121,8 @@ static void answer(const kvf_zmq_link *link, const zmq_msg_t *request_id, const 
     };
     for (uint32_t i = 0; i < ANSWER_FRAMES; i++) {
         /* If there is no memory for an answer, the handshake times out and the connection is not accepted. */
-        if (zmq_send(link->guard, frames[i].data, frames[i].bytes,
-                     ZMQ_DONTWAIT | (i + 1 < ANSWER_FRAMES ? ZMQ_SNDMORE : 0)) < 0)
+        if (kvf_zmq_send(link->guard, frames[i].data, frames[i].bytes,
+                         i + 1 < ANSWER_FRAMES ? ZMQ_SNDMORE : 0))
             return;
     }
 }

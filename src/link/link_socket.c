@@ -154,7 +154,7 @@ kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {
     }
     if (zmq_setsockopt(link->listener, ZMQ_IPV6, &ipv6, sizeof ipv6))
         return kvf_zmq_fail("ZMQ_IPV6");
-    if (zmq_bind(link->listener, endpoint->text)) {
+    if (kvf_zmq_bind(link->listener, endpoint->text)) {
         int error = zmq_errno();
         return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", endpoint->text,
                         zmq_strerror(error));

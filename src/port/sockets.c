@@ -16,17 +16,56 @@ bool kvf_zmq_refuse_old(void *router) {
     return zmq_setsockopt(router, ZMQ_ZAP_DOMAIN, domain, sizeof domain - 1) == 0;
 }
 
+static bool was_interrupted(int result) {
+    return result < 0 && zmq_errno() == EINTR;
+}
+
+int kvf_zmq_bind(void *socket, const char *address) {
+    int result;
+    do
+        result = zmq_bind(socket, address);
+    while (was_interrupted(result));
+    return result;
+}
+
+int kvf_zmq_connect(void *socket, const char *address) {
+    int result;
+    do
+        result = zmq_connect(socket, address);
+    while (was_interrupted(result));
+    return result;
+}
+
+int kvf_zmq_disconnect(void *socket, const char *address) {
+    int result;
+    do
+        result = zmq_disconnect(socket, address);
+    while (was_interrupted(result));
+    return result;
+}
+
+int kvf_zmq_send(void *socket, const void *data, size_t bytes, int flags) {
+    int result;
+    do
+        result = zmq_send(socket, data, bytes, ZMQ_DONTWAIT | flags);
+    while (was_interrupted(result));
+    return result < 0 ? zmq_errno() : 0;
+}
+
 bool kvf_zmq_readable(void *socket) {
-    int events = 0;
+    int events = 0, result;
     size_t bytes = sizeof events;
-    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0 && (events & ZMQ_POLLIN);
+    do
+        result = zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes);
+    while (was_interrupted(result));
+    return result == 0 && (events & ZMQ_POLLIN);
 }
 
 bool kvf_zmq_receive_frame(void *socket, zmq_msg_t *frame) {
     int result;
     do
         result = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
-    while (result < 0 && zmq_errno() == EINTR);
+    while (was_interrupted(result));
     return result >= 0;
 }
 
@@ -46,13 +85,21 @@ uint32_t kvf_zmq_receive(void *socket, zmq_msg_t *frames, uint32_t capacity) {
     return count;
 }
 
+static int watch(void *socket, const char *address, int events) {
+    int result;
+    do
+        result = zmq_socket_monitor(socket, address, events);
+    while (was_interrupted(result));
+    return result;
+}
+
 kvf_status kvf_zmq_monitor(void *zmq, void *socket, const char *address, int events, void **out) {
     const int none = 0;
     *out = zmq_socket(zmq, ZMQ_PAIR);
     /* Events must never wait for us to read them: ZeroMQ's own thread would wait too. */
     if (!*out || zmq_setsockopt(*out, ZMQ_LINGER, &none, sizeof none) ||
-        zmq_setsockopt(*out, ZMQ_RCVHWM, &none, sizeof none) || zmq_socket_monitor(socket, address, events) ||
-        zmq_connect(*out, address))
+        zmq_setsockopt(*out, ZMQ_RCVHWM, &none, sizeof none) || watch(socket, address, events) ||
+        kvf_zmq_connect(*out, address))
         return kvf_zmq_fail("watching connections");
     return KVF_OK;
 }

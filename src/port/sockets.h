@@ -18,6 +18,20 @@ kvf_status kvf_zmq_fail(const char *what);
  */
 bool kvf_zmq_refuse_old(void *router);
 
+/* A signal ends ZeroMQ's functions with EINTR, also those that do not wait. These repeat them. */
+
+/** zmq_bind(). */
+int kvf_zmq_bind(void *socket, const char *address);
+
+/** zmq_connect(). */
+int kvf_zmq_connect(void *socket, const char *address);
+
+/** zmq_disconnect(). */
+int kvf_zmq_disconnect(void *socket, const char *address);
+
+/** zmq_send() without waiting. Returns 0 or an errno. */
+int kvf_zmq_send(void *socket, const void *data, size_t bytes, int flags);
+
 /** Whether a socket has something to receive. */
 bool kvf_zmq_readable(void *socket);
 

@@ -104,7 +104,7 @@ static kvf_status dial(kvf_messages_link *link, const char *host) {
     if (!status)
         status = kvf_messages_watch(link->endpoint, link->dealer, link, &link->dealer_fd);
     kvf_messages_address(host, link->card.port, link->address, sizeof link->address);
-    if (!status && zmq_connect(link->dealer, link->address))
+    if (!status && kvf_zmq_connect(link->dealer, link->address))
         status = kvf_zmq_fail(link->address);
     link->tried_ns = kvf_now(&kvf_monotonic);
     return status;

@@ -153,7 +153,7 @@ static kvf_status bind_router(kvf_messages_endpoint *endpoint, const char *liste
     const int six = strchr(listen, '*') == strchr(listen, '/') + 2 || strchr(listen, '[') != NULL;
     if (zmq_setsockopt(endpoint->router, ZMQ_IPV6, &six, sizeof six))
         return kvf_zmq_fail("ZMQ_IPV6");
-    if (zmq_bind(endpoint->router, listen) == 0)
+    if (kvf_zmq_bind(endpoint->router, listen) == 0)
         return KVF_OK;
     int error = zmq_errno();
     return kvf_fail(kvf_status_of_listening(error), "cannot listen on %s: %s", listen, zmq_strerror(error));
