@@ -139,8 +139,8 @@ typedef struct kvf_agent_options {
     bool verify;     /**< compare what was read or written with checksums of the producer */
     bool own_thread; /**< make progress in a thread of the agent's own */
     /**
-     * Receives the lines of the log, in order; NULL: none. Called on the thread that makes progress, one line at a
-     * time. It may call any function of the agent except kvf_agent_close().
+     * Receives the lines of the log, in order; NULL: none. Called one line at a time, on the agent's own thread or on
+     * any that calls the agent. It may call any function of the agent except kvf_agent_close().
      */
     void (*log)(void *context, const kvf_log_line *line);
     void *log_context;
@@ -751,7 +751,8 @@ typedef struct kvf_command {
         *asker; /**< in events: the public key of the asker, Z85; "" without keys. Not used by kvf_ask() */
 } kvf_command;
 
-/** What happened. Pointers are valid until the next call of kvf_agent_next_event(). */
+/** What happened. Pointers are valid until the next call of kvf_agent_next_event() by any thread, also if there is no
+ * event then. So threads that share this work need a lock of their own, from the call until they have read the event. */
 typedef struct kvf_event {
     size_t struct_size; /**< sizeof(kvf_event), set by the caller */
     kvf_event_kind kind;
