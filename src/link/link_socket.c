@@ -166,24 +166,6 @@ kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-static int send_frame(void *socket, const void *data, size_t bytes, int flags) {
-    zmq_msg_t frame;
-    int error = 0;
-    if (zmq_msg_init_size(&frame, bytes))
-        return ENOMEM;
-    if (bytes > 0)
-        memcpy(zmq_msg_data(&frame), data, bytes);
-    while (zmq_msg_send(&frame, socket, ZMQ_DONTWAIT | flags) < 0) {
-        error = zmq_errno();
-        if (error != EINTR)
-            break;
-        error = 0;
-    }
-    if (error)
-        (void)zmq_msg_close(&frame);
-    return error;
-}
-
 int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes) {
     /* After the first frame was accepted, the second cannot be refused, but its memory may be missing: so it is made
      * first. */
@@ -192,13 +174,9 @@ int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void 
         return ENOMEM;
     if (bytes > 0)
         memcpy(zmq_msg_data(&payload), data, bytes);
-    int error = send_frame(socket, id, id_bytes, ZMQ_SNDMORE);
-    while (!error && zmq_msg_send(&payload, socket, ZMQ_DONTWAIT) < 0) {
-        error = zmq_errno();
-        if (error == EINTR)
-            error = 0;
-    }
-    if (error)
-        (void)zmq_msg_close(&payload);
+    const int error = kvf_zmq_send(socket, id, id_bytes, ZMQ_SNDMORE);
+    if (!error)
+        return kvf_zmq_send_last(socket, &payload);
+    (void)zmq_msg_close(&payload);
     return error;
 }

@@ -52,6 +52,17 @@ int kvf_zmq_send(void *socket, const void *data, size_t bytes, int flags) {
     return result < 0 ? zmq_errno() : 0;
 }
 
+int kvf_zmq_send_last(void *socket, zmq_msg_t *frame) {
+    int result;
+    do
+        result = zmq_msg_send(frame, socket, ZMQ_DONTWAIT);
+    while (was_interrupted(result));
+    const int error = result < 0 ? zmq_errno() : 0;
+    if (error)
+        (void)zmq_msg_close(frame);
+    return error;
+}
+
 bool kvf_zmq_readable(void *socket) {
     int events = 0, result;
     size_t bytes = sizeof events;

@@ -32,6 +32,9 @@ int kvf_zmq_disconnect(void *socket, const char *address);
 /** zmq_send() without waiting. Returns 0 or an errno. */
 int kvf_zmq_send(void *socket, const void *data, size_t bytes, int flags);
 
+/** zmq_msg_send() of a message's last frame, without waiting. Returns 0 or an errno; takes the frame over in any case. */
+int kvf_zmq_send_last(void *socket, zmq_msg_t *frame);
+
 /** Whether a socket has something to receive. */
 bool kvf_zmq_readable(void *socket);
 

@@ -17,19 +17,12 @@
 /* 0, or errno: EHOSTUNREACH, it is gone; EAGAIN, it does not read. Always takes the message over. */
 static int send_to(kvf_messages_endpoint *endpoint, uint32_t number, zmq_msg_t *message) {
     unsigned char name[MESSAGES_NAME_BYTES] = {0};
-    int error = 0;
     memcpy(name + 1, &number, sizeof number);
     endpoint->router_stirs = true; /* sending can swallow the signal on the descriptor */
-    while (zmq_send(endpoint->router, name, sizeof name, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
-        if ((error = zmq_errno()) != EINTR)
-            break;
-        else
-            error = 0;
-    while (!error && zmq_msg_send(message, endpoint->router, ZMQ_DONTWAIT) < 0)
-        if ((error = zmq_errno()) == EINTR)
-            error = 0;
-    if (error)
-        (void)zmq_msg_close(message);
+    const int error = kvf_zmq_send(endpoint->router, name, sizeof name, ZMQ_SNDMORE);
+    if (!error)
+        return kvf_zmq_send_last(endpoint->router, message);
+    (void)zmq_msg_close(message);
     return error;
 }
 

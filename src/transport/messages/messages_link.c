@@ -402,15 +402,12 @@ static bool receive_one(kvf_messages_link *link, uint64_t *budget) {
 /* ---- work ------------------------------------------------------------------------------------ */
 
 void kvf_messages_say(kvf_messages_link *link, zmq_msg_t *message) {
-    int sent;
     link->stirs = true; /* sending can swallow the signal on the descriptor */
-    while ((sent = zmq_msg_send(message, link->dealer, ZMQ_DONTWAIT)) < 0 && zmq_errno() == EINTR) {
-    }
-    if (sent >= 0)
+    const int error = kvf_zmq_send_last(link->dealer, message);
+    if (!error)
         return;
-    (void)kvf_zmq_fail("sending to the peer");
+    (void)kvf_fail(KVF_E_IO, "sending to the peer: %s", zmq_strerror(error));
     give_up(link, kvf_error_detail());
-    (void)zmq_msg_close(message);
 }
 
 /* No batch of the link accesses memory any more, for only our own thread does. */
