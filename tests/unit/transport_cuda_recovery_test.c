@@ -181,8 +181,8 @@ static void a_guest_for_whom_there_is_no_descriptor_is_refused(void **state) {
     const bool spins = has_something_to_do(owner.transport);
     give_descriptors_back();
     assert_false(spins);
-    assert_int_equal(refusal_of(first), CUDA_REFUSED_FULL);
-    assert_int_equal(refusal_of(second), CUDA_REFUSED_FULL);
+    assert_int_equal(refusal_of(first), CUDA_REFUSED_SHORT);
+    assert_int_equal(refusal_of(second), CUDA_REFUSED_SHORT);
     const int third = open_known_guest();
     (void)close(third);
     write_well();
@@ -262,7 +262,7 @@ static void an_owner_that_has_no_room_for_us_lives(void **state) {
     run_rounds();
     assert_int_equal(writer.lost, 1);
     assert_true(kvf_peer_lives(peer));
-    assert_non_null(strstr(writer.lost_detail, "refused"));
+    assert_non_null(strstr(writer.lost_detail, "no memory or descriptor"));
     both_close();
 }
 
@@ -283,6 +283,7 @@ static void an_owner_without_memory_to_hear_us_lives(void **state) {
     run_rounds();
     assert_int_equal(writer.lost, 1);
     assert_true(kvf_peer_lives(peer));
+    assert_non_null(strstr(writer.lost_detail, "no memory or descriptor"));
     both_close();
 }
 

@@ -310,15 +310,15 @@ static void require_lives(test_side *here, test_side *there, const kvf_peer *pee
     assert_true(kvf_peer_lives(peer));
 }
 
-/* The last descriptor goes for the connection, and none is left for the gate. The owner once hung up without a word. */
-static void an_owner_without_a_descriptor_for_us_lives(void **state) {
-    (void)state;
+/* Without a descriptor there is none for the connection: the owner once said that it had as many as it allows. With one,
+ * none is left for the gate: it once hung up without a word. */
+static void an_owner_with_descriptors_left_says_why_it_refuses(int left) {
     static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
     test_side here, there;
     side_open(&here, &brought, 1);
     side_open(&there, &brought, 2);
     kvf_peer *peer = side_connect(&here, &there);
-    leave_descriptors(1);
+    leave_descriptors(left);
     for (int i = 0; i < 3; i++)
         assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
     give_descriptors_back();
@@ -326,6 +326,12 @@ static void an_owner_without_a_descriptor_for_us_lives(void **state) {
     assert_non_null(strstr(here.lost_detail, "no memory or descriptor"));
     side_close(&here);
     side_close(&there);
+}
+
+static void an_owner_without_a_descriptor_for_us_lives(void **state) {
+    (void)state;
+    an_owner_with_descriptors_left_says_why_it_refuses(0);
+    an_owner_with_descriptors_left_says_why_it_refuses(1);
 }
 
 /* Takes all that this process may still have of something, and gives it back. */

@@ -28,6 +28,7 @@ static void take_refusal(kvf_cuda_link *link, const kvf_cuda_packet *packet) {
         [CUDA_REFUSED_USER] = "the peer refused the connection: it runs as another user",
         [CUDA_REFUSED_FULL] = "the peer refused the connection: it has the most connections that it allows",
         [CUDA_REFUSED_CLOSED] = "the peer has closed the connection",
+        [CUDA_REFUSED_SHORT] = "the peer refused the connection: it has no memory or descriptor left for it",
     };
     const uint32_t refusal = packet->bytes == sizeof packet->as.refused ? packet->as.header.count : 0;
     char text[160];

@@ -87,19 +87,23 @@ static bool take_in(kvf_cuda_endpoint *endpoint, int fd, pid_t process) {
 static void let_in(kvf_cuda_endpoint *endpoint, int fd) {
     pid_t process = 0;
     const kvf_status status = kvf_neighbour_process(fd, &process);
-    if (!status && endpoint->client_count < CLIENTS_MAX && take_in(endpoint, fd, process))
+    const bool full = endpoint->client_count >= CLIENTS_MAX;
+    if (!status && !full && take_in(endpoint, fd, process))
         return;
-    say_refused(fd, status == KVF_E_PERMISSION ? CUDA_REFUSED_USER : CUDA_REFUSED_FULL,
+    say_refused(fd,
+                status == KVF_E_PERMISSION ? CUDA_REFUSED_USER
+                : full                     ? CUDA_REFUSED_FULL
+                                           : CUDA_REFUSED_SHORT,
                 endpoint->client_count);
     (void)close(fd);
 }
 
 void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {
-    const kvf_cuda_refused full = {{CUDA_REFUSED, CUDA_REFUSED_FULL}, endpoint->client_count};
+    const kvf_cuda_refused no_descriptor = {{CUDA_REFUSED, CUDA_REFUSED_SHORT}, endpoint->client_count};
     for (int i = 0; i < ACCEPTED; i++) {
         int fd;
-        const kvf_status status =
-            kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd, &full, sizeof full, &fd);
+        const kvf_status status = kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd,
+                                                       &no_descriptor, sizeof no_descriptor, &fd);
         if (status == KVF_E_AGAIN)
             return;
         if (!status)
@@ -118,7 +122,7 @@ void kvf_cuda_owner_expire(kvf_cuda_endpoint *endpoint) {
             continue;
         if (now - client->accepted_ns >= HELLO_NS) {
             if (!client->refused) /* this side may have had no memory to read its HELLO */
-                say_refused(client->fd, CUDA_REFUSED_FULL, endpoint->client_count);
+                say_refused(client->fd, CUDA_REFUSED_SHORT, endpoint->client_count);
             kvf_cuda_owner_drop(client);
         } else {
             next = kvf_min_u64(next, client->accepted_ns + HELLO_NS);

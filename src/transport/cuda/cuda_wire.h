@@ -60,6 +60,7 @@ typedef enum kvf_cuda_refusal {
     CUDA_REFUSED_GENERATION = 6, /**< the card describes memory that is gone */
     CUDA_REFUSED_FULL = 7,       /**< the owner has as many connections as it accepts */
     CUDA_REFUSED_CLOSED = 8,     /**< the owner closes, and waits until nothing of it is mapped any more */
+    CUDA_REFUSED_SHORT = 9,      /**< the owner has no memory or descriptor for it */
 } kvf_cuda_refusal;
 
 typedef struct kvf_cuda_header {

@@ -211,10 +211,11 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
         shut_door(endpoint, now);
         return false;
     }
-    const kvf_shm_refused_message full = {{SHM_REFUSED, SHM_REFUSED_FULL}, endpoint->tenants.clients};
+    const kvf_shm_refused_message no_descriptor = {{SHM_REFUSED, SHM_REFUSED_SHORT},
+                                                   endpoint->tenants.clients};
     int fd;
-    kvf_status status =
-        kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd, &full, sizeof full, &fd);
+    kvf_status status = kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd, &no_descriptor,
+                                             sizeof no_descriptor, &fd);
     *work = SHM_CONNECTION_WORK;
     endpoint->tenants.refused += status == KVF_E_LIMIT;
     if (status)
