@@ -27,8 +27,12 @@ kvf_neighbour_place kvf_neighbour_here(void) {
 
 kvf_status kvf_neighbour_check(const kvf_neighbour_place *here, const kvf_neighbour_place *there) {
     static const unsigned char unknown[KVF_NEIGHBOUR_ID_BYTES];
-    if (memcmp(there->host, here->host, sizeof unknown) != 0 ||
-        memcmp(there->host, unknown, sizeof unknown) == 0)
+    const bool known = memcmp(here->host, unknown, sizeof unknown) != 0;
+    if (!known || memcmp(there->host, unknown, sizeof unknown) == 0)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "the host of %s is not known: it could not read /proc/sys/kernel/random/boot_id",
+                        known ? "the peer" : "this process");
+    if (memcmp(there->host, here->host, sizeof unknown) != 0)
         return kvf_fail(KVF_E_UNSUPPORTED, "the peer is on another host");
     if (there->network != here->network)
         return kvf_fail(KVF_E_UNSUPPORTED, "the peer is in another network namespace");

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "transport/neighbour.h"
 #include "transport/transport.h"
 #include "transport_pair.h"
 #include "transport_raw.h"
@@ -283,6 +284,26 @@ static void an_owner_that_has_no_room_for_us_lives(void **state) {
     side_close(&there);
 }
 
+/* A process without /proc cannot tell its host. It was once said to be on another one. */
+static void assert_no_way(const kvf_neighbour_place *here, const kvf_neighbour_place *there,
+                          const char *why) {
+    assert_int_equal(kvf_neighbour_check(here, there), KVF_E_UNSUPPORTED);
+    assert_non_null(strstr(kvf_error_detail(), why));
+}
+
+static void a_host_that_is_unknown_is_not_said_to_be_another(void **state) {
+    (void)state;
+    const kvf_neighbour_place here = kvf_neighbour_here();
+    kvf_neighbour_place unknown = here, other = here;
+    memset(unknown.host, 0, sizeof unknown.host);
+    other.host[0] ^= 1;
+    assert_int_equal(kvf_neighbour_check(&here, &here), KVF_OK);
+    assert_no_way(&here, &other, "the peer is on another host");
+    assert_no_way(&here, &unknown, "the host of the peer is not known");
+    assert_no_way(&unknown, &here, "the host of this process is not known");
+    assert_no_way(&unknown, &unknown, "the host of this process is not known");
+}
+
 /* ---- whose end it is --------------------------------------------------------------------------- */
 
 static struct rlimit descriptors_before;
@@ -527,6 +548,7 @@ int main(void) {
         cmocka_unit_test(what_the_owner_has_when_the_kernel_forbids_it_waits_for_the_owner),
         cmocka_unit_test(memory_that_its_owner_unmapped_fails_the_batch_alone),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, allocate_again),
+        cmocka_unit_test(a_host_that_is_unknown_is_not_said_to_be_another),
         cmocka_unit_test(an_owner_without_a_descriptor_for_us_lives),
         cmocka_unit_test(an_owner_without_a_descriptor_for_our_buffer_lives),
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_descriptor_lives),
