@@ -259,12 +259,17 @@ int groups_file_load(const char *path, kvf_model **out) {
     if (!result) {
         json_tokener_set_flags(reader, JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8);
         whole.json = json_tokener_parse_ex(reader, content, (int)bytes);
+        const bool unfinished = json_tokener_get_error(reader) == json_tokener_continue;
+        /* Only what follows a number or a word, such as null, says that it is over. */
+        if (unfinished)
+            whole.json = json_tokener_parse_ex(reader, "\n", 1);
+        const enum json_tokener_error error = json_tokener_get_error(reader);
+        if (error != json_tokener_success && unfinished)
+            result = usage_error("%s ends in the middle, at byte %zu", path, bytes);
+        else if (error != json_tokener_success)
+            result = usage_error("%s is not JSON, at byte %zu: %s", path, json_tokener_get_parse_end(reader),
+                                 json_tokener_error_desc(error));
     }
-    if (!result && !whole.json && json_tokener_get_error(reader) == json_tokener_continue)
-        result = usage_error("%s ends in the middle, at byte %zu", path, json_tokener_get_parse_end(reader));
-    else if (!result && !whole.json)
-        result = usage_error("%s is not JSON, at byte %zu: %s", path, json_tokener_get_parse_end(reader),
-                             json_tokener_error_desc(json_tokener_get_error(reader)));
     if (!result)
         result = read_model(&whole, out);
     json_object_put(whole.json);

@@ -148,10 +148,8 @@ static kvf_status check_unique(const char *json, size_t bytes) {
     return status;
 }
 
-static kvf_status parse_failure(struct json_tokener *tokener, size_t bytes) {
+static kvf_status parse_failure(struct json_tokener *tokener) {
     enum json_tokener_error error = json_tokener_get_error(tokener);
-    if (error == json_tokener_continue)
-        return kvf_fail(KVF_E_PARSE, "configuration ends in the middle, at byte %zu", bytes);
     if (error == json_tokener_error_depth)
         return kvf_fail(KVF_E_PARSE, "configuration nests deeper than %d at byte %zu", KVF_CONFIG_MAX_DEPTH,
                         json_tokener_get_parse_end(tokener));
@@ -165,8 +163,14 @@ static kvf_status parse_with(struct json_tokener *tokener, const char *json, siz
                                         JSON_TOKENER_VALIDATE_UTF8);
     struct json_object *parsed = json_tokener_parse_ex(tokener, json, (int)bytes);
     kvf_status status = KVF_OK;
+    /* Only what follows a number or a word, such as null, says that it is over. An object ends by itself. */
+    if (json_tokener_get_error(tokener) == json_tokener_continue) {
+        parsed = json_tokener_parse_ex(tokener, "\n", 1);
+        if (json_tokener_get_error(tokener) != json_tokener_success)
+            return kvf_fail(KVF_E_PARSE, "configuration ends in the middle, at byte %zu", bytes);
+    }
     if (json_tokener_get_error(tokener) != json_tokener_success) {
-        status = parse_failure(tokener, bytes);
+        status = parse_failure(tokener);
     } else if (!json_object_is_type(parsed, json_type_object)) {
         status = kvf_fail(KVF_E_PARSE, "configuration is a JSON %s; it must be an object",
                           json_type_to_name(json_object_get_type(parsed)));

@@ -52,6 +52,10 @@ toy "{\"name\": \"full\", \"kind\": \"token\", \"layers\": [0], \"parts\": [$k]}
 refuses "an unknown kind" 2 'kind is "token"; allowed: tokens and state' plan --groups "$file"
 echo '{"layers": 2, ' >"$file"
 refuses "a file that ends too early" 2 'toy.json ends in the middle, at byte 15$' plan --groups "$file"
+for text in null 'null\n' 17; do
+    printf '%b' "$text" >"$file"
+    refuses "a file of $text" 2 'toy.json: is not an object$' plan --groups "$file"
+done
 echo '{"layers": x}' >"$file"
 refuses "a file that is not JSON" 2 'toy.json is not JSON, at byte' plan --groups "$file"
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [$k]}"

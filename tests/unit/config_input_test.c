@@ -68,7 +68,10 @@ static void text_that_is_not_json_is_refused_with_its_offset(void **state) {
         {"/* */ {}", "is not JSON at byte"},
         {"[1, 2]", "is a JSON array; it must be an object"},
         {"null\n", "is a JSON null; it must be an object"},
+        {"null", "is a JSON null; it must be an object"},
+        {"nul", "ends in the middle, at byte 3"},
         {"17 ", "is a JSON int; it must be an object"},
+        {"17", "is a JSON int; it must be an object"},
         {"{\"a\": \"\xff\"}", "is not JSON at byte"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
